@@ -1,0 +1,50 @@
+"""Our own format: JSON Lines, one episode a line, fields exactly those of `lake.records.EpisodeRecord`.
+
+Optional throughout: token ids, behaviour log-probabilities, sampling parameters, policy version. A malformed line, also
+a truncated last one, becomes a reject with its line number, and the rest is read on. Blank lines are skipped. The
+reference page docs/reference/jsonl.md is generated from the record types.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from lake.records import EpisodeRecord, Reject, check
+
+NAME = "jsonl"
+_DECODER = msgspec.json.Decoder(EpisodeRecord)
+
+
+def recognise(head: str) -> bool:
+    """Whether a file starts with a JSON object."""
+    return head.lstrip().startswith("{")
+
+
+def read(path: Path) -> Iterator[tuple[int, EpisodeRecord] | Reject]:
+    """Records and rejects of a file, with line numbers from 1."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield read_line(number, line)
+
+
+def read_line(number: int, line: bytes) -> tuple[int, EpisodeRecord] | Reject:
+    """One line as a record, or as a reject that says what is wrong with it."""
+    try:
+        record = _DECODER.decode(line.removeprefix(b"\xef\xbb\xbf"))
+    except msgspec.ValidationError as error:
+        return _reject(number, line, "invalid", str(error))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        ended = not line.endswith(b"\n")
+        reason = "truncated" if ended and "truncated" in str(error) else "malformed"
+        return _reject(number, line, reason, f"not JSON: {error}")
+    if problem := check(record):
+        return _reject(number, line, "invalid", problem)
+    record.source_format = NAME
+    return number, record
+
+
+def _reject(number: int, line: bytes, reason: str, message: str) -> Reject:
+    raw = line.decode("utf-8", errors="backslashreplace").rstrip("\n")
+    return Reject(position=number, reason=reason, message=message, raw=raw)

@@ -1,0 +1,71 @@
+"""The formats this package reads, by name, and how a file's format is told from its first bytes."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lake.errors import FormatError
+from lake.formats import jsonl, tau_bench
+from lake.records import EpisodeRecord, Reject
+
+Item = tuple[int, EpisodeRecord] | Reject
+_HEAD_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One format."""
+
+    name: str
+    description: str
+    recognise: Callable[[str], bool]
+    """Whether the first 64 KB of a file (as text) look like this format."""
+    read: Callable[[Path], Iterator[Item]]
+
+
+FORMATS: dict[str, Format] = {
+    fmt.name: fmt
+    for fmt in (
+        Format("tau_bench", "tau-bench historical trajectories (a JSON array)", tau_bench.recognise, tau_bench.read),
+        Format("jsonl", "one episode a line; docs/reference/jsonl.md", jsonl.recognise, jsonl.read),
+    )
+}
+
+
+def sniff(path: Path) -> Format:
+    """The format of a file.
+
+    Raises:
+        FormatError: missing, a folder, unreadable, empty, or of no known format.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError as error:
+        msg = f"{path}: {error.strerror}; give the path of a readable file"
+        raise FormatError(msg) from error
+    text = head.decode("utf-8", errors="replace").lstrip("\ufeff")
+    if not text.strip():
+        msg = f"{path} is empty; there is nothing to ingest"
+        raise FormatError(msg)
+    for fmt in FORMATS.values():
+        if fmt.recognise(text):
+            return fmt
+    msg = f"{path} has no known format; known: {_known()}. Name one with --format if you are sure"
+    raise FormatError(msg)
+
+
+def named(name: str) -> Format:
+    """The format of that name.
+
+    Raises:
+        FormatError: no such format.
+    """
+    if name not in FORMATS:
+        msg = f"there is no format {name!r}; known: {_known()}"
+        raise FormatError(msg)
+    return FORMATS[name]
+
+
+def _known() -> str:
+    return "; ".join(f"{fmt.name} = {fmt.description}" for fmt in FORMATS.values())

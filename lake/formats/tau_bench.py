@@ -1,0 +1,126 @@
+"""tau-bench historical trajectories: a JSON array of {task_id, trial, reward, info, traj}.
+
+One step per assistant turn. The state is what the policy saw last: the contents of the messages since its previous
+turn, system prompts left out. Siblings are the trials of a task. The file names neither run nor model. It records the
+return of the episode only, so step rewards stay NULL.
+
+Source: the historical_trajectories folder of the tau-bench repository (Yao et al. 2024, arXiv 2406.12045).
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from lake.formats.json_array import Damage, read_array
+from lake.records import EpisodeRecord, Reject, StepRecord, check
+
+NAME = "tau_bench"
+Message = dict[str, Any]
+
+
+class _Row(msgspec.Struct):
+    """One element of the array."""
+
+    task_id: int | str
+    trial: Annotated[int, Meta(ge=0, le=2**31 - 1)]
+    reward: float | None
+    traj: list[Message]
+    info: dict[str, Any] | None = None
+
+
+def recognise(head: str) -> bool:
+    """Whether a file is a JSON array of objects (the only format here that is one)."""
+    text = head.lstrip()
+    return text.startswith("[") and text[1:].lstrip()[:1] in ("{", "]", "")
+
+
+def read(path: Path) -> Iterator[tuple[int, EpisodeRecord] | Reject]:
+    """Records and rejects of a file, with indices from 0."""
+    for item in read_array(path):
+        if isinstance(item, Damage):
+            reason = "truncated" if item.at_end else "malformed"
+            yield Reject(position=item.index, reason=reason, message=item.message, raw=item.raw)
+            continue
+        try:
+            record = to_record(item.value)
+        except (msgspec.ValidationError, _ShapeError) as error:
+            yield Reject(position=item.index, reason="invalid", message=str(error), raw=item.raw)
+            continue
+        problem = check(record)
+        if problem:
+            yield Reject(position=item.index, reason="invalid", message=problem, raw=item.raw)
+        else:
+            yield item.index, record
+
+
+class _ShapeError(ValueError):
+    """A chat that is no chat."""
+
+
+def to_record(value: Any) -> EpisodeRecord:
+    """One element of the array as an episode.
+
+    Raises:
+        msgspec.ValidationError: wrong keys or types.
+    """
+    row = msgspec.convert(value, _Row)
+    steps: list[StepRecord] = []
+    since: list[Message] = []
+    first: list[Message] = []
+    for index, message in enumerate(row.traj):
+        role = message.get("role")
+        if not isinstance(role, str):
+            msg = f"`traj[{index}].role` is {role!r}; valid: system, user, assistant, tool"
+            raise _ShapeError(msg)
+        if role != "assistant":
+            since.append(message)
+            continue
+        if not steps:
+            first = since
+        steps.append(_step(message, since, is_first=not steps, index=index))
+        since = []
+    info = row.info or {}
+    task = info.get("task") or {}
+    source = info.get("source")
+    return EpisodeRecord(
+        task_id=str(row.task_id),
+        rollout_index=row.trial,
+        environment="tau_bench",
+        env_return=row.reward,
+        terminated=source is not None,
+        stop_reason=source,
+        ground_truth={key: task[key] for key in ("actions", "outputs") if key in task} or None,
+        initial_messages=first,
+        final_observation=since,
+        steps=steps,
+        source_format=NAME,
+        extra={"info": info} if info else None,
+    )
+
+
+def _step(message: Message, since: list[Message], *, is_first: bool, index: int) -> StepRecord:
+    seen = [m for m in since if m.get("role") != "system"]
+    texts = [_text(m, index) for m in seen]
+    last = seen[-1] if seen else {}
+    state = "\n".join(texts)
+    return StepRecord(
+        state=state,
+        state_role=last.get("role"),
+        state_is_error=last.get("role") == "tool" and state.startswith("Error"),
+        context=[] if is_first else since,
+        action=_text(message, index),
+        tool_calls=message.get("tool_calls"),
+    )
+
+
+def _text(message: Message, index: int) -> str:
+    content = message.get("content")
+    if content is None:
+        return ""
+    if not isinstance(content, str):
+        msg = f"the content of a {message.get('role')} message near `traj[{index}]` is {type(content).__name__}; valid: text"
+        raise _ShapeError(msg)
+    return content

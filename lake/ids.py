@@ -1,0 +1,62 @@
+"""Identifiers: stable 63-bit hashes, and how people see them.
+
+An id is the hash of a natural key, so the same rollout has the same id on every machine and in every process. 63 bits
+fit a signed int64, the widest integer Delta stores faithfully. People see 13 characters of base32: JSON readers lose
+integers above 2^53.
+
+The hash is BLAKE2b (RFC 7693), 8 bytes read little-endian with the sign bit cleared.
+"""
+
+import hashlib
+import json
+import secrets
+
+ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base32, lower case: no i, l, o, u
+MASK = (1 << 63) - 1
+TEXT_LENGTH = 13
+
+
+def bytes_hash(data: bytes) -> int:
+    """63-bit hash of bytes: 0 <= h < 2^63."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") & MASK
+
+
+def text_hash(text: str) -> int:
+    """63-bit hash of a text's UTF-8 bytes (lone surrogates are kept apart, not an error)."""
+    return bytes_hash(text.encode("utf-8", "surrogatepass"))
+
+
+def key_hash(*parts: str | int | float | bool | None) -> int:
+    """63-bit hash of a natural key. Parts keep their type: 1, "1" and None give different keys."""
+    return text_hash(json.dumps(parts, ensure_ascii=True, separators=(",", ":")))
+
+
+def fresh_id() -> int:
+    """A random 63-bit id (for write attempts and jobs, which have no natural key)."""
+    return secrets.randbits(63)
+
+
+def to_text(value: int) -> str:
+    """An id as people see it: 13 base32 characters."""
+    return "".join(ALPHABET[(value >> shift) & 31] for shift in range(60, -1, -5))
+
+
+def is_text(text: str) -> bool:
+    """Whether a text has the form of an id."""
+    return len(text) == TEXT_LENGTH and all(char in ALPHABET for char in text.lower())
+
+
+def from_text(text: str) -> int:
+    """The id behind 13 base32 characters.
+
+    Raises:
+        ValueError: not 13 characters of the alphabet.
+    """
+    folded = text.strip().lower()
+    if not is_text(folded):
+        msg = f"{text!r} is not an id: expected {TEXT_LENGTH} characters of {ALPHABET}"
+        raise ValueError(msg)
+    value = 0
+    for char in folded:
+        value = value << 5 | ALPHABET.index(char)
+    return value & MASK

@@ -1,0 +1,110 @@
+"""SQL over a snapshot: DuckDB views on the file lists, one statement at a time, reading only.
+
+Reading the snapshot's file list is about twice as fast as any Delta-aware path of DuckDB, and it needs no extension.
+The connection is in memory; once the views stand it may open files inside the lake's folder only, may not change its
+settings, and takes exactly one SELECT.
+"""
+
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from types import TracebackType
+from typing import Any, Self
+
+import duckdb
+import polars as pl
+
+from lake import ids
+from lake.columns import Table, Visibility
+from lake.errors import QueryError
+from lake.tables import TABLES
+from lake.visibility import DataFile
+
+_READING = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
+
+
+class Session:
+    """A DuckDB connection with one view per table and the shipped views and macros.
+
+    Args:
+        files: table -> files with visible rows.
+        root: folder of the lake, the only place the connection may read.
+    """
+
+    def __init__(self, files: Mapping[str, Sequence[DataFile]], root: str) -> None:
+        self._connection = duckdb.connect(":memory:")
+        run = self._connection.execute
+        run("SET TimeZone = 'UTC'")
+        for name, table in TABLES.items():
+            run(_view(table, files.get(name, ())))
+        for script in shipped_views():
+            run(script)
+        run(f"SET allowed_directories = [{_quoted(root)}]")
+        run("SET enable_external_access = false")
+        run("SET lock_configuration = true")
+
+    def query(self, query: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> pl.DataFrame:
+        """Rows of one SELECT.
+
+        Raises:
+            QueryError: not exactly one SELECT, or SQL that DuckDB refuses.
+        """
+        try:
+            statements = duckdb.extract_statements(query)
+            if len(statements) != 1 or statements[0].type not in _READING:
+                kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
+                msg = f"a lake is read with exactly one SELECT; this is {kinds}"
+                raise QueryError(msg)
+            arrow = self._connection.sql(query, params=params or None).to_arrow_table()
+        except duckdb.Error as error:
+            reason = " ".join(str(error).partition("\n\n")[0].split())
+            msg = f"{reason} (`trajlake tables --columns` lists tables, views and columns)"
+            raise QueryError(msg) from error
+        frame = pl.from_arrow(arrow)
+        assert isinstance(frame, pl.DataFrame)
+        return frame
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def shipped_views() -> list[str]:
+    """The SQL files of `lake/sql`, in name order: macros first, then views."""
+    folder = resources.files("lake") / "sql"
+    files = sorted((f for f in folder.iterdir() if f.name.endswith(".sql")), key=lambda f: f.name)
+    return [f.read_text(encoding="utf-8").replace("{alphabet}", ids.ALPHABET) for f in files]
+
+
+def _view(table: Table, files: Sequence[DataFile]) -> str:
+    if not files:
+        columns = ", ".join(f"CAST(NULL AS {c.sql_type}) AS {_name(c.name)}" for c in table.columns)
+        return f"CREATE VIEW {_name(table.name)} AS SELECT {columns} WHERE false"
+    whole = [_quoted(file.path) for file in files if not file.dead]
+    parts = [f"SELECT {_columns(table)} FROM read_parquet([{', '.join(whole)}], union_by_name = true)"] if whole else []
+    for file in files:
+        if file.dead:
+            dead = ", ".join(map(str, sorted(file.dead)))
+            parts.append(f"SELECT {_columns(table)} FROM read_parquet({_quoted(file.path)}) WHERE write_id NOT IN ({dead})")
+    body = " UNION ALL ".join(parts)
+    if table.visibility is Visibility.SET:
+        key = ", ".join(map(_name, table.key))
+        body = f"SELECT * FROM ({body}) QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY write_id) = 1"
+    return f"CREATE VIEW {_name(table.name)} AS {body}"
+
+
+def _columns(table: Table) -> str:
+    return ", ".join(_name(name) for name in table.names)
+
+
+def _name(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,212 @@
+"""Records: an episode as plain typed data, before it is rows.
+
+Readers of formats and live recorders both produce `EpisodeRecord`; `lake.frames` turns records into table frames. The
+field names are the column names, so the documented JSONL format (`lake.formats.jsonl`) is this module and nothing
+else. Decoding checks types and unknown fields; `check` holds what types cannot say.
+"""
+
+import math
+from datetime import datetime
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from lake import ids
+from lake.tables import RELATIONS, STATUSES
+
+Json = Any
+"""A JSON value (None, bool, number, string, list, dict)."""
+Index = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+"""A count or an index that fits int32."""
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+"""An integer that fits int64."""
+
+
+class TokensRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The exact tokens around one action, as the engine saw and sampled them.
+
+    `context_ids` holds only the tokens added since the prefix: the end of step `prefix_step_index` (the step before,
+    unless given; null opens a new sequence, for example after the history was cut).
+    """
+
+    context_ids: list[Index]
+    action_ids: list[Index]
+    action_logprobs: list[float] | None = None
+    action_mask: list[bool] | None = None
+    constrained: list[bool] | None = None
+    prefix_step_index: Index | None | UnsetType = UNSET
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Index | None = None
+    min_p: float | None = None
+    logprobs_mode: str | None = None
+    engine: str | None = None
+    dtype: str | None = None
+    policy_version: Int64 | None = None
+    version_spans: list[tuple[Int64, Index, Index]] | None = None
+
+
+class StepRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One decision: the state the policy saw, what it did, what came back as reward."""
+
+    state: str
+    action: str
+    context: list[dict[str, Json]] = []
+    reward: float | None = None
+    state_role: str | None = None
+    state_is_error: bool | None = None
+    reasoning: str | None = None
+    tool_calls: list[Json] | None = None
+    is_action_valid: bool | None = None
+    is_active: bool = True
+    trainable: bool = True
+    is_copied_context: bool = False
+    agent_id: str | None = None
+    model: str | None = None
+    policy_version: Int64 | None = None
+    value_estimate: float | None = None
+    finish_reason: str | None = None
+    started_at: datetime | None = None
+    latency: float | None = None
+    tokens: TokensRecord | None = None
+    extra: dict[str, Json] | None = None
+
+
+class EpisodeRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One finished rollout."""
+
+    task_id: str
+    steps: list[StepRecord]
+    run_id: str | None = None
+    rollout_index: Index = 0
+    attempt: Index = 0
+    agent_id: str | None = None
+    collection_round: Index | None = None
+    environment: str | None = None
+    split: str | None = None
+    policy: str | None = None
+    policy_version: Int64 | None = None
+    status: str = "completed"
+    terminated: bool | None = None
+    stop_reason: str | None = None
+    env_return: float | None = None
+    seed: Int64 | None = None
+    expected_group_size: Index | None = None
+    parent_episode_id: str | None = None
+    parent_step_index: Index | None = None
+    root_episode_id: str | None = None
+    relation: str | None = None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    prompt_tokens: Int64 | None = None
+    completion_tokens: Int64 | None = None
+    error: str | None = None
+    ground_truth: Json = None
+    tools: list[Json] | None = None
+    initial_messages: list[dict[str, Json]] | None = None
+    final_observation: list[dict[str, Json]] | None = None
+    final_value_estimate: float | None = None
+    sampling: dict[str, Json] | None = None
+    tokenizer: str | None = None
+    chat_template: str | None = None
+    source_format: str = "jsonl"
+    source_version: str | None = None
+    source_uri: str | None = None
+    extra: dict[str, Json] | None = None
+
+
+class Reject(msgspec.Struct, kw_only=True):
+    """An input record that could not be taken, and why."""
+
+    position: int
+    """Line number from 1 in JSONL, index from 0 in a JSON array."""
+    reason: str
+    """malformed (not JSON), invalid (JSON of the wrong shape), truncated (the source ends inside it), or conflict (an
+    episode of this key is present with other content)."""
+    message: str
+    raw: str
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """What an episode is called: its ids and its human natural key."""
+
+    episode_id: int
+    group_id: int
+    content_hash: int
+    source_id: str
+
+
+def identify(record: EpisodeRecord, run_id: str) -> Identity:
+    """Ids of a record inside a run.
+
+    The episode's natural key is (format, run, round, task, rollout, attempt, agent); the group's is (format, run,
+    round, task, seed): never attempt, sibling number or policy version. The content hash leaves out where the record
+    was read from, so that a moved file is a replay.
+    """
+    round_, seed = record.collection_round, record.seed
+    key = (record.source_format, run_id, round_, record.task_id, record.rollout_index, record.attempt, record.agent_id)
+    content = msgspec.structs.replace(record, run_id=run_id, source_uri=None)
+    return Identity(
+        episode_id=ids.key_hash("episode", *key),
+        group_id=ids.key_hash("group", record.source_format, run_id, round_, record.task_id, seed),
+        content_hash=ids.bytes_hash(msgspec.json.encode(content, order="deterministic")),
+        source_id="/".join("-" if part is None else str(part) for part in key),
+    )
+
+
+def printable(text: str) -> str:
+    """Text that a table can hold: lone surrogates, also those that stand for bytes that were not UTF-8, as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def check(record: EpisodeRecord) -> str | None:  # noqa: C901, PLR0911 - a list of independent rules
+    """What is wrong with a record that decoded, as a sentence; None if nothing is."""
+    if not record.steps:
+        return "an episode needs at least one step"
+    if record.status not in STATUSES:
+        return f"`status` is {record.status!r}; valid: {', '.join(STATUSES)}"
+    if record.relation is not None and record.relation not in RELATIONS:
+        return f"`relation` is {record.relation!r}; valid: {', '.join(RELATIONS)}"
+    for name in ("parent_episode_id", "root_episode_id"):
+        if (value := getattr(record, name)) is not None and not ids.is_text(value):
+            return f"`{name}` is {value!r}; valid: an episode id, {ids.TEXT_LENGTH} base32 characters"
+    if problem := _not_finite(env_return=record.env_return, final_value_estimate=record.final_value_estimate):
+        return problem
+    for index, step in enumerate(record.steps):
+        problem = _not_finite(reward=step.reward, value_estimate=step.value_estimate, latency=step.latency)
+        if problem is None and step.tokens is not None:
+            problem = _check_tokens(step.tokens, index, record)
+        if problem is not None:
+            return f"steps[{index}]: {problem}"
+    try:
+        msgspec.json.encode(record)
+    except (UnicodeEncodeError, TypeError, ValueError, OverflowError) as error:
+        return f"it cannot be stored as UTF-8 JSON: {error}"
+    return None
+
+
+def _not_finite(**values: float | None) -> str | None:
+    for name, value in values.items():
+        if value is not None and not math.isfinite(value):
+            return f"`{name}` is {value}; valid: a finite number, or null if unknown"
+    return None
+
+
+def _check_tokens(tokens: TokensRecord, index: int, record: EpisodeRecord) -> str | None:
+    n_action = len(tokens.action_ids)
+    for name in ("action_logprobs", "action_mask", "constrained"):
+        value = getattr(tokens, name)
+        if value is not None and len(value) != n_action:
+            return f"`tokens.{name}` has {len(value)} entries for {n_action} action ids"
+    if tokens.action_logprobs is not None and not all(map(math.isfinite, tokens.action_logprobs)):
+        return "`tokens.action_logprobs` holds a number that is not finite"
+    if tokens.logprobs_mode not in (None, "processed", "raw"):
+        return f"`tokens.logprobs_mode` is {tokens.logprobs_mode!r}; valid: processed, raw, null"
+    prefix = tokens.prefix_step_index
+    if isinstance(prefix, int) and not 0 <= prefix < index:
+        return f"`tokens.prefix_step_index` is {prefix}; valid: an earlier step (0 to {index - 1}), or null"
+    extended = index - 1 if prefix is UNSET else prefix
+    if isinstance(extended, int) and extended >= 0 and record.steps[extended].tokens is None:
+        return f"its tokens extend step {extended}, which has none; set `tokens.prefix_step_index` to null"
+    return None

@@ -1,0 +1,272 @@
+"""The only module that touches deltalake: opening, creating, appending, listing files.
+
+A lake is a folder of Delta tables, one per entry of `lake.tables.TABLES`, each carrying the format version in its
+configuration. Commits of one process go through one `Store`, which keeps a handle per table and serialises its use.
+
+Traps this module absorbs (measured; docs/decisions/0002): a repeated app transaction is a conflict key, not a guard
+against duplicates; delta-rs' default of 15 commit retries is too few for eight writers; compaction and appends fall
+back to dictionaries and one huge row group unless the writer properties are passed every time.
+"""
+
+import errno
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import polars as pl
+import pyarrow as pa
+from deltalake import (
+    ColumnProperties,
+    CommitProperties,
+    DeltaTable,
+    PostCommitHookProperties,
+    Schema,
+    Transaction,
+    WriterProperties,
+    write_deltalake,
+)
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+from lake.columns import Table, Type
+from lake.errors import ConflictError, LakeAccessError, LakeVersionError, NotALakeError
+from lake.tables import EPISODES, FORMAT_VERSION, TABLES
+
+FORMAT_KEY = "trajlake.formatVersion"
+_ROW_GROUP_BYTES = 16 << 20
+_COMMIT_RETRIES = 200
+_CONFIGURATION = {
+    FORMAT_KEY: str(FORMAT_VERSION),
+    # The default forgets versions after 30 days; a pinned snapshot must open years later.
+    "delta.logRetentionDuration": "interval 36500 days",
+    "delta.dataSkippingNumIndexedCols": "32",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A Parquet file of a table at some version."""
+
+    path: str
+    rows: int
+    bytes: int
+    low_write_id: int | None
+    high_write_id: int | None
+
+
+class CommitLostError(ConflictError):
+    """Another writer committed episodes first: check again and retry."""
+
+
+@cache
+def writer_properties(table: Table) -> WriterProperties:
+    """How every file of a table is encoded: zstd level 3, dictionaries for words only, BYTE_STREAM_SPLIT for numbers,
+    row groups of about 16 MB.
+
+    Lists stay plain: delta-rs ignores properties of nested columns, a BYTE_STREAM_SPLIT default would hit the lists of
+    booleans too, and for token ids plain is the smaller encoding.
+    """
+    numbers = ColumnProperties(dictionary_enabled=False, encoding="BYTE_STREAM_SPLIT")
+    words = ColumnProperties(dictionary_enabled=True)
+    overrides = {}
+    for column in table.columns:
+        if column.type is Type.WORD:
+            overrides[column.name] = words
+        elif column.type in (Type.FLOAT, Type.INT, Type.SMALL_INT, Type.ID, Type.TIME):
+            overrides[column.name] = numbers
+    return WriterProperties(
+        compression="ZSTD",
+        compression_level=3,
+        max_row_group_size=max(1024, _ROW_GROUP_BYTES // table.row_bytes),
+        default_column_properties=ColumnProperties(dictionary_enabled=False, encoding="PLAIN"),
+        column_properties=overrides,
+    )
+
+
+class Store:
+    """The Delta tables of one lake.
+
+    Args:
+        root: folder of the lake.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self._handles: dict[str, DeltaTable] = {}
+        self._lock = threading.RLock()
+
+    def exists(self) -> bool:
+        """Whether the root holds a lake."""
+        return DeltaTable.is_deltatable(self._path(EPISODES.name))
+
+    def create(self) -> None:
+        """Create every table that is missing; safe beside another process doing the same."""
+        for table in TABLES.values():
+            if DeltaTable.is_deltatable(self._path(table.name)):
+                continue
+            with _translated(self._path(table.name)):
+                try:
+                    DeltaTable.create(
+                        self._path(table.name),
+                        schema=Schema.from_arrow(table.arrow()),
+                        mode="ignore",
+                        name=table.name,
+                        configuration=_CONFIGURATION,
+                        raise_if_key_not_exists=False,
+                    )
+                except CommitFailedError:
+                    # Another process created it between the look and the commit.
+                    DeltaTable(self._path(table.name))
+
+    def check_format(self) -> None:
+        """Refuse a lake that a newer package wrote.
+
+        Raises:
+            LakeVersionError: names the table, its version and ours.
+        """
+        for name in TABLES:
+            if not DeltaTable.is_deltatable(self._path(name)):
+                continue
+            with _translated(self._path(name)):
+                found = DeltaTable(self._path(name)).metadata().configuration.get(FORMAT_KEY, "0")
+            if int(found) > FORMAT_VERSION:
+                msg = (
+                    f"table `{name}` of {self.root} has format version {found}; this trajlake reads up to "
+                    f"{FORMAT_VERSION}. Install a newer trajlake: pip install --upgrade trajlake"
+                )
+                raise LakeVersionError(msg)
+
+    def refresh(self, name: str) -> int:
+        """Bring the table's handle to the newest version and return it; -1 if the table does not exist."""
+        with self._lock, _translated(self._path(name)):
+            handle = self._handles.get(name)
+            if handle is not None:
+                handle.update_incremental()
+                return handle.version()
+            try:
+                self._handles[name] = DeltaTable(self._path(name))
+            except TableNotFoundError:
+                return -1
+            return self._handles[name].version()
+
+    def files(self, name: str, version: int | None = None) -> tuple[int, list[FileEntry]]:
+        """Version and live files of a table: the handle's version, refreshed, or a given one (-1: no files)."""
+        if version == -1:
+            return -1, []
+        with self._lock:
+            if version is None:
+                if self.refresh(name) == -1:
+                    return -1, []
+                handle = self._handles[name]
+            else:
+                handle = self._open_at(name, version)
+            with _translated(self._path(name)):
+                return handle.version(), self._entries(handle, name)
+
+    def append(self, name: str, frame: pl.DataFrame) -> int:
+        """Append rows unconditionally and return the new version."""
+        with self._lock:
+            self.refresh(name)
+            self._write(name, frame, CommitProperties(max_commit_retries=_COMMIT_RETRIES))
+            return self._handles[name].version()
+
+    def append_episodes(self, frame: pl.DataFrame, checked_version: int) -> None:
+        """Append to `episodes` as a compare-and-swap on the version the caller has checked.
+
+        Every append to `episodes` carries the same app transaction, so two that start from the same version cannot
+        both succeed.
+
+        Raises:
+            CommitLostError: another writer was first; refresh, check again, retry.
+        """
+        with self._lock:
+            handle = self._handles[EPISODES.name]
+            if handle.version() != checked_version:
+                msg = f"`episodes` moved from version {checked_version} to {handle.version()}"
+                raise CommitLostError(msg)
+            number = (handle.transaction_version(EPISODES.name) or 0) + 1
+            properties = CommitProperties(
+                max_commit_retries=_COMMIT_RETRIES, app_transactions=[Transaction(EPISODES.name, number)]
+            )
+            try:
+                self._write(EPISODES.name, frame, properties)
+            except CommitFailedError as error:
+                msg = f"`episodes` changed after version {checked_version}"
+                raise CommitLostError(msg) from error
+
+    def history(self, name: str, limit: int | None = None) -> list[dict[str, Any]]:
+        """Commits of a table, newest first, as delta-rs reports them."""
+        with _translated(self._path(name)):
+            return DeltaTable(self._path(name)).history(limit)
+
+    def _write(self, name: str, frame: pl.DataFrame, commit: CommitProperties) -> None:
+        table = TABLES[name]
+        sorted_frame = frame.sort(table.sort, nulls_last=True)
+        data = sorted_frame.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(table.arrow())
+        with _translated(self._path(name)):
+            write_deltalake(
+                self._handles[name],
+                data,
+                mode="append",
+                writer_properties=writer_properties(table),
+                commit_properties=commit,
+                post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
+            )
+
+    def _entries(self, handle: DeltaTable, name: str) -> list[FileEntry]:
+        actions = pa.table(handle.get_add_actions(flatten=True))
+        wanted = ("path", "num_records", "size_bytes", "min.write_id", "max.write_id")
+        columns = {key: actions.column(key).to_pylist() for key in wanted if key in actions.column_names}
+        nothing = [None] * actions.num_rows
+        entries = [
+            FileEntry(str(Path(self._path(name), unquote(path))), rows, size, low, high)
+            for path, rows, size, low, high in zip(
+                columns["path"],
+                columns["num_records"],
+                columns["size_bytes"],
+                columns.get("min.write_id", nothing),
+                columns.get("max.write_id", nothing),
+                strict=True,
+            )
+        ]
+        # delta-rs lists newest first, in no promised order; the file list is part of a snapshot's identity.
+        return sorted(entries, key=lambda entry: entry.path)
+
+    def _open_at(self, name: str, version: int) -> DeltaTable:
+        with _translated(self._path(name)):
+            try:
+                return DeltaTable(self._path(name), version=version)
+            except DeltaError as error:
+                msg = f"table `{name}` of {self.root} has no version {version}: {error}"
+                raise LakeAccessError(msg) from error
+
+    def _path(self, name: str) -> str:
+        return str(Path(self.root, name))
+
+
+@contextmanager
+def _translated(path: str) -> Iterator[None]:
+    """Turn what storage can do to us into errors that say what to do; conflicts pass through."""
+    try:
+        yield
+    except CommitFailedError:
+        raise
+    except TableNotFoundError as error:
+        msg = f"{path} holds no table; is this a lake? `trajlake ingest FILE --lake URI` makes one"
+        raise NotALakeError(msg) from error
+    except (DeltaError, OSError, pl.exceptions.PolarsError, pa.ArrowException) as error:
+        raise LakeAccessError(f"{path}: {_advice(error)}") from error
+
+
+def _advice(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    code = getattr(error, "errno", None)
+    if code == errno.ENOSPC or "No space left" in text:
+        return f"the disk is full; nothing was made visible. Free space and run the same command again. ({text})"
+    if code in (errno.EACCES, errno.EROFS) or "Permission denied" in text or "Read-only" in text:
+        return f"no permission to write here; choose another --lake or change the folder's permissions. ({text})"
+    return f"{text}. `trajlake doctor` tells what is damaged"

@@ -1,0 +1,70 @@
+"""Groups of rollouts from one identical start: what group-relative advantages are computed over.
+
+A group is the siblings of one start seed in one collection round. Everything is a function of the seeds: the same
+round of the same run with the same policy gives the same episodes, whatever is played beside them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lake import ids
+from lake.records import EpisodeRecord
+from pipelines.collect.environments.protocol import Environment
+from pipelines.collect.policies.protocol import Policy
+from pipelines.collect.rollouts import Start, play
+
+
+class GroupConfig(BaseModel):
+    """How rollouts are grouped and batched."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    group_size: int = Field(default=8, ge=1)
+    """Siblings per start."""
+    parallel: int = Field(default=256, ge=1)
+    """Rollouts played side by side, at least one whole group. Bounds memory; does not change what is sampled."""
+
+
+def collect_groups(
+    make_environment: Callable[[], Environment],
+    policy: Policy,
+    seeds_P: Sequence[int],
+    *,
+    config: GroupConfig,
+    run_seed: int,
+    collection_round: int,
+) -> Iterator[list[EpisodeRecord]]:
+    """Play a group per start seed.
+
+    Args:
+        make_environment: a fresh environment; siblings get one each.
+        policy: who plays.
+        seeds_P: start seeds, one group each; they must differ.
+        config: group size and batching.
+        run_seed: seed of the run: other seeds give other samples from the same starts.
+        collection_round: number of the round; part of the group's key.
+
+    Yields:
+        The siblings of one start, in order of their rollout index; groups in order of `seeds_P`.
+
+    Raises:
+        ValueError: the same start twice: its groups would have one key.
+    """
+    if len(set(seeds_P)) != len(seeds_P):
+        msg = f"start seeds must differ, got {len(seeds_P) - len(set(seeds_P))} duplicates among {len(seeds_P)}"
+        raise ValueError(msg)
+    size = config.group_size
+    groups_at_once = max(1, config.parallel // size)
+    for first in range(0, len(seeds_P), groups_at_once):
+        starts_E = [
+            Start(seed, index, ids.key_hash("rollout", run_seed, collection_round, seed, index))
+            for seed in seeds_P[first : first + groups_at_once]
+            for index in range(size)
+        ]
+        records_E = play([make_environment() for _ in starts_E], starts_E, policy)
+        for record in records_E:
+            record.collection_round = collection_round
+            record.expected_group_size = size
+        for at in range(0, len(records_E), size):
+            yield records_E[at : at + size]

@@ -1,0 +1,127 @@
+"""Playing rollouts: many environments and one policy, in lock-step.
+
+A rollout is played here and written down as an `EpisodeRecord`; nothing is scored or filtered. Rollouts that end drop
+out of the batch. Wall-clock times are left out of the records on purpose: with them, playing the same seeds again
+would not give the same episode, and recording it again would be a conflict instead of a replay.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lake import ids
+from lake.records import EpisodeRecord, StepRecord
+from pipelines.collect.environments.protocol import Environment, Outcome
+from pipelines.collect.policies.protocol import Decision, Message, Policy, PolicyCard, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where one rollout begins, and which rollout of its group it is."""
+
+    seed: int
+    """Seed of the environment: siblings share it."""
+    rollout_index: int
+    """Number among the siblings."""
+    rollout_seed: int
+    """Seed of the policy's randomness: every rollout has its own."""
+
+
+@dataclass(slots=True)
+class _Rollout:
+    """A rollout under way: the environment, its last answer, and the steps so far."""
+
+    start: Start
+    environment: Environment
+    outcome: Outcome
+    task_id: str
+    initial_messages: list[Message]
+    steps: list[StepRecord] = field(default_factory=list)
+
+    def turn(self, index: int) -> Turn:
+        """What the policy is shown next."""
+        is_first = not self.steps
+        messages = self.initial_messages if is_first else _messages(self.outcome)
+        return Turn(index, messages, is_first=is_first, admissible=self.outcome.info.admissible)
+
+    def advance(self, decision: Decision, card: PolicyCard) -> None:
+        """Act, and write the step down."""
+        before, after = self.outcome, self.environment.step(decision.action)
+        self.steps.append(
+            StepRecord(
+                state=before.observation,
+                action=decision.action,
+                context=_messages(before) if self.steps else [],
+                reward=after.reward,
+                state_role="user",
+                state_is_error=not before.info.is_admissible,
+                is_action_valid=after.info.is_well_formed,
+                model=card.name,
+                policy_version=card.version,
+                finish_reason=decision.finish_reason,
+                tokens=decision.tokens,
+            )
+        )
+        self.outcome = after
+
+
+def play(
+    environments_E: Sequence[Environment],
+    starts_E: Sequence[Start],
+    policy: Policy,
+) -> list[EpisodeRecord]:
+    """Play one rollout per environment to its end.
+
+    Args:
+        environments_E: one instance per rollout.
+        starts_E: where each begins.
+        policy: decides for all of them, one turn at a time.
+
+    Returns:
+        One record per rollout, in order, without the facts of its run and group.
+    """
+    card = policy.card
+    session = policy.start([start.rollout_seed for start in starts_E])
+    rollouts_E = [_begin(env, start) for env, start in zip(environments_E, starts_E, strict=True)]
+    running = list(range(len(rollouts_E)))
+    while running:
+        turns = [rollouts_E[index].turn(index) for index in running]
+        for index, decision in zip(running, session.act(turns), strict=True):
+            rollouts_E[index].advance(decision, card)
+        running = [index for index in running if not rollouts_E[index].outcome.done]
+    return [_record(rollout, card) for rollout in rollouts_E]
+
+
+def _begin(environment: Environment, start: Start) -> _Rollout:
+    outcome = environment.reset(start.seed)
+    task_id = f"{environment.name}/{ids.to_text(outcome.info.initial_world_hash)}"
+    return _Rollout(start, environment, outcome, task_id, _messages(outcome))
+
+
+def _messages(outcome: Outcome) -> list[Message]:
+    return [{"role": "user", "content": outcome.observation}]
+
+
+def _record(rollout: _Rollout, card: PolicyCard) -> EpisodeRecord:
+    terminated = rollout.outcome.info.terminated
+    tokens_S = [step.tokens for step in rollout.steps]
+    return EpisodeRecord(
+        task_id=rollout.task_id,
+        steps=rollout.steps,
+        rollout_index=rollout.start.rollout_index,
+        environment=rollout.environment.name,
+        split=rollout.environment.split,
+        policy=card.name,
+        policy_version=card.version,
+        status="completed" if terminated else "truncated",
+        terminated=terminated,
+        stop_reason="environment" if terminated else "horizon",
+        env_return=sum(step.reward or 0.0 for step in rollout.steps),
+        seed=rollout.start.seed,
+        completion_tokens=sum(len(t.action_ids) for t in tokens_S if t) if any(tokens_S) else None,
+        initial_messages=rollout.initial_messages,
+        final_observation=_messages(rollout.outcome),
+        sampling=card.sampling,
+        tokenizer=card.tokenizer,
+        chat_template=card.chat_template,
+        source_format="recorder",
+    )

@@ -1,0 +1,103 @@
+"""Rows gathered by (task group, anchor key): where step advantages are computed.
+
+Axes: `_N` rows in canonical order, `_M` the same rows gathered by anchor, `_K` anchor groups, `_V` visits (the rows of
+one trajectory in one anchor group).
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from pipelines.credit.batch import StepBatch
+from pipelines.credit.normalise import Moments, Norm
+from pipelines.credit.segments import Bools, Floats, Scalar, Segments
+
+Revisits: TypeAlias = Literal["keep", "first"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepCredit:
+    """Step advantages and what they rest on, over rows in canonical order.
+
+    Attributes:
+        a_step_N: A_S, NaN where unknown.
+        size_N: member rows of the row's anchor group.
+        episodes_N: distinct trajectories among them.
+        single_N: the row is the only member of its anchor group.
+        tied_N: the row is one of two or more members with equal scores.
+        revisit_N: a later visit, under `revisits="first"`.
+    """
+
+    a_step_N: Floats
+    size_N: npt.NDArray[np.int32]
+    episodes_N: npt.NDArray[np.int32]
+    single_N: Bools
+    tied_N: Bools
+    revisit_N: Bools
+
+
+@dataclass(frozen=True, slots=True)
+class AnchorGroups:
+    """The partition of a batch's rows by (group_id, anchor key). Rows without a key form a part of their own.
+
+    Attributes:
+        order_M: row number of each gathered row; inside an anchor group rows stay in (episode, step) order.
+        anchors: gathered rows -> anchor groups.
+        visits: gathered rows -> visits.
+    """
+
+    order_M: npt.NDArray[np.int64]
+    anchors: Segments
+    visits: Segments
+
+    @classmethod
+    def of(cls, batch: StepBatch, anchor_key: pl.Series) -> Self:
+        """Gather the rows of `batch` by group and key."""
+        columns = pl.DataFrame({"group": batch.groups.ids_N(), "anchor": anchor_key, "episode": batch.episodes.ids_N()})
+        order = columns.select(pl.arg_sort_by("group", "anchor", maintain_order=True)).to_series()
+        changes = columns.lazy().select(pl.all().gather(order)).select(pl.all().ne_missing(pl.all().shift())).collect()
+        opens_anchor_M = (changes["group"] | changes["anchor"]).to_numpy()
+        return cls(
+            order_M=order.cast(pl.Int64).to_numpy(),
+            anchors=Segments.opening_at(opens_anchor_M),
+            visits=Segments.opening_at(opens_anchor_M | changes["episode"].to_numpy()),
+        )
+
+    def credit(self, score_N: Floats, included_N: Bools, norm: Norm, revisits: Revisits) -> StepCredit:
+        """Normalise step scores inside each anchor group.
+
+        Args:
+            score_N: step scores S, NaN where unknown.
+            included_N: rows that take part (known anchor, episode not excluded).
+            norm: see `normalise.py`. An anchor group of one member gives exactly 0.
+            revisits: `keep`: every visit is a member. `first`: only the first visit of each trajectory is; later ones
+                get 0, like a state nobody shares. (Measuring them by the members' statistics would have no bound.)
+        """
+        score_M = score_N[self.order_M]
+        candidate_M = included_N[self.order_M] & ~np.isnan(score_M)
+        first_visit_M = np.zeros(len(score_M), np.bool_)
+        first_visit_M[self.visits.starts_K] = True
+        member_M = candidate_M & first_visit_M if revisits == "first" else candidate_M
+        later_M = candidate_M & ~member_M
+        moments = Moments.of(score_M, member_M, self.anchors)
+        a_step_M = moments.normalise(score_M, member_M, self.anchors, norm, singleton="zero")
+        a_step_M[later_M] = 0.0
+        # Each visit with a member counts once, at its first row.
+        counted_M = np.zeros(len(score_M), np.bool_)
+        counted_M[self.visits.starts_K] = self.visits.any(member_M)
+        return StepCredit(
+            a_step_N=self._scatter(a_step_M),
+            size_N=self._scatter(self.anchors.spread(moments.count_K.astype(np.int32))),
+            episodes_N=self._scatter(self.anchors.spread(self.anchors.count(counted_M).astype(np.int32))),
+            single_N=self._scatter(member_M & self.anchors.spread(moments.count_K == 1)),
+            tied_N=self._scatter(member_M & self.anchors.spread(moments.tied_K)),
+            revisit_N=self._scatter(later_M),
+        )
+
+    def _scatter(self, values_M: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
+        values_N = np.empty_like(values_M)
+        values_N[self.order_M] = values_M
+        return values_N

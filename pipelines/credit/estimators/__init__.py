@@ -1,0 +1,1 @@
+"""Estimators: steps in, advantages out. One file each, the formula in the class docstring."""

@@ -1,0 +1,57 @@
+"""Why an advantage is what it is: a closed vocabulary, stored as one short string per row."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+import numpy as np
+import polars as pl
+
+from pipelines.credit.segments import Bools
+
+
+class Flag(StrEnum):
+    """What is special about a row. Members are in alphabetical order: a row's flags are written in this order."""
+
+    CONSTANT_ANCHOR = "constant_anchor"
+    """Two or more rows share the anchor state and all have the same step score: the step advantage is exactly 0."""
+    DEAD_GROUP = "dead_group"
+    """Two or more scored siblings, all with the same score: the group says nothing about the outcome."""
+    EXCLUDED = "excluded"
+    """The episode takes part in nothing: aborted or failed and not scored, or truncated under `truncated="exclude"`."""
+    MASKED = "masked"
+    """Truncated under `truncated="mask"`: counts in the statistics, its own advantage is NULL."""
+    REVISIT = "revisit"
+    """A later visit of its trajectory to the anchor under `revisits="first"`: the step advantage is 0."""
+    SINGLETON_ANCHOR = "singleton_anchor"
+    """No other row has this anchor state: the step advantage is exactly 0."""
+    SINGLETON_GROUP = "singleton_group"
+    """The group has one scored trajectory: nothing to compare it with."""
+    TRUNCATED = "truncated"
+    """The episode was cut off by a limit."""
+    UNKNOWN_RETURN = "unknown_return"
+    """A reward at this step or a later one is NULL, so the return-to-go is not known."""
+    UNKNOWN_STATE = "unknown_state"
+    """The anchor state is NULL, so the step advantage is not known."""
+    UNSCORED = "unscored"
+    """The episode's score is NULL, so its episode advantage is not known."""
+
+
+def join_flags(masks_N: Mapping[Flag, Bools]) -> pl.Series:
+    """One string per row: the names of the flags that are set, sorted, comma-separated; empty if none.
+
+    Args:
+        masks_N: for each flag, a boolean array over the rows. All have the same length.
+
+    Returns:
+        A String series named `flags`.
+    """
+    flags = sorted(masks_N)
+    codes_N = np.zeros(len(masks_N[flags[0]]), np.int32)
+    for bit, flag in enumerate(flags):
+        codes_N |= masks_N[flag].astype(np.int32) << bit
+    used = set(np.flatnonzero(np.bincount(codes_N)).tolist())
+    texts = [
+        ",".join(flag for bit, flag in enumerate(flags) if code >> bit & 1) if code in used else ""
+        for code in range(max(used, default=0) + 1)
+    ]
+    return pl.Series("flags", texts, dtype=pl.String).gather(pl.Series(codes_N))

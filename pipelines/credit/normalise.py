@@ -1,0 +1,76 @@
+"""Centring and scaling inside a group: the one normalisation that episode and step advantages share.
+
+`mean_norm`: x - mean. `mean_std_norm`: (x - mean) / (std + 1e-6), with the sample standard deviation (n - 1).
+A group whose values agree to 1e-9 gives exactly 0: in the reference code float noise over a tiny deviation turns equal
+scores into advantages of 0.5.
+
+Axes: `_N` rows (or episodes), `_K` groups.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Self, TypeAlias
+
+import numpy as np
+
+from pipelines.credit.segments import Bools, Floats, Ints, Segments
+
+Norm: TypeAlias = Literal["mean_norm", "mean_std_norm"]
+Singleton: TypeAlias = Literal["zero", "raw"]
+
+EPSILON = 1e-6
+"""Added to the standard deviation."""
+TIE = 1e-9
+"""Values that differ by no more than this, relative to the largest and at least absolutely, count as equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Statistics of the members of each group.
+
+    Attributes:
+        count_K: members.
+        mean_K: their mean; 0 without members.
+        std_K: sample standard deviation; 0 for tied groups and for fewer than two members.
+        tied_K: at least two members, all equal: max - min <= 1e-9 * max(1, |max|).
+    """
+
+    count_K: Ints
+    mean_K: Floats
+    std_K: Floats
+    tied_K: Bools
+
+    @classmethod
+    def of(cls, values_N: Floats, member_N: Bools, groups: Segments) -> Self:
+        """Statistics per group over the rows where `member_N` is true; other values are not looked at."""
+        count_K = groups.count(member_N)
+        mean_K = groups.sum(np.where(member_N, values_N, 0.0)) / np.maximum(count_K, 1)
+        squares_N = np.where(member_N, values_N - groups.spread(mean_K), 0.0)
+        np.square(squares_N, out=squares_N)
+        variance_K = groups.sum(squares_N) / np.maximum(count_K - 1, 1)
+        high_K = groups.max(np.where(member_N, values_N, -np.inf))
+        low_K = groups.min(np.where(member_N, values_N, np.inf))
+        tied_K = (count_K >= 2) & (high_K - low_K <= TIE * np.maximum(1.0, np.abs(high_K)))
+        return cls(count_K, mean_K, np.where(tied_K, 0.0, np.sqrt(variance_K)), tied_K)
+
+    def normalise(
+        self, values_N: Floats, member_N: Bools, groups: Segments, norm: Norm, singleton: Singleton
+    ) -> Floats:
+        """Advantages of the members; NaN for every other row.
+
+        Args:
+            values_N: the values the statistics were taken from.
+            member_N: rows that take part.
+            groups: the groups, as runs of rows.
+            norm: centre only, or centre and scale.
+            singleton: a group of one member gives exactly 0 (`zero`), or its value with mean 0 and std 1 (`raw`).
+
+        Returns:
+            float64 array over the rows.
+        """
+        raw_K = (self.count_K == 1) & (singleton == "raw")
+        result_N: Floats = values_N - groups.spread(np.where(raw_K, 0.0, self.mean_K))
+        if norm == "mean_std_norm":
+            result_N /= groups.spread(np.where(raw_K, 1.0, self.std_K) + EPSILON)
+        result_N[groups.spread(self.tied_K | ((self.count_K == 1) & ~raw_K))] = 0.0
+        result_N[~member_N] = np.nan
+        return result_N

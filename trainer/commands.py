@@ -1,0 +1,7 @@
+"""The trainer's commands: where each lives, and its line in `trajlake -h`."""
+
+COMMANDS = {
+    "train": ("trainer.commands_train:train", "Train a policy from the lake."),
+    "init-model": ("trainer.commands_train:init_model", "Make a small random model for trying things."),
+    "demo": ("trainer.online.commands:demo", "Run the whole loop on a tiny policy."),
+}
