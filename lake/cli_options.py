@@ -16,7 +16,9 @@ Command = Callable[..., Any]
 
 def lake_option(function: Command) -> Command:
     """Add --lake (environment variable TRAJLAKE_LAKE)."""
-    return click.option("--lake", "lake_uri", required=True, envvar="TRAJLAKE_LAKE", help="Folder of the lake.")(function)
+    return click.option("--lake", "lake_uri", required=True, envvar="TRAJLAKE_LAKE", help="Folder of the lake.")(
+        function
+    )
 
 
 def format_option(function: Command) -> Command:
@@ -75,10 +77,11 @@ def _print_table(frame: "pl.DataFrame") -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, dtype in frame.schema.items():
         table.add_column(name, justify="right" if dtype.is_numeric() else "left", overflow="ellipsis", max_width=60)
-    for row in frame.iter_rows():
+    for values in frame.rows():
         # Text, not markup: what a model wrote must not style the terminal.
-        table.add_row(*(Text(_cell(value)) for value in row))
-    width = None if click.get_text_stream("stdout").isatty() else 200
+        table.add_row(*(Text(_cell(value)) for value in values))
+    # Into a pipe nothing is squeezed: whoever reads it may want to paste an id.
+    width = None if click.get_text_stream("stdout").isatty() else 100_000
     Console(width=width, highlight=False).print(table)
 
 

@@ -55,11 +55,13 @@ def _fail(bad: pl.DataFrame, table: Table, column: Column, fault: str, valid: st
         return
     row = bad.row(0, named=True)
     key = ", ".join(
-        f"{name}={ids.to_text(row[name]) if table.column(name).type is Type.ID and row[name] is not None else row[name]}"
-        for name in table.key
+        f"{name}={ids.to_text(value) if table.column(name).type is Type.ID and value is not None else value}"
+        for name, value in ((name, row[name]) for name in table.key)
     )
     value = "" if row[column.name] is None else f" ({row[column.name]!r})"
-    msg = f"table `{table.name}`, column `{column.name}`, row {key}: {fault}{value} in {bad.height} rows; valid: {valid}"
+    msg = (
+        f"table `{table.name}`, column `{column.name}`, row {key}: {fault}{value} in {bad.height} rows; valid: {valid}"
+    )
     raise ContractError(msg)
 
 

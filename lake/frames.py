@@ -55,7 +55,15 @@ def tokens_frame(records: Sequence[EpisodeRecord], identities: Sequence[Identity
     tokens_S: list[TokensRecord] = []
     columns: dict[str, list[Any]] = {
         name: []
-        for name in ("episode_id", "step_index", "group_id", "run_id", "encoding_id", "prefix_step_index", "prefix_length")
+        for name in (
+            "episode_id",
+            "step_index",
+            "group_id",
+            "run_id",
+            "encoding_id",
+            "prefix_step_index",
+            "prefix_length",
+        )
     }
     for record, identity in zip(records, identities, strict=True):
         encoding_id = ids.key_hash("engine", record.tokenizer, record.chat_template)

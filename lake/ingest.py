@@ -36,7 +36,12 @@ class Report(msgspec.Struct):
 
 
 def ingest(
-    lake: Lake, path: str | Path, *, run_id: str | None = None, format_name: str | None = None, batch_size: int = BATCH_EPISODES
+    lake: Lake,
+    path: str | Path,
+    *,
+    run_id: str | None = None,
+    format_name: str | None = None,
+    batch_size: int = BATCH_EPISODES,
 ) -> Report:
     """Read a file into a lake.
 

@@ -48,6 +48,7 @@ class Job:
         writer: the lake's episode writer.
         kind: ingest, collect, score, credit, render, train, ...
         parameters: resolved configuration, JSON-able.
+        series: the part of the parameters that decides whether two results are comparable; all of them unless given.
         run_id: the run the job produces, if it does.
         code: modules, functions or classes whose source decides the result.
         fingerprint: hash of everything the job reads (`Snapshot.fingerprint`).
@@ -63,6 +64,7 @@ class Job:
         *,
         kind: str,
         parameters: dict[str, Any] | None = None,
+        series: dict[str, Any] | None = None,
         run_id: str | None = None,
         code: Sequence[Code] = (),
         fingerprint: int | None = None,
@@ -80,7 +82,7 @@ class Job:
         self.kind = kind
         self.run_id = run_id
         self.code_hash = code_hash(code)
-        self.series_id = series_id(kind, parameters or {}, code)
+        self.series_id = series_id(kind, (parameters or {}) if series is None else series, code)
         self.counts: dict[str, Any] = {}
         """Figures for the terminal row; rows_in, rows_out and rows_dropped go to their own columns."""
         self._fixed = {
@@ -100,7 +102,9 @@ class Job:
             self._append_event("started")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if error is None:
             self._append_event("succeeded")
             return

@@ -12,6 +12,14 @@ from lake.rivals import find_rivals
 from lake.snapshot import Snapshot
 from lake.tables import TABLES
 
+_COMMIT_SCHEMA: dict[str, pl.DataType] = {
+    "table": pl.String(),
+    "version": pl.Int64(),
+    "at": pl.Datetime("ms", "UTC"),
+    "operation": pl.String(),
+    "rows_added": pl.Int64(),
+    "files_added": pl.Int64(),
+}
 _CHECKS = {
     "steps have no gaps": (
         "SELECT id_text(e.episode_id) || ' has ' || coalesce(s.n, 0) || ' of ' || e.num_steps || ' steps' AS what"
@@ -52,15 +60,8 @@ def commits(lake: Lake, table: str | None, limit: int) -> pl.DataFrame:
                     "files_added": _number(metrics.get("num_added_files")),
                 }
             )
-    schema = {
-        "table": pl.String,
-        "version": pl.Int64,
-        "at": pl.Datetime("ms", "UTC"),
-        "operation": pl.String,
-        "rows_added": pl.Int64,
-        "files_added": pl.Int64,
-    }
-    return pl.DataFrame(rows, schema=schema).sort("at", descending=True, maintain_order=True)
+    frame = pl.DataFrame(rows, schema=_COMMIT_SCHEMA)
+    return frame.sort("at", descending=True, maintain_order=True)
 
 
 def examine(lake: Lake) -> pl.DataFrame:
@@ -73,7 +74,7 @@ def examine(lake: Lake) -> pl.DataFrame:
         findings.append(_from_query(snapshot, check, query))
     for name, table in TABLES.items():
         key = ", ".join(table.key)
-        query = f"SELECT '{name}: ' || count(*) || ' rows of one key' AS what FROM {name} GROUP BY {key} HAVING count(*) > 1"
+        query = f"SELECT count(*) || ' rows of one key' AS what FROM {name} GROUP BY {key} HAVING count(*) > 1"
         if name not in ("batches", "metrics"):  # resumed attempts repeat keys; their views choose
             findings.append(_from_query(snapshot, f"keys of {name} are unique", query))
     findings += [_dead(snapshot), _unfinished(snapshot), _space(snapshot)]

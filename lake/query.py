@@ -70,7 +70,9 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -90,7 +92,9 @@ def _view(table: Table, files: Sequence[DataFile]) -> str:
     for file in files:
         if file.dead:
             dead = ", ".join(map(str, sorted(file.dead)))
-            parts.append(f"SELECT {_columns(table)} FROM read_parquet({_quoted(file.path)}) WHERE write_id NOT IN ({dead})")
+            parts.append(
+                f"SELECT {_columns(table)} FROM read_parquet({_quoted(file.path)}) WHERE write_id NOT IN ({dead})"
+            )
     body = " UNION ALL ".join(parts)
     if table.visibility is Visibility.SET:
         key = ", ".join(map(_name, table.key))

@@ -35,7 +35,7 @@ class TokensRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     action_logprobs: list[float] | None = None
     action_mask: list[bool] | None = None
     constrained: list[bool] | None = None
-    prefix_step_index: Index | None | UnsetType = UNSET
+    prefix_step_index: Index | UnsetType | None = UNSET
     temperature: float | None = None
     top_p: float | None = None
     top_k: Index | None = None
@@ -160,7 +160,7 @@ def printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def check(record: EpisodeRecord) -> str | None:  # noqa: C901, PLR0911 - a list of independent rules
+def check(record: EpisodeRecord) -> str | None:  # noqa: PLR0911 - a list of independent rules
     """What is wrong with a record that decoded, as a sentence; None if nothing is."""
     if not record.steps:
         return "an episode needs at least one step"

@@ -15,7 +15,9 @@ STATUSES = ("completed", "truncated", "aborted", "failed")
 RELATIONS = ("subagent", "fork", "continuation", "retry")
 
 _WRITE_ID = Column("write_id", Type.ID, "The write attempt that wrote the row.", required=True)
-_EPISODE = Column("episode_id", Type.ID, "The episode: hash of (format, run, task, rollout, attempt, agent).", required=True)
+_EPISODE = Column(
+    "episode_id", Type.ID, "The episode: hash of (format, run, task, rollout, attempt, agent).", required=True
+)
 _STEP = Column("step_index", Type.SMALL_INT, "0, 1, 2, ... within the episode, without gaps.", required=True)
 _GROUP = Column("group_id", Type.ID, "The siblings collected from the identical start.", required=True)
 _RUN = Column("run_id", Type.WORD, "The run that produced the rollout.", required=True)
@@ -69,7 +71,9 @@ EPISODES = Table(
         Column("ground_truth", Type.JSON, "What a reward function may compare with."),
         Column("tools", Type.JSON, "Tool schemas offered."),
         Column("initial_messages", Type.JSON, "Messages before the first decision (list of chat messages)."),
-        Column("final_observation", Type.JSON, "Messages after the last decision: T decisions have T + 1 observations."),
+        Column(
+            "final_observation", Type.JSON, "Messages after the last decision: T decisions have T + 1 observations."
+        ),
         Column("sampling", Type.JSON, "Sampling parameters of the policy."),
         Column("extra", Type.JSON, "What the source had and no column holds."),
     ),
@@ -91,7 +95,9 @@ STEPS = Table(
         Column("state_hash", Type.ID, "Hash of the exact state text.", required=True),
         Column("reward", Type.FLOAT, "Reward the environment gave for the action; NULL if it gave none."),
         Column("is_action_valid", Type.BOOL, "Well-formed action; NULL counts as valid."),
-        Column("is_active", Type.BOOL, "False for padding after the end; such steps take part in nothing.", required=True),
+        Column(
+            "is_active", Type.BOOL, "False for padding after the end; such steps take part in nothing.", required=True
+        ),
         Column("trainable", Type.BOOL, "The policy that is trained took this decision.", required=True),
         Column("is_copied_context", Type.BOOL, "Repeated from an earlier episode: never trained on.", required=True),
         Column("state_role", Type.WORD, "Role of the message that is the state."),
@@ -176,7 +182,9 @@ REJECTS = Table(
         Column("source_uri", Type.WORD, "The file.", required=True),
         Column("source_format", Type.WORD, "The format it was read as.", required=True),
         Column("position", Type.INT, "Line number from 1 (JSONL), or index from 0 in an array.", required=True),
-        Column("reason", Type.WORD, "Reason code.", required=True, values=("malformed", "invalid", "conflict", "truncated")),
+        Column(
+            "reason", Type.WORD, "Reason code.", required=True, values=("malformed", "invalid", "conflict", "truncated")
+        ),
         Column("message", Type.TEXT, "What is wrong, for a person.", required=True),
         Column("raw", Type.TEXT, "The record's text.", required=True),
         Column("at", Type.TIME, "When it was rejected.", required=True),

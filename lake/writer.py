@@ -134,4 +134,3 @@ class EpisodeWriter:
             self._index = pl.concat([self._index, rows]).unique("episode_id")
             self._indexed_files.update(added)
         return version
-

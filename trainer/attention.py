@@ -9,9 +9,9 @@ boundaries. Registered with transformers' attention interface, so that any model
 from itertools import pairwise
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+import torch  # noqa: TID253 - loaded by commands only when they train
+from torch import Tensor  # noqa: TID253
+from torch.nn.functional import scaled_dot_product_attention  # noqa: TID253
 
 from lake.errors import UsageError
 
@@ -19,7 +19,7 @@ NAME = "trajlake_packed"
 """Name under which transformers knows it."""
 
 
-def packed_attention(
+def packed_attention(  # noqa: PLR0917 - the order in which transformers passes them
     module: torch.nn.Module,
     query_BHTD: Tensor,
     key_BHTD: Tensor,
@@ -59,7 +59,7 @@ def packed_attention(
         raise UsageError(msg)
     longest = max(b - a for a, b in pairwise(boundaries))
     if sliding_window is not None and longest > sliding_window:
-        msg = f"a sequence of {longest} tokens exceeds the model's attention window {sliding_window}; lower --max-length"
+        msg = f"a sequence of {longest} tokens exceeds the attention window {sliding_window}; lower --max-length"
         raise UsageError(msg)
     grouped = query_BHTD.shape[1] != key_BHTD.shape[1]
     parts = [

@@ -5,8 +5,8 @@ Axes: `_T` tokens of the packed buffer, `_N` its rows that carry loss (one per t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -38,23 +38,6 @@ class PackedBatch:
         """The batch on a device."""
         if self.input_ids_T.device == device:
             return self
-        moved = [None if t is None else t.to(device) for t in self._tensors()]
-        ids_T, positions_T, predictor_N, target_N, advantages_N, behaviour_N, temperature_N = moved
-        assert ids_T is not None
-        assert positions_T is not None
-        assert predictor_N is not None
-        assert target_N is not None
-        return PackedBatch(
-            ids_T, positions_T, self.boundaries, predictor_N, target_N, advantages_N, behaviour_N, temperature_N
-        )
-
-    def _tensors(self) -> tuple[Tensor | None, ...]:
-        return (
-            self.input_ids_T,
-            self.position_ids_T,
-            self.predictor_N,
-            self.target_N,
-            self.advantages_N,
-            self.behaviour_logprobs_N,
-            self.temperature_N,
-        )
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {n: v if v is None or n == "boundaries" else v.to(device) for n, v in values.items()}
+        return PackedBatch(**moved)

@@ -12,10 +12,10 @@ Axes: `_T` tokens of the packed buffer, `_N` its rows that carry loss, `_V` voca
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.utils.checkpoint import checkpoint
-from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
+import torch  # noqa: TID253 - loaded by commands only when they train
+from torch import Tensor  # noqa: TID253
+from torch.utils.checkpoint import checkpoint  # noqa: TID253
+from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel  # noqa: TID253
 
 from lake.errors import UsageError
 from trainer.attention import NAME, packed_attention
@@ -43,12 +43,13 @@ class Policy:
     def __init__(self, model: PreTrainedModel) -> None:
         altered = [n for n in _HEAD_ALTERATIONS if getattr(model.config, n, None) not in (None, 1, 1.0)]
         if altered:
-            msg = f"{type(model).__name__} changes its logits after the head ({', '.join(altered)}); it cannot be trained"
+            msg = f"{type(model).__name__} changes its logits after the head ({', '.join(altered)}): not supported"
             raise UsageError(msg)
         model.set_attn_implementation(NAME)
-        self.model = model.eval()
-        self._body = model.base_model
-        self._head = model.get_output_embeddings()
+        model.train(mode=False)
+        self.model: Any = model
+        self._body: Any = model.base_model
+        self._head: Any = self.model.get_output_embeddings()
 
     @property
     def vocabulary(self) -> int:
@@ -63,7 +64,8 @@ class Policy:
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return next(self.model.parameters()).device
+        device: torch.device = self.model.device
+        return device
 
     def logprobs(self, batch: PackedBatch, *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
         """Log-probabilities of the target tokens under the temperature-scaled distribution.
@@ -126,7 +128,7 @@ def load_policy(folder: str | Path, device: str = "cpu") -> Policy:
     """
     path = Path(folder)
     if not (path / "config.json").is_file():
-        msg = f"{path} holds no model (config.json is missing); name a Hugging Face folder, or make one: trajlake init-model"
+        msg = f"{path} holds no model (no config.json); name a Hugging Face folder, or make one: trajlake init-model"
         raise UsageError(msg)
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True)

@@ -121,6 +121,7 @@ def _text(message: Message, index: int) -> str:
     if content is None:
         return ""
     if not isinstance(content, str):
-        msg = f"the content of a {message.get('role')} message near `traj[{index}]` is {type(content).__name__}; valid: text"
+        kind = type(content).__name__
+        msg = f"the content of a {message.get('role')} message near `traj[{index}]` is {kind}; valid: text"
         raise _ShapeError(msg)
     return content

@@ -45,13 +45,10 @@ def join_flags(masks_N: Mapping[Flag, Bools]) -> pl.Series:
     Returns:
         A String series named `flags`.
     """
-    flags = sorted(masks_N)
-    codes_N = np.zeros(len(masks_N[flags[0]]), np.int32)
+    num_rows = len(next(iter(masks_N.values())))
+    flags = sorted(flag for flag, mask_N in masks_N.items() if mask_N.any())
+    codes_N = np.zeros(num_rows, np.int32)
     for bit, flag in enumerate(flags):
         codes_N |= masks_N[flag].astype(np.int32) << bit
-    used = set(np.flatnonzero(np.bincount(codes_N)).tolist())
-    texts = [
-        ",".join(flag for bit, flag in enumerate(flags) if code >> bit & 1) if code in used else ""
-        for code in range(max(used, default=0) + 1)
-    ]
+    texts = [",".join(flag for bit, flag in enumerate(flags) if code >> bit & 1) for code in range(1 << len(flags))]
     return pl.Series("flags", texts, dtype=pl.String).gather(pl.Series(codes_N))

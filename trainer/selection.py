@@ -1,0 +1,225 @@
+"""What is trained on, and what is not and why: the selected episodes' token rows, judged one by one.
+
+Steps that carry no loss stay in their sequence as context as long as a later step is trained; what comes after the last
+trained step is cut off. Every row that carries no loss has exactly one reason, the first that applies in the order of
+`Drop`.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import polars as pl
+
+from lake.errors import DataRefusedError
+from lake.snapshot import Snapshot
+from trainer.advantages import AdvantageSource, read_advantages
+from trainer.config import TrainConfig
+from trainer.losses import Needs
+from trainer.sequences import link_sequences
+from trainer.token_rows import choose_encoding, read_token_rows
+
+
+class Drop(StrEnum):
+    """Why a step carries no loss, in order of precedence."""
+
+    NO_TOKENS = "no_tokens"
+    """It has no token row in the encoding that is trained on."""
+    DEAD_GROUP = "dead_group"
+    """All its siblings scored the same (or it has none), so its group says nothing; left out by --live-only."""
+    NO_ADVANTAGE = "no_advantage"
+    """The credit job gave it no advantage: unscored, excluded, or not covered."""
+    INACTIVE = "inactive"
+    """Padding after the end of the episode."""
+    COPIED_CONTEXT = "copied_context"
+    """Repeated from an earlier episode, where it was trained."""
+    NOT_TRAINABLE = "not_trainable"
+    """Another policy took this decision."""
+    NO_ACTION_TOKENS = "no_action_tokens"
+    """No token of the action was sampled by the policy."""
+    NO_CONTEXT = "no_context"
+    """Its action opens a sequence, so nothing predicts its first token."""
+    OVER_LENGTH = "over_length"
+    """It ends after --max-length tokens of its sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The judged rows of a run."""
+
+    members: pl.DataFrame
+    """Rows of sequences with at least one trained step, up to its last trained step; sorted by episode_id, sequence,
+    step_index. Beside the columns of `trainer.sequences`: trained, loss_tokens, advantage."""
+    drops: pl.DataFrame
+    """reason, episodes, steps, tokens: what carries no loss. tokens counts action tokens."""
+    episodes: int
+    """Episodes selected by --where."""
+    provenance: str
+    """engine or rendered."""
+    encoding_id: int | None
+    """The encoding that is trained on; None if there is no row."""
+    source: AdvantageSource | None
+    """Where advantages come from, if they are used."""
+    groups: int | None
+    """Groups of the selected episodes, if advantages are used."""
+    dead_groups: int | None
+    """Those without signal."""
+    advantage_mean: float = 0.0
+    """Subtracted from the advantages (0 where the loss takes them as they are)."""
+    advantage_scale: float = 1.0
+    """The advantages are divided by this."""
+
+
+def select_episodes(snapshot: Snapshot, where: str | None) -> pl.DataFrame:
+    """The episodes of a predicate: episode_id and num_steps, sorted by id.
+
+    Raises:
+        QueryError: the predicate is no SQL over `episodes`.
+        DataRefusedError: no episode satisfies it.
+    """
+    query = "SELECT episode_id, num_steps FROM episodes" + (f" WHERE (\n{where}\n)" if where else "")
+    episodes = snapshot.sql(query).sort("episode_id")
+    if episodes.is_empty():
+        fault = f"no episode satisfies --where {where}" if where else "the lake holds no episodes"
+        msg = f"{fault}; `trajlake sql` shows what is there"
+        raise DataRefusedError(msg)
+    return episodes
+
+
+def provenance_of(snapshot: Snapshot, episode_ids: pl.Series, wanted: str) -> str:
+    """What `TrainConfig.tokens` means for these episodes: engine or rendered."""
+    if wanted != "auto":
+        return wanted
+    engine = snapshot.scan("tokens").filter(
+        (pl.col("provenance") == "engine") & pl.col("episode_id").is_in(episode_ids.implode())
+    )
+    return "rendered" if engine.select("episode_id").head(1).collect().is_empty() else "engine"
+
+
+def select(
+    snapshot: Snapshot,
+    config: TrainConfig,
+    needs: Needs,
+    *,
+    source: AdvantageSource | None = None,
+    encoding_id: int | None = None,
+    episodes: pl.DataFrame | None = None,
+) -> Selection:
+    """Judge every step of the selected episodes.
+
+    Args:
+        snapshot: the data.
+        config: the run.
+        needs: of its loss.
+        source: where advantages come from; required if the loss needs them or dead groups are left out.
+        encoding_id: the rendered encoding of this model; engine rows have one encoding of their own.
+        episodes: of `select_episodes`, if known already.
+
+    Returns:
+        What is trained on, and what is not.
+    """
+    if episodes is None:
+        episodes = select_episodes(snapshot, config.where)
+    provenance = provenance_of(snapshot, episodes["episode_id"], config.tokens)
+    rows = read_token_rows(snapshot, episodes["episode_id"])
+    if provenance == "rendered" and encoding_id is not None:
+        rows = rows.filter(pl.col("encoding_id") == encoding_id)
+    rows, encoding_id = choose_encoding(rows, provenance)
+    members = link_sequences(rows)
+    live_only = needs.advantages if config.live_only is None else config.live_only
+    credit = None if source is None else read_advantages(snapshot, source, episodes["episode_id"])
+    members = _join(members, _step_flags(snapshot, episodes["episode_id"]), credit)
+    members = _judge(members, needs, max_length=config.max_length, live_only=live_only)
+    drops = _drops(members, episodes)
+    members = _trim(members)
+    mean, scale = _normalisation(members) if needs.normalised_advantages else (0.0, 1.0)
+    members = members.with_columns(advantage=(pl.col("advantage") - mean) / scale)
+    dead = None if credit is None else credit.filter(_is_dead())["group_id"].n_unique()
+    return Selection(
+        members=members,
+        drops=drops,
+        episodes=episodes.height,
+        provenance=provenance,
+        encoding_id=encoding_id,
+        source=source,
+        groups=None if credit is None else credit["group_id"].n_unique(),
+        dead_groups=dead,
+        advantage_mean=mean,
+        advantage_scale=scale,
+    )
+
+
+def _step_flags(snapshot: Snapshot, episode_ids: pl.Series) -> pl.DataFrame:
+    steps = snapshot.scan("steps").filter(pl.col("episode_id").is_in(episode_ids.implode()))
+    return steps.select("episode_id", "step_index", "is_active", "is_copied_context", "trainable").collect()
+
+
+def _is_dead() -> pl.Expr:
+    flags = pl.col("flags").str.split(",")
+    return flags.list.contains("dead_group") | flags.list.contains("singleton_group")
+
+
+def _join(members: pl.DataFrame, steps: pl.DataFrame, credit: pl.DataFrame | None) -> pl.DataFrame:
+    """Add the flags of each step, its advantage and the flags of that (NULL without a credit job)."""
+    keys = ["episode_id", "step_index"]
+    members = members.join(steps, on=keys, how="left", maintain_order="left")
+    if credit is None:
+        return members.with_columns(advantage=pl.lit(None, pl.Float64), flags=pl.lit(None, pl.String))
+    return members.join(credit.drop("group_id"), on=keys, how="left", maintain_order="left")
+
+
+def _judge(members: pl.DataFrame, needs: Needs, *, max_length: int, live_only: bool) -> pl.DataFrame:
+    """Add reason (NULL = trained), trained and loss_tokens."""
+    tests = {
+        Drop.DEAD_GROUP: _is_dead() if live_only else pl.lit(value=False),
+        Drop.NO_ADVANTAGE: pl.col("advantage").is_null() if needs.advantages else pl.lit(value=False),
+        Drop.INACTIVE: ~pl.col("is_active"),
+        Drop.COPIED_CONTEXT: pl.col("is_copied_context"),
+        Drop.NOT_TRAINABLE: ~pl.col("trainable"),
+        Drop.NO_ACTION_TOKENS: pl.col("n_trained") == 0,
+        Drop.NO_CONTEXT: (pl.col("prefix_length") + pl.col("n_context")) == 0,
+        Drop.OVER_LENGTH: pl.col("end") > max_length,
+    }
+    reason = pl.coalesce(pl.when(test).then(pl.lit(str(name))) for name, test in tests.items())
+    members = members.with_columns(reason=reason)
+    trained = pl.col("reason").is_null() & ~pl.col("repeated")
+    return members.with_columns(trained=trained).with_columns(
+        loss_tokens=pl.when(trained).then(pl.col("n_trained")).otherwise(0).cast(pl.Int64)
+    )
+
+
+def _drops(members: pl.DataFrame, episodes: pl.DataFrame) -> pl.DataFrame:
+    """What carries no loss, by reason, in order of precedence."""
+    counted = (
+        members.filter(~pl.col("repeated") & pl.col("reason").is_not_null())
+        .group_by("reason")
+        .agg(
+            episodes=pl.col("episode_id").n_unique().cast(pl.Int64),
+            steps=pl.len().cast(pl.Int64),
+            tokens=pl.col("n_action").sum().cast(pl.Int64),
+        )
+    )
+    found = members.filter(~pl.col("repeated")).group_by("episode_id").agg(found=pl.len().cast(pl.Int32))
+    absent = episodes.join(found, on="episode_id", how="left").with_columns(
+        absent=pl.col("num_steps") - pl.col("found").fill_null(0)
+    )
+    absent = absent.filter(pl.col("absent") > 0)
+    if absent.height:
+        row = (str(Drop.NO_TOKENS), absent.height, int(absent["absent"].sum()), None)
+        counted = pl.concat([counted, pl.DataFrame([row], schema=counted.schema, orient="row")])
+    order = pl.Enum([str(reason) for reason in Drop])
+    return counted.sort(pl.col("reason").cast(order))
+
+
+def _trim(members: pl.DataFrame) -> pl.DataFrame:
+    """Cut each sequence after its last trained step; drop sequences without any."""
+    last = pl.col("step_index").filter(pl.col("trained")).max().over("episode_id", "sequence")
+    return members.filter(pl.col("step_index") <= last)
+
+
+def _normalisation(members: pl.DataFrame) -> tuple[float, float]:
+    """Mean and population standard deviation of the trained steps' advantages; scale 1 where they are all equal."""
+    advantage_S = members.filter(pl.col("trained"))["advantage"].sort()
+    if advantage_S.is_empty():
+        return 0.0, 1.0
+    mean, std = float(advantage_S.mean()), float(advantage_S.std(ddof=0) or 0.0)  # type: ignore[arg-type]
+    return mean, std if advantage_S.max() != advantage_S.min() else 1.0

@@ -1,0 +1,92 @@
+"""Where every token row lies: the scalar columns of `tokens`, with file and row, and nothing of the tokens themselves.
+
+Selection, planning and refusals work on this frame; the stream uses `file` and `row` to fetch tokens later. Reading
+scalars only keeps planning fast at any size.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+
+from lake import ids
+from lake.errors import ContractError
+from lake.snapshot import Snapshot
+
+SCALARS = (
+    "episode_id",
+    "step_index",
+    "encoding_id",
+    "write_id",
+    "provenance",
+    "n_context",
+    "n_action",
+    "n_trained",
+    "has_logprobs",
+    "prefix_step_index",
+    "prefix_length",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "logprobs_mode",
+)
+
+
+def read_token_rows(snapshot: Snapshot, episode_ids: pl.Series, columns: Sequence[str] = SCALARS) -> pl.DataFrame:
+    """The token rows of some episodes, without their tokens.
+
+    Args:
+        snapshot: the data.
+        episode_ids: int64 [E].
+        columns: columns of `tokens` to read.
+
+    Returns:
+        One row per (episode, encoding, step), sorted by these: the columns, `file` (index into
+        `snapshot.files("tokens")`) and `row` (index inside the file).
+    """
+    files = snapshot.files("tokens")
+    if not files:
+        empty = snapshot.scan("tokens").select(columns).head(0).collect()
+        return empty.with_columns(file=pl.lit(0, pl.Int32), row=pl.lit(0, pl.Int64))
+    ends = np.cumsum([file.rows for file in files])
+    starts = ends - [file.rows for file in files]
+    scan = pl.scan_parquet([file.path for file in files], row_index_name="position", missing_columns="insert")
+    dead = sorted(frozenset[int]().union(*(file.dead for file in files)))
+    if dead:
+        scan = scan.filter(~pl.col("write_id").is_in(dead))
+    wanted = pl.col("episode_id").is_in(episode_ids.implode())
+    frame = scan.select("position", *columns).filter(wanted).collect()
+    position_N = frame["position"].to_numpy().astype(np.int64)
+    file_N = np.searchsorted(ends, position_N, side="right")
+    frame = frame.drop("position").with_columns(
+        pl.Series("file", file_N, pl.Int32), pl.Series("row", position_N - starts[file_N], pl.Int64)
+    )
+    # Two jobs that rendered the same episode at the same time left equal rows: the first counts.
+    frame = frame.sort("episode_id", "encoding_id", "step_index", "write_id")
+    return frame.unique(["episode_id", "encoding_id", "step_index"], keep="first", maintain_order=True)
+
+
+def choose_encoding(rows: pl.DataFrame, provenance: str) -> tuple[pl.DataFrame, int | None]:
+    """The rows of the one encoding there is.
+
+    Args:
+        rows: token rows.
+        provenance: engine or rendered.
+
+    Returns:
+        Its rows and its encoding_id (None if there are no such rows).
+
+    Raises:
+        ContractError: the episodes were tokenised in several ways.
+    """
+    rows = rows.filter(pl.col("provenance") == provenance)
+    found = rows.group_by("encoding_id").agg(pl.col("episode_id").n_unique()).sort("encoding_id")
+    if found.height > 1:
+        listed = ", ".join(f"{ids.to_text(encoding)} ({episodes} episodes)" for encoding, episodes in found.rows())
+        msg = (
+            f"table `tokens`: the selected episodes come in {found.height} encodings: {listed}. One run trains on one: "
+            f"narrow --where, for example by run_id or policy"
+        )
+        raise ContractError(msg)
+    return rows, int(found["encoding_id"][0]) if found.height else None
