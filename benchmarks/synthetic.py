@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 
 import lake
 from lake import ids
@@ -96,3 +97,71 @@ def _episodes(rng: np.random.Generator, episodes_E: np.ndarray, groups_E: np.nda
         pl.lit("synthetic").alias("source_format"),
     )
     return conform(frame, TABLES["episodes"])
+
+
+def tokens_lake(path: Path, num_rows: int, tokens_per_row: int = 200, seed: int = 0) -> Lake:
+    """A lake of engine tokens: episodes of 20 rows, half of each row's tokens context, half action, log-probabilities.
+
+    Token ids follow a Zipf law, as text does, so that they compress as text does.
+    """
+    lake.open(path, create=True)
+    store = Store(str(path))
+    rng = np.random.default_rng(seed)
+    num_episodes = num_rows // STEPS_PER_EPISODE
+    for first in range(0, num_episodes, 2_500):
+        episodes_E = np.arange(first, min(first + 2_500, num_episodes))
+        groups_E = episodes_E // GROUP_SIZE
+        write_id = ids.fresh_id()
+        store.append("tokens", _tokens(rng, episodes_E, groups_E, write_id, tokens_per_row // 2))
+        store.append("steps", _steps(rng, episodes_E, groups_E, write_id, pl.Series("state", ["s"]), np.array([0])))
+        version, _ = store.files("episodes")
+        store.append_episodes(_episodes(rng, episodes_E, groups_E, write_id), version)
+    return lake.open(path)
+
+
+def _tokens(
+    rng: np.random.Generator, episodes_E: np.ndarray, groups_E: np.ndarray, write_id: int, half: int
+) -> pl.DataFrame:
+    n = len(episodes_E) * STEPS_PER_EPISODE
+    lengths_N = rng.integers(half // 2, half + half // 2, n)
+    offsets = np.concatenate([[0], np.cumsum(lengths_N)]).astype(np.int32)
+    step_N = np.tile(np.arange(STEPS_PER_EPISODE), len(episodes_E))
+    ends = np.cumsum(2 * lengths_N)
+    starts_E = np.repeat(ends[::STEPS_PER_EPISODE] - 2 * lengths_N[::STEPS_PER_EPISODE], STEPS_PER_EPISODE)
+
+    def lists(values: pa.Array) -> pl.Series:
+        series = pl.from_arrow(pa.ListArray.from_arrays(pa.array(offsets), values))
+        assert isinstance(series, pl.Series)
+        return series
+
+    def zipf() -> pa.Array:
+        return pa.array(np.minimum(rng.zipf(1.3, offsets[-1]), 31_999).astype(np.int32))
+
+    frame = pl.DataFrame(
+        {
+            "episode_id": np.repeat(episodes_E, STEPS_PER_EPISODE),
+            "step_index": step_N,
+            "group_id": np.repeat(groups_E, STEPS_PER_EPISODE),
+            "n_context": lengths_N,
+            "n_action": lengths_N,
+            "n_trained": lengths_N,
+            "prefix_step_index": pl.Series(step_N - 1).set(pl.Series(step_N == 0), None),
+            "prefix_length": ends - 2 * lengths_N - starts_E,
+            "context_ids": lists(zipf()),
+            "action_ids": lists(zipf()),
+            "action_logprobs": lists(pa.array(-rng.exponential(1.0, offsets[-1]).astype(np.float32))),
+            "action_mask": lists(pa.array(np.ones(offsets[-1], bool))),
+        }
+    ).with_columns(
+        pl.lit(1).alias("encoding_id"),
+        pl.lit("synthetic").alias("run_id"),
+        pl.lit(write_id).alias("write_id"),
+        pl.lit("engine").alias("provenance"),
+        pl.lit(value=True).alias("has_logprobs"),
+        pl.lit(1.0).alias("temperature"),
+        pl.lit(1.0).alias("top_p"),
+        pl.lit(0).alias("top_k"),
+        pl.lit(0.0).alias("min_p"),
+        pl.lit("processed").alias("logprobs_mode"),
+    )
+    return conform(frame, TABLES["tokens"])

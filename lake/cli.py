@@ -65,3 +65,6 @@ def main() -> None:
         # The reader of stdout (head, a pager) has gone: not a fault. Keep the interpreter from flushing into it.
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:
+        click.echo(f"trajlake: {' '.join(str(error).split())}", err=True)
+        sys.exit(1)

@@ -3,6 +3,7 @@
 Ids are printed as 13 base32 characters and times as ISO 8601; a table cuts long cells, JSON and CSV never do.
 """
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,8 @@ def echo_rows(frame: "pl.DataFrame", output_format: str) -> None:
     elif output_format == "json":
         import msgspec
 
-        click.echo(b"[" + b",\n".join(msgspec.json.encode(row) for row in shown.iter_rows(named=True)) + b"]")
+        encoder = msgspec.json.Encoder(decimal_format="number")
+        click.echo(b"[" + b",\n".join(encoder.encode(row) for row in shown.iter_rows(named=True)) + b"]")
     else:
         _print_table(shown)
 
@@ -54,18 +56,25 @@ def readable(frame: "pl.DataFrame") -> "pl.DataFrame":
     from lake.tables import ID_COLUMNS
 
     columns = [name for name, dtype in frame.schema.items() if name in ID_COLUMNS and dtype == pl.Int64]
-    return frame.with_columns(pl.col(columns).map_elements(ids.to_text, return_dtype=pl.String)) if columns else frame
+    lists = [name for name, dtype in frame.schema.items() if name in ID_COLUMNS and dtype == pl.List(pl.Int64)]
+    return frame.with_columns(
+        *(pl.col(name).map_elements(ids.to_text, return_dtype=pl.String) for name in columns),
+        *(pl.Series(name, [v and list(map(ids.to_text, v)) for v in frame[name].to_list()]) for name in lists),
+    )
 
 
 def _flat(frame: "pl.DataFrame") -> "pl.DataFrame":
-    """Lists and structs as JSON text: CSV has no nesting."""
+    """Lists and structs as JSON text, bytes as base64: CSV has neither."""
     import msgspec
     import polars as pl
 
     nested = [name for name, dtype in frame.schema.items() if dtype.is_nested()]
     return frame.with_columns(
-        pl.Series(name, [msgspec.json.encode(v).decode() for v in frame[name].to_list()], dtype=pl.String)
-        for name in nested
+        *(
+            pl.Series(name, [v if v is None else msgspec.json.encode(v).decode() for v in frame[name].to_list()])
+            for name in nested
+        ),
+        pl.col(pl.Binary).bin.encode("base64"),
     )
 
 
@@ -81,7 +90,7 @@ def _print_table(frame: "pl.DataFrame") -> None:
         # Text, not markup: what a model wrote must not style the terminal.
         table.add_row(*(Text(_cell(value)) for value in values))
     # Into a pipe nothing is squeezed: whoever reads it may want to paste an id.
-    width = None if click.get_text_stream("stdout").isatty() else 100_000
+    width = None if sys.stdout.isatty() else 100_000
     Console(width=width, highlight=False).print(table)
 
 

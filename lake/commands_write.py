@@ -12,7 +12,9 @@ from lake.cli_options import lake_option
 @lake_option
 @click.option("--run", "run_id", help="Run of records that name none. Default: the file's stem.")
 @click.option("--format", "format_name", help="Format of the files (tau_bench, jsonl). Default: sniffed.")
-@click.option("--batch-size", default=512, show_default=True, help="Episodes a commit at most.")
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), default=512, show_default=True, help="Episodes a commit at most."
+)
 def ingest(files: tuple[str, ...], lake_uri: str, run_id: str | None, format_name: str | None, batch_size: int) -> None:
     """Read trajectory FILES into a lake (made if it is not there). `-` reads stdin.
 
@@ -20,18 +22,16 @@ def ingest(files: tuple[str, ...], lake_uri: str, run_id: str | None, format_nam
     that cannot be taken are in the table `rejects` with position, reason and raw text.
     """
     import lake
-    from lake.formats.registry import named, sniff
     from lake.ingest import ingest as ingest_file
+    from lake.ingest import prepare
     from lake.stdin import spooled
 
     for file in files:
         with spooled(file, sys.stdin.buffer) as path:
             # Before a lake is made: a wrong path must leave nothing behind.
-            fmt = sniff(path)
-            if format_name is not None:
-                fmt = named(format_name)
+            prepare(path, run_id=run_id, format_name=format_name)
             target = lake.open(lake_uri, create=True)
-            report = ingest_file(target, path, run_id=run_id, format_name=fmt.name, batch_size=batch_size)
+            report = ingest_file(target, path, run_id=run_id, format_name=format_name, batch_size=batch_size)
         click.echo(
             f"{file}: {report.new} episodes, {report.steps} steps, {report.rejected} rejects "
             f"({report.present} already present) in run {report.run_id}"

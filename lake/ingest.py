@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 
 from lake.errors import UsageError
-from lake.formats import Format, sniff
-from lake.formats.registry import Item, named
+from lake.formats import FORMATS
+from lake.formats.registry import Item, choose
 from lake.jobs import Job
 from lake.lake import Lake
-from lake.records import EpisodeRecord, Reject
+from lake.records import EpisodeRecord, Reject, printable
 
 BATCH_EPISODES = 512
 BATCH_STEPS = 16_384
@@ -63,15 +63,10 @@ def ingest(
         msg = f"the batch size is {batch_size}; valid: 1 or more"
         raise UsageError(msg)
     path = Path(path)
-    fmt = sniff(path) if format_name is None else _checked(path, format_name)
-    run_id = path.stem if run_id is None else run_id
-    if not run_id.strip():
-        msg = "the run's name is empty; give --run NAME"
-        raise UsageError(msg)
-    report = Report(source=path.name, format=fmt.name, run_id=run_id)
-    parameters = {"source": str(path.resolve()), "format": fmt.name, "run_id": run_id}
-    with lake.job(kind="ingest", run_id=run_id, parameters=parameters) as job:
-        for batch in _batches(fmt.read(path), batch_size):
+    report = prepare(path, run_id=run_id, format_name=format_name)
+    parameters = {"source": printable(str(path.resolve())), "format": report.format, "run_id": report.run_id}
+    with lake.job(kind="ingest", run_id=report.run_id, parameters=parameters) as job:
+        for batch in _batches(FORMATS[report.format].read(path), batch_size):
             _record(job, batch, report)
         job.counts |= {
             "rows_in": report.records,
@@ -83,11 +78,14 @@ def ingest(
     return report
 
 
-def _checked(path: Path, format_name: str) -> Format:
-    sniffable = named(format_name)
-    if not path.is_file() or not path.stat().st_size:
-        sniff(path)
-    return sniffable
+def prepare(path: Path, *, run_id: str | None = None, format_name: str | None = None) -> Report:
+    """As what a file would be read, with all counts 0; needs no lake and raises what `ingest` would."""
+    fmt = choose(path, format_name)
+    run = printable(path.stem if run_id is None else run_id)
+    if not run.strip():
+        msg = "the run's name is empty; give --run NAME"
+        raise UsageError(msg)
+    return Report(source=printable(path.name), format=fmt.name, run_id=run)
 
 
 def _batches(items: Iterator[Item], batch_size: int) -> Iterator[list[Item]]:

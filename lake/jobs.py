@@ -19,13 +19,15 @@ import polars as pl
 
 from lake import ids
 from lake.contracts import conform
-from lake.errors import TrajlakeError
+from lake.errors import ContractError, TrajlakeError
 from lake.frames import json_text
-from lake.records import EpisodeRecord, Reject, check, printable
+from lake.records import EpisodeRecord, Reject, check, printable, retyped, shown
 from lake.store import Store
 from lake.tables import TABLES
 from lake.writer import EpisodeWriter
 
+_WRITTEN_OTHERWISE = {"episodes", "steps", "jobs"}
+"""Exactly once by `Job.record`, and by the job's start and end."""
 Code = ModuleType | FunctionType | type
 """Something whose source can be read."""
 
@@ -108,7 +110,7 @@ class Job:
         if error is None:
             self._append_event("succeeded")
             return
-        text = str(error) if isinstance(error, TrajlakeError) else f"{type(error).__name__}: {error}"
+        text = printable(str(error) if isinstance(error, TrajlakeError) else f"{type(error).__name__}: {error}")
         try:
             self._append_event("failed", error=text)
         except TrajlakeError as second:
@@ -121,16 +123,23 @@ class Job:
         Args:
             records: episodes; those without a run_id get the job's.
         """
-        problems = [check(record) for record in records]
-        bad = [
-            Reject(position=i, reason="invalid", message=problem, raw=printable(repr(records[i])))
-            for i, problem in enumerate(problems)
-            if problem
-        ]
+        good: list[EpisodeRecord] = []
+        positions: list[int] = []
+        bad: list[Reject] = []
+        for position, record in enumerate(records):
+            try:
+                copy = retyped(record)
+                problem = check(copy)
+            except ValueError as error:
+                problem = str(error)
+            if problem is None:
+                good.append(copy)
+                positions.append(position)
+            else:
+                bad.append(Reject(position=position, reason="invalid", message=problem, raw=shown(record)))
         if bad:
-            self.reject(bad, "recorder", records[bad[0].position].source_format)
-        good = [i for i, problem in enumerate(problems) if not problem]
-        counts = self.record_checked([records[i] for i in good], good)
+            self.reject(bad, "recorder", "recorder")
+        counts = self.record_checked(good, positions)
         counts.rejected += len(bad)
         return counts
 
@@ -159,7 +168,7 @@ class Job:
         now = datetime.now(UTC)
         rows = [
             {
-                "reject_id": ids.key_hash("reject", source_uri, r.position, r.reason, r.raw),
+                "reject_id": ids.key_hash("reject", self.run_id, source_uri, r.position, r.reason, r.raw),
                 "run_id": self.run_id,
                 "source_uri": source_uri,
                 "source_format": source_format,
@@ -181,8 +190,12 @@ class Job:
             frame: the table's columns without write_id, job_id, series_id and attempt, which are filled in.
 
         Raises:
-            ContractError: the frame breaks the table's contract.
+            ContractError: the frame breaks the table's contract, or the table is not written this way.
         """
+        if name not in TABLES or name in _WRITTEN_OTHERWISE:
+            valid = ", ".join(other for other in TABLES if other not in _WRITTEN_OTHERWISE)
+            msg = f"`write` has no table `{name}`; valid: {valid}. Episodes are written by `record`"
+            raise ContractError(msg)
         if frame.is_empty():
             return
         table = TABLES[name]

@@ -1,16 +1,20 @@
 """The Lake: open it, read it through snapshots, write it through jobs."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from lake.errors import LakeAccessError, NotALakeError, UsageError
+from lake.errors import LakeAccessError, NotALakeError, TrajlakeError, UsageError
 from lake.jobs import Code, Job
 from lake.snapshot import Snapshot
 from lake.store import Store
 from lake.writer import EpisodeWriter
+
+_UNSTORABLE = re.compile(r"[\[\]|^\\\x00-\x1f\x7f\ud800-\udfff]|%[0-9a-fA-F]{2}")
+"""What delta-rs cannot have in a folder's path: it reads the path as a URL."""
 
 
 class Lake:
@@ -107,18 +111,17 @@ def open(uri: str | Path, *, create: bool = False) -> Lake:  # noqa: A001 - `lak
         NotALakeError: nothing there, or something that is not a lake.
         LakeVersionError: a lake of a newer format.
         LakeAccessError: no permission, damaged tables.
-        UsageError: a URI scheme that is not supported.
+        UsageError: a URI scheme that is not supported, or no usable path.
     """
-    if "://" in str(uri):
-        msg = f"{uri}: only local folders are supported as lakes; give a path"
-        raise UsageError(msg)
-    path = Path(uri).expanduser().resolve()
+    path = _folder(uri)
     store = Store(str(path))
     try:
         if not store.exists():
             _refuse(path, create=create)
             path.mkdir(parents=True, exist_ok=True)
             store.create()
+    except TrajlakeError:
+        raise
     except OSError as error:
         msg = f"{path}: {error.strerror or error}; choose another --lake or change the folder's permissions"
         raise LakeAccessError(msg) from error
@@ -126,6 +129,25 @@ def open(uri: str | Path, *, create: bool = False) -> Lake:  # noqa: A001 - `lak
     if create:
         store.create()
     return Lake(store)
+
+
+def _folder(uri: str | Path) -> Path:
+    """The folder a URI names, absolute."""
+    if "://" in str(uri):
+        msg = f"{uri}: only local folders are supported as lakes; give a path"
+        raise UsageError(msg)
+    if not str(uri).strip():
+        msg = "the lake's path is empty; give --lake FOLDER"
+        raise UsageError(msg)
+    try:
+        path = Path(uri).expanduser().resolve()
+    except (RuntimeError, ValueError) as error:  # an unknown user, a loop of links, a NUL
+        msg = f"{str(uri)!r} is no usable path: {error}; choose another --lake"
+        raise UsageError(msg) from error
+    if found := _UNSTORABLE.search(str(path)):
+        msg = f"{str(path)!r}: Delta tables cannot lie under a name with {found[0]!r}; choose another --lake"
+        raise UsageError(msg)
+    return path
 
 
 def _refuse(path: Path, *, create: bool) -> None:

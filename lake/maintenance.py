@@ -6,6 +6,7 @@ from pathlib import Path
 import polars as pl
 
 from lake import ids
+from lake.columns import Visibility
 from lake.errors import TrajlakeError, UsageError
 from lake.lake import Lake
 from lake.rivals import find_rivals
@@ -91,8 +92,11 @@ def _installation() -> tuple[str, str, str]:
 
 
 def _files(snapshot: Snapshot) -> tuple[str, str, str]:
-    damaged = []
-    for name in TABLES:
+    damaged: list[str] = []
+    # What counts of the other tables is said by those that are always visible: without them there is no look further.
+    for name in sorted(TABLES, key=lambda name: TABLES[name].visibility is Visibility.ACCEPTED):
+        if damaged and TABLES[name].visibility is Visibility.ACCEPTED:
+            break
         for file in snapshot.files(name):
             try:
                 found = pl.scan_parquet(file.path).select(pl.len()).collect().item()

@@ -5,21 +5,20 @@ The connection is in memory; once the views stand it may open files inside the l
 settings, and takes exactly one SELECT.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from types import TracebackType
 from typing import Any, Self
 
 import duckdb
 import polars as pl
+import pyarrow as pa
 
 from lake import ids
 from lake.columns import Table, Visibility
 from lake.errors import QueryError
 from lake.tables import TABLES
 from lake.visibility import DataFile
-
-_READING = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
 
 
 class Session:
@@ -50,7 +49,8 @@ class Session:
         """
         try:
             statements = duckdb.extract_statements(query)
-            if len(statements) != 1 or statements[0].type not in _READING:
+            # No EXPLAIN: with ANALYZE it runs its statement, and COPY could write into the lake.
+            if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
                 kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
                 msg = f"a lake is read with exactly one SELECT; this is {kinds}"
                 raise QueryError(msg)
@@ -59,9 +59,7 @@ class Session:
             reason = " ".join(str(error).partition("\n\n")[0].split())
             msg = f"{reason} (`trajlake tables --columns` lists tables, views and columns)"
             raise QueryError(msg) from error
-        frame = pl.from_arrow(arrow)
-        assert isinstance(frame, pl.DataFrame)
-        return frame
+        return _frame(arrow)
 
     def close(self) -> None:
         """Close the connection."""
@@ -74,6 +72,36 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _frame(arrow: pa.Table) -> pl.DataFrame:
+    """A result as Polars has it: columns of one name are numbered, and sums of integers are int64 if they fit."""
+    try:
+        frame = pl.from_arrow(arrow.rename_columns(_distinct(arrow.column_names)))
+    except pl.exceptions.PolarsError as error:
+        types = ", ".join(f"{field.name} {field.type}" for field in arrow.schema)
+        msg = f"a column has a type that cannot be returned ({types}); cast it, for example to VARCHAR"
+        raise QueryError(msg) from error
+    assert isinstance(frame, pl.DataFrame)
+    for name, dtype in frame.schema.items():
+        if isinstance(dtype, pl.Decimal) and dtype.scale == 0:
+            narrow = frame[name].cast(pl.Int64, strict=False)
+            if narrow.null_count() == frame[name].null_count():
+                frame = frame.with_columns(narrow)
+    return frame
+
+
+def _distinct(names: Iterable[str]) -> list[str]:
+    """Names with repeats numbered: a, a_1, a_2."""
+    names = list(names)
+    distinct: dict[str, None] = {}
+    for name in names:
+        number, new = 0, name
+        while new in distinct or (number and new in names):
+            number += 1
+            new = f"{name}_{number}"
+        distinct[new] = None
+    return list(distinct)
 
 
 def shipped_views() -> list[str]:

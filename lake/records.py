@@ -6,7 +6,7 @@ else. Decoding checks types and unknown fields; `check` holds what types cannot 
 """
 
 import math
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import msgspec
@@ -21,6 +21,9 @@ Index = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 """A count or an index that fits int32."""
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 """An integer that fits int64."""
+_FLOAT32_MAX = 3.4028234e38
+_DEPTH_KEPT = 500
+"""Levels of nesting kept free below the interpreter's limit, so that whatever reads a record later can."""
 
 
 class TokensRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -155,9 +158,29 @@ def identify(record: EpisodeRecord, run_id: str) -> Identity:
     )
 
 
+def retyped(record: EpisodeRecord) -> EpisodeRecord:
+    """A copy of a record built in Python, with the types that decoding it from a file would give.
+
+    Raises:
+        ValueError: a field of a wrong type or out of its range; the message names it.
+    """
+    try:
+        return msgspec.convert(msgspec.to_builtins(record), EpisodeRecord)
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+
+
 def printable(text: str) -> str:
     """Text that a table can hold: lone surrogates, also those that stand for bytes that were not UTF-8, as escapes."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def shown(record: object) -> str:
+    """A record that cannot be taken, as text for a person."""
+    try:
+        return printable(repr(record))
+    except (ValueError, RecursionError) as error:
+        return f"(cannot be shown: {error})"
 
 
 def check(record: EpisodeRecord) -> str | None:  # noqa: PLR0911 - a list of independent rules
@@ -171,18 +194,41 @@ def check(record: EpisodeRecord) -> str | None:  # noqa: PLR0911 - a list of ind
     for name in ("parent_episode_id", "root_episode_id"):
         if (value := getattr(record, name)) is not None and not ids.is_text(value):
             return f"`{name}` is {value!r}; valid: an episode id, {ids.TEXT_LENGTH} base32 characters"
-    if problem := _not_finite(env_return=record.env_return, final_value_estimate=record.final_value_estimate):
+    problem = _not_finite(env_return=record.env_return, final_value_estimate=record.final_value_estimate)
+    if problem := problem or _not_utc(started_at=record.started_at, ended_at=record.ended_at):
         return problem
     for index, step in enumerate(record.steps):
         problem = _not_finite(reward=step.reward, value_estimate=step.value_estimate, latency=step.latency)
-        if problem is None and step.tokens is not None:
-            problem = _check_tokens(step.tokens, index, record)
+        problem = problem or _not_utc(started_at=step.started_at)
+        if (tokens := step.tokens) is not None:
+            problem = problem or _not_finite(temperature=tokens.temperature, top_p=tokens.top_p, min_p=tokens.min_p)
+            problem = problem or _check_tokens(tokens, index, record)
         if problem is not None:
             return f"steps[{index}]: {problem}"
+    return _not_storable(record)
+
+
+def _not_storable(record: EpisodeRecord) -> str | None:
+    nested: Json = record
+    for _ in range(_DEPTH_KEPT):
+        nested = [nested]
     try:
-        msgspec.json.encode(record)
+        msgspec.json.encode(nested)
     except (UnicodeEncodeError, TypeError, ValueError, OverflowError) as error:
         return f"it cannot be stored as UTF-8 JSON: {error}"
+    except RecursionError:
+        return "it cannot be stored as JSON: it is nested too deeply"
+    return None
+
+
+def _not_utc(**times: datetime | None) -> str | None:
+    for name, time in times.items():
+        if time is None or time.tzinfo is None:
+            continue
+        try:
+            time.astimezone(UTC)
+        except OverflowError:
+            return f"`{name}` is {time}; valid: a time whose year in UTC is 1 to 9999"
     return None
 
 
@@ -199,8 +245,8 @@ def _check_tokens(tokens: TokensRecord, index: int, record: EpisodeRecord) -> st
         value = getattr(tokens, name)
         if value is not None and len(value) != n_action:
             return f"`tokens.{name}` has {len(value)} entries for {n_action} action ids"
-    if tokens.action_logprobs is not None and not all(map(math.isfinite, tokens.action_logprobs)):
-        return "`tokens.action_logprobs` holds a number that is not finite"
+    if tokens.action_logprobs is not None and not all(abs(value) <= _FLOAT32_MAX for value in tokens.action_logprobs):
+        return "`tokens.action_logprobs` holds a number that is not finite in float32"
     if tokens.logprobs_mode not in (None, "processed", "raw"):
         return f"`tokens.logprobs_mode` is {tokens.logprobs_mode!r}; valid: processed, raw, null"
     prefix = tokens.prefix_step_index

@@ -17,7 +17,7 @@ from lake.errors import ContractError
 from lake.query import Session
 from lake.store import FileEntry, Store
 from lake.tables import RESOLUTION_ORDER, TABLES
-from lake.visibility import DataFile, all_files, visible_files, write_ids
+from lake.visibility import DataFile, all_files, collected, visible_files, write_ids
 
 
 class Snapshot:
@@ -37,6 +37,9 @@ class Snapshot:
             raise ContractError(msg)
         for name in RESOLUTION_ORDER:
             wanted = None if versions is None else versions.get(name, -1)
+            if wanted is not None and (not isinstance(wanted, int) or wanted < -1):
+                msg = f"table `{name}` has no version {wanted!r}; valid: -1 (no table yet), 0, 1, 2, ..."
+                raise ContractError(msg)
             self.versions[name], self._entries[name] = store.files(name, wanted)
 
     def __repr__(self) -> str:
@@ -53,14 +56,13 @@ class Snapshot:
     def scan(self, name: str) -> pl.LazyFrame:
         """The table's visible rows, lazily, with the columns and types of its spec."""
         table = _table(name)
-        schema = table.polars()
-        whole = [file.path for file in self.files(name) if not file.dead]
-        parts = [pl.scan_parquet(whole, missing_columns="insert", schema=schema)] if whole else []
-        for file in self.files(name):
+        files = self.files(name)
+        whole = [file.path for file in files if not file.dead]
+        parts = [_parquet(whole, table)] if whole else []
+        for file in files:
             if file.dead:
-                part = pl.scan_parquet(file.path, missing_columns="insert", schema=schema)
-                parts.append(part.filter(~pl.col("write_id").is_in(sorted(file.dead))))
-        frame = pl.concat(parts) if parts else pl.LazyFrame(schema=schema)
+                parts.append(_parquet([file.path], table).filter(~pl.col("write_id").is_in(sorted(file.dead))))
+        frame = pl.concat(parts) if parts else pl.LazyFrame(schema=table.polars())
         if table.visibility is Visibility.SET:
             frame = frame.sort("write_id").unique(list(table.key), keep="first", maintain_order=True)
         return frame
@@ -84,10 +86,14 @@ class Snapshot:
 
     @cached_property
     def accepted_write_ids(self) -> frozenset[int]:
-        """Write attempts whose rows exist: those of `episodes`, and those a succeeded job's terminal row names."""
+        """Write attempts whose rows exist: those of `episodes`, and those a succeeded job's terminal row names.
+
+        Raises:
+            LakeAccessError: a file of `episodes` or `jobs` is missing or damaged.
+        """
         of_episodes = (write_ids(entry) for entry in self._entries["episodes"])
-        jobs = self.scan("jobs").filter(pl.col("event") == "succeeded").select("accepted_write_ids").collect()
-        of_jobs = jobs["accepted_write_ids"].explode(empty_as_null=False, keep_nulls=False).to_list()
+        jobs = self.scan("jobs").filter(pl.col("event") == "succeeded").select("accepted_write_ids")
+        of_jobs = collected(jobs)["accepted_write_ids"].explode(empty_as_null=False, keep_nulls=False).to_list()
         return frozenset().union(*of_episodes, of_jobs)
 
     @cached_property
@@ -114,6 +120,11 @@ class Snapshot:
         pairs_E2 = episodes.select("episode_id", "write_id").unique().sort("episode_id", "write_id").to_numpy()
         facts = ids.bytes_hash(pairs_E2.astype("<i8", order="C").tobytes())
         return ids.key_hash("fingerprint", facts, *(part for name in sorted(inputs) for part in (name, inputs[name])))
+
+
+def _parquet(paths: list[str], table: Table) -> pl.LazyFrame:
+    """Files as a lazy frame of the table's columns; columns younger than a file are NULL."""
+    return pl.scan_parquet(paths, missing_columns="insert", extra_columns="ignore", schema=table.polars())
 
 
 def _table(name: str) -> Table:

@@ -9,6 +9,7 @@ back to dictionaries and one huge row group unless the writer properties are pas
 """
 
 import errno
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,12 +34,15 @@ from deltalake import (
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from lake.columns import Table, Type
-from lake.errors import ConflictError, LakeAccessError, LakeVersionError, NotALakeError
+from lake.errors import ConflictError, LakeAccessError, LakeVersionError, NotALakeError, TrajlakeError
 from lake.tables import EPISODES, FORMAT_VERSION, TABLES
 
 FORMAT_KEY = "trajlake.formatVersion"
 _ROW_GROUP_BYTES = 16 << 20
 _COMMIT_RETRIES = 200
+_APPEND_TRIES = 20
+_NO_PERMISSION = "no permission to write here; choose another --lake or change the folder's permissions"
+_REFUSALS = ("Permission denied", "Operation not permitted", "Read-only")
 _CONFIGURATION = {
     FORMAT_KEY: str(FORMAT_VERSION),
     # The default forgets versions after 30 days; a pinned snapshot must open years later.
@@ -127,12 +131,15 @@ class Store:
 
         Raises:
             LakeVersionError: names the table, its version and ours.
+            NotALakeError: a Delta table that is not ours.
         """
         for name in TABLES:
-            if not DeltaTable.is_deltatable(self._path(name)):
+            if self.refresh(name) == -1:
                 continue
-            with _translated(self._path(name)):
-                found = DeltaTable(self._path(name)).metadata().configuration.get(FORMAT_KEY, "0")
+            found = self._handles[name].metadata().configuration.get(FORMAT_KEY, "")
+            if not found.isdecimal():
+                msg = f"{self._path(name)} is a Delta table, but not of a lake: it names no {FORMAT_KEY}"
+                raise NotALakeError(msg)
             if int(found) > FORMAT_VERSION:
                 msg = (
                     f"table `{name}` of {self.root} has format version {found}; this trajlake reads up to "
@@ -169,10 +176,21 @@ class Store:
 
     def append(self, name: str, frame: pl.DataFrame) -> int:
         """Append rows unconditionally and return the new version."""
+        self._require_writable(name)
         with self._lock:
-            self.refresh(name)
-            self._write(name, frame, CommitProperties(max_commit_retries=_COMMIT_RETRIES))
-            return self._handles[name].version()
+            if self.refresh(name) == -1:
+                self.create()  # a lake older than this table, or made by a process that was killed
+            for _ in range(_APPEND_TRIES):
+                self.refresh(name)
+                try:
+                    self._write(name, frame, CommitProperties(max_commit_retries=_COMMIT_RETRIES))
+                except CommitFailedError as error:
+                    # delta-rs has no blind append: beside a compaction it may call a conflict where there is none.
+                    lost = error
+                else:
+                    return self._handles[name].version()
+        msg = f"table `{name}` of {self.root} is too busy: {_APPEND_TRIES} commits failed ({lost}); try again later"
+        raise ConflictError(msg)
 
     def append_episodes(self, frame: pl.DataFrame, checked_version: int) -> None:
         """Append to `episodes` as a compare-and-swap on the version the caller has checked.
@@ -241,8 +259,15 @@ class Store:
             try:
                 return DeltaTable(self._path(name), version=version)
             except DeltaError as error:
-                msg = f"table `{name}` of {self.root} has no version {version}: {error}"
+                msg = f"table `{name}` of {self.root} has no version {version}; its newest is {self.refresh(name)}"
                 raise LakeAccessError(msg) from error
+
+    def _require_writable(self, name: str) -> None:
+        """Raise before delta-rs is asked to write where it cannot: it would also print a panic of its own."""
+        for folder in (Path(self._path(name)), Path(self._path(name), "_delta_log")):
+            if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
+                msg = f"{folder}: {_NO_PERMISSION}"
+                raise LakeAccessError(msg)
 
     def _path(self, name: str) -> str:
         return str(Path(self.root, name))
@@ -262,7 +287,7 @@ def _translated(path: str) -> Iterator[None]:
     """Turn what storage can do to us into errors that say what to do; conflicts pass through."""
     try:
         yield
-    except CommitFailedError:
+    except (CommitFailedError, TrajlakeError):
         raise
     except TableNotFoundError as error:
         msg = f"{path} holds no table; is this a lake? `trajlake ingest FILE --lake URI` makes one"
@@ -275,7 +300,7 @@ def _advice(error: BaseException) -> str:
     text = " ".join(str(error).split())
     code = getattr(error, "errno", None)
     if code == errno.ENOSPC or "No space left" in text:
-        return f"the disk is full; nothing was made visible. Free space and run the same command again. ({text})"
-    if code in (errno.EACCES, errno.EROFS) or "Permission denied" in text or "Read-only" in text:
-        return f"no permission to write here; choose another --lake or change the folder's permissions. ({text})"
+        return f"the disk is full; what was being written is not visible. Free space and run it again. ({text})"
+    if code in (errno.EACCES, errno.EPERM, errno.EROFS) or any(words in text for words in _REFUSALS):
+        return f"{_NO_PERMISSION}. ({text})"
     return f"{text}. `trajlake doctor` tells what is damaged"

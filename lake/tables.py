@@ -175,7 +175,7 @@ REJECTS = Table(
     sort=("source_uri", "position"),
     row_bytes=2048,
     columns=(
-        Column("reject_id", Type.ID, "Hash of (source, position, reason, raw text).", required=True),
+        Column("reject_id", Type.ID, "Hash of (run, source, position, reason, raw text).", required=True),
         _JOB,
         _WRITE_ID,
         Column("run_id", Type.WORD, "The run it would have belonged to."),
@@ -355,5 +355,5 @@ RESOLUTION_ORDER = (
 """Order in which a snapshot resolves tables: the reverse of the order in which writers commit, so that whatever a
 resolved row refers to is resolved at a version that holds it."""
 
-ID_COLUMNS = frozenset(c.name for table in TABLES.values() for c in table.columns if c.type is Type.ID)
+ID_COLUMNS = frozenset(c.name for table in TABLES.values() for c in table.columns if c.type in (Type.ID, Type.IDS))
 """Names of the columns that people see as base32."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from lake.errors import LakeAccessError
 from lake.store import FileEntry
 
 
@@ -40,7 +41,25 @@ def all_files(entries: Iterable[FileEntry]) -> list[DataFile]:
 
 
 def write_ids(entry: FileEntry) -> frozenset[int]:
-    """The write_ids a file holds: from its statistics, or from its column where they do not say."""
+    """The write_ids a file holds: from its statistics, or from its column where they do not say.
+
+    Raises:
+        LakeAccessError: the file had to be read and cannot be.
+    """
     if entry.low_write_id is not None and entry.low_write_id == entry.high_write_id:
         return frozenset((entry.low_write_id,))
-    return frozenset(pl.read_parquet(entry.path, columns=["write_id"])["write_id"].unique().to_list())
+    return frozenset(collected(pl.scan_parquet(entry.path).select("write_id").unique())["write_id"].to_list())
+
+
+def collected(frame: pl.LazyFrame) -> pl.DataFrame:
+    """The rows of a lazy frame over a lake's files.
+
+    Raises:
+        LakeAccessError: a file is missing or damaged.
+    """
+    try:
+        return frame.collect()
+    except (OSError, pl.exceptions.PolarsError) as error:
+        reason = str(error).partition("\n")[0]
+        msg = f"the lake cannot be read: {reason}. `trajlake doctor` lists missing and damaged files"
+        raise LakeAccessError(msg) from error

@@ -11,6 +11,7 @@ So a kill at any instruction leaves either all of a batch or nothing visible, an
 batching, beside any number of writers, adds nothing twice.
 """
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -52,24 +53,28 @@ class EpisodeWriter:
         self._store = store
         self._index = pl.DataFrame(schema=_INDEX_SCHEMA)
         self._indexed_files: set[str] = set()
+        # Threads of one process take turns: a lost update of the index would let a duplicate through.
+        self._lock = threading.Lock()
 
     def write(self, records: Sequence[EpisodeRecord]) -> Outcome:
         """Record a batch; every record needs its run_id.
 
         Records already present with the same content are skipped, those present with other content reported.
         """
-        outcome = Outcome()
+        with self._lock:
+            return self._write(records)
+
+    def _write(self, records: Sequence[EpisodeRecord]) -> Outcome:
         identities = [identify(record, record.run_id or "") for record in records]
-        todo = self._drop_repeats(identities, outcome)
         while True:
             version = self._refresh_index()
-            todo = self._drop_present(todo, identities, outcome)
+            todo, outcome = self._sort_out(identities)
             if not todo:
                 return outcome
             write_id = ids.fresh_id()
             if self._attempt([records[i] for i in todo], [identities[i] for i in todo], write_id, version):
-                outcome.new += len(todo)
-                outcome.new_steps += sum(len(records[i].steps) for i in todo)
+                outcome.new = len(todo)
+                outcome.new_steps = sum(len(records[i].steps) for i in todo)
                 outcome.write_ids.append(write_id)
                 return outcome
 
@@ -90,33 +95,25 @@ class EpisodeWriter:
             else:
                 return True
 
-    def _drop_repeats(self, identities: list[Identity], outcome: Outcome) -> list[int]:
-        """Positions of the first record of each key in the batch."""
-        first: dict[int, int] = {}
-        for position, identity in enumerate(identities):
-            known = first.setdefault(identity.episode_id, position)
-            if known == position:
-                continue
-            if identities[known].content_hash == identity.content_hash:
-                outcome.present += 1
-            else:
-                outcome.conflicts.append(position)
-        return list(first.values())
+    def _sort_out(self, identities: list[Identity]) -> tuple[list[int], Outcome]:
+        """Positions of the records that are new, and the others counted.
 
-    def _drop_present(self, todo: list[int], identities: list[Identity], outcome: Outcome) -> list[int]:
-        """Positions whose key is not in the lake; the others are counted."""
-        found = self._present(pl.Series("episode_id", [identities[i].episode_id for i in todo], dtype=pl.Int64))
+        A key's second record in the batch counts as if its first were in the lake: batching changes nothing.
+        """
+        found = self._present(pl.Series("episode_id", [i.episode_id for i in identities], dtype=pl.Int64))
         content = dict(zip(found["episode_id"], found["content_hash"], strict=True))
-        remaining = []
-        for position in todo:
-            identity = identities[position]
-            if identity.episode_id not in content:
-                remaining.append(position)
-            elif content[identity.episode_id] == identity.content_hash:
+        todo: list[int] = []
+        outcome = Outcome()
+        for position, identity in enumerate(identities):
+            known = content.get(identity.episode_id)
+            if known is None:
+                content[identity.episode_id] = identity.content_hash
+                todo.append(position)
+            elif known == identity.content_hash:
                 outcome.present += 1
             else:
                 outcome.conflicts.append(position)
-        return remaining
+        return todo, outcome
 
     def _present(self, episode_ids: pl.Series) -> pl.DataFrame:
         return self._index.filter(pl.col("episode_id").is_in(episode_ids.implode()))

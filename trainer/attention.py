@@ -19,7 +19,7 @@ NAME = "trajlake_packed"
 """Name under which transformers knows it."""
 
 
-def packed_attention(  # noqa: PLR0917 - the order in which transformers passes them
+def packed_attention(
     module: torch.nn.Module,
     query_BHTD: Tensor,
     key_BHTD: Tensor,

@@ -83,6 +83,33 @@ class SingleDevice:
         self.optimizer.zero_grad(set_to_none=True)
         return norm
 
+    def get_optimizer_state(self) -> dict[str, Tensor]:
+        """AdamW's state as flat tensors, named parameter/field; not copies. Empty before the first update."""
+        return {
+            f"{name}/{field}": tensor
+            for name, parameter in sorted(self.policy.model.named_parameters())
+            for field, tensor in sorted(self.optimizer.state.get(parameter, {}).items())
+        }
+
+    def load_optimizer_state(self, state: dict[str, Tensor]) -> None:
+        """Restore AdamW's state exactly: values, shapes and dtypes (`Optimizer.load_state_dict` would cast them).
+
+        Raises:
+            ContractError: state of a parameter that the model does not have.
+        """
+        parameters = dict(self.policy.model.named_parameters())
+        restored: dict[Tensor, dict[str, Tensor]] = {}
+        for key, tensor in state.items():
+            name, _, field = key.rpartition("/")
+            if name not in parameters:
+                msg = f"the optimizer state is of another model: it names parameter {name}"
+                raise ContractError(msg)
+            # AdamW keeps its step counter on the CPU; moments live where their parameter does.
+            device = "cpu" if tensor.ndim == 0 else parameters[name].device
+            restored.setdefault(parameters[name], {})[field] = tensor.to(device, copy=True)
+        self.optimizer.state.clear()
+        self.optimizer.state.update(restored)
+
     def get_weights(self) -> dict[str, Tensor]:
         """The weights by name, tied ones once; not copies."""
         weights: dict[str, Tensor] = {}

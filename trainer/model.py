@@ -49,7 +49,7 @@ class Policy:
         model.train(mode=False)
         self.model: Any = model
         self._body: Any = model.base_model
-        self._head: Any = self.model.get_output_embeddings()
+        self._head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
 
     @property
     def vocabulary(self) -> int:

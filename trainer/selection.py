@@ -101,7 +101,7 @@ def select(
     needs: Needs,
     *,
     source: AdvantageSource | None = None,
-    encoding_id: int | None = None,
+    own_encoding: int | None = None,
     episodes: pl.DataFrame | None = None,
 ) -> Selection:
     """Judge every step of the selected episodes.
@@ -111,7 +111,7 @@ def select(
         config: the run.
         needs: of its loss.
         source: where advantages come from; required if the loss needs them or dead groups are left out.
-        encoding_id: the rendered encoding of this model; engine rows have one encoding of their own.
+        own_encoding: encoding_id of the model's tokenizer under the provenance in question, if known.
         episodes: of `select_episodes`, if known already.
 
     Returns:
@@ -121,9 +121,7 @@ def select(
         episodes = select_episodes(snapshot, config.where)
     provenance = provenance_of(snapshot, episodes["episode_id"], config.tokens)
     rows = read_token_rows(snapshot, episodes["episode_id"])
-    if provenance == "rendered" and encoding_id is not None:
-        rows = rows.filter(pl.col("encoding_id") == encoding_id)
-    rows, encoding_id = choose_encoding(rows, provenance)
+    rows, encoding_id = choose_encoding(rows, provenance, own_encoding)
     members = link_sequences(rows)
     live_only = needs.advantages if config.live_only is None else config.live_only
     credit = None if source is None else read_advantages(snapshot, source, episodes["episode_id"])

@@ -67,26 +67,29 @@ def read_token_rows(snapshot: Snapshot, episode_ids: pl.Series, columns: Sequenc
     return frame.unique(["episode_id", "encoding_id", "step_index"], keep="first", maintain_order=True)
 
 
-def choose_encoding(rows: pl.DataFrame, provenance: str) -> tuple[pl.DataFrame, int | None]:
-    """The rows of the one encoding there is.
+def choose_encoding(rows: pl.DataFrame, provenance: str, own: int | None) -> tuple[pl.DataFrame, int | None]:
+    """The rows that are trained on: those of the model's own encoding, else of the only other one there is.
 
     Args:
         rows: token rows.
         provenance: engine or rendered.
+        own: encoding_id that the model's tokenizer and template have under this provenance; None if not known.
 
     Returns:
         Its rows and its encoding_id (None if there are no such rows).
 
     Raises:
-        ContractError: the episodes were tokenised in several ways.
+        ContractError: several encodings, and none is known to be the model's.
     """
     rows = rows.filter(pl.col("provenance") == provenance)
     found = rows.group_by("encoding_id").agg(pl.col("episode_id").n_unique()).sort("encoding_id")
+    if own is not None and own in found["encoding_id"]:
+        return rows.filter(pl.col("encoding_id") == own), own
     if found.height > 1:
         listed = ", ".join(f"{ids.to_text(encoding)} ({episodes} episodes)" for encoding, episodes in found.rows())
         msg = (
-            f"table `tokens`: the selected episodes come in {found.height} encodings: {listed}. One run trains on one: "
-            f"narrow --where, for example by run_id or policy"
+            f"table `tokens`: the selected episodes come in {found.height} encodings, none known to be the model's: "
+            f"{listed}. One run trains on one: narrow --where, for example by run_id or policy"
         )
         raise ContractError(msg)
     return rows, int(found["encoding_id"][0]) if found.height else None

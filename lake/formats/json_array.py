@@ -5,6 +5,7 @@ is handed back as one piece of text. The standard library's scanner is used beca
 """
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,6 +17,11 @@ from lake.records import printable
 _CHUNK = 1 << 20
 _RAW_LIMIT = 16 << 20
 _LONGEST_LITERAL = 16
+_UNTERMINATED = "Unterminated string"
+_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|["\[\]{}]', re.DOTALL)
+"""A whole string, a bracket, or the quote of a string without an end."""
+_BEGUN = re.compile(r"(?:t|tr|tru|f|fa|fal|fals|n|nu|nul|-|\.|[eE][+-]?|\\?u[0-9a-fA-F]{0,3})?\Z")
+"""What may stand between the place of an error and the end of a document that was cut."""
 
 
 class Element(msgspec.Struct):
@@ -24,6 +30,8 @@ class Element(msgspec.Struct):
     index: int
     value: Any
     raw: str
+    problem: str | None = None
+    """Why an element that is well-formed has no value: nested too deeply, or a number of too many digits."""
 
 
 class Damage(msgspec.Struct):
@@ -48,15 +56,15 @@ def read_array(path: Path) -> Iterator[Element | Damage]:
             while source.peek() != "]":
                 if index:
                     source.expect(",")
-                value, raw = source.element()
-                yield Element(index=index, value=value, raw=raw)
+                value, raw, problem = source.element()
+                yield Element(index=index, value=value, raw=raw, problem=problem)
                 index += 1
             source.expect("]")
             source.expect("")
         except json.JSONDecodeError as error:
             where = f"after element {index - 1}" if index else "from its start"
             message = f"the document does not parse {where}: {error.msg}"
-            yield Damage(index=index, message=message, raw=source.rest(), at_end=not source.peek() or source.cut(error))
+            yield Damage(index=index, message=message, at_end=source.unfinished(error), raw=source.rest())
 
 
 class _Source:
@@ -86,8 +94,8 @@ class _Source:
             raise json.JSONDecodeError(f"expected {wanted}, found {found or 'the end'!r}", self._text, self._position)
         self._position += len(char)
 
-    def element(self) -> tuple[Any, str]:
-        """The next value and its text."""
+    def element(self) -> tuple[Any, str, str | None]:
+        """The next value, its text, and why it could not be taken although it is well-formed."""
         self.peek()
         while True:
             try:
@@ -96,17 +104,39 @@ class _Source:
                 if self.cut(error) and self._more():
                     continue
                 raise
-            except RecursionError as error:
-                raise json.JSONDecodeError("nested too deeply", self._text, self._position) from error
+            except (RecursionError, ValueError) as error:
+                if self.peek() not in "[{":
+                    raise json.JSONDecodeError(str(error), self._text, self._position) from error
+                return None, self._skip(), str(error)
             if end == len(self._text) and self._more():
                 continue  # a number at the edge of the window may go on
-            raw = printable(self._text[self._position : end])
-            self._position = end
-            return value, raw
+            return value, self._step_to(end), None
+
+    def _skip(self) -> str:
+        """Step over a list or an object by its brackets alone, and return its text."""
+        while True:
+            depth = 0
+            for token in _BRACKET.finditer(self._text, self._position):
+                depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0)
+                if token[0] == '"':
+                    break  # a string that the window cuts
+                if depth == 0:
+                    return self._step_to(token.end())
+            if not self._more():
+                raise json.JSONDecodeError("expected the end of a value", self._text, len(self._text))
+
+    def _step_to(self, end: int) -> str:
+        raw = printable(self._text[self._position : end])
+        self._position = end
+        return raw
 
     def cut(self, error: json.JSONDecodeError) -> bool:
         """Whether an error may come from the window's end, not from the document."""
-        return error.pos >= len(self._text) - _LONGEST_LITERAL or error.msg.startswith("Unterminated string")
+        return error.pos >= len(self._text) - _LONGEST_LITERAL or error.msg.startswith(_UNTERMINATED)
+
+    def unfinished(self, error: json.JSONDecodeError) -> bool:
+        """Whether a document that ends here would parse up to here, had it gone on."""
+        return error.msg.startswith(_UNTERMINATED) or _BEGUN.match(error.doc, error.pos) is not None
 
     def rest(self) -> str:
         """Everything from the position on, for a person to look at."""

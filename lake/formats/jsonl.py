@@ -5,6 +5,7 @@ a truncated last one, becomes a reject with its line number, and the rest is rea
 reference page docs/reference/jsonl.md is generated from the record types.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import msgspec
 from lake.records import EpisodeRecord, Reject, check
 
 NAME = "jsonl"
+_NUMBER_BEGUN = re.compile(rb"(?:-|\.|[eE][+-]?)\Z")
 _DECODER = msgspec.json.Decoder(EpisodeRecord)
 
 
@@ -36,13 +38,19 @@ def read_line(number: int, line: bytes) -> tuple[int, EpisodeRecord] | Reject:
     except msgspec.ValidationError as error:
         return _reject(number, line, "invalid", str(error))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        ended = not line.endswith(b"\n")
-        reason = "truncated" if ended and "truncated" in str(error) else "malformed"
+        reason = "truncated" if _is_cut(line, str(error)) else "malformed"
         return _reject(number, line, reason, f"not JSON: {error}")
     if problem := check(record):
         return _reject(number, line, "invalid", problem)
     record.source_format = NAME
     return number, record
+
+
+def _is_cut(line: bytes, message: str) -> bool:
+    """Whether a line is damaged because the file ends inside it."""
+    if line.endswith(b"\n"):
+        return False
+    return "truncated" in message or ("invalid number" in message and _NUMBER_BEGUN.search(line) is not None)
 
 
 def _reject(number: int, line: bytes, reason: str, message: str) -> Reject:

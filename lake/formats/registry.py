@@ -38,21 +38,24 @@ def sniff(path: Path) -> Format:
     Raises:
         FormatError: missing, a folder, unreadable, empty, or of no known format.
     """
-    try:
-        with path.open("rb") as file:
-            head = file.read(_HEAD_BYTES)
-    except OSError as error:
-        msg = f"{path}: {error.strerror}; give the path of a readable file"
-        raise FormatError(msg) from error
-    text = head.decode("utf-8", errors="replace").lstrip("\ufeff")
-    if not text.strip():
-        msg = f"{path} is empty; there is nothing to ingest"
-        raise FormatError(msg)
+    text = _head(path)
     for fmt in FORMATS.values():
         if fmt.recognise(text):
             return fmt
     msg = f"{path} has no known format; known: {_known()}. Name one with --format if you are sure"
     raise FormatError(msg)
+
+
+def choose(path: Path, name: str | None = None) -> Format:
+    """The format of that name, or the one a file looks like.
+
+    Raises:
+        FormatError: the file is missing, a folder, unreadable or empty; no such format, or none it looks like.
+    """
+    if name is None:
+        return sniff(path)
+    _head(path)
+    return named(name)
 
 
 def named(name: str) -> Format:
@@ -65,6 +68,21 @@ def named(name: str) -> Format:
         msg = f"there is no format {name!r}; known: {_known()}"
         raise FormatError(msg)
     return FORMATS[name]
+
+
+def _head(path: Path) -> str:
+    """The first 64 KB of a file, as text."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError as error:
+        msg = f"{path}: {error.strerror}; give the path of a readable file"
+        raise FormatError(msg) from error
+    text = head.decode("utf-8", errors="replace").lstrip("\ufeff")
+    if not text.strip():
+        msg = f"{path} is empty; there is nothing to ingest"
+        raise FormatError(msg)
+    return text
 
 
 def _known() -> str:

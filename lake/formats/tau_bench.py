@@ -12,13 +12,23 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from lake.formats.json_array import Damage, read_array
 from lake.records import EpisodeRecord, Reject, StepRecord, check
 
 NAME = "tau_bench"
 Message = dict[str, Any]
+
+
+class _Info(msgspec.Struct):
+    """What the runner says about the end of a rollout."""
+
+    task: dict[str, Any] | None = None
+    source: str | None = None
+    """The tool that answered last, or `user`: what ended the rollout, if anything did."""
+    reward_info: dict[str, Any] | UnsetType | None = UNSET
+    """NULL if the environment never came to its end: the runner's limit of turns stopped it."""
 
 
 class _Row(msgspec.Struct):
@@ -28,7 +38,7 @@ class _Row(msgspec.Struct):
     trial: Annotated[int, Meta(ge=0, le=2**31 - 1)]
     reward: float | None
     traj: list[Message]
-    info: dict[str, Any] | None = None
+    info: _Info | None = None
 
 
 def recognise(head: str) -> bool:
@@ -44,16 +54,17 @@ def read(path: Path) -> Iterator[tuple[int, EpisodeRecord] | Reject]:
             reason = "truncated" if item.at_end else "malformed"
             yield Reject(position=item.index, reason=reason, message=item.message, raw=item.raw)
             continue
-        try:
-            record = to_record(item.value)
-        except (msgspec.ValidationError, _ShapeError) as error:
-            yield Reject(position=item.index, reason="invalid", message=str(error), raw=item.raw)
-            continue
-        problem = check(record)
-        if problem:
-            yield Reject(position=item.index, reason="invalid", message=problem, raw=item.raw)
-        else:
+        problem = item.problem
+        if problem is None:
+            try:
+                record = to_record(item.value)
+                problem = check(record)
+            except (msgspec.ValidationError, _ShapeError, RecursionError) as error:
+                problem = str(error)
+        if problem is None:
             yield item.index, record
+        else:
+            yield Reject(position=item.index, reason="invalid", message=problem, raw=item.raw)
 
 
 class _ShapeError(ValueError):
@@ -65,6 +76,7 @@ def to_record(value: Any) -> EpisodeRecord:
 
     Raises:
         msgspec.ValidationError: wrong keys or types.
+        ValueError: a message that has no role, or whose content is no text.
     """
     row = msgspec.convert(value, _Row)
     steps: list[StepRecord] = []
@@ -82,22 +94,23 @@ def to_record(value: Any) -> EpisodeRecord:
             first = since
         steps.append(_step(message, since, is_first=not steps, index=index))
         since = []
-    info = row.info or {}
-    task = info.get("task") or {}
-    source = info.get("source")
+    info = row.info or _Info()
+    task = info.task or {}
+    terminated = None if info.reward_info is UNSET else info.reward_info is not None
     return EpisodeRecord(
         task_id=str(row.task_id),
         rollout_index=row.trial,
         environment="tau_bench",
         env_return=row.reward,
-        terminated=source is not None,
-        stop_reason=source,
+        status="truncated" if terminated is False else "completed",
+        terminated=terminated,
+        stop_reason=None if terminated is False else info.source,
         ground_truth={key: task[key] for key in ("actions", "outputs") if key in task} or None,
         initial_messages=first,
         final_observation=since,
         steps=steps,
         source_format=NAME,
-        extra={"info": info} if info else None,
+        extra={"info": value["info"]} if row.info else None,
     )
 
 
@@ -112,8 +125,16 @@ def _step(message: Message, since: list[Message], *, is_first: bool, index: int)
         state_is_error=last.get("role") == "tool" and state.startswith("Error"),
         context=[] if is_first else since,
         action=_text(message, index),
-        tool_calls=message.get("tool_calls"),
+        tool_calls=_tool_calls(message, index),
     )
+
+
+def _tool_calls(message: Message, index: int) -> list[Any] | None:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list | None):
+        msg = f"`traj[{index}].tool_calls` is {type(calls).__name__}; valid: a list"
+        raise _ShapeError(msg)
+    return calls
 
 
 def _text(message: Message, index: int) -> str:

@@ -23,8 +23,7 @@ def gigpo_relation(connection: duckdb.DuckDBPyConnection, config: GiGPO, steps: 
     Args:
         connection: where `steps` is found.
         config: the estimator. Anchors must be exact text.
-        steps: name of a relation with the nine columns that the query's header lists; a column that has nothing to
-            say holds NULLs.
+        steps: name of a relation with the nine columns that the query's header lists.
 
     Returns:
         The rows, sorted by (group_id, episode_id, step_index).

@@ -1,20 +1,21 @@
 -- GiGPO advantages (arXiv 2505.10978) over stored steps: the SQL twin of pipelines/credit/estimators/gigpo.py.
 --
 -- Grain    one row per active step, sorted by (group_id, episode_id, step_index).
--- Input    relation $steps: episode_id, group_id (BIGINT or VARCHAR), step_index, state_hash (BIGINT, the anchor), reward,
---          episode_score (DOUBLE), status (completed | truncated | aborted | failed), is_active, is_action_valid.
---          NULL is unknown: not scored, no reward given; is_active, is_action_valid: true; status: completed.
---          Stops at a wrong step number, and at a reward or score that is not a finite number. Assumed, not checked:
---          an episode has one group, one score and one status.
--- Options  the fields of the class GiGPO, under the same names: $gamma, $omega, $combination, $episode_norm, $step_norm,
---          $baseline, $singleton, $invalid_action_penalty, $episode_source, $step_source, $default_step_reward,
---          $truncated, $revisits.
+-- Input    relation $steps: episode_id, group_id (BIGINT or VARCHAR), step_index (INTEGER or BIGINT), state_hash
+--          (BIGINT, the anchor), reward, episode_score (DOUBLE), status (completed | truncated | aborted | failed),
+--          is_active, is_action_valid (BOOLEAN). NULL is unknown: not scored, no reward given; NULL in the last two
+--          counts as true.
+--          Stops at a wrong step number, at a status that is not in the list, and at a reward or score that is not a
+--          finite number. Assumed, not checked: an episode has one group, one score and one status.
+-- Options  the fields of the class GiGPO, under the same names: $gamma, $omega, $combination, $episode_norm,
+--          $step_norm, $baseline, $singleton, $invalid_action_penalty, $episode_source, $step_source,
+--          $default_step_reward, $truncated, $revisits.
 -- Output   episode_id, step_index, group_id, anchor_key, return_to_go, a_episode, a_step, advantage, group_size,
 --          anchor_size, anchor_episodes, flags.
 --
--- Returns  A power-scaled suffix sum underflows in long episodes. So an episode is cut into blocks in which gamma^length
---          stays above e^-230: inside a block the scaled sum is exact, and what a step sees beyond its own block is the
---          sum of the next block, discounted. What is left out is discounted by more than e^-230, and is lost in float64.
+-- Returns  A power-scaled suffix sum underflows in long episodes. So an episode is cut into blocks short enough for
+--          gamma^length to stay above e^-230. Inside a block the scaled sum is exact; beyond it a step sees the sum of
+--          the next block, discounted; what is left out is discounted by more than e^-230, which float64 cannot show.
 WITH
 options AS (
     SELECT
@@ -35,10 +36,16 @@ options AS (
         1e-9 AS tie
 ),
 
--- Every step, numbered and checked; inactive ones go.
+-- Every step, numbered and checked; inactive ones go. t: number among the active steps of the episode.
 numbered AS (
-    SELECT *, row_number() OVER (PARTITION BY episode_id ORDER BY step_index) - 1 AS expected_index
+    SELECT
+        *,
+        coalesce(is_active, true) AS is_used,
+        row_number() OVER in_order - 1 AS expected_index,
+        count(*) FILTER (WHERE is_used) OVER in_order - 1 AS t,
+        count(*) FILTER (WHERE is_used) OVER (in_order ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING) AS num_later
     FROM query_table($steps)
+    WINDOW in_order AS (PARTITION BY episode_id ORDER BY step_index)
 ),
 
 active AS (
@@ -49,19 +56,26 @@ active AS (
         state_hash AS anchor_key,
         coalesce(reward, $default_step_reward::DOUBLE) AS reward,
         episode_score,
-        coalesce(status, 'completed') AS status,
+        status,
         NOT coalesce(is_action_valid, true) AS invalid,
-        row_number() OVER (PARTITION BY episode_id ORDER BY step_index) - 1 AS t,
-        row_number() OVER (PARTITION BY episode_id ORDER BY step_index DESC) = 1 AS is_last
+        t,
+        CASE WHEN num_later = 0 THEN episode_score ELSE 0 END AS terminal_score,
+        CASE $step_source
+            WHEN 'rewards' THEN coalesce(reward, $default_step_reward::DOUBLE)
+            WHEN 'terminal_score' THEN terminal_score
+            ELSE coalesce(reward, $default_step_reward::DOUBLE) + terminal_score
+        END AS r
     FROM numbered
     WHERE CASE
         WHEN step_index <> expected_index
-            THEN error(format('steps: episode {}, step_index {}: duplicate, missing or negative step', episode_id, step_index))
-        WHEN coalesce(is_active, true) AND NOT abs(reward) <= 1e100
-            THEN error(format('steps: episode {}, step_index {}: reward is not a finite number', episode_id, step_index))
+            THEN error(format('steps: episode {}, step_index {}: wrong step number', episode_id, step_index))
+        WHEN coalesce(status NOT IN ('completed', 'truncated', 'aborted', 'failed'), true)
+            THEN error(format('steps: episode {}, step_index {}: unknown status', episode_id, step_index))
+        WHEN is_used AND NOT abs(reward) <= 1e100
+            THEN error(format('steps: episode {}, step_index {}: reward not finite', episode_id, step_index))
         WHEN NOT abs(episode_score) <= 1e100
-            THEN error(format('steps: episode {}: episode_score is not a finite number', episode_id))
-        ELSE coalesce(is_active, true)
+            THEN error(format('steps: episode {}: episode_score not finite', episode_id))
+        ELSE is_used
     END
 ),
 
@@ -96,44 +110,45 @@ siblings AS (
     GROUP BY group_id
 ),
 
--- Return-to-go: scaled sums inside blocks first.
-step_rewards AS (
-    SELECT
-        *,
-        CASE $step_source
-            WHEN 'rewards' THEN reward
-            WHEN 'terminal_score' THEN CASE WHEN is_last THEN episode_score ELSE 0 END
-            ELSE reward + CASE WHEN is_last THEN episode_score ELSE 0 END
-        END AS r
-    FROM active
-),
-
+-- Return-to-go. place: where the step lies in its block.
 blocks AS (
     SELECT
-        steps.*,
+        active.*,
+        block,
+        gamma,
+        t % block AS place,
         sum(coalesce(r, 0) * pow(gamma, t % block)) OVER (
-            PARTITION BY episode_id, t // block ORDER BY t DESC ROWS UNBOUNDED PRECEDING
+            in_order ROWS BETWEEN CURRENT ROW AND block - 1 - t % block FOLLOWING
         ) AS scaled_sum,
-        bool_or(r IS NULL) OVER (PARTITION BY episode_id ORDER BY t DESC ROWS UNBOUNDED PRECEDING) AS is_unknown
-    FROM step_rewards AS steps, options
+        bool_or(r IS NULL) OVER (in_order ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING) AS is_unknown
+    FROM active, options
+    WINDOW in_order AS (PARTITION BY episode_id ORDER BY t)
 ),
 
 returns AS (
     SELECT
-        blocks.*,
+        *,
         CASE
             WHEN NOT is_unknown
-                THEN scaled_sum / pow(gamma, t % block) + pow(gamma, block - t % block)
-                    * coalesce(lead(scaled_sum, block - t % block) OVER (PARTITION BY episode_id ORDER BY t), 0)
+                THEN scaled_sum / pow(gamma, place) + pow(gamma, block - place)
+                    * coalesce(lead(scaled_sum, block - place) OVER (PARTITION BY episode_id ORDER BY t), 0)
         END AS return_to_go
-    FROM blocks, options
+    FROM blocks
+),
+
+-- Empty unless asked for.
+first_visits AS (
+    SELECT group_id, anchor_key, episode_id, min(step_index) AS first_index
+    FROM active
+    WHERE $revisits = 'first'
+    GROUP BY ALL
 ),
 
 -- One row per step with everything that is known before siblings are compared.
 steps AS (
     SELECT
-        returns.group_id,
-        returns.episode_id,
+        group_id,
+        episode_id,
         step_index,
         anchor_key,
         invalid,
@@ -145,12 +160,10 @@ steps AS (
         member_score - CASE WHEN by_rows AND invalid THEN penalty ELSE 0 END AS unit_score,
         return_to_go - CASE WHEN invalid THEN penalty ELSE 0 END AS step_score,
         NOT is_excluded AND anchor_key IS NOT NULL AND return_to_go IS NOT NULL AS is_candidate,
-        is_candidate AND (
-            $revisits = 'keep'
-            OR row_number() OVER (PARTITION BY returns.group_id, anchor_key, returns.episode_id ORDER BY step_index) = 1
-        ) AS is_member
+        is_candidate AND step_index = coalesce(first_index, step_index) AS is_member
     FROM returns
     INNER JOIN episodes USING (group_id, episode_id)
+    LEFT JOIN first_visits USING (group_id, anchor_key, episode_id)
     CROSS JOIN options
 ),
 

@@ -1,0 +1,30 @@
+"""The page of commands, from their help texts."""
+
+from collections.abc import Iterator
+
+import click
+
+from lake.cli import trajlake
+
+HELP_WIDTH = 100
+
+
+def cli_page() -> str:
+    """Every command with its help text."""
+    parent = click.Context(trajlake, info_name="trajlake", terminal_width=HELP_WIDTH, **trajlake.context_settings)
+    sections = [f"# Commands\n\n```text\n{trajlake.get_help(parent)}\n```\n"]
+    for name in trajlake.list_commands(parent):
+        command = trajlake.get_command(parent, name)
+        if command is not None:
+            sections += _command_sections(command, name, parent)
+    return "\n".join(sections)
+
+
+def _command_sections(command: click.Command, name: str, parent: click.Context) -> Iterator[str]:
+    context = click.Context(command, info_name=name, parent=parent)
+    yield f"## {context.command_path}\n\n```text\n{command.get_help(context)}\n```\n"
+    if isinstance(command, click.Group):
+        for child in command.list_commands(context):
+            found = command.get_command(context, child)
+            if found is not None:
+                yield from _command_sections(found, child, context)

@@ -1,0 +1,133 @@
+"""The estimator, its lazy and eager runs, its SQL twin and the slow oracle agree on everything."""
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
+
+from lake.ids import text_hash
+from pipelines.credit import GiGPO, SimilarText
+from pipelines.credit.gigpo_sql import gigpo_relation
+from testkit.credit_strategies import configs, frame, step_rows
+from testkit.gigpo_oracle import exact_keys, gigpo, similar_keys
+
+NUMBERS = ["return_to_go", "a_episode", "a_step", "advantage"]
+EXACT = ["episode_id", "step_index", "group_id", "anchor_key", "group_size", "anchor_size", "anchor_episodes", "flags"]
+
+
+def expected(rows: list[dict[str, Any]], config: GiGPO, schema: pl.Schema, *, hashed: bool) -> pl.DataFrame:
+    """The oracle's answer as a frame of the estimator's schema."""
+    keys = similar_keys(config.anchors.threshold) if isinstance(config.anchors, SimilarText) else exact_keys
+    found = gigpo([{**row, "state": row["state_hash"]} for row in rows] if hashed else rows, config, keys)
+    for row in found:
+        row["anchor_key"] = row["anchor"] if hashed or row["anchor"] is None else text_hash(row["anchor"])
+    return pl.DataFrame([{name: row[name] for name in schema} for row in found], schema=schema, orient="row")
+
+
+def assert_same(found: pl.DataFrame, wanted: pl.DataFrame) -> None:
+    """Equal in everything but the last digits of numbers."""
+    assert found.schema == wanted.schema
+    assert_frame_equal(found.select(EXACT), wanted.select(EXACT))
+    assert_frame_equal(found.select(NUMBERS), wanted.select(NUMBERS), abs_tol=1e-9, rel_tol=1e-9)
+
+
+@settings(deadline=None, max_examples=300)
+@given(rows=step_rows(), config=configs(), hashed=st.booleans())
+def test_oracle(rows: list[dict[str, Any]], config: GiGPO, hashed: bool) -> None:
+    steps = frame(rows) if hashed else frame(rows).drop("state_hash")
+    found = config.advantages(steps.lazy()).collect()
+    assert_same(found, expected(rows, config, found.schema, hashed=hashed))
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    rows=step_rows(max_groups=2),
+    config=configs(),
+    threshold=st.sampled_from([0.2, 0.6, 0.9]),
+    texts=st.lists(st.text("abc ", max_size=6), min_size=1, max_size=6),
+    data=st.data(),
+)
+def test_oracle_with_similar_states(
+    rows: list[dict[str, Any]], config: GiGPO, threshold: float, texts: list[str], data: st.DataObject
+) -> None:
+    for row in rows:
+        row["state"] = data.draw(st.none() | st.sampled_from(texts))
+    config = GiGPO(**{**config.model_dump(), "anchors": {"kind": "similarity", "threshold": threshold}})
+    found = config.advantages(frame(rows).lazy()).collect()
+    assert_same(found, expected(rows, config, found.schema, hashed=False))
+
+
+@settings(deadline=None, max_examples=80)
+@given(rows=step_rows(), config=configs())
+def test_sql_twin(rows: list[dict[str, Any]], config: GiGPO) -> None:
+    steps = frame(rows)
+    connection = duckdb.connect()
+    connection.register("some_steps", steps.to_arrow())
+    found = gigpo_relation(connection, config, "some_steps").pl()
+    assert_same(found, config.advantages(steps.lazy()).collect())
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.01, 0.5, 0.95, 0.999, 1.0])
+def test_sql_twin_on_episodes_longer_than_any_power_of_gamma(gamma: float) -> None:
+    rewards = [((7 * i) % 11 - 5) / 4 for i in range(6000)]
+    rows = [
+        {
+            "episode_id": episode,
+            "group_id": 0,
+            "step_index": i,
+            "state_hash": i // 3,
+            "reward": rewards[i + 7 * episode],
+        }
+        for episode in range(2)
+        for i in range(5000)
+    ]
+    steps = frame([{**row, "episode_score": row["episode_id"]} for row in rows])
+    config = GiGPO(gamma=gamma, step_norm="mean_norm")
+    connection = duckdb.connect()
+    connection.register("steps", steps.to_arrow())
+    found = gigpo_relation(connection, config, "steps").pl()
+    assert_same(found, config.advantages(steps.lazy()).collect())
+
+
+@settings(deadline=None, max_examples=50)
+@given(rows=step_rows(), config=configs(), layout=st.integers(1, 4))
+def test_lazy_eager_streaming_and_files(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], config: GiGPO, layout: int
+) -> None:
+    steps = frame(rows)
+    eager = config.advantages(steps.lazy()).collect()
+    folder: Path = tmp_path_factory.mktemp("steps")
+    for part in range(layout):
+        steps[part::layout].write_parquet(folder / f"{part}.parquet")
+    lazy = config.advantages(pl.scan_parquet(folder / "*.parquet"))
+    assert_frame_equal(lazy.collect(), eager, check_exact=True)
+    assert_frame_equal(lazy.collect(engine="streaming"), eager, check_exact=True)
+
+
+@settings(deadline=None, max_examples=50)
+@given(rows=step_rows(), config=configs())
+def test_a_later_filter_does_not_reach_into_the_groups(rows: list[dict[str, Any]], config: GiGPO) -> None:
+    lazy = config.advantages(frame(rows).lazy())
+    condition = (pl.col("step_index") == 0) & (pl.col("episode_id") % 2 == 0)
+    wanted = lazy.collect().filter(condition).select("advantage", "group_size").head(2)
+    found = lazy.filter(condition).select("advantage", "group_size").head(2).collect()
+    assert_frame_equal(found, wanted, check_exact=True)
+
+
+@settings(deadline=None, max_examples=20)
+@given(rows=step_rows(), config=configs())
+def test_ids_may_be_text(rows: list[dict[str, Any]], config: GiGPO) -> None:
+    steps = frame(rows)
+    named = steps.with_columns(pl.format("e{}", pl.col("episode_id").cast(pl.String).str.zfill(4)).alias("episode_id"))
+    named = named.with_columns(pl.format("g{}", "group_id").alias("group_id"))
+    connection = duckdb.connect()
+    connection.register("steps", named.to_arrow())
+    found = config.advantages(named.lazy()).collect()
+    wanted = config.advantages(steps.lazy()).collect()
+    assert_frame_equal(found.drop("episode_id", "group_id"), wanted.drop("episode_id", "group_id"), check_exact=True)
+    assert_same(gigpo_relation(connection, config, "steps").pl(), found)

@@ -1,0 +1,20 @@
+"""Where the data that is shared beside the checkout lies, or a skip that says how to get it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def shared_data(*parts: str) -> Path:
+    """Path under the shared `data` folder; skips the test if it is not there.
+
+    The folder is `$TRAJLAKE_SHARED`, else `shared` beside the checkout.
+    """
+    root = Path(os.environ.get("TRAJLAKE_SHARED") or CHECKOUT.parent / "shared")
+    path = root.joinpath("data", *parts)
+    if not path.exists():
+        pytest.skip(f"{path} is not there: put the shared data beside the checkout, or set TRAJLAKE_SHARED")
+    return path

@@ -1,0 +1,88 @@
+"""Docs that cannot rot: generated pages equal what the code says now, and no link or path leads nowhere."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LAYERS = ("lake", "pipelines", "trainer", "viewer")
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+SOURCES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+PATH_IN_CODE = re.compile(r"\bdocs/[\w./-]*\w")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """The docs of this checkout, copied, beside its packages."""
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    for layer in LAYERS:
+        (tmp_path / layer).symlink_to(ROOT / layer)
+    return tmp_path
+
+
+def generate(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(checkout / "docs" / "generate"), *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def test_generated_pages_are_in_step_with_the_code() -> None:
+    done = generate(ROOT, "--check")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_stale_page_is_named_then_written(checkout: Path) -> None:
+    page = checkout / "docs" / "reference" / "jsonl.md"
+    good = page.read_text("utf-8")
+    page.write_text(good.replace("task_id", "task"), "utf-8")
+    (checkout / "docs" / "reference" / "tables.md").unlink()
+
+    stale = generate(checkout, "--check")
+    assert stale.returncode == 1
+    assert "docs/reference/jsonl.md, docs/reference/tables.md; run `make docs`" in stale.stderr
+
+    assert generate(checkout).returncode == 0
+    assert page.read_text("utf-8") == good
+    assert generate(checkout, "--check").returncode == 0
+
+
+@pytest.mark.parametrize("name", ["ingest", "sql", "tables", "history", "doctor", "credit", "train", "view", "demo"])
+def test_every_command_has_a_section(name: str) -> None:
+    assert f"\n## trajlake {name}\n" in (ROOT / "docs" / "reference" / "cli.md").read_text("utf-8")
+
+
+def test_every_key_of_the_main_configs_is_explained() -> None:
+    from pipelines.credit import GiGPO
+    from trainer.config import TrainConfig
+
+    page = (ROOT / "docs" / "reference" / "config.md").read_text("utf-8")
+    for config in (GiGPO, TrainConfig):
+        section = page.partition(f".{config.__name__}\n")[2].partition("\n## ")[0]
+        rows = {line.split("`")[1]: line for line in section.splitlines() if line.startswith("| `")}
+        assert list(rows) == list(config.model_fields)
+        assert [key for key, line in rows.items() if line.endswith("|  |")] == [], "a field without a docstring"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_link_leads_nowhere(page: Path) -> None:
+    targets = [target for target in LINK.findall(page.read_text("utf-8")) if "://" not in target]
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_no_path_of_docs_in_the_code_leads_nowhere() -> None:
+    named = {
+        (path.relative_to(ROOT).as_posix(), p)
+        for path in SOURCES
+        for p in PATH_IN_CODE.findall(path.read_text("utf-8"))
+    }
+    assert sorted(pair for pair in named if not exists(pair[1])) == []
+
+
+def exists(path: str) -> bool:
+    """Decisions may be named by their number alone."""
+    return (ROOT / path).exists() or any((ROOT / path).parent.glob(f"{Path(path).name}-*"))

@@ -1,0 +1,185 @@
+"""Guards of the layout: the import names are plain words, so collisions are looked for, not hoped against.
+
+1. Each layer resolves to our tree, and no other distribution owns its name.
+2. Nothing in viewer/ shadows a standard module or a layer: Streamlit puts that folder first on the path.
+3. No __init__.py under tests/: tests/lake/__init__.py would take over `import lake`. Pytest's import mode needs none.
+4. Importing lake is light, and so is `trajlake -h`.
+5. Every module says what it is, and stays small.
+"""
+
+import ast
+import os
+import subprocess
+import sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+from lake.rivals import LAYERS, find_rivals, misplaced_layers, rival_owners
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = {
+    path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
+    for layer in LAYERS
+    for path in sorted((ROOT / layer).rglob("*.py"))
+}
+HEAVY = {"torch", "transformers", "streamlit", "pandas"}
+
+
+def fresh_python(code: str, *, cwd: Path = ROOT, path: str = "") -> list[str]:
+    """Words printed by code in an interpreter of its own."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+# ---------------------------------------------------------------- 1. rivals
+
+
+def test_this_installation_has_no_rival() -> None:
+    assert find_rivals() == []
+
+
+def test_a_distribution_that_owns_a_layer_is_a_rival() -> None:
+    owners = {"trainer": ["Trajlake", "coqui-tts-trainer", "trajlake"], "lake": ["trajlake"], "torch": ["torch"]}
+    (problem,) = rival_owners(owners)
+    assert "`trainer`" in problem
+    assert "pip uninstall coqui-tts-trainer" in problem
+
+
+def test_an_installed_rival_is_found(tmp_path: Path) -> None:
+    """A package of the same name, earlier on the path and with metadata, as pip would leave it."""
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer" / "__init__.py").write_text("")
+    metadata = tmp_path / "rival_trainer-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: rival-trainer\nVersion: 1.0\n")
+    (metadata / "top_level.txt").write_text("trainer\n")
+
+    code = "from lake.rivals import find_rivals; print(*find_rivals(), sep='|')"
+    found = fresh_python(code, cwd=tmp_path, path=str(tmp_path))
+    owned, shadowed = " ".join(found).split("|")
+    assert "`trainer` is also installed by `rival-trainer`" in owned
+    assert f"`import trainer` finds {tmp_path / 'trainer' / '__init__.py'} instead of" in shadowed
+
+
+def test_a_layer_that_is_not_where_it_belongs_is_named(tmp_path: Path) -> None:
+    problems = misplaced_layers(tmp_path)
+    assert [problem.split("`")[1] for problem in problems] == [f"import {layer}" for layer in LAYERS]
+    assert all(str(tmp_path) in problem for problem in problems)
+
+
+def test_a_layer_that_nothing_provides_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder without __init__.py is importable, as a namespace, but is not ours."""
+    (tmp_path / "viewer").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert [problem.split(" instead ")[0] for problem in misplaced_layers(ROOT)] == [
+        f"`import {layer}` finds nothing" for layer in LAYERS
+    ]
+
+
+def test_the_layers_belong_to_trajlake_alone() -> None:
+    owners = packages_distributions()
+    assert {owner for layer in LAYERS for owner in owners.get(layer, ())} <= {"trajlake"}
+
+
+# ---------------------------------------------------------------- 2. shadows
+
+
+def test_names_in_viewer_shadow_nothing() -> None:
+    names = {path.stem for path in (ROOT / "viewer").iterdir() if not path.name.startswith("__")}
+    assert names, "the viewer's folder is empty"
+    assert names & (set(sys.stdlib_module_names) | set(LAYERS)) == set()
+
+
+# ---------------------------------------------------------------- 3. tests
+
+
+def test_no_init_file_under_tests() -> None:
+    assert list((ROOT / "tests").rglob("__init__.py")) == []
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_pytest_runs_strict(pytestconfig: pytest.Config) -> None:
+    assert pytestconfig.getoption("importmode") == "importlib"
+    assert pytestconfig.getini("filterwarnings") == ["error"]
+    assert pytestconfig.getini("xfail_strict") is True
+    assert pytestconfig.getini("pythonpath") == [ROOT, ROOT / "tests"]
+
+
+# ---------------------------------------------------------------- 4. lightness
+
+
+def test_import_lake_is_light() -> None:
+    loaded = set(fresh_python("import sys, lake; print(*sys.modules)"))
+    assert loaded & (HEAVY | {"polars", "duckdb", "deltalake", "pyarrow"}) == set()
+
+
+def test_working_with_a_lake_is_light(tmp_path: Path) -> None:
+    code = (
+        "import sys, lake; rollouts = lake.open('new', create=True); "
+        "assert rollouts.sql('SELECT count(*) FROM episodes').item() == 0; print(*sys.modules)"
+    )
+    loaded = set(fresh_python(code, cwd=tmp_path))
+    assert "polars" in loaded
+    assert loaded & HEAVY == set()
+
+
+@pytest.mark.parametrize("layer", ["lake", "pipelines"])
+def test_no_module_of_a_light_layer_imports_a_heavy_one(layer: str) -> None:
+    code = (
+        f"import sys, pkgutil, importlib, {layer}; "
+        f"[importlib.import_module(m.name) for m in pkgutil.walk_packages({layer}.__path__, '{layer}.')]; "
+        "print(*sys.modules)"
+    )
+    assert set(fresh_python(code)) & (HEAVY - {"pandas"}) == set()
+
+
+def test_the_help_of_the_command_imports_nothing_but_click() -> None:
+    run = "import sys; from lake.cli import trajlake; trajlake(['-h'], standalone_mode=False)"
+    words = fresh_python(f"{run}; print('MODULES', *sys.modules)")
+    modules = words[words.index("MODULES") :]
+    assert {"ingest", "credit", "train", "view"} <= set(words)
+    assert set(modules) & (HEAVY | {"polars", "duckdb", "deltalake", "pyarrow", "numpy", "pydantic", "rich"}) == set()
+
+
+# ---------------------------------------------------------------- 5. modules
+
+
+def test_every_module_says_what_it_is() -> None:
+    assert [name for name, text in SOURCES.items() if not ast.get_docstring(ast.parse(text))] == []
+
+
+def test_files_stay_small() -> None:
+    """Past 400 lines a file wants a split, not another limit."""
+    assert {name: n for name, text in SOURCES.items() if (n := len(text.splitlines())) > 400} == {}
+
+
+def test_functions_stay_small() -> None:
+    """Past 60 lines, the docstring not counted, a function wants a split."""
+    found = {
+        f"{name}:{function.name}": lines
+        for name, text in SOURCES.items()
+        for function in ast.walk(ast.parse(text))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        if (lines := body_lines(function)) > 60
+    }
+    assert found == {}
+
+
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function's body, its docstring left out."""
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0

@@ -1,0 +1,100 @@
+"""From an episode's rows to the messages a chat template takes.
+
+Stored messages are what their source wrote. Templates want two things differently: tool-call arguments as objects, not
+as JSON text, and text where a source has null. A source that kept no messages has its states: they become the user's.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One decision of an episode."""
+
+    step_index: int
+    """Which."""
+    added: list[Message]
+    """Messages since the decision before."""
+    action: Message
+    """The assistant's message."""
+
+
+def turns_of(initial_messages: str | None, steps: Sequence[Mapping[str, Any]]) -> list[Turn]:
+    """The turns of an episode.
+
+    Args:
+        initial_messages: `episodes.initial_messages`, JSON.
+        steps: rows of `steps` in order: step_index, context, state, state_role, action, reasoning, tool_calls.
+
+    Returns:
+        One turn per step.
+    """
+    turns = []
+    for position, row in enumerate(steps):
+        added = msgspec.json.decode(row["context"] or "[]")
+        if position == 0:
+            added = msgspec.json.decode(initial_messages or "[]") + added
+        if not added and row["state"]:
+            added = [{"role": row["state_role"] or "user", "content": row["state"]}]
+        turns.append(Turn(row["step_index"], [_tidy(message) for message in added], _action(row)))
+    return turns
+
+
+def texts_of(turns: list[Turn]) -> list[str]:
+    """Every text in the messages of some turns, of whatever depth."""
+    found: list[str] = []
+    for turn in turns:
+        _collect([*turn.added, turn.action], found)
+    return found
+
+
+def _action(row: Mapping[str, Any]) -> Message:
+    message: Message = {"role": "assistant", "content": row["action"]}
+    if row["reasoning"]:
+        message["reasoning_content"] = row["reasoning"]
+    if row["tool_calls"]:
+        message["tool_calls"] = msgspec.json.decode(row["tool_calls"])
+    return _tidy(message)
+
+
+def _tidy(message: Message) -> Message:
+    tidy = {key: value for key, value in message.items() if value is not None}
+    tidy.setdefault("content", "")
+    calls = tidy.get("tool_calls")
+    if isinstance(calls, list):
+        tidy["tool_calls"] = [_tidy_call(call) for call in calls]
+    return tidy
+
+
+def _tidy_call(call: Any) -> Any:
+    """A tool call with its arguments as an object, where they are JSON text of one."""
+    if not isinstance(call, dict):
+        return call
+    if isinstance(call.get("function"), dict):
+        return call | {"function": _tidy_call(call["function"])}
+    arguments = call.get("arguments")
+    if not isinstance(arguments, str):
+        return call
+    try:
+        decoded = msgspec.json.decode(arguments)
+    except msgspec.DecodeError:
+        return call
+    return call | {"arguments": decoded} if isinstance(decoded, dict) else call
+
+
+def _collect(value: Any, found: list[str]) -> None:
+    if isinstance(value, str):
+        found.append(value)
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            found.append(str(key))
+            _collect(inner, found)
+    elif isinstance(value, list):
+        for inner in value:
+            _collect(inner, found)

@@ -1,0 +1,37 @@
+"""What the lake knows of a training job that was started before: its state, its checkpoints, its attempts."""
+
+from typing import Any
+
+import polars as pl
+
+from lake import ids
+from lake.errors import CheckpointError
+from lake.lake import Lake
+
+
+def newest_checkpoint(lk: Lake, job_id: int) -> dict[str, Any] | None:
+    """The row of `checkpoints` with the most updates; None if there is none yet."""
+    mine = lk.scan("checkpoints").filter(pl.col("job_id") == job_id)
+    newest = mine.sort("optimizer_step", "attempt").tail(1).collect()
+    return newest.row(0, named=True) if newest.height else None
+
+
+def job_status(lk: Lake, job_id: int) -> str:
+    """Its status in `job_runs`: started (running or interrupted), succeeded or failed.
+
+    Raises:
+        CheckpointError: the lake does not know the job.
+    """
+    found = lk.sql("SELECT status FROM job_runs WHERE job_id = ?", [job_id])["status"]
+    if found.is_empty():
+        msg = f"the lake {lk.uri} does not know job {ids.to_text(job_id)}; name the lake that the run was started on"
+        raise CheckpointError(msg)
+    return str(found[0])
+
+
+def next_attempt(lk: Lake, job_id: int) -> int:
+    """One more than any attempt that left rows; at least 1, since the first attempt is 0."""
+    snapshot = lk.snapshot()
+    mine = pl.col("job_id") == job_id
+    parts = [snapshot.scan(name).filter(mine).select("attempt") for name in ("batches", "metrics", "checkpoints")]
+    return 1 + int(pl.concat(parts).select(pl.col("attempt").max().fill_null(0)).collect()["attempt"][0])

@@ -1,0 +1,127 @@
+"""From a configuration to a plan: render what is only text, pin a snapshot, select, look for refusals, order.
+
+The same steps make the plan again when a run is resumed, then on the pinned snapshot.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lake import ids
+from lake.errors import DataRefusedError, UsageError
+from lake.lake import Lake
+from lake.snapshot import Snapshot
+from trainer.advantages import AdvantageSource, resolve_advantages
+from trainer.config import TrainConfig
+from trainer.losses import LOSSES
+from trainer.plan import Plan
+from trainer.refusals import Refusal, find_refusals, refuse_text
+from trainer.render import Renderer, engine_encoding, render_missing, rendered_encoding
+from trainer.selection import Selection, provenance_of, select, select_episodes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_NO_TOKENIZER = ids.key_hash("engine", None, None)
+"""encoding_id of engine rows that do not name their tokenizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A run that could start."""
+
+    snapshot: Snapshot
+    """The pinned data."""
+    selection: Selection
+    """What is trained on, and what is not."""
+    plan: Plan
+    """In which order."""
+    refusals: list[Refusal]
+    """What speaks against it; not empty means that it must not be trained."""
+    notes: list[str]
+    """What a user should know."""
+
+
+def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a model folder.
+
+    Raises:
+        UsageError: none there, or a slow one.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError) as error:
+        msg = f"{folder} holds no tokenizer: {error}; name a Hugging Face folder, or make one: trajlake init-model"
+        raise UsageError(msg) from error
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        msg = f"the tokenizer in {folder} is {type(tokenizer).__name__}; only fast ones (tokenizer.json) will do"
+        raise UsageError(msg)
+    return tokenizer
+
+
+def prepare(lk: Lake, config: TrainConfig, tokenizer: "PreTrainedTokenizerBase") -> Prepared:
+    """Everything up to the first update, on the newest snapshot.
+
+    Text-only episodes are rendered first if the loss can use them; the rows stay in the lake and are used again.
+
+    Raises:
+        DataRefusedError: nothing to train on, or text only under a ratio loss.
+        UsageError: an unknown credit job.
+    """
+    loss = LOSSES[config.loss]
+    snapshot = lk.snapshot()
+    episodes = select_episodes(snapshot, config.where)
+    notes = []
+    if provenance_of(snapshot, episodes["episode_id"], config.tokens) == "rendered":
+        if loss.needs.behaviour_logprobs:
+            raise DataRefusedError(refuse_text(episodes, loss).message)
+        counts = render_missing(lk, snapshot, Renderer(tokenizer), episodes["episode_id"], {"model": config.model})
+        notes.append("rendered: " + ", ".join(f"{number} {name}" for name, number in counts.items()))
+        snapshot = lk.snapshot()
+    source = None
+    if loss.needs.advantages or config.live_only:
+        source = resolve_advantages(snapshot, config.advantages)
+        notes.append(f"advantages: {source.describe()}")
+    return prepare_at(snapshot, config, tokenizer, source, notes)
+
+
+def prepare_at(
+    snapshot: Snapshot,
+    config: TrainConfig,
+    tokenizer: "PreTrainedTokenizerBase",
+    source: AdvantageSource | None,
+    notes: list[str] | None = None,
+) -> Prepared:
+    """Selection and plan on a pinned snapshot with a resolved source of advantages.
+
+    Raises:
+        DataRefusedError: nothing to train on, or tokens of another tokenizer.
+    """
+    loss = LOSSES[config.loss]
+    notes = list(notes or ())
+    episodes = select_episodes(snapshot, config.where)
+    provenance = provenance_of(snapshot, episodes["episode_id"], config.tokens)
+    own = engine_encoding(tokenizer) if provenance == "engine" else rendered_encoding(tokenizer)
+    selection = select(snapshot, config, loss.needs, source=source, own_encoding=own, episodes=episodes)
+    if selection.encoding_id not in (own, None):
+        _check_foreign(selection, config, notes)
+    if loss.needs.normalised_advantages and selection.advantage_scale == 1.0:
+        notes.append(f"all advantages are equal, so {loss.name} weighs every token alike")
+    plan = Plan(selection, config)
+    return Prepared(snapshot, selection, plan, find_refusals(snapshot, selection.members, loss), notes)
+
+
+def _check_foreign(selection: Selection, config: TrainConfig, notes: list[str]) -> None:
+    """Engine rows of an encoding that is not known to be the model's."""
+    assert selection.encoding_id is not None
+    known = selection.encoding_id != _NO_TOKENIZER
+    if known and config.tokens != "engine":
+        msg = (
+            f"the engine's tokens (encoding {ids.to_text(selection.encoding_id)}) were made with another tokenizer or "
+            f"chat template than the model's; use that model, tokenise the text again with --tokens rendered, "
+            f"or insist with --tokens engine"
+        )
+        raise DataRefusedError(msg)
+    notes.append("the engine's tokens are taken to be of this model's tokenizer; the lake cannot tell")

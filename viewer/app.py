@@ -1,0 +1,25 @@
+"""The viewer's main script: page configuration and navigation, nothing else. `trajlake view` runs it."""
+
+import streamlit as st  # noqa: TID253 - this is the Streamlit script
+
+from viewer.components import friendly
+from viewer.links import Page
+
+st.set_page_config(page_title="Trajlake", page_icon=":material/water:", layout="wide")
+
+page = st.navigation(
+    [
+        st.Page(Page.RUNS, title="Runs", icon=":material/monitoring:", default=True),
+        st.Page(Page.EPISODES, title="Episodes", icon=":material/format_list_bulleted:"),
+        st.Page(Page.GROUPS, title="Groups", icon=":material/workspaces:"),
+        st.Page(Page.TRAINING, title="Training", icon=":material/model_training:"),
+        st.Page(Page.JOBS, title="Jobs", icon=":material/account_tree:"),
+        st.Page(Page.REJECTS, title="Rejects", icon=":material/block:"),
+        st.Page(Page.EPISODE, title="Episode", visibility="hidden"),
+        st.Page(Page.GROUP, title="Group", visibility="hidden"),
+        st.Page(Page.JOB, title="Job", visibility="hidden"),
+    ],
+    position="top",
+)
+with friendly():
+    page.run()

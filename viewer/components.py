@@ -1,0 +1,157 @@
+"""What every page is made of: header, figures, badges, tables that open something, and friendly empty states."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import polars as pl
+import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
+
+from lake.cli_options import readable
+from lake.errors import TrajlakeError
+from viewer import pinned
+from viewer.links import Page, given, given_id
+from viewer.plain import chip, visible
+from viewer.queries.base import PAGE_ROWS, Window
+from viewer.theme import STATUS_COLOURS
+
+Config = Mapping[str, Any]
+
+
+@contextmanager
+def friendly() -> Iterator[None]:
+    """Show a fault that is the reader's to mend as a sentence instead of a traceback."""
+    try:
+        yield
+    except TrajlakeError as error:
+        st.error("The lake could not be read.", icon=":material/error:")
+        st.code(visible(str(error)), language=None, wrap_lines=True)
+        st.button("Try again with the newest data", icon=":material/refresh:", on_click=pinned.refresh)
+
+
+def header(title: str) -> None:
+    """The page's title, and beside it the age of the data and the button that renews it.
+
+    Args:
+        title: Markdown of our own; foreign text in it goes through `chip`.
+    """
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.header(title, anchor=False, width="stretch")
+        st.caption(f"Data of {pinned.pinned_at():%H:%M:%S} UTC", width="content")
+        if st.button("Refresh", icon=":material/refresh:", key="refresh", help="Read the newest state of the lake."):
+            pinned.refresh()
+            st.rerun()
+
+
+def empty(sentence: str, advice: str) -> None:
+    """Nothing to show: why, and what to do next (a command line of our own)."""
+    st.info(sentence, icon=":material/inbox:")
+    st.code(advice, language=None)
+
+
+def wanted_id(name: str, back: Page, back_label: str) -> int:
+    """An id that the page needs from its address; ends the page with a friendly message if it is not there."""
+    try:
+        value = given_id(name)
+    except ValueError:
+        not_found(f"{chip(given(name))} is not an id: ids have 13 characters of base32.", back, back_label)
+    if value is None:
+        not_found(f"The address names no {name} (`?{name}=...`).", back, back_label)
+    return value
+
+
+def not_found(sentence: str, back: Page, back_label: str) -> NoReturn:
+    """Say that what the address names is not there, offer the way back, and end the page."""
+    st.warning(sentence, icon=":material/search_off:")
+    st.page_link(back, label=back_label, icon=":material/arrow_back:")
+    st.stop()
+
+
+def tiles(figures: Sequence[tuple[str, str, str | None]]) -> None:
+    """A row of figures: label, value, explanation."""
+    with st.container(horizontal=True, gap="small"):
+        for label, value, explanation in figures:
+            st.metric(label, value, help=explanation, border=True, width="content")
+
+
+def badge(label: str, colour: str = "gray", *, icon: str | None = None, explanation: str | None = None) -> None:
+    """A badge; foreign text in the label goes through `chip`."""
+    st.badge(label, color=colour, icon=icon, help=explanation)  # type: ignore[arg-type]
+
+
+def status_badge(status: str) -> None:
+    """The badge of an episode's or a job's state."""
+    badge(status if status.isalpha() else chip(status), STATUS_COLOURS.get(status, "red"))
+
+
+def table(frame: pl.DataFrame, key: str, columns: Config, *, opens: str | None = None) -> int | None:
+    """A table of a page's rows; NULL is a dash.
+
+    Args:
+        frame: the rows; only the columns that `columns` names are shown, in that order.
+        key: of the widget. What is shown is part of it, so that nothing survives from other rows.
+        columns: column name -> configuration of `st.column_config`, or a label.
+        opens: the column whose cells are buttons.
+
+    Returns:
+        Position of the row whose button was just clicked.
+    """
+    shown = readable(frame.select(list(columns)))
+    click = f"{key}-{hashlib.blake2b(str(shown.rows()).encode(), digest_size=8).hexdigest()}"
+    config = dict(columns)
+    if opens is not None:
+        label = config[opens]
+        shown = shown.with_columns(pl.col(opens).map_elements(visible, return_dtype=pl.String))
+        config[opens] = st.column_config.ButtonColumn(label, type="tertiary", alignment="left", pinned=True, key=click)
+    st.dataframe(
+        shown,
+        key=f"table-{click}",
+        column_config=config,
+        hide_index=True,
+        height="content",
+        placeholder="\N{EN DASH}",
+    )
+    clicked = st.session_state.get(click) if opens is not None else None
+    return None if clicked is None else int(clicked["row"])
+
+
+def pager(total: int, shown: str, *, key: str = "page", rows: int = PAGE_ROWS) -> Window:
+    """Which page of a list to read; draws the switch if there is more than one, and says x of y.
+
+    Args:
+        total: rows of the list.
+        shown: what the rows are ("episodes").
+        key: of the widget, and its query parameter.
+        rows: of a page.
+    """
+    pages = max(1, -(-total // rows))
+    number = 1
+    with st.container(horizontal=True, vertical_alignment="center"):
+        place = st.container(width="content")
+        if pages > 1:
+            number = min(st.pagination(pages, key=key, bind="query-params"), pages)
+    window = Window.page(number, rows)
+    first, last = min(window.offset + 1, total), min(window.offset + rows, total)
+    place.caption(f"{first:,} to {last:,} of {total:,} {shown}" if total else f"0 {shown}")
+    return window
+
+
+def number_column(label: str, help: str | None = None, *, format: str = "%.3f") -> Any:  # noqa: A002 - Streamlit's names
+    """A numeric column."""
+    return st.column_config.NumberColumn(label, help=help, format=format)
+
+
+def count_column(label: str, help: str | None = None) -> Any:  # noqa: A002 - Streamlit's name
+    """A column of counts."""
+    return st.column_config.NumberColumn(label, help=help, format="localized")
+
+
+def advantage_column(label: str, help: str | None = None) -> Any:  # noqa: A002 - Streamlit's name
+    """A column of signed values; a dash means unknown, which is not 0."""
+    return st.column_config.NumberColumn(label, help=help or "A dash means unknown, which is not 0.", format="%+.3f")
+
+
+def share_column(label: str, help: str | None = None) -> Any:  # noqa: A002 - Streamlit's name
+    """A column of shares from 0 to 1, as bars."""
+    return st.column_config.ProgressColumn(label, help=help, format="percent", min_value=0.0, max_value=1.0)

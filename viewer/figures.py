@@ -1,0 +1,242 @@
+"""Charts: a small frame in, an Altair chart out. Colours are the theme's; NULL is drawn as a gap or a grey mark."""
+
+from collections.abc import Iterable
+
+import altair as alt
+import polars as pl
+
+from viewer.theme import ACCENT, NEGATIVE, POSITIVE, UNKNOWN
+
+PICK = "pick"
+"""Name of the selection that a click on a chart makes."""
+MOST_ROWS = 4000
+"""Rows that a chart draws at most (Altair refuses more than 5,000)."""
+
+_HEIGHT = 190
+
+
+def curve(
+    frame: pl.DataFrame, value: str, *, title: str, x_title: str, band: bool = False, share: bool = False
+) -> alt.LayerChart:
+    """A value along `x`, with the band from `low` to `high` if asked for.
+
+    Args:
+        frame: columns x, `value`, episodes, and low and high for a band.
+        value: the column drawn.
+        title: of the chart.
+        x_title: of the x axis.
+        band: draw the interval.
+        share: the values are shares from 0 to 1, shown as percentages.
+    """
+    scale = alt.Scale(domain=[0, 1]) if share else alt.Scale(zero=False)
+    axis = alt.Axis(format="%" if share else "~g", tickCount=5)
+    x = alt.X("x:Q", title=x_title, axis=alt.Axis(tickMinStep=1, format="d", grid=False))
+    base = alt.Chart(frame).encode(x=x)
+    y = alt.Y(f"{value}:Q", title=None, scale=scale, axis=axis)
+    tips = [
+        alt.Tooltip("x:Q", title=x_title, format="d"),
+        alt.Tooltip(f"{value}:Q", title=title, format=".1%" if share else ".4~g"),
+        alt.Tooltip("episodes:Q", title="Episodes", format=","),
+    ]
+    layers = (
+        [base.mark_area(opacity=0.18, color=POSITIVE).encode(y=alt.Y("low:Q", title=None, scale=scale), y2="high:Q")]
+        if band
+        else []
+    )
+    line = base.mark_line(color=POSITIVE, strokeWidth=2).encode(y=y)
+    points = base.mark_point(color=POSITIVE, filled=True, size=36, opacity=1).encode(y=y, tooltip=tips)
+    return _sized(alt.layer(*layers, line, points), title)
+
+
+def task_histogram(frame: pl.DataFrame) -> alt.LayerChart:
+    """Number of tasks by success rate: columns success (NULL = unscored), tasks."""
+    known = frame.filter(pl.col("success").is_not_null())
+    bars = (
+        alt.Chart(known)
+        .mark_bar(color=POSITIVE, size=14, cornerRadiusEnd=2)
+        .encode(
+            x=alt.X(
+                "success:Q",
+                title="Success rate of a task",
+                scale=alt.Scale(domain=[-0.03, 1.03]),
+                axis=alt.Axis(format="%", grid=False, values=[0, 0.25, 0.5, 0.75, 1]),
+            ),
+            y=alt.Y("tasks:Q", title=None, axis=alt.Axis(tickMinStep=1, tickCount=5)),
+            tooltip=[alt.Tooltip("success:Q", title="Success", format=".0%"), alt.Tooltip("tasks:Q", title="Tasks")],
+        )
+    )
+    return _sized(alt.layer(bars), "Tasks by success rate")
+
+
+def metric(frame: pl.DataFrame, name: str, selected: int | None) -> alt.LayerChart:
+    """A training metric over steps: columns step, value. A click picks a step; the selected one is marked."""
+    pick = alt.selection_point(name=PICK, fields=["step"], nearest=True, on="click", empty=False, clear=False)
+    shown = frame.filter(pl.col("value").is_not_null())
+    x = alt.X("step:Q", title=None, axis=alt.Axis(format="d", tickMinStep=1, grid=False))
+    y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False), axis=alt.Axis(format=".3~g", tickCount=4))
+    base = alt.Chart(shown).encode(x=x, y=y)
+    line = base.mark_line(color=POSITIVE, strokeWidth=1.5)
+    tips = [alt.Tooltip("step:Q", title="Step", format="d"), alt.Tooltip("value:Q", title=name, format=".5~g")]
+    points = (
+        base.mark_point(size=60, opacity=0 if shown.height > 1 else 1, filled=True, color=POSITIVE)
+        .encode(tooltip=tips)
+        .add_params(pick)
+    )
+    layers = [line, points]
+    if selected is not None:
+        here = shown.filter(pl.col("step") == selected)
+        rule = alt.Chart(pl.DataFrame({"step": [selected]})).mark_rule(color=ACCENT, strokeWidth=1.5).encode(x="step:Q")
+        layers += [
+            rule,
+            alt.Chart(here).mark_point(filled=True, size=70, color=ACCENT, opacity=1).encode(x="step:Q", y="value:Q"),
+        ]
+    return _sized(alt.layer(*layers), name, height=130)
+
+
+def by_interest(names: Iterable[str]) -> list[str]:
+    """Names of metrics, those that people look at first in front."""
+    words = ("loss", "return", "reward", "success", "kl", "entropy", "clip", "grad")
+
+    def rank(name: str) -> tuple[int, str]:
+        return next((i for i, word in enumerate(words) if word in name.lower()), len(words)), name
+
+    return sorted(names, key=rank)
+
+
+def signs(frame: pl.DataFrame, selected: int | None) -> alt.LayerChart:
+    """Shares of positive, negative, zero and unknown advantages over updates: step, positive, negative, undefined."""
+    names = {"positive": POSITIVE, "zero": "#c9ced6", "negative": NEGATIVE, "unknown": UNKNOWN}
+    shares = frame.select(
+        "step",
+        "positive",
+        zero=(1 - pl.col("positive") - pl.col("negative") - pl.col("undefined")).clip(0, 1),
+        negative="negative",
+        unknown="undefined",
+    )
+    rows = shares.unpivot(index="step", variable_name="sign", value_name="share").filter(pl.col("share").is_not_null())
+    areas = (
+        alt.Chart(rows.head(MOST_ROWS))
+        .mark_area(opacity=0.85)
+        .encode(
+            x=alt.X("step:Q", title=None, axis=alt.Axis(format="d", tickMinStep=1, grid=False)),
+            y=alt.Y(
+                "share:Q",
+                title=None,
+                stack="zero",
+                scale=alt.Scale(domain=[0, 1]),
+                axis=alt.Axis(format="%", tickCount=4),
+            ),
+            color=alt.Color(
+                "sign:N",
+                title=None,
+                scale=alt.Scale(domain=list(names), range=list(names.values())),
+                legend=alt.Legend(orient="top", padding=0),
+            ),
+            tooltip=[
+                alt.Tooltip("step:Q", title="Update", format="d"),
+                alt.Tooltip("sign:N", title="Advantage"),
+                alt.Tooltip("share:Q", title="Share", format=".1%"),
+            ],
+        )
+    )
+    layers = [areas]
+    if selected is not None:
+        layers.append(
+            alt.Chart(pl.DataFrame({"step": [selected]})).mark_rule(color=ACCENT, strokeWidth=1.5).encode(x="step:Q")
+        )
+    return _sized(alt.layer(*layers), "Signs of the advantages", height=150)
+
+
+def advantages(frame: pl.DataFrame, selected: int | None) -> alt.LayerChart:
+    """The advantages of an episode by step: bars for A, marks for its terms A_E and A_S, a grey mark where A is unknown.
+
+    Args:
+        frame: columns step_index, advantage, a_episode, a_step.
+        selected: the step that is marked. A click picks one.
+    """
+    rows = _around(frame, selected)
+    pick = alt.selection_point(name=PICK, fields=["step_index"], on="click", empty=False, clear=False)
+    x = alt.X("step_index:O", title="Step", axis=alt.Axis(labelAngle=0, labelOverlap=True))
+    known = rows.filter(pl.col("advantage").is_not_null())
+    bars = (
+        alt.Chart(known)
+        .mark_bar(cornerRadius=2)
+        .encode(
+            x=x,
+            y=alt.Y("advantage:Q", title="Advantage", axis=alt.Axis(format="~g", tickCount=5)),
+            color=alt.condition("datum.advantage >= 0", alt.value(POSITIVE), alt.value(NEGATIVE)),
+            opacity=alt.value(0.75)
+            if selected is None
+            else alt.condition(f"datum.step_index == {int(selected)}", alt.value(1), alt.value(0.55)),
+            tooltip=[
+                alt.Tooltip("step_index:O", title="Step"),
+                alt.Tooltip("advantage:Q", title="A", format="+.4~g"),
+                alt.Tooltip("a_episode:Q", title="A_E", format="+.4~g"),
+                alt.Tooltip("a_step:Q", title="A_S", format="+.4~g"),
+            ],
+        )
+        .add_params(pick)
+    )
+    terms = rows.unpivot(["a_episode", "a_step"], index="step_index", variable_name="term").drop_nulls("value")
+    terms = terms.with_columns(pl.col("term").replace({"a_episode": "A_E", "a_step": "A_S"}))
+    marks = (
+        alt.Chart(terms.head(MOST_ROWS))
+        .mark_point(size=34, strokeWidth=1.6, opacity=0.9)
+        .encode(
+            x=x,
+            y="value:Q",
+            shape=alt.Shape("term:N", title=None, scale=alt.Scale(domain=["A_E", "A_S"], range=["circle", "diamond"])),
+            color=alt.value(UNKNOWN),
+        )
+    )
+    unknown = (
+        alt.Chart(rows.filter(pl.col("advantage").is_null()))
+        .mark_text(text="?", color=UNKNOWN, fontWeight="bold", dy=-8)
+        .encode(x=x, y=alt.datum(0))
+    )
+    zero = alt.Chart(pl.DataFrame({"zero": [0]})).mark_rule(color=UNKNOWN, opacity=0.6).encode(y="zero:Q")
+    return _sized(alt.layer(zero, bars, marks, unknown), None, height=170)
+
+
+def returns(frame: pl.DataFrame, mean: float | None, deviation: float | None) -> alt.LayerChart:
+    """Returns of the siblings of a group, with the mean and one standard deviation: rollout_index, env_return."""
+    scored = frame.filter(pl.col("env_return").is_not_null())
+    y = alt.Y(
+        "env_return:Q", title="Return", scale=alt.Scale(zero=True, nice=True), axis=alt.Axis(format="~g", tickCount=5)
+    )
+    x = alt.X("rollout_index:O", title="Rollout", axis=alt.Axis(labelAngle=0, labelOverlap=True))
+    layers: list[alt.Chart] = []
+    if mean is not None:
+        lines = pl.DataFrame({"mean": [mean], "low": [mean - (deviation or 0.0)], "high": [mean + (deviation or 0.0)]})
+        layers.append(alt.Chart(lines).mark_rect(opacity=0.12, color=UNKNOWN).encode(y="low:Q", y2="high:Q"))
+        layers.append(alt.Chart(lines).mark_rule(color=UNKNOWN, strokeDash=[4, 3]).encode(y="mean:Q"))
+        colour = alt.condition(f"datum.env_return >= {float(mean)}", alt.value(POSITIVE), alt.value(NEGATIVE))
+    else:
+        colour = alt.value(UNKNOWN)
+    tips = [alt.Tooltip("rollout_index:O", title="Rollout"), alt.Tooltip("env_return:Q", title="Return", format="~g")]
+    layers.append(
+        alt.Chart(scored).mark_point(filled=True, size=110, opacity=1).encode(x=x, y=y, color=colour, tooltip=tips)
+    )
+    layers.append(
+        alt.Chart(frame.filter(pl.col("env_return").is_null()))
+        .mark_text(text="?", color=UNKNOWN, fontWeight="bold")
+        .encode(x=x, y=alt.datum(0))
+    )
+    return _sized(alt.layer(*layers), None)
+
+
+def _around(frame: pl.DataFrame, selected: int | None, most: int = 400) -> pl.DataFrame:
+    """At most `most` rows, those around the selected step."""
+    if frame.height <= most:
+        return frame
+    first = max(0, min((selected or 0) - most // 2, frame.height - most))
+    return frame.slice(first, most)
+
+
+def _sized(chart: alt.LayerChart, title: str | None, height: int = _HEIGHT) -> alt.LayerChart:
+    sized = chart.properties(height=height)
+    return (
+        sized
+        if title is None
+        else sized.properties(title=alt.Title(title, fontSize=13, anchor="start", fontWeight=600))
+    )

@@ -1,0 +1,107 @@
+"""Command `view`: start the viewer's server on this machine.
+
+The server listens on 127.0.0.1 only, answers no other host name (a page on the web cannot reach it by rebinding a name),
+sends no usage statistics, and writes nothing. It runs in this process: ending the command ends it.
+"""
+
+import os
+import socket
+import sys
+import threading
+import time
+import webbrowser
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import click
+
+from lake.cli_options import lake_option
+from lake.errors import UsageError
+
+HOST = "127.0.0.1"
+FIRST_PORT = 8501
+"""Port tried first when none is given."""
+_TRIED = 50
+_PATIENCE = 60.0
+"""Seconds the server may take to answer before the address is printed nevertheless."""
+
+
+@click.command()
+@lake_option
+@click.option("--port", type=click.IntRange(1, 65535), help=f"Port. Default: the first free one from {FIRST_PORT} on.")
+@click.option("--no-browser", is_flag=True, help="Do not open a browser.")
+def view(lake_uri: str, port: int | None, no_browser: bool) -> None:
+    """Open the viewer on a lake: runs, episodes, groups, training, each with its advantages.
+
+    Prints the address once the server answers. Ctrl-C ends it. The lake is only read.
+    """
+    import lake
+
+    folder = lake.open(lake_uri).uri
+    chosen = free_port(port)
+    address = f"http://{HOST}:{chosen}"
+    threading.Thread(target=_announce, args=(address, folder, not no_browser), daemon=True).start()
+    serve(folder, chosen)
+
+
+def free_port(wanted: int | None) -> int:
+    """A port to listen on.
+
+    Args:
+        wanted: the port that must be used; None takes the first free one from `FIRST_PORT` on.
+
+    Raises:
+        UsageError: it is taken, or all that were tried are.
+    """
+    for port in [wanted] if wanted else range(FIRST_PORT, FIRST_PORT + _TRIED):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return port
+    taken = f"port {wanted} is" if wanted else f"ports {FIRST_PORT} to {FIRST_PORT + _TRIED - 1} are all"
+    msg = f"{taken} in use on {HOST}; choose another --port"
+    raise UsageError(msg)
+
+
+def serve(folder: str, port: int) -> None:
+    """Run Streamlit in this process until it is told to stop."""
+    from streamlit.web import cli
+
+    from viewer.pinned import ENVIRONMENT
+    from viewer.theme import STREAMLIT_OPTIONS
+
+    os.environ[ENVIRONMENT] = folder
+    options = STREAMLIT_OPTIONS | {
+        "server.address": HOST,
+        "server.port": str(port),
+        "server.headless": "true",
+        "server.allowedHosts": f"['{HOST}', 'localhost']",
+        "server.fileWatcherType": "none",
+        "browser.gatherUsageStats": "false",
+        "client.toolbarMode": "minimal",
+        "client.showErrorLinks": "false",
+        "logger.hideWelcomeMessage": "true",
+        "logger.level": "warning",
+    }
+    flags = [flag for name, value in options.items() for flag in (f"--{name}", value)]
+    app = Path(__file__).with_name("app.py")
+    sys.exit(cli.main(["run", str(app), *flags], standalone_mode=False))
+
+
+def _announce(address: str, folder: str, open_browser: bool) -> None:
+    """Print the address, and open it, once the server answers."""
+    give_up = time.monotonic() + _PATIENCE
+    while time.monotonic() < give_up:
+        try:
+            with urlopen(f"{address}/_stcore/health", timeout=1):  # noqa: S310 - our own address
+                break
+        except (URLError, OSError):
+            time.sleep(0.1)
+    click.echo(f"{folder} is shown at {address} (Ctrl-C ends it)")
+    sys.stdout.flush()
+    if open_browser:
+        webbrowser.open(address)

@@ -1,0 +1,95 @@
+"""The lake that a browser session looks at: pinned to table versions until the reader asks for newer ones.
+
+All pages of a session read the same versions, so numbers on two pages agree while jobs are writing. Answers are cached
+by (lake, versions, query, arguments): another version is another answer, and nothing ever expires wrongly.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+
+import polars as pl
+import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
+
+import lake
+from lake.errors import UsageError
+from lake.snapshot import Snapshot
+from viewer.queries.base import Reads
+
+ENVIRONMENT = "TRAJLAKE_LAKE"
+"""Environment variable that names the lake; `trajlake view` sets it."""
+
+_VERSIONS = "pinned_versions"
+_AT = "pinned_at"
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Reader:
+    """A snapshot with one open SQL session, shared by the threads of all browser sessions that pin it."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._session = snapshot.session()
+        self._lock = threading.Lock()
+
+    def sql(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pl.DataFrame:
+        """Rows of one SELECT."""
+        with self._lock:
+            return self._session.query(query, params)
+
+
+def uri() -> str:
+    """The lake's folder.
+
+    Raises:
+        UsageError: no lake was named.
+    """
+    if not (folder := os.environ.get(ENVIRONMENT)):
+        msg = f"the viewer was started without a lake; start it with `trajlake view --lake URI` (or set {ENVIRONMENT})"
+        raise UsageError(msg)
+    return folder
+
+
+def versions() -> tuple[tuple[str, int], ...]:
+    """Table versions that this session is pinned to; the newest ones the first time."""
+    if _VERSIONS not in st.session_state:
+        refresh()
+    return cast("tuple[tuple[str, int], ...]", st.session_state[_VERSIONS])
+
+
+def pinned_at() -> datetime:
+    """When this session was pinned."""
+    versions()
+    return cast("datetime", st.session_state[_AT])
+
+
+def refresh() -> None:
+    """Pin this session to the newest versions."""
+    st.session_state[_VERSIONS] = tuple(sorted(lake.open(uri()).snapshot().versions.items()))
+    st.session_state[_AT] = datetime.now(UTC)
+
+
+def read(query: Callable[Concatenate[Reads, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """The answer of a query of `viewer.queries` on the pinned lake."""
+    name = f"{query.__module__}.{query.__qualname__}"
+    return cast("T", _answer(uri(), versions(), name, args, tuple(sorted(kwargs.items())), query))
+
+
+@st.cache_data(show_spinner="Reading the lake", max_entries=500)
+def _answer(
+    folder: str,
+    pinned: tuple[tuple[str, int], ...],
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: tuple[tuple[str, Any], ...],
+    _query: Callable[..., Any],
+) -> Any:
+    """The leading underscore keeps the function itself out of the key; its name stands in for it."""
+    return _query(_reader(folder, pinned), *args, **dict(kwargs))
+
+
+@st.cache_resource(show_spinner=False, max_entries=8)
+def _reader(folder: str, pinned: tuple[tuple[str, int], ...]) -> Reader:
+    return Reader(lake.open(folder).at(dict(pinned)))

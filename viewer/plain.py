@@ -1,0 +1,59 @@
+"""Text that a model, an environment or a user wrote, made harmless for a page.
+
+Streamlit reads Markdown in headings, labels, captions and badges, and Markdown can load images, link anywhere and style
+the page. So foreign text goes to `st.code` and `st.text`, which read nothing, or through `chip`, which makes it a code
+span. Control characters (ANSI escapes, bidirectional overrides) are shown, not obeyed.
+"""
+
+import re
+from typing import Any
+
+CHIP = 60
+"""Characters of a name in a heading, label or badge."""
+
+_CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
+_INVISIBLE = re.compile("[\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\u0080-\u009f\u2028\u2029]")
+
+
+def visible(text: str) -> str:
+    """The text with control and direction characters made visible; line breaks and tabs stay."""
+    text = text.replace("\r\n", "\n").translate(_CONTROLS)
+    return _INVISIBLE.sub(lambda found: f"<U+{ord(found.group()):04X}>", text)
+
+
+def one_line(text: str, limit: int = CHIP) -> str:
+    """The text in one line of at most `limit` characters."""
+    flat = visible(" ".join(text.split()))
+    return flat if len(flat) <= limit else flat[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def chip(text: Any, limit: int = CHIP) -> str:
+    """A Markdown code span that shows the value literally."""
+    flat = one_line(str(text), limit) or " "
+    fence = "`" * (max((len(run) for run in re.findall("`+", flat)), default=0) + 1)
+    pad = " " if flat.startswith("`") or flat.endswith("`") or not flat.strip() else ""
+    return f"{fence}{pad}{flat}{pad}{fence}"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number for people; a dash for what is not known."""
+    if value is None:
+        return "\N{EN DASH}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.{digits}f}".rstrip("0").rstrip(".") if abs(value) >= 10**-digits or value == 0 else f"{value:.1e}"
+
+
+def signed(value: float | None, digits: int = 3) -> str:
+    """A number with its sign; 0 has none; a dash for what is not known."""
+    if value is None:
+        return number(None)
+    if value == 0:
+        return "0"
+    sign = "+" if value > 0 else "\N{MINUS SIGN}"
+    return sign + (f"{abs(value):.{digits}f}" if abs(value) >= 10**-digits else f"{abs(value):.0e}")
+
+
+def percent(value: float | None) -> str:
+    """A share as a percentage; a dash for what is not known."""
+    return number(None) if value is None else f"{100 * value:.0f} %"

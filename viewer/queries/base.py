@@ -1,0 +1,55 @@
+"""What every query shares: what it reads from, how frames become Python values, and how long texts are cut."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import polars as pl
+
+Params = dict[str, Any]
+Row = dict[str, Any]
+
+EXCERPT = 240
+"""Characters of a text in a table cell."""
+PAGE_ROWS = 25
+"""Rows of a table page."""
+
+
+class Reads(Protocol):
+    """A consistent view of a lake that takes SELECTs: `lake.snapshot.Snapshot`, or the viewer's pinned reader."""
+
+    def sql(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pl.DataFrame:
+        """Rows of one SELECT."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A page of a list: `limit` rows after the first `offset`."""
+
+    limit: int = PAGE_ROWS
+    offset: int = 0
+
+    @classmethod
+    def page(cls, number: int, rows: int = PAGE_ROWS) -> "Window":
+        """The page with a number from 1."""
+        return cls(rows, (number - 1) * rows)
+
+    def params(self) -> Params:
+        """Values of $limit and $offset."""
+        return {"limit": self.limit, "offset": self.offset}
+
+
+def only_row(frame: pl.DataFrame) -> Row | None:
+    """The first row as a dictionary, or None of an empty frame."""
+    return frame.row(0, named=True) if frame.height else None
+
+
+def count(lake: Reads, query: str, params: Params | None = None) -> int:
+    """The value of a query that counts."""
+    return int(lake.sql(query, params).item())
+
+
+def like(pattern: str) -> str:
+    r"""A LIKE pattern (ESCAPE '\') for a text in which `*` stands for anything."""
+    escaped = pattern.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+    return escaped.replace("*", "%")

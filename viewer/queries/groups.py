@@ -1,0 +1,169 @@
+"""Groups of siblings: the list, one group's siblings, and the anchor states that they share.
+
+A group is dead when two or more siblings are scored and all scored the same: group-relative advantages are 0 there.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import polars as pl
+
+from viewer.queries.base import EXCERPT, Params, Reads, Row, Window, count, like, only_row
+from viewer.queries.credit import Credit
+
+_GROUPS = """
+    SELECT group_id, any_value(run_id) AS run_id, any_value(task_id) AS task_id,
+           any_value(collection_round) AS collection_round, any_value(seed) AS seed, count(*) AS size,
+           max(expected_group_size) AS expected_size, count(env_return) AS scored, avg(env_return) AS mean_return,
+           stddev_samp(env_return) AS sd_return, min(env_return) AS lowest, max(env_return) AS highest,
+           min(policy_version) AS first_version, max(policy_version) AS last_version, avg(num_steps) AS mean_steps,
+           CASE WHEN count(env_return) < 2 THEN 'unjudged' WHEN min(env_return) = max(env_return) THEN 'dead'
+                ELSE 'live' END AS signal
+    FROM episodes
+    """
+
+
+class Signal(StrEnum):
+    """Whether a group says something about its outcomes."""
+
+    LIVE = "live"
+    """Outcomes differ."""
+    DEAD = "dead"
+    """Two or more scored siblings, all the same."""
+    UNJUDGED = "unjudged"
+    """Fewer than two scored siblings."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFilter:
+    """Which groups; None filters nothing."""
+
+    run: str | None = None
+    task: str | None = None
+    """Exact, or with `*` for anything."""
+    signal: Signal | None = None
+    collection_round: int | None = None
+
+
+def page(lake: Reads, wanted: GroupFilter, window: Window) -> pl.DataFrame:
+    """A page of the groups by run, round and task.
+
+    Returns:
+        group_id, run_id, task_id, collection_round, seed, size, expected_size, scored, mean_return, sd_return (sample
+        deviation), lowest, highest, first_version, last_version, mean_steps, signal.
+    """
+    query, params = _filtered(wanted)
+    order = "run_id, collection_round NULLS FIRST, TRY_CAST(task_id AS BIGINT) NULLS LAST, task_id, group_id"
+    return lake.sql(f"SELECT * FROM ({query}) ORDER BY {order} LIMIT $limit OFFSET $offset", params | window.params())
+
+
+def total(lake: Reads, wanted: GroupFilter) -> int:
+    """Number of groups of a filter."""
+    query, params = _filtered(wanted)
+    return count(lake, f"SELECT count(*) FROM ({query})", params or None)
+
+
+def group(lake: Reads, group_id: int) -> Row | None:
+    """A group's row of `page`; None if there is no such group."""
+    return only_row(lake.sql(f"{_GROUPS} WHERE group_id = ? GROUP BY group_id", [group_id]))
+
+
+def siblings(lake: Reads, group_id: int, credit: Credit | None, window: Window) -> pl.DataFrame:
+    """The siblings of a group by rollout.
+
+    Returns:
+        episode_id, rollout_index, attempt, status, env_return, num_steps, policy_version, a_episode (of the first step)
+        and mean_advantage of the chosen credit (NULL without one).
+    """
+    chosen = credit.rows if credit else "SELECT * FROM advantages WHERE false"
+    params: Params = credit.params() if credit else {}
+    query = f"""
+        SELECT e.episode_id, e.rollout_index, e.attempt, e.status, e.env_return, e.num_steps, e.policy_version,
+               arg_min(a.a_episode, a.step_index) AS a_episode, avg(a.advantage) AS mean_advantage
+        FROM episodes AS e LEFT JOIN ({chosen}) AS a ON a.episode_id = e.episode_id
+        WHERE e.group_id = $group
+        GROUP BY ALL ORDER BY e.rollout_index, e.attempt, e.episode_id LIMIT $limit OFFSET $offset
+        """
+    return lake.sql(query, params | {"group": group_id} | window.params())
+
+
+def anchor_shares(lake: Reads, group_id: int, credit: Credit) -> Row:
+    """How many steps of a group sit in which anchors: steps, shared (two episodes or more), alone (one step)."""
+    query = f"""
+        SELECT count(*) AS steps, count(*) FILTER (anchor_episodes > 1) AS shared,
+               count(*) FILTER (anchor_size = 1) AS alone
+        FROM ({credit.rows}) WHERE group_id = $group
+        """
+    return lake.sql(query, credit.params() | {"group": group_id}).row(0, named=True)
+
+
+def anchors(lake: Reads, group_id: int, credit: Credit, window: Window) -> pl.DataFrame:
+    """Anchor states that two or more episodes of a group passed, the most shared first.
+
+    Returns:
+        anchor_key, size (steps), episodes, actions (distinct), lowest, highest, spread (of the return-to-go), mean_step
+        (mean step index), state (cut), is_error (a state is an error text).
+    """
+    query = f"""
+        SELECT a.anchor_key, count(*) AS size, count(DISTINCT a.episode_id) AS episodes,
+               count(DISTINCT (s.action, s.tool_calls)) AS actions, min(a.return_to_go) AS lowest,
+               max(a.return_to_go) AS highest, max(a.return_to_go) - min(a.return_to_go) AS spread,
+               avg(a.step_index) AS mean_step, left(arg_min(s.state, a.step_index), {EXCERPT}) AS state,
+               bool_or(s.state_is_error) AS is_error
+        FROM ({credit.rows}) AS a
+        JOIN steps AS s ON s.episode_id = a.episode_id AND s.step_index = a.step_index
+        WHERE a.group_id = $group AND a.anchor_key IS NOT NULL
+        GROUP BY a.anchor_key HAVING count(DISTINCT a.episode_id) > 1
+        ORDER BY episodes DESC, size DESC, a.anchor_key LIMIT $limit OFFSET $offset
+        """
+    return lake.sql(query, credit.params() | {"group": group_id} | window.params())
+
+
+def anchors_total(lake: Reads, group_id: int, credit: Credit) -> int:
+    """Number of rows of `anchors`."""
+    query = f"""
+        SELECT count(*) FROM (
+            SELECT anchor_key FROM ({credit.rows}) WHERE group_id = $group AND anchor_key IS NOT NULL
+            GROUP BY anchor_key HAVING count(DISTINCT episode_id) > 1
+        )
+        """
+    return count(lake, query, credit.params() | {"group": group_id})
+
+
+def visits(lake: Reads, group_id: int, anchor_key: int, credit: Credit, window: Window) -> pl.DataFrame:
+    """The steps of a group that stand in an anchor state, by rollout and step.
+
+    Returns:
+        episode_id, rollout_index, step_index, action and tool_calls (cut), reward, return_to_go, a_step, advantage,
+        env_return.
+    """
+    query = f"""
+        SELECT a.episode_id, e.rollout_index, a.step_index, left(s.action, {EXCERPT}) AS action,
+               left(s.tool_calls, {EXCERPT}) AS tool_calls, s.reward, a.return_to_go, a.a_step, a.advantage,
+               e.env_return
+        FROM ({credit.rows}) AS a
+        JOIN steps AS s ON s.episode_id = a.episode_id AND s.step_index = a.step_index
+        JOIN episodes AS e ON e.episode_id = a.episode_id
+        WHERE a.group_id = $group AND a.anchor_key = $anchor
+        ORDER BY e.rollout_index, e.attempt, a.episode_id, a.step_index LIMIT $limit OFFSET $offset
+        """
+    return lake.sql(query, credit.params() | {"group": group_id, "anchor": anchor_key} | window.params())
+
+
+def _filtered(wanted: GroupFilter) -> tuple[str, Params]:
+    """SQL of the groups of a filter, and its parameters."""
+    clauses, params = ["true"], Params()
+    if wanted.run is not None:
+        clauses.append("run_id = $run")
+        params["run"] = wanted.run
+    if wanted.task is not None:
+        clauses.append(r"task_id LIKE $task ESCAPE '\'")
+        params["task"] = like(wanted.task)
+    if wanted.collection_round is not None:
+        clauses.append("collection_round = $round")
+        params["round"] = wanted.collection_round
+    query = f"{_GROUPS} WHERE {' AND '.join(clauses)} GROUP BY group_id"
+    if wanted.signal is not None:
+        query = f"SELECT * FROM ({query}) WHERE signal = $signal"
+        params["signal"] = str(wanted.signal)
+    return query, params

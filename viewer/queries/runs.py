@@ -1,0 +1,150 @@
+"""Runs: what a lake holds, and how a run's outcomes develop.
+
+A success is a return of at least a threshold that the reader chooses. Rates and means are over scored episodes; of none
+they are NULL. Intervals are Wilson's 95 % (Wilson 1927).
+"""
+
+from typing import Literal
+
+import polars as pl
+
+from viewer.queries.base import Params, Reads, Row, Window, count
+
+Axis = Literal["collection_round", "policy_version"]
+
+POINTS = 400
+"""Points of a curve at most: beyond, neighbouring rounds are put together."""
+Z = 1.959964
+"""Standard normal quantile of a 95 % interval."""
+
+# One row per group: dead when two or more siblings are scored and all the same.
+_GROUPS = """
+    SELECT run_id, group_id, min(collection_round) AS collection_round, min(policy_version) AS policy_version,
+           count(env_return) >= 2 AS judged,
+           count(env_return) >= 2 AND min(env_return) = max(env_return) AS dead
+    FROM episodes GROUP BY run_id, group_id
+    """
+
+
+def overview(lake: Reads) -> Row:
+    """Figures of the whole lake: episodes, runs, tasks, scored, steps, groups, judged_groups, dead_groups, rejects."""
+    query = f"""
+        SELECT * FROM (
+            SELECT count(*) AS episodes, count(DISTINCT run_id) AS runs, count(DISTINCT task_id) AS tasks,
+                   count(env_return) AS scored, coalesce(sum(num_steps), 0)::BIGINT AS steps
+            FROM episodes
+        ), (
+            SELECT count(*) AS groups, count(*) FILTER (judged) AS judged_groups, count(*) FILTER (dead) AS dead_groups
+            FROM ({_GROUPS})
+        ), (SELECT count(*) AS rejects FROM rejects)
+        """
+    return lake.sql(query).row(0, named=True)
+
+
+def names(lake: Reads, limit: int = 1000) -> list[str]:
+    """Names of the runs, in alphabetical order, at most `limit`."""
+    found = lake.sql("SELECT DISTINCT run_id FROM episodes ORDER BY run_id LIMIT ?", [limit])
+    return found["run_id"].to_list()
+
+
+def total(lake: Reads) -> int:
+    """Number of runs."""
+    return count(lake, "SELECT count(DISTINCT run_id) FROM episodes")
+
+
+def exists(lake: Reads, run: str) -> bool:
+    """Whether a run has episodes."""
+    return bool(lake.sql("SELECT EXISTS (SELECT 1 FROM episodes WHERE run_id = ?)", [run]).item())
+
+
+def page(lake: Reads, success_at: float, window: Window) -> pl.DataFrame:
+    """A page of the runs, the most recently recorded first.
+
+    Returns:
+        run_id, environment, policy, episodes, tasks, groups, success, mean_return, mean_steps, dead_share, rounds.
+    """
+    query = f"""
+        SELECT e.run_id, any_value(e.environment) AS environment, any_value(e.policy) AS policy,
+               count(*) AS episodes, count(DISTINCT e.task_id) AS tasks, any_value(g.groups) AS groups,
+               avg((e.env_return >= $success_at)::INT) AS success, avg(e.env_return) AS mean_return,
+               avg(e.num_steps) AS mean_steps, any_value(g.dead_share) AS dead_share,
+               count(DISTINCT e.collection_round) AS rounds
+        FROM episodes AS e
+        JOIN (
+            SELECT run_id, count(*) AS groups, avg(dead::INT) FILTER (judged) AS dead_share
+            FROM ({_GROUPS}) GROUP BY run_id
+        ) AS g USING (run_id)
+        LEFT JOIN (SELECT run_id, max(started_at) AS latest FROM job_runs GROUP BY run_id) AS j USING (run_id)
+        GROUP BY e.run_id ORDER BY max(j.latest) DESC NULLS LAST, e.run_id LIMIT $limit OFFSET $offset
+        """
+    return lake.sql(query, {"success_at": success_at} | window.params())
+
+
+def axes(lake: Reads, run: str) -> list[Axis]:
+    """Axes along which a run has two values or more, the most useful first."""
+    query = """
+        SELECT count(DISTINCT collection_round) AS collection_round, count(DISTINCT policy_version) AS policy_version
+        FROM episodes WHERE run_id = ?
+        """
+    found = lake.sql(query, [run]).row(0, named=True)
+    known: list[Axis] = ["collection_round", "policy_version"]
+    return [axis for axis in known if found[axis] > 1]
+
+
+def curve(lake: Reads, run: str, axis: Axis, success_at: float) -> pl.DataFrame:
+    """Outcomes of a run along an axis, at most `POINTS` points.
+
+    Returns:
+        x (first value of the point), episodes, scored, success, low, high (interval of success), mean_return, sd_return
+        (sample deviation, NULL of one), mean_steps, truncated_share, dead_share; in order of x.
+    """
+    query = f"""
+        WITH span AS (
+            SELECT min({axis}) AS first, greatest(1, ceil((max({axis}) - min({axis}) + 1) / {POINTS}))::BIGINT AS width
+            FROM episodes WHERE run_id = $run
+        ),
+        outcome AS (
+            SELECT first + ({axis} - first) // width * width AS x, count(*) AS episodes, count(env_return) AS scored,
+                   avg((env_return >= $success_at)::INT) AS success, avg(env_return) AS mean_return,
+                   stddev_samp(env_return) AS sd_return, avg(num_steps) AS mean_steps,
+                   avg((status = 'truncated')::INT) AS truncated_share
+            FROM episodes, span WHERE run_id = $run AND {axis} IS NOT NULL GROUP BY x
+        ),
+        groups AS (
+            SELECT first + ({axis} - first) // width * width AS x, avg(dead::INT) FILTER (judged) AS dead_share
+            FROM ({_GROUPS}), span WHERE run_id = $run AND {axis} IS NOT NULL GROUP BY x
+        )
+        SELECT x, episodes, scored, success, greatest(0.0, centre - half) AS low, least(1.0, centre + half) AS high,
+               mean_return, sd_return, mean_steps, truncated_share, dead_share
+        FROM (
+            SELECT *, (success + $z * $z / (2 * scored)) / (1 + $z * $z / scored) AS centre,
+                   $z / (1 + $z * $z / scored)
+                   * sqrt(success * (1 - success) / scored + $z * $z / (4 * scored * scored)) AS half
+            FROM outcome LEFT JOIN groups USING (x)
+        ) ORDER BY x
+        """
+    return lake.sql(query, {"run": run, "success_at": success_at, "z": Z})
+
+
+def tasks(lake: Reads, run: str, success_at: float, window: Window) -> pl.DataFrame:
+    """A page of a run's tasks, the least successful first: task_id, episodes, scored, success, mean_return."""
+    params: Params = {"run": run, "success_at": success_at}
+    query = """
+        SELECT task_id, count(*) AS episodes, count(env_return) AS scored,
+               avg((env_return >= $success_at)::INT) AS success, avg(env_return) AS mean_return
+        FROM episodes WHERE run_id = $run GROUP BY task_id
+        ORDER BY success NULLS LAST, mean_return, TRY_CAST(task_id AS BIGINT) NULLS LAST, task_id
+        LIMIT $limit OFFSET $offset
+        """
+    return lake.sql(query, params | window.params())
+
+
+def task_histogram(lake: Reads, run: str, success_at: float) -> pl.DataFrame:
+    """How many tasks succeed how often: success (rounded to a twentieth; NULL = unscored), tasks; in order."""
+    query = """
+        SELECT round(success * 20) / 20 AS success, count(*) AS tasks FROM (
+            SELECT task_id, avg((env_return >= $success_at)::INT) AS success
+            FROM episodes WHERE run_id = $run GROUP BY task_id
+        ) GROUP BY ALL ORDER BY success NULLS FIRST
+        """
+    return lake.sql(query, {"run": run, "success_at": success_at})

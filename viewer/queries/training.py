@@ -1,0 +1,173 @@
+"""Training: metrics of a job, what each of its optimizer steps consumed, and the advantages that were consumed."""
+
+import json
+from contextlib import suppress
+
+import polars as pl
+
+from lake import ids
+from viewer.queries.base import Params, Reads, Row, Window, count, only_row
+from viewer.queries.credit import Credit, find
+
+POINTS = 1000
+"""Points of a curve at most: beyond, neighbouring steps are put together by their mean."""
+
+
+def jobs(lake: Reads, limit: int = 500) -> pl.DataFrame:
+    """Jobs with metrics or batches, newest first: job_id, kind, run_id, status, started_at, seconds, updates, metrics.
+
+    `updates` counts optimizer steps with a batch, `metrics` names of metrics.
+    """
+    query = """
+        SELECT r.job_id, r.kind, r.run_id, r.status, r.started_at, r.seconds, coalesce(b.updates, 0) AS updates,
+               coalesce(m.metrics, 0) AS metrics
+        FROM job_runs AS r
+        LEFT JOIN (
+            SELECT job_id, count(DISTINCT optimizer_step) AS updates FROM trained_batches GROUP BY job_id
+        ) AS b USING (job_id)
+        LEFT JOIN (SELECT job_id, count(DISTINCT name) AS metrics FROM run_metrics GROUP BY job_id) AS m USING (job_id)
+        WHERE r.kind = 'train' OR b.updates > 0 OR m.metrics > 0
+        ORDER BY r.started_at DESC, r.job_id LIMIT ?
+        """
+    return lake.sql(query, [limit])
+
+
+def metrics(lake: Reads, job_id: int) -> pl.DataFrame:
+    """Curves of a job: name, step (the first of the point), value (NULL where none could be computed); in order."""
+    query = f"""
+        WITH mine AS (SELECT name, step, value FROM run_metrics WHERE job_id = $job),
+        span AS (SELECT min(step) AS first, greatest(1, ceil((max(step) - min(step) + 1) / {POINTS}))::BIGINT AS width
+                 FROM mine)
+        SELECT name, first + (step - first) // width * width AS step, avg(value) AS value
+        FROM mine, span GROUP BY ALL ORDER BY name, step
+        """
+    return lake.sql(query, {"job": job_id})
+
+
+def jobs_of_run(lake: Reads, run: str, limit: int = 50) -> pl.DataFrame:
+    """Jobs of a run that have metrics, newest first: job_id, kind, status, started_at, metrics."""
+    query = """
+        SELECT r.job_id, r.kind, r.status, r.started_at, count(DISTINCT m.name) AS metrics
+        FROM job_runs AS r JOIN run_metrics AS m USING (job_id)
+        WHERE r.run_id = $run GROUP BY ALL ORDER BY r.started_at DESC, r.job_id LIMIT $limit
+        """
+    return lake.sql(query, {"run": run, "limit": limit})
+
+
+def credit_of(lake: Reads, job_id: int) -> Credit | None:
+    """The advantages a training job read.
+
+    What its parameters or counts name (`advantages`: a credit job or series, 13 characters); else the newest credit job
+    that had succeeded when it started, which is the trainer's default.
+    """
+    row = only_row(lake.sql("SELECT started_at, parameters, counts FROM job_runs WHERE job_id = ?", [job_id]))
+    if row is None:
+        return None
+    for document in (row["counts"], row["parameters"]):
+        named = json.loads(document or "{}").get("advantages")
+        if isinstance(named, str):
+            with suppress(ValueError):
+                if credit := find(lake, ids.from_text(named)):
+                    return credit
+    newest = lake.sql(
+        """
+        SELECT job_id FROM job_runs WHERE kind = 'credit' AND status = 'succeeded' AND ended_at <= $start
+        ORDER BY ended_at DESC, job_id LIMIT 1
+        """,
+        {"start": row["started_at"]},
+    )
+    return Credit(newest.item()) if newest.height else None
+
+
+def consumption(lake: Reads, job_id: int, credit: Credit | None) -> pl.DataFrame:
+    """What the updates of a job consumed, at most `POINTS` points.
+
+    Returns:
+        step, episodes, groups, action_tokens, mean_return, dead_share (of steps whose group is dead), mean_size (mean
+        |advantage|), positive, negative, undefined (shares of the steps); NULL where there is no credit; in order.
+    """
+    query, params = _consumed(job_id, credit)
+    return lake.sql(
+        f"""
+        WITH consumed AS ({query}),
+        span AS (SELECT min(optimizer_step) AS first,
+                        greatest(1, ceil((max(optimizer_step) - min(optimizer_step) + 1) / {POINTS}))::BIGINT AS width
+                 FROM consumed)
+        SELECT first + (optimizer_step - first) // width * width AS step, count(*) AS episodes,
+               count(DISTINCT group_id) AS groups, sum(action_tokens)::BIGINT AS action_tokens,
+               avg(env_return) AS mean_return, sum(dead) / sum(credited) AS dead_share,
+               sum(total_size) / sum(defined) AS mean_size, sum(positive) / sum(credited) AS positive,
+               sum(negative) / sum(credited) AS negative, sum(credited - defined) / sum(credited) AS undefined
+        FROM consumed, span GROUP BY step ORDER BY step
+        """,
+        params,
+    )
+
+
+def batch(lake: Reads, job_id: int, update: int, credit: Credit | None, window: Window) -> pl.DataFrame:
+    """Episodes that an optimizer step consumed, the largest mean |advantage| first.
+
+    Returns:
+        episode_id, group_id, run_id, task_id, rollout_index, policy_version, status, env_return, first_step, last_step,
+        action_tokens, a_episode, mean_advantage, lowest, highest, mean_size, undefined, dead.
+    """
+    query, params = _consumed(job_id, credit, "AND b.optimizer_step = $update")
+    return lake.sql(
+        f"""
+        SELECT episode_id, group_id, run_id, task_id, rollout_index, policy_version, status, env_return, first_step,
+               last_step, action_tokens, a_episode, mean_advantage, lowest, highest, total_size / defined AS mean_size,
+               credited - defined AS undefined, dead > 0 AS dead
+        FROM ({query}) ORDER BY mean_size DESC NULLS LAST, episode_id LIMIT $limit OFFSET $offset
+        """,
+        params | {"update": update} | window.params(),
+    )
+
+
+def batch_total(lake: Reads, job_id: int, update: int) -> int:
+    """Rows that an optimizer step consumed."""
+    query = "SELECT count(*) FROM trained_batches WHERE job_id = $job AND optimizer_step = $update"
+    return count(lake, query, {"job": job_id, "update": update})
+
+
+def update_range(lake: Reads, job_id: int) -> tuple[int, int] | None:
+    """First and last optimizer step of a job that has a batch; None without any."""
+    query = "SELECT min(optimizer_step), max(optimizer_step) FROM trained_batches WHERE job_id = ?"
+    first, last = lake.sql(query, [job_id]).row(0)
+    return None if first is None else (int(first), int(last))
+
+
+def checkpoints(lake: Reads, job_id: int) -> pl.DataFrame:
+    """Saved states of a job: optimizer_step, attempt, policy_version, at, uri, sha256."""
+    query = """
+        SELECT optimizer_step, attempt, policy_version, "at", uri, sha256 FROM checkpoints
+        WHERE job_id = ? ORDER BY optimizer_step DESC, attempt DESC LIMIT 200
+        """
+    return lake.sql(query, [job_id])
+
+
+def metrics_at(lake: Reads, job_id: int, step: int) -> Row:
+    """Metrics of a job at one step, by name."""
+    rows = lake.sql("SELECT name, value FROM run_metrics WHERE job_id = ? AND step = ? ORDER BY name", [job_id, step])
+    return dict(rows.iter_rows())
+
+
+def _consumed(job_id: int, credit: Credit | None, where: str = "") -> tuple[str, Params]:
+    """SQL of one row per batch row with its episode and the advantages of its steps, and its parameters."""
+    chosen = credit.rows if credit else "SELECT * FROM advantages WHERE false"
+    params: Params = {"job": job_id} | (credit.params() if credit else {})
+    query = f"""
+        SELECT b.optimizer_step, b.episode_id, b.first_step, b.last_step, b.action_tokens, e.group_id, e.run_id,
+               e.task_id, e.rollout_index, e.policy_version, e.status, e.env_return,
+               arg_min(a.a_episode, a.step_index) AS a_episode, avg(a.advantage) AS mean_advantage,
+               min(a.advantage) AS lowest, max(a.advantage) AS highest, sum(abs(a.advantage)) AS total_size,
+               count(a.episode_id) AS credited, count(a.advantage) AS defined,
+               count(*) FILTER (a.advantage > 0) AS positive, count(*) FILTER (a.advantage < 0) AS negative,
+               count(*) FILTER (list_contains(string_split(a.flags, ','), 'dead_group')) AS dead
+        FROM trained_batches AS b
+        LEFT JOIN episodes AS e ON e.episode_id = b.episode_id
+        LEFT JOIN ({chosen}) AS a
+            ON a.episode_id = b.episode_id AND a.step_index BETWEEN b.first_step AND b.last_step
+        WHERE b.job_id = $job {where}
+        GROUP BY ALL
+        """
+    return query, params

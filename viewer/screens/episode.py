@@ -1,0 +1,217 @@
+"""One episode: its transcript, and beside each step why its advantage is what it is."""
+
+import polars as pl
+import streamlit as st  # noqa: TID253 - this is a Streamlit page
+
+from lake import ids
+from viewer import choices, figures, filters, ledger, transcript
+from viewer.components import badge, header, not_found, number_column, status_badge, table, wanted_id
+from viewer.links import Page, given_int, parameters
+from viewer.pinned import read
+from viewer.plain import chip, number, signed, visible
+from viewer.queries import credit, episode, episodes
+from viewer.queries.base import Row, Window
+from viewer.queries.credit import Credit
+from viewer.queries.episodes import EpisodeFilter, Order
+
+STEPS = 10
+"""Steps on a page."""
+
+
+def show() -> None:
+    """The page."""
+    episode_id = wanted_id("episode", Page.EPISODES, "All episodes")
+    facts = read(episode.episode, episode_id)
+    if facts is None:
+        not_found(f"This lake holds no episode {chip(ids.to_text(episode_id))}.", Page.EPISODES, "All episodes")
+    header(f"Episode {chip(ids.to_text(episode_id))}")
+    _place(episode_id)
+    _facts(facts)
+    chosen, options, rows = _credit(facts)
+    _figures(facts, rows)
+    window, selected = _steps_window(facts)
+    if rows.height:
+        _chart(rows, selected)
+    _transcript(facts, rows, options, window, selected)
+    _scores(episode_id)
+
+
+def _place(episode_id: int) -> None:
+    """Previous and next in the filtered list that the reader came from."""
+    try:
+        wanted, order = filters.from_address()
+    except ValueError:
+        wanted, order = EpisodeFilter(), Order.TASK
+    place = read(episodes.place, wanted, order, episode_id)
+    carried = filters.parameters(wanted, order)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.page_link(Page.EPISODES, label="Back to the list", icon=":material/arrow_back:", query_params=carried)
+        if place is None:
+            st.caption("This episode is not in the filtered list.")
+            return
+        filtered = " that match the filter" if wanted != EpisodeFilter() else ""
+        for label, target, icon, shortcut in (
+            ("Previous", place.previous, ":material/chevron_left:", "k"),
+            ("Next", place.next, ":material/chevron_right:", "j"),
+        ):
+            pressed = st.button(
+                label, icon=icon, key=label.lower(), disabled=target is None, shortcut=shortcut, type="tertiary"
+            )
+            if pressed and target is not None:
+                values = {"episode": ids.to_text(target)} | carried | _kept()
+                st.switch_page(Page.EPISODE, query_params=values)
+        st.caption(f"{place.position:,} of {place.total:,} episodes{filtered}")
+
+
+def _kept() -> dict[str, str]:
+    """Parameters that the next episode keeps: the choice of credit and what is shown."""
+    return {name: st.query_params[name] for name in ("credit", "reasoning", "tools") if name in st.query_params}
+
+
+def _facts(facts: Row) -> None:
+    with st.container(horizontal=True, gap="small", vertical_alignment="center"):
+        status_badge(facts["status"])
+        for label, name in (
+            ("run", "run_id"),
+            ("task", "task_id"),
+            ("policy", "policy"),
+            ("environment", "environment"),
+        ):
+            if facts[name] is not None:
+                st.markdown(f":gray[{label}] {chip(facts[name])}", width="content")
+        for label, name in (("rollout", "rollout_index"), ("round", "collection_round"), ("version", "policy_version")):
+            if facts[name] is not None:
+                st.markdown(f":gray[{label}] {facts[name]}", width="content")
+        if facts["stop_reason"]:
+            st.markdown(f":gray[stopped by] {chip(facts['stop_reason'])}", width="content")
+        st.page_link(
+            Page.GROUP,
+            label="Its group",
+            icon=":material/workspaces:",
+            query_params=parameters(group=ids.to_text(facts["group_id"])),
+        )
+        if facts["parent_episode_id"] is not None:
+            st.page_link(
+                Page.EPISODE,
+                label=f"{facts['relation'] or 'child'} of another episode",
+                icon=":material/account_tree:",
+                query_params=parameters(
+                    episode=ids.to_text(facts["parent_episode_id"]), step=facts["parent_step_index"]
+                ),
+            )
+    if facts["error"]:
+        st.error("The rollout ended with an error.", icon=":material/error:")
+        st.code(visible(facts["error"]), language=None, wrap_lines=True)
+
+
+def _credit(facts: Row) -> tuple[Credit | None, transcript.Options, pl.DataFrame]:
+    """Whose advantages are shown, what of the transcript, and the advantages."""
+    episode_id = facts["episode_id"]
+    left, *right = st.columns([4, 1, 1], vertical_alignment="bottom")
+    with left:
+        chosen = choices.credit(read(credit.jobs_of_episode, episode_id), "episode")
+    options = transcript.Options(
+        reasoning=right[0].toggle("Reasoning", value=True, key="reasoning", bind="query-params"),
+        tools=right[1].toggle("Tool calls", value=True, key="tools", bind="query-params"),
+        credit=None if chosen is None else ids.to_text(chosen.id),
+    )
+    rows = read(credit.ledger, episode_id, chosen) if chosen else pl.DataFrame()
+    return chosen, options, rows
+
+
+def _figures(facts: Row, rows: pl.DataFrame) -> None:
+    """The episode in figures, in one line."""
+    with st.container(horizontal=True, gap="medium", vertical_alignment="center"):
+        parts = [("Return", number(facts["env_return"])), ("Steps", number(facts["num_steps"]))]
+        if rows.height:
+            first = rows.row(0, named=True)
+            split = sum(ledger.disagree(row) for row in rows.iter_rows(named=True))
+            parts += [
+                ("A_E", signed(first["a_episode"])),
+                ("Siblings scored", number(first["group_size"])),
+                ("Steps in shared states", number(int((rows["anchor_episodes"] > 1).sum()))),
+                ("Unknown advantages", number(rows["advantage"].null_count())),
+                ("Terms disagree", number(split)),
+            ]
+        for label, value in parts:
+            st.markdown(f":gray[{label}] **{value}**", width="content")
+        if rows.height and "dead_group" in rows["flags"][0].split(","):
+            badge("dead group", "orange", icon=":material/block:", explanation="All scored siblings scored the same.")
+
+
+def _steps_window(facts: Row) -> tuple[Window, int | None]:
+    """The page of steps to show, and the step that is marked: the one that the address names."""
+    selected = given_int("step")
+    if selected is not None and selected >= facts["num_steps"]:
+        st.warning(
+            f"The episode has steps 0 to {facts['num_steps'] - 1}, no step {selected}.", icon=":material/search_off:"
+        )
+        selected = None
+    return Window.page((selected or 0) // STEPS + 1, STEPS), selected
+
+
+def _chart(rows: pl.DataFrame, selected: int | None) -> None:
+    event = st.altair_chart(
+        figures.advantages(rows, selected), key="advantages", on_select="rerun", selection_mode=figures.PICK
+    )
+    picked = event["selection"].get(figures.PICK)
+    if picked and picked[0]["step_index"] != selected:
+        st.query_params["step"] = str(picked[0]["step_index"])
+        st.rerun()
+
+
+def _transcript(
+    facts: Row, rows: pl.DataFrame, options: transcript.Options, window: Window, selected: int | None
+) -> None:
+    episode_id = facts["episode_id"]
+    pages = -(-facts["num_steps"] // STEPS)
+    if pages > 1:
+        _step_pager(facts["num_steps"], pages, window)
+    if window.offset == 0:
+        document, length = read(episode.document, episode_id, "initial_messages")
+        steps_state = read(episode.steps, episode_id, Window(1))["state"].to_list()
+        first = [m for m in transcript.parsed_messages(document, length) if transcript.content(m) not in steps_state]
+        transcript.messages(first)
+    by_step = {row["step_index"]: row for row in rows.iter_rows(named=True)}
+    scale = transcript.scale_of(rows, read(episode.rewards, episode_id))
+    for row in read(episode.steps, episode_id, window).iter_rows(named=True):
+        given = by_step.get(row["step_index"])
+        transcript.step(episode_id, row, given, scale, options)
+    if selected is not None:
+        transcript.mark(selected)
+    if window.offset + window.limit >= facts["num_steps"]:
+        document, length = read(episode.document, episode_id, "final_observation")
+        if last := transcript.parsed_messages(document, length):
+            st.caption("After the last step")
+            transcript.messages(last)
+
+
+def _step_pager(num_steps: int, pages: int, window: Window) -> None:
+    number_now = window.offset // STEPS + 1
+
+    def turn() -> None:
+        st.query_params["step"] = str((st.session_state[key] - 1) * STEPS)
+
+    key = f"steps-page-{number_now}"
+    with st.container(horizontal=True, vertical_alignment="center"):
+        last = min(window.offset + STEPS, num_steps)
+        st.caption(f"Steps {window.offset} to {last - 1} of {num_steps}", width="content")
+        st.pagination(pages, default=number_now, key=key, on_change=turn)
+
+
+def _scores(episode_id: int) -> None:
+    frame = read(episode.scores, episode_id)
+    if frame.is_empty():
+        return
+    st.subheader("Scores", anchor=False)
+    columns = {
+        "scorer": "Scorer",
+        "step_index": "Step",
+        "value": number_column("Value"),
+        "reason": "Reason",
+        "error": "Error",
+    }
+    table(frame, "scores", columns)
+
+
+show()

@@ -1,0 +1,142 @@
+"""Episodes: the filtered, server-paged list. Every filter is in the address."""
+
+from collections.abc import Callable
+
+import streamlit as st  # noqa: TID253 - this is a Streamlit page
+
+from lake import ids
+from lake.tables import STATUSES
+from viewer import choices, filters
+from viewer.components import count_column, empty, header, number_column, pager, table
+from viewer.links import Page, given, parameters
+from viewer.pinned import read
+from viewer.plain import chip, number
+from viewer.queries import episodes
+from viewer.queries.episodes import EpisodeFilter, Order
+
+_COLUMNS = {
+    "episode_id": "Episode",
+    "run_id": "Run",
+    "task_id": "Task",
+    "rollout_index": count_column("Rollout"),
+    "collection_round": count_column("Round"),
+    "policy_version": count_column("Policy version"),
+    "status": "Status",
+    "env_return": number_column("Return", "A dash means not scored, which is not 0."),
+    "num_steps": count_column("Steps"),
+    "stop_reason": "Stopped by",
+    "group_id": "Group",
+}
+
+
+def show() -> None:
+    """The page."""
+    header("Episodes")
+    if not read(episodes.totals, EpisodeFilter())["episodes"]:
+        empty("This lake holds no episodes yet.", "trajlake ingest FILE --lake LAKE      # or: trajlake demo")
+        return
+    wanted, order = _filter()
+    if wanted.text is not None:
+        with st.spinner("Searching the texts of all steps"):
+            totals = read(episodes.totals, wanted)
+    else:
+        totals = read(episodes.totals, wanted)
+    if not totals["episodes"]:
+        st.info("No episode matches these filters.", icon=":material/filter_alt_off:")
+        return
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.caption(
+            f"{number(totals['episodes'])} episodes in {number(totals['groups'])} groups, "
+            f"mean return {number(totals['mean_return'])} ({number(totals['scored'])} scored), "
+            f"mean steps {number(totals['mean_steps'], 1)}"
+        )
+    window = pager(totals["episodes"], "episodes")
+    frame = read(episodes.page, wanted, order, window)
+    clicked = table(frame, "episodes", _COLUMNS, opens="episode_id")
+    if clicked is not None:
+        chosen = {"episode": ids.to_text(frame["episode_id"][clicked])}
+        st.switch_page(Page.EPISODE, query_params=chosen | filters.parameters(wanted, order))
+
+
+def _filter() -> tuple[EpisodeFilter, Order]:
+    """The filter widgets, bound to the address."""
+    with st.container(border=True):
+        first = st.columns([2, 2, 2.2, 3])
+        with first[0]:
+            run = choices.run()
+        with first[1]:
+            task = choices.task()
+        with first[2]:
+            status = st.multiselect(
+                "Status", STATUSES, key="status", bind="query-params", placeholder="any", on_change=choices.first_page
+            )
+        with first[3]:
+            text = st.text_input(
+                "Text in a state, an action or reasoning",
+                key="text",
+                bind="query-params",
+                placeholder="search, whatever the case",
+                icon=":material/search:",
+                on_change=choices.first_page,
+            )
+        second = st.columns([1.1, 1.1, 1.1, 1.1, 2, 1.5, 1.4], vertical_alignment="bottom")
+        low = _number(second[0].number_input, "Return from", "min")
+        high = _number(second[1].number_input, "Return to", "max")
+        round_ = _number(second[2].number_input, "Round", "round", step=1)
+        version = _number(second[3].number_input, "Policy version", "version", step=1)
+        group = _group(second[4].text_input)
+        order = second[5].selectbox("Order", list(map(str, Order)), key="sort", bind="query-params")
+        unscored = second[6].toggle("Unscored only", key="unscored", bind="query-params", on_change=choices.first_page)
+    wanted = EpisodeFilter(
+        run=run,
+        task=task,
+        status=tuple(status),
+        group=group,
+        low=low,
+        high=high,
+        unscored=unscored,
+        text=(text or "").strip() or None,
+        collection_round=None if round_ is None else int(round_),
+        policy_version=None if version is None else int(version),
+        update=_update(),
+    )
+    return wanted, Order(order)
+
+
+def _number(widget: Callable[..., float | None], label: str, key: str, step: float = 0.1) -> float | None:
+    return widget(
+        label, value=None, step=step, key=key, bind="query-params", placeholder="any", on_change=choices.first_page
+    )
+
+
+def _group(widget: Callable[..., str | None]) -> int | None:
+    text = (
+        widget("Group", key="group", bind="query-params", placeholder="id", on_change=choices.first_page) or ""
+    ).strip()
+    if text and not ids.is_text(text):
+        st.warning(f"{chip(text)} is not an id: ids have 13 characters of base32.", icon=":material/search_off:")
+    return ids.from_text(text) if ids.is_text(text) else None
+
+
+def _update() -> tuple[int, int] | None:
+    """The optimizer step whose batch is shown, if the address names one; it can be taken off the filter."""
+    try:
+        update = filters.update_from_address()
+    except ValueError:
+        st.warning(f"{chip(given('job'))} is not the id of a job.", icon=":material/search_off:")
+        return None
+    if update is None:
+        return None
+    with st.container(horizontal=True, vertical_alignment="center"):
+        here = parameters(job=ids.to_text(update[0]), update=update[1])
+        st.page_link(
+            Page.TRAINING, label=f"Batch of update {update[1]}", icon=":material/model_training:", query_params=here
+        )
+        if st.button("Show all episodes", icon=":material/close:", type="tertiary"):
+            for name in ("job", "update"):
+                st.query_params.pop(name, None)
+            st.rerun()
+    return update
+
+
+show()

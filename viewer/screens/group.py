@@ -1,0 +1,201 @@
+"""One group: the siblings' rewards, and the anchor states that they share."""
+
+import polars as pl
+import streamlit as st  # noqa: TID253 - this is a Streamlit page
+
+from lake import ids
+from viewer import choices, figures
+from viewer.components import (
+    advantage_column,
+    badge,
+    count_column,
+    header,
+    not_found,
+    number_column,
+    pager,
+    table,
+    tiles,
+    wanted_id,
+)
+from viewer.links import Page, given, parameters
+from viewer.pinned import read
+from viewer.plain import chip, number, one_line, percent, visible
+from viewer.queries import credit, episode, groups
+from viewer.queries.base import Row, Window
+from viewer.queries.credit import Credit
+from viewer.queries.groups import Signal
+
+_MOST_SIBLINGS = 256
+_MOST_VISITS = 200
+_SIGNALS = {
+    Signal.LIVE: ("live group", "green", "Outcomes differ: the group says something."),
+    Signal.DEAD: ("dead group", "orange", "All scored siblings scored the same: episode advantages are 0."),
+    Signal.UNJUDGED: ("unjudged group", "gray", "Fewer than two scored siblings: nothing to compare."),
+}
+
+
+def show() -> None:
+    """The page."""
+    group_id = wanted_id("group", Page.GROUPS, "All groups")
+    facts = read(groups.group, group_id)
+    if facts is None:
+        not_found(f"This lake holds no group {chip(ids.to_text(group_id))}.", Page.GROUPS, "All groups")
+    header(f"Group {chip(ids.to_text(group_id))}")
+    _facts(facts)
+    chosen = choices.credit(read(credit.jobs_of_group, group_id), "group")
+    _siblings(facts, chosen)
+    if chosen is None:
+        st.info("No credit job has covered this group: there are no anchor states to show.", icon=":material/info:")
+    else:
+        _anchors(group_id, chosen)
+
+
+def _facts(facts: Row) -> None:
+    with st.container(horizontal=True, gap="small", vertical_alignment="center"):
+        label, colour, explanation = _SIGNALS[Signal(facts["signal"])]
+        badge(label, colour, explanation=explanation)
+        if facts["first_version"] != facts["last_version"]:
+            badge("mixes policy versions", "red", explanation="Its siblings were played by different weights.")
+        expected = facts["expected_size"]
+        if expected is not None and facts["size"] < expected:
+            badge(f"{facts['size']} of {expected} siblings", "orange", explanation="The collector meant to run more.")
+        for label, name in (("run", "run_id"), ("task", "task_id")):
+            st.markdown(f":gray[{label}] {chip(facts[name])}", width="content")
+        for label, name in (("round", "collection_round"), ("seed", "seed")):
+            if facts[name] is not None:
+                st.markdown(f":gray[{label}] {facts[name]}", width="content")
+        st.page_link(
+            Page.GROUPS,
+            label="Groups of the run",
+            icon=":material/arrow_back:",
+            query_params=parameters(run=facts["run_id"]),
+        )
+    tiles(
+        [
+            ("Siblings", number(facts["size"]), None),
+            ("Scored", number(facts["scored"]), None),
+            ("Mean return", number(facts["mean_return"]), None),
+            ("Std", number(facts["sd_return"]), "Sample standard deviation of the returns."),
+            ("Lowest", number(facts["lowest"]), None),
+            ("Highest", number(facts["highest"]), None),
+        ]
+    )
+
+
+def _siblings(facts: Row, chosen: Credit | None) -> None:
+    frame = read(groups.siblings, facts["group_id"], chosen, Window(_MOST_SIBLINGS))
+    left, right = st.columns([2, 3])
+    with left:
+        chart = figures.returns(frame, facts["mean_return"], facts["sd_return"])
+        st.altair_chart(chart, key="returns")
+        st.caption("Dashed: mean. Shaded: one standard deviation. ?: not scored.")
+    with right:
+        clicked = table(
+            frame,
+            "siblings",
+            {
+                "episode_id": "Episode",
+                "rollout_index": count_column("Rollout"),
+                "status": "Status",
+                "env_return": number_column("Return", "A dash means not scored, which is not 0."),
+                "num_steps": count_column("Steps"),
+                "a_episode": advantage_column("A_E"),
+                "mean_advantage": advantage_column("Mean A"),
+                "policy_version": count_column("Version"),
+            },
+            opens="episode_id",
+        )
+        if frame.height < facts["size"]:
+            st.caption(f"{frame.height} of {facts['size']} siblings")
+    if clicked is not None:
+        _open(frame["episode_id"][clicked], chosen)
+
+
+def _anchors(group_id: int, chosen: Credit) -> None:
+    st.subheader("Anchor states shared by siblings", anchor=False)
+    shares = read(groups.anchor_shares, group_id, chosen)
+    total = read(groups.anchors_total, group_id, chosen)
+    whole = max(shares["steps"], 1)
+    st.caption(
+        f"{total} states were passed by two siblings or more; {percent(shares['shared'] / whole)} of "
+        f"{number(shares['steps'])} steps stand in them, {percent(shares['alone'] / whole)} are alone in their state "
+        "(their A_S is 0)."
+    )
+    if not total:
+        st.info("No two siblings passed the same state.", icon=":material/info:")
+        return
+    frame = read(groups.anchors, group_id, chosen, pager(total, "shared states"))
+    shown = frame.with_columns(pl.col("state").map_elements(lambda text: one_line(text, 200), return_dtype=pl.String))
+    clicked = table(
+        shown,
+        "anchors",
+        {
+            "anchor_key": "Anchor",
+            "state": st.column_config.TextColumn("State", width="large"),
+            "size": count_column("Steps"),
+            "episodes": count_column("Siblings", "Distinct episodes that passed the state."),
+            "actions": count_column("Actions", "Distinct actions taken there."),
+            "spread": number_column("Return spread", "Largest minus smallest return-to-go: 0 says nothing."),
+            "lowest": number_column("Lowest"),
+            "highest": number_column("Highest"),
+            "mean_step": number_column("Mean step", format="%.1f"),
+            "is_error": st.column_config.CheckboxColumn("Error text", help="Error texts make false anchors."),
+        },
+        opens="anchor_key",
+    )
+    if clicked is not None:
+        st.query_params["anchor"] = ids.to_text(frame["anchor_key"][clicked])
+        st.rerun()
+    _visits(group_id, chosen)
+
+
+def _visits(group_id: int, chosen: Credit) -> None:
+    """The steps in the anchor state that the address names."""
+    text = given("anchor")
+    if text is None:
+        st.caption("Choose an anchor to see every step taken from it.")
+        return
+    if not ids.is_text(text):
+        st.warning(f"{chip(text)} is not the id of an anchor.", icon=":material/search_off:")
+        return
+    frame = read(groups.visits, group_id, ids.from_text(text), chosen, Window(_MOST_VISITS))
+    if frame.is_empty():
+        st.warning(f"No step of this group stands in anchor {chip(text)}.", icon=":material/search_off:")
+        return
+    st.subheader(f"Steps in anchor {chip(text)}", anchor=False)
+    state = read(episode.text, frame["episode_id"][0], frame["step_index"][0], "state", episode.TEXT)
+    st.code(visible(state), language=None, wrap_lines=True)
+    actions = pl.coalesce(pl.col("action").replace("", None), "tool_calls").fill_null("")
+    shown = frame.with_columns(action=actions.map_elements(lambda value: one_line(value, 160), return_dtype=pl.String))
+    clicked = table(
+        shown,
+        "visits",
+        {
+            "episode_id": "Episode",
+            "rollout_index": count_column("Rollout"),
+            "step_index": count_column("Step"),
+            "action": st.column_config.TextColumn("Action", width="large"),
+            "reward": number_column("Reward"),
+            "return_to_go": number_column("Return-to-go"),
+            "a_step": advantage_column("A_S"),
+            "advantage": advantage_column("A"),
+            "env_return": number_column("Episode return"),
+        },
+        opens="episode_id",
+    )
+    if clicked is not None:
+        _open(frame["episode_id"][clicked], chosen, frame["step_index"][clicked])
+
+
+def _open(episode_id: int, chosen: Credit | None, step: int | None = None) -> None:
+    """Open a sibling, at a step. Previous and next then walk through the group."""
+    values = parameters(
+        episode=ids.to_text(episode_id),
+        step=step,
+        group=given("group"),
+        credit=None if chosen is None else ids.to_text(chosen.id),
+    )
+    st.switch_page(Page.EPISODE, query_params=values)
+
+
+show()

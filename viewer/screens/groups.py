@@ -1,0 +1,72 @@
+"""Groups: the server-paged list, with what tells a live group from a dead one."""
+
+import streamlit as st  # noqa: TID253 - this is a Streamlit page
+
+from lake import ids
+from viewer import choices
+from viewer.components import count_column, empty, header, number_column, pager, table
+from viewer.links import Page, parameters
+from viewer.pinned import read
+from viewer.queries import groups
+from viewer.queries.groups import GroupFilter, Signal
+
+_COLUMNS = {
+    "group_id": "Group",
+    "run_id": "Run",
+    "task_id": "Task",
+    "collection_round": count_column("Round"),
+    "signal": st.column_config.TextColumn(
+        "Signal", help="live: outcomes differ. dead: all the same. unjudged: < 2 scored."
+    ),
+    "size": count_column("Siblings"),
+    "scored": count_column("Scored"),
+    "mean_return": number_column("Mean return"),
+    "sd_return": number_column("Std", "Sample standard deviation."),
+    "lowest": number_column("Lowest"),
+    "highest": number_column("Highest"),
+    "mean_steps": number_column("Mean steps", format="%.1f"),
+}
+
+
+def show() -> None:
+    """The page."""
+    header("Groups")
+    if not read(groups.total, GroupFilter()):
+        empty("This lake holds no groups yet.", "trajlake ingest FILE --lake LAKE      # or: trajlake demo")
+        return
+    wanted = _filter()
+    total = read(groups.total, wanted)
+    if not total:
+        st.info("No group matches these filters.", icon=":material/filter_alt_off:")
+        return
+    frame = read(groups.page, wanted, pager(total, "groups"))
+    clicked = table(frame, "groups", _COLUMNS, opens="group_id")
+    if clicked is not None:
+        st.switch_page(Page.GROUP, query_params=parameters(group=ids.to_text(frame["group_id"][clicked])))
+
+
+def _filter() -> GroupFilter:
+    with st.container(border=True):
+        columns = st.columns([2, 2, 1.2, 3], vertical_alignment="bottom")
+        with columns[0]:
+            run = choices.run()
+        with columns[1]:
+            task = choices.task()
+        with columns[2]:
+            round_ = st.number_input(
+                "Round",
+                value=None,
+                step=1,
+                key="round",
+                bind="query-params",
+                placeholder="any",
+                on_change=choices.first_page,
+            )
+        with columns[3]:
+            signal = st.segmented_control(
+                "Signal", list(map(str, Signal)), key="signal", bind="query-params", on_change=choices.first_page
+            )
+    return GroupFilter(run, task, Signal(signal) if signal else None, None if round_ is None else int(round_))
+
+
+show()

@@ -1,0 +1,50 @@
+"""Jobs: everything that wrote to the lake, newest first."""
+
+import streamlit as st  # noqa: TID253 - this is a Streamlit page
+
+from lake import ids
+from viewer import choices
+from viewer.components import count_column, empty, header, number_column, pager, table
+from viewer.links import Page, parameters
+from viewer.pinned import read
+from viewer.queries import lineage
+
+_STATUSES = ("succeeded", "failed", "started")
+_COLUMNS = {
+    "job_id": "Job",
+    "kind": "Kind",
+    "status": st.column_config.TextColumn("Status", help="started: running, or killed before its last row."),
+    "run_id": "Run",
+    "started_at": st.column_config.DatetimeColumn("Started (UTC)", format="YYYY-MM-DD HH:mm:ss", timezone="UTC"),
+    "seconds": number_column("Seconds", format="%.1f"),
+    "rows_in": count_column("Rows in"),
+    "rows_out": count_column("Rows out"),
+    "rows_dropped": count_column("Dropped"),
+    "error": st.column_config.TextColumn("Error", width="large"),
+}
+
+
+def show() -> None:
+    """The page."""
+    header("Jobs")
+    if not read(lineage.jobs_total, None, None):
+        empty("No job has written to this lake yet.", "trajlake ingest FILE --lake LAKE")
+        return
+    with st.container(horizontal=True):
+        kind = st.segmented_control(
+            "Kind", read(lineage.job_kinds), key="kind", bind="query-params", on_change=choices.first_page
+        )
+        status = st.segmented_control(
+            "Status", _STATUSES, key="state", bind="query-params", on_change=choices.first_page
+        )
+    total = read(lineage.jobs_total, kind, status)
+    if not total:
+        st.info("No job matches these filters.", icon=":material/filter_alt_off:")
+        return
+    frame = read(lineage.jobs_page, kind, status, pager(total, "jobs"))
+    clicked = table(frame, "jobs", _COLUMNS, opens="job_id")
+    if clicked is not None:
+        st.switch_page(Page.JOB, query_params=parameters(job=ids.to_text(frame["job_id"][clicked])))
+
+
+show()

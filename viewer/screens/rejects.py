@@ -1,0 +1,79 @@
+"""Rejects: input that could not be taken, why, and its raw text."""
+
+import streamlit as st  # noqa: TID253 - this is a Streamlit page
+
+from lake import ids
+from viewer import choices
+from viewer.components import count_column, header, pager, table
+from viewer.links import Page, given, parameters
+from viewer.pinned import read
+from viewer.plain import chip, number, visible
+from viewer.queries import lineage
+
+_COLUMNS = {
+    "reject_id": "Reject",
+    "reason": "Reason",
+    "source_uri": "Source",
+    "position": count_column("Position", "Line number from 1 (JSONL), or index from 0 in an array."),
+    "message": st.column_config.TextColumn("Message", width="large"),
+    "source_format": "Format",
+    "run_id": "Run",
+    "at": st.column_config.DatetimeColumn("At (UTC)", format="YYYY-MM-DD HH:mm:ss", timezone="UTC"),
+}
+
+
+def show() -> None:
+    """The page."""
+    header("Rejects")
+    reasons = read(lineage.reject_reasons)
+    if not reasons:
+        st.success("Every input record was taken: there are no rejects.", icon=":material/check_circle:")
+        return
+    reason = st.segmented_control(
+        "Reason",
+        list(reasons),
+        format_func=lambda name: name,
+        key="reason",
+        bind="query-params",
+        on_change=choices.first_page,
+    )
+    st.caption(", ".join(f"{chip(name)} {number(count)}" for name, count in reasons.items()))
+    run = given("run")
+    total = read(lineage.rejects_total, reason, run)
+    if not total:
+        st.info("No reject matches.", icon=":material/filter_alt_off:")
+        return
+    frame = read(lineage.rejects_page, reason, run, pager(total, "rejects"))
+    clicked = table(frame, "rejects", _COLUMNS, opens="reject_id")
+    if clicked is not None:
+        st.query_params["reject"] = ids.to_text(frame["reject_id"][clicked])
+        st.rerun()
+    _raw()
+
+
+def _raw() -> None:
+    """The raw text of the reject that the address names."""
+    text = given("reject")
+    if text is None:
+        st.caption("Choose a reject to see its text.")
+        return
+    found = read(lineage.reject, ids.from_text(text)) if ids.is_text(text) else None
+    if found is None:
+        st.warning(f"This lake holds no reject {chip(text)}.", icon=":material/search_off:")
+        return
+    st.subheader(f"Reject {chip(text)}", anchor=False)
+    st.text(visible(found["message"]))
+    st.code(
+        visible(found["raw"]), language=None, wrap_lines=True, height=420 if len(found["raw"]) > 3000 else "content"
+    )
+    if found["raw_length"] > len(found["raw"]):
+        st.caption(f"The first {len(found['raw']):,} of {found['raw_length']:,} characters.")
+    st.page_link(
+        Page.JOB,
+        label="The job that rejected it",
+        icon=":material/account_tree:",
+        query_params=parameters(job=ids.to_text(found["job_id"])),
+    )
+
+
+show()

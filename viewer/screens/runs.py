@@ -1,0 +1,173 @@
+"""Runs: what the lake holds, and how one run's success, rewards and training metrics develop."""
+
+from typing import Any
+
+import polars as pl
+import streamlit as st  # noqa: TID253 - this is a Streamlit page
+
+from lake import ids
+from viewer import figures
+from viewer.components import count_column, empty, header, number_column, pager, share_column, table, tiles
+from viewer.links import Page, given, parameters
+from viewer.pinned import read
+from viewer.plain import chip, number, percent
+from viewer.queries import runs, training
+from viewer.queries.base import Window
+
+_AXES: dict[runs.Axis, str] = {"collection_round": "Collection round", "policy_version": "Policy version"}
+_MOST_METRICS = 6
+_TASKS = 12
+
+
+def show() -> None:
+    """The page."""
+    header("Runs")
+    facts = read(runs.overview)
+    if not facts["episodes"]:
+        empty("This lake holds no episodes yet.", "trajlake ingest FILE --lake LAKE      # or: trajlake demo")
+        return
+    _overview(facts)
+    success_at = st.number_input(
+        "Success means a return of at least",
+        value=1.0,
+        step=0.1,
+        format="%.2f",
+        key="success",
+        bind="query-params",
+        width=240,
+    )
+    names = _list(success_at)
+    asked = given("run")
+    if asked is not None and not read(runs.exists, asked):
+        st.warning(f"There is no run {chip(asked)} in this lake.", icon=":material/search_off:")
+        asked = None
+    _run(asked or names[0], success_at)
+
+
+def _overview(facts: dict[str, Any]) -> None:
+    dead = facts["dead_groups"] / facts["judged_groups"] if facts["judged_groups"] else None
+    tiles(
+        [
+            ("Episodes", number(facts["episodes"]), None),
+            ("Steps", number(facts["steps"]), "Decisions of the policies."),
+            ("Runs", number(facts["runs"]), None),
+            ("Tasks", number(facts["tasks"]), None),
+            ("Groups", number(facts["groups"]), "Siblings collected from the identical start."),
+            (
+                "Dead groups",
+                percent(dead),
+                "Of groups with two scored siblings or more: those that all scored the same.",
+            ),
+            ("Unscored", number(facts["episodes"] - facts["scored"]), "Episodes without a return."),
+            ("Rejects", number(facts["rejects"]), "Input records that could not be taken."),
+        ]
+    )
+
+
+def _list(success_at: float) -> list[str]:
+    """The list of runs; names of those on the page."""
+    window = pager(read(runs.total), "runs")
+    frame = read(runs.page, success_at, window)
+    clicked = table(
+        frame,
+        "runs",
+        {
+            "run_id": "Run",
+            "environment": "Environment",
+            "policy": "Policy",
+            "episodes": count_column("Episodes"),
+            "tasks": count_column("Tasks"),
+            "rounds": count_column("Rounds"),
+            "success": share_column("Success", "Share of scored episodes."),
+            "mean_return": number_column("Mean return"),
+            "mean_steps": number_column("Mean steps", format="%.1f"),
+            "dead_share": share_column("Dead groups", "Of groups with two scored siblings or more."),
+        },
+        opens="run_id",
+    )
+    if clicked is not None:
+        st.query_params["run"] = frame["run_id"][clicked]
+        st.rerun()
+    return frame["run_id"].to_list()
+
+
+def _run(run: str, success_at: float) -> None:
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.subheader(f"Run {chip(run)}", anchor=False, width="stretch")
+        here = parameters(run=run)
+        st.page_link(Page.EPISODES, label="Episodes", icon=":material/format_list_bulleted:", query_params=here)
+        st.page_link(Page.GROUPS, label="Groups", icon=":material/workspaces:", query_params=here)
+    axes = read(runs.axes, run)
+    if axes:
+        _curves(run, axes, success_at)
+    else:
+        st.caption("All episodes belong to one collection round and one policy version: there is no curve to draw.")
+    _tasks(run, success_at)
+    _metrics(run)
+
+
+def _curves(run: str, axes: list[runs.Axis], success_at: float) -> None:
+    axis = axes[0]
+    if len(axes) > 1:
+        labels = [_AXES[a] for a in axes]
+        chosen = st.segmented_control("Over", labels, default=labels[0], key="over", bind="query-params", required=True)
+        axis = axes[labels.index(str(chosen))]
+    frame = read(runs.curve, run, axis, success_at)
+    across: dict[str, Any] = {"x_title": _AXES[axis]}
+    charts = [
+        figures.curve(frame, "success", title="Success rate, 95 % interval", band=True, share=True, **across),
+        figures.curve(frame, "mean_return", title="Mean return", **across),
+        figures.curve(frame, "dead_share", title="Dead groups", share=True, **across),
+        figures.curve(frame, "mean_steps", title="Mean steps", **across),
+        figures.curve(frame, "truncated_share", title="Truncated episodes", share=True, **across),
+    ]
+    grid = st.columns(3)
+    for position, chart in enumerate(charts):
+        grid[position % 3].altair_chart(chart, key=f"curve-{position}")
+
+
+def _tasks(run: str, success_at: float) -> None:
+    left, right = st.columns([1, 2])
+    left.altair_chart(figures.task_histogram(read(runs.task_histogram, run, success_at)), key="tasks-histogram")
+    with right:
+        frame = read(runs.tasks, run, success_at, Window(_TASKS))
+        st.caption(f"Hardest tasks ({frame.height} shown)")
+        clicked = table(
+            frame,
+            "tasks",
+            {
+                "task_id": "Task",
+                "episodes": count_column("Episodes"),
+                "scored": count_column("Scored"),
+                "success": share_column("Success"),
+                "mean_return": number_column("Mean return"),
+            },
+            opens="task_id",
+        )
+        if clicked is not None:
+            st.switch_page(Page.EPISODES, query_params=parameters(run=run, task=frame["task_id"][clicked]))
+
+
+def _metrics(run: str) -> None:
+    """The newest training job of the run in small; the training page has it in full."""
+    jobs = read(training.jobs_of_run, run)
+    if jobs.is_empty():
+        return
+    job_id = jobs["job_id"][0]
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.subheader("Training metrics", anchor=False, width="stretch")
+        st.page_link(
+            Page.TRAINING,
+            label="Training, with the batch of every update",
+            icon=":material/model_training:",
+            query_params=parameters(job=ids.to_text(job_id)),
+        )
+    frame = read(training.metrics, job_id)
+    names = figures.by_interest(frame["name"].unique())[:_MOST_METRICS]
+    grid = st.columns(3)
+    for position, name in enumerate(names):
+        chart = figures.metric(frame.filter(pl.col("name") == name), name, None)
+        grid[position % 3].altair_chart(chart, key=f"metric-{position}")
+
+
+show()

@@ -1,0 +1,214 @@
+"""Training: metrics of a job; click on a point and see the batch of that update, its episodes and their advantages."""
+
+from typing import Any
+
+import polars as pl
+import streamlit as st  # noqa: TID253 - this is a Streamlit page
+
+from lake import ids
+from viewer import figures
+from viewer.components import (
+    advantage_column,
+    count_column,
+    empty,
+    header,
+    not_found,
+    number_column,
+    pager,
+    status_badge,
+    table,
+    tiles,
+)
+from viewer.links import Page, given, given_int, parameters
+from viewer.pinned import read
+from viewer.plain import chip, number, one_line, percent
+from viewer.queries import training
+from viewer.queries.credit import Credit
+
+_MOST_METRICS = 30
+
+
+def show() -> None:
+    """The page."""
+    header("Training")
+    jobs = read(training.jobs)
+    if jobs.is_empty():
+        empty(
+            "No training job has written to this lake yet.", "trajlake train --lake LAKE ...      # or: trajlake demo"
+        )
+        return
+    job_id = _job(jobs)
+    credit = read(training.credit_of, job_id)
+    update = _update(job_id)
+    _metrics(job_id, update)
+    _consumption(job_id, credit, update)
+    if update is not None:
+        _batch(job_id, update, credit)
+    _checkpoints(job_id)
+
+
+def _job(jobs: pl.DataFrame) -> int:
+    """The job to show: the one that the address names, else the newest with updates."""
+    options = [ids.to_text(job) for job in jobs["job_id"]]
+    asked = given("job")
+    if asked is not None and asked.lower() not in options:
+        not_found(f"This lake holds no training job {chip(asked)}.", Page.TRAINING, "The newest training job")
+    rows = dict(zip(options, jobs.iter_rows(named=True), strict=True))
+    newest = next((option for option in options if rows[option]["updates"]), options[0])
+
+    def label(option: str) -> str:
+        row = rows[option]
+        return f"{row['started_at']:%d %b %H:%M:%S}  {one_line(row['run_id'] or row['kind'])}  {row['updates']} updates  {row['status']}  {option}"
+
+    def remember() -> None:
+        st.query_params["job"] = st.session_state["training-job"]
+        st.query_params.pop("update", None)
+
+    chosen = st.selectbox(
+        "Job",
+        options,
+        index=options.index(asked.lower() if asked else newest),
+        format_func=label,
+        key="training-job",
+        on_change=remember,
+    )
+    with st.container(horizontal=True, vertical_alignment="center"):
+        status_badge(rows[chosen]["status"])
+        st.page_link(
+            Page.JOB,
+            label="Parameters and lineage",
+            icon=":material/account_tree:",
+            query_params=parameters(job=chosen),
+        )
+    return ids.from_text(chosen)
+
+
+def _update(job_id: int) -> int | None:
+    """The optimizer step to show: the one that the address names."""
+    bounds = read(training.update_range, job_id)
+    if bounds is None:
+        st.caption("This job has recorded no batches.")
+        return None
+    first, last = bounds
+    asked = given_int("update")
+    if asked is not None and not first <= asked <= last:
+        st.warning(f"The job has updates {first} to {last}, no update {asked}.", icon=":material/search_off:")
+        asked = None
+    return asked
+
+
+def _choose(update: int) -> None:
+    st.query_params["update"] = str(update)
+    st.query_params.pop("page", None)
+    st.rerun()
+
+
+def _metrics(job_id: int, update: int | None) -> None:
+    frame = read(training.metrics, job_id)
+    names = figures.by_interest(frame["name"].unique())
+    if not names:
+        st.info("This job has written no metrics.", icon=":material/info:")
+        return
+    st.caption("Click on a point to see the batch of that update.")
+    grid = st.columns(3)
+    for position, name in enumerate(names[:_MOST_METRICS]):
+        chart = figures.metric(frame.filter(pl.col("name") == name), name, update)
+        _clickable(grid[position % 3], chart, f"metric-{position}", update)
+    if len(names) > _MOST_METRICS:
+        st.caption(f"{_MOST_METRICS} of {len(names)} metrics; the others: `trajlake sql` on `run_metrics`.")
+
+
+def _clickable(place: Any, chart: Any, key: str, update: int | None) -> None:
+    """A chart whose clicked step becomes the update of the address."""
+    event = place.altair_chart(chart, key=f"{key}-{update}", on_select="rerun", selection_mode=figures.PICK)
+    picked = event["selection"].get(figures.PICK)
+    if picked and picked[0]["step"] != update:
+        _choose(int(picked[0]["step"]))
+
+
+def _consumption(job_id: int, credit: Credit | None, update: int | None) -> None:
+    frame = read(training.consumption, job_id, credit)
+    if frame.is_empty():
+        return
+    st.subheader("What the updates consumed", anchor=False)
+    if credit is None:
+        st.caption("No credit job is known that this job read: returns only.")
+    names = {"mean_return": "Mean return of the batch"}
+    if credit is not None:
+        names |= {"mean_size": "Mean |advantage|", "dead_share": "Steps of dead groups"}
+    grid = st.columns(4 if credit else 3)
+    for position, (column, title) in enumerate(names.items()):
+        values = frame.select("step", value=column)
+        _clickable(grid[position], figures.metric(values, title, update), f"consumed-{column}", update)
+    if credit is not None:
+        grid[3].altair_chart(figures.signs(frame, update), key="signs")
+
+
+def _batch(job_id: int, update: int, credit: Credit | None) -> None:
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.subheader(f"Update {update}", anchor=False, width="content")
+        first, last = read(training.update_range, job_id) or (update, update)
+        if st.button(
+            "Previous", icon=":material/chevron_left:", type="tertiary", disabled=update <= first, shortcut="k"
+        ):
+            _choose(update - 1)
+        if st.button("Next", icon=":material/chevron_right:", type="tertiary", disabled=update >= last, shortcut="j"):
+            _choose(update + 1)
+        st.page_link(
+            Page.EPISODES,
+            label="As a filtered list of episodes",
+            icon=":material/format_list_bulleted:",
+            query_params=parameters(job=ids.to_text(job_id), update=update),
+        )
+    values = read(training.metrics_at, job_id, update)
+    tiles([(chip(name), number(values[name], 4), None) for name in figures.by_interest(values)[:8]])
+    total = read(training.batch_total, job_id, update)
+    frame = read(training.batch, job_id, update, credit, pager(total, "episodes, largest mean |A| first"))
+    clicked = table(
+        frame,
+        "batch",
+        {
+            "episode_id": "Episode",
+            "task_id": "Task",
+            "rollout_index": count_column("Rollout"),
+            "policy_version": count_column("Version"),
+            "status": "Status",
+            "env_return": number_column("Return", "A dash means not scored, which is not 0."),
+            "a_episode": advantage_column("A_E"),
+            "mean_advantage": advantage_column("Mean A"),
+            "lowest": advantage_column("Lowest A"),
+            "highest": advantage_column("Highest A"),
+            "undefined": count_column("Unknown A", "Steps whose advantage is not known."),
+            "dead": st.column_config.CheckboxColumn("Dead group"),
+            "action_tokens": count_column("Tokens", "Tokens that carried loss."),
+            "group_id": "Group",
+        },
+        opens="episode_id",
+    )
+    if clicked is not None:
+        values = parameters(
+            episode=ids.to_text(frame["episode_id"][clicked]),
+            step=frame["first_step"][clicked],
+            job=ids.to_text(job_id),
+            update=update,
+            credit=None if credit is None else ids.to_text(credit.id),
+        )
+        st.switch_page(Page.EPISODE, query_params=values)
+
+
+def _checkpoints(job_id: int) -> None:
+    frame = read(training.checkpoints, job_id)
+    if frame.is_empty():
+        return
+    with st.expander(f"Checkpoints ({frame.height})", icon=":material/save:"):
+        columns: dict[str, Any] = {
+            "optimizer_step": count_column("Updates"),
+            "policy_version": count_column("Policy version"),
+            "at": st.column_config.DatetimeColumn("Saved at"),
+            "uri": "Folder",
+            "sha256": "Weights",
+        }
+        table(frame, "checkpoints", columns)
+
+
+show()

@@ -1,0 +1,24 @@
+"""Colours and looks, spelled once for Streamlit, charts and the step ledger.
+
+Blue and orange part positive from negative advantages (readable with every colour blindness); both are mid-tones that
+hold on the light and on the dark background. Grey is for what is not known.
+"""
+
+POSITIVE = "#2f80d0"
+NEGATIVE = "#e07b26"
+UNKNOWN = "#8b93a1"
+ACCENT = "#7c5cd6"
+"""Marks what wants attention: a selected step, terms of opposite signs."""
+
+STREAMLIT_OPTIONS = {
+    "theme.light.primaryColor": "#2a6fb8",
+    "theme.dark.primaryColor": "#5aa0e6",
+    "theme.baseFontSize": "14",
+    "theme.headingFontSizes": "['1.75rem', '1.35rem', '1.1rem']",
+    "theme.metricValueFontSize": "1.5rem",
+    "theme.codeFontSize": "0.8rem",
+}
+"""Options of `streamlit run` that set the theme."""
+
+STATUS_COLOURS = {"completed": "green", "succeeded": "green", "truncated": "orange", "started": "blue"}
+"""Badge colours of episode and job states; others are red."""
