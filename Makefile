@@ -14,10 +14,10 @@ help: ## List the targets
 setup: $(INSTALLED) ## Make .venv with every version pinned (the other targets do it by themselves)
 
 $(INSTALLED): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; ok = sys.version_info >= (3, 11); ok or sys.exit( \
-	    f"Trajlake needs Python 3.11 or newer; {sys.executable} is {sys.version.split()[0]}. " \
-	    "Name another: make PYTHON=/path/to/python3.12 setup")'
-	@test -x $(BIN)/python || { echo "Making a virtual environment in .venv"; $(PYTHON) -m venv .venv; }
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit( \
+	    "Trajlake needs Python 3.11 or newer; %s is %s. Name another: make PYTHON=/path/to/python3.12 setup" \
+	    % (sys.executable, sys.version.split()[0]))'
+	@test -x $(BIN)/pip || { echo "Making a virtual environment in .venv"; $(PYTHON) -m venv .venv; }
 	@echo "Installing the pinned packages into .venv (minutes the first time)"
 	@$(BIN)/python -m pip install --quiet -c constraints.txt hatchling editables
 	@$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e ".[dev]"
@@ -35,7 +35,7 @@ test-slow: $(INSTALLED) ## Run the long repetitions: kills, races, seeds (an hou
 check: $(INSTALLED) ## Lint, format, types, import rules, generated docs in step with the code
 	@echo "== ruff check";  $(BIN)/ruff check .
 	@echo "== ruff format"; $(BIN)/ruff format --check .
-	@echo "== mypy";        $(BIN)/mypy
+	@echo "== mypy";        $(BIN)/mypy && $(BIN)/mypy docs/generate .ci/check_wheel.py
 	@echo "== imports";     $(BIN)/lint-imports
 	@echo "== docs";        $(BIN)/python docs/generate --check
 

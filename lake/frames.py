@@ -98,6 +98,7 @@ def tokens_frame(records: Sequence[EpisodeRecord], identities: Sequence[Identity
 
 def _fill(table: Table, structs: Sequence[msgspec.Struct], columns: dict[str, list[Any]]) -> pl.DataFrame:
     """The table's frame: given columns as they are, all others from the structs' fields of the same name."""
+    schema = table.polars()
     series = []
     for column in table.columns:
         values = columns.get(column.name)
@@ -106,7 +107,7 @@ def _fill(table: Table, structs: Sequence[msgspec.Struct], columns: dict[str, li
             values = [getattr(struct, column.name) for struct in structs]
             if convert is not None:
                 values = [convert(value) for value in values]
-        series.append(pl.Series(column.name, values, dtype=table.polars()[column.name], strict=False))
+        series.append(pl.Series(column.name, values, dtype=schema[column.name], strict=False))
     return pl.DataFrame(series)
 
 

@@ -57,20 +57,16 @@ def packed_attention(
     if unsupported.get("softcap") is not None or unsupported.get("s_aux") is not None:
         msg = f"{type(module).__name__} uses soft-capped attention or attention sinks, which packed training does not"
         raise UsageError(msg)
-    longest = max(b - a for a, b in pairwise(boundaries))
-    if sliding_window is not None and longest > sliding_window:
-        msg = f"a sequence of {longest} tokens exceeds the attention window {sliding_window}; lower --max-length"
+    lengths = [b - a for a, b in pairwise(boundaries)]
+    if sliding_window is not None and max(lengths) > sliding_window:
+        msg = f"a sequence of {max(lengths)} tokens exceeds the attention window {sliding_window}; lower --max-length"
         raise UsageError(msg)
     grouped = query_BHTD.shape[1] != key_BHTD.shape[1]
+    # split, not slices: the backward pass of a slice fills a whole buffer with zeros, once per sequence.
+    tensors = (query_BHTD, key_BHTD, value_BHTD)
+    per_sequence = zip(*(torch.split_with_sizes(tensor, lengths, dim=2) for tensor in tensors), strict=True)
     parts = [
-        scaled_dot_product_attention(
-            query_BHTD[:, :, a:b],
-            key_BHTD[:, :, a:b],
-            value_BHTD[:, :, a:b],
-            is_causal=True,
-            scale=scaling,
-            enable_gqa=grouped,
-        )
-        for a, b in pairwise(boundaries)
+        scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
+        for query, key, value in per_sequence
     ]
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None

@@ -5,7 +5,7 @@ import streamlit as st  # noqa: TID253 - this is the Streamlit script
 from viewer.components import friendly
 from viewer.links import Page
 
-st.set_page_config(page_title="Trajlake", page_icon=":material/water:", layout="wide")
+st.set_page_config(page_title="Trajlake", page_icon="\N{WATER WAVE}", layout="wide")
 
 page = st.navigation(
     [

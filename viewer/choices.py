@@ -63,7 +63,12 @@ def credit(jobs: pl.DataFrame, subject: str) -> Credit | None:
         subject: what they cover, as part of the widget's key.
     """
     if jobs.is_empty():
-        st.selectbox("Credit", ["none: run `trajlake credit`"], disabled=True, key=f"credit-{subject}")
+        st.selectbox(
+            "Credit",
+            ["No credit job has covered this yet: trajlake credit gigpo"],
+            disabled=True,
+            key=f"credit-{subject}",
+        )
         return None
     options = [ids.to_text(job) for job in jobs["job_id"]]
     labels = dict(zip(options, map(_label, jobs.iter_rows(named=True)), strict=True))
@@ -87,7 +92,7 @@ def credit(jobs: pl.DataFrame, subject: str) -> Credit | None:
     return Credit(ids.from_text(chosen))
 
 
-def describe(parameters: str | None, limit: int = 90) -> str:
+def describe(parameters: str | None, limit: int = 150) -> str:
     """Parameters of a job in one line: the estimator first, then plain values."""
     try:
         values: Any = json.loads(parameters or "{}")

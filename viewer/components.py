@@ -14,7 +14,7 @@ from viewer import pinned
 from viewer.links import Page, given, given_id
 from viewer.plain import chip, visible
 from viewer.queries.base import PAGE_ROWS, Window
-from viewer.theme import STATUS_COLOURS
+from viewer.theme import STATUS_COLOURS, STYLE
 
 Config = Mapping[str, Any]
 
@@ -36,6 +36,7 @@ def header(title: str) -> None:
     Args:
         title: Markdown of our own; foreign text in it goes through `chip`.
     """
+    st.html(STYLE)
     with st.container(horizontal=True, vertical_alignment="center"):
         st.header(title, anchor=False, width="stretch")
         st.caption(f"Data of {pinned.pinned_at():%H:%M:%S} UTC", width="content")
@@ -154,4 +155,4 @@ def advantage_column(label: str, help: str | None = None) -> Any:  # noqa: A002 
 
 def share_column(label: str, help: str | None = None) -> Any:  # noqa: A002 - Streamlit's name
     """A column of shares from 0 to 1, as bars."""
-    return st.column_config.ProgressColumn(label, help=help, format="percent", min_value=0.0, max_value=1.0)
+    return st.column_config.ProgressColumn(label, help=help, format="%.2f", min_value=0.0, max_value=1.0)

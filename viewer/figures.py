@@ -14,10 +14,12 @@ MOST_ROWS = 4000
 
 _HEIGHT = 190
 
+Chart = alt.LayerChart | alt.FacetChart
+
 
 def curve(
     frame: pl.DataFrame, value: str, *, title: str, x_title: str, band: bool = False, share: bool = False
-) -> alt.LayerChart:
+) -> Chart:
     """A value along `x`, with the band from `low` to `high` if asked for.
 
     Args:
@@ -48,11 +50,10 @@ def curve(
     return _sized(alt.layer(*layers, line, points), title)
 
 
-def task_histogram(frame: pl.DataFrame) -> alt.LayerChart:
-    """Number of tasks by success rate: columns success (NULL = unscored), tasks."""
-    known = frame.filter(pl.col("success").is_not_null())
+def task_histogram(frame: pl.DataFrame) -> Chart:
+    """Number of tasks by success rate: columns success, tasks."""
     bars = (
-        alt.Chart(known)
+        alt.Chart(frame)
         .mark_bar(color=POSITIVE, size=14, cornerRadiusEnd=2)
         .encode(
             x=alt.X(
@@ -68,7 +69,7 @@ def task_histogram(frame: pl.DataFrame) -> alt.LayerChart:
     return _sized(alt.layer(bars), "Tasks by success rate")
 
 
-def metric(frame: pl.DataFrame, name: str, selected: int | None) -> alt.LayerChart:
+def metric(frame: pl.DataFrame, name: str, selected: int | None) -> Chart:
     """A training metric over steps: columns step, value. A click picks a step; the selected one is marked."""
     pick = alt.selection_point(name=PICK, fields=["step"], nearest=True, on="click", empty=False, clear=False)
     shown = frame.filter(pl.col("value").is_not_null())
@@ -90,7 +91,7 @@ def metric(frame: pl.DataFrame, name: str, selected: int | None) -> alt.LayerCha
             rule,
             alt.Chart(here).mark_point(filled=True, size=70, color=ACCENT, opacity=1).encode(x="step:Q", y="value:Q"),
         ]
-    return _sized(alt.layer(*layers), name, height=130)
+    return _sized(alt.layer(*layers), name, height=150)
 
 
 def by_interest(names: Iterable[str]) -> list[str]:
@@ -103,7 +104,7 @@ def by_interest(names: Iterable[str]) -> list[str]:
     return sorted(names, key=rank)
 
 
-def signs(frame: pl.DataFrame, selected: int | None) -> alt.LayerChart:
+def signs(frame: pl.DataFrame, selected: int | None) -> Chart:
     """Shares of positive, negative, zero and unknown advantages over updates: step, positive, negative, undefined."""
     names = {"positive": POSITIVE, "zero": "#c9ced6", "negative": NEGATIVE, "unknown": UNKNOWN}
     shares = frame.select(
@@ -144,32 +145,37 @@ def signs(frame: pl.DataFrame, selected: int | None) -> alt.LayerChart:
         layers.append(
             alt.Chart(pl.DataFrame({"step": [selected]})).mark_rule(color=ACCENT, strokeWidth=1.5).encode(x="step:Q")
         )
-    return _sized(alt.layer(*layers), "Signs of the advantages", height=150)
+    return _sized(alt.layer(*layers), "Signs of the advantages", height=160)
 
 
-def advantages(frame: pl.DataFrame, selected: int | None) -> alt.LayerChart:
-    """The advantages of an episode by step: bars for A, marks for its terms A_E and A_S, a grey mark where A is unknown.
+def advantages(frame: pl.DataFrame, selected: int | None) -> Chart:
+    """The advantages of an episode by step: bars for A, marks for A_E and A_S, a question mark where A is unknown.
 
     Args:
         frame: columns step_index, advantage, a_episode, a_step.
         selected: the step that is marked. A click picks one.
     """
     rows = _around(frame, selected)
+    first, last = rows["step_index"][0], rows["step_index"][-1]
     pick = alt.selection_point(name=PICK, fields=["step_index"], on="click", empty=False, clear=False)
-    x = alt.X("step_index:O", title="Step", axis=alt.Axis(labelAngle=0, labelOverlap=True))
-    known = rows.filter(pl.col("advantage").is_not_null())
+    x = alt.X(
+        "step_index:Q",
+        title="Step",
+        scale=alt.Scale(domain=[first - 0.5, last + 0.5], nice=False),
+        axis=alt.Axis(format="d", tickMinStep=1, grid=False),
+    )
+    y_axis = alt.Axis(format="~g", tickCount=5)
+    here = f"datum.step_index == {-1 if selected is None else int(selected)}"
     bars = (
-        alt.Chart(known)
-        .mark_bar(cornerRadius=2)
+        alt.Chart(rows.filter(pl.col("advantage").is_not_null()))
+        .mark_bar(cornerRadius=2, size=min(28.0, max(1.0, 700 / rows.height)), strokeWidth=2)
         .encode(
             x=x,
-            y=alt.Y("advantage:Q", title="Advantage", axis=alt.Axis(format="~g", tickCount=5)),
+            y=alt.Y("advantage:Q", title="Advantage", axis=y_axis),
             color=alt.condition("datum.advantage >= 0", alt.value(POSITIVE), alt.value(NEGATIVE)),
-            opacity=alt.value(0.75)
-            if selected is None
-            else alt.condition(f"datum.step_index == {int(selected)}", alt.value(1), alt.value(0.55)),
+            stroke=alt.condition(here, alt.value(ACCENT), alt.value("transparent")),
             tooltip=[
-                alt.Tooltip("step_index:O", title="Step"),
+                alt.Tooltip("step_index:Q", title="Step"),
                 alt.Tooltip("advantage:Q", title="A", format="+.4~g"),
                 alt.Tooltip("a_episode:Q", title="A_E", format="+.4~g"),
                 alt.Tooltip("a_step:Q", title="A_S", format="+.4~g"),
@@ -179,13 +185,14 @@ def advantages(frame: pl.DataFrame, selected: int | None) -> alt.LayerChart:
     )
     terms = rows.unpivot(["a_episode", "a_step"], index="step_index", variable_name="term").drop_nulls("value")
     terms = terms.with_columns(pl.col("term").replace({"a_episode": "A_E", "a_step": "A_S"}))
+    shapes = alt.Scale(domain=["A_E", "A_S"], range=["circle", "diamond"])
     marks = (
-        alt.Chart(terms.head(MOST_ROWS))
+        alt.Chart(terms)
         .mark_point(size=34, strokeWidth=1.6, opacity=0.9)
         .encode(
             x=x,
             y="value:Q",
-            shape=alt.Shape("term:N", title=None, scale=alt.Scale(domain=["A_E", "A_S"], range=["circle", "diamond"])),
+            shape=alt.Shape("term:N", title=None, scale=shapes, legend=alt.Legend(orient="top", padding=0, offset=2)),
             color=alt.value(UNKNOWN),
         )
     )
@@ -195,10 +202,10 @@ def advantages(frame: pl.DataFrame, selected: int | None) -> alt.LayerChart:
         .encode(x=x, y=alt.datum(0))
     )
     zero = alt.Chart(pl.DataFrame({"zero": [0]})).mark_rule(color=UNKNOWN, opacity=0.6).encode(y="zero:Q")
-    return _sized(alt.layer(zero, bars, marks, unknown), None, height=170)
+    return _sized(alt.layer(zero, bars, marks, unknown), None, height=180)
 
 
-def returns(frame: pl.DataFrame, mean: float | None, deviation: float | None) -> alt.LayerChart:
+def returns(frame: pl.DataFrame, mean: float | None, deviation: float | None) -> Chart:
     """Returns of the siblings of a group, with the mean and one standard deviation: rollout_index, env_return."""
     scored = frame.filter(pl.col("env_return").is_not_null())
     y = alt.Y(
@@ -210,9 +217,7 @@ def returns(frame: pl.DataFrame, mean: float | None, deviation: float | None) ->
         lines = pl.DataFrame({"mean": [mean], "low": [mean - (deviation or 0.0)], "high": [mean + (deviation or 0.0)]})
         layers.append(alt.Chart(lines).mark_rect(opacity=0.12, color=UNKNOWN).encode(y="low:Q", y2="high:Q"))
         layers.append(alt.Chart(lines).mark_rule(color=UNKNOWN, strokeDash=[4, 3]).encode(y="mean:Q"))
-        colour = alt.condition(f"datum.env_return >= {float(mean)}", alt.value(POSITIVE), alt.value(NEGATIVE))
-    else:
-        colour = alt.value(UNKNOWN)
+    colour = alt.condition(f"datum.env_return >= {float(mean or 0.0)}", alt.value(POSITIVE), alt.value(NEGATIVE))
     tips = [alt.Tooltip("rollout_index:O", title="Rollout"), alt.Tooltip("env_return:Q", title="Return", format="~g")]
     layers.append(
         alt.Chart(scored).mark_point(filled=True, size=110, opacity=1).encode(x=x, y=y, color=colour, tooltip=tips)
@@ -233,7 +238,7 @@ def _around(frame: pl.DataFrame, selected: int | None, most: int = 400) -> pl.Da
     return frame.slice(first, most)
 
 
-def _sized(chart: alt.LayerChart, title: str | None, height: int = _HEIGHT) -> alt.LayerChart:
+def _sized(chart: Chart, title: str | None, height: int = _HEIGHT) -> Chart:
     sized = chart.properties(height=height)
     return (
         sized

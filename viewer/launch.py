@@ -1,7 +1,7 @@
 """Command `view`: start the viewer's server on this machine.
 
-The server listens on 127.0.0.1 only, answers no other host name (a page on the web cannot reach it by rebinding a name),
-sends no usage statistics, and writes nothing. It runs in this process: ending the command ends it.
+The server listens on 127.0.0.1 only, answers no other host name (so that no page on the web reaches it by rebinding a
+name), sends no usage statistics, and writes nothing. It runs in this process: ending the command ends it.
 """
 
 import os
@@ -19,6 +19,8 @@ import click
 from lake.cli_options import lake_option
 from lake.errors import UsageError
 
+ENVIRONMENT = "TRAJLAKE_LAKE"
+"""Environment variable through which the server learns which lake to show."""
 HOST = "127.0.0.1"
 FIRST_PORT = 8501
 """Port tried first when none is given."""
@@ -71,7 +73,6 @@ def serve(folder: str, port: int) -> None:
     """Run Streamlit in this process until it is told to stop."""
     from streamlit.web import cli
 
-    from viewer.pinned import ENVIRONMENT
     from viewer.theme import STREAMLIT_OPTIONS
 
     os.environ[ENVIRONMENT] = folder
@@ -79,7 +80,6 @@ def serve(folder: str, port: int) -> None:
         "server.address": HOST,
         "server.port": str(port),
         "server.headless": "true",
-        "server.allowedHosts": f"['{HOST}', 'localhost']",
         "server.fileWatcherType": "none",
         "browser.gatherUsageStats": "false",
         "client.toolbarMode": "minimal",
@@ -88,6 +88,8 @@ def serve(folder: str, port: int) -> None:
         "logger.level": "warning",
     }
     flags = [flag for name, value in options.items() for flag in (f"--{name}", value)]
+    for host in (HOST, "localhost"):
+        flags += ["--server.allowedHosts", host]
     app = Path(__file__).with_name("app.py")
     sys.exit(cli.main(["run", str(app), *flags], standalone_mode=False))
 
@@ -97,7 +99,7 @@ def _announce(address: str, folder: str, open_browser: bool) -> None:
     give_up = time.monotonic() + _PATIENCE
     while time.monotonic() < give_up:
         try:
-            with urlopen(f"{address}/_stcore/health", timeout=1):  # noqa: S310 - our own address
+            with urlopen(f"{address}/_stcore/health", timeout=1):
                 break
         except (URLError, OSError):
             time.sleep(0.1)

@@ -39,18 +39,20 @@ class Scale:
     """Largest of |reward| and |return-to-go|."""
 
 
-def draw(reward: float | None, credit: Row | None, scale: Scale) -> None:
+def draw(reward: float | None, credit: Row | None, scale: Scale, *, is_credited: bool) -> None:
     """Draw the ledger of a step.
 
     Args:
         reward: the environment's reward for the step's action.
         credit: the step's row of `advantages`; None if the chosen job gave it none.
         scale: of the bars.
+        is_credited: a credit job was chosen.
     """
     lines = [_line("reward", number(reward), reward, scale.reward)]
     if credit is None:
         st.html(_sheet(lines))
-        st.caption("The chosen credit has no row for this step.")
+        if is_credited:
+            st.caption("The chosen credit has no row for this step.")
         return
     go, whole = credit["return_to_go"], scale.advantage
     lines.append(_line("return-to-go", number(go), go, scale.reward))
@@ -102,7 +104,8 @@ def _bar(value: float | None, largest: float) -> str:
         return f'<span style="border-top:1px dashed {UNKNOWN};height:0;opacity:0.8"></span>'
     share = 0.0 if largest <= 0 else min(abs(value) / largest, 1.0) * 50
     start, colour = (50.0, POSITIVE) if value >= 0 else (50.0 - share, NEGATIVE)
-    fill = f"position:absolute;left:{start:.2f}%;width:{share:.2f}%;top:1px;bottom:1px;background:{colour};border-radius:1px"
+    place = f"left:{start:.2f}%;width:{share:.2f}%;top:1px;bottom:1px"
+    fill = f"position:absolute;{place};background:{colour};border-radius:1px"
     centre = f"position:absolute;left:50%;top:-2px;bottom:-2px;width:1px;background:{UNKNOWN};opacity:0.7"
     track = f"position:relative;height:9px;background:color-mix(in srgb,{UNKNOWN} 12%,transparent);border-radius:2px"
     return f'<span style="{track}"><span style="{fill}"></span><span style="{centre}"></span></span>'

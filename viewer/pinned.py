@@ -16,10 +16,8 @@ import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 import lake
 from lake.errors import UsageError
 from lake.snapshot import Snapshot
+from viewer.launch import ENVIRONMENT
 from viewer.queries.base import Reads
-
-ENVIRONMENT = "TRAJLAKE_LAKE"
-"""Environment variable that names the lake; `trajlake view` sets it."""
 
 _VERSIONS = "pinned_versions"
 _AT = "pinned_at"

@@ -11,14 +11,12 @@ from typing import Any
 CHIP = 60
 """Characters of a name in a heading, label or badge."""
 
-_CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
-_INVISIBLE = re.compile("[\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\u0080-\u009f\u2028\u2029]")
+_INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 
 
 def visible(text: str) -> str:
-    """The text with control and direction characters made visible; line breaks and tabs stay."""
-    text = text.replace("\r\n", "\n").translate(_CONTROLS)
-    return _INVISIBLE.sub(lambda found: f"<U+{ord(found.group()):04X}>", text)
+    r"""The text with control and direction characters as `\x1b` or `\u202e`; line breaks and tabs stay."""
+    return _INVISIBLE.sub(lambda found: ascii(found.group())[1:-1], text.replace("\r\n", "\n"))
 
 
 def one_line(text: str, limit: int = CHIP) -> str:

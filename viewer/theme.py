@@ -14,11 +14,20 @@ STREAMLIT_OPTIONS = {
     "theme.light.primaryColor": "#2a6fb8",
     "theme.dark.primaryColor": "#5aa0e6",
     "theme.baseFontSize": "14",
-    "theme.headingFontSizes": "['1.75rem', '1.35rem', '1.1rem']",
+    "theme.headingFontSizes": '["1.75rem", "1.35rem", "1.1rem"]',
     "theme.metricValueFontSize": "1.5rem",
     "theme.codeFontSize": "0.8rem",
+    "theme.light.codeTextColor": "#2f2d2b",
+    "theme.dark.codeTextColor": "#edebe8",
 }
 """Options of `streamlit run` that set the theme."""
+
+STYLE = f"""<style>
+.stMainBlockContainer {{ padding-top: 3.6rem; padding-bottom: 3rem; }}
+[class*="st-key-action-"] {{ border-left: 3px solid {POSITIVE}; padding-left: 0.8rem; }}
+[class*="st-key-reasoning-"] {{ border-left: 3px solid {UNKNOWN}; padding-left: 0.8rem; opacity: 0.85; }}
+</style>"""
+"""What no option sets: less room above the title, and a coloured edge beside what a policy thought and did."""
 
 STATUS_COLOURS = {"completed": "green", "succeeded": "green", "truncated": "orange", "started": "blue"}
 """Badge colours of episode and job states; others are red."""

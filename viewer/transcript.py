@@ -45,20 +45,22 @@ def step(episode_id: int, row: Row, credit: Row | None, scale: ledger.Scale, opt
     index = row["step_index"]
     with st.container(border=True, key=f"step-{index}"):
         left, right = st.columns([3, 1.15], gap="medium")
-        with left:
+        with left.container(gap="xsmall"):
             _title(row)
             _context(row)
             _state(episode_id, row)
             if row["reasoning"] and options.reasoning:
                 _label("reasoning", ":material/psychology:")
-                long_text(episode_id, row, "reasoning", prose=True)
-            if row["action"] or not row["tool_calls"]:
-                _label("action", ":material/bolt:")
-                long_text(episode_id, row, "action", prose=True)
-            if row["tool_calls"] and options.tools:
-                tool_calls(row["tool_calls"], row["tool_calls_length"])
+                with st.container(key=f"reasoning-{index}"):
+                    long_text(episode_id, row, "reasoning", prose=True)
+            with st.container(key=f"action-{index}", gap="xsmall"):
+                if row["action"] or not row["tool_calls"]:
+                    _label("action", ":material/bolt:")
+                    long_text(episode_id, row, "action", prose=True)
+                if row["tool_calls"] and options.tools:
+                    tool_calls(row["tool_calls"], row["tool_calls_length"])
         with right:
-            ledger.draw(row["reward"], credit, scale)
+            ledger.draw(row["reward"], credit, scale, is_credited=options.credit is not None)
             if credit is not None and credit["anchor_key"] is not None and credit["anchor_episodes"] > 1:
                 _anchor_link(credit, options)
 

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -61,7 +62,7 @@ def record(uri: str, name: str, batches: str, size: str) -> None:
         for number in range(int(batches)):
             first = number * int(size)
             counts = job.record([episode(name, first + index, tokens=True) for index in range(int(size))])
-            row = {"step": number, "name": "new", "value": float(counts.new), "at": lake.jobs.now()}
+            row = {"step": number, "name": "new", "value": float(counts.new), "at": datetime.now(UTC)}
             job.write("metrics", pl.DataFrame([row]))
 
 

@@ -33,7 +33,8 @@ def rollout(
 
     The last step is rewarded with the outcome, the others with 0; an unknown outcome leaves all rewards unknown.
     """
-    halls = ["You are at the gate.", f"You are in hall {index % 2}."] + [f"Path {index}.{n}" for n in range(2, num_steps)]
+    halls = ["You are at the gate.", f"You are in hall {index % 2}."]
+    halls += [f"You are on path {index}.{n}." for n in range(2, num_steps)]
     steps = [
         StepRecord(
             state=state,

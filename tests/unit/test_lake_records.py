@@ -276,7 +276,7 @@ def test_printable_text_is_utf8_and_otherwise_unchanged() -> None:
 
 def test_a_record_built_in_python_gets_the_types_of_a_decoded_one() -> None:
     step = {"state": "s", "action": "a", "reward": 1, "context": ({"role": "user"},)}
-    built = EpisodeRecord(task_id="t", env_return=1, steps=[step, StepRecord(**STEP)])  # type: ignore[list-item]
+    built = EpisodeRecord(task_id="t", env_return=1, steps=[step, StepRecord(**STEP)])
     copy = retyped(built)
     assert isinstance(copy.steps[0], StepRecord)
     assert isinstance(copy.env_return, float)

@@ -21,6 +21,10 @@ class Reads(Protocol):
         """Rows of one SELECT."""
         ...
 
+    def __hash__(self) -> int:
+        """By identity: what is read from never changes."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Window:

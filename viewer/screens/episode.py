@@ -11,11 +11,10 @@ from viewer.pinned import read
 from viewer.plain import chip, number, signed, visible
 from viewer.queries import credit, episode, episodes
 from viewer.queries.base import Row, Window
-from viewer.queries.credit import Credit
 from viewer.queries.episodes import EpisodeFilter, Order
 
+# Steps on a page. (A string here would be printed: Streamlit shows stray expressions of its scripts.)
 STEPS = 10
-"""Steps on a page."""
 
 
 def show() -> None:
@@ -27,7 +26,7 @@ def show() -> None:
     header(f"Episode {chip(ids.to_text(episode_id))}")
     _place(episode_id)
     _facts(facts)
-    chosen, options, rows = _credit(facts)
+    options, rows = _credit(facts)
     _figures(facts, rows)
     window, selected = _steps_window(facts)
     if rows.height:
@@ -104,19 +103,18 @@ def _facts(facts: Row) -> None:
         st.code(visible(facts["error"]), language=None, wrap_lines=True)
 
 
-def _credit(facts: Row) -> tuple[Credit | None, transcript.Options, pl.DataFrame]:
-    """Whose advantages are shown, what of the transcript, and the advantages."""
+def _credit(facts: Row) -> tuple[transcript.Options, pl.DataFrame]:
+    """What of the transcript is shown, with which advantages; and those advantages by step."""
     episode_id = facts["episode_id"]
-    left, *right = st.columns([4, 1, 1], vertical_alignment="bottom")
-    with left:
+    with st.container(horizontal=True, vertical_alignment="bottom"):
         chosen = choices.credit(read(credit.jobs_of_episode, episode_id), "episode")
-    options = transcript.Options(
-        reasoning=right[0].toggle("Reasoning", value=True, key="reasoning", bind="query-params"),
-        tools=right[1].toggle("Tool calls", value=True, key="tools", bind="query-params"),
-        credit=None if chosen is None else ids.to_text(chosen.id),
-    )
+        options = transcript.Options(
+            reasoning=st.toggle("Reasoning", value=True, key="reasoning", bind="query-params"),
+            tools=st.toggle("Tool calls", value=True, key="tools", bind="query-params"),
+            credit=None if chosen is None else ids.to_text(chosen.id),
+        )
     rows = read(credit.ledger, episode_id, chosen) if chosen else pl.DataFrame()
-    return chosen, options, rows
+    return options, rows
 
 
 def _figures(facts: Row, rows: pl.DataFrame) -> None:

@@ -54,8 +54,8 @@ def show() -> None:
     frame = read(episodes.page, wanted, order, window)
     clicked = table(frame, "episodes", _COLUMNS, opens="episode_id")
     if clicked is not None:
-        chosen = {"episode": ids.to_text(frame["episode_id"][clicked])}
-        st.switch_page(Page.EPISODE, query_params=chosen | filters.parameters(wanted, order))
+        carried = filters.parameters(wanted, order)
+        st.switch_page(Page.EPISODE, query_params=carried | {"episode": ids.to_text(frame["episode_id"][clicked])})
 
 
 def _filter() -> tuple[EpisodeFilter, Order]:

@@ -27,16 +27,7 @@ def show() -> None:
         empty("This lake holds no episodes yet.", "trajlake ingest FILE --lake LAKE      # or: trajlake demo")
         return
     _overview(facts)
-    success_at = st.number_input(
-        "Success means a return of at least",
-        value=1.0,
-        step=0.1,
-        format="%.2f",
-        key="success",
-        bind="query-params",
-        width=240,
-    )
-    names = _list(success_at)
+    names, success_at = _list()
     asked = given("run")
     if asked is not None and not read(runs.exists, asked):
         st.warning(f"There is no run {chip(asked)} in this lake.", icon=":material/search_off:")
@@ -64,9 +55,22 @@ def _overview(facts: dict[str, Any]) -> None:
     )
 
 
-def _list(success_at: float) -> list[str]:
-    """The list of runs; names of those on the page."""
-    window = pager(read(runs.total), "runs")
+def _list() -> tuple[list[str], float]:
+    """The list of runs: the names on the page, and the return that counts as success."""
+    with st.container(horizontal=True, vertical_alignment="center"):
+        with st.container():
+            window = pager(read(runs.total), "runs")
+        st.caption("Success means a return of at least", width="content")
+        success_at = st.number_input(
+            "Success means a return of at least",
+            value=1.0,
+            step=0.1,
+            format="%.2f",
+            key="success",
+            bind="query-params",
+            width=130,
+            label_visibility="collapsed",
+        )
     frame = read(runs.page, success_at, window)
     clicked = table(
         frame,
@@ -88,7 +92,7 @@ def _list(success_at: float) -> list[str]:
     if clicked is not None:
         st.query_params["run"] = frame["run_id"][clicked]
         st.rerun()
-    return frame["run_id"].to_list()
+    return frame["run_id"].to_list(), success_at
 
 
 def _run(run: str, success_at: float) -> None:
@@ -128,7 +132,11 @@ def _curves(run: str, axes: list[runs.Axis], success_at: float) -> None:
 
 def _tasks(run: str, success_at: float) -> None:
     left, right = st.columns([1, 2])
-    left.altair_chart(figures.task_histogram(read(runs.task_histogram, run, success_at)), key="tasks-histogram")
+    histogram = read(runs.task_histogram, run, success_at).drop_nulls("success")
+    if histogram.height:
+        left.altair_chart(figures.task_histogram(histogram), key="tasks-histogram")
+    else:
+        left.info("No episode of this run is scored.", icon=":material/info:")
     with right:
         frame = read(runs.tasks, run, success_at, Window(_TASKS))
         st.caption(f"Hardest tasks ({frame.height} shown)")

@@ -21,7 +21,7 @@ from viewer.components import (
 )
 from viewer.links import Page, given, given_int, parameters
 from viewer.pinned import read
-from viewer.plain import chip, number, one_line, percent
+from viewer.plain import chip, number, one_line
 from viewer.queries import training
 from viewer.queries.credit import Credit
 
@@ -58,7 +58,9 @@ def _job(jobs: pl.DataFrame) -> int:
 
     def label(option: str) -> str:
         row = rows[option]
-        return f"{row['started_at']:%d %b %H:%M:%S}  {one_line(row['run_id'] or row['kind'])}  {row['updates']} updates  {row['status']}  {option}"
+        name = one_line(row["run_id"] or row["kind"])
+        updates = f"{row['updates']} updates"
+        return f"{row['started_at']:%d %b %H:%M:%S}  {name}  {updates}  {row['status']}  {option}"
 
     def remember() -> None:
         st.query_params["job"] = st.session_state["training-job"]

@@ -1,10 +1,10 @@
 """A tiny text house: find the key, open the chest, bring the treasure to the room the task names.
 
 Small enough to play 100,000 steps a second, rich enough to need memory: the task is told once, the map and the places
-of things must be remembered, and the reward is a single 1.0 at the end. An observation names the room, what is seen,
-the chest, the hands and, last, the exits (the words that matter for the next action stand next to it). An action that
-is malformed or has no effect costs a step and is answered "That does not work." in front of the view, so that it does
-not make unlike situations look alike.
+of things must be remembered, and the only reward is 1.0 at the end. An observation names the room, what is seen, the
+chest, the hands and, last, the exits (the words that matter for the next action stand next to it). An action that is
+malformed or has no effect costs a step and is answered "That does not work." in front of the view: alone, the sentence
+would make unlike situations look alike.
 """
 
 import re
@@ -16,10 +16,18 @@ from pipelines.collect.environments.protocol import Info, Outcome
 
 REFUSAL = "That does not work."
 THINGS = ("key", "treasure")
-_GRAMMAR = re.compile(
-    rf"(?P<go>go (?:{'|'.join(OFFSETS)}))|(?P<take>take (?:{'|'.join(THINGS)}))"
-    rf"|(?P<drop>drop (?:{'|'.join(THINGS)}))|(?P<open>open chest)|(?P<look>look)"
-)
+HANDS = "hands"
+"""Where a thing is that the player holds."""
+VERBS: dict[str, tuple[str, ...]] = {
+    "drop": THINGS,
+    "go": tuple(OFFSETS),
+    "look": (),
+    "open": ("chest",),
+    "take": THINGS,
+}
+"""The grammar: a verb and one of its objects; `look` stands alone."""
+SENTENCES = frozenset(f"{verb} {thing}".strip() for verb, things in VERBS.items() for thing in things or ("",))
+"""Every well-formed action."""
 
 
 class HouseConfig(BaseModel):
@@ -42,20 +50,13 @@ class House:
         self.config = config or HouseConfig()
         self.name = f"house-{self.config.rooms}"
         self.split = self.config.split.value
-        self._world: World | None = None
+        self._game: _Game | None = None
 
     def reset(self, seed: int) -> Outcome:
-        """Draw the world of the seed; the observation opens with the task."""
+        """Draw the world of the seed. The observation opens with the task."""
         world = draw_world(seed, self.config.rooms, self.config.split)
-        self._world = world
-        self._world_hash = world.hash()
-        self._room = world.start
-        self._places: dict[str, str | None] = {"key": world.key, "treasure": None}
-        self._locked = True
-        self._taken = 0
-        self._won = False
-        task = f"Bring the treasure to the {world.goal}."
-        return self._answer(f"{task} {self._view(world)}", 0.0)
+        self._game = _Game(world)
+        return self._answer(self._game, f"Bring the treasure to the {world.goal}. {self._game.view()}")
 
     def step(self, action: str) -> Outcome:
         """Take an action.
@@ -63,70 +64,85 @@ class House:
         Raises:
             RuntimeError: no running episode.
         """
-        world = self._world
-        if world is None or self._won or self._taken >= self.config.horizon:
+        game = self._game
+        if game is None or self._is_over(game):
             msg = "the house has no running episode; call reset(seed) first"
             raise RuntimeError(msg)
-        self._taken += 1
-        match = _GRAMMAR.fullmatch(action.strip())
-        admissible = match is not None and action.strip() in self._admissible(world)
-        if match is not None and admissible:
-            self._apply(world, match)
-        self._won = self._places["treasure"] == HANDS and self._room == world.goal
-        view = self._view(world)
-        return self._answer(
-            view if admissible else f"{REFUSAL} {view}", float(self._won), match is not None, admissible
-        )
+        sentence = action.strip()
+        is_admissible = sentence in game.admissible()
+        game.taken += 1
+        if is_admissible:
+            game.apply(*sentence.partition(" ")[::2])
+        observation = game.view() if is_admissible else f"{REFUSAL} {game.view()}"
+        return self._answer(game, observation, sentence in SENTENCES, is_admissible)
 
-    def _apply(self, world: World, match: re.Match[str]) -> None:
-        verb, _, thing = match.group().partition(" ")
+    def _is_over(self, game: "_Game") -> bool:
+        return game.is_won() or game.taken >= self.config.horizon
+
+    def _answer(
+        self, game: "_Game", observation: str, is_well_formed: bool = True, is_admissible: bool = True
+    ) -> Outcome:
+        done = self._is_over(game)
+        info = Info(
+            admissible=() if done else game.admissible(),
+            is_well_formed=is_well_formed,
+            is_admissible=is_admissible,
+            terminated=game.is_won(),
+            initial_world_hash=game.world_hash,
+        )
+        return Outcome(observation, float(game.is_won()), done, info)
+
+
+class _Game:
+    """A world being played: where the player and the things are now."""
+
+    def __init__(self, world: World) -> None:
+        self.world_hash = world.hash()
+        self.taken = 0
+        self._world = world
+        self._room = world.start
+        self._places = {"key": world.key, "treasure": ""}
+        self._is_locked = True
+
+    def is_won(self) -> bool:
+        """The treasure is held in the goal room."""
+        return self._places["treasure"] == HANDS and self._room == self._world.goal
+
+    def apply(self, verb: str, thing: str) -> None:
+        """Carry out an admissible action."""
         if verb == "go":
-            self._room = world.exits[self._room][thing]
+            self._room = self._world.exits[self._room][thing]
         elif verb == "take":
             self._places[thing] = HANDS
         elif verb == "drop":
             self._places[thing] = self._room
         elif verb == "open":
-            self._locked = False
+            self._is_locked = False
             self._places["treasure"] = self._room
 
-    def _admissible(self, world: World) -> list[str]:
-        actions = [f"go {direction}" for direction in world.exits[self._room]]
-        actions += [f"take {thing}" for thing in THINGS if self._places[thing] == self._room]
-        actions += [f"drop {thing}" for thing in THINGS if self._places[thing] == HANDS]
-        if self._locked and self._room == world.chest and self._places["key"] == HANDS:
+    def admissible(self) -> tuple[str, ...]:
+        """Actions that have an effect now, sorted; looking always shows something."""
+        actions = [f"go {direction}" for direction in self._world.exits[self._room]]
+        actions += [f"take {thing}" for thing in self._things(self._room)]
+        actions += [f"drop {thing}" for thing in self._things(HANDS)]
+        if self._is_locked and self._room == self._world.chest and self._places["key"] == HANDS:
             actions.append("open chest")
-        return sorted([*actions, "look"])
+        return tuple(sorted([*actions, "look"]))
 
-    def _view(self, world: World) -> str:
-        seen = " ".join(thing for thing in THINGS if self._places[thing] == self._room) or "nothing"
-        held = " ".join(thing for thing in THINGS if self._places[thing] == HANDS) or "nothing"
-        chest = ("Chest locked" if self._locked else "Chest open") if self._room == world.chest else "No chest"
-        exits = " ".join(sorted(world.exits[self._room]))
+    def view(self) -> str:
+        """What the player sees."""
+        seen, held = (" ".join(self._things(place)) or "nothing" for place in (self._room, HANDS))
+        lock = "locked" if self._is_locked else "open"
+        chest = f"Chest {lock}" if self._room == self._world.chest else "No chest"
+        exits = " ".join(sorted(self._world.exits[self._room]))
         return f"Room {self._room}. You see {seen}. {chest}. You hold {held}. Exits {exits}"
 
-    def _answer(
-        self, observation: str, reward: float, well_formed: bool = True, admissible: bool = True
-    ) -> Outcome:
-        world = self._world
-        done = self._won or self._taken >= self.config.horizon
-        info = Info(
-            admissible=() if done or world is None else tuple(self._admissible(world)),
-            is_well_formed=well_formed,
-            is_admissible=admissible,
-            terminated=self._won,
-            initial_world_hash=self._world_hash,
-        )
-        return Outcome(observation, reward, done, info)
-
-
-HANDS = "hands"
+    def _things(self, place: str) -> list[str]:
+        return [thing for thing in THINGS if self._places[thing] == place]
 
 
 def vocabulary() -> list[str]:
-    """Every word and punctuation mark that a house or a sentence of its grammar can contain, sorted."""
-    texts = [
-        REFUSAL, "Bring the treasure to the room. Room You see nothing. Chest locked open No chest. You hold Exits",
-        "go take drop open look chest", *ROOM_NAMES, *OFFSETS, *THINGS,
-    ]
+    """Every word and punctuation mark that houses say or understand, sorted; nothing else."""
+    frame = "Bring the treasure to the Room You see nothing. Chest locked open No chest. You hold Exits"
+    texts = [frame, REFUSAL, *SENTENCES, *ROOM_NAMES]
     return sorted({word for text in texts for word in re.findall(r"\w+|[^\w\s]", text)})

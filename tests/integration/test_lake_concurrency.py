@@ -1,0 +1,257 @@
+"""Many writers on one lake: processes and threads, creators and readers, none of which knows of the others.
+
+1. Nothing is lost and nothing is written twice.
+2. A lake may be created by several processes at the same moment.
+3. A snapshot is consistent: whatever a row in it refers to is in it too, however the tables move while it is taken.
+"""
+
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import polars as pl
+import pytest
+
+import lake
+from lake.ingest import Report
+from lake.tables import RESOLUTION_ORDER, TABLES
+from testkit.episodes import assert_same, assert_whole, contents, episode, write_lines
+from testkit.processes import Worker, at_the_gate
+
+
+def test_processes_that_append_at_once_lose_nothing(tmp_path: Path) -> None:
+    lk = lake.open(tmp_path / "lake", create=True)
+    workers = [Worker("record", lk.uri, f"worker {n}", 6, 3) for n in range(4)]
+    at_the_gate(*workers)
+    seen = []
+    while any(worker.running for worker in workers):
+        seen.append(assert_whole(lk.snapshot()))
+    for worker in workers:
+        worker.finish()
+    assert seen == sorted(seen)
+    assert assert_whole(lk.snapshot()) == 4 * 6 * 3
+    assert lk.snapshot().dead_write_ids == frozenset(), "disjoint batches never abandon a write"
+    new = lk.sql("SELECT job_id, count(*) AS n, sum(value) AS new FROM metrics GROUP BY job_id")
+    assert (new["n"].to_list(), new["new"].to_list()) == ([6] * 4, [18.0] * 4)
+    assert lk.sql("SELECT status FROM job_runs")["status"].to_list() == ["succeeded"] * 4
+
+
+def test_processes_with_the_same_records_write_them_once(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "file.jsonl", [episode("task", n, steps=1 + n % 4, tokens=True) for n in range(40)])
+    lk = lake.open(tmp_path / "lake", create=True)
+    workers = [Worker("ingest", lk.uri, file, "run", size) for size in (5, 7, 11, 5)]
+    at_the_gate(*workers)
+    reports = [msgspec.json.decode(worker.finish(), type=Report) for worker in workers]
+    assert sum(report.new for report in reports) == 40
+    assert all(report.new + report.present == 40 for report in reports)
+    assert assert_whole(lk.snapshot()) == 40
+
+
+def test_creators_of_one_lake_all_find_it_whole(tmp_path: Path) -> None:
+    uris = [str(tmp_path / f"lake{n}") for n in range(8)]
+    workers = [Worker("create", *uris) for _ in range(3)]
+    for _ in uris:
+        at_the_gate(*workers)
+    for worker in workers:
+        worker.finish()
+    for uri in uris:
+        lk = lake.open(uri)
+        assert assert_whole(lk.snapshot()) == 3
+        assert min(lk.snapshot().versions.values()) == 0, "every table is there"
+        assert sorted(path.name for path in Path(uri).iterdir()) == sorted(TABLES)
+
+
+def in_threads(count: int, work: Callable[[int], None]) -> None:
+    """Run a function in threads that start together; what one raises is raised here."""
+    gate = threading.Barrier(count)
+    errors: list[BaseException] = []
+
+    def run(number: int) -> None:
+        gate.wait()
+        try:
+            work(number)
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for error in errors:
+        raise error
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["one Lake", "a Lake each"])
+def test_threads_that_record_overlapping_episodes_write_them_once(tmp_path: Path, shared: bool) -> None:
+    one = lake.open(tmp_path / "lake", create=True)
+
+    def work(number: int) -> None:
+        lk = one if shared else lake.open(one.uri)
+        with lk.job(kind="collect", run_id="run") as job:
+            for start in range(0, 12, 3):
+                job.record([episode("task", start + number + index) for index in range(4)])
+                assert_whole(lk.snapshot())
+
+    in_threads(4, work)
+    assert assert_whole(one.snapshot()) == 16
+    again = lake.open(one.uri)
+    with again.job(kind="collect", run_id="run") as job:
+        assert job.record([episode("task", index) for index in range(16)]).present == 16
+
+
+def test_a_thread_that_reads_never_disturbs_one_that_writes(tmp_path: Path) -> None:
+    """They share handles: a snapshot moves the writer's handle on between its check and its commit."""
+    lk = lake.open(tmp_path / "lake", create=True)
+    other = lake.open(tmp_path / "lake")
+    done = threading.Event()
+
+    def work(number: int) -> None:
+        if number == 0:
+            while not done.is_set():
+                lk.snapshot()
+            return
+        with (lk if number == 1 else other).job(kind="collect", run_id="run") as job:
+            for index in range(15):
+                assert job.record([episode(f"task {number}", index)]).new == 1
+        if number == 1:
+            done.set()
+
+    in_threads(3, work)
+    assert assert_whole(lk.snapshot()) == 30
+
+
+def write_everything(lk: lake.Lake, number: int) -> None:
+    """One round of what happens in a lake: episodes, then judgements of them, then training on those."""
+    with lk.job(kind="collect", run_id="run") as job:
+        job.record([episode(f"task {number}", index, tokens=True) for index in range(2)])
+        job.write("rejects", pl.DataFrame([reject(number)]))
+    mine = lk.scan("steps").filter(pl.col("episode_id").is_in(new_episodes(lk, number))).collect()
+    at = datetime.now(UTC)
+    with lk.job(kind="credit", parameters={"round": number}) as job:
+        for half in (mine.head(2), mine.tail(mine.height - 2)):
+            job.write("advantages", advantages(half))
+            job.write("scores", scores(half))
+    with lk.job(kind="train", run_id="run", parameters={"round": number}) as job:
+        first = mine.row(0, named=True)["episode_id"]
+        job.write("batches", pl.DataFrame([batch(first)]))
+        job.write("metrics", pl.DataFrame([{"step": 0, "name": "loss", "value": 1.0, "at": at}]))
+        job.write("checkpoints", pl.DataFrame([checkpoint(at)]))
+
+
+def new_episodes(lk: lake.Lake, number: int) -> list[int]:
+    found = lk.scan("episodes").filter(pl.col("task_id") == f"task {number}").select("episode_id").collect()
+    return found["episode_id"].to_list()
+
+
+def reject(number: int) -> dict[str, object]:
+    return {
+        "reject_id": number,
+        "source_uri": "file",
+        "source_format": "jsonl",
+        "position": number,
+        "reason": "malformed",
+        "message": "not JSON",
+        "raw": "{",
+        "at": datetime.now(UTC),
+    }
+
+
+def advantages(steps: pl.DataFrame) -> pl.DataFrame:
+    sizes = {name: pl.lit(1, pl.Int32) for name in ("group_size", "anchor_size", "anchor_episodes")}
+    keys = steps.select("episode_id", "step_index", "group_id", "run_id")
+    return keys.with_columns(defined=pl.lit(True), advantage=pl.lit(0.5), flags=pl.lit(""), **sizes)
+
+
+def scores(steps: pl.DataFrame) -> pl.DataFrame:
+    keys = steps.select("episode_id", "step_index", "group_id", "run_id")
+    return keys.with_columns(scorer=pl.lit("s"), scorer_version=pl.lit("1"), value=pl.lit(1.0))
+
+
+def batch(episode_id: int) -> dict[str, object]:
+    return {
+        "optimizer_step": 0,
+        "episode_id": episode_id,
+        "first_step": 0,
+        "last_step": 1,
+        "action_tokens": 2,
+        "epoch": 0,
+    }
+
+
+def checkpoint(at: datetime) -> dict[str, object]:
+    return {
+        "attempt": 0,
+        "optimizer_step": 1,
+        "run_id": "run",
+        "policy_version": 1,
+        "uri": "checkpoints/1",
+        "sha256": "0" * 64,
+        "at": at,
+        "data_snapshot": "{}",
+        "cursor": "{}",
+    }
+
+
+DANGLING = {
+    "advantages without their step": "SELECT 1 FROM advantages ANTI JOIN steps USING (episode_id, step_index)",
+    "scores without their step": "SELECT 1 FROM scores ANTI JOIN steps USING (episode_id, step_index)",
+    "rows without their job": (
+        "SELECT 1 FROM (SELECT job_id FROM advantages UNION ALL SELECT job_id FROM scores UNION ALL SELECT job_id FROM"
+        " batches UNION ALL SELECT job_id FROM metrics UNION ALL SELECT job_id FROM checkpoints) ANTI JOIN jobs USING (job_id)"
+    ),
+    "batches without their episode": "SELECT 1 FROM batches ANTI JOIN episodes USING (episode_id)",
+    "credit jobs with a part of their rows": (
+        "SELECT 1 FROM job_runs LEFT JOIN (SELECT job_id, count(*) AS n FROM advantages GROUP BY 1) USING (job_id)"
+        " WHERE kind = 'credit' AND coalesce(n, 0) <> CASE status WHEN 'succeeded' THEN 4 ELSE 0 END"
+    ),
+}
+
+
+def assert_consistent(snapshot: lake.Snapshot) -> None:
+    """Nothing in the snapshot points outside of it."""
+    assert_whole(snapshot)
+    with snapshot.session() as session:
+        for fault, query in DANGLING.items():
+            assert session.query(query).is_empty(), fault
+
+
+@pytest.mark.parametrize("moving", RESOLUTION_ORDER)
+def test_a_snapshot_is_consistent_when_a_round_is_written_between_two_tables(
+    tmp_path: Path, moving: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole round commits in the middle of `snapshot()`, just before one table is resolved."""
+    lk, writer = lake.open(tmp_path / "lake", create=True), lake.open(tmp_path / "lake")
+    write_everything(writer, 0)
+    resolve = lk._store.files
+
+    def files_after_a_round(name: str, version: int | None = None) -> object:
+        if name == moving:
+            write_everything(writer, 1)
+        return resolve(name, version)
+
+    monkeypatch.setattr(lk._store, "files", files_after_a_round)
+    snapshot = lk.snapshot()
+    monkeypatch.undo()
+    assert_consistent(snapshot)
+    assert_same(contents(lk.at(snapshot.versions)), contents(snapshot))
+    assert_consistent(lk.snapshot())
+    assert lk.snapshot().scan("episodes").collect().height == 4
+
+
+def test_snapshots_are_consistent_while_another_thread_writes(tmp_path: Path) -> None:
+    lk, writer = lake.open(tmp_path / "lake", create=True), lake.open(tmp_path / "lake")
+    done = threading.Event()
+
+    def work(number: int) -> None:
+        if number == 0:
+            for turn in range(6):
+                write_everything(writer, turn)
+            done.set()
+        while not done.is_set():
+            assert_consistent(lk.snapshot())
+
+    in_threads(2, work)
+    assert assert_whole(lk.snapshot()) == 12

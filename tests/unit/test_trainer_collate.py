@@ -1,0 +1,76 @@
+"""Packing rows into a buffer: what carries loss comes from lengths and masks, never from ids."""
+
+import numpy as np
+import torch
+
+from trainer.collate import Members, TokenArrays, collate
+
+END = 0
+
+
+def members(**columns: list[object]) -> Members:
+    size = len(columns["n_context_M"])
+    values = {
+        "trained_M": np.array(columns.get("trained_M", [True] * size), bool),
+        "advantage_M": np.array(columns["advantage_M"], np.float32) if "advantage_M" in columns else None,
+        "temperature_M": np.array(columns["temperature_M"], np.float32) if "temperature_M" in columns else None,
+    }
+    return Members(
+        n_context_M=np.array(columns["n_context_M"], np.int64), n_action_M=np.array(columns["n_action_M"], np.int64), **values
+    )
+
+
+def tokens(context: list[int], action: list[int], mask: list[bool] | None = None) -> TokenArrays:
+    flags = [True] * len(action) if mask is None else mask
+    logprobs_T = -np.arange(1, len(action) + 1, dtype=np.float32)
+    return TokenArrays(np.array(context, np.int32), np.array(action, np.int32), np.array(flags), logprobs_T)
+
+
+def test_turns_of_a_sequence_lie_end_to_end_and_positions_restart_with_each_sequence() -> None:
+    # One sequence of two turns (context 1 2, action 3 0; context 4, action 5 0), then one of one turn (6; 7 0).
+    batch = collate(
+        members(n_context_M=[2, 1, 1], n_action_M=[2, 2, 2], advantage_M=[0.5, -1.0, 2.0], temperature_M=[1.0, 0.5, 0.7]),
+        np.array([2, 1]),
+        tokens([1, 2, 4, 6], [3, END, 5, END, 7, END]),
+    )
+    assert batch.input_ids_T.tolist() == [1, 2, 3, END, 4, 5, END, 6, 7, END]
+    assert batch.position_ids_T.tolist() == [0, 1, 2, 3, 4, 5, 6, 0, 1, 2]
+    assert batch.boundaries == [0, 7, 10]
+    assert batch.predictor_N.tolist() == [1, 2, 4, 5, 7, 8]
+    assert batch.target_N.tolist() == [3, END, 5, END, 7, END]
+    assert batch.advantages_N is not None
+    assert batch.advantages_N.tolist() == [0.5, 0.5, -1.0, -1.0, 2.0, 2.0]
+    assert batch.temperature_N is not None
+    torch.testing.assert_close(batch.temperature_N, torch.tensor([1.0, 1.0, 0.5, 0.5, 0.7, 0.7]))
+    assert batch.behaviour_logprobs_N is not None
+    assert batch.behaviour_logprobs_N.tolist() == [-1.0, -2.0, -3.0, -4.0, -5.0, -6.0]
+
+
+def test_the_end_token_is_trained_although_padding_shares_its_id() -> None:
+    batch = collate(members(n_context_M=[2], n_action_M=[3]), np.array([1]), tokens([END, END], [5, END, END]))
+    assert batch.target_N.tolist() == [5, END, END]
+
+
+def test_tokens_the_policy_did_not_sample_carry_no_loss() -> None:
+    batch = collate(
+        members(n_context_M=[1], n_action_M=[4]), np.array([1]), tokens([9], [1, 2, 3, 4], [True, False, False, True])
+    )
+    assert batch.target_N.tolist() == [1, 4]
+    assert batch.behaviour_logprobs_N is not None
+    assert batch.behaviour_logprobs_N.tolist() == [-1.0, -4.0]
+
+
+def test_untrained_turns_stay_as_context() -> None:
+    batch = collate(
+        members(n_context_M=[1, 1], n_action_M=[2, 2], trained_M=[False, True]),
+        np.array([2]),
+        tokens([8, 9], [1, 2, 3, 4]),
+    )
+    assert batch.input_ids_T.tolist() == [8, 1, 2, 9, 3, 4]
+    assert batch.target_N.tolist() == [3, 4]
+
+
+def test_a_turn_may_add_no_context() -> None:
+    batch = collate(members(n_context_M=[1, 0], n_action_M=[1, 2]), np.array([2]), tokens([8], [1, 2, 3]))
+    assert batch.input_ids_T.tolist() == [8, 1, 2, 3]
+    assert batch.predictor_N.tolist() == [0, 1, 2]

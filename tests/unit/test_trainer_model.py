@@ -1,0 +1,117 @@
+"""Log-probabilities of a packed buffer: equal to those of separate sequences, and to decoding token by token."""
+
+import pytest
+import torch
+
+from lake.errors import UsageError
+from testkit.training import random_batch, random_model, sequences_of
+from trainer import model as model_module
+from trainer.model import Policy, load_policy
+
+LENGTHS = [7, 1, 30, 2, 13]
+
+
+@pytest.mark.parametrize("temperature", [None, 0.7, 1.3])
+def test_packed_equals_separate(temperature: float | None) -> None:
+    policy = Policy(random_model())
+    batch = random_batch(LENGTHS, temperature=temperature)
+    packed_N, entropy_N = policy.logprobs(batch, entropy=True)
+    parts = [policy.logprobs(part, entropy=True) for part in sequences_of(batch)]
+    torch.testing.assert_close(packed_N, torch.cat([p[0] for p in parts]), atol=1e-5, rtol=0)
+    assert entropy_N is not None
+    torch.testing.assert_close(entropy_N, torch.cat([p[1] for p in parts if p[1] is not None]), atol=1e-5, rtol=0)
+
+
+def test_packed_equals_decoding_one_token_at_a_time() -> None:
+    """The shift by one: the log-probability of token t comes from the logits at t - 1."""
+    batch = random_batch([9, 17], temperature=0.8)
+    packed_N, _ = Policy(random_model()).logprobs(batch)
+    decoder = random_model()
+    expected = []
+    for part in sequences_of(batch):
+        targets = dict(zip((part.predictor_N + 1).tolist(), part.target_N.tolist(), strict=True))
+        cache = None
+        with torch.inference_mode():
+            for position, token in enumerate(part.input_ids_T.tolist()):
+                if position in targets:
+                    assert token == targets[position]
+                    expected.append(torch.log_softmax(logits_V / 0.8, dim=-1)[token].item())
+                output = decoder(input_ids=torch.tensor([[token]]), past_key_values=cache, use_cache=True)
+                cache, logits_V = output.past_key_values, output.logits[0, -1].float()
+    torch.testing.assert_close(packed_N.detach(), torch.tensor(expected), atol=1e-5, rtol=0)
+
+
+def test_one_sequence_does_not_see_another() -> None:
+    policy = Policy(random_model())
+    batch = random_batch([8, 8])
+    before_N, _ = policy.logprobs(batch)
+    batch.input_ids_T[:8] = (batch.input_ids_T[:8] + 1) % 40
+    after_N, _ = policy.logprobs(batch)
+    second_N = batch.predictor_N >= 8
+    torch.testing.assert_close(before_N[second_N], after_N[second_N], atol=0, rtol=0)
+    assert not torch.allclose(before_N[~second_N], after_N[~second_N])
+
+
+def test_chunked_head_gives_the_same_values_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = random_batch(LENGTHS, temperature=0.9)
+    results = []
+    for elements in (model_module.HEAD_ELEMENTS, 3 * 40):
+        monkeypatch.setattr(model_module, "HEAD_ELEMENTS", elements)
+        policy = Policy(random_model())
+        logprobs_N, entropy_N = policy.logprobs(batch, entropy=True)
+        assert entropy_N is not None
+        (logprobs_N.sum() + 0.3 * entropy_N.sum()).backward()
+        grads = torch.cat([p.grad.flatten() for p in policy.model.parameters()])
+        results.append((logprobs_N.detach(), entropy_N.detach(), grads))
+    for whole, chunked in zip(*results, strict=True):
+        torch.testing.assert_close(chunked, whole, atol=2e-5, rtol=1e-5)
+
+
+def test_entropy_is_that_of_the_distribution() -> None:
+    policy = Policy(random_model())
+    batch = random_batch([12], temperature=0.6)
+    _, entropy_N = policy.logprobs(batch, entropy=True)
+    with torch.no_grad():
+        logits_TV = random_model()(input_ids=batch.input_ids_T[None]).logits[0].float() / 0.6
+    expected_N = torch.distributions.Categorical(logits=logits_TV[batch.predictor_N]).entropy()
+    assert entropy_N is not None
+    torch.testing.assert_close(entropy_N, expected_N, atol=1e-5, rtol=1e-5)
+
+
+def test_logprobs_are_never_above_zero() -> None:
+    certain = random_model()
+    certain.get_output_embeddings().weight.data *= 1000
+    logprobs_N, _ = Policy(certain).logprobs(random_batch([40]))
+    assert logprobs_N.max() <= 0
+
+
+def test_generating_with_the_trained_instance_is_refused() -> None:
+    policy = Policy(random_model())
+    with pytest.raises(UsageError, match="another instance"):
+        policy.model(input_ids=torch.tensor([[1, 2, 3]]))
+
+
+def test_a_model_that_changes_its_logits_is_refused() -> None:
+    altered = random_model()
+    altered.config.final_logit_softcapping = 30.0
+    with pytest.raises(UsageError, match="final_logit_softcapping"):
+        Policy(altered)
+
+
+def test_a_sequence_beyond_the_attention_window_is_refused() -> None:
+    windowed = random_model(use_sliding_window=True, sliding_window=8, max_window_layers=0)
+    policy = Policy(windowed)
+    policy.logprobs(random_batch([8, 8]))
+    with pytest.raises(UsageError, match="window 8"):
+        policy.logprobs(random_batch([9]))
+
+
+def test_a_folder_without_a_model_says_what_to_do(tmp_path: object) -> None:
+    with pytest.raises(UsageError, match="trajlake init-model"):
+        load_policy(str(tmp_path))
+
+
+def test_tied_weights_count_once() -> None:
+    policy = Policy(random_model())
+    assert policy.num_parameters == sum(p.numel() for p in policy.model.parameters())
+    assert policy.vocabulary == 40

@@ -1,0 +1,69 @@
+"""A run's folder: atomic files, one process at a time."""
+
+from pathlib import Path
+
+import pytest
+
+from lake.errors import CheckpointError, UsageError
+from trainer.advantages import AdvantageSource
+from trainer.atomic import atomic_folder, atomic_text
+from trainer.runs import RunFolder, RunRecord
+
+RECORD = RunRecord(
+    job_id=2**62 + 3,
+    run_id="r",
+    config={"loss": "awr", "awr": {"beta": 0.5}},
+    snapshot={"tokens": 2},
+    source=AdvantageSource(7, 8, (8,)),
+    plan_hash="0123456789abc",
+    model_sha256="f" * 64,
+)
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "new")
+    assert folder.read() is None
+    folder.write(RECORD)
+    assert folder.read() == RECORD
+
+
+def test_a_damaged_record_says_so(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"job_id": 1')
+    with pytest.raises(CheckpointError, match=r"run\.json is damaged"):
+        RunFolder(tmp_path).read()
+
+
+def test_a_second_process_is_kept_out_until_the_first_has_gone(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    with folder.locked(), pytest.raises(UsageError, match="another process"), RunFolder(tmp_path).locked():
+        pass
+    with folder.locked():
+        pass
+
+
+def test_a_folder_appears_in_full_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "folder"
+    with pytest.raises(RuntimeError), atomic_folder(target) as partial:
+        (partial / "a").write_text("1")
+        raise RuntimeError
+    assert not target.exists()
+    with atomic_folder(target) as partial:
+        (partial / "inner").mkdir()
+        (partial / "inner" / "b").write_text("2")
+        assert not target.exists()
+    assert [path.name for path in target.rglob("*")] == ["inner", "b"]
+
+
+def test_a_folder_takes_the_place_of_what_was_there(tmp_path: Path) -> None:
+    for text in ("old", "new"):
+        with atomic_folder(tmp_path / "f") as partial:
+            (partial / text).write_text(text)
+    assert [path.name for path in (tmp_path / "f").iterdir()] == ["new"]
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+def test_a_text_is_replaced_in_one_piece(tmp_path: Path) -> None:
+    atomic_text(tmp_path / "t", "one")
+    atomic_text(tmp_path / "t", "two")
+    assert (tmp_path / "t").read_text() == "two"
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
