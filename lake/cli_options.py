@@ -17,9 +17,10 @@ Command = Callable[..., Any]
 
 def lake_option(function: Command) -> Command:
     """Add --lake (environment variable TRAJLAKE_LAKE)."""
-    return click.option("--lake", "lake_uri", required=True, envvar="TRAJLAKE_LAKE", help="Folder of the lake.")(
-        function
+    option = click.option(
+        "--lake", "lake_uri", required=True, envvar="TRAJLAKE_LAKE", show_envvar=True, help="Folder of the lake."
     )
+    return option(function)
 
 
 def format_option(function: Command) -> Command:

@@ -173,6 +173,8 @@ class Table:
         head = f"## {self.name}\n\n{self.grain} Key: {', '.join(f'`{k}`' for k in self.key)}."
         if self.visibility is Visibility.ACCEPTED:
             head += " A row exists for readers once its `write_id` is accepted."
+        elif self.visibility is Visibility.SET:
+            head += " A set: the same fact written twice is one row for readers."
         rows = [
             f"| `{c.name}` | {c.type.value} | {'no' if c.required else 'yes'} | "
             + c.meaning

@@ -28,7 +28,7 @@ def text_hash(text: str) -> int:
 
 def key_hash(*parts: str | int | float | bool | None) -> int:
     """63-bit hash of a natural key. Parts keep their type: 1, "1" and None give different keys."""
-    return text_hash(json.dumps(parts, ensure_ascii=True, separators=(",", ":")))
+    return text_hash(json.dumps(parts, ensure_ascii=False, separators=(",", ":")))
 
 
 def fresh_id() -> int:
@@ -42,8 +42,9 @@ def to_text(value: int) -> str:
 
 
 def is_text(text: str) -> bool:
-    """Whether a text has the form of an id."""
-    return len(text) == TEXT_LENGTH and all(char in ALPHABET for char in text.lower())
+    """Whether a text has the form of an id: 13 characters of the alphabet, the first of them below 8 (63 bits)."""
+    folded = text.lower()
+    return len(folded) == TEXT_LENGTH and all(char in ALPHABET for char in folded) and folded[0] < "8"
 
 
 def from_text(text: str) -> int:
@@ -54,9 +55,9 @@ def from_text(text: str) -> int:
     """
     folded = text.strip().lower()
     if not is_text(folded):
-        msg = f"{text!r} is not an id: expected {TEXT_LENGTH} characters of {ALPHABET}"
+        msg = f"{text!r} is not an id: expected {TEXT_LENGTH} characters of {ALPHABET}, the first below 8"
         raise ValueError(msg)
     value = 0
     for char in folded:
         value = value << 5 | ALPHABET.index(char)
-    return value & MASK
+    return value

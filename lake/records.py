@@ -26,7 +26,7 @@ _DEPTH_KEPT = 500
 """Levels of nesting kept free below the interpreter's limit, so that whatever reads a record later can."""
 
 
-class TokensRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class TokensRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The exact tokens around one action, as the engine saw and sampled them.
 
     `context_ids` holds only the tokens added since the prefix: the end of step `prefix_step_index` (the step before,
@@ -50,7 +50,7 @@ class TokensRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     version_spans: list[tuple[Int64, Index, Index]] | None = None
 
 
-class StepRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class StepRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One decision: the state the policy saw, what it did, what came back as reward."""
 
     state: str
@@ -76,7 +76,7 @@ class StepRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     extra: dict[str, Json] | None = None
 
 
-class EpisodeRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class EpisodeRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One finished rollout."""
 
     task_id: str
@@ -145,7 +145,8 @@ def identify(record: EpisodeRecord, run_id: str) -> Identity:
 
     The episode's natural key is (format, run, round, task, rollout, attempt, agent); the group's is (format, run,
     round, task, seed): never attempt, sibling number or policy version. The content hash leaves out where the record
-    was read from, so that a moved file is a replay.
+    was read from, so that a moved file is a replay, and fields at their default, so that a field added later changes no
+    hash.
     """
     round_, seed = record.collection_round, record.seed
     key = (record.source_format, run_id, round_, record.task_id, record.rollout_index, record.attempt, record.agent_id)
@@ -251,7 +252,8 @@ def _check_tokens(tokens: TokensRecord, index: int, record: EpisodeRecord) -> st
         return f"`tokens.logprobs_mode` is {tokens.logprobs_mode!r}; valid: processed, raw, null"
     prefix = tokens.prefix_step_index
     if isinstance(prefix, int) and not 0 <= prefix < index:
-        return f"`tokens.prefix_step_index` is {prefix}; valid: an earlier step (0 to {index - 1}), or null"
+        valid = f"an earlier step (0 to {index - 1}), or null" if index else "null for the first step"
+        return f"`tokens.prefix_step_index` is {prefix}; valid: {valid}"
     extended = index - 1 if prefix is UNSET else prefix
     if isinstance(extended, int) and extended >= 0 and record.steps[extended].tokens is None:
         return f"its tokens extend step {extended}, which has none; set `tokens.prefix_step_index` to null"

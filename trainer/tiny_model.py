@@ -23,13 +23,12 @@ if TYPE_CHECKING:
 
 START, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 HEAD_DIM = 32
-CHAT_TEMPLATE = """{%- if tools %}<|im_start|>system
+CHAT_TEMPLATE = r"""{%- if tools %}<|im_start|>system
 Tools: {{ tools | tojson }}<|im_end|>
 {% endif %}
 {%- for message in messages %}<|im_start|>{{ message.role }}
 {{ message.content }}
-{%- for call in message.tool_calls or [] %}
-<tool_call>{{ (call.function or call) | tojson }}</tool_call>
+{%- for call in message.tool_calls or [] %}{{ '\n<tool_call>' ~ ((call.function or call) | tojson) ~ '</tool_call>' }}
 {%- endfor %}<|im_end|>
 {% endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant

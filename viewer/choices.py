@@ -7,6 +7,7 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from lake import ids
+from viewer.components import first_page
 from viewer.links import given
 from viewer.pinned import read
 from viewer.plain import chip, number, one_line
@@ -15,12 +16,6 @@ from viewer.queries.credit import Credit
 
 MOST_RUNS = 1000
 """Runs that a choice lists; of more, a name can be typed."""
-
-
-def first_page() -> None:
-    """Turn a list back to its first page: what it lists has changed."""
-    if "page" in st.session_state:
-        st.session_state["page"] = 1
 
 
 def run() -> str | None:
@@ -93,13 +88,15 @@ def credit(jobs: pl.DataFrame, subject: str) -> Credit | None:
 
 
 def describe(parameters: str | None, limit: int = 150) -> str:
-    """Parameters of a job in one line: the estimator first, then plain values."""
+    """Parameters of a job in one line: the estimator first, then the plain values of its configuration."""
     try:
         values: Any = json.loads(parameters or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
     if not isinstance(values, dict):
         return ""
+    config = values.pop("config", {})
+    values |= config if isinstance(config, dict) else {}
     name = str(values.pop("estimator", ""))
     plain = [f"{k} {number(v) if isinstance(v, int | float) else v}" for k, v in values.items() if _is_plain(v)]
     return one_line(", ".join(([name] if name else []) + plain), limit)

@@ -1,7 +1,7 @@
 """What every page is made of: header, figures, badges, tables that open something, and friendly empty states."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -11,7 +11,7 @@ import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 from lake.cli_options import readable
 from lake.errors import TrajlakeError
 from viewer import pinned
-from viewer.links import Page, given, given_id
+from viewer.links import Page, given, given_id, given_int
 from viewer.plain import chip, visible
 from viewer.queries.base import PAGE_ROWS, Window
 from viewer.theme import STATUS_COLOURS, STYLE
@@ -117,25 +117,46 @@ def table(frame: pl.DataFrame, key: str, columns: Config, *, opens: str | None =
     return None if clicked is None else int(clicked["row"])
 
 
-def pager(total: int, shown: str, *, key: str = "page", rows: int = PAGE_ROWS) -> Window:
-    """Which page of a list to read; draws the switch if there is more than one, and says x of y.
+def pager(total: int, shown: str, *, rows: int = PAGE_ROWS) -> Window:
+    """The page of a list that the address names (`page`); draws the switch if there are several, and says x of y.
 
     Args:
         total: rows of the list.
         shown: what the rows are ("episodes").
-        key: of the widget, and its query parameter.
         rows: of a page.
     """
     pages = max(1, -(-total // rows))
-    number = 1
-    with st.container(horizontal=True, vertical_alignment="center"):
-        place = st.container(width="content")
-        if pages > 1:
-            number = min(st.pagination(pages, key=key, bind="query-params"), pages)
+    number = min(max(given_int("page") or 1, 1), pages)
     window = Window.page(number, rows)
     first, last = min(window.offset + 1, total), min(window.offset + rows, total)
-    place.caption(f"{first:,} to {last:,} of {total:,} {shown}" if total else f"0 {shown}")
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.caption(f"{first:,} to {last:,} of {total:,} {shown}" if total else f"0 {shown}", width="stretch")
+        if pages > 1:
+            page_switch(pages, number, "page", lambda chosen: chosen)
     return window
+
+
+def page_switch(pages: int, number: int, name: str, value: Callable[[int], int]) -> None:
+    """A switch between pages that writes to the address.
+
+    Args:
+        pages: how many there are.
+        number: the page shown, from 1.
+        name: the query parameter.
+        value: what it is for a page.
+    """
+    # The page shown is part of the key: a list that starts over takes its page from the address, not from the widget.
+    key = f"{name}-{pages}-{number}"
+
+    def turn() -> None:
+        st.query_params[name] = str(value(st.session_state[key]))
+
+    st.pagination(pages, default=number, key=key, on_change=turn, width=340)
+
+
+def first_page() -> None:
+    """Turn a list back to its first page: what it lists has changed."""
+    st.query_params.pop("page", None)
 
 
 def number_column(label: str, help: str | None = None, *, format: str = "%.3f") -> Any:  # noqa: A002 - Streamlit's names

@@ -145,7 +145,7 @@ def signs(frame: pl.DataFrame, selected: int | None) -> Chart:
         layers.append(
             alt.Chart(pl.DataFrame({"step": [selected]})).mark_rule(color=ACCENT, strokeWidth=1.5).encode(x="step:Q")
         )
-    return _sized(alt.layer(*layers), "Signs of the advantages", height=160)
+    return _sized(alt.layer(*layers), "Signs of the advantages", height=190)
 
 
 def advantages(frame: pl.DataFrame, selected: int | None) -> Chart:
@@ -188,12 +188,11 @@ def advantages(frame: pl.DataFrame, selected: int | None) -> Chart:
     shapes = alt.Scale(domain=["A_E", "A_S"], range=["circle", "diamond"])
     marks = (
         alt.Chart(terms)
-        .mark_point(size=34, strokeWidth=1.6, opacity=0.9)
+        .mark_point(size=34, strokeWidth=1.3, opacity=1, filled=True, fill="white", stroke="#4a5160")
         .encode(
             x=x,
             y="value:Q",
             shape=alt.Shape("term:N", title=None, scale=shapes, legend=alt.Legend(orient="top", padding=0, offset=2)),
-            color=alt.value(UNKNOWN),
         )
     )
     unknown = (

@@ -39,7 +39,9 @@ def number(value: float | None, digits: int = 3) -> str:
         return "\N{EN DASH}"
     if isinstance(value, int):
         return f"{value:,}"
-    return f"{value:,.{digits}f}".rstrip("0").rstrip(".") if abs(value) >= 10**-digits or value == 0 else f"{value:.1e}"
+    if value != 0 and abs(value) < 10**-digits:
+        return f"{value:.2g}"
+    return f"{value:,.{digits}f}".rstrip("0").rstrip(".")
 
 
 def signed(value: float | None, digits: int = 3) -> str:
@@ -49,7 +51,7 @@ def signed(value: float | None, digits: int = 3) -> str:
     if value == 0:
         return "0"
     sign = "+" if value > 0 else "\N{MINUS SIGN}"
-    return sign + (f"{abs(value):.{digits}f}" if abs(value) >= 10**-digits else f"{abs(value):.0e}")
+    return sign + (f"{abs(value):.{digits}f}" if abs(value) >= 10**-digits else f"{abs(value):.2g}")
 
 
 def percent(value: float | None) -> str:

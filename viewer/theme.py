@@ -23,7 +23,7 @@ STREAMLIT_OPTIONS = {
 """Options of `streamlit run` that set the theme."""
 
 STYLE = f"""<style>
-.stMainBlockContainer {{ padding-top: 3.6rem; padding-bottom: 3rem; }}
+.stMainBlockContainer {{ padding-top: 4.6rem; padding-bottom: 3rem; }}
 [class*="st-key-action-"] {{ border-left: 3px solid {POSITIVE}; padding-left: 0.8rem; }}
 [class*="st-key-reasoning-"] {{ border-left: 3px solid {UNKNOWN}; padding-left: 0.8rem; opacity: 0.85; }}
 </style>"""

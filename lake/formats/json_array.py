@@ -108,8 +108,8 @@ class _Source:
                 if self.peek() not in "[{":
                     raise json.JSONDecodeError(str(error), self._text, self._position) from error
                 return None, self._skip(), str(error)
-            if end == len(self._text) and self._more():
-                continue  # a number at the edge of the window may go on
+            if end > len(self._text) - _LONGEST_LITERAL and self._more():
+                continue  # a number at the edge of the window may go on: `1`, then `.` or `e+`, then digits
             return value, self._step_to(end), None
 
     def _skip(self) -> str:
@@ -147,5 +147,6 @@ class _Source:
         """Grow the window, at least doubling what is kept; False at the end of the file."""
         kept = self._text[self._position :]
         added = self._file.read(max(_CHUNK, len(kept)))
-        self._text, self._position = kept + added, 0
+        if added:
+            self._text, self._position = kept + added, 0
         return bool(added)

@@ -69,8 +69,7 @@ def test_every_sequence_is_a_path_and_every_step_is_fresh_exactly_once(rows: lis
 def test_no_sequence_is_the_beginning_of_another(rows: list[dict[str, Any]]) -> None:
     members = link_sequences(pl.DataFrame(rows, schema=SCHEMA))
     paths = [
-        (part["episode_id"][0], part["step_index"].to_list())
-        for part in members.partition_by("episode_id", "sequence")
+        (part["episode_id"][0], part["step_index"].to_list()) for part in members.partition_by("episode_id", "sequence")
     ]
     for episode, path in paths:
         longer = [other for e, other in paths if e == episode and len(other) > len(path)]

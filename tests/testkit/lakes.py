@@ -16,6 +16,7 @@ import lake
 from lake import Lake
 from lake.records import EpisodeRecord, StepRecord
 from pipelines.credit import GiGPO
+from pipelines.credit.job import run_credit
 
 RUN = "demo"
 
@@ -93,17 +94,7 @@ def build_lake(folder: Path, episodes: Sequence[EpisodeRecord] | None = None, *,
 
 def add_credit(lk: Lake, **config: Any) -> int:
     """Advantages of every episode by GiGPO with the given configuration; the credit job's id."""
-    estimator = GiGPO(**config)
-    snapshot = lk.snapshot()
-    runs = snapshot.scan("episodes").select("episode_id", "run_id", "status", episode_score="env_return")
-    steps = snapshot.scan("steps").drop("run_id", "write_id")
-    rows = estimator.advantages(steps.join(runs, on="episode_id")).collect()
-    rows = rows.join(runs.select("episode_id", "run_id").collect(), on="episode_id")
-    parameters = {"estimator": "gigpo", **estimator.model_dump(mode="json")}
-    with lk.job(kind="credit", parameters=parameters, code=[GiGPO], snapshot=snapshot) as job:
-        job.write("advantages", rows.with_columns(defined=pl.col("advantage").is_not_null()))
-        job.counts["rows_out"] = rows.height
-    return job.job_id
+    return run_credit(lk, GiGPO(**config), force=True).job_id
 
 
 def add_training(

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
+import torch  # noqa: TID253
+from torch import Tensor  # noqa: TID253
 
 import lake
 from lake import Lake
@@ -121,7 +121,8 @@ def token_step(
         "action_logprobs": rng.uniform(-4, -3, n_action).round(4).tolist(),
         **SAMPLING,
     }
-    return StepRecord(**{"state": "s", "action": "a", "reward": 0.0, "tokens": TokensRecord(**(values | tokens))} | (step or {}))
+    fields = {"state": "s", "action": "a", "reward": 0.0, "tokens": TokensRecord(**(values | tokens))}
+    return StepRecord(**(fields | (step or {})))
 
 
 def token_episodes(

@@ -388,4 +388,4 @@ def test_stored_lakes_depend_on_these_values() -> None:
     identity = identify(plain(seed=7, env_return=1.0, extra={"b": 1, "a": [True, None]}), "run")
     assert identity.episode_id == 6733334608563406933
     assert identity.group_id == 5181554526133869021
-    assert identity.content_hash == 8009617561139236102
+    assert identity.content_hash == 7467497155518671880

@@ -1,7 +1,7 @@
 """The single-device backend: gradients that do not depend on micro-batches, clipping, weights in and out."""
 
 import pytest
-import torch
+import torch  # noqa: TID253
 
 from lake.errors import ContractError
 from testkit.training import config, gradients, random_backend, random_batch, random_model, sequences_of

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import torch
+import torch  # noqa: TID253
 
 from lake.errors import CheckpointError
 from testkit.training import config, random_backend, random_batch
@@ -14,9 +14,7 @@ from trainer.checkpoint import OPTIMIZER, STATE, WEIGHTS, State, changed_environ
 from trainer.digest import tensor_digest
 from trainer.losses import LOSSES
 
-POSITION = State(
-    optimizer_step=3, epoch=1, plan_hash="0123456789abc", snapshot={"tokens": 4}, config={"loss": "sft"}
-)
+POSITION = State(optimizer_step=3, epoch=1, plan_hash="0123456789abc", snapshot={"tokens": 4}, config={"loss": "sft"})
 
 
 def trained(seed: int = 0, steps: int = 2) -> SingleDevice:

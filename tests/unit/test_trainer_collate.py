@@ -1,7 +1,7 @@
 """Packing rows into a buffer: what carries loss comes from lengths and masks, never from ids."""
 
 import numpy as np
-import torch
+import torch  # noqa: TID253
 
 from trainer.collate import Members, TokenArrays, collate
 
@@ -16,7 +16,9 @@ def members(**columns: list[object]) -> Members:
         "temperature_M": np.array(columns["temperature_M"], np.float32) if "temperature_M" in columns else None,
     }
     return Members(
-        n_context_M=np.array(columns["n_context_M"], np.int64), n_action_M=np.array(columns["n_action_M"], np.int64), **values
+        n_context_M=np.array(columns["n_context_M"], np.int64),
+        n_action_M=np.array(columns["n_action_M"], np.int64),
+        **values,
     )
 
 
@@ -29,7 +31,9 @@ def tokens(context: list[int], action: list[int], mask: list[bool] | None = None
 def test_turns_of_a_sequence_lie_end_to_end_and_positions_restart_with_each_sequence() -> None:
     # One sequence of two turns (context 1 2, action 3 0; context 4, action 5 0), then one of one turn (6; 7 0).
     batch = collate(
-        members(n_context_M=[2, 1, 1], n_action_M=[2, 2, 2], advantage_M=[0.5, -1.0, 2.0], temperature_M=[1.0, 0.5, 0.7]),
+        members(
+            n_context_M=[2, 1, 1], n_action_M=[2, 2, 2], advantage_M=[0.5, -1.0, 2.0], temperature_M=[1.0, 0.5, 0.7]
+        ),
         np.array([2, 1]),
         tokens([1, 2, 4, 6], [3, END, 5, END, 7, END]),
     )

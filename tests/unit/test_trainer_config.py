@@ -24,7 +24,14 @@ def test_it_is_frozen() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("epochs", 0), ("max_length", 1), ("learning_rate", 0.0), ("loss", "dpo"), ("seed", -1), ("ppo", {"clip_low": 1.5})],
+    [
+        ("epochs", 0),
+        ("max_length", 1),
+        ("learning_rate", 0.0),
+        ("loss", "dpo"),
+        ("seed", -1),
+        ("ppo", {"clip_low": 1.5}),
+    ],
 )
 def test_values_that_cannot_be_meant_are_refused(field: str, value: object) -> None:
     with pytest.raises(ValidationError, match=field):

@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable
 
 import pytest
-import torch
-from torch import Tensor
+import torch  # noqa: TID253
+from torch import Tensor  # noqa: TID253
 
 from testkit.training import config
 from trainer.losses import LOSSES, LossRows, Temperature

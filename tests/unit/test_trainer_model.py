@@ -1,7 +1,7 @@
 """Log-probabilities of a packed buffer: equal to those of separate sequences, and to decoding token by token."""
 
 import pytest
-import torch
+import torch  # noqa: TID253
 
 from lake.errors import UsageError
 from testkit.training import random_batch, random_model, sequences_of
@@ -30,7 +30,7 @@ def test_packed_equals_decoding_one_token_at_a_time() -> None:
     expected = []
     for part in sequences_of(batch):
         targets = dict(zip((part.predictor_N + 1).tolist(), part.target_N.tolist(), strict=True))
-        cache = None
+        cache, logits_V = None, torch.zeros(40)
         with torch.inference_mode():
             for position, token in enumerate(part.input_ids_T.tolist()):
                 if position in targets:

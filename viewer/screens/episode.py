@@ -5,7 +5,7 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
 from viewer import choices, figures, filters, ledger, transcript
-from viewer.components import badge, header, not_found, number_column, status_badge, table, wanted_id
+from viewer.components import badge, header, not_found, number_column, page_switch, status_badge, table, wanted_id
 from viewer.links import Page, given_int, parameters
 from viewer.pinned import read
 from viewer.plain import chip, number, signed, visible
@@ -185,16 +185,10 @@ def _transcript(
 
 
 def _step_pager(num_steps: int, pages: int, window: Window) -> None:
-    number_now = window.offset // STEPS + 1
-
-    def turn() -> None:
-        st.query_params["step"] = str((st.session_state[key] - 1) * STEPS)
-
-    key = f"steps-page-{number_now}"
     with st.container(horizontal=True, vertical_alignment="center"):
         last = min(window.offset + STEPS, num_steps)
-        st.caption(f"Steps {window.offset} to {last - 1} of {num_steps}", width="content")
-        st.pagination(pages, default=number_now, key=key, on_change=turn)
+        st.caption(f"Steps {window.offset} to {last - 1} of {num_steps}", width="stretch")
+        page_switch(pages, window.offset // STEPS + 1, "step", lambda chosen: (chosen - 1) * STEPS)
 
 
 def _scores(episode_id: int) -> None:

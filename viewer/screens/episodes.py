@@ -7,7 +7,7 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 from lake import ids
 from lake.tables import STATUSES
 from viewer import choices, filters
-from viewer.components import count_column, empty, header, number_column, pager, table
+from viewer.components import count_column, empty, first_page, header, number_column, pager, table
 from viewer.links import Page, given, parameters
 from viewer.pinned import read
 from viewer.plain import chip, number
@@ -44,13 +44,11 @@ def show() -> None:
     if not totals["episodes"]:
         st.info("No episode matches these filters.", icon=":material/filter_alt_off:")
         return
-    with st.container(horizontal=True, vertical_alignment="center"):
-        st.caption(
-            f"{number(totals['episodes'])} episodes in {number(totals['groups'])} groups, "
-            f"mean return {number(totals['mean_return'])} ({number(totals['scored'])} scored), "
-            f"mean steps {number(totals['mean_steps'], 1)}"
-        )
-    window = pager(totals["episodes"], "episodes")
+    window = pager(
+        totals["episodes"],
+        f"episodes in {number(totals['groups'])} groups, mean return {number(totals['mean_return'])} "
+        f"({number(totals['scored'])} scored), mean steps {number(totals['mean_steps'], 1)}",
+    )
     frame = read(episodes.page, wanted, order, window)
     clicked = table(frame, "episodes", _COLUMNS, opens="episode_id")
     if clicked is not None:
@@ -68,7 +66,7 @@ def _filter() -> tuple[EpisodeFilter, Order]:
             task = choices.task()
         with first[2]:
             status = st.multiselect(
-                "Status", STATUSES, key="status", bind="query-params", placeholder="any", on_change=choices.first_page
+                "Status", STATUSES, key="status", bind="query-params", placeholder="any", on_change=first_page
             )
         with first[3]:
             text = st.text_input(
@@ -77,7 +75,7 @@ def _filter() -> tuple[EpisodeFilter, Order]:
                 bind="query-params",
                 placeholder="search, whatever the case",
                 icon=":material/search:",
-                on_change=choices.first_page,
+                on_change=first_page,
             )
         second = st.columns([1.1, 1.1, 1.1, 1.1, 2, 1.5, 1.4], vertical_alignment="bottom")
         low = _number(second[0].number_input, "Return from", "min")
@@ -86,7 +84,7 @@ def _filter() -> tuple[EpisodeFilter, Order]:
         version = _number(second[3].number_input, "Policy version", "version", step=1)
         group = _group(second[4].text_input)
         order = second[5].selectbox("Order", list(map(str, Order)), key="sort", bind="query-params")
-        unscored = second[6].toggle("Unscored only", key="unscored", bind="query-params", on_change=choices.first_page)
+        unscored = second[6].toggle("Unscored only", key="unscored", bind="query-params", on_change=first_page)
     wanted = EpisodeFilter(
         run=run,
         task=task,
@@ -104,15 +102,11 @@ def _filter() -> tuple[EpisodeFilter, Order]:
 
 
 def _number(widget: Callable[..., float | None], label: str, key: str, step: float = 0.1) -> float | None:
-    return widget(
-        label, value=None, step=step, key=key, bind="query-params", placeholder="any", on_change=choices.first_page
-    )
+    return widget(label, value=None, step=step, key=key, bind="query-params", placeholder="any", on_change=first_page)
 
 
 def _group(widget: Callable[..., str | None]) -> int | None:
-    text = (
-        widget("Group", key="group", bind="query-params", placeholder="id", on_change=choices.first_page) or ""
-    ).strip()
+    text = (widget("Group", key="group", bind="query-params", placeholder="id", on_change=first_page) or "").strip()
     if text and not ids.is_text(text):
         st.warning(f"{chip(text)} is not an id: ids have 13 characters of base32.", icon=":material/search_off:")
     return ids.from_text(text) if ids.is_text(text) else None

@@ -4,7 +4,7 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
 from viewer import choices
-from viewer.components import count_column, empty, header, number_column, pager, table
+from viewer.components import count_column, empty, first_page, header, number_column, pager, table
 from viewer.links import Page, parameters
 from viewer.pinned import read
 from viewer.queries import groups
@@ -60,11 +60,11 @@ def _filter() -> GroupFilter:
                 key="round",
                 bind="query-params",
                 placeholder="any",
-                on_change=choices.first_page,
+                on_change=first_page,
             )
         with columns[3]:
             signal = st.segmented_control(
-                "Signal", list(map(str, Signal)), key="signal", bind="query-params", on_change=choices.first_page
+                "Signal", list(map(str, Signal)), key="signal", bind="query-params", on_change=first_page
             )
     return GroupFilter(run, task, Signal(signal) if signal else None, None if round_ is None else int(round_))
 

@@ -3,8 +3,7 @@
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
-from viewer import choices
-from viewer.components import count_column, empty, header, number_column, pager, table
+from viewer.components import count_column, empty, first_page, header, number_column, pager, table
 from viewer.links import Page, parameters
 from viewer.pinned import read
 from viewer.queries import lineage
@@ -32,11 +31,9 @@ def show() -> None:
         return
     with st.container(horizontal=True):
         kind = st.segmented_control(
-            "Kind", read(lineage.job_kinds), key="kind", bind="query-params", on_change=choices.first_page
+            "Kind", read(lineage.job_kinds), key="kind", bind="query-params", on_change=first_page
         )
-        status = st.segmented_control(
-            "Status", _STATUSES, key="state", bind="query-params", on_change=choices.first_page
-        )
+        status = st.segmented_control("Status", _STATUSES, key="state", bind="query-params", on_change=first_page)
     total = read(lineage.jobs_total, kind, status)
     if not total:
         st.info("No job matches these filters.", icon=":material/filter_alt_off:")

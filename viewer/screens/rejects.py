@@ -3,8 +3,7 @@
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
-from viewer import choices
-from viewer.components import count_column, header, pager, table
+from viewer.components import count_column, first_page, header, pager, table
 from viewer.links import Page, given, parameters
 from viewer.pinned import read
 from viewer.plain import chip, number, visible
@@ -35,7 +34,7 @@ def show() -> None:
         format_func=lambda name: name,
         key="reason",
         bind="query-params",
-        on_change=choices.first_page,
+        on_change=first_page,
     )
     st.caption(", ".join(f"{chip(name)} {number(count)}" for name, count in reasons.items()))
     run = given("run")

@@ -74,7 +74,7 @@ def split_of(world: World) -> Split:
 
 def draw_world(seed: int, rooms: int, split: Split) -> World:
     """The world of a seed: the first of the seed's sequence of worlds that belongs to the split."""
-    rng = random.Random(ids.key_hash("house", seed, rooms))  # noqa: S311 - a game, not a secret
+    rng = random.Random(ids.key_hash("house", seed, rooms))
     while True:
         world = _any_world(rng, rooms)
         if split_of(world) is split:

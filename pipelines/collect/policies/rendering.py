@@ -46,8 +46,8 @@ class ContextRenderer:
             generated = self._text(_PROBE[:1]) + self._tokenizer.eos_token
             if not text.startswith(generated):
                 msg = (
-                    f"the chat template of `{self._tokenizer.name_or_path}` does not continue a generated turn: after an "
-                    f"empty answer it renders {text!r}, which does not start with {generated!r}; "
+                    f"the chat template of `{self._tokenizer.name_or_path}` does not continue a generated turn: after "
+                    f"an empty answer it renders {text!r}, which does not start with {generated!r}; "
                     "use a template that leaves earlier turns as they were generated"
                 )
                 raise DataRefusedError(msg)

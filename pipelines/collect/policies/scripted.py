@@ -15,7 +15,9 @@ from pipelines.collect.environments.house_world import OFFSETS, shortest_path
 from pipelines.collect.policies.protocol import Decision, PolicyCard, Session, Turn
 
 _TASK = re.compile(r"Bring the treasure to the (\w+)\.")
-_VIEW = re.compile(r"Room (\w+)\. You see ([\w ]+)\. (Chest locked|Chest open|No chest)\. You hold ([\w ]+)\. Exits ([\w ]+)$")
+_VIEW = re.compile(
+    r"Room (\w+)\. You see ([\w ]+)\. (Chest locked|Chest open|No chest)\. You hold ([\w ]+)\. Exits ([\w ]+)$"
+)
 _FRONTIER = "?"
 
 
@@ -48,7 +50,7 @@ class _Player:
 
     def __init__(self, noise: float, seed: int) -> None:
         self._noise = noise
-        self._rng = random.Random(ids.key_hash("house-script", seed))  # noqa: S311 - a game, not a secret
+        self._rng = random.Random(ids.key_hash("house-script", seed))
         self._exits: dict[str, dict[str, str]] = {}
         self._seen_in: dict[str, str] = {}
         self._goal = ""

@@ -1,0 +1,184 @@
+"""Our JSONL: an episode a line; a bad line is a reject with its number, reason and text, and the rest goes on."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from lake.errors import FormatError
+from lake.formats import FORMATS, jsonl, sniff
+from lake.formats.registry import choose, named
+from lake.records import EpisodeRecord, Reject
+from testkit.episodes import episode, line, write_lines
+
+GOOD = line(episode("good"))
+
+
+def read(path: Path, content: bytes) -> list[tuple[int, EpisodeRecord] | Reject]:
+    path.write_bytes(content)
+    return list(jsonl.read(path))
+
+
+def one(path: Path, text: bytes) -> EpisodeRecord:
+    """The one record of a file."""
+    (item,) = read(path, text)
+    assert isinstance(item, tuple), item
+    return item[1]
+
+
+def rejected(path: Path, text: bytes) -> Reject:
+    """The reject that a file's second line becomes; the lines around it are read."""
+    first, second, third = read(path, GOOD + text + GOOD)
+    assert isinstance(first, tuple)
+    assert isinstance(third, tuple)
+    assert isinstance(second, Reject), second
+    assert second.position == 2
+    return second
+
+
+def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    record = episode("t", 3, steps=3, tokens=True, env_return=-0.5, started_at=datetime(2026, 1, 2, tzinfo=UTC), seed=2**62)
+    record.extra = {"nested": [1, {"x": None}], "text": "\u00e9\U0001f600"}
+    assert one(tmp_path / "f", line(record)) == record
+
+
+def test_lines_are_numbered_from_one_and_blank_ones_are_skipped(tmp_path: Path) -> None:
+    items = read(tmp_path / "f", b"\n" + GOOD + b"  \t\r\n\n" + GOOD + b"\n")
+    assert [item[0] for item in items if isinstance(item, tuple)] == [2, 5]
+
+
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n", b""], ids=["unix", "dos", "none"])
+def test_line_endings_and_a_byte_order_mark_are_no_content(tmp_path: Path, ending: bytes) -> None:
+    assert one(tmp_path / "f", b"\xef\xbb\xbf" + GOOD.rstrip(b"\n") + ending) == episode("good")
+
+
+def test_keys_may_come_in_any_order_and_numbers_in_any_spelling(tmp_path: Path) -> None:
+    text = b'{"steps": [{"action": "a", "state": "s", "reward": 1}], "env_return": 1E0, "task_id": "t", "seed": 7}\n'
+    record = one(tmp_path / "f", text)
+    assert (record.env_return, record.steps[0].reward, record.seed) == (1.0, 1.0, 7)
+
+
+@pytest.mark.parametrize("cut", range(1, len(GOOD) - 1))
+def test_a_last_line_cut_anywhere_is_truncated(tmp_path: Path, cut: int) -> None:
+    first, second = read(tmp_path / "f", GOOD + GOOD[:cut])
+    assert isinstance(first, tuple)
+    assert isinstance(second, Reject)
+    assert (second.position, second.reason) == (2, "truncated")
+    assert second.raw == GOOD[:cut].decode()
+
+
+@pytest.mark.parametrize("tail", [b'{"task_id": "t\xc3', b'{"rollout_index": -', b'{"env_return": 1.', b'{"env_return": 2e+'])
+def test_a_cut_inside_a_character_or_a_number_is_truncated_too(tmp_path: Path, tail: bytes) -> None:
+    reject = read(tmp_path / "f", GOOD + tail)[1]
+    assert isinstance(reject, Reject)
+    assert reject.reason == "truncated"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "says"),
+    [
+        (b"not JSON\n", "malformed", "not JSON"),
+        (b'{"task_id": "t", "steps": [\n', "malformed", "truncated"),
+        (b'{"task_id": "t", "steps": []} x\n', "malformed", "trailing"),
+        (b"{'task_id': 't'}\n", "malformed", "not JSON"),
+        (b'{"task_id": "caf\xe9", "steps": []}\n', "malformed", "utf-8"),
+        (b'{"task_id": "\\ud800", "steps": []}\n', "malformed", "surrogate"),
+        (b'{"task_id": NaN}\n', "malformed", "not JSON"),
+        (b'{"task_id": "t", "extra": {"x": ' + b"[" * 5000 + b"]" * 5000 + b"}}\n", "malformed", "recursion"),
+        (b"[]\n", "invalid", "Expected `object`, got `array`"),
+        (b"null\n", "invalid", "Expected `object`, got `null`"),
+        (b"{}\n", "invalid", "missing required field `task_id`"),
+        (b'{"task_id": 1, "steps": []}\n', "invalid", "Expected `str`, got `int` - at `$.task_id`"),
+        (b'{"task_id": "t", "steps": []}\n', "invalid", "at least one step"),
+        (b'{"task_id": "t", "steps": [{"state": "s"}]}\n', "invalid", "missing required field `action` - at `$.steps[0]`"),
+        (b'{"task_id": "t", "steps": [], "rewrad": 1}\n', "invalid", "unknown field `rewrad`"),
+        (b'{"task_id": "t", "steps": [], "env_return": 1e999}\n', "invalid", "out of range - at `$.env_return`"),
+        (b'{"task_id": "t", "steps": [], "seed": 9223372036854775808}\n', "invalid", "<= 9223372036854775807 - at `$.seed`"),
+        (b'{"task_id": "t", "steps": [], "rollout_index": 2147483648}\n', "invalid", "at `$.rollout_index`"),
+        (b'{"task_id": "t", "steps": [], "rollout_index": 1.5}\n', "invalid", "at `$.rollout_index`"),
+        (b'{"task_id": "t", "steps": [], "started_at": "soon"}\n', "invalid", "at `$.started_at`"),
+    ],
+)
+def test_a_bad_line_says_what_is_wrong_with_it(tmp_path: Path, text: bytes, reason: str, says: str) -> None:
+    reject = rejected(tmp_path / "f", text)
+    assert reject.reason == reason
+    assert says in reject.message
+    assert reject.raw == text.decode("utf-8", "backslashreplace").rstrip("\n")
+
+
+def test_json_as_deep_as_a_reader_can_take_is_read_and_the_rest_rejected(tmp_path: Path) -> None:
+    """There is no depth at which a line passes and what comes later fails on it."""
+    reasons = []
+    for depth in (10, 100, 300, 400, 450, 480, 500, 700, 900, 1000, 2000):
+        text = json.dumps(msgspec.to_builtins(episode("deep")))[:-1].encode()
+        items = read(tmp_path / "f", text + b', "extra": {"a": ' + b"[" * depth + b"]" * depth + b"}}\n" + GOOD)
+        assert isinstance(items[1], tuple), "the next line is read"
+        reasons.append(items[0].reason if isinstance(items[0], Reject) else "")
+    assert reasons == sorted(reasons, key=bool), "deeper is never better"
+    assert reasons[:3] == ["", "", ""]
+    assert reasons[-1] == "malformed"
+
+
+def test_a_time_outside_of_the_calendar_in_utc_is_rejected(tmp_path: Path) -> None:
+    text = GOOD.replace(b'"started_at":null,"ended_at"', b'"started_at":"0001-01-01T00:00:00+14:00","ended_at"')
+    assert "`started_at`" in rejected(tmp_path / "f", text).message
+
+
+def test_where_a_record_says_it_comes_from_does_not_matter(tmp_path: Path) -> None:
+    assert one(tmp_path / "f", line(episode("t", source_format="elsewhere"))).source_format == "jsonl"
+
+
+# ---------------------------------------------------------------- telling formats apart
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        (GOOD, "jsonl"),
+        (b"\xef\xbb\xbf\n\n  " + GOOD, "jsonl"),
+        (b'{"cut', "jsonl"),
+        (b"[]", "tau_bench"),
+        (b"[", "tau_bench"),
+        (b' [\n {"task_id": 0}]', "tau_bench"),
+        (b"\xef\xbb\xbf[{", "tau_bench"),
+    ],
+)
+def test_a_file_is_known_by_its_first_characters(tmp_path: Path, content: bytes, name: str) -> None:
+    path = tmp_path / "anything.txt"
+    path.write_bytes(content)
+    assert sniff(path).name == name
+    assert choose(path).name == name
+
+
+@pytest.mark.parametrize("content", [b"hello", b"[1, 2]", b"\xff\xfe{\x00", b"PAR1", b"task,reward\n1,2\n", b"\x00" * 9])
+def test_a_file_of_no_known_format_is_an_error_that_lists_them(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "unknown"
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match=r"no known format; known: tau_bench = .*; jsonl = .*--format"):
+        sniff(path)
+    assert choose(path, "jsonl") is FORMATS["jsonl"], "who is sure may name it"
+
+
+@pytest.mark.parametrize("name", [None, "jsonl"])
+@pytest.mark.parametrize(("content", "says"), [(None, "No such file"), (b"", "is empty"), (b" \n\n", "is empty")])
+def test_a_file_with_nothing_in_it_is_an_error(tmp_path: Path, name: str | None, content: Any, says: str) -> None:
+    path = tmp_path / "nothing.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(FormatError, match=says) as raised:
+        choose(path, name)
+    assert str(path) in str(raised.value)
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="directory"):
+        choose(tmp_path)
+
+
+def test_an_unknown_name_is_an_error_that_lists_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="no format 'parquet'; known: tau_bench"):
+        choose(write_lines(tmp_path / "f", [GOOD]), "parquet")
+    assert named("jsonl").read is jsonl.read

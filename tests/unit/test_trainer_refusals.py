@@ -1,0 +1,99 @@
+"""What a ratio loss refuses, each with counts, an example row and the alternative."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from lake import ids
+from lake.errors import DataRefusedError
+from lake.records import EpisodeRecord
+from testkit.training import config, token_episodes, token_lake, token_step
+from trainer.losses import LOSSES
+from trainer.refusals import find_refusals, refuse, refuse_text
+from trainer.selection import select, select_episodes
+
+FAULTS: list[tuple[str, dict[str, Any], str]] = [
+    ("no_logprobs", {"action_logprobs": None}, "no behaviour log-probabilities"),
+    ("temperature_zero", {"temperature": 0.0}, "greedily"),
+    ("temperature_unknown", {"temperature": None}, "at which temperature"),
+    ("truncated_sampling", {"top_p": 0.9}, "support is not stored"),
+    ("truncated_sampling", {"top_k": 20}, "support is not stored"),
+    ("truncated_sampling", {"min_p": 0.05}, "support is not stored"),
+    ("raw_logprobs", {"temperature": 0.7, "logprobs_mode": "raw"}, "processed_logprobs"),
+    ("raw_logprobs", {"temperature": 0.7, "logprobs_mode": None}, "processed_logprobs"),
+    ("constrained", {"constrained": [False, True, False]}, "under a grammar"),
+]
+
+
+def refusals_with(tmp_path: Path, loss: str, tokens: dict[str, Any]) -> Any:
+    """Two good episodes and one of two steps, the second of which is as given."""
+    rng = np.random.default_rng(0)
+    odd = EpisodeRecord(task_id="odd", steps=[token_step(rng, 4, 3), token_step(rng, 2, 3, **tokens)])
+    lk = token_lake(tmp_path, [*token_episodes(tasks=1, siblings=2, max_steps=1), odd])
+    snapshot = lk.snapshot()
+    selection = select(snapshot, config("sft"), LOSSES["sft"].needs)
+    episode = lk.sql("SELECT episode_id FROM episodes WHERE task_id = 'odd'")["episode_id"][0]
+    return find_refusals(snapshot, selection.members, LOSSES[loss]), ids.to_text(episode)
+
+
+@pytest.mark.parametrize(("reason", "tokens", "words"), FAULTS)
+def test_a_ratio_loss_refuses_what_it_cannot_know(
+    tmp_path: Path, reason: str, tokens: dict[str, Any], words: str
+) -> None:
+    (refusal,), episode = refusals_with(tmp_path, "ppo", tokens)
+    assert (refusal.reason, refusal.steps) == (reason, 1)
+    assert refusal.message.startswith("ppo refused: 1 of 4 steps ")
+    assert f"episode_id={episode}, step_index=1" in refusal.message
+    assert words in refusal.message
+    assert "train with --loss awr or --loss sft" in refusal.message
+    with pytest.raises(DataRefusedError, match="1 of 4 steps"):
+        refuse([refusal])
+
+
+@pytest.mark.parametrize("tokens", [tokens for _, tokens, _ in FAULTS])
+@pytest.mark.parametrize("loss", ["sft", "awr"])
+def test_likelihood_losses_take_them_all(tmp_path: Path, loss: str, tokens: dict[str, Any]) -> None:
+    found, _ = refusals_with(tmp_path, loss, tokens)
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        {},
+        {"temperature": 0.7},
+        {"temperature": 1.0, "logprobs_mode": "raw"},
+        {"top_p": None, "top_k": None, "min_p": None},
+    ],
+)
+def test_a_ratio_loss_takes_a_known_distribution(tmp_path: Path, tokens: dict[str, Any]) -> None:
+    found, _ = refusals_with(tmp_path, "ppo", tokens)
+    assert found == []
+
+
+def test_several_faults_are_all_named(tmp_path: Path) -> None:
+    found, _ = refusals_with(tmp_path, "ppo", {"top_p": 0.9, "action_logprobs": None})
+    assert [refusal.reason for refusal in found] == ["no_logprobs", "truncated_sampling"]
+    with pytest.raises(DataRefusedError, match=r"no behaviour.*; ppo refused: .*truncated"):
+        refuse(found)
+
+
+def test_rendered_tokens_are_refused_for_that_reason_alone(tmp_path: Path) -> None:
+    lk = token_lake(tmp_path, token_episodes(tasks=1))
+    snapshot = lk.snapshot()
+    members = select(snapshot, config("sft"), LOSSES["sft"].needs).members
+    rendered = members.with_columns(provenance=pl.lit("rendered"), has_logprobs=pl.lit(value=False))
+    (refusal,) = find_refusals(snapshot, rendered, LOSSES["ppo"])
+    assert (refusal.reason, refusal.steps) == ("rendered", members.height)
+
+
+def test_text_only_episodes_are_refused_before_they_are_rendered(tmp_path: Path) -> None:
+    lk = token_lake(tmp_path, token_episodes(tasks=2))
+    episodes = select_episodes(lk.snapshot(), None)
+    refusal = refuse_text(episodes, LOSSES["ppo"])
+    steps = lk.sql("SELECT count(*) AS n FROM steps")["n"][0]
+    assert refusal.message.startswith(f"ppo refused: {steps} of {steps} steps hold text only")
+    assert ids.to_text(episodes["episode_id"][0]) in refusal.message
