@@ -63,7 +63,9 @@ def tables(lake_uri: str, output_format: str, columns: bool) -> None:
 @click.argument("table", required=False)
 @lake_option
 @format_option
-@click.option("--limit", default=20, show_default=True, help="Commits a table, newest first.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Commits a table, newest first."
+)
 def history(table: str | None, lake_uri: str, output_format: str, limit: int) -> None:
     """List the commits of TABLE, or of every table, newest first."""
     import lake

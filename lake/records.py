@@ -143,17 +143,17 @@ class Identity(msgspec.Struct, frozen=True):
 def identify(record: EpisodeRecord, run_id: str) -> Identity:
     """Ids of a record inside a run.
 
-    The episode's natural key is (format, run, round, task, rollout, attempt, agent); the group's is (format, run,
-    round, task, seed): never attempt, sibling number or policy version. The content hash leaves out where the record
+    A group's natural key is (format, run, round, task, seed): never attempt, sibling number or policy version. The
+    episode's adds (rollout, attempt, agent). The content hash leaves out where the record
     was read from, so that a moved file is a replay, and fields at their default, so that a field added later changes no
     hash.
     """
-    round_, seed = record.collection_round, record.seed
-    key = (record.source_format, run_id, round_, record.task_id, record.rollout_index, record.attempt, record.agent_id)
+    group = (record.source_format, run_id, record.collection_round, record.task_id, record.seed)
+    key = (*group, record.rollout_index, record.attempt, record.agent_id)
     content = msgspec.structs.replace(record, run_id=run_id, source_uri=None)
     return Identity(
         episode_id=ids.key_hash("episode", *key),
-        group_id=ids.key_hash("group", record.source_format, run_id, round_, record.task_id, seed),
+        group_id=ids.key_hash("group", *group),
         content_hash=ids.bytes_hash(msgspec.json.encode(content, order="deterministic")),
         source_id="/".join("-" if part is None else str(part) for part in key),
     )

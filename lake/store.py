@@ -43,6 +43,7 @@ _WIDE_ROW_BYTES = 1024
 _COMMIT_RETRIES = 200
 _APPEND_TRIES = 20
 _NO_PERMISSION = "no permission to write here; choose another --lake or change the folder's permissions"
+_NO_ROOM = ("No space left", "quota exceeded", "File too large")
 _REFUSALS = ("Permission denied", "Operation not permitted", "Read-only")
 _CONFIGURATION = {
     FORMAT_KEY: str(FORMAT_VERSION),
@@ -114,6 +115,7 @@ class Store:
         for table in TABLES.values():
             if DeltaTable.is_deltatable(self._path(table.name)):
                 continue
+            _require_writable(Path(self.root))
             with _translated(self._path(table.name)):
                 try:
                     DeltaTable.create(
@@ -203,6 +205,7 @@ class Store:
         Raises:
             CommitLostError: another writer was first; refresh, check again, retry.
         """
+        self._require_writable(EPISODES.name)
         with self._lock:
             handle = self._handles[EPISODES.name]
             if handle.version() != checked_version:
@@ -268,11 +271,8 @@ class Store:
                 raise LakeAccessError(msg) from error
 
     def _require_writable(self, name: str) -> None:
-        """Raise before delta-rs is asked to write where it cannot: it would also print a panic of its own."""
         for folder in (Path(self._path(name)), Path(self._path(name), "_delta_log")):
-            if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
-                msg = f"{folder}: {_NO_PERMISSION}"
-                raise LakeAccessError(msg)
+            _require_writable(folder)
 
     def _path(self, name: str) -> str:
         return str(Path(self.root, name))
@@ -285,6 +285,13 @@ def _is_sorted(frame: pl.DataFrame, keys: Sequence[str]) -> bool:
         value, before = pl.col(key), pl.col(key).shift(1)
         ordered = (before < value) | ((before == value) & ordered)
     return bool(frame.select(ordered.slice(1).all()).item())
+
+
+def _require_writable(folder: Path) -> None:
+    """Raise before delta-rs is asked to write where it cannot: it would also print a panic of its own."""
+    if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
+        msg = f"{folder}: {_NO_PERMISSION}"
+        raise LakeAccessError(msg)
 
 
 @contextmanager
@@ -304,7 +311,7 @@ def _translated(path: str) -> Iterator[None]:
 def _advice(error: BaseException) -> str:
     text = " ".join(str(error).split())
     code = getattr(error, "errno", None)
-    if code == errno.ENOSPC or "No space left" in text:
+    if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or any(words in text for words in _NO_ROOM):
         return f"the disk is full; what was being written is not visible. Free space and run it again. ({text})"
     if code in (errno.EACCES, errno.EPERM, errno.EROFS) or any(words in text for words in _REFUSALS):
         return f"{_NO_PERMISSION}. ({text})"

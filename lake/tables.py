@@ -15,11 +15,11 @@ STATUSES = ("completed", "truncated", "aborted", "failed")
 RELATIONS = ("subagent", "fork", "continuation", "retry")
 
 _WRITE_ID = Column("write_id", Type.ID, "The write attempt that wrote the row.", required=True)
-_EPISODE = Column(
-    "episode_id", Type.ID, "The episode: hash of (format, run, task, rollout, attempt, agent).", required=True
-)
+_EPISODE = Column("episode_id", Type.ID, "Hash of the group's key and (rollout, attempt, agent).", required=True)
 _STEP = Column("step_index", Type.SMALL_INT, "0, 1, 2, ... within the episode, without gaps.", required=True)
-_GROUP = Column("group_id", Type.ID, "The siblings collected from the identical start.", required=True)
+_GROUP = Column(
+    "group_id", Type.ID, "Siblings from one identical start: hash of (format, run, round, task, seed).", required=True
+)
 _RUN = Column("run_id", Type.WORD, "The run that produced the rollout.", required=True)
 _JOB = Column("job_id", Type.ID, "The job that wrote the row.", required=True)
 _SERIES = Column("series_id", Type.ID, "Hash of the job's kind, parameters and code.", required=True)

@@ -1,9 +1,15 @@
-"""From ragged token arrays to one packed buffer, without a Python loop over rows.
+"""From ragged token arrays to packed buffers, without a Python loop over rows.
 
-Axes: `_M` members (token rows inside sequences, in buffer order), `_Q` sequences, `_T` tokens, `_N` trained tokens.
+A whole optimizer step is laid out at once and then cut into micro-batches, which are views: the cost is that of copying
+the tokens.
+
+Axes: `_M` members (token rows inside sequences, in buffer order), `_Q` sequences, `_T` tokens, `_N` trained tokens,
+`_A` action tokens.
 """
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -26,6 +32,8 @@ class Members:
     """Action tokens."""
     trained_M: npt.NDArray[np.bool_]
     """Its action carries loss."""
+    loss_tokens_M: Ints
+    """Tokens of it that carry loss."""
     advantage_M: Floats | None
     """Advantage of its step."""
     temperature_M: Floats | None
@@ -44,11 +52,11 @@ class TokenArrays:
 
     context_T: npt.NDArray[np.int32]
     """Context token ids."""
-    action_T: npt.NDArray[np.int32]
+    action_A: npt.NDArray[np.int32]
     """Action token ids."""
-    mask_T: npt.NDArray[np.bool_]
+    mask_A: npt.NDArray[np.bool_]
     """Of each action token: the policy sampled it."""
-    logprobs_T: Floats | None
+    logprobs_A: Floats | None
     """Of each action token: its behaviour log-probability."""
 
 
@@ -66,41 +74,64 @@ def collate(members: Members, members_Q: Ints, tokens: TokenArrays) -> PackedBat
     Returns:
         The packed buffer, on the CPU.
     """
-    length_M = members.n_context_M + members.n_action_M
-    start_M = _exclusive_sum(length_M)
-    context_at = _ranges(start_M, members.n_context_M)
-    action_at = _ranges(start_M + members.n_context_M, members.n_action_M)
-    ids_T = np.empty(int(length_M.sum()), np.int64)
-    ids_T[context_at] = tokens.context_T
-    ids_T[action_at] = tokens.action_T
+    lengths_M2 = np.stack([members.n_context_M, members.n_action_M], axis=1)
+    is_action_T = np.repeat(np.tile([False, True], len(lengths_M2)), lengths_M2.ravel())
+    ids_T = np.empty(len(is_action_T), np.int64)
+    ids_T[~is_action_T] = tokens.context_T
+    ids_T[is_action_T] = tokens.action_A
+    starts_Q = np.cumsum(members_Q) - members_Q
+    length_Q = np.add.reduceat(lengths_M2.sum(axis=1), starts_Q)
+    counting = np.arange(length_Q.max())
 
-    length_Q = np.add.reduceat(length_M, _exclusive_sum(members_Q))
-    start_Q = _exclusive_sum(length_Q)
-    positions_T = np.arange(len(ids_T)) - np.repeat(start_Q, length_Q)
-
-    carries_A = tokens.mask_T & np.repeat(members.trained_M, members.n_action_M)
-    target_at = action_at[carries_A]
+    carries_A = tokens.mask_A
+    if not members.trained_M.all():
+        carries_A = carries_A & np.repeat(members.trained_M, members.n_action_M)
+    carries_T = np.zeros(len(ids_T), np.bool_)
+    carries_T[is_action_T] = carries_A
+    target_at = np.flatnonzero(carries_T)
 
     def spread(value_M: Floats | None) -> torch.Tensor | None:
-        return None if value_M is None else torch.from_numpy(np.repeat(value_M, members.n_action_M)[carries_A])
+        return None if value_M is None else torch.from_numpy(np.repeat(value_M, members.loss_tokens_M))
 
     return PackedBatch(
         input_ids_T=torch.from_numpy(ids_T),
-        position_ids_T=torch.from_numpy(positions_T),
+        position_ids_T=torch.from_numpy(np.concatenate([counting[:length] for length in length_Q])),
         boundaries=[0, *np.cumsum(length_Q).tolist()],
         predictor_N=torch.from_numpy(target_at - 1),
         target_N=torch.from_numpy(ids_T[target_at]),
         advantages_N=spread(members.advantage_M),
-        behaviour_logprobs_N=None if tokens.logprobs_T is None else torch.from_numpy(tokens.logprobs_T[carries_A]),
+        behaviour_logprobs_N=None if tokens.logprobs_A is None else torch.from_numpy(tokens.logprobs_A[carries_A]),
         temperature_N=spread(members.temperature_M),
     )
 
 
-def _exclusive_sum(counts: Ints) -> Ints:
-    """[0, c0, c0 + c1, ...] without the total."""
-    return np.cumsum(counts) - counts
+def cut(batch: PackedBatch, counts: Sequence[int]) -> list[PackedBatch]:
+    """Consecutive parts of a packed buffer.
 
+    Args:
+        batch: the buffer.
+        counts: sequences of each part.
 
-def _ranges(starts: Ints, lengths: Ints) -> Ints:
-    """Concatenation of [start, start + length) for each pair."""
-    return np.repeat(starts - _exclusive_sum(lengths), lengths) + np.arange(int(lengths.sum()))
+    Returns:
+        One buffer per part; together they hold every sequence once.
+    """
+    parts = []
+    for first, last in pairwise(np.cumsum([0, *counts]).tolist()):
+        low, high = batch.boundaries[first], batch.boundaries[last]
+        mine_N = slice(*np.searchsorted(batch.predictor_N.numpy(), (low, high)).tolist())
+        # Copies, into memory that torch aligned: kernels may sum in another order elsewhere.
+        per_token: dict[str, Any] = {
+            name: None if (value := getattr(batch, name)) is None else value[mine_N].clone()
+            for name in ("target_N", "advantages_N", "behaviour_logprobs_N", "temperature_N")
+        }
+        parts.append(
+            replace(
+                batch,
+                input_ids_T=batch.input_ids_T[low:high],
+                position_ids_T=batch.position_ids_T[low:high],
+                boundaries=[edge - low for edge in batch.boundaries[first : last + 1]],
+                predictor_N=batch.predictor_N[mine_N] - low,
+                **per_token,
+            )
+        )
+    return parts

@@ -35,5 +35,5 @@ def plan_rows(prepared: Prepared, *, epochs: int, seconds: float, how: str) -> p
         where = f"in {row['episodes']:,} episodes{tokens}"
         rows.append((f"dropped: {row['reason']}", f"{row['steps']:,} steps", where))
     rows += [(f"refused: {r.reason}", f"{r.steps:,} steps", r.message) for r in prepared.refusals]
-    rows.append(("estimated seconds", f"{seconds:,.1f}", how))
+    rows.append(("estimated seconds", f"{seconds:.3g}", how))
     return pl.DataFrame(rows, schema=["item", "value", "note"], orient="row")

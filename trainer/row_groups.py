@@ -4,7 +4,7 @@ pyarrow's dataset scanners abort at interpreter exit when torch is loaded (apach
 `ParquetFile.read_row_group` does not, releases the GIL while it decodes, and lets the plan decide what is read. One
 decoded row group is a handful of flat arrays, so that an episode's tokens are slices.
 
-Axes: `_R` rows of the row group, `_T` its tokens.
+Axes: `_R` rows of the row group, `_T` its context tokens, `_A` its action tokens.
 """
 
 import threading
@@ -20,26 +20,66 @@ import pyarrow.parquet as pq
 
 
 @dataclass(frozen=True, slots=True)
-class RowGroup:
-    """Flat token arrays of one row group. Row r has context tokens [context_starts[r], context_starts[r + 1])."""
+class Slices:
+    """Token arrays of some neighbouring rows; views into their row group."""
 
-    context_starts: npt.NDArray[np.int64]
-    """int64 [R + 1]."""
+    n_context_R: npt.NDArray[np.int64]
+    """Context tokens of each row."""
+    n_action_R: npt.NDArray[np.int64]
+    """Action tokens of each row."""
     context_T: npt.NDArray[np.int32]
-    """Context token ids of all rows, end to end."""
-    action_starts: npt.NDArray[np.int64]
-    """int64 [R + 1]; shared by the three arrays below."""
-    action_T: npt.NDArray[np.int32]
-    """Action token ids."""
-    mask_T: npt.NDArray[np.bool_]
+    """Context token ids, end to end."""
+    action_A: npt.NDArray[np.int32]
+    """Action token ids, end to end."""
+    mask_A: npt.NDArray[np.bool_]
     """True where the policy sampled the token."""
-    logprobs_T: npt.NDArray[np.float32] | None
+    logprobs_A: npt.NDArray[np.float32] | None
     """Behaviour log-probabilities, NaN where the row has none; None unless asked for."""
+
+
+class RowGroup:
+    """Flat token arrays of one row group.
+
+    Args:
+        context_starts: row r has the context tokens [starts[r], starts[r + 1]); int64 [R + 1].
+        context_T: context token ids of all rows, end to end.
+        action_starts: the same for action tokens.
+        action_A: action token ids of all rows.
+        mask_A: for each action token, whether the policy sampled it.
+        logprobs_A: for each action token, its behaviour log-probability (NaN where the row has none), if wanted.
+    """
+
+    def __init__(
+        self,
+        context_starts: npt.NDArray[np.int64],
+        context_T: npt.NDArray[np.int32],
+        action_starts: npt.NDArray[np.int64],
+        action_A: npt.NDArray[np.int32],
+        mask_A: npt.NDArray[np.bool_],
+        logprobs_A: npt.NDArray[np.float32] | None,
+    ) -> None:
+        self._context_at, self._action_at = context_starts.tolist(), action_starts.tolist()
+        lengths = (np.diff(context_starts), np.diff(action_starts))
+        self.whole = Slices(*lengths, context_T, action_A, mask_A, logprobs_A)
+
+    def rows(self, low: int, high: int) -> Slices:
+        """The rows [low, high)."""
+        whole = self.whole
+        context = slice(self._context_at[low], self._context_at[high])
+        action = slice(self._action_at[low], self._action_at[high])
+        return Slices(
+            whole.n_context_R[low:high],
+            whole.n_action_R[low:high],
+            whole.context_T[context],
+            whole.action_A[action],
+            whole.mask_A[action],
+            None if whole.logprobs_A is None else whole.logprobs_A[action],
+        )
 
     @property
     def nbytes(self) -> int:
         """Memory held."""
-        arrays = (getattr(self, field.name) for field in fields(self))
+        arrays = (getattr(self.whole, field.name) for field in fields(self.whole))
         return sum(array.nbytes for array in arrays if array is not None)
 
 
@@ -122,16 +162,16 @@ def decode(table: pa.Table) -> RowGroup:
     """
     context, action, mask = (_combined(table, name) for name in ("context_ids", "action_ids", "action_mask"))
     action_starts = _offsets(action)
-    logprobs_T = None
+    logprobs_A = None
     if "action_logprobs" in table.column_names:
-        logprobs_T = _aligned(_combined(table, "action_logprobs"), action_starts)
+        logprobs_A = _aligned(_combined(table, "action_logprobs"), action_starts)
     return RowGroup(
         context_starts=_offsets(context),
         context_T=context.values.to_numpy(),
         action_starts=action_starts,
-        action_T=action.values.to_numpy(),
-        mask_T=mask.values.to_numpy(zero_copy_only=False),
-        logprobs_T=logprobs_T,
+        action_A=action.values.to_numpy(),
+        mask_A=mask.values.to_numpy(zero_copy_only=False),
+        logprobs_A=logprobs_A,
     )
 
 

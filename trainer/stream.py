@@ -6,7 +6,7 @@ the plan's order, and a resumed run starts at any of them.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
@@ -18,11 +18,11 @@ from lake import ids
 from lake.errors import ContractError
 from lake.snapshot import Snapshot
 from trainer.batch import PackedBatch
-from trainer.collate import Ints, Members, TokenArrays, collate
+from trainer.collate import Ints, Members, TokenArrays, collate, cut
 from trainer.config import TrainConfig
 from trainer.losses import Needs, Temperature
 from trainer.plan import OptimizerStep, Plan
-from trainer.row_groups import RowGroupCache
+from trainer.row_groups import RowGroupCache, Slices
 
 
 class Stream:
@@ -68,15 +68,14 @@ class Stream:
             yield ready, future.result()
 
     def _assemble(self, step: OptimizerStep) -> list[PackedBatch]:
-        return [self._micro_batch(sequences) for sequences in self._plan.micro_batches(step)]
-
-    def _micro_batch(self, sequences: Sequence[int]) -> PackedBatch:
+        bins = self._plan.micro_batches(step)
         starts_Q = self._plan.member_starts_Q
-        ranges = [np.arange(starts_Q[q], starts_Q[q + 1]) for q in sequences]
-        chosen_M = np.concatenate(ranges)
+        sequences_Q = np.concatenate([np.array(items) for items in bins])
+        members_Q = starts_Q[sequences_Q + 1] - starts_Q[sequences_Q]
+        chosen_M = np.concatenate([np.arange(starts_Q[q], starts_Q[q + 1]) for q in sequences_Q])
         columns = self._columns.take(chosen_M)
-        members_Q = np.array([len(part) for part in ranges])
-        return collate(columns, members_Q, self._tokens(chosen_M, columns))
+        batch = collate(columns, members_Q, self._tokens(chosen_M, columns))
+        return cut(batch, [len(items) for items in bins])
 
     def _tokens(self, chosen_M: Ints, columns: Members) -> TokenArrays:
         """Tokens of members, end to end; neighbours in a file are one slice."""
@@ -84,32 +83,28 @@ class Stream:
         apart_M = (np.diff(file_M) != 0) | (np.diff(group_M) != 0) | (np.diff(row_M) != 1)
         firsts = np.concatenate([[0], np.flatnonzero(apart_M) + 1])
         lasts = np.concatenate([firsts[1:], [len(chosen_M)]]) - 1
-        context, action, mask, logprobs = [], [], [], []
-        lengths = []
-        for first, last in zip(firsts, lasts, strict=True):
-            group = self._cache.get(int(file_M[first]), int(group_M[first]))
-            low, high = int(row_M[first]), int(row_M[last]) + 1
-            cut = slice(int(group.context_starts[low]), int(group.context_starts[high]))
-            context.append(group.context_T[cut])
-            cut = slice(int(group.action_starts[low]), int(group.action_starts[high]))
-            action.append(group.action_T[cut])
-            mask.append(group.mask_T[cut])
-            if group.logprobs_T is not None:
-                logprobs.append(group.logprobs_T[cut])
-            both = (group.context_starts[low : high + 1], group.action_starts[low : high + 1])
-            lengths.append((np.diff(both[0]), np.diff(both[1])))
-        self._check_lengths(chosen_M, columns, lengths)
+        parts: list[Slices] = []
+        for file, group, low, high in zip(
+            file_M[firsts].tolist(),
+            group_M[firsts].tolist(),
+            row_M[firsts].tolist(),
+            row_M[lasts].tolist(),
+            strict=True,
+        ):
+            parts.append(self._cache.get(file, group).rows(low, high + 1))
+        self._check_lengths(chosen_M, columns, parts)
+        logprobs = [part.logprobs_A for part in parts if part.logprobs_A is not None]
         return TokenArrays(
-            context_T=np.concatenate(context),
-            action_T=np.concatenate(action),
-            mask_T=np.concatenate(mask),
-            logprobs_T=np.concatenate(logprobs) if logprobs else None,
+            context_T=np.concatenate([part.context_T for part in parts]),
+            action_A=np.concatenate([part.action_A for part in parts]),
+            mask_A=np.concatenate([part.mask_A for part in parts]),
+            logprobs_A=np.concatenate(logprobs) if logprobs else None,
         )
 
-    def _check_lengths(self, chosen_M: Ints, columns: Members, lengths: list[tuple[Ints, Ints]]) -> None:
+    def _check_lengths(self, chosen_M: Ints, columns: Members, parts: list[Slices]) -> None:
         """The plan was made from n_context and n_action: they must be what the lists hold."""
-        context_M = np.concatenate([context for context, _ in lengths])
-        action_M = np.concatenate([action for _, action in lengths])
+        context_M = np.concatenate([part.n_context_R for part in parts])
+        action_M = np.concatenate([part.n_action_R for part in parts])
         bad_M = (context_M != columns.n_context_M) | (action_M != columns.n_action_M)
         if bad_M.any():
             at = int(np.flatnonzero(bad_M)[0])
@@ -140,6 +135,7 @@ def _member_columns(members: pl.DataFrame, needs: Needs) -> Members:
         n_context_M=members["n_context"].to_numpy().astype(np.int64),
         n_action_M=members["n_action"].to_numpy().astype(np.int64),
         trained_M=members["trained"].to_numpy(),
+        loss_tokens_M=members["loss_tokens"].to_numpy(),
         advantage_M=members["advantage"].cast(pl.Float32).to_numpy() if needs.advantages else None,
         temperature_M=members["temperature"].cast(pl.Float32).to_numpy() if scaled else None,
     )

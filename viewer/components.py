@@ -12,11 +12,13 @@ from lake.cli_options import readable
 from lake.errors import TrajlakeError
 from viewer import pinned
 from viewer.links import Page, given, given_id, given_int
-from viewer.plain import chip, visible
+from viewer.plain import chip, one_line, visible, word
 from viewer.queries.base import PAGE_ROWS, Window
 from viewer.theme import STATUS_COLOURS, STYLE
 
 Config = Mapping[str, Any]
+CELL = 400
+"""Characters of a table cell."""
 
 
 @contextmanager
@@ -83,7 +85,7 @@ def badge(label: str, colour: str = "gray", *, icon: str | None = None, explanat
 
 def status_badge(status: str) -> None:
     """The badge of an episode's or a job's state."""
-    badge(status if status.isalpha() else chip(status), STATUS_COLOURS.get(status, "red"))
+    badge(word(status), STATUS_COLOURS.get(status, "red"))
 
 
 def table(frame: pl.DataFrame, key: str, columns: Config, *, opens: str | None = None) -> int | None:
@@ -99,11 +101,11 @@ def table(frame: pl.DataFrame, key: str, columns: Config, *, opens: str | None =
         Position of the row whose button was just clicked.
     """
     shown = readable(frame.select(list(columns)))
+    shown = shown.with_columns(pl.col(pl.String).map_elements(_cell, return_dtype=pl.String))
     click = f"{key}-{hashlib.blake2b(str(shown.rows()).encode(), digest_size=8).hexdigest()}"
     config = dict(columns)
     if opens is not None:
         label = config[opens]
-        shown = shown.with_columns(pl.col(opens).map_elements(visible, return_dtype=pl.String))
         config[opens] = st.column_config.ButtonColumn(label, type="tertiary", alignment="left", pinned=True, key=click)
     st.dataframe(
         shown,
@@ -115,6 +117,10 @@ def table(frame: pl.DataFrame, key: str, columns: Config, *, opens: str | None =
     )
     clicked = st.session_state.get(click) if opens is not None else None
     return None if clicked is None else int(clicked["row"])
+
+
+def _cell(text: str) -> str:
+    return one_line(text, CELL)
 
 
 def pager(total: int, shown: str, *, rows: int = PAGE_ROWS) -> Window:

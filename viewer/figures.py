@@ -185,10 +185,10 @@ def advantages(frame: pl.DataFrame, selected: int | None) -> Chart:
     )
     terms = rows.unpivot(["a_episode", "a_step"], index="step_index", variable_name="term").drop_nulls("value")
     terms = terms.with_columns(pl.col("term").replace({"a_episode": "A_E", "a_step": "A_S"}))
-    shapes = alt.Scale(domain=["A_E", "A_S"], range=["circle", "diamond"])
+    shapes = alt.Scale(domain=["A_E", "A_S"], range=["circle", "triangle-up"])
     marks = (
         alt.Chart(terms)
-        .mark_point(size=34, strokeWidth=1.3, opacity=1, filled=True, fill="white", stroke="#4a5160")
+        .mark_point(size=42, strokeWidth=1.3, opacity=1, filled=True, fill="white", stroke="#4a5160")
         .encode(
             x=x,
             y="value:Q",

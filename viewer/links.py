@@ -1,12 +1,11 @@
 """Pages and their addresses: every page is a deep link, with ids as 13 base32 characters.
 
 Parameters, the same on every page: run, task, group, episode, step, anchor, credit (job or series), job, update,
-reject, and the filters of the lists.
+reject, page, and the filters of the lists.
 """
 
-from collections.abc import Mapping
+import math
 from enum import StrEnum
-from urllib.parse import urlencode
 
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
@@ -26,25 +25,10 @@ class Page(StrEnum):
     JOB = "screens/job.py"
     REJECTS = "screens/rejects.py"
 
-    @property
-    def path(self) -> str:
-        """The page's path in the address; Runs is the front page."""
-        return "" if self is Page.RUNS else self.value.removeprefix("screens/").removesuffix(".py")
 
-
-Values = Mapping[str, str | int | float | bool | None]
-_TRUE = "true"
-
-
-def parameters(**values: str | int | float | bool | None) -> dict[str, str]:
+def parameters(**values: str | int | None) -> dict[str, str]:
     """Query parameters without those that are not set. Ids are given as text (`lake.ids.to_text`)."""
-    return {k: (_TRUE if v is True else str(v)) for k, v in values.items() if v not in (None, "", False)}
-
-
-def url(page: Page, **values: str | int | float | bool | None) -> str:
-    """The address of a page, relative to the viewer's root."""
-    query = urlencode(parameters(**values))
-    return f"/{page.path}?{query}" if query else f"/{page.path}"
+    return {name: str(value) for name, value in values.items() if value not in (None, "")}
 
 
 def given(name: str) -> str | None:
@@ -64,14 +48,18 @@ def given_id(name: str) -> int | None:
 
 def given_int(name: str) -> int | None:
     """A whole number of the present address; None if there is none."""
-    text = given(name)
+    return whole(given(name))
+
+
+def whole(text: str | None) -> int | None:
+    """A text as a number 0, 1, 2, ... of at most 18 digits; None if it is none."""
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
-def given_float(name: str) -> float | None:
-    """A finite number of the present address; None if there is none."""
+def finite(text: str | None) -> float | None:
+    """A text as a finite number; None if it is none."""
     try:
-        value = float(given(name) or "nan")
+        value = float(text or "nan")
     except ValueError:
         return None
-    return value if abs(value) < float("inf") else None
+    return value if math.isfinite(value) else None

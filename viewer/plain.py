@@ -11,7 +11,7 @@ from typing import Any
 CHIP = 60
 """Characters of a name in a heading, label or badge."""
 
-_INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+_INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff]")
 
 
 def visible(text: str) -> str:
@@ -31,6 +31,11 @@ def chip(text: Any, limit: int = CHIP) -> str:
     fence = "`" * (max((len(run) for run in re.findall("`+", flat)), default=0) + 1)
     pad = " " if flat.startswith("`") or flat.endswith("`") or not flat.strip() else ""
     return f"{fence}{pad}{flat}{pad}{fence}"
+
+
+def word(text: str) -> str:
+    """A name that is a plain word as it is, any other as a `chip`."""
+    return text if text.isascii() and text.isidentifier() else chip(text)
 
 
 def number(value: float | None, digits: int = 3) -> str:

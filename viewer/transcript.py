@@ -4,26 +4,27 @@ All text is foreign. It is shown by `st.code` and `st.text`, which interpret not
 `ALL` characters.
 """
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from lake import ids
-from viewer import ledger
+from viewer import chat, ledger
 from viewer.components import badge
 from viewer.links import Page, parameters
 from viewer.pinned import read
-from viewer.plain import chip, one_line, visible
+from viewer.plain import chip, visible, word
 from viewer.queries import episode as queries
 from viewer.queries.base import Row
 from viewer.theme import ACCENT
 
 ALL = 500_000
 """Characters that `show all` shows at most."""
+COLOURED = 20_000
+"""Longer documents are not coloured: it takes the browser too long."""
 TOOL_OUTPUT = 700
 """Longer tool output is collapsed."""
 
@@ -35,9 +36,7 @@ class Options:
     reasoning: bool = True
     tools: bool = True
     credit: str | None = None
-    """The chosen credit job or series, for links."""
-    selected: int | None = None
-    """The step that is marked."""
+    """The chosen credit job, for links; None without one."""
 
 
 def step(episode_id: int, row: Row, credit: Row | None, scale: ledger.Scale, options: Options) -> None:
@@ -47,18 +46,18 @@ def step(episode_id: int, row: Row, credit: Row | None, scale: ledger.Scale, opt
         left, right = st.columns([3, 1.15], gap="medium")
         with left.container(gap="xsmall"):
             _title(row)
-            _context(row)
+            _context(episode_id, row)
             _state(episode_id, row)
             if row["reasoning"] and options.reasoning:
                 _label("reasoning", ":material/psychology:")
                 with st.container(key=f"reasoning-{index}"):
-                    long_text(episode_id, row, "reasoning", prose=True)
+                    _step_text(episode_id, row, "reasoning", prose=True)
             with st.container(key=f"action-{index}", gap="xsmall"):
                 if row["action"] or not row["tool_calls"]:
                     _label("action", ":material/bolt:")
-                    long_text(episode_id, row, "action", prose=True)
+                    _step_text(episode_id, row, "action", prose=True)
                 if row["tool_calls"] and options.tools:
-                    tool_calls(row["tool_calls"], row["tool_calls_length"])
+                    _tool_calls(episode_id, row)
         with right:
             ledger.draw(row["reward"], credit, scale, is_credited=options.credit is not None)
             if credit is not None and credit["anchor_key"] is not None and credit["anchor_episodes"] > 1:
@@ -74,68 +73,19 @@ def mark(index: int) -> None:
     )
 
 
-def messages(found: list[Any], *, collapse_system: bool = True) -> None:
-    """Chat messages outside the steps: system prompts collapsed, the others cut."""
-    for message in found:
-        role, text = _role(message), content(message)
-        if role == "system" and collapse_system:
+def messages(found: list[Any], key: str) -> None:
+    """Chat messages outside the steps: system prompts collapsed, long ones cut."""
+    for position, message in enumerate(found):
+        role, text = chat.role(message), chat.content(message)
+        if role == "system":
             with st.expander(f"System prompt ({len(text):,} characters)", icon=":material/settings:"):
-                st.code(visible(text[:ALL]), language=None, wrap_lines=True)
+                _text(text, len(text), f"{key}-{position}")
         else:
-            _label(chip(role) if not role.isalpha() else role, ":material/chat:")
-            st.code(visible(text[: queries.TEXT]), language=None, wrap_lines=True)
+            _label(word(role), ":material/chat:")
+            _text(text, len(text), f"{key}-{position}")
 
 
-def long_text(episode_id: int, row: Row, column: queries.TextColumn, *, prose: bool = False) -> None:
-    """A text of a step; what is longer than the page shows at first has a switch that shows all."""
-    text, length = row[column] or "", row[f"{column}_length"]
-    if length > len(text):
-        show_all = st.toggle(
-            f"Show all {length:,} characters", key=f"all-{column}-{ids.to_text(episode_id)}-{row['step_index']}"
-        )
-        if show_all:
-            text = read(queries.text, episode_id, row["step_index"], column, ALL)
-            if length > ALL:
-                st.caption(f"The first {ALL:,} of {length:,} characters; the rest: `trajlake sql`.")
-    if not text:
-        st.caption("(empty)")
-    elif prose and len(text) <= queries.TEXT:
-        st.text(visible(text))
-    else:
-        st.code(visible(text), language=None, wrap_lines=True, height=420 if len(text) > queries.TEXT else "content")
-
-
-def tool_calls(document: str, length: int) -> None:
-    """Tool calls of an action: name and arguments of each."""
-    calls = _parsed(document, length)
-    if calls is None:
-        _label("tool calls", ":material/build:")
-        st.code(visible(document[: queries.TEXT]), language=None, wrap_lines=True)
-        return
-    for call in calls:
-        function = call.get("function", call) if isinstance(call, Mapping) else {}
-        function = function if isinstance(function, Mapping) else {}
-        _label(f"tool call {chip(function.get('name', '?'))}", ":material/build:")
-        st.code(visible(_pretty(function.get("arguments", call))[:ALL]), language="json", wrap_lines=True)
-
-
-def content(message: Any) -> str:
-    """The text of a chat message, whatever its shape."""
-    value = message.get("content") if isinstance(message, Mapping) else message
-    if isinstance(value, str):
-        return value
-    return "" if value is None else json.dumps(value, ensure_ascii=False, indent=1)
-
-
-def parsed_messages(document: str | None, length: int) -> list[Any]:
-    """Chat messages of a JSON document; one message that holds the text if it cannot be taken apart."""
-    if not document:
-        return []
-    found = _parsed(document, length)
-    return [{"role": "messages", "content": document}] if found is None else found
-
-
-def scale_of(ledger_rows: pl.DataFrame, rewards: pl.DataFrame) -> ledger.Scale:
+def scale_of(credit: pl.DataFrame, rewards: pl.DataFrame) -> ledger.Scale:
     """The scale of an episode's bars."""
 
     def largest(frame: pl.DataFrame, *columns: str) -> float:
@@ -143,8 +93,8 @@ def scale_of(ledger_rows: pl.DataFrame, rewards: pl.DataFrame) -> ledger.Scale:
         return max((float(v) for v in values if isinstance(v, int | float)), default=0.0)
 
     return ledger.Scale(
-        advantage=largest(ledger_rows, "advantage", "a_episode", "a_step"),
-        reward=max(largest(rewards, "reward"), largest(ledger_rows, "return_to_go")),
+        advantage=largest(credit, "advantage", "a_episode", "a_step"),
+        reward=max(largest(rewards, "reward"), largest(credit, "return_to_go")),
     )
 
 
@@ -163,25 +113,90 @@ def _title(row: Row) -> None:
             badge("copied context", explanation="Repeated from an earlier episode: never trained on.")
 
 
-def _context(row: Row) -> None:
+def _context(episode_id: int, row: Row) -> None:
     """Messages since the last decision that are not the state itself."""
-    state = row["state"] or ""
-    for message in parsed_messages(row["context"], row["context_length"]):
-        text = content(message)
-        if text and text not in state and one_line(text, 200) not in one_line(state, len(state) + 1):
-            _label(f"message {chip(_role(message))}", ":material/chat:")
-            st.code(visible(text[: queries.TEXT]), language=None, wrap_lines=True)
+    found = chat.listed(row["context"], row["context_length"])
+    if found is None:
+        _label("messages since the last step", ":material/chat:")
+        _step_text(episode_id, row, "context")
+        return
+    state = _squeezed(row["state"] or "")
+    for position, message in enumerate(found):
+        text = chat.content(message)
+        # The state at hand may be cut: the first half of what a page shows decides whether a message is part of it.
+        if _squeezed(text[: queries.TEXT])[: queries.TEXT // 2] not in state:
+            _label(f"message {chip(chat.role(message))}", ":material/chat:")
+            _text(text, len(text), f"context-{ids.to_text(episode_id)}-{row['step_index']}-{position}")
 
 
 def _state(episode_id: int, row: Row) -> None:
     role = row["state_role"]
-    _label("state" + (f" ({role if role.isalpha() else chip(role)})" if role else ""), ":material/visibility:")
+    _label("state" + (f" ({word(role)})" if role else ""), ":material/visibility:")
     if role == "tool" and row["state_length"] > TOOL_OUTPUT:
-        shown = one_line(row["state"], 90)
-        with st.expander(f"{chip(shown, 100)} {row['state_length']:,} characters", type="compact"):
-            long_text(episode_id, row, "state")
+        with st.expander(f"{chip(row['state'], 90)} {row['state_length']:,} characters", type="compact"):
+            _step_text(episode_id, row, "state")
     else:
-        long_text(episode_id, row, "state")
+        _step_text(episode_id, row, "state")
+
+
+def _tool_calls(episode_id: int, row: Row) -> None:
+    """Tool calls of an action: name and arguments of each."""
+    calls = chat.listed(row["tool_calls"], row["tool_calls_length"])
+    if calls is None:
+        _label("tool calls", ":material/build:")
+        _step_text(episode_id, row, "tool_calls")
+        return
+    for position, call in enumerate(calls):
+        name, arguments = chat.call(call)
+        _label(f"tool call {chip(name)}", ":material/build:")
+        key = f"call-{ids.to_text(episode_id)}-{row['step_index']}-{position}"
+        _text(arguments, len(arguments), key, language="json")
+
+
+def _step_text(episode_id: int, row: Row, column: queries.TextColumn, *, prose: bool = False) -> None:
+    """A text of a step, of which the page has read no more than it shows at first."""
+    index = row["step_index"]
+    _text(
+        row[column] or "",
+        row[f"{column}_length"],
+        f"{column}-{ids.to_text(episode_id)}-{index}",
+        lambda: read(queries.text, episode_id, index, column, ALL),
+        prose=prose,
+    )
+
+
+def _text(
+    text: str,
+    length: int,
+    key: str,
+    load: Callable[[], str] | None = None,
+    *,
+    prose: bool = False,
+    language: str | None = None,
+) -> None:
+    """A foreign text, cut at first; what is cut has a switch that shows all.
+
+    Args:
+        text: what is at hand, at least what is shown at first.
+        length: of the whole.
+        key: of the switch.
+        load: gives the whole; None if it is at hand.
+        prose: set it in the page's own type.
+        language: for colouring.
+    """
+    shown = text[: queries.TEXT]
+    height: int | Literal["content"] = "content"
+    if length > queries.TEXT and st.toggle(f"Show all {length:,} characters", key=f"all-{key}"):
+        shown, height = (load() if load else text)[:ALL], 480
+        if length > ALL:
+            st.caption(f"The first {ALL:,} of {length:,} characters; `trajlake sql` has the rest.")
+    if not shown:
+        st.caption("(empty)")
+    elif prose and len(shown) <= queries.TEXT:
+        st.text(visible(shown))
+    else:
+        coloured = language if len(shown) <= COLOURED else None
+        st.code(visible(shown), language=coloured, wrap_lines=True, height=height)
 
 
 def _anchor_link(credit: Row, options: Options) -> None:
@@ -199,27 +214,6 @@ def _label(text: str, icon: str) -> None:
     st.caption(f"{icon} {text}")
 
 
-def _role(message: Any) -> str:
-    role = message.get("role") if isinstance(message, Mapping) else None
-    return str(role or "message")
-
-
-def _parsed(document: str, length: int) -> list[Any] | None:
-    """A JSON list; None if the document is cut or is something else."""
-    if length > len(document):
-        return None
-    try:
-        found = json.loads(document)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, list) else None
-
-
-def _pretty(value: Any) -> str:
-    """JSON with line breaks; text that holds JSON is taken apart first."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return str(value)
-    return json.dumps(value, ensure_ascii=False, indent=2)
+def _squeezed(text: str) -> str:
+    """The text with every run of white space as one space."""
+    return " ".join(text.split())

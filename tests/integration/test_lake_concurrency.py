@@ -7,17 +7,16 @@
 
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
-import polars as pl
 import pytest
 
 import lake
 from lake.ingest import Report
 from lake.tables import RESOLUTION_ORDER, TABLES
 from testkit.episodes import assert_same, assert_whole, contents, episode, write_lines
+from testkit.full_lake import add_round
 from testkit.processes import Worker, at_the_gate
 
 
@@ -123,78 +122,6 @@ def test_a_thread_that_reads_never_disturbs_one_that_writes(tmp_path: Path) -> N
     assert assert_whole(lk.snapshot()) == 30
 
 
-def write_everything(lk: lake.Lake, number: int) -> None:
-    """One round of what happens in a lake: episodes, then judgements of them, then training on those."""
-    with lk.job(kind="collect", run_id="run") as job:
-        job.record([episode(f"task {number}", index, tokens=True) for index in range(2)])
-        job.write("rejects", pl.DataFrame([reject(number)]))
-    mine = lk.scan("steps").filter(pl.col("episode_id").is_in(new_episodes(lk, number))).collect()
-    at = datetime.now(UTC)
-    with lk.job(kind="credit", parameters={"round": number}) as job:
-        for half in (mine.head(2), mine.tail(mine.height - 2)):
-            job.write("advantages", advantages(half))
-            job.write("scores", scores(half))
-    with lk.job(kind="train", run_id="run", parameters={"round": number}) as job:
-        first = mine.row(0, named=True)["episode_id"]
-        job.write("batches", pl.DataFrame([batch(first)]))
-        job.write("metrics", pl.DataFrame([{"step": 0, "name": "loss", "value": 1.0, "at": at}]))
-        job.write("checkpoints", pl.DataFrame([checkpoint(at)]))
-
-
-def new_episodes(lk: lake.Lake, number: int) -> list[int]:
-    found = lk.scan("episodes").filter(pl.col("task_id") == f"task {number}").select("episode_id").collect()
-    return found["episode_id"].to_list()
-
-
-def reject(number: int) -> dict[str, object]:
-    return {
-        "reject_id": number,
-        "source_uri": "file",
-        "source_format": "jsonl",
-        "position": number,
-        "reason": "malformed",
-        "message": "not JSON",
-        "raw": "{",
-        "at": datetime.now(UTC),
-    }
-
-
-def advantages(steps: pl.DataFrame) -> pl.DataFrame:
-    sizes = {name: pl.lit(1, pl.Int32) for name in ("group_size", "anchor_size", "anchor_episodes")}
-    keys = steps.select("episode_id", "step_index", "group_id", "run_id")
-    return keys.with_columns(defined=pl.lit(True), advantage=pl.lit(0.5), flags=pl.lit(""), **sizes)
-
-
-def scores(steps: pl.DataFrame) -> pl.DataFrame:
-    keys = steps.select("episode_id", "step_index", "group_id", "run_id")
-    return keys.with_columns(scorer=pl.lit("s"), scorer_version=pl.lit("1"), value=pl.lit(1.0))
-
-
-def batch(episode_id: int) -> dict[str, object]:
-    return {
-        "optimizer_step": 0,
-        "episode_id": episode_id,
-        "first_step": 0,
-        "last_step": 1,
-        "action_tokens": 2,
-        "epoch": 0,
-    }
-
-
-def checkpoint(at: datetime) -> dict[str, object]:
-    return {
-        "attempt": 0,
-        "optimizer_step": 1,
-        "run_id": "run",
-        "policy_version": 1,
-        "uri": "checkpoints/1",
-        "sha256": "0" * 64,
-        "at": at,
-        "data_snapshot": "{}",
-        "cursor": "{}",
-    }
-
-
 DANGLING = {
     "advantages without their step": "SELECT 1 FROM advantages ANTI JOIN steps USING (episode_id, step_index)",
     "scores without their step": "SELECT 1 FROM scores ANTI JOIN steps USING (episode_id, step_index)",
@@ -224,12 +151,12 @@ def test_a_snapshot_is_consistent_when_a_round_is_written_between_two_tables(
 ) -> None:
     """A whole round commits in the middle of `snapshot()`, just before one table is resolved."""
     lk, writer = lake.open(tmp_path / "lake", create=True), lake.open(tmp_path / "lake")
-    write_everything(writer, 0)
+    add_round(writer, 0)
     resolve = lk._store.files
 
     def files_after_a_round(name: str, version: int | None = None) -> object:
         if name == moving:
-            write_everything(writer, 1)
+            add_round(writer, 1)
         return resolve(name, version)
 
     monkeypatch.setattr(lk._store, "files", files_after_a_round)
@@ -248,7 +175,7 @@ def test_snapshots_are_consistent_while_another_thread_writes(tmp_path: Path) ->
     def work(number: int) -> None:
         if number == 0:
             for turn in range(6):
-                write_everything(writer, turn)
+                add_round(writer, turn)
             done.set()
         while not done.is_set():
             assert_consistent(lk.snapshot())

@@ -2,12 +2,12 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from testkit.houses import solution, walk, world_of
 
 from pipelines.collect.environments.house import REFUSAL, SENTENCES, House, HouseConfig
 from pipelines.collect.environments.house_world import OPPOSITE, ROOM_NAMES, Split, draw_world, split_of
 from pipelines.collect.policies.protocol import Turn
 from pipelines.collect.policies.scripted import HouseScript
+from testkit.houses import solution, walk, world_of
 
 seeds = st.integers(min_value=0, max_value=2**40)
 sizes = st.integers(min_value=2, max_value=len(ROOM_NAMES))

@@ -19,9 +19,7 @@ def solution(world: World) -> list[str]:
     legs = [(world.start, world.key, ["take key"]), (world.key, world.chest, ["open chest", "take treasure"])]
     legs.append((world.chest, world.goal, []))
     return [
-        action
-        for source, target, then in legs
-        for action in [f"go {way}" for way in world.path(source, target)] + then
+        action for source, target, then in legs for action in [f"go {way}" for way in world.path(source, target)] + then
     ]
 
 

@@ -24,6 +24,7 @@ def trajlake(*args: str | Path, **options: Any) -> subprocess.CompletedProcess[s
         [*COMMAND, *map(str, args)],
         capture_output=True,
         text=True,
+        errors="backslashreplace",
         timeout=_TIMEOUT,
         check=False,
         env=environment(),

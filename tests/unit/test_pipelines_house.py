@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
-from testkit.houses import seeds_where, solution, walk, world_of
 
 from pipelines.collect.environments.house import REFUSAL, SENTENCES, House, HouseConfig, vocabulary
-from pipelines.collect.environments.house_world import ROOM_NAMES, Split, World, draw_world, split_of
+from pipelines.collect.environments.house_world import ROOM_NAMES, Split, World, split_of
+from testkit.houses import seeds_where, solution, walk, world_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CORRIDOR = World(
@@ -73,7 +73,9 @@ def test_the_chest_does_not_open_without_the_key():
     assert after.observation == f"{REFUSAL} {before.observation.partition('. ')[2]}"
 
 
-@pytest.mark.parametrize("action", ["", "go", "go up", "take chest", "fly east", "look look", "GO EAST", "go  east", "<|user|>"])
+@pytest.mark.parametrize(
+    "action", ["", "go", "go up", "take chest", "fly east", "look look", "GO EAST", "go  east", "<|user|>"]
+)
 def test_a_malformed_action_is_answered_and_costs_a_step(action):
     house = House(HouseConfig(horizon=2))
     outcomes = walk(house, 1, [action, action, action])
@@ -133,12 +135,14 @@ def test_the_vocabulary_is_what_houses_say_and_understand_and_nothing_else():
     assert vocabulary() == sorted(vocabulary())
 
 
-def test_the_grammar_has_eleven_sentences():
+def test_the_grammar_has_ten_sentences():
     assert len(SENTENCES) == 4 + 2 + 2 + 1 + 1
     assert {"look", "open chest", "go north", "take treasure", "drop key"} <= SENTENCES
 
 
-@pytest.mark.parametrize("fields", [{"rooms": 1}, {"rooms": len(ROOM_NAMES) + 1}, {"horizon": 0}, {"keys": 2}, {"split": "x"}])
+@pytest.mark.parametrize(
+    "fields", [{"rooms": 1}, {"rooms": len(ROOM_NAMES) + 1}, {"horizon": 0}, {"keys": 2}, {"split": "x"}]
+)
 def test_a_config_that_cannot_be_meant_is_refused(fields):
     with pytest.raises(ValidationError):
         HouseConfig(**fields)
@@ -163,16 +167,23 @@ def test_the_hash_in_the_info_is_the_initial_worlds_throughout():
     assert hashes == {world_of(9).hash()}
 
 
-def test_about_a_fifth_of_all_worlds_is_held_out():
-    worlds = [draw_world(seed, 3, split) for seed in range(50) for split in Split]
-    assert {split_of(world) for world in worlds[::2]} == {Split.TRAIN}
-    assert {split_of(world) for world in worlds[1::2]} == {Split.HELD_OUT}
-    undivided = {house.info.initial_world_hash % 5 for house in (House().reset(seed) for seed in range(200))}
-    assert undivided == {1, 2, 3, 4}
+def test_one_world_hash_in_five_is_held_out():
+    train, held_out = ([House(HouseConfig(split=split)).reset(s).info for s in range(100)] for split in Split)
+    assert {info.initial_world_hash % 5 for info in train} == {1, 2, 3, 4}
+    assert {info.initial_world_hash % 5 for info in held_out} == {0}
+    assert split_of(CORRIDOR) is (Split.HELD_OUT if CORRIDOR.hash() % 5 == 0 else Split.TRAIN)
 
 
 def test_paths_follow_the_exits():
     assert CORRIDOR.path("hall", "attic") == ["east", "north"]
     assert CORRIDOR.path("attic", "hall") == ["south", "west"]
     assert CORRIDOR.path("study", "study") == []
-    assert solution(CORRIDOR) == ["go east", "take key", "go north", "open chest", "take treasure", "go south", "go west"]
+    assert solution(CORRIDOR) == [
+        "go east",
+        "take key",
+        "go north",
+        "open chest",
+        "take treasure",
+        "go south",
+        "go west",
+    ]

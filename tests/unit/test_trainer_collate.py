@@ -12,6 +12,7 @@ def members(**columns: list[object]) -> Members:
     size = len(columns["n_context_M"])
     values = {
         "trained_M": np.array(columns.get("trained_M", [True] * size), bool),
+        "loss_tokens_M": np.array(columns.get("loss_tokens_M", columns["n_action_M"]), np.int64),
         "advantage_M": np.array(columns["advantage_M"], np.float32) if "advantage_M" in columns else None,
         "temperature_M": np.array(columns["temperature_M"], np.float32) if "temperature_M" in columns else None,
     }

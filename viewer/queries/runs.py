@@ -114,7 +114,8 @@ def curve(lake: Reads, run: str, axis: Axis, success_at: float) -> pl.DataFrame:
             SELECT first + ({axis} - first) // width * width AS x, avg(dead::INT) FILTER (judged) AS dead_share
             FROM ({_GROUPS}), span WHERE run_id = $run AND {axis} IS NOT NULL GROUP BY x
         )
-        SELECT x, episodes, scored, success, greatest(0.0, centre - half) AS low, least(1.0, centre + half) AS high,
+        SELECT x, episodes, scored, success, if(scored > 0, greatest(0.0, centre - half), NULL) AS low,
+               if(scored > 0, least(1.0, centre + half), NULL) AS high,
                mean_return, sd_return, mean_steps, truncated_share, dead_share
         FROM (
             SELECT *, (success + $z * $z / (2 * scored)) / (1 + $z * $z / scored) AS centre,

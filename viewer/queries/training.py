@@ -92,13 +92,19 @@ def consumption(lake: Reads, job_id: int, credit: Credit | None) -> pl.DataFrame
         WITH consumed AS ({query}),
         span AS (SELECT min(optimizer_step) AS first,
                         greatest(1, ceil((max(optimizer_step) - min(optimizer_step) + 1) / {POINTS}))::BIGINT AS width
-                 FROM consumed)
-        SELECT first + (optimizer_step - first) // width * width AS step, count(*) AS episodes,
-               count(DISTINCT group_id) AS groups, sum(action_tokens)::BIGINT AS action_tokens,
-               avg(env_return) AS mean_return, sum(dead) / sum(credited) AS dead_share,
-               sum(total_size) / sum(defined) AS mean_size, sum(positive) / sum(credited) AS positive,
-               sum(negative) / sum(credited) AS negative, sum(credited - defined) / sum(credited) AS undefined
-        FROM consumed, span GROUP BY step ORDER BY step
+                 FROM consumed),
+        sums AS (
+            SELECT first + (optimizer_step - first) // width * width AS step, count(*) AS episodes,
+                   count(DISTINCT group_id) AS groups, sum(action_tokens)::BIGINT AS action_tokens,
+                   avg(env_return) AS mean_return, sum(dead) AS dead, sum(total_size) AS total_size,
+                   sum(positive) AS positive, sum(negative) AS negative, sum(defined) AS defined,
+                   nullif(sum(credited), 0) AS credited
+            FROM consumed, span GROUP BY step
+        )
+        SELECT step, episodes, groups, action_tokens, mean_return, dead / credited AS dead_share,
+               total_size / nullif(defined, 0) AS mean_size, positive / credited AS positive,
+               negative / credited AS negative, (credited - defined) / credited AS undefined
+        FROM sums ORDER BY step
         """,
         params,
     )
@@ -115,8 +121,8 @@ def batch(lake: Reads, job_id: int, update: int, credit: Credit | None, window: 
     return lake.sql(
         f"""
         SELECT episode_id, group_id, run_id, task_id, rollout_index, policy_version, status, env_return, first_step,
-               last_step, action_tokens, a_episode, mean_advantage, lowest, highest, total_size / defined AS mean_size,
-               credited - defined AS undefined, dead > 0 AS dead
+               last_step, action_tokens, a_episode, mean_advantage, lowest, highest,
+               total_size / nullif(defined, 0) AS mean_size, credited - defined AS undefined, dead > 0 AS dead
         FROM ({query}) ORDER BY mean_size DESC NULLS LAST, episode_id LIMIT $limit OFFSET $offset
         """,
         params | {"update": update} | window.params(),

@@ -4,14 +4,14 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
-from viewer import choices, figures, filters, ledger, transcript
+from viewer import chat, choices, figures, filters, ledger, transcript
 from viewer.components import badge, header, not_found, number_column, page_switch, status_badge, table, wanted_id
 from viewer.links import Page, given_int, parameters
 from viewer.pinned import read
 from viewer.plain import chip, number, signed, visible
 from viewer.queries import credit, episode, episodes
 from viewer.queries.base import Row, Window
-from viewer.queries.episodes import EpisodeFilter, Order
+from viewer.queries.episodes import EpisodeFilter
 
 # Steps on a page. (A string here would be printed: Streamlit shows stray expressions of its scripts.)
 STEPS = 10
@@ -37,34 +37,32 @@ def show() -> None:
 
 def _place(episode_id: int) -> None:
     """Previous and next in the filtered list that the reader came from."""
-    try:
-        wanted, order = filters.from_address()
-    except ValueError:
-        wanted, order = EpisodeFilter(), Order.TASK
+    wanted, order = filters.carried()
     place = read(episodes.place, wanted, order, episode_id)
-    carried = filters.parameters(wanted, order)
     with st.container(horizontal=True, vertical_alignment="center"):
-        st.page_link(Page.EPISODES, label="Back to the list", icon=":material/arrow_back:", query_params=carried)
+        st.page_link(
+            Page.EPISODES,
+            label="Back to the list",
+            icon=":material/arrow_back:",
+            query_params=filters.parameters(wanted, order),
+        )
         if place is None:
             st.caption("This episode is not in the filtered list.")
             return
+        _neighbour("Previous", place.previous, ":material/chevron_left:", "k")
+        _neighbour("Next", place.next, ":material/chevron_right:", "j")
         filtered = " that match the filter" if wanted != EpisodeFilter() else ""
-        for label, target, icon, shortcut in (
-            ("Previous", place.previous, ":material/chevron_left:", "k"),
-            ("Next", place.next, ":material/chevron_right:", "j"),
-        ):
-            pressed = st.button(
-                label, icon=icon, key=label.lower(), disabled=target is None, shortcut=shortcut, type="tertiary"
-            )
-            if pressed and target is not None:
-                values = {"episode": ids.to_text(target)} | carried | _kept()
-                st.switch_page(Page.EPISODE, query_params=values)
         st.caption(f"{place.position:,} of {place.total:,} episodes{filtered}")
 
 
-def _kept() -> dict[str, str]:
-    """Parameters that the next episode keeps: the choice of credit and what is shown."""
-    return {name: st.query_params[name] for name in ("credit", "reasoning", "tools") if name in st.query_params}
+def _neighbour(label: str, target: int | None, icon: str, shortcut: str) -> None:
+    pressed = st.button(
+        label, icon=icon, key=label.lower(), disabled=target is None, shortcut=shortcut, type="tertiary"
+    )
+    if pressed and target is not None:
+        st.query_params["episode"] = ids.to_text(target)
+        st.query_params.pop("step", None)
+        st.rerun()
 
 
 def _facts(facts: Row) -> None:
@@ -167,9 +165,9 @@ def _transcript(
         _step_pager(facts["num_steps"], pages, window)
     if window.offset == 0:
         document, length = read(episode.document, episode_id, "initial_messages")
-        steps_state = read(episode.steps, episode_id, Window(1))["state"].to_list()
-        first = [m for m in transcript.parsed_messages(document, length) if transcript.content(m) not in steps_state]
-        transcript.messages(first)
+        states = read(episode.steps, episode_id, Window(1))["state"].to_list()
+        first = [m for m in chat.messages(document, length) if chat.content(m)[: episode.TEXT] not in states]
+        transcript.messages(first, "first")
     by_step = {row["step_index"]: row for row in rows.iter_rows(named=True)}
     scale = transcript.scale_of(rows, read(episode.rewards, episode_id))
     for row in read(episode.steps, episode_id, window).iter_rows(named=True):
@@ -179,9 +177,9 @@ def _transcript(
         transcript.mark(selected)
     if window.offset + window.limit >= facts["num_steps"]:
         document, length = read(episode.document, episode_id, "final_observation")
-        if last := transcript.parsed_messages(document, length):
+        if last := chat.messages(document, length):
             st.caption("After the last step")
-            transcript.messages(last)
+            transcript.messages(last, "last")
 
 
 def _step_pager(num_steps: int, pages: int, window: Window) -> None:

@@ -52,8 +52,8 @@ def show() -> None:
     frame = read(episodes.page, wanted, order, window)
     clicked = table(frame, "episodes", _COLUMNS, opens="episode_id")
     if clicked is not None:
-        carried = filters.parameters(wanted, order)
-        st.switch_page(Page.EPISODE, query_params=carried | {"episode": ids.to_text(frame["episode_id"][clicked])})
+        chosen = ids.to_text(frame["episode_id"][clicked])
+        st.switch_page(Page.EPISODE, query_params=parameters(episode=chosen, list=filters.packed(wanted, order)))
 
 
 def _filter() -> tuple[EpisodeFilter, Order]:

@@ -4,7 +4,7 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
-from viewer import choices, figures
+from viewer import choices, figures, filters
 from viewer.components import (
     advantage_column,
     badge,
@@ -23,6 +23,7 @@ from viewer.plain import chip, number, one_line, percent, visible
 from viewer.queries import credit, episode, groups
 from viewer.queries.base import Row, Window
 from viewer.queries.credit import Credit
+from viewer.queries.episodes import EpisodeFilter
 from viewer.queries.groups import Signal
 
 _MOST_SIBLINGS = 256
@@ -108,7 +109,7 @@ def _siblings(facts: Row, chosen: Credit | None) -> None:
         if frame.height < facts["size"]:
             st.caption(f"{frame.height} of {facts['size']} siblings")
     if clicked is not None:
-        _open(frame["episode_id"][clicked], chosen)
+        _open(facts["group_id"], frame["episode_id"][clicked], chosen)
 
 
 def _anchors(group_id: int, chosen: Credit) -> None:
@@ -184,16 +185,16 @@ def _visits(group_id: int, chosen: Credit) -> None:
         opens="episode_id",
     )
     if clicked is not None:
-        _open(frame["episode_id"][clicked], chosen, frame["step_index"][clicked])
+        _open(group_id, frame["episode_id"][clicked], chosen, frame["step_index"][clicked])
 
 
-def _open(episode_id: int, chosen: Credit | None, step: int | None = None) -> None:
+def _open(group_id: int, episode_id: int, chosen: Credit | None, step: int | None = None) -> None:
     """Open a sibling, at a step. Previous and next then walk through the group."""
     values = parameters(
         episode=ids.to_text(episode_id),
         step=step,
-        group=given("group"),
         credit=None if chosen is None else ids.to_text(chosen.id),
+        list=filters.packed(EpisodeFilter(group=group_id)),
     )
     st.switch_page(Page.EPISODE, query_params=values)
 

@@ -6,6 +6,7 @@ from lake import ids
 from viewer.components import count_column, empty, first_page, header, number_column, pager, table
 from viewer.links import Page, parameters
 from viewer.pinned import read
+from viewer.plain import word
 from viewer.queries import lineage
 
 _STATUSES = ("succeeded", "failed", "started")
@@ -31,7 +32,12 @@ def show() -> None:
         return
     with st.container(horizontal=True):
         kind = st.segmented_control(
-            "Kind", read(lineage.job_kinds), key="kind", bind="query-params", on_change=first_page
+            "Kind",
+            read(lineage.job_kinds),
+            format_func=word,
+            key="kind",
+            bind="query-params",
+            on_change=first_page,
         )
         status = st.segmented_control("Status", _STATUSES, key="state", bind="query-params", on_change=first_page)
     total = read(lineage.jobs_total, kind, status)

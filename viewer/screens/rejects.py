@@ -6,7 +6,7 @@ from lake import ids
 from viewer.components import count_column, first_page, header, pager, table
 from viewer.links import Page, given, parameters
 from viewer.pinned import read
-from viewer.plain import chip, number, visible
+from viewer.plain import chip, number, visible, word
 from viewer.queries import lineage
 
 _COLUMNS = {
@@ -31,7 +31,7 @@ def show() -> None:
     reason = st.segmented_control(
         "Reason",
         list(reasons),
-        format_func=lambda name: name,
+        format_func=word,
         key="reason",
         bind="query-params",
         on_change=first_page,

@@ -132,14 +132,14 @@ def _curves(run: str, axes: list[runs.Axis], success_at: float) -> None:
 
 def _tasks(run: str, success_at: float) -> None:
     left, right = st.columns([1, 2])
-    histogram = read(runs.task_histogram, run, success_at).drop_nulls("success")
-    if histogram.height:
-        left.altair_chart(figures.task_histogram(histogram), key="tasks-histogram")
+    histogram = read(runs.task_histogram, run, success_at)
+    if (scored := histogram.drop_nulls("success")).height:
+        left.altair_chart(figures.task_histogram(scored), key="tasks-histogram")
     else:
         left.info("No episode of this run is scored.", icon=":material/info:")
     with right:
         frame = read(runs.tasks, run, success_at, Window(_TASKS))
-        st.caption(f"Hardest tasks ({frame.height} shown)")
+        st.caption(f"The {frame.height} hardest of {number(int(histogram['tasks'].sum()))} tasks")
         clicked = table(
             frame,
             "tasks",

@@ -6,7 +6,7 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
-from viewer import figures
+from viewer import figures, filters
 from viewer.components import (
     advantage_column,
     count_column,
@@ -24,6 +24,7 @@ from viewer.pinned import read
 from viewer.plain import chip, number, one_line
 from viewer.queries import training
 from viewer.queries.credit import Credit
+from viewer.queries.episodes import EpisodeFilter
 
 _MOST_METRICS = 30
 
@@ -191,9 +192,8 @@ def _batch(job_id: int, update: int, credit: Credit | None) -> None:
         values = parameters(
             episode=ids.to_text(frame["episode_id"][clicked]),
             step=frame["first_step"][clicked],
-            job=ids.to_text(job_id),
-            update=update,
             credit=None if credit is None else ids.to_text(credit.id),
+            list=filters.packed(EpisodeFilter(update=(job_id, update))),
         )
         st.switch_page(Page.EPISODE, query_params=values)
 

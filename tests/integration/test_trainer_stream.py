@@ -1,0 +1,185 @@
+"""The stream against a slow reader: every trained token, once, with its neighbours, from whatever files."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from lake import Lake
+from lake.errors import ContractError
+from lake.records import EpisodeRecord
+from testkit.lakes import add_credit
+from testkit.training import config, token_episodes, token_lake, token_step
+from trainer.advantages import read_advantages, resolve_advantages
+from trainer.batch import PackedBatch
+from trainer.config import TrainConfig
+from trainer.losses import LOSSES
+from trainer.plan import Plan
+from trainer.selection import select
+from trainer.stream import Stream
+
+PPO = LOSSES["ppo"].needs
+
+
+def plan_of(lk: Lake, settings: TrainConfig) -> tuple[Any, Plan]:
+    snapshot = lk.snapshot()
+    selection = select(snapshot, settings, PPO, source=resolve_advantages(snapshot, None))
+    return snapshot, Plan(selection, settings)
+
+
+def streamed(lk: Lake, settings: TrainConfig, first: int = 0) -> list[list[PackedBatch]]:
+    snapshot, plan = plan_of(lk, settings)
+    with Stream(snapshot, plan, PPO, settings) as stream:
+        return [batches for _, batches in stream.steps(first)]
+
+
+Trained = tuple[tuple[int, ...], int, float, float, float]
+"""Tokens before the target in its sequence, the target, its advantage, log-probability and temperature."""
+
+
+def tokens_of(batch: PackedBatch) -> Iterator[Trained]:
+    assert batch.advantages_N is not None
+    assert batch.behaviour_logprobs_N is not None
+    assert batch.temperature_N is not None
+    ids_T, positions_T = batch.input_ids_T.tolist(), batch.position_ids_T.tolist()
+    columns = (batch.predictor_N, batch.target_N, batch.advantages_N, batch.behaviour_logprobs_N, batch.temperature_N)
+    for predictor, target, advantage, logprob, temperature in zip(*(c.tolist() for c in columns), strict=True):
+        assert ids_T[predictor + 1] == target
+        before = tuple(ids_T[predictor - positions_T[predictor] : predictor + 1])
+        yield before, target, round(advantage, 4), round(logprob, 4), round(temperature, 4)
+
+
+def expected_tokens(lk: Lake) -> Counter[Trained]:
+    """The same, read row by row with Polars: append-only episodes, every step with an advantage of a live group."""
+    snapshot = lk.snapshot()
+    credit = read_advantages(snapshot, resolve_advantages(snapshot, None))
+    advantage_of = {(e, s): (a, f) for e, s, _, a, f in credit.iter_rows()}
+    expected: Counter[Trained] = Counter()
+    rows = snapshot.scan("tokens").collect().sort("episode_id", "step_index")
+    for part in rows.partition_by("episode_id"):
+        sequence: list[int] = []
+        for row in part.iter_rows(named=True):
+            sequence = sequence if row["prefix_step_index"] is not None else []
+            sequence = sequence + row["context_ids"]
+            advantage, flags = advantage_of[row["episode_id"], row["step_index"]]
+            for token, logprob, mask in zip(row["action_ids"], row["action_logprobs"], row["action_mask"], strict=True):
+                if mask and "dead_group" not in flags:
+                    key = (tuple(sequence), token, round(advantage, 4), round(logprob, 4), row["temperature"])
+                    expected[key] += 1
+                sequence = [*sequence, token]
+    return expected
+
+
+def varied_episodes() -> list[EpisodeRecord]:
+    """Mixed groups whose steps differ in everything the stream handles."""
+    rng = np.random.default_rng(4)
+    episodes = token_episodes(tasks=6, siblings=4, seed=2)
+    for number, episode in enumerate(episodes):
+        episode.steps.append(token_step(rng, 0, 3, temperature=0.5, action_mask=[True, False, True]))
+        episode.steps.append(token_step(rng, 2, 2, prefix_step_index=None, temperature=1.5))
+        episode.steps[-1].reward = float(number % 3 == 0)
+    return episodes
+
+
+@pytest.mark.parametrize("writes", [1, 5])
+@pytest.mark.parametrize("token_budget", [1, 60, 10_000])
+def test_every_trained_token_comes_once_with_what_it_follows(tmp_path: Path, writes: int, token_budget: int) -> None:
+    lk = token_lake(tmp_path, varied_episodes(), writes=writes)
+    add_credit(lk)
+    steps = streamed(lk, config("ppo", token_budget=token_budget, episodes_per_step=5, cache_bytes=0))
+    assert Counter(t for batches in steps for batch in batches for t in tokens_of(batch)) == expected_tokens(lk)
+    longest = max(
+        high - low for bs in steps for b in bs for low, high in zip(b.boundaries, b.boundaries[1:], strict=False)
+    )
+    assert all(len(b.input_ids_T) <= max(token_budget, longest) for batches in steps for b in batches)
+
+
+def test_the_files_do_not_matter(tmp_path: Path) -> None:
+    """One write or five: the same steps, the same buffers, the same plan hash."""
+    settings = config("ppo", episodes_per_step=5, token_budget=50)
+    results = []
+    for writes in (1, 5):
+        lk = token_lake(tmp_path / str(writes), varied_episodes(), writes=writes)
+        add_credit(lk)
+        _, plan = plan_of(lk, settings)
+        buffers = [[b.input_ids_T.tolist() for b in batches] for batches in streamed(lk, settings)]
+        results.append((plan.plan_hash, buffers))
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize(("threads", "prefetch"), [(1, 1), (4, 3)])
+def test_threads_and_prefetch_do_not_matter_and_a_run_may_start_anywhere(
+    tmp_path: Path, threads: int, prefetch: int
+) -> None:
+    lk = token_lake(tmp_path, varied_episodes(), writes=3)
+    add_credit(lk)
+
+    def buffers(first: int = 0, **fields: Any) -> list[list[list[int]]]:
+        settings = config("ppo", epochs=2, episodes_per_step=3, **fields)
+        return [[b.input_ids_T.tolist() for b in batches] for batches in streamed(lk, settings, first)]
+
+    whole = buffers()
+    assert buffers(read_threads=threads, prefetch=prefetch) == whole
+    for first in (1, len(whole) - 1, len(whole)):
+        assert buffers(first, read_threads=threads, prefetch=prefetch) == whole[first:]
+
+
+def test_denominators_are_the_trained_tokens_of_the_whole_step(tmp_path: Path) -> None:
+    lk = token_lake(tmp_path, varied_episodes())
+    add_credit(lk)
+    settings = config("ppo", episodes_per_step=4, token_budget=30, epochs=2)
+    snapshot, plan = plan_of(lk, settings)
+    with Stream(snapshot, plan, PPO, settings) as stream:
+        for step, batches in stream.steps():
+            assert step.loss_tokens == sum(len(batch.target_N) for batch in batches)
+            assert step.tokens == sum(len(batch.input_ids_T) for batch in batches)
+
+
+def test_episodes_across_row_groups_are_read_whole(tmp_path: Path) -> None:
+    """More rows than a row group holds, so that some episode lies in two."""
+    rng = np.random.default_rng(0)
+    episodes = [
+        EpisodeRecord(
+            task_id=f"t{n // 2}",
+            rollout_index=n % 2,
+            env_return=n % 2,
+            steps=[token_step(rng, 1, 1) for _ in range(21)],
+        )
+        for n in range(420)
+    ]
+    lk = token_lake(tmp_path, episodes)
+    add_credit(lk, step_source="terminal_score")
+    settings = config("ppo", episodes_per_step=64)
+    snapshot, plan = plan_of(lk, settings)
+    with Stream(snapshot, plan, PPO, settings) as stream:
+        found = Counter(t for _, batches in stream.steps() for batch in batches for t in tokens_of(batch))
+    assert found == expected_tokens(lk)
+    file = snapshot.files("tokens")[0]
+    ends = {row // 8192 for row in plan.members.filter(pl.col("file") == 0)["row"]}
+    assert (file.rows, len(ends)) == (420 * 21, 2)
+
+
+def test_lists_that_do_not_match_their_lengths_name_the_row(tmp_path: Path) -> None:
+    lk = token_lake(tmp_path, token_episodes(tasks=1, siblings=2))
+    rows = lk.scan("tokens").drop("write_id").collect()
+    broken = rows.with_columns(
+        encoding_id=9,
+        provenance=pl.lit("rendered"),
+        n_context=pl.col("n_context") + 1,
+        prefix_length=0,
+        prefix_step_index=None,
+    )
+    with lk.job(kind="render") as job:
+        job.write("tokens", broken)
+    settings = config("sft", tokens="rendered")
+    snapshot = lk.snapshot()
+    plan = Plan(select(snapshot, settings, LOSSES["sft"].needs), settings)
+    with (
+        Stream(snapshot, plan, LOSSES["sft"].needs, settings) as stream,
+        pytest.raises(ContractError, match=r"row episode_id=\w+, step_index=\d+: n_context \d+ .* do not match"),
+    ):
+        list(stream.steps())

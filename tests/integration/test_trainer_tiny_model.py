@@ -1,0 +1,62 @@
+"""init-model: an ordinary folder that transformers and the trainer load, the same every time."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+import lake
+from lake.errors import DataRefusedError, UsageError
+from testkit.lakes import build_lake
+from trainer.model import load_policy
+from trainer.preparation import load_tokenizer
+from trainer.tiny_model import TinyModelConfig, lake_texts, make_tiny_model
+
+SMALL = TinyModelConfig(vocabulary=300, hidden_size=32, layers=1)
+
+
+def test_the_folder_is_an_ordinary_model(tmp_path: Path) -> None:
+    made = make_tiny_model(build_lake(tmp_path / "lake").snapshot(), tmp_path / "model", SMALL)
+    policy, tokenizer = load_policy(made.folder), load_tokenizer(made.folder)
+    assert policy.num_parameters == made.parameters
+    assert policy.vocabulary == len(tokenizer) == made.vocabulary <= 300
+    shape = policy.model.config
+    assert shape.hidden_size // shape.num_attention_heads == 32
+    text = "You are at the gate. \N{SNOWMAN} go left"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.eos_token == "<|im_end|>"
+
+
+def test_the_same_lake_gives_the_same_folder(tmp_path: Path) -> None:
+    for number in (0, 1):
+        lk = build_lake(tmp_path / f"lake{number}")
+        make_tiny_model(lk.snapshot(), tmp_path / f"model{number}", SMALL)
+    for name in ("model.safetensors", "tokenizer.json", "config.json"):
+        assert (tmp_path / "model0" / name).read_bytes() == (tmp_path / "model1" / name).read_bytes(), name
+
+
+def test_another_seed_gives_other_weights(tmp_path: Path) -> None:
+    snapshot = build_lake(tmp_path / "lake").snapshot()
+    for seed in (0, 1):
+        make_tiny_model(snapshot, tmp_path / str(seed), SMALL.model_copy(update={"seed": seed}))
+    assert (tmp_path / "0" / "model.safetensors").read_bytes() != (tmp_path / "1" / "model.safetensors").read_bytes()
+
+
+def test_every_kind_of_text_is_learnt_from(tmp_path: Path) -> None:
+    texts = set(lake_texts(build_lake(tmp_path).snapshot()))
+    assert {"You walk through a maze.", "You are at the gate.", "go left", "Plan 0 of rollout 1."} <= texts
+
+
+def test_a_folder_is_not_overwritten(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="exists already"):
+        make_tiny_model(build_lake(tmp_path / "lake").snapshot(), tmp_path, SMALL)
+
+
+def test_a_lake_without_text_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(DataRefusedError, match="trajlake ingest"):
+        make_tiny_model(lake.open(tmp_path / "lake", create=True).snapshot(), tmp_path / "model", SMALL)
+
+
+def test_a_width_that_engines_cannot_serve_is_refused() -> None:
+    with pytest.raises(ValidationError, match="multiple of 32"):
+        TinyModelConfig(hidden_size=48)

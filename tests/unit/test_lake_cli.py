@@ -1,0 +1,568 @@
+"""The command line: every command, every way of printing, and every fault of a user as one line that says what to do.
+
+Most tests run `lake.cli.main` in this process; what is about processes (pipes, disks) runs in one of its own.
+"""
+
+import csv
+import io
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+import lake
+from lake import ids
+from lake.cli import main
+from lake.errors import LakeAccessError
+from lake.ingest import ingest
+from lake.store import FORMAT_KEY
+from lake.tables import TABLES
+from testkit.disks import disk, folder_to_lock, grow, read_only
+from testkit.episodes import assert_whole, episode, line, write_lines
+from testkit.full_lake import full_lake
+from testkit.processes import COMMAND, environment, trajlake
+
+
+@dataclass
+class Result:
+    """What a command printed and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def fault(self) -> str:
+        """The one line of a user's fault: on stderr, and nothing else anywhere."""
+        assert self.code != 0
+        assert self.out == ""
+        assert "Traceback" not in self.err
+        assert self.err.startswith("trajlake: "), self.err
+        assert self.err.count("\n") == 1
+        return self.err
+
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Cli]:
+    """Run a command line in this process."""
+    for name in list(os.environ):
+        if name.startswith("TRAJLAKE_"):
+            monkeypatch.delenv(name)
+
+    def run(*args: str | Path, stdin: bytes = b"") -> Result:
+        monkeypatch.setattr(sys, "argv", ["trajlake", *map(str, args)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main()
+        printed = capsys.readouterr()
+        return Result(int(left.value.code or 0), printed.out, printed.err)
+
+    yield run
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return write_lines(tmp_path / "demo.jsonl", [episode("a", n, env_return=float(n % 2)) for n in range(4)])
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A lake with rows in every table; nothing here writes to it."""
+    return Path(full_lake(tmp_path_factory.mktemp("full") / "lake").uri)
+
+
+def tree(path: Path) -> dict[str, int]:
+    """Every file below a path with its time of change."""
+    return {str(child): child.stat().st_mtime_ns for child in path.rglob("*")}
+
+
+# ---------------------------------------------------------------- ingest
+
+
+def test_ingest_reports_what_became_of_a_file(cli: Cli, tmp_path: Path, file: Path) -> None:
+    uri = tmp_path / "lake"
+    first = cli("ingest", file, "--lake", uri)
+    assert (first.code, first.err) == (0, "")
+    assert first.out == f"{file}: 4 episodes, 8 steps, 0 rejects (0 already present) in run demo\n"
+    again = cli("ingest", file, "--lake", uri)
+    assert again.out == f"{file}: 0 episodes, 0 steps, 0 rejects (4 already present) in run demo\n"
+    other = cli("ingest", file, "--lake", uri, "--run", "other", "--batch-size", "1")
+    assert "4 episodes, 8 steps" in other.out
+    assert assert_whole(lake.open(uri).snapshot()) == 8
+
+
+def test_ingest_takes_several_files_and_says_how_to_see_rejects(cli: Cli, tmp_path: Path, file: Path) -> None:
+    bad = write_lines(tmp_path / "bad.jsonl", [episode("b"), b'{"task_id": 5}\n', b"[]\n", line(episode("c"))[:-9]])
+    done = cli("ingest", file, bad, "--lake", tmp_path / "lake")
+    assert done.code == 0
+    assert "bad.jsonl: 1 episodes, 2 steps, 3 rejects (0 already present) in run bad" in done.out
+    assert done.out.count("\n") == 2
+    assert done.err.startswith("3 of 4 records were rejected; see: trajlake sql")
+    hint = cli("sql", "SELECT position, reason, message FROM rejects ORDER BY position", "--lake", tmp_path / "lake", "--format", "json")
+    assert [(row["position"], row["reason"]) for row in json.loads(hint.out)] == [(2, "invalid"), (3, "invalid"), (4, "truncated")]
+
+
+def test_ingest_reads_stdin(cli: Cli, tmp_path: Path, file: Path) -> None:
+    done = cli("ingest", "-", "--lake", tmp_path / "lake", stdin=file.read_bytes())
+    assert done.out == "-: 4 episodes, 8 steps, 0 rejects (0 already present) in run stdin\n"
+
+
+def test_ingest_reads_a_pipe_from_its_first_byte(tmp_path: Path, file: Path) -> None:
+    """What the shell's `<(command)` hands over can be read only once."""
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen(["cp", str(file), str(tmp_path / "pipe")]):
+        done = trajlake("ingest", tmp_path / "pipe", "--lake", tmp_path / "lake")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "4 episodes, 8 steps, 0 rejects" in done.stdout
+
+
+def test_the_lake_may_come_from_the_environment(
+    cli: Cli, tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAJLAKE_LAKE", str(tmp_path / "lake"))
+    assert cli("ingest", file).code == 0
+    assert cli("sql", "SELECT count(*) AS n FROM episodes", "--format", "csv").out == "n\n4\n"
+
+
+def test_a_format_that_is_named_is_used(cli: Cli, tmp_path: Path) -> None:
+    """The first line is damaged, so the file does not look like JSONL."""
+    file = write_lines(tmp_path / "damaged.jsonl", [b'_id": "cut off"}\n', episode()])
+    assert "no known format" in cli("ingest", file, "--lake", tmp_path / "lake").fault
+    assert "1 episodes, 2 steps, 1 rejects" in cli("ingest", file, "--lake", tmp_path / "lake", "--format", "jsonl").out
+
+
+def test_names_that_are_no_utf8_are_shown_escaped(tmp_path: Path, file: Path) -> None:
+    odd = file.rename(Path(os.fsdecode(bytes(tmp_path) + b"/caf\xe9.jsonl")))
+    done = trajlake("ingest", odd, "--lake", tmp_path / "lake")
+    assert done.returncode == 0, done.stderr
+    assert lake.open(tmp_path / "lake").scan("episodes").collect()["run_id"].unique().to_list() == ["caf\\udce9"]
+
+
+# ---------------------------------------------------------------- sql, tables, history, doctor
+
+
+def test_sql_prints_rows_as_json(cli: Cli, full: Path) -> None:
+    query = "SELECT episode_id, num_steps, env_return, started_at, initial_messages FROM episodes ORDER BY episode_id"
+    done = cli("sql", query, "--lake", full, "--format", "json")
+    rows = json.loads(done.out)
+    assert done.err == ""
+    assert len(rows) == 6
+    stored = lake.open(full).scan("episodes").collect()["episode_id"].sort()
+    assert [row["episode_id"] for row in rows] == [ids.to_text(number) for number in stored]
+    assert {row["num_steps"] for row in rows} == {2}
+    assert {row["env_return"] for row in rows} == {None}
+
+
+def test_sql_prints_rows_as_csv(cli: Cli, full: Path) -> None:
+    query = """SELECT id('0000000000001') AS episode_id, 'a,"b"' || chr(10) || 'c' AS text, NULL AS nothing, [1, 2] AS list"""
+    rows = list(csv.reader(io.StringIO(cli("sql", query, "--lake", full, "--format", "csv").out)))
+    assert rows == [["episode_id", "text", "nothing", "list"], ["0000000000001", 'a,"b"\nc', "", "[1,2]"]]
+
+
+def test_sql_prints_rows_as_a_table_that_text_cannot_style(cli: Cli, full: Path) -> None:
+    query = "SELECT 'a' || chr(10) || '[bold]b' || chr(27) || '[31m' AS text, 0.1 + 0.2 AS number, NULL AS nothing"
+    header, row = cli("sql", query, "--lake", full).out.splitlines()
+    assert header.split() == ["text", "number", "nothing"]
+    assert row.split() == ["a", "[bold]b\N{REPLACEMENT CHARACTER}[31m", "0.3", "-"]
+
+
+@pytest.mark.parametrize("output_format", ["json", "csv", "table"])
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT * FROM episodes",
+        "SELECT * FROM tokens",
+        "SELECT * FROM jobs",
+        "SELECT * FROM episodes WHERE false",
+        "SELECT accepted_write_ids FROM jobs WHERE false",
+        "SELECT 1 AS a, 2 AS a",
+        "SELECT sum(num_steps) FROM episodes",
+        "SELECT 'x'::BLOB, MAP {'a': 1}, {'b': 'x'::BLOB, 'c': [DATE '2026-01-01']}, TIME '10:00', uuid(), 'a'::ENUM('a')",
+        "SELECT 1.5::DECIMAL(5, 2), 170141183460469231731687303715884105727::HUGEINT, 'nan'::DOUBLE, 'inf'::DOUBLE, '1'::BIT",
+        "SELECT NULL AS episode_id, 'x' AS group_id, [1] AS job_id, NULL::BIGINT[] AS write_id",
+        "SELECT chr(0) AS nul, chr(27) AS escape, '\u00e9\U0001f600\u202e' AS text, '' AS empty",
+    ],
+)
+def test_every_type_is_printed_in_every_format(cli: Cli, full: Path, query: str, output_format: str) -> None:
+    done = cli("sql", query, "--lake", full, "--format", output_format)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.endswith("\n")
+    if output_format == "json":
+        json.loads(done.out)
+
+
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [
+        ("SELECT sum(num_steps) AS n FROM episodes", '[{"n":12}]'),
+        ("SELECT 1.5::DECIMAL(5, 2) AS n", '[{"n":1.50}]'),
+        ("SELECT 'nan'::DOUBLE AS n, true AS t, NULL AS x", '[{"n":null,"t":true,"x":null}]'),
+        ("SELECT [1::BIGINT, 32] AS accepted_write_ids", '[{"accepted_write_ids":["0000000000001","0000000000010"]}]'),
+        ("SELECT 1 AS a WHERE false", "[]"),
+    ],
+)
+def test_json_has_numbers_as_numbers_and_ids_as_text(cli: Cli, full: Path, query: str, text: str) -> None:
+    assert cli("sql", query, "--lake", full, "--format", "json").out == text + "\n"
+
+
+def test_sql_takes_parameters_and_reads_stdin(cli: Cli, full: Path) -> None:
+    query = "SELECT count(*) AS n FROM episodes WHERE task_id = $task AND rollout_index < $below"
+    args = ("--lake", full, "--format", "csv", "--param", "task=task 1", "--param", "below=1")
+    assert cli("sql", query, *args).out == "n\n1\n"
+    assert cli("sql", "-", *args, stdin=query.encode()).out == "n\n1\n"
+    assert cli("sql", "SELECT $v AS v", *args[:4], "--param", "v=a=b").out == "v\na=b\n"
+
+
+def test_tables_lists_them_with_rows_files_and_bytes(cli: Cli, full: Path) -> None:
+    rows = {row["table"]: row for row in json.loads(cli("tables", "--lake", full, "--format", "json").out)}
+    assert list(rows) == list(TABLES)
+    assert (rows["episodes"]["rows"], rows["episodes"]["files"], rows["episodes"]["version"]) == (6, 3, 3)
+    assert (rows["advantages"]["rows"], rows["advantages"]["files"], rows["advantages"]["version"]) == (8, 4, 6)
+    assert all(row["bytes"] > 0 for row in rows.values())
+
+
+def test_tables_lists_columns_with_their_meaning(cli: Cli, full: Path) -> None:
+    rows = json.loads(cli("tables", "--columns", "--lake", full, "--format", "json").out)
+    assert len(rows) == sum(len(table.columns) for table in TABLES.values())
+    assert {"table", "column", "type", "null", "meaning"} == set(rows[0])
+
+
+def test_history_lists_commits_newest_first(cli: Cli, full: Path) -> None:
+    rows = json.loads(cli("history", "episodes", "--lake", full, "--format", "json").out)
+    assert [row["version"] for row in rows] == [3, 2, 1, 0]
+    assert [row["rows_added"] for row in rows] == [2, 2, 2, None]
+    assert rows[-1]["operation"] == "CREATE TABLE"
+    limited = json.loads(cli("history", "--limit", "1", "--lake", full, "--format", "json").out)
+    assert sorted(row["table"] for row in limited) == sorted(TABLES)
+    assert [row["at"] for row in limited] == sorted((row["at"] for row in limited), reverse=True)
+
+
+def test_doctor_finds_a_healthy_lake_fine_and_notes_dead_writes(cli: Cli, full: Path) -> None:
+    done = cli("doctor", "--lake", full, "--format", "json")
+    assert done.code == 0, done.out
+    verdicts = {row["check"]: row for row in json.loads(done.out)}
+    assert verdicts["dead writes"]["verdict"] == "note"
+    assert "6 write attempts" in verdicts["dead writes"]["detail"]
+    assert {row["verdict"] for name, row in verdicts.items() if name != "dead writes"} == {"fine"}
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "not Parquet"])
+@pytest.mark.parametrize("name", ["jobs", "episodes", "steps"])
+def test_doctor_names_damaged_files(cli: Cli, full: Path, tmp_path: Path, name: str, damage: str) -> None:
+    uri = shutil.copytree(full, tmp_path / "lake")
+    path = sorted((uri / name).glob("*.parquet"))[0]
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-40] if damage == "cut" else b"hello")
+    done = cli("doctor", "--lake", uri, "--format", "json")
+    assert done.code == 1
+    (wrong,) = [row for row in json.loads(done.out) if row["verdict"] == "wrong"]
+    assert f"{path.name} of {name}" in wrong["detail"]
+    assert "ingest their source again" in wrong["detail"]
+    if name == "jobs":
+        assert "trajlake doctor" in cli("sql", "SELECT 1", "--lake", uri).fault
+
+
+def test_doctor_finds_what_must_not_be(cli: Cli, full: Path, tmp_path: Path) -> None:
+    """Steps of an accepted write that some other program has written twice."""
+    uri = shutil.copytree(full, tmp_path / "lake")
+    table = DeltaTable(uri / "steps")
+    write_deltalake(table, table.to_pyarrow_table().slice(0, 1), mode="append")
+    done = cli("doctor", "--lake", uri, "--format", "json")
+    assert done.code == 1
+    wrong = [row["check"] for row in json.loads(done.out) if row["verdict"] == "wrong"]
+    assert wrong == ["steps have no gaps", "keys of steps are unique"]
+
+
+# ---------------------------------------------------------------- faults
+
+
+def make_foreign(path: Path) -> Path:
+    """A folder that holds somebody's Delta table called `episodes`."""
+    write_deltalake(path / "episodes", lake.open(path.parent / "x", create=True).scan("episodes").collect().to_arrow())
+    return path
+
+
+def make_newer(path: Path) -> Path:
+    """A lake of which one table was written by a newer package."""
+    lake.open(path, create=True)
+    DeltaTable(path / "scores").alter.set_table_properties({FORMAT_KEY: "2"}, raise_if_not_exists=False)
+    return path
+
+
+def make_newer_delta(path: Path) -> Path:
+    """A lake of which one table needs a newer Delta reader."""
+    lake.open(path, create=True)
+    protocol = {"protocol": {"minReaderVersion": 99, "minWriterVersion": 99}}
+    (path / "episodes" / "_delta_log" / f"{1:020}.json").write_text(json.dumps(protocol) + "\n")
+    return path
+
+
+def make_torn(path: Path) -> Path:
+    """A lake of which a commit is no JSON."""
+    lake.open(path, create=True)
+    (path / "episodes" / "_delta_log" / f"{1:020}.json").write_text('{"add": {"pa')
+    return path
+
+
+def make_file(path: Path) -> Path:
+    path.write_text("not a folder")
+    return path
+
+
+def make_folder(path: Path) -> Path:
+    path.mkdir()
+    (path / "holiday.jpg").write_bytes(b"")
+    return path
+
+
+LAKES: list[tuple[str, Callable[[Path], Path], str, str]] = [
+    ("missing", lambda path: path, "does not exist; `trajlake ingest FILE --lake URI` or `trajlake demo` makes one", ""),
+    ("file", make_file, "is a file, and a lake is a folder", "is a file, and a lake is a folder"),
+    ("folder", make_folder, "is not a lake: it holds no `episodes` table", "not empty; name a new or an empty folder"),
+    ("foreign", make_foreign, "is a Delta table, but not of a lake", "is a Delta table, but not of a lake"),
+    ("newer", make_newer, "`scores` of", "pip install --upgrade trajlake"),
+    ("newer delta", make_newer_delta, "99", "99"),
+    ("torn", make_torn, "trajlake doctor", "trajlake doctor"),
+]
+
+
+@pytest.mark.parametrize("command", ["sql", "tables", "history", "doctor", "ingest"])
+@pytest.mark.parametrize(("kind", "make", "reading", "writing"), LAKES, ids=[kind for kind, *_ in LAKES])
+def test_a_path_that_is_no_lake_is_one_line_and_stays_as_it_is(
+    cli: Cli, tmp_path: Path, file: Path, kind: str, make: Callable[[Path], Path], reading: str, writing: str, command: str
+) -> None:
+    if (kind, command) == ("missing", "ingest"):
+        pytest.skip("ingest makes a lake where there is nothing")
+    path = make(tmp_path / "it")
+    before = tree(tmp_path)
+    args = {"sql": ["SELECT 1"], "ingest": [file]}.get(command, [])
+    fault = cli(command, *args, "--lake", path).fault
+    assert (writing if command == "ingest" else reading) in fault
+    assert str(path) in fault
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("missing.jsonl", None, "No such file or directory; give the path of a readable file"),
+        (".", None, "directory; give the path of a readable file"),
+        ("empty.jsonl", b"", "is empty; there is nothing to ingest"),
+        ("blank.jsonl", b" \n \n", "is empty; there is nothing to ingest"),
+        ("hello.txt", b"hello", "has no known format; known: tau_bench = "),
+        ("numbers.json", b"[1, 2]", "has no known format; known: tau_bench = "),
+        ("binary", bytes(range(256)), "has no known format; known: tau_bench = "),
+    ],
+)
+@pytest.mark.parametrize("exists", [True, False], ids=["into a lake", "into nothing"])
+def test_a_source_that_cannot_be_read_is_one_line_and_changes_nothing(
+    cli: Cli, tmp_path: Path, name: str, content: bytes | None, says: str, exists: bool
+) -> None:
+    uri = tmp_path / "lake"
+    if exists:
+        lake.open(uri, create=True)
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    before = tree(tmp_path)
+    fault = cli("ingest", path, "--lake", uri).fault
+    assert says in fault
+    assert str(path) in fault
+    assert tree(tmp_path) == before
+
+
+def test_stdin_that_cannot_be_read_is_one_line(cli: Cli, tmp_path: Path) -> None:
+    assert "is empty" in cli("ingest", "-", "--lake", tmp_path / "lake").fault
+    assert "no known format" in cli("ingest", "-", "--lake", tmp_path / "lake", stdin=b"hello").fault
+    assert not (tmp_path / "lake").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["ingest", "FILE", "--run", " "], "the run's name is empty; give --run NAME"),
+        (["ingest", "FILE", "--format", "parquet"], "there is no format 'parquet'; known: tau_bench"),
+        (["ingest", "FILE", "--lake", "s3://bucket/lake"], "only local folders are supported"),
+        (["ingest", "FILE", "--lake", ""], "the lake's path is empty"),
+        (["ingest", "FILE", "--lake", "~nobody-has-this-name/lake"], "is no usable path"),
+        (["ingest", "FILE", "--lake", "a[1]"], "cannot lie under a name with '['"),
+        (["ingest", "FILE", "--lake", "a%20b"], "cannot lie under a name with '%20'"),
+        (["ingest", "FILE", "--lake", "x" * 300], "name too long"),
+        (["ingest", "FILE", "--lake", "FILE/lake"], "Not a directory"),
+        (["sql", "DROP TABLE episodes", "--lake", "FULL"], "exactly one SELECT; this is DROP"),
+        (["sql", "SELEC", "--lake", "FULL"], 'syntax error at or near "SELEC"'),
+        (["sql", "SELECT * FROM nothing", "--lake", "FULL"], "trajlake tables --columns"),
+        (["sql", "SELECT INTERVAL 1 DAY", "--lake", "FULL"], "cast it"),
+        (["sql", "SELECT $a", "--lake", "FULL", "--param", "a"], "--param 'a' has no value; write NAME=VALUE"),
+        (["sql", "SELECT $a", "--lake", "FULL"], "Values were not provided"),
+        (["sql", "-", "--lake", "FULL"], "this is nothing"),
+        (["history", "episode", "--lake", "FULL"], "there is no table `episode`; the tables are episodes, steps"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line_and_changes_nothing(
+    cli: Cli, tmp_path: Path, file: Path, full: Path, args: list[str], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = tree(tmp_path), tree(full)
+    words = [arg.replace("FILE", str(file)).replace("FULL", str(full)) for arg in args]
+    if "--lake" not in words:
+        words += ["--lake", "new"]
+    assert says.lower() in cli(*words).fault.lower()
+    assert (tree(tmp_path), tree(full)) == before
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ([], "Commands:"),
+        (["nothing"], "No such command 'nothing'"),
+        (["sql"], "Missing argument 'QUERY'"),
+        (["sql", "SELECT 1"], "Missing option '--lake'"),
+        (["sql", "SELECT 1", "--lake", "x", "--format", "xml"], "is not one of 'table', 'json', 'csv'"),
+        (["ingest", "--lake", "x"], "Missing argument 'FILES...'"),
+        (["ingest", "f", "--lake", "x", "--batch-size", "0"], "0 is not in the range x>=1"),
+        (["ingest", "f", "--lake", "x", "--batch-size", "many"], "'many' is not a valid integer"),
+        (["history", "--lake", "x", "--limit", "0"], "0 is not in the range x>=1"),
+        (["tables", "--lake", "x", "--nothing"], "No such option"),
+    ],
+)
+def test_misuse_is_status_2_with_the_usage(
+    cli: Cli, tmp_path: Path, args: list[str], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = cli(*args)
+    assert done.code == 2
+    assert says in done.err
+    assert "Usage: trajlake" in done.err
+    assert (done.out, tree(tmp_path)) == ("", {})
+
+
+@pytest.mark.parametrize("command", ["ingest", "sql", "tables", "history", "doctor"])
+def test_every_command_explains_itself(cli: Cli, command: str) -> None:
+    for option in ("-h", "--help"):
+        done = cli(command, option)
+        assert (done.code, done.err) == (0, "")
+        assert f"Usage: trajlake {command}" in done.out
+        assert "--lake TEXT" in done.out
+
+
+def test_a_fault_of_the_machine_is_one_line_too(cli: Cli, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    assert "No such file or directory" in cli("ingest", "-", "--lake", tmp_path / "lake", stdin=file.read_bytes()).fault
+
+
+# ---------------------------------------------------------------- processes, pipes and disks
+
+
+def test_a_reader_that_leaves_is_no_fault(full: Path) -> None:
+    """`trajlake sql ... | head -1`: far more rows than a pipe holds."""
+    query = "SELECT range AS n, repeat('x', 100) AS x FROM range(200000)"
+    for output_format in ("csv", "json", "table"):
+        if output_format == "table":
+            query = query.replace("200000", "20000")
+        command = [*COMMAND, "sql", query, "--lake", str(full), "--format", output_format]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert process.stdout.readline()
+            process.stdout.close()
+            assert process.stderr.read() == b""
+
+
+def test_the_command_works_from_a_shell(full: Path) -> None:
+    done = trajlake("sql", "SELECT count(*) AS n FROM episodes", "--lake", full, "--format", "json")
+    assert (done.returncode, done.stdout, done.stderr) == (0, '[{"n":6}]\n', "")
+    assert trajlake("sql", "SELEC", "--lake", full).returncode == 1
+
+
+def one_line(done: subprocess.CompletedProcess[str], *, alone: bool = True) -> str:
+    """The fault of a command in a process of its own; storage may have printed something before it."""
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    *before, last = done.stderr.splitlines()
+    assert last.startswith("trajlake: ")
+    assert not alone or before == []
+    return last
+
+
+def test_a_lake_that_may_not_be_written_can_be_read_and_says_so_to_writers(tmp_path: Path, file: Path) -> None:
+    with folder_to_lock(tmp_path / "disk") as folder:
+        ingest(lake.open(folder / "lake", create=True), file, run_id="old")
+        (folder / "empty").mkdir()
+        with read_only(folder):
+            before = tree(folder)
+            for place in ("lake", "empty", "new"):
+                says = one_line(trajlake("ingest", file, "--lake", folder / place))
+                assert "permission" in says.lower() or "read-only" in says.lower()
+                assert "choose another --lake" in says
+            assert tree(folder) == before
+            counted = trajlake("sql", "SELECT count(*) AS n FROM steps", "--lake", folder / "lake", "--format", "csv")
+            assert (counted.returncode, counted.stdout) == (0, "n\n8\n")
+            assert trajlake("doctor", "--lake", folder / "lake").returncode == 0
+        assert trajlake("ingest", file, "--lake", folder / "lake").returncode == 0
+        assert assert_whole(lake.open(folder / "lake").snapshot()) == 8
+
+
+@pytest.mark.parametrize("size", ["16k", "80k", "160k"])
+def test_a_disk_that_is_full_is_said_in_one_line_and_leaves_whole_episodes(tmp_path: Path, size: str) -> None:
+    file = write_lines(tmp_path / "big.jsonl", [episode("big", n, extra={"x": os.urandom(3000).hex()}) for n in range(40)])
+    with disk(tmp_path / "disk", size) as folder:
+        done = trajlake("ingest", file, "--lake", folder / "lake", "--batch-size", "5")
+        assert "the disk is full" in one_line(done, alone=False)
+        grow(folder, "32m")
+        lk = lake.open(folder / "lake", create=True)
+        assert assert_whole(lk.snapshot()) % 5 == 0
+        again = trajlake("ingest", file, "--lake", folder / "lake", "--batch-size", "7")
+        assert again.returncode == 0, again.stderr
+        assert assert_whole(lk.snapshot()) == 40
+
+
+def test_files_that_may_not_grow_are_said_in_one_line(tmp_path: Path) -> None:
+    """A limit on the size of files stands for a quota, where a test may not mount a disk."""
+    file = write_lines(tmp_path / "big.jsonl", [episode("big", n, extra={"x": os.urandom(3000).hex()}) for n in range(40)])
+    lk = lake.open(tmp_path / "lake", create=True)
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+
+    done = trajlake("ingest", file, "--lake", lk.uri, preexec_fn=limit)
+    assert "the disk is full" in one_line(done, alone=False)
+    assert assert_whole(lk.snapshot()) == 0
+    assert trajlake("ingest", file, "--lake", lk.uri).returncode == 0
+    assert assert_whole(lk.snapshot()) == 40
+
+
+@pytest.mark.parametrize("name", ["episodes", "steps", "jobs"])
+def test_a_table_that_may_not_be_written_stops_a_job_before_it_prints_anything(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever table it is; `os.access` stands for the permissions that root is not held to."""
+    lk = lake.open(tmp_path / "lake", create=True)
+    may = os.access
+
+    def access(path: Any, mode: int) -> bool:
+        return may(path, mode) and name not in Path(path).parts
+
+    monkeypatch.setattr(os, "access", access)
+    with pytest.raises(LakeAccessError, match=rf"{name}.*: no permission to write here; choose another --lake"):
+        with lk.job(kind="collect", run_id="run") as job:
+            job.record([episode()])
+    monkeypatch.undo()
+    assert assert_whole(lk.snapshot()) == 0

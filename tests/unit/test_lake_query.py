@@ -1,0 +1,283 @@
+"""SQL over a snapshot: one SELECT, inside the lake only, whose ids are the ids of Python."""
+
+import datetime
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lake
+from lake import Lake, ids
+from lake.errors import QueryError
+from lake.query import Session, shipped_views
+from lake.tables import TABLES
+from testkit.episodes import episode
+
+
+@pytest.fixture(scope="module")
+def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    lk = lake.open(tmp_path_factory.mktemp("sql") / "lake", create=True)
+    with lk.job(kind="collect", run_id="run") as job:
+        job.record([episode("a", n, env_return=float(n), steps=n + 1) for n in range(3)] + [episode("b")])
+    return lk
+
+
+@pytest.fixture(scope="module")
+def session(lk: Lake) -> Iterator[Session]:
+    with lk.snapshot().session() as session:
+        yield session
+
+
+def value(session: Session, query: str, params: Any = None) -> Any:
+    """The one value of a query."""
+    return session.query(query, params).item()
+
+
+# ---------------------------------------------------------------- reading
+
+
+def test_a_select_is_answered(session: Session) -> None:
+    query = "SELECT task_id, avg(env_return) AS mean, count(*) AS n FROM episodes GROUP BY task_id ORDER BY task_id"
+    assert session.query(query).rows() == [("a", 1.0, 3), ("b", None, 1)]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select 1",
+        "  -- a comment\n SELECT 1 ; ",
+        "WITH t AS (SELECT 1) SELECT * FROM t",
+        "FROM episodes",
+        "VALUES (1)",
+        "DESCRIBE episodes",
+        "SUMMARIZE episodes",
+        "SHOW TABLES",
+        "(SELECT 1) UNION ALL (SELECT 2)",
+    ],
+)
+def test_whatever_only_reads_is_answered(session: Session, query: str) -> None:
+    assert session.query(query).height > 0
+
+
+def test_every_table_and_every_shipped_view_answers(session: Session) -> None:
+    names = {*TABLES, "job_runs", "latest_advantages", "trained_batches", "run_metrics"}
+    assert set(session.query("SHOW TABLES")["name"]) == names
+    for name in names:
+        session.query(f"SELECT * FROM {name}")
+
+
+def test_every_shipped_file_says_what_it_is() -> None:
+    assert len(shipped_views()) == 5
+    assert all(text.startswith("-- ") for text in shipped_views())
+
+
+def test_parameters_are_values_and_never_sql(session: Session) -> None:
+    hostile = "a'; DROP VIEW episodes; --"
+    assert value(session, "SELECT ? AS v", [hostile]) == hostile
+    assert value(session, "SELECT $v AS v", {"v": hostile}) == hostile
+    assert value(session, "SELECT count(*) FROM episodes WHERE task_id = $task", {"task": "a"}) == 3
+    assert value(session, "SELECT count(*) FROM episodes WHERE num_steps > ? AND task_id = ?", [1, "a"]) == 2
+    assert value(session, "SELECT count(*) FROM episodes WHERE rollout_index = $n", {"n": "2"}) == 1
+
+
+def test_time_is_utc(session: Session) -> None:
+    assert value(session, "SELECT TIMESTAMPTZ '2026-01-01 12:00:00+02:00'") == datetime.datetime(
+        2026, 1, 1, 10, tzinfo=datetime.UTC
+    )
+
+
+# ---------------------------------------------------------------- nothing but reading
+
+
+@pytest.mark.parametrize(
+    ("query", "kind"),
+    [
+        ("", "nothing"),
+        (" ; ", "nothing"),
+        ("-- only a comment", "nothing"),
+        ("SELECT 1; SELECT 2", "SELECT, SELECT"),
+        ("SELECT 1; DROP VIEW episodes", "SELECT, DROP"),
+        ("DROP VIEW episodes", "DROP"),
+        ("CREATE TABLE t (a INT)", "CREATE"),
+        ("CREATE OR REPLACE VIEW episodes AS SELECT 1", "CREATE"),
+        ("INSERT INTO episodes SELECT * FROM episodes", "INSERT"),
+        ("DELETE FROM jobs", "DELETE"),
+        ("UPDATE jobs SET kind = ''", "UPDATE"),
+        ("COPY (SELECT 1) TO '{lake}/evil.csv'", "COPY"),
+        ("EXPORT DATABASE '{lake}/evil'", "EXPORT"),
+        ("ATTACH '{lake}/evil.db'", "ATTACH"),
+        ("INSTALL httpfs", "LOAD"),
+        ("SET threads = 1", "SET"),
+        ("PRAGMA database_list", "PRAGMA"),
+        ("CALL pragma_version()", "CALL"),
+        ("EXPLAIN SELECT 1", "EXPLAIN"),
+        ("EXPLAIN ANALYZE COPY (SELECT 1) TO '{lake}/evil.csv'", "EXPLAIN"),
+        ("EXPLAIN ANALYZE DROP VIEW episodes", "EXPLAIN"),
+        ("BEGIN", "TRANSACTION"),
+        ("PIVOT episodes ON task_id USING count(*)", "MULTI"),
+    ],
+)
+def test_anything_but_one_select_is_refused_and_does_nothing(session: Session, lk: Lake, query: str, kind: str) -> None:
+    before = {path: path.stat().st_mtime_ns for path in Path(lk.uri).rglob("*")}
+    with pytest.raises(QueryError, match=rf"exactly one SELECT; this is {kind}"):
+        session.query(query.format(lake=lk.uri))
+    assert {path: path.stat().st_mtime_ns for path in Path(lk.uri).rglob("*")} == before
+    assert value(session, "SELECT count(*) FROM episodes") == 4
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT * FROM read_text('{outside}')",
+        "SELECT * FROM read_csv('{outside}')",
+        "SELECT * FROM '{outside}'",
+        "SELECT * FROM read_text('{lake}/../outside.csv')",
+        "SELECT * FROM glob('{lake}/../*')",
+        "SELECT * FROM glob('/etc/*')",
+        "SELECT * FROM read_text('{lake}-too/inside.csv')",
+        "SELECT * FROM sniff_csv('{outside}')",
+        "SELECT * FROM read_parquet('http://localhost:1/x.parquet')",
+        "SELECT (SELECT content FROM read_text('{outside}'))",
+    ],
+)
+def test_no_file_outside_of_the_lake_is_read(session: Session, lk: Lake, query: str) -> None:
+    root = Path(lk.uri)
+    outside, sibling = root.parent / "outside.csv", Path(f"{root}-too")
+    outside.write_text("secret\n1\n")
+    sibling.mkdir(exist_ok=True)
+    (sibling / "inside.csv").write_text("secret\n1\n")
+    with pytest.raises(QueryError, match="Permission Error"):
+        session.query(query.format(outside=outside, lake=root))
+
+
+def test_files_of_the_lake_may_be_read(session: Session, lk: Lake) -> None:
+    log = f"{lk.uri}/episodes/_delta_log/00000000000000000000.json"
+    assert "protocol" in value(session, f"SELECT content FROM read_text('{log}')")
+
+
+def test_python_variables_are_no_tables(session: Session) -> None:
+    frame = pl.DataFrame({"secret": [1]})
+    for name in ("frame", "query", "params", "statements", "pl"):
+        with pytest.raises(QueryError, match="does not exist"):
+            session.query(f"SELECT * FROM {name}")
+    assert frame.height == 1
+
+
+@pytest.mark.parametrize(
+    ("query", "params", "says"),
+    [
+        ("SELEC 1", None, 'syntax error at or near "SELEC"'),
+        ("SELECT nothing FROM episodes", None, "nothing"),
+        ("SELECT * FROM episode", None, 'Did you mean "episodes'),
+        ("SELECT 'a'::INT", None, "Could not convert string 'a'"),
+        ("SELECT error('boom')", None, "boom"),
+        ("SELECT ?", None, "Values were not provided"),
+        ("SELECT ?", [1, 2], "count mismatch"),
+        ("SELECT $a", {"b": 1}, "Values were not provided"),
+        ("SELECT ?", [object()], "Unable to transform python value"),
+        ("SELECT INTERVAL 1 DAY AS pause", None, "pause month_day_nano_interval); cast it"),
+    ],
+)
+def test_sql_that_cannot_be_run_is_one_line_that_says_where_to_look(
+    session: Session, query: str, params: Any, says: str
+) -> None:
+    with pytest.raises(QueryError) as raised:
+        session.query(query, params)
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+# ---------------------------------------------------------------- results
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ("SELECT 1 AS a, 2 AS a", ["a", "a_1"]),
+        ("SELECT 1 AS a, 2 AS a, 3 AS a_1, 4 AS a", ["a", "a_2", "a_1", "a_3"]),
+        ("SELECT 1 AS a_1, 2 AS a, 3 AS a", ["a_1", "a", "a_2"]),
+    ],
+)
+def test_columns_of_one_name_are_numbered(session: Session, query: str, names: list[str]) -> None:
+    frame = session.query(query)
+    assert frame.columns == names
+    assert sorted(frame.row(0)) == list(range(1, len(names) + 1))
+
+
+def test_a_join_of_all_columns_is_answered(session: Session) -> None:
+    frame = session.query("SELECT * FROM episodes JOIN steps USING (episode_id)")
+    assert frame.height == 8
+    assert {"run_id", "run_id_1"} <= set(frame.columns)
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("(SELECT sum(num_steps) FROM episodes)", 8),
+        ("9223372036854775807::HUGEINT", 2**63 - 1),
+        ("9223372036854775808::HUGEINT", Decimal(2**63)),
+        ("1.50::DECIMAL(5, 2)", Decimal("1.50")),
+        ("NULL::HUGEINT", None),
+        ("MAP {'a': 1}", {"a": 1}),
+        ("[1, NULL]", [1, None]),
+        ("'x'::BLOB", b"x"),
+    ],
+)
+def test_sums_of_integers_are_integers_where_they_fit(session: Session, expression: str, expected: Any) -> None:
+    found = value(session, f"SELECT {expression} AS v")
+    if isinstance(found, pl.Series):
+        found = found.to_list()
+    assert found == expected
+    assert type(found) is type(expected) or isinstance(found, dict)
+
+
+# ---------------------------------------------------------------- ids
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_the_macros_are_the_ids_of_python(session: Session, number: int) -> None:
+    text = ids.to_text(number)
+    found = session.query("SELECT id_text(?::BIGINT) AS text, id(?) AS number, id(?) AS upper", [number, text, text.upper()])
+    assert found.row(0) == (text, number, number)
+    assert ids.from_text(text) == number
+
+
+@pytest.mark.parametrize("number", [0, 1, 31, 32, 2**62, 2**63 - 1])
+def test_the_macros_hold_at_the_edges(session: Session, number: int) -> None:
+    assert value(session, f"SELECT id_text({number})") == ids.to_text(number)
+    assert value(session, f"SELECT id('{ids.to_text(number)}')") == number
+
+
+def test_an_episode_is_found_by_the_id_that_people_see(session: Session, lk: Lake) -> None:
+    shown = [ids.to_text(number) for number in lk.scan("episodes").collect()["episode_id"]]
+    for text in shown:
+        assert value(session, "SELECT count(*) FROM steps JOIN episodes USING (episode_id) WHERE episode_id = id($e)", {"e": text})
+    assert session.query("SELECT id_text(episode_id) AS e FROM episodes")["e"].sort().to_list() == sorted(shown)
+
+
+@pytest.mark.parametrize("text", ["", "0", "0" * 12, "0" * 14, "u" * 13, "0" * 12 + "-", "episode"])
+def test_what_is_no_id_is_an_error(session: Session, text: str) -> None:
+    with pytest.raises(QueryError, match="is not an id: it has 13 characters of 0123"):
+        session.query("SELECT * FROM episodes WHERE episode_id = id(?)", [text])
+
+
+def test_no_id_is_no_id(session: Session) -> None:
+    assert session.query("SELECT id(NULL) AS a, id_text(NULL) AS b").row(0) == (None, None)
+
+
+# ---------------------------------------------------------------- odd places
+
+
+@pytest.mark.parametrize("name", ["a b", "\u00e9\U0001f600", "it's", 'say "hi"', "a%b", "#1", "q?", "s*", "{a,b}", "a;b", "$x"])
+def test_a_lake_may_lie_in_an_oddly_named_folder(tmp_path: Path, name: str) -> None:
+    for attempt in range(2):
+        lk = lake.open(tmp_path / name, create=True)
+        with lk.job(kind="collect", run_id="run") as job:
+            counts = job.record([episode()])
+        assert (counts.new, counts.present) == (1 - attempt, attempt)
+        assert lk.sql("SELECT count(*) AS n FROM steps").item() == lk.scan("steps").collect().height == 2

@@ -1,0 +1,248 @@
+"""Snapshots: fixed versions of all tables, reopened at will, the same for Polars and for SQL."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from deltalake import DeltaTable
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lake
+from lake import Lake, Snapshot
+from lake.errors import ContractError, LakeAccessError
+from lake.tables import TABLES
+from testkit.episodes import assert_same, assert_whole, contents, episode
+from testkit.full_lake import add_round, full_lake
+
+
+@pytest.fixture(scope="module")
+def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """Every table has rows; nothing here writes to it."""
+    return full_lake(tmp_path_factory.mktemp("full") / "lake")
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Lake:
+    return lake.open(tmp_path / "lake", create=True)
+
+
+def everything(snapshot: Snapshot) -> dict[str, pl.DataFrame]:
+    """All visible rows of all tables, private columns too."""
+    return {name: snapshot.scan(name).collect().sort("write_id", *table.key) for name, table in TABLES.items()}
+
+
+# ---------------------------------------------------------------- what a snapshot shows
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_scan_and_sql_show_the_same_rows(lk: Lake, name: str) -> None:
+    snapshot = lk.snapshot()
+    keys = TABLES[name].key
+    scanned = snapshot.scan(name).collect().sort("write_id", *keys)
+    queried = snapshot.sql(f'SELECT * FROM "{name}"').cast(dict(scanned.schema)).sort("write_id", *keys)
+    assert scanned.height > 0
+    assert queried.equals(scanned)
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("filled", [True, False], ids=["with rows", "without rows"])
+def test_scan_and_sql_have_the_columns_of_the_spec(lk: Lake, empty: Lake, name: str, filled: bool) -> None:
+    snapshot = (lk if filled else empty).snapshot()
+    assert snapshot.scan(name).collect_schema() == TABLES[name].polars()
+    assert snapshot.scan(name).collect().schema == TABLES[name].polars()
+    described = snapshot.sql(f'DESCRIBE "{name}"')
+    assert dict(described.select("column_name", "column_type").iter_rows()) == {
+        column.name: column.sql_type for column in TABLES[name].columns
+    }
+
+
+def test_an_empty_lake_has_every_table_and_no_rows(empty: Lake) -> None:
+    snapshot = empty.snapshot()
+    assert set(snapshot.versions) == set(TABLES)
+    assert {frame.height for frame in everything(snapshot).values()} == {0}
+    assert snapshot.size("steps") == (0, 0, 0)
+
+
+def test_the_rows_of_a_failed_job_do_not_exist(lk: Lake) -> None:
+    """Three rounds of four steps; the judging job of the second failed."""
+    snapshot = lk.snapshot()
+    heights = {name: snapshot.scan(name).collect().height for name in TABLES}
+    assert (heights["advantages"], heights["scores"]) == (8, 8)
+    assert heights["tokens"] == 12 + 8, "what the engine recorded, and what the jobs that succeeded rendered"
+    assert len(snapshot.dead_write_ids) == 6
+    assert (heights["episodes"], heights["batches"], heights["checkpoints"]) == (6, 3, 3)
+
+
+def test_the_same_reject_twice_is_one_row(empty: Lake) -> None:
+    for _ in range(3):
+        with empty.job(kind="ingest", run_id="run") as job:
+            job.record([episode(steps=0)])
+    assert empty.scan("rejects").collect().height == 1
+    assert empty.sql("SELECT count(*) AS n FROM rejects").item() == 1
+    with empty.job(kind="ingest", run_id="other") as job:
+        job.record([episode(steps=0)])
+    assert sorted(empty.scan("rejects").collect()["run_id"]) == ["other", "run"], "a reject belongs to its run"
+
+
+def test_files_and_size_speak_of_the_same_files(lk: Lake) -> None:
+    snapshot = lk.snapshot()
+    for name in TABLES:
+        files = snapshot.files(name)
+        assert all(Path(file.path).is_file() and not file.dead for file in files)
+        rows = sum(pl.scan_parquet(file.path).select(pl.len()).collect().item() for file in files)
+        sizes = sum(Path(file.path).stat().st_size for file in files)
+        assert snapshot.size(name) == (len(files), rows, sizes)
+
+
+# ---------------------------------------------------------------- time travel
+
+
+def test_stored_versions_show_what_they_showed(tmp_path: Path) -> None:
+    lk = lake.open(tmp_path / "lake", create=True)
+    seen = []
+    for number in range(3):
+        add_round(lk, number, fail=number == 1)
+        seen.append((json.loads(json.dumps(lk.snapshot().versions)), everything(lk.snapshot())))
+    for name in TABLES:
+        DeltaTable(f"{lk.uri}/{name}").optimize.compact()
+    for reader in (lk, lake.open(lk.uri)):
+        for versions, rows in seen:
+            snapshot = reader.at(versions)
+            assert snapshot.versions == versions
+            assert_same(everything(snapshot), rows)
+            for name, frame in rows.items():
+                assert snapshot.sql(f"SELECT count(*) AS n FROM {name}").item() == frame.height
+    assert_same(everything(lk.snapshot()), seen[-1][1])
+
+
+def test_a_snapshot_does_not_move(tmp_path: Path) -> None:
+    lk = lake.open(tmp_path / "lake", create=True)
+    add_round(lk, 0)
+    snapshot = lk.snapshot()
+    before = everything(snapshot)
+    add_round(lk, 1)
+    assert_same(everything(snapshot), before)
+    assert snapshot.sql("SELECT count(*) AS n FROM episodes").item() == 2
+
+
+def test_a_version_before_the_jobs_end_does_not_show_its_judgements(tmp_path: Path) -> None:
+    """Rows are accepted by the terminal row in the snapshot, not by the one that came later."""
+    lk = lake.open(tmp_path / "lake", create=True)
+    add_round(lk, 0)
+    versions = lk.snapshot().versions
+    before = lk.at(versions | {"jobs": versions["jobs"] - 3})
+    assert before.scan("advantages").collect().is_empty()
+    assert before.sql("SELECT count(*) AS n FROM scores").item() == 0
+    assert assert_whole(before) == 2, "episodes need no job's word"
+
+
+def test_it_prints_as_the_mapping_it_is(empty: Lake) -> None:
+    snapshot = empty.snapshot()
+    assert json.loads(repr(snapshot).removeprefix("Snapshot(").removesuffix(")")) == snapshot.versions
+
+
+def test_tables_that_a_stored_mapping_does_not_name_are_empty(lk: Lake) -> None:
+    """A mapping from before a table was invented."""
+    versions = lk.snapshot().versions
+    old = lk.at({name: version for name, version in versions.items() if name != "scores"})
+    assert old.versions["scores"] == -1
+    assert old.scan("scores").collect().is_empty()
+    assert old.scan("advantages").collect().height == 8
+
+
+@pytest.mark.parametrize("version", [-2, "3", 1.0, None])
+def test_a_version_that_can_be_none_is_refused(empty: Lake, version: Any) -> None:
+    if version is None:
+        assert empty.at({}).versions["episodes"] == -1
+        return
+    with pytest.raises(ContractError, match="`episodes` has no version"):
+        empty.at({"episodes": version})
+
+
+def test_a_version_that_is_not_there_is_named_with_the_newest(empty: Lake) -> None:
+    with pytest.raises(LakeAccessError, match=r"table `episodes` of .* has no version 99; its newest is 0$"):
+        empty.at({"episodes": 99})
+
+
+def test_a_table_that_does_not_exist_is_refused(empty: Lake) -> None:
+    for call in (empty.scan, empty.snapshot().files, empty.snapshot().size):
+        with pytest.raises(ContractError, match="there is no table `step`; the tables are episodes, steps"):
+            call("step")
+    with pytest.raises(ContractError, match=r"unknown tables \['step'\]"):
+        empty.at({"step": 0})
+
+
+# ---------------------------------------------------------------- damage
+
+
+def test_a_lake_without_a_table_reads_as_if_it_were_empty_and_writes_make_it(tmp_path: Path) -> None:
+    """Made by an older package, or by a process that was killed while making it."""
+    lk = full_lake(tmp_path / "lake")
+    for name in ("scores", "jobs", "tokens"):
+        shutil.rmtree(Path(lk.uri) / name)
+    again = lake.open(lk.uri)
+    assert again.snapshot().versions["scores"] == -1
+    assert again.sql("SELECT count(*) AS n FROM scores").item() == 0
+    with again.job(kind="collect", run_id="run") as job:
+        assert job.record([episode("new", tokens=True)]).new == 1
+    assert assert_whole(again.snapshot()) == 7
+
+
+@pytest.mark.parametrize("name", ["jobs", "episodes"])
+def test_a_missing_file_is_an_error_that_says_who_can_tell_more(tmp_path: Path, name: str) -> None:
+    lk = full_lake(tmp_path / "lake")
+    for path in (Path(lk.uri) / name).glob("*.parquet"):
+        path.unlink()
+    again = lake.open(lk.uri)
+    with pytest.raises(LakeAccessError, match=r"cannot be read.*trajlake doctor"):
+        if name == "jobs":
+            again.scan("advantages")
+        else:
+            again.job(kind="collect", run_id="run").record([episode("new")])
+
+
+# ---------------------------------------------------------------- fingerprints
+
+
+def fingerprint(snapshot: Snapshot, **inputs: Any) -> int:
+    return snapshot.fingerprint(snapshot.scan("episodes").select("episode_id", "write_id").collect(), **inputs)
+
+
+def test_a_fingerprint_survives_compaction_and_reopening(tmp_path: Path) -> None:
+    lk = full_lake(tmp_path / "lake")
+    before = fingerprint(lk.snapshot(), source="a")
+    DeltaTable(f"{lk.uri}/episodes").optimize.compact()
+    assert fingerprint(lake.open(lk.uri).snapshot(), source="a") == before
+
+
+def test_a_fingerprint_moves_with_its_episodes_and_its_inputs(tmp_path: Path) -> None:
+    lk = lake.open(tmp_path / "lake", create=True)
+    seen = {fingerprint(lk.snapshot()), fingerprint(lk.snapshot(), a="x"), fingerprint(lk.snapshot(), a="y")}
+    seen |= {fingerprint(lk.snapshot(), b="x"), fingerprint(lk.snapshot(), a=None), fingerprint(lk.snapshot(), a=0)}
+    with lk.job(kind="collect", run_id="run") as job:
+        job.record([episode()])
+    seen.add(fingerprint(lk.snapshot()))
+    assert len(seen) == 7
+
+
+@given(rows=st.lists(st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1)), max_size=8), data=st.data())
+def test_a_fingerprint_is_of_a_set(rows: list[tuple[int, int]], data: st.DataObject, lk: Lake) -> None:
+    schema = {"episode_id": pl.Int64, "write_id": pl.Int64}
+    snapshot = lk.snapshot()
+    shuffled = data.draw(st.permutations(rows + rows[:3]))
+    one, two = (pl.DataFrame(part, schema=schema, orient="row") for part in (rows, shuffled))
+    assert snapshot.fingerprint(one) == snapshot.fingerprint(two)
+    swapped = one.select(pl.col("write_id").alias("episode_id"), pl.col("episode_id").alias("write_id"))
+    if set(swapped.iter_rows()) != set(rows):
+        assert snapshot.fingerprint(swapped) != snapshot.fingerprint(one)
+
+
+def test_contents_of_a_pinned_snapshot_do_not_need_its_writer(tmp_path: Path) -> None:
+    lk = full_lake(tmp_path / "lake")
+    expected = contents(lk.snapshot())
+    moved = shutil.copytree(lk.uri, tmp_path / "moved")
+    assert_same(contents(lake.open(moved).at(lk.snapshot().versions)), expected)

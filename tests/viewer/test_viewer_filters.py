@@ -1,0 +1,87 @@
+"""A filter survives the trip through an address, and an address that was tampered with does no harm."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lake import ids
+from lake.tables import STATUSES
+from viewer.filters import packed, parameters, unpacked
+from viewer.links import finite, whole
+from viewer.links import parameters as link_parameters
+from viewer.queries.episodes import EpisodeFilter, Order
+
+text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+an_id = st.integers(0, 2**63 - 1)
+a_count = st.integers(0, 10**9)
+value = st.floats(allow_nan=False, allow_infinity=False)
+filters = st.builds(
+    EpisodeFilter,
+    run=st.none() | text,
+    task=st.none() | text,
+    status=st.lists(st.sampled_from(STATUSES), unique=True).map(tuple),
+    group=st.none() | an_id,
+    low=st.none() | value,
+    high=st.none() | value,
+    unscored=st.booleans(),
+    text=st.none() | text,
+    collection_round=st.none() | a_count,
+    policy_version=st.none() | a_count,
+    update=st.none() | st.tuples(an_id, a_count),
+)
+
+
+@given(filters, st.sampled_from(Order))
+def test_a_filter_comes_back_from_its_address(wanted: EpisodeFilter, order: Order) -> None:
+    assert unpacked(packed(wanted, order)) == (wanted, order)
+
+
+@given(st.text())
+def test_any_address_gives_a_filter(garbage: str) -> None:
+    wanted, order = unpacked(garbage)
+    assert isinstance(wanted, EpisodeFilter)
+    assert isinstance(order, Order)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["group=zzz", "min=nan&max=inf", "round=-1", "job=0000000000000", "update=7", "status=won", "sort=DROP TABLE", ""],
+)
+def test_what_makes_no_sense_filters_nothing(address: str) -> None:
+    assert unpacked(address) == (EpisodeFilter(), Order.TASK)
+
+
+def test_nothing_filtered_is_nothing_carried() -> None:
+    assert packed(EpisodeFilter()) is None
+    assert parameters(EpisodeFilter()) == {}
+    assert unpacked(None) == (EpisodeFilter(), Order.TASK)
+
+
+def test_ids_are_written_as_people_see_them() -> None:
+    wanted = EpisodeFilter(group=5, update=(7, 3), status=("failed", "aborted"))
+    assert parameters(wanted, Order.LOWEST) == {
+        "group": ids.to_text(5),
+        "job": ids.to_text(7),
+        "update": "3",
+        "sort": "lowest return",
+        "status": ["failed", "aborted"],
+    }
+
+
+def test_parameters_that_are_not_set_are_left_out_but_0_is_not() -> None:
+    assert link_parameters(a=None, b="", step=0, run="x") == {"step": "0", "run": "x"}
+
+
+@pytest.mark.parametrize(
+    ("given_text", "number"),
+    [("0", 0), ("17", 17), ("-1", None), ("1.5", None), ("\u0663", None), ("9" * 19, None), (None, None)],
+)
+def test_whole_numbers(given_text: str | None, number: int | None) -> None:
+    assert whole(given_text) == number
+
+
+@pytest.mark.parametrize(
+    ("given_text", "number"), [("0.5", 0.5), ("nan", None), ("-inf", None), ("x", None), (None, None)]
+)
+def test_finite_numbers(given_text: str | None, number: float | None) -> None:
+    assert finite(given_text) == number

@@ -1,0 +1,660 @@
+"""The viewer's reads on real lakes, against oracles that loop over plain rows."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lake import Lake, Snapshot
+from lake.tables import STATUSES
+from testkit.lakes import RUN, add_credit, add_training, build_lake, full_lake, rollout, siblings
+from viewer.pinned import Reader
+from viewer.queries import credit, episode, episodes, groups, lineage, runs, training
+from viewer.queries.base import Window, like
+from viewer.queries.credit import Credit
+from viewer.queries.episodes import EpisodeFilter, Order
+from viewer.queries.groups import GroupFilter, Signal
+
+ALL = Window(1000)
+Rows = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """The full lake, and a second run whose task names hold wildcards."""
+    lk = full_lake(tmp_path_factory.mktemp("lake"))
+    odd = [rollout(task, 0, 0.5, num_steps=2, collection_round=None) for task in ("50%_off", "50 xoff", "3", "20")]
+    with lk.job(kind="collect", run_id="odd names") as job:
+        job.record(odd)
+    return lk
+
+
+@pytest.fixture(scope="module")
+def snapshot(lk: Lake) -> Snapshot:
+    return lk.snapshot()
+
+
+@pytest.fixture(scope="module")
+def snap(snapshot: Snapshot) -> Reader:
+    """The snapshot with one open SQL session, as the viewer reads it."""
+    return Reader(snapshot)
+
+
+@pytest.fixture(scope="module")
+def facts(snapshot: Snapshot) -> Rows:
+    return snapshot.scan("episodes").collect().to_dicts()
+
+
+@pytest.fixture(scope="module")
+def steps(snapshot: Snapshot) -> Rows:
+    return snapshot.scan("steps").collect().to_dicts()
+
+
+@pytest.fixture(scope="module")
+def credit_job(snap: Reader) -> Credit:
+    return Credit(snap.sql("SELECT job_id FROM job_runs WHERE kind = 'credit'").item())
+
+
+@pytest.fixture(scope="module")
+def training_job(snap: Reader) -> int:
+    return int(snap.sql("SELECT job_id FROM job_runs WHERE kind = 'train'").item())
+
+
+def find(facts: Rows, **wanted: Any) -> dict[str, Any]:
+    """The one row with these values."""
+    (row,) = [row for row in facts if all(row[name] == value for name, value in wanted.items())]
+    return row
+
+
+# ---------------------------------------------------------------- episodes
+
+
+def matches(row: dict[str, Any], texts: list[str], wanted: EpisodeFilter) -> bool:
+    """The filter, spelled out for one episode and the texts of its steps."""
+    value = row["env_return"]
+    task = wanted.task
+    by_task = task is None or (
+        row["task_id"] == task
+        if "*" not in task
+        else row["task_id"].startswith(task.split("*")[0]) and row["task_id"].endswith(task.split("*")[-1])
+    )
+    return (
+        by_task
+        and wanted.run in (None, row["run_id"])
+        and (not wanted.status or row["status"] in wanted.status)
+        and wanted.group in (None, row["group_id"])
+        and (wanted.low is None or (value is not None and value >= wanted.low))
+        and (wanted.high is None or (value is not None and value <= wanted.high))
+        and (not wanted.unscored or value is None)
+        and wanted.collection_round in (None, row["collection_round"])
+        and wanted.policy_version in (None, row["policy_version"])
+        and (wanted.text is None or any(wanted.text.lower() in text.lower() for text in texts))
+    )
+
+
+filters = st.builds(
+    EpisodeFilter,
+    run=st.sampled_from([None, None, RUN, "odd names", "nobody"]),
+    task=st.sampled_from([None, None, "mixed", "dead", "50%_off", "50*off", "m*", "3", "par*al"]),
+    status=st.lists(st.sampled_from(STATUSES), max_size=2, unique=True).map(tuple),
+    low=st.sampled_from([None, None, 0.0, 0.5, 1.0]),
+    high=st.sampled_from([None, None, 0.0, 0.5]),
+    unscored=st.booleans(),
+    text=st.sampled_from([None, None, "HALL 1", "go left", "rollout 3", "100% sure", "'; DROP TABLE episodes"]),
+    collection_round=st.sampled_from([None, None, 0, 1]),
+    policy_version=st.sampled_from([None, None, 10]),
+)
+
+
+@given(wanted=filters, order=st.sampled_from(Order), size=st.integers(1, 9))
+def test_pages_hold_every_matching_episode_once(
+    snap: Reader, facts: Rows, steps: Rows, wanted: EpisodeFilter, order: Order, size: int
+) -> None:
+    texts = defaultdict(list)
+    for step in steps:
+        texts[step["episode_id"]] += [step["state"], step["action"], step["reasoning"] or ""]
+    expected = {row["episode_id"] for row in facts if matches(row, texts[row["episode_id"]], wanted)}
+
+    total = episodes.totals(snap, wanted)["episodes"]
+    assert total == len(expected)
+    pages = [episodes.page(snap, wanted, order, Window.page(n, size)) for n in range(1, -(-total // size) + 2)]
+    listed = pl.concat(pages)["episode_id"].to_list()
+    assert len(listed) == len(set(listed))
+    assert set(listed) == expected
+    assert pages[-1].is_empty()
+    assert all(page.height <= size for page in pages)
+
+
+@pytest.mark.parametrize("order", Order)
+def test_previous_and_next_walk_the_list_in_its_order(snap: Reader, order: Order) -> None:
+    wanted = EpisodeFilter(run=RUN, status=("completed",))
+    listed = episodes.page(snap, wanted, order, ALL)["episode_id"].to_list()
+    for position, episode_id in enumerate(listed, start=1):
+        place = episodes.place(snap, wanted, order, episode_id)
+        assert place is not None
+        assert (place.position, place.total) == (position, len(listed))
+        assert place.previous == (listed[position - 2] if position > 1 else None)
+        assert place.next == (listed[position] if position < len(listed) else None)
+
+
+def test_an_episode_that_the_filter_leaves_out_has_no_place(snap: Reader, facts: Rows) -> None:
+    failed = next(row for row in facts if row["status"] == "failed")
+    wanted = EpisodeFilter(status=("completed",))
+    assert episodes.place(snap, wanted, Order.TASK, failed["episode_id"]) is None
+
+
+@pytest.mark.parametrize(
+    ("order", "key"),
+    [
+        (Order.LOWEST, lambda row: (row["env_return"] is None, row["env_return"] or 0)),
+        (Order.HIGHEST, lambda row: (row["env_return"] is None, -(row["env_return"] or 0))),
+        (Order.LONGEST, lambda row: -row["num_steps"]),
+        (Order.LATEST, lambda row: (row["collection_round"] is None, -(row["collection_round"] or 0))),
+        (Order.TASK, lambda row: row["run_id"]),
+    ],
+)
+def test_orders(snap: Reader, order: Order, key: Callable[[dict[str, Any]], Any]) -> None:
+    listed = episodes.page(snap, EpisodeFilter(), order, ALL).to_dicts()
+    assert listed == sorted(listed, key=key)
+
+
+def test_numbered_tasks_are_in_the_order_of_their_numbers(snap: Reader) -> None:
+    listed = episodes.page(snap, EpisodeFilter(run="odd names"), Order.TASK, ALL)["task_id"].to_list()
+    assert listed == ["3", "20", "50 xoff", "50%_off"]
+
+
+def test_wildcards_of_sql_are_ordinary_characters(snap: Reader) -> None:
+    def tasks(task: str) -> list[str]:
+        return episodes.page(snap, EpisodeFilter(task=task), Order.TASK, ALL)["task_id"].to_list()
+
+    assert tasks("50%_off") == ["50%_off"]
+    assert tasks("50_*") == []
+    assert tasks("50*") == ["50 xoff", "50%_off"]
+    assert like(r"a\b%_*") == r"a\\b\%\_%"
+
+
+def test_totals_count_unscored_episodes_but_do_not_average_them(snap: Reader, facts: Rows) -> None:
+    mine = [row for row in facts if row["run_id"] == RUN]
+    scored = [row["env_return"] for row in mine if row["env_return"] is not None]
+    found = episodes.totals(snap, EpisodeFilter(run=RUN))
+    assert found["episodes"] == len(mine) > found["scored"] == len(scored)
+    assert found["mean_return"] == pytest.approx(statistics.fmean(scored))
+    assert found["groups"] == len({row["group_id"] for row in mine})
+
+
+def test_totals_of_nothing_are_unknown_not_0(snap: Reader) -> None:
+    found = episodes.totals(snap, EpisodeFilter(run="nobody"))
+    assert found == {"episodes": 0, "groups": 0, "scored": 0, "mean_return": None, "mean_steps": None}
+
+
+def test_the_batch_of_an_update_as_a_filter(snap: Reader, training_job: int) -> None:
+    batch = snap.sql("SELECT episode_id FROM batches WHERE optimizer_step = 2")["episode_id"].to_list()
+    found = episodes.page(snap, EpisodeFilter(update=(training_job, 2)), Order.TASK, ALL)
+    assert sorted(found["episode_id"]) == sorted(batch)
+    assert episodes.totals(snap, EpisodeFilter(update=(training_job, 99)))["episodes"] == 0
+
+
+def test_a_text_search_reads_the_texts_once(snap: Reader) -> None:
+    class Counting:
+        def __init__(self) -> None:
+            self.searches = 0
+
+        def sql(self, query: str, params: Any = None) -> pl.DataFrame:
+            self.searches += "FROM steps" in query
+            return snap.sql(query, params)
+
+    lake = Counting()
+    wanted = EpisodeFilter(text="hall")
+    for number in (1, 2, 3):
+        episodes.page(lake, wanted, Order.TASK, Window.page(number, 5))
+    episodes.totals(lake, wanted)
+    assert lake.searches == 1
+
+
+# ---------------------------------------------------------------- runs
+
+
+def test_overview(snap: Reader, facts: Rows, steps: Rows) -> None:
+    by_group = defaultdict(list)
+    for row in facts:
+        by_group[row["group_id"]].append(row["env_return"])
+    scored = [[v for v in values if v is not None] for values in by_group.values()]
+    judged = [values for values in scored if len(values) >= 2]
+    assert runs.overview(snap) == {
+        "episodes": len(facts),
+        "runs": 2,
+        "tasks": len({row["task_id"] for row in facts}),
+        "scored": sum(row["env_return"] is not None for row in facts),
+        "steps": len(steps),
+        "groups": len(by_group),
+        "judged_groups": len(judged),
+        "dead_groups": sum(len(set(values)) == 1 for values in judged),
+        "rejects": 0,
+    }
+
+
+def test_the_list_of_runs_newest_first(snap: Reader, facts: Rows) -> None:
+    listed = runs.page(snap, 1.0, ALL)
+    assert listed["run_id"].to_list() == ["odd names", RUN]
+    assert runs.total(snap) == 2
+    assert runs.names(snap) == [RUN, "odd names"]
+    returns = [row["env_return"] for row in facts if row["run_id"] == RUN and row["env_return"] is not None]
+    demo = find(listed.to_dicts(), run_id=RUN)
+    assert demo["success"] == pytest.approx(sum(value >= 1.0 for value in returns) / len(returns))
+    assert (demo["episodes"], demo["groups"], demo["rounds"], demo["tasks"]) == (24, 6, 2, 3)
+    assert demo["dead_share"] == pytest.approx(2 / 6)
+    assert find(listed.to_dicts(), run_id="odd names")["dead_share"] is None, "groups of one cannot be dead"
+    assert runs.page(snap, 1.0, Window(1, 1))["run_id"].to_list() == [RUN]
+
+
+def test_what_counts_as_success_is_chosen(snap: Reader) -> None:
+    at = {level: find(runs.page(snap, level, ALL).to_dicts(), run_id="odd names")["success"] for level in (0.5, 1.0)}
+    assert at == {0.5: 1.0, 1.0: 0.0}
+
+
+def test_curves_over_rounds_and_versions(snap: Reader, facts: Rows) -> None:
+    assert runs.axes(snap, RUN) == ["collection_round", "policy_version"]
+    assert runs.axes(snap, "odd names") == []
+    for axis in runs.axes(snap, RUN):
+        points = runs.curve(snap, RUN, axis, 1.0).to_dicts()
+        assert [point["x"] for point in points] == sorted({row[axis] for row in facts if row["run_id"] == RUN})
+        for point in points:
+            mine = [row for row in facts if row["run_id"] == RUN and row[axis] == point["x"]]
+            values = [row["env_return"] for row in mine if row["env_return"] is not None]
+            assert (point["episodes"], point["scored"]) == (len(mine), len(values))
+            assert point["mean_return"] == pytest.approx(statistics.fmean(values))
+            assert point["sd_return"] == pytest.approx(statistics.stdev(values))
+            assert point["low"] < point["success"] < point["high"]
+            assert point["dead_share"] == pytest.approx(1 / 3)
+
+
+def test_the_interval_is_wilsons(tmp_path: Path) -> None:
+    """8 of 10: 0.4902 to 0.9433 (Wilson 1927; any table). 0 of 10 ends at 0.2775, not at 0."""
+    outcomes = [1.0] * 8 + [0.0] * 2
+    good = [rollout("a", i, value, collection_round=0) for i, value in enumerate(outcomes)]
+    bad = [rollout("a", i, 0.0, collection_round=1) for i in range(10)]
+    points = runs.curve(build_lake(tmp_path, good + bad).snapshot(), RUN, "collection_round", 1.0).to_dicts()
+    assert (points[0]["low"], points[0]["high"]) == pytest.approx((0.4902, 0.9433), abs=5e-5)
+    assert (points[1]["low"], points[1]["high"]) == pytest.approx((0.0, 0.2775), abs=5e-5)
+
+
+def test_a_round_without_scores_is_a_gap(tmp_path: Path) -> None:
+    lk = build_lake(tmp_path, [rollout("a", 0, None, collection_round=0), rollout("a", 0, 1.0, collection_round=1)])
+    first, second = runs.curve(lk.snapshot(), RUN, "collection_round", 1.0).to_dicts()
+    assert (first["success"], first["low"], first["high"], first["mean_return"]) == (None, None, None, None)
+    assert second["success"] == 1.0
+
+
+def test_a_long_curve_is_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "POINTS", 4)
+    lk = build_lake(tmp_path, [rollout("a", 0, float(n % 2), collection_round=n) for n in range(10)])
+    points = runs.curve(lk.snapshot(), RUN, "collection_round", 1.0)
+    assert points["x"].to_list() == [0, 3, 6, 9]
+    assert points["episodes"].to_list() == [3, 3, 3, 1]
+
+
+def test_tasks_hardest_first(snap: Reader) -> None:
+    found = runs.tasks(snap, RUN, 1.0, ALL)
+    assert found["task_id"].to_list() == ["partial", "mixed", "dead"]
+    assert found["success"].to_list() == pytest.approx([2 / 6, 3 / 8, 1.0])
+    assert found["scored"].to_list() == [6, 8, 8]
+    assert runs.task_histogram(snap, RUN, 1.0)["tasks"].sum() == 3
+
+
+def test_a_run_exists_or_not(snap: Reader) -> None:
+    assert runs.exists(snap, RUN)
+    assert not runs.exists(snap, "demo' OR 1=1 --")
+
+
+# ---------------------------------------------------------------- one episode
+
+
+def test_an_episode_and_its_steps(snap: Reader, facts: Rows) -> None:
+    row = find(facts, task_id="mixed", rollout_index=2, collection_round=1)
+    found = episode.episode(snap, row["episode_id"])
+    assert found is not None
+    assert (found["task_id"], found["env_return"], found["num_steps"]) == ("mixed", 0.0, 3)
+    listed = episode.steps(snap, row["episode_id"], Window(2, 1))
+    assert listed["step_index"].to_list() == [1, 2]
+    assert listed["state"].to_list() == ["You are in hall 0.", "You are on path 2.2."]
+    assert listed["reasoning"][0] == "Plan 1 of rollout 2."
+    assert episode.rewards(snap, row["episode_id"])["reward"].to_list() == [0.0, 0.0, 0.0]
+    assert episode.episode(snap, 1) is None
+    assert episode.steps(snap, 1, ALL).is_empty()
+
+
+def test_an_unscored_episode_has_unknown_rewards_not_0(snap: Reader, facts: Rows) -> None:
+    failed = next(row for row in facts if row["status"] == "failed")
+    assert episode.rewards(snap, failed["episode_id"])["reward"].to_list() == [None, None, None]
+
+
+def test_long_texts_are_cut_in_sql_and_their_length_is_told(tmp_path: Path) -> None:
+    long = rollout("long", 0, 1.0, num_steps=1)
+    long.steps[0].action = "x" * 10_000
+    long.steps[0].context = [{"role": "user", "content": "y" * (episode.JSON + 1)}]
+    snap = build_lake(tmp_path, [long]).snapshot()
+    episode_id = snap.sql("SELECT episode_id FROM episodes").item()
+    (row,) = episode.steps(snap, episode_id, ALL).to_dicts()
+    assert (len(row["action"]), row["action_length"]) == (episode.TEXT, 10_000)
+    assert (row["reasoning_length"], row["tool_calls"], row["tool_calls_length"]) == (20, None, 0)
+    assert len(row["context"]) == episode.JSON < row["context_length"]
+    assert episode.text(snap, episode_id, 0, "action", 20_000) == "x" * 10_000
+    assert episode.text(snap, episode_id, 0, "action", 5) == "xxxxx"
+    assert episode.text(snap, episode_id, 7, "action", 5) == ""
+    assert episode.document(snap, episode_id, "initial_messages", 4)[0] == '[{"r'
+    assert episode.document(snap, episode_id, "tools") == (None, 0)
+
+
+def test_scores_of_an_episode(tmp_path: Path) -> None:
+    lk = build_lake(tmp_path, [rollout("a", 0, None)])
+    (row,) = lk.sql("SELECT episode_id, group_id, run_id FROM episodes").to_dicts()
+    with lk.job(kind="score") as job:
+        values = {"scorer": "judge", "scorer_version": "1", "reason": "fine", "error": None, "isolation": None}
+        job.write("scores", pl.DataFrame([row | values | {"step_index": None, "value": 0.5}]))
+    assert episode.scores(lk.snapshot(), row["episode_id"]).select("scorer", "value", "reason").rows() == [
+        ("judge", 0.5, "fine")
+    ]
+
+
+# ---------------------------------------------------------------- credit
+
+
+def test_the_ledger_is_what_the_job_wrote(snap: Reader, snapshot: Snapshot, facts: Rows, credit_job: Credit) -> None:
+    row = find(facts, task_id="mixed", rollout_index=1, collection_round=0)
+    mine = (pl.col("episode_id") == row["episode_id"]) & (pl.col("job_id") == credit_job.id)
+    expected = snapshot.scan("advantages").filter(mine).sort("step_index").collect()
+    found = credit.ledger(snap, row["episode_id"], credit_job)
+    assert found.equals(expected.select(found.columns))
+    assert credit.ledger(snap, 1, credit_job).is_empty()
+
+
+def test_a_series_counts_with_its_newest_job(tmp_path: Path) -> None:
+    lk = build_lake(tmp_path)
+    old, new, other = add_credit(lk), add_credit(lk), add_credit(lk, omega=0.0)
+    snap = lk.snapshot()
+    (row,) = snap.sql("SELECT episode_id, group_id FROM episodes WHERE task_id = 'mixed' LIMIT 1").to_dicts()
+    for found in (credit.jobs_of_episode(snap, row["episode_id"]), credit.jobs_of_group(snap, row["group_id"])):
+        assert found["job_id"].to_list() == [other, new, old]
+        assert found["series_id"].n_unique() == 2
+    series = Credit(found["series_id"][1], is_series=True)
+    assert credit.find(snap, series.id) == series
+    assert credit.find(snap, old) == Credit(old)
+    assert credit.find(snap, 12345) is None
+    assert credit.ledger(snap, row["episode_id"], series).equals(credit.ledger(snap, row["episode_id"], Credit(new)))
+
+
+def test_a_failed_credit_job_is_no_choice(tmp_path: Path) -> None:
+    lk = build_lake(tmp_path)
+    with pytest.raises(ZeroDivisionError), lk.job(kind="credit") as job:
+        raise ZeroDivisionError
+    assert credit.find(lk.snapshot(), job.job_id) is None
+
+
+def test_summary_of_a_credit_job(snap: Reader, snapshot: Snapshot, credit_job: Credit) -> None:
+    rows = snapshot.scan("advantages").collect().to_dicts()
+    known = [row["advantage"] for row in rows if row["advantage"] is not None]
+    found = credit.summary(snap, credit_job.id)
+    assert found["steps"] == len(rows)
+    assert found["undefined"] == len(rows) - len(known) > 0
+    assert (found["positive"], found["negative"], found["zero"]) == (
+        sum(v > 0 for v in known),
+        sum(v < 0 for v in known),
+        sum(v == 0 for v in known),
+    )
+    assert (found["groups"], found["dead_groups"]) == (6, 2)
+    assert found["mean_size"] == pytest.approx(statistics.fmean(map(abs, known)))
+    assert found["shared"] == sum(row["anchor_episodes"] > 1 for row in rows)
+
+
+# ---------------------------------------------------------------- groups
+
+
+def test_the_list_of_groups_tells_live_from_dead(snap: Reader) -> None:
+    found = groups.page(snap, GroupFilter(run=RUN), ALL)
+    assert found.select("collection_round", "task_id", "signal").rows() == [
+        (0, "dead", "dead"),
+        (0, "mixed", "live"),
+        (0, "partial", "live"),
+        (1, "dead", "dead"),
+        (1, "mixed", "live"),
+        (1, "partial", "live"),
+    ]
+    partial = find(found.to_dicts(), task_id="partial", collection_round=0)
+    assert (partial["size"], partial["scored"], partial["lowest"], partial["highest"]) == (4, 3, 0.0, 1.0)
+    assert partial["sd_return"] == pytest.approx(statistics.stdev([1.0, 0.0, 0.0]))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "number"),
+    [
+        (GroupFilter(), 10),
+        (GroupFilter(signal=Signal.DEAD), 2),
+        (GroupFilter(signal=Signal.UNJUDGED), 4),
+        (GroupFilter(run=RUN, signal=Signal.LIVE, collection_round=1), 2),
+        (GroupFilter(task="m*"), 2),
+        (GroupFilter(task="50%_off"), 1),
+        (GroupFilter(run="nobody"), 0),
+    ],
+)
+def test_filters_of_groups(snap: Reader, wanted: GroupFilter, number: int) -> None:
+    assert groups.total(snap, wanted) == number
+    assert groups.page(snap, wanted, ALL).height == number
+    assert groups.page(snap, wanted, Window(1, number)).is_empty()
+
+
+def test_one_group_and_its_siblings(snap: Reader, snapshot: Snapshot, facts: Rows, credit_job: Credit) -> None:
+    row = find(facts, task_id="mixed", rollout_index=0, collection_round=1)
+    found = groups.group(snap, row["group_id"])
+    assert found is not None
+    assert (found["size"], found["mean_return"], found["signal"]) == (4, 0.5, "live")
+    assert groups.group(snap, 1) is None
+    listed = groups.siblings(snap, row["group_id"], credit_job, ALL)
+    assert listed["rollout_index"].to_list() == [0, 1, 2, 3]
+    assert listed["env_return"].to_list() == [1.0, 0.0, 0.0, 1.0]
+    advantages = snapshot.scan("advantages").filter(pl.col("episode_id") == listed["episode_id"][0]).collect()
+    assert listed["mean_advantage"][0] == pytest.approx(advantages["advantage"].mean())
+    assert listed["a_episode"].to_list() == pytest.approx([0.866, -0.866, -0.866, 0.866], abs=1e-3)
+    without = groups.siblings(snap, row["group_id"], None, ALL)
+    assert without["a_episode"].to_list() == [None] * 4
+    assert without["env_return"].to_list() == listed["env_return"].to_list()
+
+
+def test_anchor_states_that_siblings_share(snap: Reader, facts: Rows, credit_job: Credit) -> None:
+    """All start at the gate; even and odd rollouts pass a hall each; then everybody is alone."""
+    group_id = find(facts, task_id="mixed", rollout_index=0, collection_round=1)["group_id"]
+    found = groups.anchors(snap, group_id, credit_job, ALL)
+    assert found.select("state", "size", "episodes", "actions").rows()[0] == ("You are at the gate.", 4, 4, 2)
+    assert sorted(found["state"][1:]) == ["You are in hall 0.", "You are in hall 1."]
+    assert found["episodes"].to_list() == [4, 2, 2]
+    assert groups.anchors_total(snap, group_id, credit_job) == 3
+    assert groups.anchor_shares(snap, group_id, credit_job) == {"steps": 12, "shared": 8, "alone": 4}
+    gate = found.row(0, named=True)
+    assert (gate["lowest"], gate["highest"]) == pytest.approx((0.0, 0.95**2))
+    assert gate["spread"] == pytest.approx(0.95**2)
+
+
+def test_visits_of_an_anchor_state(snap: Reader, facts: Rows, credit_job: Credit) -> None:
+    row = find(facts, task_id="mixed", rollout_index=0, collection_round=1)
+    anchor = groups.anchors(snap, row["group_id"], credit_job, ALL)["anchor_key"][0]
+    found = groups.visits(snap, row["group_id"], anchor, credit_job, ALL)
+    assert found.select("rollout_index", "step_index", "action", "env_return").rows() == [
+        (0, 0, "go right", 1.0),
+        (1, 0, "go left", 0.0),
+        (2, 0, "go right", 0.0),
+        (3, 0, "go left", 1.0),
+    ]
+    assert found["a_step"].sum() == pytest.approx(0.0)
+    assert groups.visits(snap, row["group_id"], 1, credit_job, ALL).is_empty()
+    assert groups.visits(snap, 1, anchor, credit_job, ALL).is_empty()
+
+
+def test_a_state_visited_twice_by_one_rollout_is_not_shared(tmp_path: Path) -> None:
+    looping = rollout("loop", 0, 1.0, num_steps=2)
+    looping.steps[1].state = looping.steps[0].state
+    alone = rollout("loop", 1, 0.0, num_steps=1)
+    alone.steps[0].state = "elsewhere"
+    lk = build_lake(tmp_path, [looping, alone])
+    chosen = Credit(add_credit(lk))
+    snap = lk.snapshot()
+    group_id = snap.sql("SELECT any_value(group_id) FROM episodes").item()
+    assert groups.anchors(snap, group_id, chosen, ALL).is_empty()
+    assert groups.anchors_total(snap, group_id, chosen) == 0
+    assert groups.anchor_shares(snap, group_id, chosen) == {"steps": 3, "shared": 0, "alone": 1}
+
+
+# ---------------------------------------------------------------- training
+
+
+def test_training_jobs_and_their_curves(snap: Reader, training_job: int) -> None:
+    (job,) = training.jobs(snap).to_dicts()
+    assert (job["job_id"], job["updates"], job["metrics"], job["status"]) == (training_job, 4, 2, "succeeded")
+    curves = training.metrics(snap, training_job)
+    assert curves.filter(pl.col("name") == "loss")["value"].to_list() == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4])
+    assert curves.filter(pl.col("name") == "kl")["value"].to_list() == [None, 0.01, 0.02, 0.03]
+    assert training.jobs_of_run(snap, RUN)["job_id"].to_list() == [training_job]
+    assert training.jobs_of_run(snap, "odd names").is_empty()
+    assert training.metrics_at(snap, training_job, 0) == {"kl": None, "loss": 1.0}
+    assert training.metrics_at(snap, training_job, 99) == {}
+    assert training.update_range(snap, training_job) == (0, 3)
+    assert training.update_range(snap, 1) is None
+    assert training.checkpoints(snap, training_job)["optimizer_step"].to_list() == [4]
+
+
+def test_the_batch_of_an_update_with_its_advantages(
+    snap: Reader, snapshot: Snapshot, facts: Rows, training_job: int, credit_job: Credit
+) -> None:
+    assert training.credit_of(snap, training_job) == credit_job
+    found = training.batch(snap, training_job, 1, credit_job, ALL)
+    assert found.height == training.batch_total(snap, training_job, 1) == 6
+    advantages = defaultdict(list)
+    for row in snapshot.scan("advantages").collect().to_dicts():
+        advantages[row["episode_id"]].append(row["advantage"])
+    for row in found.to_dicts():
+        fact = find(facts, episode_id=row["episode_id"])
+        known = [value for value in advantages[row["episode_id"]] if value is not None]
+        assert row["env_return"] == fact["env_return"]
+        assert row["action_tokens"] == 5 * fact["num_steps"]
+        assert row["undefined"] == fact["num_steps"] - len(known)
+        assert row["dead"] == (fact["task_id"] == "dead")
+        if known:
+            assert row["mean_advantage"] == pytest.approx(statistics.fmean(known))
+            assert (row["lowest"], row["highest"]) == (min(known), max(known))
+        else:
+            assert (row["mean_advantage"], row["mean_size"]) == (None, None)
+    sizes = [value for value in found["mean_size"] if value is not None]
+    assert sizes == sorted(sizes, reverse=True)
+    assert training.batch(snap, training_job, 1, None, ALL)["mean_advantage"].to_list() == [None] * 6
+
+
+def test_what_the_updates_consumed(snap: Reader, training_job: int, credit_job: Credit) -> None:
+    found = training.consumption(snap, training_job, credit_job)
+    assert found["step"].to_list() == [0, 1, 2, 3]
+    assert found["episodes"].to_list() == [6, 6, 6, 6]
+    for row in found.to_dicts():
+        rows = training.batch(snap, training_job, row["step"], credit_job, ALL).to_dicts()
+        returns = [r["env_return"] for r in rows if r["env_return"] is not None]
+        assert row["mean_return"] == pytest.approx(statistics.fmean(returns))
+        assert row["dead_share"] == pytest.approx(sum(r["dead"] for r in rows) / len(rows)), "all have 3 steps"
+        assert row["undefined"] == pytest.approx(sum(r["undefined"] for r in rows) / (3 * len(rows)))
+        assert 0 <= row["positive"] + row["negative"] + row["undefined"] <= 1
+    without = training.consumption(snap, training_job, None)
+    assert without["mean_return"].to_list() == found["mean_return"].to_list()
+    assert without["dead_share"].to_list() == [None] * 4
+
+
+@pytest.mark.parametrize("by", ["job", "series"])
+def test_the_credit_that_a_training_job_names(tmp_path: Path, by: str) -> None:
+    from lake import ids
+
+    lk = build_lake(tmp_path)
+    first, _ = add_credit(lk), add_credit(lk, omega=0.0)
+    series = lk.sql("SELECT series_id FROM job_runs WHERE job_id = ?", [first]).item()
+    wanted = Credit(first) if by == "job" else Credit(series, is_series=True)
+    job = add_training(lk, advantages=ids.to_text(wanted.id))
+    assert training.credit_of(lk.snapshot(), job) == wanted
+
+
+def test_a_training_job_that_names_nothing_read_the_newest_credit_before_it(tmp_path: Path) -> None:
+    lk = build_lake(tmp_path)
+    before_all = add_training(lk)
+    first = add_credit(lk)
+    job = add_training(lk, advantages="no such id!")
+    add_credit(lk, omega=0.0)
+    assert training.credit_of(lk.snapshot(), before_all) is None
+    assert training.credit_of(lk.snapshot(), job) == Credit(first)
+    assert training.credit_of(lk.snapshot(), 1) is None
+
+
+# ---------------------------------------------------------------- lineage
+
+
+def test_jobs(snap: Reader, training_job: int) -> None:
+    kinds = ["collect", "train", "credit", "collect"]
+    assert lineage.jobs_page(snap, None, None, ALL)["kind"].to_list() == kinds
+    assert lineage.jobs_total(snap, None, None) == 4
+    assert lineage.jobs_total(snap, "collect", "succeeded") == 2
+    assert lineage.jobs_page(snap, "train", None, ALL)["job_id"].to_list() == [training_job]
+    assert lineage.jobs_total(snap, None, "failed") == 0
+    assert lineage.job_kinds(snap) == ["collect", "credit", "train"]
+    job = lineage.job(snap, training_job)
+    assert job is not None
+    assert (job["run_id"], job["status"]) == (RUN, "succeeded")
+    assert '"loss":"ppo"' in job["parameters"]
+    assert lineage.job(snap, 1) is None
+
+
+def test_rejects(tmp_path: Path) -> None:
+    lk = build_lake(tmp_path, [rollout("a", 0, 1.0)])
+    other = rollout("a", 0, 0.0)
+    with lk.job(kind="collect", run_id=RUN) as job:
+        job.record([other, rollout("b", 0, float("nan"))])
+    snap = lk.snapshot()
+    assert lineage.reject_reasons(snap) == {"conflict": 1, "invalid": 1}
+    (row,) = lineage.rejects_page(snap, "invalid", None, ALL).to_dicts()
+    assert "env_return" in row["message"]
+    assert lineage.rejects_total(snap, None, RUN) == 2
+    assert lineage.rejects_total(snap, None, "other") == 0
+    found = lineage.reject(snap, row["reject_id"])
+    assert found is not None
+    assert found["raw_length"] == len(found["raw"]) > 0
+    assert found["job_id"] == job.job_id
+    assert lineage.reject(snap, 1) is None
+
+
+# ---------------------------------------------------------------- empty
+
+
+def test_every_read_of_an_empty_lake_is_empty(tmp_path: Path) -> None:
+    import lake
+
+    snap = lake.open(tmp_path / "empty", create=True).snapshot()
+    assert set(runs.overview(snap).values()) == {0}
+    assert runs.names(snap) == []
+    assert episodes.totals(snap, EpisodeFilter())["episodes"] == 0
+    assert groups.total(snap, GroupFilter()) == lineage.jobs_total(snap, None, None) == 0
+    frames = [
+        runs.page(snap, 1.0, ALL),
+        episodes.page(snap, EpisodeFilter(text="x"), Order.TASK, ALL),
+        groups.page(snap, GroupFilter(), ALL),
+        training.jobs(snap),
+        training.metrics(snap, 1),
+        training.consumption(snap, 1, None),
+        training.batch(snap, 1, 0, None, ALL),
+        lineage.jobs_page(snap, None, None, ALL),
+        lineage.rejects_page(snap, None, None, ALL),
+        runs.curve(snap, "x", "collection_round", 1.0),
+    ]
+    assert [frame.height for frame in frames] == [0] * len(frames)
+
+
+def test_a_group_that_mixes_policy_versions_shows_it(tmp_path: Path) -> None:
+    mixed = siblings("a", [0.0, 1.0])
+    mixed[1].policy_version = 5
+    (row,) = groups.page(build_lake(tmp_path, mixed).snapshot(), GroupFilter(), ALL).to_dicts()
+    assert (row["first_version"], row["last_version"]) == (0, 5)

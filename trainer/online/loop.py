@@ -1,0 +1,152 @@
+"""The online loop: collect, credit, train, over and over, each through the lake.
+
+A round records its rollouts, computes their advantages as a credit job, and updates the policy from the tables: what
+the optimizer sees is what `tokens` and `advantages` hold at the round's snapshot. The next round plays the new weights.
+This package is the one place where trainer and pipelines meet.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase  # noqa: TID253 - loaded by commands only when they train
+
+from lake.errors import DataRefusedError
+from lake.jobs import Job
+from lake.lake import Lake
+from lake.records import EpisodeRecord
+from pipelines.collect import collect_groups
+from pipelines.collect.environments.protocol import Environment
+from pipelines.collect.policies.transformers_policy import SamplingConfig, TransformersPolicy
+from pipelines.credit import CreditSummary
+from pipelines.credit.control import shuffle_advantages
+from pipelines.credit.job import run_credit
+from trainer.advantages import AdvantageSource
+from trainer.backend import SingleDevice
+from trainer.online.config import LoopConfig
+from trainer.online.player import Player
+from trainer.render import engine_encoding
+from trainer.update import update
+
+MakeEnvironment = Callable[[], Environment]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What a round did."""
+
+    number: int
+    """0, 1, ..."""
+    episodes: int
+    """Rollouts collected."""
+    success: float
+    """Mean return of its rollouts, played by the weights before its update."""
+    credit: CreditSummary
+    """Of its credit job."""
+    entropy: float | None
+    """Mean entropy at the trained tokens in nats; None if there was nothing to train on."""
+
+
+def run_rounds(
+    lake: Lake,
+    backend: SingleDevice,
+    player: Player,
+    make_environment: MakeEnvironment,
+    config: LoopConfig,
+) -> Iterator[Round]:
+    """Run the loop as one training job; the backend's weights are updated in place.
+
+    Args:
+        lake: where every row goes.
+        backend: the policy that is trained, with its optimizer.
+        player: an instance of the same model that plays.
+        make_environment: a fresh environment of the training split.
+        config: the loop.
+
+    Yields:
+        A report after each round.
+    """
+    parameters = config.model_dump(mode="json")
+    with lake.job(kind="train", run_id=config.run_id, parameters=parameters) as job:
+        updates = 0
+        for number in range(config.rounds):
+            player.load(backend.policy.model)
+            records = play(player, make_environment, config, number)
+            record_episodes(lake, records, run_id=config.run_id, parameters={"round": number} | parameters)
+            report = run_credit(
+                lake, config.credit, where=f"run_id = {_quoted(config.run_id)} AND collection_round = {number}"
+            )
+            source = AdvantageSource(report.series_id, report.job_id, (report.job_id,))
+            if config.shuffle_advantages:
+                job_id, series_id = shuffle_advantages(lake, report.job_id, config.seed * 1_000_000 + number)
+                source = AdvantageSource(series_id, job_id, (job_id,))
+            done, entropy = _update(lake, job, backend, player.tokenizer, source, config, number, updates)
+            updates += done
+            returns = [record.env_return or 0.0 for record in records]
+            yield Round(number, len(records), sum(returns) / len(returns), report.summary, entropy)
+        job.counts |= {"rounds": config.rounds, "optimizer_steps": updates}
+
+
+def play(player: Player, make_environment: MakeEnvironment, config: LoopConfig, number: int) -> list[EpisodeRecord]:
+    """The rollouts of a round."""
+    policy = TransformersPolicy(
+        player.model,
+        player.tokenizer,
+        name=config.run_id,
+        version=number,
+        sampling=SamplingConfig(max_action_tokens=config.max_action_tokens),
+    )
+    groups = collect_groups(
+        make_environment,
+        policy,
+        config.seeds_P(number),
+        config=config.groups,
+        run_seed=config.seed,
+        collection_round=number,
+    )
+    return [record for group in groups for record in group]
+
+
+def record_episodes(lake: Lake, records: list[EpisodeRecord], *, run_id: str, parameters: dict[str, object]) -> None:
+    """Record rollouts as a `collect` job."""
+    with lake.job(kind="collect", run_id=run_id, parameters=parameters) as job:
+        counts = job.record(records)
+        job.counts |= {
+            "rows_in": len(records),
+            "rows_out": counts.new,
+            "rows_dropped": counts.rejected,
+            "already_present": counts.present,
+        }
+
+
+def _update(
+    lake: Lake,
+    job: Job,
+    backend: SingleDevice,
+    tokenizer: PreTrainedTokenizerBase,
+    source: AdvantageSource,
+    config: LoopConfig,
+    number: int,
+    first_step: int,
+) -> tuple[int, float | None]:
+    """Train on a round's advantages and write what was consumed; updates done and mean entropy."""
+    try:
+        done = update(
+            backend,
+            lake.snapshot(),
+            source,
+            config.update_config(config.run_id, number),
+            learning_rate=config.learning_rate_of(number),
+            first_step=first_step,
+            own_encoding=engine_encoding(tokenizer),
+        )
+    except DataRefusedError:
+        # Every group of the round is dead: nothing to learn from, and the next starts may be better.
+        return 0, None
+    job.write("batches", done.batches)
+    job.write("metrics", done.metrics)
+    entropies = [report.metrics["entropy"] for report in done.reports]
+    return len(done.reports), sum(entropies) / len(entropies)
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
