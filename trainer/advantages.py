@@ -79,7 +79,7 @@ def read_advantages(snapshot: Snapshot, source: AdvantageSource, episode_ids: pl
         episode_ids: int64 [E]; None takes all.
 
     Returns:
-        episode_id, step_index, group_id, advantage (NULL where unknown), flags; one row per step.
+        episode_id, step_index, group_id, advantage (NULL where unknown), flags: one row per step, in any order.
     """
     if source.job_id is not None:
         rows = snapshot.scan("advantages").filter(pl.col("job_id") == source.job_id)
@@ -88,4 +88,4 @@ def read_advantages(snapshot: Snapshot, source: AdvantageSource, episode_ids: pl
         frame = snapshot.sql(_ROWS, [source.series_id])
     if episode_ids is not None:
         frame = frame.filter(pl.col("episode_id").is_in(episode_ids.implode()))
-    return frame.sort("episode_id", "step_index")
+    return frame

@@ -18,9 +18,9 @@ class PackedBatch:
     """Sequences end to end in one buffer, and which tokens carry loss."""
 
     input_ids_T: Tensor
-    """Token ids, int64 [T]."""
+    """Token ids, integers [T]."""
     position_ids_T: Tensor
-    """Position inside the own sequence, int64 [T]."""
+    """Position inside the own sequence, integers [T]."""
     boundaries: list[int]
     """0, end of the first sequence, ..., T."""
     predictor_N: Tensor

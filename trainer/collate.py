@@ -7,8 +7,8 @@ Axes: `_M` members (token rows inside sequences, in buffer order), `_Q` sequence
 `_A` action tokens.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
 
@@ -54,8 +54,8 @@ class TokenArrays:
     """Context token ids."""
     action_A: npt.NDArray[np.int32]
     """Action token ids."""
-    mask_A: npt.NDArray[np.bool_]
-    """Of each action token: the policy sampled it."""
+    mask_A: npt.NDArray[np.bool_] | None
+    """Of each action token: the policy sampled it. None: of all."""
     logprobs_A: Floats | None
     """Of each action token: its behaviour log-probability."""
 
@@ -76,19 +76,20 @@ def collate(members: Members, members_Q: Ints, tokens: TokenArrays) -> PackedBat
     """
     lengths_M2 = np.stack([members.n_context_M, members.n_action_M], axis=1)
     is_action_T = np.repeat(np.tile([False, True], len(lengths_M2)), lengths_M2.ravel())
-    ids_T = np.empty(len(is_action_T), np.int64)
+    ids_T = np.empty(len(is_action_T), np.int32)
     ids_T[~is_action_T] = tokens.context_T
     ids_T[is_action_T] = tokens.action_A
     starts_Q = np.cumsum(members_Q) - members_Q
     length_Q = np.add.reduceat(lengths_M2.sum(axis=1), starts_Q)
-    counting = np.arange(length_Q.max())
+    counting = np.arange(length_Q.max(), dtype=np.int32)
 
-    carries_A = tokens.mask_A
-    if not members.trained_M.all():
-        carries_A = carries_A & np.repeat(members.trained_M, members.n_action_M)
-    carries_T = np.zeros(len(ids_T), np.bool_)
-    carries_T[is_action_T] = carries_A
-    target_at = np.flatnonzero(carries_T)
+    # The usual case, that every action token carries loss, needs no copies.
+    kept: slice | npt.NDArray[np.bool_] = slice(None)
+    if tokens.mask_A is not None or not members.trained_M.all():
+        kept = np.repeat(members.trained_M, members.n_action_M)
+        if tokens.mask_A is not None:
+            kept &= tokens.mask_A
+    target_at = np.flatnonzero(is_action_T)[kept]
 
     def spread(value_M: Floats | None) -> torch.Tensor | None:
         return None if value_M is None else torch.from_numpy(np.repeat(value_M, members.loss_tokens_M))
@@ -98,9 +99,9 @@ def collate(members: Members, members_Q: Ints, tokens: TokenArrays) -> PackedBat
         position_ids_T=torch.from_numpy(np.concatenate([counting[:length] for length in length_Q])),
         boundaries=[0, *np.cumsum(length_Q).tolist()],
         predictor_N=torch.from_numpy(target_at - 1),
-        target_N=torch.from_numpy(ids_T[target_at]),
+        target_N=torch.from_numpy(tokens.action_A[kept].astype(np.int64)),
         advantages_N=spread(members.advantage_M),
-        behaviour_logprobs_N=None if tokens.logprobs_A is None else torch.from_numpy(tokens.logprobs_A[carries_A]),
+        behaviour_logprobs_N=None if tokens.logprobs_A is None else torch.from_numpy(tokens.logprobs_A[kept]),
         temperature_N=spread(members.temperature_M),
     )
 
@@ -115,23 +116,26 @@ def cut(batch: PackedBatch, counts: Sequence[int]) -> list[PackedBatch]:
     Returns:
         One buffer per part; together they hold every sequence once.
     """
+    firsts = np.cumsum([0, *counts])
+    edges = np.array(batch.boundaries)[firsts]
+    edges_N = np.searchsorted(batch.predictor_N.numpy(), edges)
     parts = []
-    for first, last in pairwise(np.cumsum([0, *counts]).tolist()):
-        low, high = batch.boundaries[first], batch.boundaries[last]
-        mine_N = slice(*np.searchsorted(batch.predictor_N.numpy(), (low, high)).tolist())
-        # Copies, into memory that torch aligned: kernels may sum in another order elsewhere.
+    for (first, last), (low, high), (low_N, high_N) in zip(*map(_pairs, (firsts, edges, edges_N)), strict=True):
         per_token: dict[str, Any] = {
-            name: None if (value := getattr(batch, name)) is None else value[mine_N].clone()
+            name: None if (value := getattr(batch, name)) is None else value[low_N:high_N]
             for name in ("target_N", "advantages_N", "behaviour_logprobs_N", "temperature_N")
         }
         parts.append(
-            replace(
-                batch,
+            PackedBatch(
                 input_ids_T=batch.input_ids_T[low:high],
                 position_ids_T=batch.position_ids_T[low:high],
                 boundaries=[edge - low for edge in batch.boundaries[first : last + 1]],
-                predictor_N=batch.predictor_N[mine_N] - low,
+                predictor_N=batch.predictor_N[low_N:high_N] - low,
                 **per_token,
             )
         )
     return parts
+
+
+def _pairs(values: Ints) -> Iterator[tuple[int, int]]:
+    return pairwise(values.tolist())

@@ -119,7 +119,7 @@ def _quiet() -> None:
     """Keep transformers' own progress bars off the terminal."""
     from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _settings(config_file: str | None, given: dict[str, Any]) -> dict[str, Any]:

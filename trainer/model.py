@@ -95,8 +95,8 @@ class Policy:
     def _hidden(self, batch: PackedBatch) -> Tensor:
         """Last hidden states, [T, D]."""
         output = self._body(
-            input_ids=batch.input_ids_T[None],
-            position_ids=batch.position_ids_T[None],
+            input_ids=batch.input_ids_T[None].long(),
+            position_ids=batch.position_ids_T[None].long(),
             attention_mask=None,
             use_cache=False,
             boundaries=batch.boundaries,

@@ -46,6 +46,8 @@ def find_refusals(snapshot: Snapshot, members: pl.DataFrame, loss: Loss) -> list
     if not loss.needs.behaviour_logprobs:
         return []
     trained = members.filter(pl.col("trained"))
+    if trained.is_empty():
+        return []
     if trained["provenance"].eq("rendered").any():
         # Rendered rows lack everything else too; one reason says it all.
         return _found(trained, loss, _CHECKS[:1])
@@ -151,9 +153,8 @@ def _message(loss: Loss, check: _Check, count: str, example: tuple[int, int]) ->
 
 def _constrained(snapshot: Snapshot, trained: pl.DataFrame) -> pl.DataFrame:
     """episode_id, step_index, constrained: steps with a token that a grammar restricted."""
-    encoding_id = trained["encoding_id"][0] if trained.height else None
     rows = snapshot.scan("tokens").filter(
-        (pl.col("encoding_id") == encoding_id) & pl.col("constrained").list.any().fill_null(value=False)
+        (pl.col("encoding_id") == trained["encoding_id"][0]) & pl.col("constrained").list.any().fill_null(value=False)
     )
     keys = ("episode_id", "step_index")
     return rows.select(*keys, constrained=pl.lit(value=True)).unique(keys).collect()

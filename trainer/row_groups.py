@@ -20,67 +20,32 @@ import pyarrow.parquet as pq
 
 
 @dataclass(frozen=True, slots=True)
-class Slices:
-    """Token arrays of some neighbouring rows; views into their row group."""
+class RowGroup:
+    """Flat token arrays of one row group. Row r has the context tokens [context_starts[r], context_starts[r + 1])."""
 
-    n_context_R: npt.NDArray[np.int64]
-    """Context tokens of each row."""
-    n_action_R: npt.NDArray[np.int64]
-    """Action tokens of each row."""
+    context_starts: npt.NDArray[np.int64]
+    """int64 [R + 1]."""
     context_T: npt.NDArray[np.int32]
-    """Context token ids, end to end."""
+    """Context token ids of all rows, end to end."""
+    action_starts: npt.NDArray[np.int64]
+    """int64 [R + 1]; shared by the three arrays below."""
     action_A: npt.NDArray[np.int32]
-    """Action token ids, end to end."""
-    mask_A: npt.NDArray[np.bool_]
-    """True where the policy sampled the token."""
+    """Action token ids."""
+    mask_A: npt.NDArray[np.bool_] | None
+    """True where the policy sampled the token; None unless asked for."""
     logprobs_A: npt.NDArray[np.float32] | None
     """Behaviour log-probabilities, NaN where the row has none; None unless asked for."""
-
-
-class RowGroup:
-    """Flat token arrays of one row group.
-
-    Args:
-        context_starts: row r has the context tokens [starts[r], starts[r + 1]); int64 [R + 1].
-        context_T: context token ids of all rows, end to end.
-        action_starts: the same for action tokens.
-        action_A: action token ids of all rows.
-        mask_A: for each action token, whether the policy sampled it.
-        logprobs_A: for each action token, its behaviour log-probability (NaN where the row has none), if wanted.
-    """
-
-    def __init__(
-        self,
-        context_starts: npt.NDArray[np.int64],
-        context_T: npt.NDArray[np.int32],
-        action_starts: npt.NDArray[np.int64],
-        action_A: npt.NDArray[np.int32],
-        mask_A: npt.NDArray[np.bool_],
-        logprobs_A: npt.NDArray[np.float32] | None,
-    ) -> None:
-        self._context_at, self._action_at = context_starts.tolist(), action_starts.tolist()
-        lengths = (np.diff(context_starts), np.diff(action_starts))
-        self.whole = Slices(*lengths, context_T, action_A, mask_A, logprobs_A)
-
-    def rows(self, low: int, high: int) -> Slices:
-        """The rows [low, high)."""
-        whole = self.whole
-        context = slice(self._context_at[low], self._context_at[high])
-        action = slice(self._action_at[low], self._action_at[high])
-        return Slices(
-            whole.n_context_R[low:high],
-            whole.n_action_R[low:high],
-            whole.context_T[context],
-            whole.action_A[action],
-            whole.mask_A[action],
-            None if whole.logprobs_A is None else whole.logprobs_A[action],
-        )
 
     @property
     def nbytes(self) -> int:
         """Memory held."""
-        arrays = (getattr(self.whole, field.name) for field in fields(self.whole))
+        arrays = (getattr(self, field.name) for field in fields(self))
         return sum(array.nbytes for array in arrays if array is not None)
+
+    def lengths(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Numbers of context and of action tokens of some rows."""
+        context = self.context_starts[rows + 1] - self.context_starts[rows]
+        return context, self.action_starts[rows + 1] - self.action_starts[rows]
 
 
 class RowGroupCache:
@@ -88,13 +53,14 @@ class RowGroupCache:
 
     Args:
         paths: Parquet files of `tokens`.
+        masks: also decode action masks.
         logprobs: also decode behaviour log-probabilities.
         limit: bytes kept; the row group in use is kept whatever its size.
     """
 
-    def __init__(self, paths: Sequence[str], *, logprobs: bool, limit: int) -> None:
+    def __init__(self, paths: Sequence[str], *, masks: bool, logprobs: bool, limit: int) -> None:
         self._paths = paths
-        self._logprobs = logprobs
+        self._columns = ["context_ids", "action_ids"] + ["action_mask"] * masks + ["action_logprobs"] * logprobs
         self._limit = limit
         self._lock = threading.Lock()
         self._files: dict[int, pq.FileMetaData] = {}
@@ -123,8 +89,7 @@ class RowGroupCache:
         file, group = key
         try:
             with pq.ParquetFile(self._paths[file], metadata=self._metadata(file)) as parquet:
-                names = ["context_ids", "action_ids", "action_mask"] + ["action_logprobs"] * self._logprobs
-                decoded = decode(parquet.read_row_group(group, columns=names, use_threads=False))
+                decoded = decode(parquet.read_row_group(group, columns=self._columns, use_threads=False))
         except (OSError, pa.ArrowException) as error:
             with self._lock:
                 self._groups.pop(key, None)
@@ -155,14 +120,16 @@ def decode(table: pa.Table) -> RowGroup:
     """Flat arrays of a row group.
 
     Args:
-        table: context_ids, action_ids, action_mask and, if wanted, action_logprobs of its rows.
+        table: context_ids and action_ids of its rows and, if wanted, action_mask and action_logprobs.
 
     Returns:
         The arrays; no copies where Arrow's memory will do.
     """
-    context, action, mask = (_combined(table, name) for name in ("context_ids", "action_ids", "action_mask"))
+    context, action = _combined(table, "context_ids"), _combined(table, "action_ids")
     action_starts = _offsets(action)
-    logprobs_A = None
+    mask_A = logprobs_A = None
+    if "action_mask" in table.column_names:
+        mask_A = _combined(table, "action_mask").values.to_numpy(zero_copy_only=False)
     if "action_logprobs" in table.column_names:
         logprobs_A = _aligned(_combined(table, "action_logprobs"), action_starts)
     return RowGroup(
@@ -170,7 +137,7 @@ def decode(table: pa.Table) -> RowGroup:
         context_T=context.values.to_numpy(),
         action_starts=action_starts,
         action_A=action.values.to_numpy(),
-        mask_A=mask.values.to_numpy(zero_copy_only=False),
+        mask_A=mask_A,
         logprobs_A=logprobs_A,
     )
 

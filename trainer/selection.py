@@ -76,8 +76,10 @@ def select_episodes(snapshot: Snapshot, where: str | None) -> pl.DataFrame:
         QueryError: the predicate is no SQL over `episodes`.
         DataRefusedError: no episode satisfies it.
     """
-    query = "SELECT episode_id, num_steps FROM episodes" + (f" WHERE (\n{where}\n)" if where else "")
-    episodes = snapshot.sql(query).sort("episode_id")
+    if where is None:
+        episodes = snapshot.scan("episodes").select("episode_id", "num_steps").sort("episode_id").collect()
+    else:
+        episodes = snapshot.sql(f"SELECT episode_id, num_steps FROM episodes WHERE (\n{where}\n) ORDER BY episode_id")
     if episodes.is_empty():
         fault = f"no episode satisfies --where {where}" if where else "the lake holds no episodes"
         msg = f"{fault}; `trajlake sql` shows what is there"
@@ -125,13 +127,14 @@ def select(
     members = link_sequences(rows)
     live_only = needs.advantages if config.live_only is None else config.live_only
     credit = None if source is None else read_advantages(snapshot, source, episodes["episode_id"])
-    members = _join(members, _step_flags(snapshot, episodes["episode_id"]), credit)
-    members = _judge(members, needs, max_length=config.max_length, live_only=live_only)
+    members = _join(members, _special_steps(snapshot, episodes["episode_id"]), credit)
+    dead_flags = [] if credit is None else _dead_flags(credit)
+    members = _judge(members, needs, max_length=config.max_length, dead_flags=dead_flags if live_only else [])
     drops = _drops(members, episodes)
     members = _trim(members)
     mean, scale = _normalisation(members) if needs.normalised_advantages else (0.0, 1.0)
     members = members.with_columns(advantage=(pl.col("advantage") - mean) / scale)
-    dead = None if credit is None else credit.filter(_is_dead())["group_id"].n_unique()
+    dead = None if credit is None else credit.filter(pl.col("flags").is_in(dead_flags))["group_id"].n_unique()
     return Selection(
         members=members,
         drops=drops,
@@ -146,29 +149,32 @@ def select(
     )
 
 
-def _step_flags(snapshot: Snapshot, episode_ids: pl.Series) -> pl.DataFrame:
-    steps = snapshot.scan("steps").filter(pl.col("episode_id").is_in(episode_ids.implode()))
+def _special_steps(snapshot: Snapshot, episode_ids: pl.Series) -> pl.DataFrame:
+    """Flags of the few steps that are inactive, copied, or another policy's."""
+    ordinary = pl.col("is_active") & pl.col("trainable") & ~pl.col("is_copied_context")
+    steps = snapshot.scan("steps").filter(~ordinary & pl.col("episode_id").is_in(episode_ids.implode()))
     return steps.select("episode_id", "step_index", "is_active", "is_copied_context", "trainable").collect()
 
 
-def _is_dead() -> pl.Expr:
-    flags = pl.col("flags").str.split(",")
-    return flags.list.contains("dead_group") | flags.list.contains("singleton_group")
+def _dead_flags(credit: pl.DataFrame) -> list[str]:
+    """The distinct `flags` that say that a group has no signal."""
+    found = credit["flags"].unique().sort()
+    return [flags for flags in found if {"dead_group", "singleton_group"} & set(flags.split(","))]
 
 
-def _join(members: pl.DataFrame, steps: pl.DataFrame, credit: pl.DataFrame | None) -> pl.DataFrame:
-    """Add the flags of each step, its advantage and the flags of that (NULL without a credit job)."""
+def _join(members: pl.DataFrame, special: pl.DataFrame, credit: pl.DataFrame | None) -> pl.DataFrame:
+    """Add the flags of special steps, the advantage and its flags (each NULL where there is none)."""
     keys = ["episode_id", "step_index"]
-    members = members.join(steps, on=keys, how="left", maintain_order="left")
+    members = members.join(special, on=keys, how="left", maintain_order="left")
     if credit is None:
         return members.with_columns(advantage=pl.lit(None, pl.Float64), flags=pl.lit(None, pl.String))
     return members.join(credit.drop("group_id"), on=keys, how="left", maintain_order="left")
 
 
-def _judge(members: pl.DataFrame, needs: Needs, *, max_length: int, live_only: bool) -> pl.DataFrame:
+def _judge(members: pl.DataFrame, needs: Needs, *, max_length: int, dead_flags: list[str]) -> pl.DataFrame:
     """Add reason (NULL = trained), trained and loss_tokens."""
     tests = {
-        Drop.DEAD_GROUP: _is_dead() if live_only else pl.lit(value=False),
+        Drop.DEAD_GROUP: pl.col("flags").is_in(dead_flags),
         Drop.NO_ADVANTAGE: pl.col("advantage").is_null() if needs.advantages else pl.lit(value=False),
         Drop.INACTIVE: ~pl.col("is_active"),
         Drop.COPIED_CONTEXT: pl.col("is_copied_context"),

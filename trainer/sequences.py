@@ -3,14 +3,21 @@
 A row whose prefix is NULL opens a sequence; a row that extends the sequence's last row continues it, so an append-only
 episode is one sequence with several action spans. A row that extends an earlier step forks: a new sequence that repeats
 the path to that step as context. Every action carries loss in exactly one sequence, the first that holds it.
+
+Axes: `_R` token rows, `_E` episodes.
 """
 
 from typing import Any, NoReturn
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from lake import ids
 from lake.errors import ContractError
+
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
 
 
 def link_sequences(rows: pl.DataFrame) -> pl.DataFrame:
@@ -27,23 +34,36 @@ def link_sequences(rows: pl.DataFrame) -> pl.DataFrame:
     Raises:
         ContractError: a row extends a step that has no tokens, or its prefix_length is not where that step ends.
     """
-    prefix = pl.col("prefix_step_index")
-    previous = pl.col("step_index").shift(1).over("episode_id")
-    rows = rows.with_columns(
-        end=(pl.col("prefix_length") + pl.col("n_context") + pl.col("n_action")).cast(pl.Int64),
-        linear=(prefix.is_null() | (prefix == previous)).fill_null(value=False),
-    )
-    branched = rows.group_by("episode_id").agg(pl.col("linear").all()).filter(~pl.col("linear"))["episode_id"]
-    is_branched = pl.col("episode_id").is_in(branched.implode())
-    members = rows.filter(~is_branched).with_columns(
-        sequence=(prefix.is_null().cum_sum().over("episode_id") - 1).cast(pl.Int32), repeated=pl.lit(value=False)
-    )
+    end = (pl.col("prefix_length") + pl.col("n_context") + pl.col("n_action")).cast(pl.Int64)
+    follows_R, opens_R = _continuations(rows)
+    rows = rows.with_columns(end=end, sequence=_numbered(rows, opens_R), repeated=pl.lit(value=False))
+    branched = rows.filter(pl.Series(~(follows_R | opens_R)))["episode_id"].unique(maintain_order=True)
     if len(branched):
+        is_branched = pl.col("episode_id").is_in(branched.implode())
         trees = [_branches(part) for part in rows.filter(is_branched).partition_by("episode_id")]
-        members = pl.concat([members, *trees])
-    members = members.drop("linear").sort("episode_id", "sequence", "step_index")
-    _check_lengths(members)
-    return members
+        rows = pl.concat([rows.filter(~is_branched), *trees]).sort("episode_id", "sequence", "step_index")
+    _check_lengths(rows)
+    return rows
+
+
+def _continuations(rows: pl.DataFrame) -> tuple[Bools, Bools]:
+    """For each row: does it extend the row before it; does it open a sequence."""
+    episode_R, step_R = (rows[name].to_numpy() for name in ("episode_id", "step_index"))
+    prefix_R = rows["prefix_step_index"].fill_null(-1).to_numpy()
+    follows_R = np.zeros(rows.height, np.bool_)
+    follows_R[1:] = (episode_R[1:] == episode_R[:-1]) & (prefix_R[1:] == step_R[:-1])
+    return follows_R, prefix_R < 0
+
+
+def _numbered(rows: pl.DataFrame, opens_R: Bools) -> pl.Series:
+    """Number of each row's sequence in its episode, if every row extends the one before it or opens a sequence."""
+    episode_R = rows["episode_id"].to_numpy()
+    first_R = np.ones(rows.height, np.bool_)
+    first_R[1:] = episode_R[1:] != episode_R[:-1]
+    opened_R: Ints = np.cumsum(opens_R)
+    before_E: Ints = (opened_R - opens_R)[first_R]
+    number_R: Ints = opened_R - before_E[np.cumsum(first_R) - 1] - 1
+    return pl.Series(number_R, dtype=pl.Int32)
 
 
 def _branches(rows: pl.DataFrame) -> pl.DataFrame:
@@ -77,11 +97,14 @@ def _branches(rows: pl.DataFrame) -> pl.DataFrame:
 
 def _check_lengths(members: pl.DataFrame) -> None:
     """Each row must begin where the row before it in its sequence ends."""
-    before = pl.col("end").shift(1).over("episode_id", "sequence").fill_null(0)
-    bad = members.with_columns(before=before).filter(pl.col("prefix_length") != pl.col("before"))
-    if bad.height:
-        row = bad.row(0, named=True)
-        _refuse(row, f"has prefix_length {row['prefix_length']}, but its prefix ends at {row['before']}")
+    sequence_R2 = members.select("episode_id", "sequence").to_numpy()
+    before_R = np.zeros(members.height, np.int64)
+    inside_R = (sequence_R2[1:] == sequence_R2[:-1]).all(axis=1)
+    before_R[1:] = np.where(inside_R, members["end"].to_numpy()[:-1], 0)
+    bad = np.flatnonzero(members["prefix_length"].to_numpy() != before_R)
+    if len(bad):
+        row = members.row(int(bad[0]), named=True)
+        _refuse(row, f"has prefix_length {row['prefix_length']}, but its prefix ends at {before_R[bad[0]]}")
 
 
 def _refuse(row: dict[str, Any], fault: str) -> NoReturn:

@@ -22,7 +22,7 @@ from trainer.collate import Ints, Members, TokenArrays, collate, cut
 from trainer.config import TrainConfig
 from trainer.losses import Needs, Temperature
 from trainer.plan import OptimizerStep, Plan
-from trainer.row_groups import RowGroupCache, Slices
+from trainer.row_groups import RowGroup, RowGroupCache
 
 
 class Stream:
@@ -40,11 +40,12 @@ class Stream:
         self._needs = needs
         self._prefetch = config.prefetch
         paths = [file.path for file in snapshot.files("tokens")]
-        self._cache = RowGroupCache(paths, logprobs=needs.behaviour_logprobs, limit=config.cache_bytes)
-        self._pool = ThreadPoolExecutor(config.read_threads, thread_name_prefix="trajlake-read")
         members = plan.members
-        self._file_M = members["file"].to_numpy().astype(np.int64)
-        self._group_M, self._row_M = self._locate(members)
+        # A mask that is true throughout says nothing: usually the column need not be read at all.
+        masks = bool(((members["n_trained"] != members["n_action"]) & members["trained"]).any())
+        self._cache = RowGroupCache(paths, masks=masks, logprobs=needs.behaviour_logprobs, limit=config.cache_bytes)
+        self._pool = ThreadPoolExecutor(config.read_threads, thread_name_prefix="trajlake-read")
+        self._groups, self._group_M, self._row_M = self._locate(members)
         self._columns = _member_columns(members, needs)
 
     def __enter__(self) -> Self:
@@ -78,59 +79,67 @@ class Stream:
         return cut(batch, [len(items) for items in bins])
 
     def _tokens(self, chosen_M: Ints, columns: Members) -> TokenArrays:
-        """Tokens of members, end to end; neighbours in a file are one slice."""
-        file_M, group_M, row_M = self._file_M[chosen_M], self._group_M[chosen_M], self._row_M[chosen_M]
-        apart_M = (np.diff(file_M) != 0) | (np.diff(group_M) != 0) | (np.diff(row_M) != 1)
-        firsts = np.concatenate([[0], np.flatnonzero(apart_M) + 1])
-        lasts = np.concatenate([firsts[1:], [len(chosen_M)]]) - 1
-        parts: list[Slices] = []
-        for file, group, low, high in zip(
-            file_M[firsts].tolist(),
-            group_M[firsts].tolist(),
-            row_M[firsts].tolist(),
-            row_M[lasts].tolist(),
-            strict=True,
+        """Tokens of members, end to end; neighbours in a row group are one slice."""
+        group_M, row_M = self._group_M[chosen_M], self._row_M[chosen_M]
+        groups = {number: self._cache.get(*self._groups[number]) for number in np.unique(group_M).tolist()}
+        self._check_lengths(chosen_M, columns, groups)
+        firsts = np.flatnonzero(np.diff(group_M, prepend=-1) | (np.diff(row_M, prepend=-2) != 1))
+        lasts = np.append(firsts[1:], len(chosen_M)) - 1
+        context, action, masks, logprobs = [], [], [], []
+        for number, low, high in zip(
+            *(a.tolist() for a in (group_M[firsts], row_M[firsts], row_M[lasts])), strict=True
         ):
-            parts.append(self._cache.get(file, group).rows(low, high + 1))
-        self._check_lengths(chosen_M, columns, parts)
-        logprobs = [part.logprobs_A for part in parts if part.logprobs_A is not None]
+            group = groups[number]
+            context.append(group.context_T[group.context_starts[low] : group.context_starts[high + 1]])
+            span = slice(group.action_starts[low], group.action_starts[high + 1])
+            action.append(group.action_A[span])
+            if group.mask_A is not None:
+                masks.append(group.mask_A[span])
+            if group.logprobs_A is not None:
+                logprobs.append(group.logprobs_A[span])
         return TokenArrays(
-            context_T=np.concatenate([part.context_T for part in parts]),
-            action_A=np.concatenate([part.action_A for part in parts]),
-            mask_A=np.concatenate([part.mask_A for part in parts]),
+            context_T=np.concatenate(context),
+            action_A=np.concatenate(action),
+            mask_A=np.concatenate(masks) if masks else None,
             logprobs_A=np.concatenate(logprobs) if logprobs else None,
         )
 
-    def _check_lengths(self, chosen_M: Ints, columns: Members, parts: list[Slices]) -> None:
+    def _check_lengths(self, chosen_M: Ints, columns: Members, groups: dict[int, RowGroup]) -> None:
         """The plan was made from n_context and n_action: they must be what the lists hold."""
-        context_M = np.concatenate([part.n_context_R for part in parts])
-        action_M = np.concatenate([part.n_action_R for part in parts])
-        bad_M = (context_M != columns.n_context_M) | (action_M != columns.n_action_M)
-        if bad_M.any():
-            at = int(np.flatnonzero(bad_M)[0])
-            row = self._plan.members.row(int(chosen_M[at]), named=True)
-            msg = (
-                f"table `tokens`, row episode_id={ids.to_text(row['episode_id'])}, step_index={row['step_index']}: "
-                f"n_context {row['n_context']} and n_action {row['n_action']} do not match the lists' lengths "
-                f"{context_M[at]} and {action_M[at]}; record the episode again"
-            )
-            raise ContractError(msg)
+        group_M = self._group_M[chosen_M]
+        for number, group in groups.items():
+            here = np.flatnonzero(group_M == number)
+            context, action = group.lengths(self._row_M[chosen_M[here]])
+            bad = (context != columns.n_context_M[here]) | (action != columns.n_action_M[here])
+            if bad.any():
+                at = int(np.flatnonzero(bad)[0])
+                row = self._plan.members.row(int(chosen_M[here[at]]), named=True)
+                msg = (
+                    f"table `tokens`, row episode_id={ids.to_text(row['episode_id'])}, step_index={row['step_index']}: "
+                    f"n_context {row['n_context']} and n_action {row['n_action']} do not match the lists' lengths "
+                    f"{context[at]} and {action[at]}; record the episode again"
+                )
+                raise ContractError(msg)
 
-    def _locate(self, members: pl.DataFrame) -> tuple[Ints, Ints]:
-        """Row group of each member, and its row inside it."""
-        row_M = members["row"].to_numpy()
+    def _locate(self, members: pl.DataFrame) -> tuple[list[tuple[int, int]], Ints, Ints]:
+        """The row groups that hold members as (file, group), and of each member its row group and row inside it."""
+        file_M, row_M = members["file"].to_numpy(), members["row"].to_numpy()
+        groups: list[tuple[int, int]] = []
         group_M = np.zeros(len(row_M), np.int64)
         inside_M = np.zeros(len(row_M), np.int64)
-        for file in np.unique(self._file_M):
-            here_M = self._file_M == file
-            starts = self._cache.group_starts(int(file))
-            group_M[here_M] = np.searchsorted(starts, row_M[here_M], side="right") - 1
-            inside_M[here_M] = row_M[here_M] - starts[group_M[here_M]]
-        return group_M, inside_M
+        for file in np.unique(file_M).tolist():
+            here_M = file_M == file
+            starts = self._cache.group_starts(file)
+            inner = np.searchsorted(starts, row_M[here_M], side="right") - 1
+            group_M[here_M] = inner + len(groups)
+            inside_M[here_M] = row_M[here_M] - starts[inner]
+            groups += [(file, number) for number in range(len(starts) - 1)]
+        return groups, group_M, inside_M
 
 
 def _member_columns(members: pl.DataFrame, needs: Needs) -> Members:
-    scaled = needs.temperature is Temperature.AS_SAMPLED
+    temperatures = members["temperature"].filter(members["trained"])
+    scaled = needs.temperature is Temperature.AS_SAMPLED and bool((temperatures != 1).any())
     return Members(
         n_context_M=members["n_context"].to_numpy().astype(np.int64),
         n_action_M=members["n_action"].to_numpy().astype(np.int64),

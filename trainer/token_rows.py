@@ -64,7 +64,10 @@ def read_token_rows(snapshot: Snapshot, episode_ids: pl.Series, columns: Sequenc
     )
     # Two jobs that rendered the same episode at the same time left equal rows: the first counts.
     frame = frame.sort("episode_id", "encoding_id", "step_index", "write_id")
-    return frame.unique(["episode_id", "encoding_id", "step_index"], keep="first", maintain_order=True)
+    is_new = pl.any_horizontal(
+        pl.col(n).ne_missing(pl.col(n).shift(1)) for n in ("episode_id", "encoding_id", "step_index")
+    )
+    return frame.filter(is_new)
 
 
 def choose_encoding(rows: pl.DataFrame, provenance: str, own: int | None) -> tuple[pl.DataFrame, int | None]:

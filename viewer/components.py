@@ -12,7 +12,7 @@ from lake.cli_options import readable
 from lake.errors import TrajlakeError
 from viewer import pinned
 from viewer.links import Page, given, given_id, given_int
-from viewer.plain import chip, one_line, visible, word
+from viewer.plain import chip, one_line, slug, visible
 from viewer.queries.base import PAGE_ROWS, Window
 from viewer.theme import STATUS_COLOURS, STYLE
 
@@ -42,9 +42,13 @@ def header(title: str) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         st.header(title, anchor=False, width="stretch")
         st.caption(f"Data of {pinned.pinned_at():%H:%M:%S} UTC", width="content")
-        if st.button("Refresh", icon=":material/refresh:", key="refresh", help="Read the newest state of the lake."):
-            pinned.refresh()
-            st.rerun()
+        st.button(
+            "Refresh",
+            icon=":material/refresh:",
+            key="refresh",
+            help="Read the newest state of the lake.",
+            on_click=pinned.refresh,
+        )
 
 
 def empty(sentence: str, advice: str) -> None:
@@ -79,13 +83,13 @@ def tiles(figures: Sequence[tuple[str, str, str | None]]) -> None:
 
 
 def badge(label: str, colour: str = "gray", *, icon: str | None = None, explanation: str | None = None) -> None:
-    """A badge; foreign text in the label goes through `chip`."""
+    """A badge; foreign text in the label goes through `slug`."""
     st.badge(label, color=colour, icon=icon, help=explanation)  # type: ignore[arg-type]
 
 
 def status_badge(status: str) -> None:
     """The badge of an episode's or a job's state."""
-    badge(word(status), STATUS_COLOURS.get(status, "red"))
+    badge(slug(status), STATUS_COLOURS.get(status, "red"))
 
 
 def table(frame: pl.DataFrame, key: str, columns: Config, *, opens: str | None = None) -> int | None:
@@ -109,7 +113,6 @@ def table(frame: pl.DataFrame, key: str, columns: Config, *, opens: str | None =
         config[opens] = st.column_config.ButtonColumn(label, type="tertiary", alignment="left", pinned=True, key=click)
     st.dataframe(
         shown,
-        key=f"table-{click}",
         column_config=config,
         hide_index=True,
         height="content",
@@ -155,7 +158,11 @@ def page_switch(pages: int, number: int, name: str, value: Callable[[int], int])
     key = f"{name}-{pages}-{number}"
 
     def turn() -> None:
-        st.query_params[name] = str(value(st.session_state[key]))
+        chosen = st.session_state[key]
+        if chosen == 1:
+            st.query_params.pop(name, None)
+        else:
+            st.query_params[name] = str(value(chosen))
 
     st.pagination(pages, default=number, key=key, on_change=turn, width=340)
 

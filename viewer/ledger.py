@@ -10,7 +10,7 @@ from html import escape
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from viewer.components import badge
-from viewer.plain import chip, number, signed
+from viewer.plain import number, signed, slug
 from viewer.queries.base import Row
 from viewer.theme import ACCENT, NEGATIVE, POSITIVE, UNKNOWN
 
@@ -70,7 +70,7 @@ def draw(reward: float | None, credit: Row | None, scale: Scale, *, is_credited:
                 "worse than others from the same state, or the other way round.",
             )
         for flag in filter(None, credit["flags"].split(",")):
-            label, colour, explanation = _FLAGS.get(flag, (chip(flag), "gray", None))
+            label, colour, explanation = _FLAGS.get(flag, (slug(flag), "gray", None))
             badge(label, colour, explanation=explanation)
 
 

@@ -53,7 +53,9 @@ def uri() -> str:
 def versions() -> tuple[tuple[str, int], ...]:
     """Table versions that this session is pinned to; the newest ones the first time."""
     if _VERSIONS not in st.session_state:
-        refresh()
+        newest = lake.open(uri()).snapshot().versions
+        st.session_state[_VERSIONS] = tuple(sorted(newest.items()))
+        st.session_state[_AT] = datetime.now(UTC)
     return cast("tuple[tuple[str, int], ...]", st.session_state[_VERSIONS])
 
 
@@ -64,9 +66,8 @@ def pinned_at() -> datetime:
 
 
 def refresh() -> None:
-    """Pin this session to the newest versions."""
-    st.session_state[_VERSIONS] = tuple(sorted(lake.open(uri()).snapshot().versions.items()))
-    st.session_state[_AT] = datetime.now(UTC)
+    """Let the next read pin this session to the newest versions."""
+    st.session_state.pop(_VERSIONS, None)
 
 
 def read(query: Callable[Concatenate[Reads, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -38,6 +38,11 @@ def word(text: str) -> str:
     return text if text.isascii() and text.isidentifier() else chip(text)
 
 
+def slug(text: str) -> str:
+    """A name reduced to letters, digits, spaces, `-` and `_`, for badges, which take no code span."""
+    return re.sub(r"[^A-Za-z0-9 _-]", "?", text)[:CHIP] or "?"
+
+
 def number(value: float | None, digits: int = 3) -> str:
     """A number for people; a dash for what is not known."""
     if value is None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+import torch  # noqa: TID253
 
 from lake import Lake
 from lake.errors import ContractError
@@ -44,9 +45,9 @@ Trained = tuple[tuple[int, ...], int, float, float, float]
 def tokens_of(batch: PackedBatch) -> Iterator[Trained]:
     assert batch.advantages_N is not None
     assert batch.behaviour_logprobs_N is not None
-    assert batch.temperature_N is not None
+    temperature_N = torch.ones(len(batch.target_N)) if batch.temperature_N is None else batch.temperature_N
     ids_T, positions_T = batch.input_ids_T.tolist(), batch.position_ids_T.tolist()
-    columns = (batch.predictor_N, batch.target_N, batch.advantages_N, batch.behaviour_logprobs_N, batch.temperature_N)
+    columns = (batch.predictor_N, batch.target_N, batch.advantages_N, batch.behaviour_logprobs_N, temperature_N)
     for predictor, target, advantage, logprob, temperature in zip(*(c.tolist() for c in columns), strict=True):
         assert ids_T[predictor + 1] == target
         before = tuple(ids_T[predictor - positions_T[predictor] : predictor + 1])

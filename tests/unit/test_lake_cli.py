@@ -330,24 +330,30 @@ def make_folder(path: Path) -> Path:
     return path
 
 
-LAKES: list[tuple[str, Callable[[Path], Path], str, str]] = [
-    ("missing", lambda path: path, "does not exist; `trajlake ingest FILE --lake URI` or `trajlake demo` makes one", ""),
-    ("file", make_file, "is a file, and a lake is a folder", "is a file, and a lake is a folder"),
-    ("folder", make_folder, "is not a lake: it holds no `episodes` table", "not empty; name a new or an empty folder"),
-    ("foreign", make_foreign, "is a Delta table, but not of a lake", "is a Delta table, but not of a lake"),
-    ("newer", make_newer, "`scores` of", "pip install --upgrade trajlake"),
-    ("newer delta", make_newer_delta, "99", "99"),
-    ("torn", make_torn, "trajlake doctor", "trajlake doctor"),
-]
+LAKES: dict[str, tuple[Callable[[Path], Path], str, str]] = {
+    "missing": (lambda path: path, "does not exist; `trajlake ingest FILE --lake URI` or `trajlake demo` makes one", ""),
+    "file": (make_file, "is a file, and a lake is a folder", "is a file, and a lake is a folder"),
+    "folder": (make_folder, "is not a lake: it holds no `episodes` table", "not empty; name a new or an empty folder"),
+    "foreign": (make_foreign, "is a Delta table, but not of a lake", "is a Delta table, but not of a lake"),
+    "newer": (make_newer, "`scores` of", "pip install --upgrade trajlake"),
+    "newer delta": (make_newer_delta, "99", "99"),
+    "torn": (make_torn, "trajlake doctor", "trajlake doctor"),
+}
+"""What may be found at a path: how it is made, what a reader says, and what a writer says."""
 
 
-@pytest.mark.parametrize("command", ["sql", "tables", "history", "doctor", "ingest"])
-@pytest.mark.parametrize(("kind", "make", "reading", "writing"), LAKES, ids=[kind for kind, *_ in LAKES])
+COMMANDS = ["sql", "tables", "history", "doctor", "ingest"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "command"),
+    # Ingest makes a lake where there is nothing.
+    [(kind, command) for kind in LAKES for command in COMMANDS if (kind, command) != ("missing", "ingest")],
+)
 def test_a_path_that_is_no_lake_is_one_line_and_stays_as_it_is(
-    cli: Cli, tmp_path: Path, file: Path, kind: str, make: Callable[[Path], Path], reading: str, writing: str, command: str
+    cli: Cli, tmp_path: Path, file: Path, kind: str, command: str
 ) -> None:
-    if (kind, command) == ("missing", "ingest"):
-        pytest.skip("ingest makes a lake where there is nothing")
+    make, reading, writing = LAKES[kind]
     path = make(tmp_path / "it")
     before = tree(tmp_path)
     args = {"sql": ["SELECT 1"], "ingest": [file]}.get(command, [])
@@ -472,10 +478,8 @@ def test_a_fault_of_the_machine_is_one_line_too(cli: Cli, file: Path, tmp_path: 
 
 def test_a_reader_that_leaves_is_no_fault(full: Path) -> None:
     """`trajlake sql ... | head -1`: far more rows than a pipe holds."""
-    query = "SELECT range AS n, repeat('x', 100) AS x FROM range(200000)"
+    query = "SELECT range AS n, repeat('x', 100) AS x FROM range(5000)"
     for output_format in ("csv", "json", "table"):
-        if output_format == "table":
-            query = query.replace("200000", "20000")
         command = [*COMMAND, "sql", query, "--lake", str(full), "--format", output_format]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
             assert process.stdout is not None
@@ -502,7 +506,9 @@ def one_line(done: subprocess.CompletedProcess[str], *, alone: bool = True) -> s
     return last
 
 
-def test_a_lake_that_may_not_be_written_can_be_read_and_says_so_to_writers(tmp_path: Path, file: Path) -> None:
+def test_a_lake_that_may_not_be_written_can_be_read_and_says_so_to_writers(
+    cli: Cli, tmp_path: Path, file: Path
+) -> None:
     with folder_to_lock(tmp_path / "disk") as folder:
         ingest(lake.open(folder / "lake", create=True), file, run_id="old")
         (folder / "empty").mkdir()
@@ -513,10 +519,10 @@ def test_a_lake_that_may_not_be_written_can_be_read_and_says_so_to_writers(tmp_p
                 assert "permission" in says.lower() or "read-only" in says.lower()
                 assert "choose another --lake" in says
             assert tree(folder) == before
-            counted = trajlake("sql", "SELECT count(*) AS n FROM steps", "--lake", folder / "lake", "--format", "csv")
-            assert (counted.returncode, counted.stdout) == (0, "n\n8\n")
-            assert trajlake("doctor", "--lake", folder / "lake").returncode == 0
-        assert trajlake("ingest", file, "--lake", folder / "lake").returncode == 0
+            counted = cli("sql", "SELECT count(*) AS n FROM steps", "--lake", folder / "lake", "--format", "csv")
+            assert (counted.code, counted.out) == (0, "n\n8\n")
+            assert cli("doctor", "--lake", folder / "lake").code == 0
+        assert "4 already present" in cli("ingest", file, "--lake", folder / "lake", "--run", "old").out
         assert assert_whole(lake.open(folder / "lake").snapshot()) == 8
 
 

@@ -3,7 +3,8 @@
 import numpy as np
 import torch  # noqa: TID253
 
-from trainer.collate import Members, TokenArrays, collate
+from testkit.training import random_batch, sequences_of
+from trainer.collate import Members, TokenArrays, collate, cut
 
 END = 0
 
@@ -63,6 +64,27 @@ def test_tokens_the_policy_did_not_sample_carry_no_loss() -> None:
     assert batch.target_N.tolist() == [1, 4]
     assert batch.behaviour_logprobs_N is not None
     assert batch.behaviour_logprobs_N.tolist() == [-1.0, -4.0]
+
+
+def test_no_mask_means_that_the_policy_sampled_every_action_token() -> None:
+    arguments = (
+        members(n_context_M=[1, 1], n_action_M=[2, 1], trained_M=[True, False], loss_tokens_M=[2, 0]),
+        np.array([2]),
+    )
+    full = collate(*arguments, tokens([8, 9], [1, 2, 3]))
+    none = collate(*arguments, TokenArrays(np.array([8, 9], np.int32), np.array([1, 2, 3], np.int32), None, None))
+    assert none.target_N.tolist() == full.target_N.tolist() == [1, 2]
+    assert none.behaviour_logprobs_N is None
+
+
+def test_cutting_gives_back_the_sequences() -> None:
+    whole = random_batch([4, 2, 6, 3], temperature=0.7)
+    parts = cut(whole, [1, 2, 1])
+    assert [part.boundaries for part in parts] == [[0, 4], [0, 2, 8], [0, 3]]
+    apart = [single for part in parts for single in sequences_of(part)]
+    for found, expected in zip(apart, sequences_of(whole), strict=True):
+        for name in ("input_ids_T", "position_ids_T", "predictor_N", "target_N", "advantages_N", "temperature_N"):
+            assert torch.equal(getattr(found, name), getattr(expected, name)), name
 
 
 def test_untrained_turns_stay_as_context() -> None:

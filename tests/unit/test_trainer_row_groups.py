@@ -30,39 +30,39 @@ def path(tmp_path: Path) -> str:
 
 def test_lists_become_flat_arrays_with_starts() -> None:
     group = decode(pa.Table.from_pylist(ROWS, schema=SCHEMA))
-    whole = group.rows(0, 4)
-    assert whole.n_context_R.tolist() == [2, 0, 1, 3]
-    assert whole.context_T.tolist() == [1, 2, 6, 7, 8, 9]
-    assert whole.n_action_R.tolist() == [1, 2, 0, 2]
-    assert whole.action_A.tolist() == [3, 4, 5, 1, 2]
-    assert whole.mask_A.tolist() == [True, True, False, False, True]
+    assert group.context_starts.tolist() == [0, 2, 2, 3, 6]
+    assert group.context_T.tolist() == [1, 2, 6, 7, 8, 9]
+    assert group.action_starts.tolist() == [0, 1, 3, 3, 5]
+    assert group.action_A.tolist() == [3, 4, 5, 1, 2]
+    assert group.mask_A is not None
+    assert group.mask_A.tolist() == [True, True, False, False, True]
 
 
-def test_some_rows_are_views_of_their_tokens() -> None:
-    group = decode(pa.Table.from_pylist(ROWS, schema=SCHEMA))
-    some = group.rows(1, 3)
-    assert some.n_context_R.tolist() == [0, 1]
-    assert (some.context_T.tolist(), some.action_A.tolist(), some.mask_A.tolist()) == ([6], [4, 5], [True, False])
-    assert np.shares_memory(some.context_T, group.whole.context_T)
+def test_lengths_of_some_rows() -> None:
+    context, action = decode(pa.Table.from_pylist(ROWS, schema=SCHEMA)).lengths(np.array([3, 0, 1]))
+    assert (context.tolist(), action.tolist()) == ([3, 2, 0], [2, 1, 2])
 
 
 def test_unknown_logprobs_are_nan_at_their_own_tokens() -> None:
     group = decode(pa.Table.from_pylist(ROWS, schema=SCHEMA))
-    np.testing.assert_array_equal(group.whole.logprobs_A, np.array([-1, np.nan, np.nan, -2, -3], np.float32))
+    np.testing.assert_array_equal(group.logprobs_A, np.array([-1, np.nan, np.nan, -2, -3], np.float32))
 
 
-def test_logprobs_are_left_out_unless_asked_for(path: str) -> None:
-    assert RowGroupCache([path], logprobs=False, limit=0).get(0, 0).whole.logprobs_A is None
+def test_masks_and_logprobs_are_left_out_unless_asked_for(path: str) -> None:
+    group = RowGroupCache([path], masks=False, logprobs=False, limit=0).get(0, 0)
+    assert group.logprobs_A is None
+    assert group.mask_A is None
+    assert group.action_A.tolist() == [3, 4, 5]
 
 
 def test_a_file_is_read_by_row_group(path: str) -> None:
-    cache = RowGroupCache([path], logprobs=True, limit=1 << 20)
+    cache = RowGroupCache([path], masks=True, logprobs=True, limit=1 << 20)
     assert cache.group_starts(0).tolist() == [0, 3, 4]
-    assert cache.get(0, 1).whole.action_A.tolist() == [1, 2]
+    assert cache.get(0, 1).action_A.tolist() == [1, 2]
 
 
 def test_what_is_kept_stays_below_the_limit(path: str) -> None:
-    roomy, tight = (RowGroupCache([path], logprobs=True, limit=limit) for limit in (1 << 20, 1))
+    roomy, tight = (RowGroupCache([path], masks=True, logprobs=True, limit=limit) for limit in (1 << 20, 1))
     for cache in (roomy, tight):
         cache.get(0, 0)
         cache.get(0, 1)
@@ -75,14 +75,14 @@ def test_what_is_kept_stays_below_the_limit(path: str) -> None:
 
 
 def test_threads_share_one_decoding(path: str) -> None:
-    cache = RowGroupCache([path], logprobs=True, limit=1 << 20)
+    cache = RowGroupCache([path], masks=True, logprobs=True, limit=1 << 20)
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: cache.get(0, 0), range(64)))
     assert len({id(group) for group in found}) == 1
 
 
 def test_a_file_that_went_away_is_an_error_for_everybody_who_waits(path: str) -> None:
-    cache = RowGroupCache([path], logprobs=True, limit=1 << 20)
+    cache = RowGroupCache([path], masks=True, logprobs=True, limit=1 << 20)
     cache.group_starts(0)
     Path(path).unlink()
     for _ in range(2):

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from viewer.plain import chip, number, one_line, percent, signed, visible, word
+from viewer.plain import chip, number, one_line, percent, signed, slug, visible, word
 
 MARKDOWN = MarkdownIt("commonmark").enable("table").enable("strikethrough")
 HOSTILE = [
@@ -96,6 +96,13 @@ def test_a_word_is_a_chip_only_where_it_must_be() -> None:
     assert word("tau_bench") == "tau_bench"
     assert word("gpt-4o") == "`gpt-4o`"
     assert word("![x](y)") == "`![x](y)`"
+
+
+@with_examples
+@given(text=foreign)
+def test_a_slug_holds_nothing_that_markdown_reads(text: str) -> None:
+    assert set(slug(text)) <= set(string.ascii_letters + string.digits + " _-?")
+    assert 1 <= len(slug(text)) <= 60
 
 
 @pytest.mark.parametrize(

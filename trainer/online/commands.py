@@ -26,7 +26,7 @@ def demo(lake_uri: str | None, seed: int, iterations: int, shuffle_advantages: b
     from lake.errors import UsageError
     from trainer.online.demo import DemoConfig, free_lake_folder, run_demo
 
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     began = time.monotonic()
     try:
         config = DemoConfig(seed=seed, iterations=iterations, shuffle_advantages=shuffle_advantages)

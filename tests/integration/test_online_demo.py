@@ -1,0 +1,155 @@
+"""The demo and its loop, for real but small: every number through the lake, the same numbers twice."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+
+import lake
+from lake.errors import UsageError
+from lake.lake import Lake
+from trainer.online.demo import AFTER, BEFORE, RUN, TRACES, DemoConfig, DemoResult, free_lake_folder, run_demo
+
+SMALL = DemoConfig(iterations=2, traces=400, held_out=20)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, DemoResult, list[str]]:
+    target = lake.open(tmp_path_factory.mktemp("demo") / "lake", create=True)
+    said: list[str] = []
+    return target, run_demo(target, SMALL, said.append), said
+
+
+def test_the_result_is_what_the_lake_says(demo: tuple[Lake, DemoResult, list[str]]) -> None:
+    target, result, said = demo
+    found = target.sql("SELECT run_id, count(*) AS n, avg(env_return) AS success FROM episodes GROUP BY 1")
+    rows = {row["run_id"]: row for row in found.iter_rows(named=True)}
+    assert {name: row["n"] for name, row in rows.items()} == {TRACES: 400, BEFORE: 20, AFTER: 20, RUN: 512}
+    assert rows[BEFORE]["success"] == pytest.approx(result.before)
+    assert rows[AFTER]["success"] == pytest.approx(result.after)
+    assert (result.iterations, result.episodes) == (2, 512)
+    assert sum(line.startswith("round ") for line in said) == 2
+    assert target.scan("rejects").collect().is_empty()
+
+
+def test_held_out_worlds_are_never_trained_on(demo: tuple[Lake, DemoResult, list[str]]) -> None:
+    target, _, _ = demo
+    worlds = target.sql("SELECT DISTINCT split, task_id FROM episodes")
+    splits = worlds.group_by("task_id").agg(pl.col("split").n_unique())["split"]
+    assert splits.max() == 1
+    before, after = (
+        target.sql("SELECT task_id, seed FROM episodes WHERE run_id = ? ORDER BY seed", [run])
+        for run in (BEFORE, AFTER)
+    )
+    assert_frame_equal(before, after)
+
+
+def test_siblings_start_alike_and_the_policy_version_is_the_round(demo: tuple[Lake, DemoResult, list[str]]) -> None:
+    target, _, _ = demo
+    groups = target.sql(
+        "SELECT group_id, count(*) AS n, count(DISTINCT initial_messages) AS starts, max(expected_group_size) AS meant,"
+        " min(policy_version) AS low, max(policy_version) AS high, min(collection_round) AS round"
+        " FROM episodes WHERE run_id = ? GROUP BY 1",
+        [RUN],
+    )
+    assert groups.height == 64
+    assert groups["n"].unique().to_list() == groups["meant"].unique().to_list() == [8]
+    assert groups["starts"].unique().to_list() == [1]
+    assert (groups["low"] == groups["high"]).all()
+    assert (groups["low"] == groups["round"]).all()
+
+
+def test_each_update_saw_live_groups_of_its_own_round_only(demo: tuple[Lake, DemoResult, list[str]]) -> None:
+    target, _, _ = demo
+    seen = target.sql(
+        "SELECT b.optimizer_step, e.collection_round, bool_or(a.flags LIKE '%dead_group%') AS dead"
+        " FROM trained_batches b JOIN episodes e USING (episode_id) JOIN latest_advantages a USING (episode_id)"
+        " WHERE e.run_id = ? GROUP BY 1, 2 ORDER BY 1",
+        [RUN],
+    )
+    assert seen["optimizer_step"].to_list() == list(range(8)), "two rounds of four updates, counted through"
+    assert seen["collection_round"].to_list() == [0] * 4 + [1] * 4
+    assert not seen["dead"].any()
+    metrics = target.sql("SELECT DISTINCT step FROM run_metrics WHERE run_id = ? ORDER BY 1", [RUN])
+    assert metrics["step"].to_list() == list(range(8))
+
+
+def test_the_same_seed_gives_the_same_lake(demo: tuple[Lake, DemoResult, list[str]], tmp_path: Path) -> None:
+    target, result, _ = demo
+    again = lake.open(tmp_path / "again", create=True)
+    assert run_demo(again, SMALL, lambda _: None) == result
+    query = "SELECT episode_id, content_hash FROM episodes ORDER BY 1"
+    assert_frame_equal(target.sql(query), again.sql(query))
+    values = "SELECT episode_id, step_index, advantage FROM advantages ORDER BY 1, 2"
+    assert_frame_equal(target.sql(values), again.sql(values))
+    losses = "SELECT run_id, step, value FROM run_metrics WHERE name = 'loss' ORDER BY 1, 2"
+    assert_frame_equal(target.sql(losses), again.sql(losses))
+
+
+def test_a_second_demo_into_the_same_lake_is_refused(demo: tuple[Lake, DemoResult, list[str]]) -> None:
+    target, _, _ = demo
+    with pytest.raises(UsageError, match="holds a demo already"):
+        run_demo(target, SMALL, lambda _: None)
+
+
+def test_shuffled_advantages_are_a_permutation_over_live_steps(tmp_path: Path) -> None:
+    target = lake.open(tmp_path / "lake", create=True)
+    run_demo(target, SMALL.model_copy(update={"iterations": 1, "shuffle_advantages": True}), lambda _: None)
+    jobs = target.sql("SELECT job_id, parameters FROM job_runs WHERE kind = 'credit' ORDER BY started_at")
+    real, control = (
+        target.scan("advantages").filter(pl.col("job_id") == job).sort("episode_id", "step_index").collect()
+        for job in jobs["job_id"]
+    )
+    assert '"estimator":"shuffled"' in jobs["parameters"][1]
+    assert real["advantage"].sort().to_list() == control["advantage"].sort().to_list()
+    assert (real["advantage"] != control["advantage"]).mean() > 0.2
+    dead = real["flags"].str.contains("dead_group")
+    assert 0 < dead.sum() < real.height
+    assert (real.filter(dead)["advantage"] == control.filter(dead)["advantage"]).all()
+    trained = target.sql(
+        "SELECT sum(action_tokens) AS n FROM trained_batches WHERE job_id = ("
+        "SELECT job_id FROM job_runs WHERE kind = 'train' AND run_id = 'demo')"
+    )
+    assert trained["n"][0] > 0
+
+
+def test_a_taken_folder_is_never_overwritten(tmp_path: Path) -> None:
+    wanted = tmp_path / "demo-lake"
+    assert free_lake_folder(wanted) == wanted
+    wanted.mkdir()
+    assert free_lake_folder(wanted).name == "demo-lake-2"
+    (tmp_path / "demo-lake-2").touch()
+    assert free_lake_folder(wanted).name == "demo-lake-3"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--iterations", "0"], "--iterations"),
+        (["--seed", "-1"], "--seed"),
+        (["--iterations", "x"], "not a valid integer"),
+    ],
+)
+def test_options_that_cannot_be_meant(arguments: list[str], words: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from lake.cli import main; main()", "demo", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=os.environ)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_demo_learns_and_shuffled_advantages_teach_less(seed: int, tmp_path: Path) -> None:
+    real = run_demo(lake.open(tmp_path / "real", create=True), DemoConfig(seed=seed), lambda _: None)
+    assert real.before <= 0.45
+    assert real.after >= 0.80
+    config = DemoConfig(seed=seed, shuffle_advantages=True)
+    control = run_demo(lake.open(tmp_path / "control", create=True), config, lambda _: None)
+    assert control.before == real.before
+    assert control.after <= real.after - 0.15

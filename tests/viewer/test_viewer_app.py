@@ -1,0 +1,629 @@
+"""Every page of the viewer, run by Streamlit itself without a browser, on real lakes."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from markdown_it import MarkdownIt
+
+import lake
+from lake import Lake, ids
+from testkit.lakes import RUN, add_credit, add_training, build_lake, full_lake, rollout
+from testkit.streamlit_pages import SCREENS, assert_sound, charts, elements, frame, open_page, words
+from viewer.launch import ENVIRONMENT
+from viewer.transcript import ALL
+
+UNKNOWN_ID = "0000000000000"
+
+
+def show(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    monkeypatch.setenv(ENVIRONMENT, lk.uri)
+    return lk
+
+
+@pytest.fixture(scope="module")
+def shared_lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    return full_lake(tmp_path_factory.mktemp("viewer"))
+
+
+@pytest.fixture
+def lk(shared_lake: Lake, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    """The full lake, shown; tests only read it."""
+    return show(shared_lake, monkeypatch)
+
+
+def episode_id(lk: Lake, task: str, rollout_index: int, round_: int = 0) -> int:
+    query = "SELECT episode_id FROM episodes WHERE task_id = ? AND rollout_index = ? AND collection_round = ?"
+    return int(lk.sql(query, [task, rollout_index, round_]).item())
+
+
+def group_id(lk: Lake, task: str, round_: int = 0) -> int:
+    query = "SELECT DISTINCT group_id FROM episodes WHERE task_id = ? AND collection_round = ?"
+    return int(lk.sql(query, [task, round_]).item())
+
+
+def job_id(lk: Lake, kind: str) -> int:
+    return int(lk.sql("SELECT arg_max(job_id, started_at) FROM job_runs WHERE kind = ?", [kind]).item())
+
+
+# ---------------------------------------------------------------- every page
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_every_page_opens(lk: Lake, name: str) -> None:
+    at = open_page(name)
+    assert [heading.value for heading in at.header] == [name.capitalize()]
+    assert [warning.value for warning in at.warning] == []
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_an_empty_lake_gives_friendly_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    show(lake.open(tmp_path / "empty", create=True), monkeypatch)
+    at = open_page(name)
+    assert len(at.dataframe) == 0
+    assert len(at.info) + len(at.success) == 1
+    if name != "rejects":
+        assert at.code[0].value.startswith("trajlake ")
+
+
+@pytest.mark.parametrize("name", ["episode", "group", "job"])
+@pytest.mark.parametrize("value", [None, "zzz", UNKNOWN_ID, "![x](http://evil.example)", "9" * 5000])
+def test_a_wrong_or_forgotten_id_gets_a_sentence_and_a_way_back(lk: Lake, name: str, value: str | None) -> None:
+    at = open_page(name, **({} if value is None else {name: value}))
+    assert len(at.warning) == 1
+    assert len(at.header) == 0
+    assert [link.proto.page for link in at.get("page_link")] == [f"{name}s"]
+
+
+def test_a_viewer_without_a_lake_says_how_to_start_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ENVIRONMENT, raising=False)
+    at = open_page("runs")
+    assert "trajlake view --lake" in at.code[0].value
+
+
+def test_a_lake_that_vanished_is_an_error_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = show(build_lake(tmp_path / "lake"), monkeypatch)
+    at = open_page("episodes")
+    shutil.rmtree(lk.uri)
+    at.text_input(key="text").set_value("anything new")
+    assert_sound(at.run())
+    assert at.error[0].value == "The lake could not be read."
+    at.button[-1].click()
+    assert_sound(at.run())
+    assert "does not exist" in at.code[-1].value
+
+
+# ---------------------------------------------------------------- runs
+
+
+def test_runs_show_figures_curves_and_metrics(lk: Lake) -> None:
+    at = open_page("runs")
+    figures = {metric.label: metric.value for metric in at.metric}
+    assert (figures["Episodes"], figures["Groups"], figures["Dead groups"], figures["Unscored"]) == (
+        "24",
+        "6",
+        "33 %",
+        "2",
+    )
+    assert frame(at, "runs")["run_id"].tolist() == [RUN]
+    assert charts(at) == 5 + 1 + 2, "curves over rounds, tasks by success, training metrics"
+    assert frame(at, "tasks")["task_id"].tolist() == ["partial", "mixed", "dead"]
+
+
+def test_the_axis_and_the_threshold_of_success_are_in_the_address(lk: Lake) -> None:
+    at = open_page("runs", run=RUN, over="Policy version", success="2.0")
+    assert at.get("button_group")[0].value == "Policy version"
+    assert frame(at, "runs")["success"].tolist() == [0.0]
+
+
+def test_an_unknown_run_is_named_and_another_shown(lk: Lake) -> None:
+    at = open_page("runs", run="no *such* run")
+    assert at.warning[0].value == "There is no run `no *such* run` in this lake."
+    assert at.subheader[0].value == f"Run `{RUN}`"
+
+
+def test_a_run_of_one_round_says_that_there_is_no_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    show(build_lake(tmp_path, [rollout("a", 0, None)]), monkeypatch)
+    at = open_page("runs")
+    assert "there is no curve to draw" in words(at)
+    assert "No episode of this run is scored." in words(at)
+
+
+# ---------------------------------------------------------------- episodes
+
+
+def test_every_filter_comes_from_the_address(lk: Lake) -> None:
+    at = open_page(
+        "episodes", run=RUN, task="m*", status=["completed", "failed"], round=1, min=0.5, sort="lowest return"
+    )
+    table = frame(at, "episodes")
+    assert table["task_id"].tolist() == ["mixed", "mixed"]
+    assert table["env_return"].tolist() == [1.0, 1.0]
+    assert at.multiselect(key="status").value == ["completed", "failed"]
+    assert "1 to 2 of 2 episodes in 1 groups, mean return 1" in words(at)
+
+
+def test_a_text_is_searched_in_states_actions_and_reasoning(lk: Lake) -> None:
+    for text, number in [("HALL 1", 12), ("plan 2 of rollout 0", 6), ("go left", 24), ("nowhere", None)]:
+        at = open_page("episodes", text=text)
+        if number is None:
+            assert at.info[0].value == "No episode matches these filters."
+        else:
+            assert f"of {number} episodes" in words(at), text
+
+
+def test_the_list_is_paged_on_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    show(build_lake(tmp_path, [rollout(f"{n}", 0, 1.0, num_steps=1) for n in range(60)]), monkeypatch)
+    first, last = open_page("episodes"), open_page("episodes", page=3)
+    assert frame(first, "episodes")["task_id"].tolist() == [str(n) for n in range(25)]
+    assert frame(last, "episodes")["task_id"].tolist() == [str(n) for n in range(50, 60)]
+    assert "51 to 60 of 60 episodes" in words(last)
+    beyond = open_page("episodes", page=99)
+    assert frame(beyond, "episodes").shape[0] == 10
+
+
+def test_a_new_filter_starts_at_the_first_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    show(build_lake(tmp_path, [rollout(f"{n}", 0, 1.0, num_steps=1) for n in range(60)]), monkeypatch)
+    at = open_page("episodes", page=2)
+    at.text_input(key="task").set_value("*")
+    assert_sound(at.run())
+    assert frame(at, "episodes")["task_id"].tolist()[0] == "0"
+
+
+def test_turning_a_page_writes_it_into_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    show(build_lake(tmp_path, [rollout(f"{n}", 0, 1.0, num_steps=1) for n in range(60)]), monkeypatch)
+    at = open_page("episodes")
+    at.get("pagination")[0].set_value(2)
+    assert_sound(at.run())
+    assert at.query_params["page"] in ("2", ["2"])
+    assert frame(at, "episodes")["task_id"].tolist()[0] == "25"
+
+
+def test_unscored_episodes_are_dashes_and_can_be_listed(lk: Lake) -> None:
+    at = open_page("episodes", unscored="true")
+    assert frame(at, "episodes")["status"].tolist() == ["failed", "failed"]
+    assert frame(at, "episodes")["env_return"].isna().all()
+
+
+def test_wrong_values_in_the_address_are_said_or_ignored(lk: Lake) -> None:
+    at = open_page("episodes", run="nobody", group="zzz", min="much", job="zzz", update=1, page="x")
+    said = " ".join(warning.value for warning in at.warning)
+    assert "There is no run `nobody`" in said
+    assert "`zzz` is not an id" in said
+    assert "`zzz` is not the id of a job" in said
+    assert frame(at, "episodes").shape[0] == 24
+
+
+def test_the_batch_of_an_update_is_a_list(lk: Lake) -> None:
+    at = open_page("episodes", job=job_id(lk, "train"), update=0)
+    assert frame(at, "episodes").shape[0] == 6
+    assert "Batch of update 0" in words(at)
+    next(button for button in at.button if button.label == "Show all episodes").click()
+    assert_sound(at.run())
+    assert frame(at, "episodes").shape[0] == 24
+
+
+# ---------------------------------------------------------------- one episode
+
+
+def ledgers(at: Any) -> list[str]:
+    """The ledgers of the steps on the page, as HTML."""
+    return [
+        element.proto.body
+        for element in elements(at)
+        if element.type == "html" and "return-to-go" in element.proto.body
+    ]
+
+
+def test_a_step_has_its_state_action_and_advantages(lk: Lake) -> None:
+    at = open_page("episode", episode=episode_id(lk, "mixed", 0, round_=1))
+    assert [code.value for code in at.code][:4] == [
+        "You walk through a maze.",
+        "You are at the gate.",
+        "You are in hall 0.",
+        "You are on path 0.2.",
+    ]
+    assert [text.value for text in at.text][:2] == ["Plan 0 of rollout 0.", "go right"]
+    first = ledgers(at)[0]
+    for number in ("0.902", "+0.866", "+1.732"):
+        assert f">{number}</span>" in first, number
+    assert charts(at) == 1
+    assert "State shared: 4 steps of 4 siblings" in words(at)
+
+
+def test_unknown_is_a_word_and_zero_is_a_digit(lk: Lake) -> None:
+    unknown = ledgers(open_page("episode", episode=episode_id(lk, "partial", 3)))[0]
+    assert unknown.count(">unknown</span>") == 5
+    assert ">0</span>" not in unknown
+    zero = ledgers(open_page("episode", episode=episode_id(lk, "dead", 0)))[0]
+    assert "unknown" not in zero
+    assert zero.count(">0</span>") == 4, "reward, A_E, A_S and A; the return-to-go is 0.902"
+
+
+def test_flags_of_a_dead_group_are_badges(lk: Lake) -> None:
+    shown = words(open_page("episode", episode=episode_id(lk, "dead", 0)))
+    for badge in (
+        ":orange-badge[:material/block: dead group]",
+        ":orange-badge[dead group]",
+        ":gray-badge[constant anchor]",
+        ":gray-badge[singleton anchor]",
+    ):
+        assert badge in shown
+
+
+def test_terms_of_opposite_signs_are_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two winners pass one hall, one of them late: its episode is good, its step is worse than the other's."""
+    quick, lost, slow = rollout("t", 0, 1.0, num_steps=3), rollout("t", 1, 0.0), rollout("t", 2, 1.0, num_steps=9)
+    lk = show(build_lake(tmp_path, [quick, lost, slow]), monkeypatch)
+    add_credit(lk)
+    at = open_page("episode", episode=episode_id(lk, "t", 2))
+    shown = words(at)
+    assert ":violet-badge[:material/call_split: terms disagree]" in shown
+    assert shown.count("terms disagree") == 1
+    assert "border-left:3px solid" in ledgers(at)[1]
+    assert ":gray[Terms disagree] **1**" in shown
+
+
+def test_previous_and_next_follow_the_filtered_list(lk: Lake) -> None:
+    at = open_page("episode", episode=episode_id(lk, "mixed", 0), list="task=mixed&round=0&sort=highest+return")
+    assert "1 of 4 episodes that match the filter" in words(at)
+    assert at.button(key="previous").disabled
+    seen = []
+    for _ in range(3):
+        at.button(key="next").click()
+        assert_sound(at.run())
+        seen.append(at.header[0].value)
+    assert seen == [f"Episode `{ids.to_text(episode_id(lk, 'mixed', n))}`" for n in (1, 2, 3)]
+    assert at.button(key="next").disabled
+    at.button(key="previous").click()
+    assert_sound(at.run())
+    assert at.header[0].value == seen[1]
+
+
+def test_an_episode_outside_the_list_is_shown_all_the_same(lk: Lake) -> None:
+    at = open_page("episode", episode=episode_id(lk, "mixed", 0), list="task=dead")
+    assert "This episode is not in the filtered list." in words(at)
+    assert len(ledgers(at)) == 3
+
+
+def test_reasoning_and_tool_calls_can_be_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = rollout("t", 0, 1.0, num_steps=1)
+    record.steps[0].tool_calls = [{"function": {"name": "find", "arguments": '{"what": "treasure"}'}}]
+    lk = show(build_lake(tmp_path, [record]), monkeypatch)
+    here = {"episode": episode_id(lk, "t", 0)}
+    shown = words(open_page("episode", **here))
+    assert "tool call `find`" in shown
+    assert '"what": "treasure"' in shown
+    assert "Plan 0 of rollout 0." in shown
+    hidden = words(open_page("episode", reasoning="false", tools="false", **here))
+    assert "treasure" not in hidden
+    assert "Plan 0" not in hidden
+
+
+def test_long_texts_are_cut_until_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = rollout("t", 0, 1.0, num_steps=1)
+    record.steps[0].action = "x" * (ALL + 10)
+    lk = show(build_lake(tmp_path, [record]), monkeypatch)
+    at = open_page("episode", episode=episode_id(lk, "t", 0))
+    (shown,) = [text.value for text in at.text if text.value.startswith("xxx")]
+    assert len(shown) == 3000
+    (switch,) = [toggle for toggle in at.toggle if toggle.label == f"Show all {ALL + 10:,} characters"]
+    switch.set_value(True)
+    assert_sound(at.run())
+    (whole,) = [code.value for code in at.code if code.value.startswith("xxx")]
+    assert len(whole) == ALL
+    assert f"The first {ALL:,} of {ALL + 10:,} characters" in words(at)
+
+
+def test_long_tool_output_is_collapsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = rollout("t", 0, 1.0, num_steps=2)
+    for step, length in zip(record.steps, (2000, 20), strict=True):
+        step.state, step.state_role = "y" * length, "tool"
+    lk = show(build_lake(tmp_path, [record]), monkeypatch)
+    at = open_page("episode", episode=episode_id(lk, "t", 0))
+    labels = [expander.label for expander in at.expander]
+    assert labels[0].startswith("System prompt")
+    assert [label.endswith("2,000 characters") for label in labels[1:]] == [True]
+
+
+def test_steps_are_paged_and_a_step_is_a_deep_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = show(build_lake(tmp_path, [rollout("t", 0, 1.0, num_steps=25)]), monkeypatch)
+    here = {"episode": episode_id(lk, "t", 0)}
+    at = open_page("episode", step=17, **here)
+    shown = [markdown.value for markdown in at.markdown if markdown.value.startswith("**Step")]
+    assert shown == [f"**Step {n}**" for n in range(10, 20)]
+    assert any(".st-key-step-17 {" in element.proto.body for element in elements(at) if element.type == "html")
+    at.get("pagination")[0].set_value(3)
+    assert_sound(at.run())
+    assert "Steps 20 to 24 of 25" in words(at)
+    assert "no step 99" in open_page("episode", step=99, **here).warning[0].value
+    assert "Steps 0 to 9 of 25" in words(open_page("episode", step="one", **here))
+
+
+def test_the_credit_is_chosen_by_job_or_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = show(build_lake(tmp_path), monkeypatch)
+    old, new = add_credit(lk, omega=0.0), add_credit(lk)
+    series = lk.sql("SELECT series_id FROM job_runs WHERE job_id = ?", [old]).item()
+    here = {"episode": episode_id(lk, "mixed", 0)}
+
+    def chosen(**address: Any) -> tuple[str, str]:
+        at = open_page("episode", **here, **address)
+        return at.selectbox[0].value, ledgers(at)[0]
+
+    newest, by_job, by_series = chosen(), chosen(credit=old), chosen(credit=series)
+    assert newest[0] == ids.to_text(new)
+    assert by_job[0] == by_series[0] == ids.to_text(old)
+    assert ">+1.500</span>" in by_job[1], "A is A_E alone"
+    assert newest[1] != by_job[1]
+    wrong = open_page("episode", credit="zzz", **here)
+    assert "Credit `zzz` does not cover this" in wrong.warning[0].value
+    assert wrong.selectbox[0].value == ids.to_text(new)
+    wrong.selectbox[0].set_value(ids.to_text(old))
+    assert_sound(wrong.run())
+    assert ledgers(wrong)[0] == by_job[1]
+
+
+def test_an_episode_without_credit_is_shown_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = show(build_lake(tmp_path, [rollout("t", 0, 1.0)]), monkeypatch)
+    at = open_page("episode", episode=episode_id(lk, "t", 0))
+    assert charts(at) == 0
+    assert at.selectbox[0].disabled
+    assert "trajlake credit" in at.selectbox[0].options[0]
+    assert "go right" in words(at)
+
+
+# ---------------------------------------------------------------- groups
+
+
+def test_groups_are_filtered_by_signal(lk: Lake) -> None:
+    assert frame(open_page("groups", signal="dead"), "groups")["task_id"].tolist() == ["dead", "dead"]
+    at = open_page("groups", task="nothing")
+    assert at.info[0].value == "No group matches these filters."
+
+
+def test_a_group_shows_its_siblings_and_their_shared_states(lk: Lake) -> None:
+    at = open_page("group", group=group_id(lk, "mixed", 1))
+    assert ":green-badge[live group]" in words(at)
+    figures = {metric.label: metric.value for metric in at.metric}
+    assert (figures["Siblings"], figures["Mean return"], figures["Std"]) == ("4", "0.5", "0.577")
+    assert frame(at, "siblings")["env_return"].tolist() == [1.0, 0.0, 0.0, 1.0]
+    anchors = frame(at, "anchors")
+    assert anchors["state"].tolist()[0] == "You are at the gate."
+    assert anchors["episodes"].tolist() == [4, 2, 2]
+    assert "67 % of 12 steps stand in them, 33 % are alone" in words(at)
+
+
+def test_a_dead_group_and_one_that_lost_siblings_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [rollout("t", n, 1.0, expected_group_size=8, policy_version=n) for n in range(3)]
+    lk = show(build_lake(tmp_path, records), monkeypatch)
+    at = open_page("group", group=group_id(lk, "t"))
+    shown = words(at)
+    assert ":orange-badge[dead group]" in shown
+    assert ":orange-badge[3 of 8 siblings]" in shown
+    assert ":red-badge[mixes policy versions]" in shown
+    assert "No credit job has covered this group" in shown
+
+
+def test_an_anchor_is_a_deep_link(lk: Lake) -> None:
+    group = group_id(lk, "mixed", 1)
+    anchor = lk.sql("SELECT anchor_key FROM advantages WHERE group_id = ? AND anchor_size = 4 LIMIT 1", [group]).item()
+    at = open_page("group", group=group, anchor=anchor)
+    assert at.code[0].value == "You are at the gate."
+    visits = frame(at, "visits")
+    assert visits["action"].tolist() == ["go right", "go left", "go right", "go left"]
+    assert (
+        "No step of this group stands in anchor" in open_page("group", group=group, anchor=UNKNOWN_ID).warning[0].value
+    )
+    assert "is not the id of an anchor" in open_page("group", group=group, anchor="zzz").warning[0].value
+
+
+# ---------------------------------------------------------------- training
+
+
+def test_training_leads_from_a_metric_to_the_batch_and_its_advantages(lk: Lake) -> None:
+    at = open_page("training", update=1)
+    assert charts(at) == 2 + 3 + 1, "metrics, what the updates consumed, signs"
+    figures = {metric.label: metric.value for metric in at.metric}
+    assert figures == {"`loss`": "0.5", "`kl`": "0.01"}
+    batch = frame(at, "batch")
+    assert len(batch) == 6
+    assert batch["mean_advantage"].notna().any()
+    assert at.subheader[1].value == "Update 1"
+    next(button for button in at.button if button.label == "Next").click()
+    assert_sound(at.run())
+    assert at.subheader[1].value == "Update 2"
+
+
+def test_a_metric_that_could_not_be_computed_is_a_dash(lk: Lake) -> None:
+    figures = {metric.label: metric.value for metric in open_page("training", update=0).metric}
+    assert figures["`kl`"] == "\u2013"
+
+
+def test_wrong_training_addresses(lk: Lake) -> None:
+    assert "no update 99" in open_page("training", update=99).warning[0].value
+    at = open_page("training", job=UNKNOWN_ID)
+    assert "no training job" in at.warning[0].value
+
+
+def test_training_before_any_credit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = show(build_lake(tmp_path), monkeypatch)
+    add_training(lk)
+    at = open_page("training", update=0)
+    assert "returns only" in words(at)
+    assert frame(at, "batch")["mean_advantage"].isna().all()
+
+
+def test_the_newest_of_several_training_jobs_is_shown_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = show(build_lake(tmp_path), monkeypatch)
+    old, new = add_training(lk), add_training(lk, updates=2)
+    with pytest.raises(ZeroDivisionError), lk.job(kind="train", run_id=RUN):
+        raise ZeroDivisionError
+    assert open_page("training").selectbox[0].value == ids.to_text(new)
+    at = open_page("training", job=old, update=3)
+    assert at.selectbox[0].value == ids.to_text(old)
+    at.selectbox[0].set_value(ids.to_text(new))
+    assert_sound(at.run())
+    assert [heading.value for heading in at.subheader] == ["What the updates consumed"], (
+        "the update belonged to the other"
+    )
+
+
+# ---------------------------------------------------------------- lineage
+
+
+def test_jobs_and_one_job(lk: Lake) -> None:
+    assert frame(open_page("jobs"), "jobs")["kind"].tolist() == ["train", "credit", "collect"]
+    assert frame(open_page("jobs", kind="credit"), "jobs")["kind"].tolist() == ["credit"]
+    at = open_page("job", job=job_id(lk, "credit"))
+    assert '"gamma": 0.95' in at.code[0].value
+    figures = {metric.label: metric.value for metric in at.metric}
+    assert (figures["Groups"], figures["Dead groups"]) == ("6", "33 %")
+    assert "Metrics and batches" in words(open_page("job", job=job_id(lk, "train")))
+
+
+def test_a_failed_job_shows_its_error_and_a_killed_one_its_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lk = show(build_lake(tmp_path), monkeypatch)
+    with pytest.raises(ZeroDivisionError, match="bold"), lk.job(kind="credit"):
+        raise ZeroDivisionError("boom **bold**")
+    lk.job(kind="train").__enter__()
+    failed = open_page("job", job=job_id(lk, "credit"))
+    assert failed.error[0].value == "The job failed."
+    assert failed.code[0].value == "ZeroDivisionError: boom **bold**"
+    assert "not ended: running, or killed" in words(open_page("job", job=job_id(lk, "train")))
+
+
+def test_rejects_with_their_raw_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = show(build_lake(tmp_path, [rollout("a", 0, 1.0)]), monkeypatch)
+    with lk.job(kind="collect", run_id=RUN) as job:
+        job.record([rollout("a", 0, 0.0), rollout("b", 0, float("nan"))])
+    at = open_page("rejects")
+    assert sorted(frame(at, "rejects")["reason"]) == ["conflict", "invalid"]
+    reject = lk.sql("SELECT reject_id FROM rejects WHERE reason = 'invalid'").item()
+    at = open_page("rejects", reason="invalid", reject=reject)
+    assert "EpisodeRecord(" in at.code[0].value
+    assert "env_return" in at.text[0].value
+    assert "holds no reject" in open_page("rejects", reject="zzz").warning[0].value
+
+
+# ---------------------------------------------------------------- pinned
+
+
+def test_a_session_stays_on_its_snapshot_until_refreshed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = show(build_lake(tmp_path), monkeypatch)
+    at = open_page("runs")
+    with lk.job(kind="collect", run_id=RUN) as job:
+        job.record([rollout("new", 0, 1.0)])
+    assert_sound(at.run())
+    assert at.metric[0].value == "24"
+    at.button(key="refresh").click()
+    assert_sound(at.run())
+    assert at.metric[0].value == "25"
+    assert open_page("runs").metric[0].value == "25", "a new session starts at the newest"
+
+
+# ---------------------------------------------------------------- hostile text
+
+HOSTILE = (
+    "<script>alert(1)</script> ![b](http://evil.example/x.png) [c](javascript:alert(1)) "
+    "`` ` $x$ :red[r] \x1b[31m \u202e"
+)
+
+
+@pytest.fixture(scope="module")
+def hostile_lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """A lake in which every text that a source can choose is hostile."""
+    record = rollout(
+        HOSTILE,
+        0,
+        1.0,
+        num_steps=2,
+        environment=HOSTILE,
+        policy=HOSTILE,
+        stop_reason=HOSTILE,
+        error=HOSTILE,
+        initial_messages=[{"role": "system", "content": HOSTILE}, {"role": HOSTILE, "content": HOSTILE}],
+        final_observation=[{"role": "user", "content": HOSTILE}, {"role": 7, "content": {"a": HOSTILE}}],
+    )
+    for step in record.steps:
+        step.state = step.action = step.reasoning = HOSTILE
+        step.state_role = HOSTILE
+        step.context = [{"role": HOSTILE, "content": "other " + HOSTILE}]
+        step.tool_calls = [{"function": {"name": HOSTILE, "arguments": HOSTILE}}, HOSTILE, {"function": HOSTILE}]
+    folder = tmp_path_factory.mktemp("hostile")
+    lk = build_lake(folder, [record], run_id=HOSTILE)
+    add_credit(lk)
+    add_training(lk, updates=1, episodes_per_update=1, run_id=HOSTILE)
+    with lk.job(kind=HOSTILE, run_id=HOSTILE) as job:
+        job.record([rollout(HOSTILE, 1, float("nan"))])
+    return lk
+
+
+def markdown_texts(at: Any) -> Iterator[str]:
+    """Everything on the page that Streamlit reads as Markdown: texts, and the labels of all widgets."""
+    for element in elements(at):
+        if element.type in ("markdown", "caption", "header", "subheader", "info", "warning", "error", "success"):
+            yield element.value
+        elif element.type == "page_link":
+            yield element.proto.label
+        elif isinstance(label := getattr(element, "label", None), str):
+            yield label
+
+
+def hostile_pages(lk: Lake) -> Iterator[tuple[str, dict[str, Any]]]:
+    (row,) = lk.sql("SELECT episode_id, group_id FROM episodes").to_dicts()
+    anchor = lk.sql("SELECT anchor_key FROM advantages LIMIT 1").item()
+    yield "runs", {"run": HOSTILE}
+    yield "runs", {}
+    yield "episodes", {"run": HOSTILE, "task": HOSTILE, "text": "<script>"}
+    yield "episodes", {"run": "x" + HOSTILE, "group": HOSTILE}
+    yield "episode", {"episode": row["episode_id"], "credit": HOSTILE, "list": HOSTILE}
+    yield "groups", {"task": HOSTILE}
+    yield "group", {"group": row["group_id"], "anchor": anchor}
+    yield "group", {"group": row["group_id"], "anchor": HOSTILE}
+    yield "training", {"update": 0}
+    yield "training", {"job": HOSTILE}
+    yield "jobs", {}
+    for job in lk.sql("SELECT job_id FROM job_runs")["job_id"]:
+        yield "job", {"job": job}
+    yield "rejects", {"reject": lk.sql("SELECT reject_id FROM rejects").item()}
+    yield "rejects", {"reject": HOSTILE}
+
+
+def test_hostile_text_is_never_read_as_markdown_or_html(hostile_lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    show(hostile_lake, monkeypatch)
+    parser = MarkdownIt("commonmark")
+    allowed = {"text", "code_inline", "strong_open", "strong_close", "softbreak", "em_open", "em_close"}
+    for name, address in hostile_pages(hostile_lake):
+        at = open_page(name, **address)
+        for text in markdown_texts(at):
+            for block in parser.parse(text):
+                assert block.type in ("paragraph_open", "inline", "paragraph_close"), (name, text)
+                for token in block.children or ():
+                    assert token.type in allowed, (name, text)
+                    if token.type == "text":
+                        assert "script" not in token.content, (name, text)
+                        assert "red[r]" not in token.content, (name, text)
+        for element in elements(at):
+            if element.type == "html":
+                assert "alert" not in element.proto.body, name
+                assert "evil" not in element.proto.body, name
+
+
+def test_hostile_text_is_shown_in_full_where_it_is_safe(hostile_lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    show(hostile_lake, monkeypatch)
+    at = open_page("episode", episode=hostile_lake.sql("SELECT episode_id FROM episodes").item())
+    spelled_out = HOSTILE.replace("\x1b", r"\x1b").replace("\u202e", r"\u202e")
+    assert spelled_out in [text.value for text in at.text]
+    assert spelled_out in [code.value for code in at.code]
+
+
+def test_half_a_character_in_stored_json_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JSON can spell a lone surrogate in ASCII; a page could not be sent with it."""
+    record = rollout("t", 0, 1.0, num_steps=1)
+    record.steps[0].tool_calls = [{"function": {"name": "f", "arguments": '{"half": "\\ud83d"}'}}]
+    lk = show(build_lake(tmp_path, [record]), monkeypatch)
+    assert r'"half": "\ud83d"' in words(open_page("episode", episode=episode_id(lk, "t", 0)))

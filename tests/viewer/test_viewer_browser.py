@@ -1,0 +1,262 @@
+"""The viewer in a real browser: pages render, clicks lead where they should, hostile text does nothing.
+
+Streamlit draws tables on a canvas, so a cell is clicked by its place: rows are 2.2 em high below a header of the same
+height (the theme's base font has 14 px).
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from lake import Lake, ids
+from testkit.browsers import REQUIRE, chromium, missing
+from testkit.lakes import RUN, add_credit, add_training, build_lake, rollout, sample_episodes
+from testkit.viewer_process import Viewer, viewer
+
+pytestmark = pytest.mark.browser
+
+ROW = 31
+"""Height of a table's row in pixels."""
+PATIENCE = 30_000
+"""Milliseconds a page may take on a busy machine."""
+MARK = "window.hostile = (window.hostile || 0) + 1"
+HOSTILE = (
+    f"<script>{MARK}</script><img src=x onerror='{MARK}'><svg onload='{MARK}'></svg> "
+    f"[click](javascript:{MARK}) ![beacon](http://beacon.invalid/x.png) **bold** \x1b[31m"
+)
+
+
+@pytest.fixture(scope="module")
+def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """The usual content, and a run in which everything is hostile."""
+    hostile = rollout(HOSTILE, 0, 0.0, environment=HOSTILE, policy=HOSTILE, stop_reason=HOSTILE, error=HOSTILE)
+    for step in hostile.steps:
+        step.state = step.action = step.reasoning = HOSTILE
+        step.tool_calls = [{"function": {"name": HOSTILE, "arguments": HOSTILE}}]
+        step.context = [{"role": HOSTILE, "content": "more " + HOSTILE}]
+    lk = build_lake(tmp_path_factory.mktemp("browser"), sample_episodes())
+    with lk.job(kind="collect", run_id=HOSTILE) as job:
+        job.record([hostile, rollout(HOSTILE, 1, 1.0)])
+    add_credit(lk)
+    add_training(lk)
+    return lk
+
+
+@pytest.fixture(scope="module")
+def running(lk: Lake) -> Iterator[Viewer]:
+    with viewer(lk.uri) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture
+def page(browser: Any, running: Viewer) -> Iterator[Any]:
+    """A fresh page; at the end nothing may have gone wrong in it, and nothing been asked of another host."""
+    context = browser.new_context(viewport={"width": 1440, "height": 1400}, base_url=running.address)
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE)
+    faults: list[str] = []
+    asked: set[str] = set()
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("dialog", lambda dialog: (faults.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    page.on("request", lambda request: asked.add(urlsplit(request.url).hostname or ""))
+    yield page
+    assert page.get_by_test_id("stException").count() == 0
+    assert page.evaluate("window.hostile") is None
+    assert faults == []
+    assert asked <= {"127.0.0.1", ""}, f"the viewer asked {asked}"
+    context.close()
+
+
+def go(page: Any, path: str, heading: str) -> None:
+    """Open an address and wait until its page stands."""
+    page.goto(path)
+    settled(page, heading)
+
+
+def settled(page: Any, heading: str) -> None:
+    """Wait for a heading and for the script to have ended."""
+    page.get_by_role("heading", name=re.compile(rf"^{heading}( |$)")).first.wait_for()
+    page.locator("[data-testid=stApp][data-test-script-state=notRunning]").wait_for()
+
+
+def click_cell(page: Any, table: int, row: int, x: int = 60) -> None:
+    """Click into a table's first column."""
+    found = page.get_by_test_id("stDataFrame").nth(table)
+    found.scroll_into_view_if_needed()
+    found.locator("canvas").first.wait_for()
+    box = found.bounding_box()
+    page.mouse.click(box["x"] + x, box["y"] + ROW * (row + 1) + ROW / 2)
+
+
+def address(page: Any) -> dict[str, str]:
+    """The parameters of the page's address."""
+    return {name: values[-1] for name, values in parse_qs(urlsplit(page.url).query).items()}
+
+
+def episode_text(lk: Lake, task: str, index: int) -> str:
+    query = "SELECT episode_id FROM episodes WHERE task_id = ? AND rollout_index = ? ORDER BY collection_round LIMIT 1"
+    return ids.to_text(lk.sql(query, [task, index]).item())
+
+
+@pytest.mark.parametrize("name", ["", "episodes", "groups", "training", "jobs", "rejects"])
+def test_every_page_renders(page: Any, name: str) -> None:
+    go(page, f"/{name}", name.capitalize() or "Runs")
+    if name != "rejects":
+        page.get_by_test_id("stDataFrame").or_(page.get_by_test_id("stVegaLiteChart")).first.wait_for()
+
+
+def test_from_the_list_to_an_episode_and_its_advantages(page: Any, lk: Lake) -> None:
+    go(page, f"/episodes?run={RUN}&task=mixed&round=1", "Episodes")
+    page.get_by_text("1 to 4 of 4 episodes").wait_for()
+    click_cell(page, 0, 0)
+    settled(page, "Episode")
+    assert urlsplit(page.url).path == "/episode"
+    first = page.locator(".st-key-step-0")
+    for text in ("You are at the gate.", "Plan 0 of rollout 0.", "go right", "+0.866", "+1.732", "0.902"):
+        first.get_by_text(text, exact=True).first.wait_for()
+    page.get_by_text("1 of 4 episodes that match the filter").wait_for()
+    page.get_by_role("button", name="Next").click()
+    page.get_by_text("2 of 4 episodes that match the filter").wait_for()
+    first.get_by_text("Plan 0 of rollout 1.").wait_for()
+    page.get_by_role("link", name="Back to the list").click()
+    page.get_by_text("1 to 4 of 4 episodes").wait_for()
+    assert address(page) == {"run": RUN, "task": "mixed", "round": "1"}
+
+
+def test_keys_walk_the_filtered_list(page: Any, lk: Lake) -> None:
+    go(page, f"/episode?episode={episode_text(lk, 'mixed', 0)}&list=task%3Dmixed%26round%3D0", "Episode")
+    page.get_by_text("1 of 4 episodes").wait_for()
+    page.keyboard.press("j")
+    page.get_by_text("2 of 4 episodes").wait_for()
+    page.keyboard.press("k")
+    page.get_by_text("1 of 4 episodes").wait_for()
+
+
+def test_filters_and_pages_write_the_address_and_come_back_from_it(page: Any) -> None:
+    go(page, "/episodes", "Episodes")
+    page.get_by_role("textbox", name="Task").fill("d*")
+    page.keyboard.press("Enter")
+    page.get_by_text("1 to 8 of 8 episodes").wait_for()
+    page.get_by_label("Text in a state").fill("HALL 1")
+    page.keyboard.press("Enter")
+    page.get_by_text("1 to 4 of 4 episodes").wait_for()
+    assert address(page) == {"task": "d*", "text": "HALL 1"}
+    page.reload()
+    page.get_by_text("1 to 4 of 4 episodes").wait_for()
+
+
+def test_a_step_is_a_deep_link_and_is_scrolled_to(page: Any, lk: Lake) -> None:
+    page.set_viewport_size({"width": 1200, "height": 500})
+    go(page, f"/episode?episode={episode_text(lk, 'mixed', 0)}&step=2", "Episode")
+    step = page.locator(".st-key-step-2")
+    step.wait_for()
+    page.wait_for_function(
+        "() => { const box = document.querySelector('.st-key-step-2').getBoundingClientRect();"
+        " return box.top >= 0 && box.top < window.innerHeight; }"
+    )
+    assert step.evaluate("node => getComputedStyle(node).outlineStyle") == "solid"
+
+
+def test_from_a_group_to_a_shared_state_to_a_sibling_there(page: Any, lk: Lake) -> None:
+    group = lk.sql("SELECT any_value(group_id) FROM episodes WHERE task_id = 'mixed' AND collection_round = 1").item()
+    go(page, f"/group?group={ids.to_text(group)}", "Group")
+    page.get_by_text("live group").first.wait_for()
+    click_cell(page, 1, 0)
+    page.get_by_role("heading", name="Steps in anchor").wait_for()
+    assert "anchor" in address(page)
+    click_cell(page, 2, 1)
+    settled(page, "Episode")
+    found = address(page)
+    assert found["episode"] == ids.to_text(
+        lk.sql(
+            "SELECT episode_id FROM episodes WHERE task_id = 'mixed' AND collection_round = 1 AND rollout_index = 1"
+        ).item()
+    )
+    assert found["step"] == "0"
+    page.get_by_text("2 of 4 episodes that match the filter").wait_for()
+
+
+def test_from_a_metric_to_the_episodes_of_the_update(page: Any) -> None:
+    go(page, "/training", "Training")
+    chart = page.get_by_test_id("stVegaLiteChart").first
+    chart.locator("canvas, svg").first.wait_for()
+    box = chart.bounding_box()
+    page.mouse.click(box["x"] + box["width"] * 0.7, box["y"] + box["height"] / 2)
+    heading = page.get_by_role("heading", name=re.compile(r"Update \d"))
+    heading.wait_for()
+    update = heading.inner_text().split()[1]
+    assert address(page) == {"update": update}
+    click_cell(page, 0, 0)
+    settled(page, "Episode")
+    page.get_by_text(re.compile(r"\d of 6 episodes that match the filter")).wait_for()
+    page.locator(".st-key-step-0").get_by_text("A advantage").wait_for()
+
+
+def test_a_run_is_chosen_by_a_click(page: Any) -> None:
+    """The run with the training job is the newest; the other's name is hostile."""
+    go(page, "/", "Runs")
+    page.get_by_role("heading", name=f"Run {RUN}").wait_for()
+    click_cell(page, 0, 1)
+    page.get_by_role("heading", name="Run <script>").wait_for()
+    assert address(page) == {"run": HOSTILE}
+
+
+def test_wrong_ids_are_answered_in_words(page: Any) -> None:
+    for path in ("/episode?episode=zzz", "/group", "/job?job=0000000000000"):
+        page.goto(path)
+        page.get_by_test_id("stAlert").wait_for()
+
+
+@pytest.mark.parametrize("where", ["episode", "group", "episodes", "runs", "groups", "rejects"])
+def test_hostile_text_is_shown_and_does_nothing(page: Any, lk: Lake, where: str) -> None:
+    """The fixture's end asserts that no script ran, no dialog opened and no other host was asked."""
+    query = "SELECT episode_id, group_id FROM episodes WHERE status = 'completed' AND error IS NOT NULL"
+    row = lk.sql(query).row(0, named=True)
+    paths = {
+        "episode": (f"/episode?episode={ids.to_text(row['episode_id'])}", "Episode"),
+        "group": (f"/group?group={ids.to_text(row['group_id'])}", "Group"),
+        "episodes": ("/episodes?text=onerror", "Episodes"),
+        "runs": ("/", "Runs"),
+        "groups": ("/groups", "Groups"),
+        "rejects": ("/rejects?run=%3Cscript%3E", "Rejects"),
+    }
+    go(page, *paths[where])
+    if where == "episode":
+        action = page.locator(".st-key-action-0")
+        action.get_by_text(MARK).first.wait_for()
+        assert "<script>" in action.inner_text()
+        assert "**bold**" in action.inner_text()
+        assert action.locator("script, img, svg:not([class]), a").count() == 0
+    page.wait_for_timeout(300)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_follows_the_colour_scheme(browser: Any, running: Viewer, lk: Lake, scheme: str) -> None:
+    context = browser.new_context(color_scheme=scheme, base_url=running.address)
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE)
+    go(page, f"/episode?episode={episode_text(lk, 'mixed', 0)}", "Episode")
+    colours = page.evaluate(
+        "() => ['backgroundColor', 'color'].map(name => getComputedStyle(document.querySelector('.stApp'))[name])"
+    )
+    background, text = (sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in colours)
+    assert (background > text) == (scheme == "light")
+    context.close()
+
+
+def test_a_missing_browser_skips_or_fails_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(REQUIRE, raising=False)
+    with pytest.raises(pytest.skip.Exception, match="no browser here"):
+        missing("no browser here")
+    monkeypatch.setenv(REQUIRE, "1")
+    with pytest.raises(pytest.fail.Exception, match=f"no browser here, and {REQUIRE}=1 requires it"):
+        missing("no browser here")

@@ -1,0 +1,149 @@
+"""Charts are checked as specifications: what is drawn where, that NULL is no 0, that nothing grows without bound."""
+
+import json
+from typing import Any
+
+import polars as pl
+import pytest
+
+from viewer import figures
+from viewer.theme import ACCENT, NEGATIVE, POSITIVE
+
+
+def spec(chart: figures.Chart) -> dict[str, Any]:
+    """The chart as Vega-Lite; building it validates it against the schema."""
+    return json.loads(chart.to_json())
+
+
+def rows(chart: figures.Chart) -> list[list[dict[str, Any]]]:
+    """The data of every layer."""
+    document = spec(chart)
+    found = []
+    for layer in document["layer"]:
+        name = layer.get("data", document.get("data", {})).get("name")
+        found.append(document["datasets"].get(name, []))
+    return found
+
+
+def curve_frame() -> pl.DataFrame:
+    return pl.DataFrame(
+        {
+            "x": [0, 1, 2],
+            "success": [0.2, None, 0.9],
+            "low": [0.1, None, 0.8],
+            "high": [0.4, None, 0.95],
+            "episodes": [8, 8, 8],
+        }
+    )
+
+
+def advantages_frame(steps: int) -> pl.DataFrame:
+    return pl.DataFrame(
+        {
+            "step_index": range(steps),
+            "advantage": [None if n == 1 else (-1.0) ** n * n for n in range(steps)],
+            "a_episode": [0.5] * steps,
+            "a_step": [None if n == 1 else 0.1 for n in range(steps)],
+        },
+        schema_overrides={"step_index": pl.Int32},
+    )
+
+
+def test_a_curve_has_a_band_only_if_asked_for() -> None:
+    with_band = figures.curve(curve_frame(), "success", title="Success", x_title="Round", band=True, share=True)
+    without = figures.curve(curve_frame(), "success", title="Success", x_title="Round")
+    assert [layer["mark"]["type"] for layer in spec(with_band)["layer"]] == ["area", "line", "point"]
+    assert [layer["mark"]["type"] for layer in spec(without)["layer"]] == ["line", "point"]
+
+
+def test_a_round_without_scores_stays_unknown_in_the_data() -> None:
+    chart = figures.curve(curve_frame(), "success", title="Success", x_title="Round")
+    assert [row["success"] for row in rows(chart)[0]] == [0.2, None, 0.9]
+
+
+def test_shares_are_drawn_from_0_to_100_percent() -> None:
+    document = spec(figures.curve(curve_frame(), "success", title="Success", x_title="Round", share=True))
+    y = document["layer"][0]["encoding"]["y"]
+    assert y["scale"]["domain"] == [0, 1]
+    assert y["axis"]["format"] == "%"
+
+
+def test_tasks_by_success_rate() -> None:
+    chart = figures.task_histogram(pl.DataFrame({"success": [0.0, 1.0], "tasks": [3, 2]}))
+    assert rows(chart)[0] == [{"success": 0.0, "tasks": 3}, {"success": 1.0, "tasks": 2}]
+
+
+@pytest.mark.parametrize("selected", [None, 1])
+def test_a_metric_can_be_clicked_and_marks_the_chosen_update(selected: int | None) -> None:
+    frame = pl.DataFrame({"step": [0, 1, 2], "value": [1.0, 0.5, None]})
+    document = spec(figures.metric(frame, "loss", selected))
+    assert [parameter["name"] for parameter in document["params"]] == [figures.PICK]
+    assert document["params"][0]["select"]["fields"] == ["step"]
+    marked = [layer for layer in document["layer"] if layer["mark"].get("color") == ACCENT]
+    assert len(marked) == (0 if selected is None else 2)
+    assert [row["step"] for row in rows(figures.metric(frame, "loss", selected))[0]] == [0, 1], "unknown is a gap"
+
+
+def test_a_metric_of_a_single_point_is_visible() -> None:
+    document = spec(figures.metric(pl.DataFrame({"step": [0], "value": [1.0]}), "loss", None))
+    assert document["layer"][1]["mark"]["opacity"] == 1
+
+
+def test_a_hostile_metric_name_is_only_a_title() -> None:
+    name = "<img src=x onerror=alert(1)>"
+    document = spec(figures.metric(pl.DataFrame({"step": [0], "value": [1.0]}), name, None))
+    assert document["title"]["text"] == name
+    assert "href" not in json.dumps(document["layer"])
+
+
+def test_metrics_people_look_at_come_first() -> None:
+    names = ["tokens", "grad_norm", "kl_k3", "loss", "entropy", "aa"]
+    assert figures.by_interest(names) == ["loss", "kl_k3", "entropy", "grad_norm", "aa", "tokens"]
+
+
+def test_signs_add_up_and_unknown_has_its_own_colour() -> None:
+    frame = pl.DataFrame({"step": [0, 1], "positive": [0.5, None], "negative": [0.2, None], "undefined": [0.1, None]})
+    drawn = rows(figures.signs(frame, 0))[0]
+    assert {row["sign"]: row["share"] for row in drawn} == pytest.approx(
+        {"positive": 0.5, "zero": 0.2, "negative": 0.2, "unknown": 0.1}
+    )
+    colours = spec(figures.signs(frame, None))["layer"][0]["encoding"]["color"]["scale"]
+    assert dict(zip(colours["domain"], colours["range"], strict=True))["negative"] == NEGATIVE
+    assert len(set(colours["range"])) == 4
+
+
+def test_an_unknown_advantage_is_a_mark_and_not_a_bar() -> None:
+    chart = figures.advantages(advantages_frame(4), None)
+    zero, bars, terms, unknown = rows(chart)
+    assert zero == [{"zero": 0}]
+    assert [row["step_index"] for row in bars] == [0, 2, 3]
+    assert [row["step_index"] for row in unknown] == [1]
+    assert len(terms) == 4 + 3, "A_E of every step, A_S where it is known"
+    colour = spec(chart)["layer"][1]["encoding"]["color"]
+    assert (colour["condition"]["value"], colour["value"]) == (POSITIVE, NEGATIVE)
+
+
+def test_a_step_of_advantages_can_be_clicked() -> None:
+    (parameter,) = spec(figures.advantages(advantages_frame(4), 2))["params"]
+    assert (parameter["name"], parameter["select"]["fields"]) == (figures.PICK, ["step_index"])
+
+
+@pytest.mark.parametrize(("selected", "first"), [(None, 0), (2500, 2300), (4999, 4600)])
+def test_a_long_episode_draws_the_steps_around_the_chosen_one(selected: int | None, first: int) -> None:
+    bars = rows(figures.advantages(advantages_frame(5000), selected))[1]
+    assert len(bars) <= 400
+    assert min(row["step_index"] for row in bars) == first
+
+
+def test_returns_of_siblings_with_mean_and_deviation() -> None:
+    frame = pl.DataFrame({"rollout_index": [0, 1, 2], "env_return": [0.0, 1.0, None]})
+    band, mean, scored, unscored = rows(figures.returns(frame, 0.5, 0.7))
+    assert (band[0]["low"], band[0]["high"], mean[0]["mean"]) == pytest.approx((-0.2, 1.2, 0.5))
+    assert [row["rollout_index"] for row in scored] == [0, 1]
+    assert [row["rollout_index"] for row in unscored] == [2]
+
+
+def test_a_group_without_scores_has_no_mean() -> None:
+    frame = pl.DataFrame({"rollout_index": [0], "env_return": [None]}, schema_overrides={"env_return": pl.Float64})
+    scored, unscored = rows(figures.returns(frame, None, None))
+    assert (scored, len(unscored)) == ([], 1)

@@ -1,0 +1,149 @@
+"""`trajlake view` as a real process: what it refuses, what it prints, whom it answers, and that it only reads."""
+
+import signal
+import socket
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+import pytest
+
+from lake import Lake
+from lake.errors import UsageError
+from testkit.lakes import build_lake, rollout
+from testkit.processes import trajlake
+from testkit.viewer_process import free_port, viewer
+from viewer import launch
+
+
+@pytest.fixture(scope="module")
+def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    return build_lake(tmp_path_factory.mktemp("launch"), [rollout("t", 0, 1.0)])
+
+
+def files(folder: str) -> dict[str, tuple[int, int]]:
+    """Every file of a folder with its size and time of change."""
+    return {
+        str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in Path(folder).rglob("*") if path.is_file()
+    }
+
+
+# ---------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize("kind", ["missing", "file", "other folder"])
+def test_what_is_no_lake_is_refused_in_one_line_before_anything_starts(tmp_path: Path, kind: str) -> None:
+    place = tmp_path / "here"
+    if kind == "file":
+        place.write_text("not a lake")
+    elif kind == "other folder":
+        place.mkdir()
+        (place / "notes.txt").write_text("not a lake")
+    before = files(str(tmp_path))
+    done = trajlake("view", "--lake", str(place))
+    assert done.returncode == 1
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"trajlake: {place}")
+    assert "trajlake ingest" in line
+    assert files(str(tmp_path)) == before
+
+
+def test_a_port_in_use_is_refused_in_one_line(lk: Lake) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = trajlake("view", "--lake", lk.uri, "--port", str(port))
+    assert done.returncode == 2
+    assert done.stderr == f"trajlake: port {port} is in use on 127.0.0.1; choose another --port\n"
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "http"])
+def test_a_port_that_cannot_be_is_misuse(lk: Lake, port: str) -> None:
+    done = trajlake("view", "--lake", lk.uri, "--port", port)
+    assert done.returncode == 2
+    assert "Invalid value for '--port'" in done.stderr
+
+
+def test_help_explains_the_command() -> None:
+    done = trajlake("view", "-h")
+    assert done.returncode == 0
+    assert "--no-browser" in done.stdout
+    assert "--lake" in done.stdout
+
+
+# ---------------------------------------------------------------- ports
+
+
+def test_the_first_free_port_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        first = taken.getsockname()[1]
+        monkeypatch.setattr(launch, "FIRST_PORT", first)
+        assert first < launch.free_port(None) < first + 50
+        with pytest.raises(UsageError, match=f"port {first} is in use"):
+            launch.free_port(first)
+    assert launch.free_port(None) == first
+
+
+def test_a_given_port_is_taken_as_it_is() -> None:
+    port = free_port()
+    assert launch.free_port(port) == port
+
+
+# ---------------------------------------------------------------- running
+
+
+def handshake(address: str, host: str) -> str:
+    """The status line that a browser under a host name would get from the viewer's socket."""
+    place = urlsplit(address)
+    request = (
+        f"GET /_stcore/stream HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\nUpgrade: websocket\r\n"
+        "Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    )
+    with socket.create_connection((place.hostname, place.port), timeout=30) as connection:
+        connection.sendall(request.encode())
+        return connection.recv(200).decode(errors="replace").splitlines()[0]
+
+
+def test_it_answers_this_machine_alone_and_only_reads(lk: Lake) -> None:
+    before = files(lk.uri)
+    with viewer(lk.uri) as running:
+        place = urlsplit(running.address)
+        assert place.hostname == "127.0.0.1"
+        assert running.said == [f"{lk.uri} is shown at {running.address} (Ctrl-C ends it)\n"]
+        with urlopen(f"{running.address}/_stcore/health", timeout=30) as answer:
+            assert answer.read() == b"ok"
+        assert "101" in handshake(running.address, f"127.0.0.1:{place.port}")
+        assert "403" in handshake(running.address, f"rebound.example:{place.port}")
+    assert files(lk.uri) == before
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_without_a_traceback(lk: Lake, ending: signal.Signals) -> None:
+    with viewer(lk.uri) as running:
+        running.process.send_signal(ending)
+        running.process.wait(30)
+    assert "Traceback" not in "".join(running.said)
+    assert running.process.returncode in (0, -ending, 128 + ending)
+
+
+def test_a_setting_of_the_reader_does_not_open_the_viewer_to_the_network(
+    lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streamlit reads a configuration file from the home folder; what the viewer promises stands above it."""
+    (tmp_path / ".streamlit").mkdir()
+    (tmp_path / ".streamlit" / "config.toml").write_text(
+        '[server]\naddress = "0.0.0.0"\n[browser]\ngatherUsageStats = true\n'
+    )
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with viewer(lk.uri) as running:
+        port = urlsplit(running.address).port
+        assert port is not None
+        listening = Path("/proc/net/tcp")
+        if not listening.exists():
+            pytest.skip("needs /proc/net/tcp to see who listens")
+        mine = [line.split()[1] for line in listening.read_text().splitlines()[1:] if line.split()[3] == "0A"]
+        assert [place for place in mine if place.endswith(f":{port:04X}")] == [f"0100007F:{port:04X}"]
