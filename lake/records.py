@@ -21,7 +21,7 @@ Index = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 """A count or an index that fits int32."""
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 """An integer that fits int64."""
-_FLOAT32_MAX = 3.4028234e38
+_FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 _DEPTH_KEPT = 500
 """Levels of nesting kept free below the interpreter's limit, so that whatever reads a record later can."""
 

@@ -1,6 +1,7 @@
 """Commands `train` and `init-model`."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -87,7 +88,7 @@ def train(
     record = RunFolder(out).read() if resume else None
     if record is not None:
         _check_unchanged(_settings(config_file, given), record.config)
-    with training_bar() as on_step:
+    with _file_faults(), training_bar() as on_step:
         if record is not None:
             result = resume_run(lk, out, on_step=on_step)
         else:
@@ -109,10 +110,26 @@ def init_model(lake_uri: str, out: Path, **flags: int | None) -> None:
 
     _quiet()
     config = _validated(TinyModelConfig, {name: value for name, value in flags.items() if value is not None})
-    made = make_tiny_model(lake.open(lake_uri).snapshot(), out, config)
+    with _file_faults():
+        made = make_tiny_model(lake.open(lake_uri).snapshot(), out, config)
     click.echo(
         f"{made.folder}: {made.parameters:,} parameters, {made.vocabulary:,} token ids from {made.texts:,} texts"
     )
+
+
+@contextmanager
+def _file_faults() -> Iterator[None]:
+    """A file of the run that cannot be read or written, as one line."""
+    from lake.errors import LakeAccessError, TrajlakeError
+
+    try:
+        yield
+    except TrajlakeError:
+        raise
+    except OSError as error:
+        advice = "free space, mend its permissions, or choose another --out; a run under way continues with --resume"
+        msg = f"{error.filename or 'writing a file'}: {error.strerror or error}; {advice}"
+        raise LakeAccessError(msg) from error
 
 
 def _quiet() -> None:

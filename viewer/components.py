@@ -19,6 +19,10 @@ from viewer.theme import STATUS_COLOURS, STYLE
 Config = Mapping[str, Any]
 CELL = 400
 """Characters of a table cell."""
+OPEN = "open"
+"""Column of the buttons that open a row."""
+OPEN_WIDTH = 42
+"""Its width in pixels."""
 
 
 @contextmanager
@@ -97,27 +101,23 @@ def table(frame: pl.DataFrame, key: str, columns: Config, *, opens: str | None =
 
     Args:
         frame: the rows; only the columns that `columns` names are shown, in that order.
-        key: of the widget. What is shown is part of it, so that nothing survives from other rows.
+        key: of the buttons. What is shown is part of it, so that no click survives from other rows.
         columns: column name -> configuration of `st.column_config`, or a label.
-        opens: the column whose cells are buttons.
+        opens: what a button in front of each row does ("Open the episode"); without it there is none.
 
     Returns:
         Position of the row whose button was just clicked.
     """
     shown = readable(frame.select(list(columns)))
     shown = shown.with_columns(pl.col(pl.String).map_elements(_cell, return_dtype=pl.String))
-    click = f"{key}-{hashlib.blake2b(str(shown.rows()).encode(), digest_size=8).hexdigest()}"
     config = dict(columns)
+    click = f"{key}-{hashlib.blake2b(str(shown.rows()).encode(), digest_size=8).hexdigest()}"
     if opens is not None:
-        label = config[opens]
-        config[opens] = st.column_config.ButtonColumn(label, type="tertiary", alignment="left", pinned=True, key=click)
-    st.dataframe(
-        shown,
-        column_config=config,
-        hide_index=True,
-        height="content",
-        placeholder="\N{EN DASH}",
-    )
+        shown = shown.select(pl.lit(":material/arrow_forward:").alias(OPEN), pl.all())
+        config[OPEN] = st.column_config.ButtonColumn(
+            "", help=opens, type="tertiary", width=OPEN_WIDTH, pinned=True, key=click
+        )
+    st.dataframe(shown, column_config=config, hide_index=True, height="content", placeholder="\N{EN DASH}")
     clicked = st.session_state.get(click) if opens is not None else None
     return None if clicked is None else int(clicked["row"])
 

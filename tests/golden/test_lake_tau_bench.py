@@ -1,4 +1,4 @@
-"""The real tau-bench file: gpt-4o on 50 airline tasks, four trials each, with the figures measured when it was chosen."""
+"""The real tau-bench file: gpt-4o on 50 airline tasks, four trials each, and what was counted in it by hand."""
 
 import json
 from pathlib import Path
@@ -90,7 +90,8 @@ def test_anchors_of_the_exact_text(lk: Lake) -> None:
     """Steps of one group in the same state: 37 % of them share theirs with another trial, mostly tool results."""
     anchors = lk.sql(
         "SELECT group_id, state_hash, any_value(state_role) AS role, count(*) AS steps,"
-        " count(DISTINCT episode_id) AS episodes, count(DISTINCT state) AS texts FROM steps GROUP BY group_id, state_hash"
+        " count(DISTINCT episode_id) AS episodes, count(DISTINCT state) AS texts"
+        " FROM steps GROUP BY group_id, state_hash"
     )
     assert set(anchors["texts"]) == {1}, "one hash, one text"
     assert anchors.height == 1798

@@ -73,15 +73,11 @@ def holds_part_of(lk: lake.Lake, whole: dict[str, pl.DataFrame]) -> int:
 
 
 def finished(lk: lake.Lake, file: Path, batch_size: int, undisturbed: dict[str, pl.DataFrame]) -> None:
-    """The same file once more, to the end, and once again after that."""
+    """The same file once more, to the end."""
     present = lk.scan("episodes").collect().height
     report = ingest(lk, file, run_id="run", batch_size=batch_size)
     accounted(report)
     assert report.new == undisturbed["episodes"].height - present
-    assert_same(contents(lk.snapshot()), undisturbed)
-    again = ingest(lk, file, run_id="run", batch_size=batch_size)
-    accounted(again)
-    assert (again.new, again.steps, again.rejected) == (0, 0, report.rejected)
     assert_same(contents(lk.snapshot()), undisturbed)
 
 
@@ -126,12 +122,9 @@ def test_killed_at_forty_moments_spread_over_the_run(
 
 PLACES = [
     ("create", 1, "before"),
-    ("append:jobs", 1, "before"),
     ("append:jobs", 1, "after"),
-    ("append:tokens", 2, "before"),
-    ("append:tokens", 2, "after"),
+    ("append:tokens", 1, "after"),
     ("append:steps", 3, "before"),
-    ("append:steps", 1, "after"),
     ("append:rejects", 1, "after"),
     ("append_episodes", 1, "before"),
     ("append_episodes", 4, "before"),
@@ -172,6 +165,7 @@ def test_killed_again_and_again(tmp_path: Path, file: Path, undisturbed: dict[st
     assert seen == sorted(set(seen)), "every attempt got one batch further"
     assert len(lk.snapshot().dead_write_ids) == 3
     finished(lk, file, 13, undisturbed)
+    finished(lk, file, 29, undisturbed)
 
 
 def watched(lk: lake.Lake, workers: list[Worker]) -> int:

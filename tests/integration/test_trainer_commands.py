@@ -136,3 +136,36 @@ def test_help_needs_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_place_that_cannot_be_written_is_one_line(world: Path, tmp_path: Path) -> None:
+    from lake.errors import TrajlakeError
+
+    file = tmp_path / "file"
+    file.write_text("in the way")
+    arguments = ["--model", world / "model", "--loss", "sft"]
+    result = train(world, *arguments, "--out", file / "run")
+    assert isinstance(result.exception, TrajlakeError)
+    assert "choose another --out" in str(result.exception)
+    made = run("init-model", "--lake", world / "lake", "--out", file / "model", "--vocabulary", 300)
+    assert isinstance(made.exception, TrajlakeError)
+    assert file.read_text() == "in the way"
+
+
+def test_a_lake_that_is_none_is_one_line(world: Path, tmp_path: Path) -> None:
+    from lake.errors import NotALakeError
+
+    for command in (["train", "--model", world / "model", "--loss", "sft"], ["init-model"]):
+        result = run(*command, "--lake", tmp_path / "nothing", "--out", tmp_path / "out")
+        assert isinstance(result.exception, NotALakeError)
+        assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["train", "init-model"])
+def test_help_explains_every_option(command: str) -> None:
+    text = run(command, "--help").stdout
+    options = [line.split()[0] for line in text.splitlines() if line.strip().startswith("--")]
+    assert {"--lake", "--out", "--seed"} <= set(options)
+    undocumented = [line for line in text.splitlines() if line.strip().startswith("--") and len(line.split()) < 3]
+    following = text.splitlines()
+    assert all(following[following.index(line) + 1].strip() for line in undocumented)

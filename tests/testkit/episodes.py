@@ -18,7 +18,9 @@ PRIVATE = ("write_id", "job_id", "at", "source_uri")
 FACTS = ("episodes", "steps", "tokens", "rejects")
 
 
-def episode(task: str = "task", index: int = 0, *, steps: int = 2, tokens: bool = False, **fields: Any) -> EpisodeRecord:
+def episode(
+    task: str = "task", index: int = 0, *, steps: int = 2, tokens: bool = False, **fields: Any
+) -> EpisodeRecord:
     """A rollout whose texts name its task, number and step; with tokens that extend one another if asked."""
     return EpisodeRecord(
         task_id=task,
@@ -69,7 +71,9 @@ def assert_whole(snapshot: Snapshot) -> int:
     episodes = snapshot.scan("episodes").select("episode_id", "num_steps").collect()
     steps = snapshot.scan("steps").select("episode_id", "step_index").collect()
     assert episodes["episode_id"].is_unique().all()
-    expected = episodes.select("episode_id", step_index=pl.int_ranges("num_steps", dtype=pl.Int32)).explode("step_index")
+    expected = episodes.select("episode_id", step_index=pl.int_ranges("num_steps", dtype=pl.Int32)).explode(
+        "step_index"
+    )
     order = ["episode_id", "step_index"]
     assert steps.sort(order).equals(expected.sort(order))
     tokens = snapshot.scan("tokens").filter(pl.col("provenance") == "engine").select(order).collect()

@@ -3,9 +3,10 @@
 `testkit.lakes` makes lakes as the pipelines fill them; this one is for tests of the lake layer alone.
 """
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import polars as pl
 
@@ -14,7 +15,15 @@ from lake import Lake
 from testkit.episodes import episode
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
-FAILURE = "on purpose"
+
+
+class OnPurposeError(Exception):
+    """What a job fails with, because the test wants it to."""
+
+
+def give_up() -> NoReturn:
+    """Fail."""
+    raise OnPurposeError
 
 
 def advantages(steps: pl.DataFrame, value: float | None = 0.5) -> pl.DataFrame:
@@ -100,18 +109,15 @@ def add_round(lk: Lake, number: int, *, fail: bool = False) -> None:
         job.write("rejects", pl.DataFrame([reject(number)]))
     tasks = lk.scan("episodes").filter(pl.col("task_id") == f"task {number}").select("episode_id")
     steps = lk.scan("steps").join(tasks, on="episode_id").collect()
-    try:
-        with lk.job(kind="credit", parameters={"round": number}) as job:
-            # In two writes each: a reader must see both or none.
-            for half in (steps.head(2), steps.tail(2)):
-                job.write("advantages", advantages(half))
-                job.write("scores", scores(half))
-                job.write("tokens", rendered(half))
-            if fail:
-                raise RuntimeError(FAILURE)
-    except RuntimeError as error:
-        if str(error) != FAILURE:
-            raise
+    job = lk.job(kind="credit", parameters={"round": number})
+    with suppress(OnPurposeError), job:
+        # In two writes each: a reader must see both or none.
+        for half in (steps.head(2), steps.tail(2)):
+            job.write("advantages", advantages(half))
+            job.write("scores", scores(half))
+            job.write("tokens", rendered(half))
+        if fail:
+            give_up()
     with lk.job(kind="train", run_id="run", parameters={"round": number}) as job:
         job.write("batches", pl.DataFrame([batch(steps["episode_id"][0])]))
         job.write("metrics", pl.DataFrame([metric(0), metric(1, None)]))

@@ -136,7 +136,8 @@ def test_a_cast_that_could_change_the_value_is_refused(column: str, value: Any) 
 
 
 @pytest.mark.parametrize(
-    ("column", "value"), [("context_ids", [1.5]), ("context_ids", "1"), ("action_mask", [1]), ("action_logprobs", ["x"])]
+    ("column", "value"),
+    [("context_ids", [1.5]), ("context_ids", "1"), ("action_mask", [1]), ("action_logprobs", ["x"])],
 )
 def test_elements_of_lists_are_held_to_the_same_rule(column: str, value: Any) -> None:
     refused(token(**{column: value}), "tokens", f"column `{column}`: the frame has", "valid: List")

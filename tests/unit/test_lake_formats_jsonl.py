@@ -40,7 +40,9 @@ def rejected(path: Path, text: bytes) -> Reject:
 
 
 def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    record = episode("t", 3, steps=3, tokens=True, env_return=-0.5, started_at=datetime(2026, 1, 2, tzinfo=UTC), seed=2**62)
+    record = episode(
+        "t", 3, steps=3, tokens=True, env_return=-0.5, started_at=datetime(2026, 1, 2, tzinfo=UTC), seed=2**62
+    )
     record.extra = {"nested": [1, {"x": None}], "text": "\u00e9\U0001f600"}
     assert one(tmp_path / "f", line(record)) == record
 
@@ -70,7 +72,9 @@ def test_a_last_line_cut_anywhere_is_truncated(tmp_path: Path, cut: int) -> None
     assert second.raw == GOOD[:cut].decode()
 
 
-@pytest.mark.parametrize("tail", [b'{"task_id": "t\xc3', b'{"rollout_index": -', b'{"env_return": 1.', b'{"env_return": 2e+'])
+@pytest.mark.parametrize(
+    "tail", [b'{"task_id": "t\xc3', b'{"rollout_index": -', b'{"env_return": 1.', b'{"env_return": 2e+']
+)
 def test_a_cut_inside_a_character_or_a_number_is_truncated_too(tmp_path: Path, tail: bytes) -> None:
     reject = read(tmp_path / "f", GOOD + tail)[1]
     assert isinstance(reject, Reject)
@@ -93,10 +97,18 @@ def test_a_cut_inside_a_character_or_a_number_is_truncated_too(tmp_path: Path, t
         (b"{}\n", "invalid", "missing required field `task_id`"),
         (b'{"task_id": 1, "steps": []}\n', "invalid", "Expected `str`, got `int` - at `$.task_id`"),
         (b'{"task_id": "t", "steps": []}\n', "invalid", "at least one step"),
-        (b'{"task_id": "t", "steps": [{"state": "s"}]}\n', "invalid", "missing required field `action` - at `$.steps[0]`"),
+        (
+            b'{"task_id": "t", "steps": [{"state": "s"}]}\n',
+            "invalid",
+            "missing required field `action` - at `$.steps[0]`",
+        ),
         (b'{"task_id": "t", "steps": [], "rewrad": 1}\n', "invalid", "unknown field `rewrad`"),
         (b'{"task_id": "t", "steps": [], "env_return": 1e999}\n', "invalid", "out of range - at `$.env_return`"),
-        (b'{"task_id": "t", "steps": [], "seed": 9223372036854775808}\n', "invalid", "<= 9223372036854775807 - at `$.seed`"),
+        (
+            b'{"task_id": "t", "steps": [], "seed": 9223372036854775808}\n',
+            "invalid",
+            "<= 9223372036854775807 - at `$.seed`",
+        ),
         (b'{"task_id": "t", "steps": [], "rollout_index": 2147483648}\n', "invalid", "at `$.rollout_index`"),
         (b'{"task_id": "t", "steps": [], "rollout_index": 1.5}\n', "invalid", "at `$.rollout_index`"),
         (b'{"task_id": "t", "steps": [], "started_at": "soon"}\n', "invalid", "at `$.started_at`"),
@@ -123,8 +135,10 @@ def test_json_as_deep_as_a_reader_can_take_is_read_and_the_rest_rejected(tmp_pat
 
 
 def test_a_time_outside_of_the_calendar_in_utc_is_rejected(tmp_path: Path) -> None:
-    text = GOOD.replace(b'"started_at":null,"ended_at"', b'"started_at":"0001-01-01T00:00:00+14:00","ended_at"')
-    assert "`started_at`" in rejected(tmp_path / "f", text).message
+    text = GOOD.replace(b'"task_id"', b'"started_at":"0001-01-01T00:00:00+14:00","task_id"')
+    assert "`started_at` is 0001-01-01" in rejected(tmp_path / "f", text).message
+    step = GOOD.replace(b'"state"', b'"started_at":"9999-12-31T23:00:00-14:00","state"', 1)
+    assert "steps[0]: `started_at` is 9999-12-31" in rejected(tmp_path / "f", step).message
 
 
 def test_where_a_record_says_it_comes_from_does_not_matter(tmp_path: Path) -> None:
@@ -153,7 +167,9 @@ def test_a_file_is_known_by_its_first_characters(tmp_path: Path, content: bytes,
     assert choose(path).name == name
 
 
-@pytest.mark.parametrize("content", [b"hello", b"[1, 2]", b"\xff\xfe{\x00", b"PAR1", b"task,reward\n1,2\n", b"\x00" * 9])
+@pytest.mark.parametrize(
+    "content", [b"hello", b"[1, 2]", b"\xff\xfe{\x00", b"PAR1", b"task,reward\n1,2\n", b"\x00" * 9]
+)
 def test_a_file_of_no_known_format_is_an_error_that_lists_them(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "unknown"
     path.write_bytes(content)

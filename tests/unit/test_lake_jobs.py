@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,17 @@ from lake.errors import ContractError, LakeAccessError, UsageError
 from lake.jobs import Job, code_hash, series_id
 from lake.tables import TABLES
 from testkit.episodes import episode
-from testkit.full_lake import advantages, batch, checkpoint, full_lake, metric, rendered, scores
+from testkit.full_lake import (
+    OnPurposeError,
+    advantages,
+    batch,
+    checkpoint,
+    full_lake,
+    give_up,
+    metric,
+    rendered,
+    scores,
+)
 
 
 @pytest.fixture
@@ -68,8 +79,9 @@ def test_a_job_has_a_started_row_while_it_runs_and_a_terminal_row_after(lk: Lake
 
 
 def test_a_job_that_raises_fails_with_the_reason_and_the_error_goes_on(lk: Lake) -> None:
-    with pytest.raises(ZeroDivisionError), lk.job(kind="credit") as job:
-        job.counts["rows_in"] = 7
+    job = lk.job(kind="credit")
+    job.counts["rows_in"] = 7
+    with pytest.raises(ZeroDivisionError), job:
         _ = 1 / 0
     _, ended = events(lk, job)
     assert (ended["event"], ended["error"]) == ("failed", "ZeroDivisionError: division by zero")
@@ -102,11 +114,13 @@ def test_when_not_even_the_terminal_row_can_be_written_the_first_error_is_the_on
     def full(*_: Any) -> None:
         raise LakeAccessError("the disk is full")
 
-    with pytest.raises(LakeAccessError, match="first") as raised, lk.job(kind="credit") as job:
-        monkeypatch.setattr(lk._store, "append", full)
-        raise LakeAccessError("first")
-    monkeypatch.undo()
-    assert "the disk is full" in raised.value.__notes__[0]
+    job = lk.job(kind="credit")
+    job.__enter__()
+    first = LakeAccessError("first")
+    with monkeypatch.context() as patch:
+        patch.setattr(lk._store, "append", full)
+        assert not job.__exit__(LakeAccessError, first, None), "the error goes on"
+    assert "the disk is full" in first.__notes__[0]
     assert run(lk, job)["status"] == "started", "as if it had been killed"
 
 
@@ -153,9 +167,11 @@ def test_judgements_of_a_job_that_failed_or_was_killed_never_exist(lk: Lake, ste
 
 
 def test_episodes_of_a_job_that_failed_are_facts_all_the_same(lk: Lake) -> None:
-    with pytest.raises(ValueError, match="no"), lk.job(kind="collect", run_id="run") as job:
+    job = lk.job(kind="collect", run_id="run")
+    with suppress(OnPurposeError), job:
         job.record([episode()])
-        raise ValueError("no")
+        give_up()
+    assert run(lk, job)["status"] == "failed"
     assert lk.scan("episodes").collect().height == 1
     assert lk.scan("steps").collect().height == 2
 
@@ -182,7 +198,10 @@ def test_a_job_that_wrote_nothing_accepts_nothing(lk: Lake) -> None:
 @pytest.mark.parametrize("name", ["episodes", "steps", "jobs", "step"])
 def test_tables_that_are_not_written_this_way_are_refused(lk: Lake, name: str) -> None:
     frame = pl.DataFrame({"episode_id": [1]})
-    with pytest.raises(ContractError, match=f"no table `{name}`; valid: tokens, rejects, scores"), lk.job(kind="x") as job:
+    with (
+        pytest.raises(ContractError, match=f"no table `{name}`; valid: tokens, rejects, scores"),
+        lk.job(kind="x") as job,
+    ):
         job.write(name, frame)
 
 
@@ -278,10 +297,11 @@ def test_code_may_be_a_module_a_class_or_a_function() -> None:
 
 
 def test_a_finished_job_is_found_by_what_it_read_and_how(lk: Lake) -> None:
-    def finish(fingerprint: int, *, fail: bool = False, kind: str = "credit") -> Job:
-        with lk.job(kind=kind, parameters={"a": 1}, fingerprint=fingerprint) as job:
+    def finish(fingerprint: int, *, fail: bool = False) -> Job:
+        job = lk.job(kind="credit", parameters={"a": 1}, fingerprint=fingerprint)
+        with suppress(OnPurposeError), job:
             if fail:
-                raise ValueError("no")
+                give_up()
         return job
 
     job = finish(7)
@@ -291,8 +311,7 @@ def test_a_finished_job_is_found_by_what_it_read_and_how(lk: Lake) -> None:
     assert lk.find_job("credit", job.series_id + 1, 7) is None
     again = finish(7)
     assert lk.find_job("credit", job.series_id, 7) == again.job_id, "the newest"
-    with pytest.raises(ValueError, match="no"):
-        finish(9, fail=True)
+    finish(9, fail=True)
     assert lk.find_job("credit", job.series_id, 9) is None, "a failed job is no result"
     lk.job(kind="credit", parameters={"a": 1}, fingerprint=10).__enter__()
     assert lk.find_job("credit", job.series_id, 10) is None, "neither is one that was killed"
@@ -303,13 +322,10 @@ def test_a_finished_job_is_found_by_what_it_read_and_how(lk: Lake) -> None:
 
 def credit(lk: Lake, steps: pl.DataFrame, value: float, *, fail: bool = False, **parameters: Any) -> int:
     job = lk.job(kind="credit", parameters=parameters)
-    try:
-        with job:
-            job.write("advantages", advantages(steps, value))
-            if fail:
-                raise ValueError("no")
-    except ValueError:
-        assert fail
+    with suppress(OnPurposeError), job:
+        job.write("advantages", advantages(steps, value))
+        if fail:
+            give_up()
     return job.job_id
 
 
@@ -389,7 +405,12 @@ def test_metrics_of_one_name_do_not_replace_those_of_another_job(lk: Lake) -> No
         with lk.job(kind="train", run_id=f"run {value}") as job:
             job.write("metrics", pl.DataFrame([metric(0, value), metric(0, None, "kl")]))
     seen = lk.sql("SELECT run_id, name, value FROM run_metrics ORDER BY run_id, name").rows()
-    assert seen == [("run 1.0", "kl", None), ("run 1.0", "loss", 1.0), ("run 2.0", "kl", None), ("run 2.0", "loss", 2.0)]
+    assert seen == [
+        ("run 1.0", "kl", None),
+        ("run 1.0", "loss", 1.0),
+        ("run 2.0", "kl", None),
+        ("run 2.0", "loss", 2.0),
+    ]
 
 
 def test_every_job_of_a_full_lake_is_one_row_of_job_runs(tmp_path: Path) -> None:

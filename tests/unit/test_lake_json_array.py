@@ -123,7 +123,7 @@ def test_a_wrong_character_anywhere_costs_nothing_before_it(
         ('[{"a": 1},]', 1, "Expecting value"),
         ("[,]", 0, "Expecting value"),
         ('{"a": 1}', 0, "expected '['"),
-        ('[{"a": 1}, {\'a\': 2}]', 1, "Expecting property name"),
+        ("[{\"a\": 1}, {'a': 2}]", 1, "Expecting property name"),
         ('[{"a": "tab\there"}]', 0, "Invalid control character"),
         ('[{"a": "\\x"}]', 0, "Invalid \\escape"),
         ('[{"a": 01}]', 0, "Expecting ',' delimiter"),
@@ -185,13 +185,22 @@ def test_what_is_handed_back_has_a_limit(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=5), children, max_size=3),
     max_leaves=8,
 )
 
 
-@given(values=st.lists(JSON, max_size=6), size=st.integers(1, 40), indent=st.sampled_from([None, 0, 3]), escape=st.booleans())
+@given(
+    values=st.lists(JSON, max_size=6),
+    size=st.integers(1, 40),
+    indent=st.sampled_from([None, 0, 3]),
+    escape=st.booleans(),
+)
 def test_any_array_is_read_as_json_reads_it(
     values: list[Any], size: int, indent: int | None, escape: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -242,7 +242,9 @@ def test_sums_of_integers_are_integers_where_they_fit(session: Session, expressi
 @given(st.integers(0, 2**63 - 1))
 def test_the_macros_are_the_ids_of_python(session: Session, number: int) -> None:
     text = ids.to_text(number)
-    found = session.query("SELECT id_text(?::BIGINT) AS text, id(?) AS number, id(?) AS upper", [number, text, text.upper()])
+    found = session.query(
+        "SELECT id_text(?::BIGINT) AS text, id(?) AS number, id(?) AS upper", [number, text, text.upper()]
+    )
     assert found.row(0) == (text, number, number)
     assert ids.from_text(text) == number
 
@@ -256,7 +258,11 @@ def test_the_macros_hold_at_the_edges(session: Session, number: int) -> None:
 def test_an_episode_is_found_by_the_id_that_people_see(session: Session, lk: Lake) -> None:
     shown = [ids.to_text(number) for number in lk.scan("episodes").collect()["episode_id"]]
     for text in shown:
-        assert value(session, "SELECT count(*) FROM steps JOIN episodes USING (episode_id) WHERE episode_id = id($e)", {"e": text})
+        assert value(
+            session,
+            "SELECT count(*) FROM steps JOIN episodes USING (episode_id) WHERE episode_id = id($e)",
+            {"e": text},
+        )
     assert session.query("SELECT id_text(episode_id) AS e FROM episodes")["e"].sort().to_list() == sorted(shown)
 
 
@@ -273,7 +279,9 @@ def test_no_id_is_no_id(session: Session) -> None:
 # ---------------------------------------------------------------- odd places
 
 
-@pytest.mark.parametrize("name", ["a b", "\u00e9\U0001f600", "it's", 'say "hi"', "a%b", "#1", "q?", "s*", "{a,b}", "a;b", "$x"])
+@pytest.mark.parametrize(
+    "name", ["a b", "\u00e9\U0001f600", "it's", 'say "hi"', "a%b", "#1", "q?", "s*", "{a,b}", "a;b", "$x"]
+)
 def test_a_lake_may_lie_in_an_oddly_named_folder(tmp_path: Path, name: str) -> None:
     for attempt in range(2):
         lk = lake.open(tmp_path / name, create=True)

@@ -114,8 +114,9 @@ def test_stored_versions_show_what_they_showed(tmp_path: Path) -> None:
             snapshot = reader.at(versions)
             assert snapshot.versions == versions
             assert_same(everything(snapshot), rows)
-            for name, frame in rows.items():
-                assert snapshot.sql(f"SELECT count(*) AS n FROM {name}").item() == frame.height
+            with snapshot.session() as session:
+                for name, frame in rows.items():
+                    assert session.query(f"SELECT count(*) AS n FROM {name}").item() == frame.height
     assert_same(everything(lk.snapshot()), seen[-1][1])
 
 
@@ -198,11 +199,10 @@ def test_a_missing_file_is_an_error_that_says_who_can_tell_more(tmp_path: Path, 
     for path in (Path(lk.uri) / name).glob("*.parquet"):
         path.unlink()
     again = lake.open(lk.uri)
+    job = again.job(kind="collect", run_id="run")
+    act = {"jobs": lambda: again.scan("advantages"), "episodes": lambda: job.record([episode("new")])}[name]
     with pytest.raises(LakeAccessError, match=r"cannot be read.*trajlake doctor"):
-        if name == "jobs":
-            again.scan("advantages")
-        else:
-            again.job(kind="collect", run_id="run").record([episode("new")])
+        act()
 
 
 # ---------------------------------------------------------------- fingerprints

@@ -116,7 +116,15 @@ def test_other_content_under_the_same_key_is_a_conflict(lk: Lake, other: Episode
 
 @pytest.mark.parametrize(
     "other",
-    [{"attempt": 1}, {"index": 1}, {"agent_id": "a"}, {"collection_round": 0}, {"run_id": "other"}, {"task": "other"}],
+    [
+        {"attempt": 1},
+        {"index": 1},
+        {"agent_id": "a"},
+        {"collection_round": 0},
+        {"seed": 0},
+        {"run_id": "other"},
+        {"task": "other"},
+    ],
 )
 def test_another_key_is_another_episode(lk: Lake, other: dict[str, Any]) -> None:
     record(lk, episode())
@@ -202,9 +210,7 @@ def test_a_race_lost_to_the_same_episodes_abandons_the_write(lk: Lake, monkeypat
     assert len(lk.snapshot().dead_write_ids) == 1
 
 
-def test_a_race_lost_in_part_writes_the_rest_under_another_write_id(
-    lk: Lake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_race_lost_in_part_writes_the_rest_under_another_write_id(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     other = lake.open(lk.uri)
     meanwhile(lk, monkeypatch, lambda: record(other, episode("a"), episode("b", steps=5)) and None)
     counts = record(lk, episode("a"), episode("b"), episode("c"), episode("d"))

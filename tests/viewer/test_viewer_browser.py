@@ -15,6 +15,7 @@ from lake import Lake, ids
 from testkit.browsers import REQUIRE, chromium, missing
 from testkit.lakes import RUN, add_credit, add_training, build_lake, rollout, sample_episodes
 from testkit.viewer_process import Viewer, viewer
+from viewer.components import OPEN_WIDTH
 
 pytestmark = pytest.mark.browser
 
@@ -23,18 +24,17 @@ ROW = 31
 PATIENCE = 30_000
 """Milliseconds a page may take on a busy machine."""
 MARK = "window.hostile = (window.hostile || 0) + 1"
-HOSTILE = (
-    f"<script>{MARK}</script><img src=x onerror='{MARK}'><svg onload='{MARK}'></svg> "
-    f"[click](javascript:{MARK}) ![beacon](http://beacon.invalid/x.png) **bold** \x1b[31m"
-)
+HTML = f"<script>{MARK}</script><img src=x onerror='{MARK}'><svg onload='{MARK}'></svg> \x1b[31m"
+MARKDOWN = f"![beacon](http://beacon.invalid/x.png) [click](javascript:{MARK}) **bold** <img src=x onerror='{MARK}'>"
+HOSTILE = f"{HTML} {MARKDOWN}"
 
 
 @pytest.fixture(scope="module")
 def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     """The usual content, and a run in which everything is hostile."""
     hostile = rollout(HOSTILE, 0, 0.0, environment=HOSTILE, policy=HOSTILE, stop_reason=HOSTILE, error=HOSTILE)
-    for step in hostile.steps:
-        step.state = step.action = step.reasoning = HOSTILE
+    for step, text in zip(hostile.steps, (HTML, MARKDOWN, HOSTILE), strict=True):
+        step.state = step.action = step.reasoning = text
         step.tool_calls = [{"function": {"name": HOSTILE, "arguments": HOSTILE}}]
         step.context = [{"role": HOSTILE, "content": "more " + HOSTILE}]
     lk = build_lake(tmp_path_factory.mktemp("browser"), sample_episodes())
@@ -88,13 +88,13 @@ def settled(page: Any, heading: str) -> None:
     page.locator("[data-testid=stApp][data-test-script-state=notRunning]").wait_for()
 
 
-def click_cell(page: Any, table: int, row: int, x: int = 60) -> None:
-    """Click into a table's first column."""
+def open_row(page: Any, table: int, row: int) -> None:
+    """Click on the button in front of a row."""
     found = page.get_by_test_id("stDataFrame").nth(table)
     found.scroll_into_view_if_needed()
     found.locator("canvas").first.wait_for()
     box = found.bounding_box()
-    page.mouse.click(box["x"] + x, box["y"] + ROW * (row + 1) + ROW / 2)
+    page.mouse.click(box["x"] + OPEN_WIDTH / 2, box["y"] + ROW * (row + 1) + ROW / 2)
 
 
 def address(page: Any) -> dict[str, str]:
@@ -117,7 +117,7 @@ def test_every_page_renders(page: Any, name: str) -> None:
 def test_from_the_list_to_an_episode_and_its_advantages(page: Any, lk: Lake) -> None:
     go(page, f"/episodes?run={RUN}&task=mixed&round=1", "Episodes")
     page.get_by_text("1 to 4 of 4 episodes").wait_for()
-    click_cell(page, 0, 0)
+    open_row(page, 0, 0)
     settled(page, "Episode")
     assert urlsplit(page.url).path == "/episode"
     first = page.locator(".st-key-step-0")
@@ -170,10 +170,10 @@ def test_from_a_group_to_a_shared_state_to_a_sibling_there(page: Any, lk: Lake) 
     group = lk.sql("SELECT any_value(group_id) FROM episodes WHERE task_id = 'mixed' AND collection_round = 1").item()
     go(page, f"/group?group={ids.to_text(group)}", "Group")
     page.get_by_text("live group").first.wait_for()
-    click_cell(page, 1, 0)
+    open_row(page, 1, 0)
     page.get_by_role("heading", name="Steps in anchor").wait_for()
     assert "anchor" in address(page)
-    click_cell(page, 2, 1)
+    open_row(page, 2, 1)
     settled(page, "Episode")
     found = address(page)
     assert found["episode"] == ids.to_text(
@@ -195,7 +195,7 @@ def test_from_a_metric_to_the_episodes_of_the_update(page: Any) -> None:
     heading.wait_for()
     update = heading.inner_text().split()[1]
     assert address(page) == {"update": update}
-    click_cell(page, 0, 0)
+    open_row(page, 0, 0)
     settled(page, "Episode")
     page.get_by_text(re.compile(r"\d of 6 episodes that match the filter")).wait_for()
     page.locator(".st-key-step-0").get_by_text("A advantage").wait_for()
@@ -205,7 +205,7 @@ def test_a_run_is_chosen_by_a_click(page: Any) -> None:
     """The run with the training job is the newest; the other's name is hostile."""
     go(page, "/", "Runs")
     page.get_by_role("heading", name=f"Run {RUN}").wait_for()
-    click_cell(page, 0, 1)
+    open_row(page, 0, 1)
     page.get_by_role("heading", name="Run <script>").wait_for()
     assert address(page) == {"run": HOSTILE}
 
@@ -231,11 +231,12 @@ def test_hostile_text_is_shown_and_does_nothing(page: Any, lk: Lake, where: str)
     }
     go(page, *paths[where])
     if where == "episode":
-        action = page.locator(".st-key-action-0")
-        action.get_by_text(MARK).first.wait_for()
-        assert "<script>" in action.inner_text()
-        assert "**bold**" in action.inner_text()
-        assert action.locator("script, img, svg:not([class]), a").count() == 0
+        for index, text in enumerate((HTML, MARKDOWN, HOSTILE)):
+            shown = text.replace("\x1b", r"\x1b")
+            action, reasoning = (page.locator(f".st-key-{part}-{index}") for part in ("action", "reasoning"))
+            assert action.get_by_test_id("stText").inner_text() == shown
+            assert reasoning.get_by_test_id("stText").inner_text() == shown
+            assert page.locator(f".st-key-step-{index} :is(script, img, iframe, a[href^=javascript])").count() == 0
     page.wait_for_timeout(300)
 
 

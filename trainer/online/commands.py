@@ -11,7 +11,7 @@ DEFAULT_LAKE = "demo-lake"
 @click.command()
 @click.option("--lake", "lake_uri", help=f"Folder of the lake. Default: ./{DEFAULT_LAKE}, or -2, -3, ... if taken.")
 @click.option("--seed", default=0, show_default=True, help="Decides weights, starts and samples.")
-@click.option("--iterations", default=25, show_default=True, help="Rounds of collect, credit, train.")
+@click.option("--iterations", default=30, show_default=True, help="Rounds of collect, credit, train.")
 @click.option("--shuffle-advantages", is_flag=True, help="Control: shuffle the advantages among each round's steps.")
 def demo(lake_uri: str | None, seed: int, iterations: int, shuffle_advantages: bool) -> None:
     """Train a tiny agent from imperfect traces to a good one, every number through a lake.

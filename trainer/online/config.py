@@ -14,7 +14,7 @@ class LoopConfig(BaseModel):
 
     run_id: str
     """Name of the run."""
-    rounds: int = Field(default=25, ge=1)
+    rounds: int = Field(default=30, ge=1)
     """How often."""
     starts: int = Field(default=32, ge=1)
     """Groups collected in a round, each from a start of its own."""

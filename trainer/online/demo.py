@@ -41,11 +41,11 @@ class DemoConfig(BaseModel):
 
     seed: int = Field(default=0, ge=0)
     """Decides weights, starts and samples."""
-    iterations: int = Field(default=25, ge=1)
+    iterations: int = Field(default=30, ge=1)
     """Rounds of the loop."""
     shuffle_advantages: bool = False
     """A control: shuffle the advantages among the steps of each round."""
-    traces: int = Field(default=600, ge=1)
+    traces: int = Field(default=800, ge=1)
     """Episodes of the script."""
     noise: float = Field(default=0.7, ge=0, le=1)
     """Probability that the script takes a random admissible action."""

@@ -50,7 +50,7 @@ def show() -> None:
         f"({number(totals['scored'])} scored), mean steps {number(totals['mean_steps'], 1)}",
     )
     frame = read(episodes.page, wanted, order, window)
-    clicked = table(frame, "episodes", _COLUMNS, opens="episode_id")
+    clicked = table(frame, "episodes", _COLUMNS, opens="Open the episode")
     if clicked is not None:
         chosen = ids.to_text(frame["episode_id"][clicked])
         st.switch_page(Page.EPISODE, query_params=parameters(episode=chosen, list=filters.packed(wanted, order)))

@@ -104,7 +104,7 @@ def _siblings(facts: Row, chosen: Credit | None) -> None:
                 "mean_advantage": advantage_column("Mean A"),
                 "policy_version": count_column("Version"),
             },
-            opens="episode_id",
+            opens="Open the episode",
         )
         if frame.height < facts["size"]:
             st.caption(f"{frame.height} of {facts['size']} siblings")
@@ -142,7 +142,7 @@ def _anchors(group_id: int, chosen: Credit) -> None:
             "mean_step": number_column("Mean step", format="%.1f"),
             "is_error": st.column_config.CheckboxColumn("Error text", help="Error texts make false anchors."),
         },
-        opens="anchor_key",
+        opens="Show the steps in this state",
     )
     if clicked is not None:
         st.query_params["anchor"] = ids.to_text(frame["anchor_key"][clicked])
@@ -182,7 +182,7 @@ def _visits(group_id: int, chosen: Credit) -> None:
             "advantage": advantage_column("A"),
             "env_return": number_column("Episode return"),
         },
-        opens="episode_id",
+        opens="Open the episode",
     )
     if clicked is not None:
         _open(group_id, frame["episode_id"][clicked], chosen, frame["step_index"][clicked])

@@ -40,7 +40,7 @@ def show() -> None:
         st.info("No group matches these filters.", icon=":material/filter_alt_off:")
         return
     frame = read(groups.page, wanted, pager(total, "groups"))
-    clicked = table(frame, "groups", _COLUMNS, opens="group_id")
+    clicked = table(frame, "groups", _COLUMNS, opens="Open the group")
     if clicked is not None:
         st.switch_page(Page.GROUP, query_params=parameters(group=ids.to_text(frame["group_id"][clicked])))
 

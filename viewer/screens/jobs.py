@@ -45,7 +45,7 @@ def show() -> None:
         st.info("No job matches these filters.", icon=":material/filter_alt_off:")
         return
     frame = read(lineage.jobs_page, kind, status, pager(total, "jobs"))
-    clicked = table(frame, "jobs", _COLUMNS, opens="job_id")
+    clicked = table(frame, "jobs", _COLUMNS, opens="Open the job")
     if clicked is not None:
         st.switch_page(Page.JOB, query_params=parameters(job=ids.to_text(frame["job_id"][clicked])))
 

@@ -43,7 +43,7 @@ def show() -> None:
         st.info("No reject matches.", icon=":material/filter_alt_off:")
         return
     frame = read(lineage.rejects_page, reason, run, pager(total, "rejects"))
-    clicked = table(frame, "rejects", _COLUMNS, opens="reject_id")
+    clicked = table(frame, "rejects", _COLUMNS, opens="Show its text")
     if clicked is not None:
         st.query_params["reject"] = ids.to_text(frame["reject_id"][clicked])
         st.rerun()

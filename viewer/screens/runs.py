@@ -87,7 +87,7 @@ def _list() -> tuple[list[str], float]:
             "mean_steps": number_column("Mean steps", format="%.1f"),
             "dead_share": share_column("Dead groups", "Of groups with two scored siblings or more."),
         },
-        opens="run_id",
+        opens="Show the run",
     )
     if clicked is not None:
         st.query_params["run"] = frame["run_id"][clicked]
@@ -150,7 +150,7 @@ def _tasks(run: str, success_at: float) -> None:
                 "success": share_column("Success"),
                 "mean_return": number_column("Mean return"),
             },
-            opens="task_id",
+            opens="List its episodes",
         )
         if clicked is not None:
             st.switch_page(Page.EPISODES, query_params=parameters(run=run, task=frame["task_id"][clicked]))

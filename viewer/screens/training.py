@@ -186,7 +186,7 @@ def _batch(job_id: int, update: int, credit: Credit | None) -> None:
             "action_tokens": count_column("Tokens", "Tokens that carried loss."),
             "group_id": "Group",
         },
-        opens="episode_id",
+        opens="Open the episode",
     )
     if clicked is not None:
         values = parameters(
