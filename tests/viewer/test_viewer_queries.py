@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from lake import Lake, Snapshot
 from lake.tables import STATUSES
+from pipelines.credit import GiGPO
+from pipelines.credit.job import run_credit
 from testkit.lakes import RUN, add_credit, add_training, build_lake, full_lake, rollout, siblings
 from viewer.pinned import Reader
 from viewer.queries import credit, episode, episodes, groups, lineage, runs, training
@@ -382,7 +384,7 @@ def test_a_series_counts_with_its_newest_job(tmp_path: Path) -> None:
     for found in (credit.jobs_of_episode(snap, row["episode_id"]), credit.jobs_of_group(snap, row["group_id"])):
         assert found["job_id"].to_list() == [other, new, old]
         assert found["series_id"].n_unique() == 2
-    series = Credit(found["series_id"][1], is_series=True)
+    series = Credit(found["series_id"][1], "series")
     assert credit.find(snap, series.id) == series
     assert credit.find(snap, old) == Credit(old)
     assert credit.find(snap, 12345) is None
@@ -529,7 +531,7 @@ def test_training_jobs_and_their_curves(snap: Reader, training_job: int) -> None
 def test_the_batch_of_an_update_with_its_advantages(
     snap: Reader, snapshot: Snapshot, facts: Rows, training_job: int, credit_job: Credit
 ) -> None:
-    assert training.credit_of(snap, training_job) == credit_job
+    assert training.credit_of(snap, training_job) == Credit(training_job, "training")
     found = training.batch(snap, training_job, 1, credit_job, ALL)
     assert found.height == training.batch_total(snap, training_job, 1) == 6
     advantages = defaultdict(list)
@@ -575,20 +577,51 @@ def test_the_credit_that_a_training_job_names(tmp_path: Path, by: str) -> None:
     lk = build_lake(tmp_path)
     first, _ = add_credit(lk), add_credit(lk, omega=0.0)
     series = lk.sql("SELECT series_id FROM job_runs WHERE job_id = ?", [first]).item()
-    wanted = Credit(first) if by == "job" else Credit(series, is_series=True)
+    wanted = Credit(first) if by == "job" else Credit(series, "series")
     job = add_training(lk, advantages=ids.to_text(wanted.id))
     assert training.credit_of(lk.snapshot(), job) == wanted
+
+
+def credit_jobs(lk: Lake, job_id: int, update: int = 0) -> set[int | None]:
+    """The credit jobs whose advantages an update is shown with."""
+    snap = lk.snapshot()
+    return set(training.batch(snap, job_id, update, training.credit_of(snap, job_id), ALL)["credit_job"])
 
 
 def test_a_training_job_that_names_nothing_read_the_newest_credit_before_it(tmp_path: Path) -> None:
     lk = build_lake(tmp_path)
     before_all = add_training(lk)
-    first = add_credit(lk)
+    add_credit(lk)
+    newest = add_credit(lk, gamma=0.5)
     job = add_training(lk, advantages="no such id!")
     add_credit(lk, omega=0.0)
     assert training.credit_of(lk.snapshot(), before_all) is None
-    assert training.credit_of(lk.snapshot(), job) == Credit(first)
+    assert credit_jobs(lk, before_all) == {None}
+    assert credit_jobs(lk, job) == {newest}
     assert training.credit_of(lk.snapshot(), 1) is None
+
+
+def test_a_loop_that_computes_credit_as_it_goes_read_the_newest_of_each_round(tmp_path: Path) -> None:
+    """One training job over two rounds, each with a credit job of its own; what came later it has not read."""
+    lk = build_lake(tmp_path)
+    rounds = []
+    with lk.job(kind="train", run_id=RUN) as job:
+        for number in (0, 1):
+            where = f"collection_round = {number}"
+            run_credit(lk, GiGPO(gamma=0.5), where=where)
+            rounds.append(run_credit(lk, GiGPO(), where=where).job_id)
+            mine = lk.sql(f"SELECT episode_id, num_steps FROM episodes WHERE {where}")
+            fixed = {"optimizer_step": number, "first_step": 0, "action_tokens": 1, "epoch": 0}
+            job.write(
+                "batches",
+                mine.select("episode_id", last_step=pl.col("num_steps") - 1).with_columns(
+                    pl.lit(value).alias(name) for name, value in fixed.items()
+                ),
+            )
+    add_credit(lk, omega=0.0)
+    assert [credit_jobs(lk, job.job_id, number) for number in (0, 1)] == [{rounds[0]}, {rounds[1]}]
+    found = training.consumption(lk.snapshot(), job.job_id, Credit(job.job_id, "training"))
+    assert found["mean_size"].null_count() == 0
 
 
 # ---------------------------------------------------------------- lineage

@@ -1,17 +1,36 @@
 """Credit: which jobs gave advantages to something, and the advantages of an episode.
 
-A choice of credit is one job, or a series (one estimator with one set of parameters) that counts with its newest job
-of each group.
+A choice of credit is one job; a series (one estimator with one set of parameters), which counts with its newest job of
+each group; or what a training job consumed, which is for each episode the newest credit job that covered it when the
+training started, or, for a loop that computes credit as it goes, when it ended.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import polars as pl
 
 from viewer.queries.base import Params, Reads, Row
 
-_JOB = "SELECT * FROM advantages WHERE job_id = $credit"
-_SERIES = "SELECT * FROM latest_advantages WHERE series_id = $credit"
+_ROWS = {
+    "job": "SELECT * FROM advantages WHERE job_id = $credit",
+    "series": "SELECT * FROM latest_advantages WHERE series_id = $credit",
+    "training": """
+        SELECT a.* FROM advantages AS a JOIN (
+            SELECT g.episode_id, arg_max(g.job_id, (r.ended_at <= t.began, r.ended_at, g.job_id)) AS job_id
+            FROM (
+                SELECT DISTINCT episode_id, job_id FROM advantages
+                WHERE episode_id IN (SELECT episode_id FROM trained_batches WHERE job_id = $credit)
+            ) AS g
+            JOIN job_runs AS r USING (job_id),
+            (
+                SELECT started_at AS began, coalesce(ended_at, 'infinity'::TIMESTAMPTZ) AS over
+                FROM job_runs WHERE job_id = $credit
+            ) AS t
+            WHERE r.ended_at <= t.over GROUP BY g.episode_id
+        ) USING (episode_id, job_id)
+        """,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +38,13 @@ class Credit:
     """A choice of advantages."""
 
     id: int
-    is_series: bool = False
+    """Of the credit job, the series or the training job."""
+    kind: Literal["job", "series", "training"] = "job"
 
     @property
     def rows(self) -> str:
         """SQL of the chosen rows of `advantages`; its parameter is $credit."""
-        return _SERIES if self.is_series else _JOB
+        return _ROWS[self.kind]
 
     def params(self) -> Params:
         """Value of $credit."""
@@ -59,7 +79,7 @@ def find(lake: Reads, wanted: int) -> Credit | None:
     found = lake.sql(query, {"id": wanted}).row(0, named=True)
     if found["jobs"]:
         return Credit(wanted)
-    return Credit(wanted, is_series=True) if found["series"] else None
+    return Credit(wanted, "series") if found["series"] else None
 
 
 def ledger(lake: Reads, episode_id: int, credit: Credit) -> pl.DataFrame:

@@ -55,28 +55,20 @@ def jobs_of_run(lake: Reads, run: str, limit: int = 50) -> pl.DataFrame:
 
 
 def credit_of(lake: Reads, job_id: int) -> Credit | None:
-    """The advantages a training job read.
+    """The advantages a training job read; None if none of its episodes had any.
 
-    What its parameters or counts name (`advantages`: a credit job or series, 13 characters); else the newest credit job
-    that had succeeded when it started, which is the trainer's default.
+    What its parameters name (`advantages`: a credit job or series, 13 characters); else what was the newest for each of
+    its episodes, the trainer's default.
     """
-    row = only_row(lake.sql("SELECT started_at, parameters, counts FROM job_runs WHERE job_id = ?", [job_id]))
-    if row is None:
-        return None
-    for document in (row["counts"], row["parameters"]):
-        named = json.loads(document or "{}").get("advantages")
-        if isinstance(named, str):
-            with suppress(ValueError):
-                if credit := find(lake, ids.from_text(named)):
-                    return credit
-    newest = lake.sql(
-        """
-        SELECT job_id FROM job_runs WHERE kind = 'credit' AND status = 'succeeded' AND ended_at <= $start
-        ORDER BY ended_at DESC, job_id LIMIT 1
-        """,
-        {"start": row["started_at"]},
-    )
-    return Credit(newest.item()) if newest.height else None
+    row = only_row(lake.sql("SELECT parameters FROM job_runs WHERE job_id = ?", [job_id]))
+    named = json.loads(row["parameters"]).get("advantages") if row else None
+    if isinstance(named, str):
+        with suppress(ValueError):
+            if credit := find(lake, ids.from_text(named)):
+                return credit
+    consumed = Credit(job_id, "training")
+    query = f"SELECT EXISTS (SELECT 1 FROM ({consumed.rows}))"
+    return consumed if lake.sql(query, consumed.params()).item() else None
 
 
 def consumption(lake: Reads, job_id: int, credit: Credit | None) -> pl.DataFrame:
@@ -115,13 +107,14 @@ def batch(lake: Reads, job_id: int, update: int, credit: Credit | None, window: 
 
     Returns:
         episode_id, group_id, run_id, task_id, rollout_index, policy_version, status, env_return, first_step, last_step,
-        action_tokens, a_episode, mean_advantage, lowest, highest, mean_size, undefined, dead.
+        action_tokens, credit_job (whose advantages these are), a_episode, mean_advantage, lowest, highest, mean_size,
+        undefined, dead.
     """
     query, params = _consumed(job_id, credit, "AND b.optimizer_step = $update")
     return lake.sql(
         f"""
         SELECT episode_id, group_id, run_id, task_id, rollout_index, policy_version, status, env_return, first_step,
-               last_step, action_tokens, a_episode, mean_advantage, lowest, highest,
+               last_step, action_tokens, credit_job, a_episode, mean_advantage, lowest, highest,
                total_size / nullif(defined, 0) AS mean_size, credited - defined AS undefined, dead > 0 AS dead
         FROM ({query}) ORDER BY mean_size DESC NULLS LAST, episode_id LIMIT $limit OFFSET $offset
         """,
@@ -163,7 +156,7 @@ def _consumed(job_id: int, credit: Credit | None, where: str = "") -> tuple[str,
     params: Params = {"job": job_id} | (credit.params() if credit else {})
     query = f"""
         SELECT b.optimizer_step, b.episode_id, b.first_step, b.last_step, b.action_tokens, e.group_id, e.run_id,
-               e.task_id, e.rollout_index, e.policy_version, e.status, e.env_return,
+               e.task_id, e.rollout_index, e.policy_version, e.status, e.env_return, any_value(a.job_id) AS credit_job,
                arg_min(a.a_episode, a.step_index) AS a_episode, avg(a.advantage) AS mean_advantage,
                min(a.advantage) AS lowest, max(a.advantage) AS highest, sum(abs(a.advantage)) AS total_size,
                count(a.episode_id) AS credited, count(a.advantage) AS defined,

@@ -134,8 +134,7 @@ def _consumption(job_id: int, credit: Credit | None, update: int | None) -> None
     if frame.is_empty():
         return
     st.subheader("What the updates consumed", anchor=False)
-    if credit is None:
-        st.caption("No credit job is known that this job read: returns only.")
+    st.caption(_credit_words(credit))
     names = {"mean_return": "Mean return of the batch"}
     if credit is not None:
         names |= {"mean_size": "Mean |advantage|", "dead_share": "Steps of dead groups"}
@@ -145,6 +144,15 @@ def _consumption(job_id: int, credit: Credit | None, update: int | None) -> None
         _clickable(grid[position], figures.metric(values, title, update), f"consumed-{column}", update)
     if credit is not None:
         grid[3].altair_chart(figures.signs(frame, update), key="signs")
+
+
+def _credit_words(credit: Credit | None) -> str:
+    """Whose advantages are shown."""
+    if credit is None:
+        return "No credit job covered what this job consumed: returns only."
+    if credit.kind == "training":
+        return "With the advantages that were the newest for each episode when it was trained on."
+    return f"With the advantages of credit {credit.kind} {chip(ids.to_text(credit.id))}, which the job names."
 
 
 def _batch(job_id: int, update: int, credit: Credit | None) -> None:
@@ -192,7 +200,7 @@ def _batch(job_id: int, update: int, credit: Credit | None) -> None:
         values = parameters(
             episode=ids.to_text(frame["episode_id"][clicked]),
             step=frame["first_step"][clicked],
-            credit=None if credit is None else ids.to_text(credit.id),
+            credit=None if frame["credit_job"][clicked] is None else ids.to_text(frame["credit_job"][clicked]),
             list=filters.packed(EpisodeFilter(update=(job_id, update))),
         )
         st.switch_page(Page.EPISODE, query_params=values)
