@@ -74,7 +74,9 @@ def metric(frame: pl.DataFrame, name: str, selected: int | None) -> Chart:
     pick = alt.selection_point(name=PICK, fields=["step"], nearest=True, on="click", empty=False, clear=False)
     shown = frame.filter(pl.col("value").is_not_null())
     x = alt.X("step:Q", title=None, axis=alt.Axis(format="d", tickMinStep=1, grid=False))
-    y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False), axis=alt.Axis(format=".3~g", tickCount=4))
+    largest = shown["value"].abs().max()
+    label = "~s" if isinstance(largest, int | float) and largest >= 1000 else ".3~g"
+    y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False), axis=alt.Axis(format=label, tickCount=4))
     base = alt.Chart(shown).encode(x=x, y=y)
     line = base.mark_line(color=POSITIVE, strokeWidth=1.5)
     tips = [alt.Tooltip("step:Q", title="Step", format="d"), alt.Tooltip("value:Q", title=name, format=".5~g")]

@@ -5,6 +5,7 @@ round of the same run with the same policy gives the same episodes, whatever is 
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count as integers
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -26,6 +27,20 @@ class GroupConfig(BaseModel):
     """Rollouts played side by side, at least one whole group. Bounds memory; does not change what is sampled."""
 
 
+def distinct_seeds(make_environment: Callable[[], Environment], first: int, count: int) -> list[int]:
+    """The first `count` seeds from `first` on whose initial worlds all differ.
+
+    A start's world is its task, and a round holds a task once: the same world drawn by two seeds would be one group.
+    """
+    environment = make_environment()
+    seed_of: dict[int, int] = {}
+    for seed in integers(first):
+        if len(seed_of) == count:
+            break
+        seed_of.setdefault(environment.reset(seed).info.initial_world_hash, seed)
+    return list(seed_of.values())
+
+
 def collect_groups(
     make_environment: Callable[[], Environment],
     policy: Policy,
@@ -40,7 +55,7 @@ def collect_groups(
     Args:
         make_environment: a fresh environment; siblings get one each.
         policy: who plays.
-        seeds_P: start seeds, one group each; they must differ.
+        seeds_P: start seeds, one group each; their worlds must differ (`distinct_seeds`).
         config: group size and batching.
         run_seed: seed of the run: other seeds give other samples from the same starts.
         collection_round: number of the round; part of the group's key.
@@ -49,22 +64,31 @@ def collect_groups(
         The siblings of one start, in order of their rollout index; groups in order of `seeds_P`.
 
     Raises:
-        ValueError: the same start twice: its groups would have one key.
+        ValueError: two starts with the same world.
     """
-    if len(set(seeds_P)) != len(seeds_P):
-        msg = f"start seeds must differ, got {len(seeds_P) - len(set(seeds_P))} duplicates among {len(seeds_P)}"
-        raise ValueError(msg)
     size = config.group_size
+    seed_of: dict[str, int] = {}
     groups_at_once = max(1, config.parallel // size)
     for first in range(0, len(seeds_P), groups_at_once):
+        batch_P = seeds_P[first : first + groups_at_once]
         starts_E = [
             Start(seed, index, ids.key_hash("rollout", run_seed, collection_round, seed, index))
-            for seed in seeds_P[first : first + groups_at_once]
+            for seed in batch_P
             for index in range(size)
         ]
         records_E = play([make_environment() for _ in starts_E], starts_E, policy)
         for record in records_E:
             record.collection_round = collection_round
             record.expected_group_size = size
-        for at in range(0, len(records_E), size):
-            yield records_E[at : at + size]
+        for at, seed in enumerate(batch_P):
+            group_G = records_E[at * size : (at + 1) * size]
+            _claim(group_G[0].task_id, seed, seed_of)
+            yield group_G
+
+
+def _claim(task_id: str, seed: int, seed_of: dict[str, int]) -> None:
+    """Note a group's task, which no other group of the round may have."""
+    if task_id in seed_of:
+        msg = f"start seeds {seed_of[task_id]} and {seed} draw the same world; take them from distinct_seeds()"
+        raise ValueError(msg)
+    seed_of[task_id] = seed

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import polars as pl
 import pytest
 
 import lake
@@ -99,6 +100,44 @@ def test_threads_that_record_overlapping_episodes_write_them_once(tmp_path: Path
     again = lake.open(one.uri)
     with again.job(kind="collect", run_id="run") as job:
         assert job.record([episode("task", index) for index in range(16)]).present == 16
+
+
+def test_what_one_thread_learns_of_the_lake_another_does_not_forget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads share an index of what is present. One is held while it brings it up to date; the other writes.
+
+    Had the other been let in, the first would go on with an index that does not hold what the other wrote.
+    """
+    lk, other = lake.open(tmp_path / "lake", create=True), lake.open(tmp_path / "lake")
+    with other.job(kind="collect", run_id="run") as job:
+        job.record([episode("before")])
+    entered, written = threading.Event(), threading.Event()
+    concat = pl.concat
+
+    def held(items: list[pl.DataFrame], **options: object) -> pl.DataFrame:
+        entered.set()
+        # Let in, the second thread is done long before this; locked out, it waits for us.
+        written.wait(timeout=0.5)
+        return concat(items, **options)
+
+    def work(number: int) -> None:
+        with lk.job(kind="collect", run_id="run") as job:
+            if number == 0:
+                monkeypatch.setattr(pl, "concat", held)
+                job.record([episode("first")])
+            else:
+                entered.wait()
+                monkeypatch.undo()
+                job.record([episode("second")])
+                job.record([episode("second", 1)])
+                written.set()
+
+    in_threads(2, work)
+    with lk.job(kind="collect", run_id="run") as job:
+        counts = job.record([episode("before"), episode("first"), episode("second"), episode("second", 1)])
+    assert (counts.new, counts.present) == (0, 4)
+    assert assert_whole(lk.snapshot()) == 4
 
 
 def test_a_thread_that_reads_never_disturbs_one_that_writes(tmp_path: Path) -> None:

@@ -4,19 +4,26 @@ On the tau-bench trajectories where they are (the issue's acceptance), else on a
 real kills; what a killed attempt left behind is whatever it left.
 """
 
+import os
 import random
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import lake
+from lake.ingest import ingest
+from pipelines.credit import GiGPO
+from pipelines.credit.job import run_credit
 from testkit.lakes import add_credit, build_lake
 from testkit.shared import shared_data
+from trainer.tiny_model import TinyModelConfig, make_tiny_model
 
 MAIN = "from lake.cli import main; main()"
 
@@ -27,14 +34,23 @@ class World:
 
     folder: Path
     options: tuple[str, ...]
-    hash_line: str
-    steps: int
-    batches: list[tuple[Any, ...]]
+    threads: int
+    hash_line: str = ""
+    batches: tuple[tuple[Any, ...], ...] = ()
 
+    @property
+    def steps(self) -> int:
+        return 1 + max(row[0] for row in self.batches)
 
-def trajlake(*arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", MAIN, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def training(self, out: Path, *extra: str) -> subprocess.Popen[str]:
+        arguments = ["train", "--lake", self.folder / "lake", "--out", out, *self.options, *extra]
+        return subprocess.Popen(
+            [sys.executable, "-c", MAIN, *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": str(self.threads)},
+        )
 
 
 def finished(process: subprocess.Popen[str]) -> str:
@@ -43,37 +59,39 @@ def finished(process: subprocess.Popen[str]) -> str:
     return out
 
 
-def training(world_folder: Path, options: tuple[str, ...], out: Path, *extra: str) -> subprocess.Popen[str]:
-    return trajlake("train", "--lake", world_folder / "lake", "--out", out, *options, *extra)
-
-
-def batches(folder: Path, run_id: str) -> list[tuple[Any, ...]]:
+def batches(folder: Path, run_id: str) -> tuple[tuple[Any, ...], ...]:
     """What the view says each optimizer step saw."""
     query = """
         SELECT optimizer_step, episode_id, first_step, last_step, action_tokens, epoch
         FROM trained_batches JOIN job_runs USING (job_id) WHERE run_id = ? ORDER BY ALL
     """
-    return lake.open(folder / "lake").sql(query, [run_id]).rows()
+    return tuple(lake.open(folder / "lake").sql(query, [run_id]).rows())
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    folder = tmp_path_factory.mktemp("kill")
+def build(folder: Path, threads: int) -> World:
     try:
         data = shared_data("tau_bench", "gpt-4o-airline.json")
     except pytest.skip.Exception:
-        add_credit(build_lake(folder / "lake"))
+        lk = build_lake(folder / "lake")
+        add_credit(lk)
         options = ["--epochs", "30", "--episodes-per-step", "3", "--checkpoint-every", "7"]
     else:
-        finished(trajlake("ingest", data, "--lake", folder / "lake"))
-        finished(trajlake("credit", "gigpo", "--lake", folder / "lake"))
+        lk = lake.open(folder / "lake", create=True)
+        ingest(lk, data)
+        run_credit(lk, GiGPO(step_source="terminal_score"))
         where = "CAST(task_id AS INT) < 10 AND rollout_index < 3"
         options = ["--where", where, "--max-length", "1800", "--episodes-per-step", "1", "--checkpoint-every", "3"]
-    finished(trajlake("init-model", "--lake", folder / "lake", "--out", folder / "model"))
+    make_tiny_model(lk.snapshot(), folder / "model", TinyModelConfig())
     options += ["--model", str(folder / "model"), "--loss", "awr"]
-    line = finished(training(folder, tuple(options), folder / "straight")).splitlines()[-1]
-    seen = batches(folder, "straight")
-    return World(folder, tuple(options), line, 1 + max(row[0] for row in seen), seen)
+    world = World(folder, tuple(options), threads)
+    line = finished(world.training(folder / "straight")).splitlines()[-1]
+    return World(folder, world.options, threads, line, batches(folder, "straight"))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], World]:
+    """The world of a number of threads; made once."""
+    return cache(lambda threads: build(tmp_path_factory.mktemp(f"kill-{threads}"), threads))
 
 
 def kill_after(process: subprocess.Popen[str], log: Path, lines: int, pause: float) -> bool:
@@ -96,20 +114,23 @@ def kill_and_compare(world: World, out: Path, seed: int) -> None:
         # The first kill falls into the run; later ones anywhere, also into start-up, the last checkpoint or the export.
         lines = rng.randint(1, world.steps // 2) if number == 0 else rng.choice([0, rng.randint(1, world.steps // 2)])
         pause = rng.uniform(0, 3) if lines == 0 else rng.uniform(0, 0.2)
-        process = training(world.folder, world.options, out, "--resume")
+        process = world.training(out, "--resume")
         kills += kill_after(process, out / "metrics.jsonl", lines, pause)
     assert kills >= 1
-    resumed = finished(training(world.folder, world.options, out, "--resume"))
+    resumed = finished(world.training(out, "--resume"))
     assert resumed.splitlines()[-1] == world.hash_line
     assert batches(world.folder, out.name) == world.batches
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_killed_run_ends_with_the_same_weights(world: World, seed: int) -> None:
-    kill_and_compare(world, world.folder / f"killed-{seed}", seed)
+def test_a_killed_run_ends_with_the_same_weights(world: Callable[[int], World], seed: int) -> None:
+    kill_and_compare(world(1), world(1).folder / f"killed-{seed}", seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 120))
-def test_a_killed_run_ends_with_the_same_weights_whenever_it_is_killed(world: World, seed: int) -> None:
-    kill_and_compare(world, world.folder / f"killed-{seed}", seed)
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("seed", range(100, 110))
+def test_a_killed_run_ends_with_the_same_weights_whenever_it_is_killed(
+    world: Callable[[int], World], threads: int, seed: int
+) -> None:
+    kill_and_compare(world(threads), world(threads).folder / f"killed-{seed}", seed)

@@ -159,11 +159,25 @@ def test_judgements_of_a_job_that_failed_or_was_killed_never_exist(lk: Lake, ste
     if end == "failed":
         job.__exit__(ValueError, ValueError("no"), None)
     assert lk.scan("advantages").collect().is_empty()
+    assert [row["accepted_write_ids"] for row in events(lk, job)] == [[]] * (2 if end == "failed" else 1)
     with lk.job(kind="judge") as again:
         again.write("advantages", advantages(steps))
     rows = lk.scan("advantages").collect()
     assert rows.height == steps.height, "run again, listed once"
     assert set(rows["job_id"]) == {again.job_id}
+
+
+@pytest.mark.parametrize(("event", "seen"), [("started", 0), ("failed", 0), ("succeeded", 4)])
+def test_only_the_word_of_a_job_that_succeeded_counts(lk: Lake, steps: pl.DataFrame, event: str, seen: int) -> None:
+    """Whatever another program wrote into the row of a job that did not."""
+    job = lk.job(kind="judge")
+    job.__enter__()
+    job.write("advantages", advantages(steps))
+    (started,) = lk.scan("jobs").filter(pl.col("job_id") == job.job_id).collect().to_dicts()
+    row = started | {"event": event, "accepted_write_ids": list(lk.snapshot().dead_write_ids)}
+    lk._store.append("jobs", pl.DataFrame([row], schema=TABLES["jobs"].polars()))
+    assert lk.scan("advantages").collect().height == seen
+    assert lk.sql("SELECT count(*) AS n FROM advantages").item() == seen
 
 
 def test_episodes_of_a_job_that_failed_are_facts_all_the_same(lk: Lake) -> None:

@@ -9,7 +9,7 @@ from lake import ids
 from lake.records import check, identify
 from pipelines.collect.environments.house import REFUSAL, House, HouseConfig, vocabulary
 from pipelines.collect.environments.house_world import Split
-from pipelines.collect.groups import GroupConfig, collect_groups
+from pipelines.collect.groups import GroupConfig, collect_groups, distinct_seeds
 from pipelines.collect.policies.scripted import HouseScript
 from pipelines.collect.policies.transformers_policy import SamplingConfig, TransformersPolicy
 from pipelines.collect.rollouts import Start, play
@@ -78,9 +78,27 @@ def test_what_is_played_side_by_side_does_not_matter(tiny):
     assert actions(collect(tiny, range(6), parallel=1)) == actions(together)
 
 
-def test_one_start_twice_would_be_one_group_and_is_refused(tiny):
-    with pytest.raises(ValueError, match="1 duplicates among 3"):
+def test_one_world_twice_would_be_one_group_and_is_refused(tiny):
+    with pytest.raises(ValueError, match="start seeds 1 and 1 draw the same world"):
         collect(tiny, [1, 2, 1])
+    with pytest.raises(ValueError, match="start seeds 1 and 1 draw"):
+        collect(HouseScript(), [1, 2, 1], parallel=1)
+
+
+def test_distinct_seeds_skip_worlds_that_were_drawn_before():
+    def two_rooms():
+        return House(HouseConfig(rooms=2))
+
+    seeds = distinct_seeds(two_rooms, 5, 150)
+    worlds = [two_rooms().reset(seed).info.initial_world_hash for seed in seeds]
+    assert len(set(worlds)) == len(seeds) == 150
+    assert seeds == sorted(seeds)
+    assert seeds[0] == 5
+    skipped = sorted(set(range(5, seeds[-1])) - set(seeds))
+    assert skipped, "150 of a few hundred worlds without one repetition: the test shows nothing"
+    for seed in skipped:
+        earlier = [w for w, s in zip(worlds, seeds, strict=True) if s < seed]
+        assert two_rooms().reset(seed).info.initial_world_hash in earlier
 
 
 def test_every_record_passes_the_checks_of_the_lake(tiny):
@@ -170,10 +188,11 @@ def test_a_lake_takes_the_same_round_once_and_holds_each_episode_as_one_sequence
 def test_held_out_episodes_share_no_task_with_training_episodes():
     def played(split):
         config = HouseConfig(split=split, horizon=1)
+        seeds = distinct_seeds(lambda: House(config), 0, 200)
         groups = collect_groups(
             lambda: House(config),
             Recited(["look"]),
-            range(200),
+            seeds,
             config=GroupConfig(group_size=1),
             run_seed=0,
             collection_round=0,

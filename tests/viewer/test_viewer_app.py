@@ -2,9 +2,11 @@
 
 import shutil
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from markdown_it import MarkdownIt
 
@@ -439,6 +441,17 @@ def test_training_leads_from_a_metric_to_the_batch_and_its_advantages(lk: Lake) 
 def test_a_metric_that_could_not_be_computed_is_a_dash(lk: Lake) -> None:
     figures = {metric.label: metric.value for metric in open_page("training", update=0).metric}
     assert figures["`kl`"] == "\u2013"
+
+
+def test_metrics_beyond_the_first_six_are_drawn_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = show(build_lake(tmp_path, [rollout("a", 0, 1.0)]), monkeypatch)
+    with lk.job(kind="train", run_id=RUN) as job:
+        rows = [{"step": 0, "name": f"m{n}", "value": 1.0, "at": datetime(2026, 1, 1, tzinfo=UTC)} for n in range(9)]
+        job.write("metrics", pl.DataFrame(rows))
+    at = open_page("training")
+    assert [expander.label for expander in at.expander] == ["3 more metrics"]
+    assert charts(at) == 6
+    assert "recorded no batches" in words(at)
 
 
 def test_wrong_training_addresses(lk: Lake) -> None:

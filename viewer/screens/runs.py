@@ -27,12 +27,12 @@ def show() -> None:
         empty("This lake holds no episodes yet.", "trajlake ingest FILE --lake LAKE      # or: trajlake demo")
         return
     _overview(facts)
-    names, success_at = _list()
+    first, success_at = _list()
     asked = given("run")
     if asked is not None and not read(runs.exists, asked):
         st.warning(f"There is no run {chip(asked)} in this lake.", icon=":material/search_off:")
         asked = None
-    _run(asked or names[0], success_at)
+    _run(asked or first, success_at)
 
 
 def _overview(facts: dict[str, Any]) -> None:
@@ -55,8 +55,11 @@ def _overview(facts: dict[str, Any]) -> None:
     )
 
 
-def _list() -> tuple[list[str], float]:
-    """The list of runs: the names on the page, and the return that counts as success."""
+def _list() -> tuple[str, float]:
+    """The list of runs: the run to show if none is asked for, and the return that counts as success.
+
+    That is the first with several rounds: it has curves.
+    """
     with st.container(horizontal=True, vertical_alignment="center"):
         with st.container():
             window = pager(read(runs.total), "runs")
@@ -92,7 +95,7 @@ def _list() -> tuple[list[str], float]:
     if clicked is not None:
         st.query_params["run"] = frame["run_id"][clicked]
         st.rerun()
-    return frame["run_id"].to_list(), success_at
+    return frame.sort(pl.col("rounds") > 1, descending=True, maintain_order=True)["run_id"][0], success_at
 
 
 def _run(run: str, success_at: float) -> None:

@@ -26,7 +26,8 @@ from viewer.queries import training
 from viewer.queries.credit import Credit
 from viewer.queries.episodes import EpisodeFilter
 
-_MOST_METRICS = 30
+_FIRST_METRICS = 6
+_MOST_METRICS = 36
 
 
 def show() -> None:
@@ -113,12 +114,22 @@ def _metrics(job_id: int, update: int | None) -> None:
         st.info("This job has written no metrics.", icon=":material/info:")
         return
     st.caption("Click on a point to see the batch of that update.")
+    _grid(frame, names[:_FIRST_METRICS], update)
+    if others := names[_FIRST_METRICS:_MOST_METRICS]:
+        more = st.expander(f"{len(others)} more metrics", icon=":material/show_chart:", key="more", on_change="rerun")
+        if not more.open:
+            return
+        with more:
+            _grid(frame, others, update)
+            if len(names) > _MOST_METRICS:
+                st.caption(f"{_MOST_METRICS} of {len(names)} metrics; the others: `trajlake sql` on `run_metrics`.")
+
+
+def _grid(frame: pl.DataFrame, names: list[str], update: int | None) -> None:
     grid = st.columns(3)
-    for position, name in enumerate(names[:_MOST_METRICS]):
+    for position, name in enumerate(names):
         chart = figures.metric(frame.filter(pl.col("name") == name), name, update)
-        _clickable(grid[position % 3], chart, f"metric-{position}", update)
-    if len(names) > _MOST_METRICS:
-        st.caption(f"{_MOST_METRICS} of {len(names)} metrics; the others: `trajlake sql` on `run_metrics`.")
+        _clickable(grid[position % 3], chart, f"metric-{chip(name)}", update)
 
 
 def _clickable(place: Any, chart: Any, key: str, update: int | None) -> None:

@@ -1,0 +1,124 @@
+"""Small decisions of the pages: how a credit job is called, how bars are scaled, what a table shows."""
+
+import json
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from streamlit.testing.v1 import AppTest  # noqa: TID253 - the viewer's own tests
+
+from pipelines.credit import GiGPO
+from viewer.choices import describe
+from viewer.queries.base import Window
+from viewer.transcript import scale_of
+
+
+def test_a_credit_job_is_called_by_its_estimator_and_its_numbers() -> None:
+    config = GiGPO(gamma=0.9).model_dump(mode="json")
+    text = describe(json.dumps({"estimator": "gigpo", "config": config, "score": "env_return", "where": None}))
+    assert text.startswith("gigpo, score env_return, gamma 0.9, omega 1, combination sum")
+    assert "anchors" not in text
+    assert "None" not in text
+
+
+@pytest.mark.parametrize("document", [None, "", "[]", "7", "not json", "[" * 100_000, '{"config": 3}'])
+def test_parameters_of_any_shape_have_a_description(document: str | None) -> None:
+    assert describe(document) == ""
+
+
+@given(st.dictionaries(st.text(max_size=10), st.text(max_size=30) | st.floats(allow_nan=False), max_size=20))
+def test_a_description_is_one_short_line(parameters: dict[str, str | float]) -> None:
+    text = describe(json.dumps(parameters), limit=50)
+    assert len(text) <= 50
+    assert "\n" not in text
+
+
+def test_bars_are_scaled_by_the_largest_of_their_kind() -> None:
+    credit = pl.DataFrame(
+        {"advantage": [1.0, None], "a_episode": [-3.0, 0.5], "a_step": [2.0, None], "return_to_go": [0.9, -4.0]}
+    )
+    scale = scale_of(credit, pl.DataFrame({"reward": [0.0, 1.0]}))
+    assert (scale.advantage, scale.reward) == (3.0, 4.0)
+
+
+def test_bars_without_values_have_no_scale() -> None:
+    unknown = pl.DataFrame({"reward": [None, None]}, schema={"reward": pl.Float64})
+    names = ("advantage", "a_episode", "a_step", "return_to_go")
+    for credit in (
+        pl.DataFrame(),
+        pl.DataFrame({name: [None] for name in names}, schema=dict.fromkeys(names, pl.Float64)),
+    ):
+        scale = scale_of(credit, unknown)
+        assert (scale.advantage, scale.reward) == (0.0, 0.0)
+
+
+@given(st.integers(1, 10**6), st.integers(1, 500))
+def test_pages_follow_one_another_without_gap(number: int, rows: int) -> None:
+    window, following = Window.page(number, rows), Window.page(number + 1, rows)
+    assert window.offset + window.limit == following.offset
+    assert Window.page(1, rows).offset == 0
+
+
+def table_page() -> None:
+    """A page with one table, for the test below."""
+    import polars as pl
+
+    from viewer.components import number_column, table
+
+    frame = pl.DataFrame(
+        {"episode_id": [5, 6], "task_id": ["a\x1b[31m\nb", "x" * 5000], "value": [None, 0.0], "hidden": [1, 2]}
+    )
+    table(frame, "t", {"episode_id": "Episode", "task_id": "Task", "value": number_column("Value")}, opens="Open it")
+
+
+def test_a_table_shows_ids_as_text_and_cells_in_one_short_line() -> None:
+    at = AppTest.from_function(table_page, default_timeout=60).run()
+    assert [error.value for error in at.exception] == []
+    shown = at.dataframe[0].value
+    assert list(shown.columns) == ["open", "episode_id", "task_id", "value"]
+    assert shown["episode_id"].tolist() == ["0000000000005", "0000000000006"]
+    assert shown["task_id"].tolist()[0] == r"a\x1b[31m b"
+    assert len(shown["task_id"].tolist()[1]) == 400
+    assert shown["value"].isna().tolist() == [True, False], "unknown stays NULL"
+    assert at.dataframe[0].proto.placeholder == "\u2013"
+
+
+def pages_page() -> None:
+    """A page with a pager over 60 rows, for the tests below."""
+    import streamlit as st
+
+    from viewer.components import pager
+
+    window = pager(60, "things")
+    st.text(f"{window.offset} {window.limit}")
+
+
+@pytest.mark.parametrize(
+    ("page", "shown", "words"),
+    [
+        (None, "0 25", "1 to 25 of 60 things"),
+        ("3", "50 25", "51 to 60 of 60 things"),
+        ("99", "50 25", "51 to 60 of 60 things"),
+        ("0", "0 25", "1 to 25 of 60 things"),
+        ("-1", "0 25", "1 to 25 of 60 things"),
+        ("x", "0 25", "1 to 25 of 60 things"),
+    ],
+)
+def test_the_page_of_the_address_is_shown_if_there_is_one(page: str | None, shown: str, words: str) -> None:
+    at = AppTest.from_function(pages_page, default_timeout=60)
+    if page is not None:
+        at.query_params["page"] = page
+    at.run()
+    assert at.text[0].value == shown
+    assert at.caption[0].value == words
+
+
+def test_the_first_page_leaves_the_address_bare() -> None:
+    at = AppTest.from_function(pages_page, default_timeout=60)
+    at.query_params["page"] = "2"
+    at.run()
+    at.get("pagination")[0].set_value(1)
+    at.run()
+    assert "page" not in at.query_params
+    assert at.text[0].value == "0 25"

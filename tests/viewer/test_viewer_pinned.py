@@ -1,0 +1,131 @@
+"""What a browser session reads: one snapshot, shared by threads, answered once per question and version."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import streamlit as st  # noqa: TID253 - the viewer's own tests
+
+from lake import Lake
+from lake.errors import QueryError, UsageError
+from testkit.lakes import RUN, build_lake, rollout
+from viewer import pinned
+from viewer.launch import ENVIRONMENT
+from viewer.queries import runs
+from viewer.queries.base import Reads
+
+
+@pytest.fixture
+def lk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lake]:
+    """A lake that this process shows, as one session."""
+    lk = build_lake(tmp_path, [rollout("a", 0, 1.0)])
+    monkeypatch.setenv(ENVIRONMENT, lk.uri)
+    pinned.refresh()
+    yield lk
+    pinned.refresh()
+
+
+def add(lk: Lake, task: str) -> None:
+    with lk.job(kind="collect", run_id=RUN) as job:
+        job.record([rollout(task, 0, 0.0)])
+
+
+asked: list[str] = []
+
+
+def tasks(lake: Reads, prefix: str = "") -> list[str]:
+    """A query that counts how often it is asked."""
+    asked.append(prefix)
+    query = "SELECT DISTINCT task_id FROM episodes WHERE starts_with(task_id, $prefix) ORDER BY task_id"
+    return lake.sql(query, {"prefix": prefix})["task_id"].to_list()
+
+
+def test_a_question_is_answered_once_per_version(lk: Lake) -> None:
+    asked.clear()
+    assert [pinned.read(tasks), pinned.read(tasks), pinned.read(tasks, "b"), pinned.read(tasks, prefix="b")] == [
+        ["a"],
+        ["a"],
+        [],
+        [],
+    ]
+    assert asked == ["", "b", "b"], "arguments by position and by name are other questions, equal ones are not"
+    add(lk, "b")
+    assert pinned.read(tasks) == ["a"], "still the old versions"
+    pinned.refresh()
+    assert pinned.read(tasks) == ["a", "b"]
+    assert asked == ["", "b", "b", ""]
+
+
+def test_an_answer_that_a_page_changes_is_not_changed_for_others(lk: Lake) -> None:
+    pinned.read(tasks).append("mine")
+    assert pinned.read(tasks) == ["a"]
+    frame = pinned.read(runs.page, 1.0, runs.Window())
+    frame[0, "run_id"] = "mine"
+    assert pinned.read(runs.page, 1.0, runs.Window())["run_id"].to_list() == [RUN]
+
+
+def test_a_failed_read_is_not_remembered(lk: Lake) -> None:
+    broken = [True]
+
+    def once(lake: Reads) -> int:
+        return int(lake.sql("SELECT nonsense" if broken[0] else "SELECT 7").item())
+
+    with pytest.raises(QueryError):
+        pinned.read(once)
+    broken[0] = False
+    assert pinned.read(once) == 7
+
+
+def test_the_versions_are_those_of_a_snapshot(lk: Lake) -> None:
+    assert dict(pinned.versions()) == lk.snapshot().versions
+    before = pinned.pinned_at()
+    pinned.refresh()
+    assert pinned.pinned_at() > before
+
+
+def test_two_lakes_in_one_process_do_not_mix(lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pinned.read(tasks) == ["a"]
+    other = build_lake(tmp_path / "other", [rollout("z", 0, 1.0)])
+    monkeypatch.setenv(ENVIRONMENT, other.uri)
+    pinned.refresh()
+    assert pinned.read(tasks) == ["z"]
+
+
+def test_without_a_lake_the_way_to_name_one_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ENVIRONMENT, raising=False)
+    with pytest.raises(UsageError, match="trajlake view --lake"):
+        pinned.uri()
+
+
+def test_sessions_that_ask_at_the_same_time_get_their_own_answers(tmp_path: Path) -> None:
+    """One DuckDB connection, many browser tabs."""
+    reader = pinned.Reader(build_lake(tmp_path).snapshot())
+    gate = threading.Barrier(8)
+
+    def ask(thread: int) -> list[int]:
+        gate.wait()
+        query = "SELECT $thread * 1000 + count(*) AS n FROM episodes WHERE rollout_index >= $least"
+        return [int(reader.sql(query, {"thread": thread, "least": n % 4}).item()) for n in range(20)]
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(ask, range(8)))
+    assert answers == [[thread * 1000 + 24 - 6 * (n % 4) for n in range(20)] for thread in range(8)]
+
+
+def test_a_reader_takes_one_select_and_nothing_else(tmp_path: Path) -> None:
+    reader = pinned.Reader(build_lake(tmp_path).snapshot())
+    for query in ("DELETE FROM episodes", "SELECT 1; SELECT 2", "COPY episodes TO 'x.csv'", "ATTACH 'x.db'"):
+        with pytest.raises(QueryError):
+            reader.sql(query)
+    assert reader.sql("SELECT count(*) FROM episodes").item() == 24
+
+
+def test_state_lives_in_the_session_alone(lk: Lake) -> None:
+    pinned.versions()
+    kept: dict[str, Any] = {name: st.session_state[name] for name in ("pinned_versions", "pinned_at")}
+    assert isinstance(kept["pinned_versions"], tuple)
+    assert not isinstance(kept["pinned_versions"], pl.DataFrame)

@@ -1,0 +1,80 @@
+"""A lake of 100,000 episodes: every list is a page of it, whatever its size."""
+
+from pathlib import Path
+
+import pytest
+
+import lake
+from lake.records import EpisodeRecord, StepRecord
+from testkit.lakes import add_credit
+from viewer.pinned import Reader
+from viewer.queries import credit, episode, episodes, groups, lineage, runs
+from viewer.queries.base import Window
+from viewer.queries.credit import Credit
+from viewer.queries.episodes import EpisodeFilter, Order
+from viewer.queries.groups import GroupFilter, Signal
+
+EPISODES, SIBLINGS, BATCH = 100_000, 8, 10_000
+
+pytestmark = pytest.mark.slow
+
+
+def record(number: int) -> EpisodeRecord:
+    """Episode `number`: odd ones succeed, every hundredth says `needle`."""
+    group, index = divmod(number, SIBLINGS)
+    text = "a needle in the hay" if number % 100 == 0 else "hay"
+    return EpisodeRecord(
+        task_id=str(group),
+        rollout_index=index,
+        collection_round=number // BATCH,
+        env_return=float(index % 2),
+        steps=[StepRecord(state="start", action=f"{text} {number}", reward=float(index % 2))],
+    )
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
+    lk = lake.open(Path(tmp_path_factory.mktemp("scale")), create=True)
+    with lk.job(kind="collect", run_id="big") as job:
+        for first in range(0, EPISODES, BATCH):
+            job.record([record(number) for number in range(first, first + BATCH)])
+    add_credit(lk)
+    return Reader(lk.snapshot())
+
+
+def test_the_list_has_a_last_page(reader: Reader) -> None:
+    everything = EpisodeFilter()
+    assert episodes.totals(reader, everything)["episodes"] == EPISODES
+    last = episodes.page(reader, everything, Order.TASK, Window.page(EPISODES // 25))
+    assert last.height == 25
+    place = episodes.place(reader, everything, Order.TASK, last["episode_id"][-1])
+    assert place is not None
+    assert (place.position, place.total, place.next) == (EPISODES, EPISODES, None)
+
+
+def test_a_text_is_found_among_all_steps(reader: Reader) -> None:
+    wanted = EpisodeFilter(text="NEEDLE")
+    assert episodes.totals(reader, wanted)["episodes"] == EPISODES // 100
+    assert episodes.page(reader, wanted, Order.HIGHEST, Window(25, 975)).height == 25
+    assert episodes.totals(reader, EpisodeFilter(text="hay"))["episodes"] == EPISODES
+
+
+def test_runs_and_groups(reader: Reader) -> None:
+    facts = runs.overview(reader)
+    assert (facts["episodes"], facts["groups"], facts["dead_groups"]) == (EPISODES, EPISODES // SIBLINGS, 0)
+    assert runs.curve(reader, "big", "collection_round", 1.0)["success"].to_list() == [0.5] * 10
+    assert runs.tasks(reader, "big", 1.0, Window(12)).height == 12
+    assert groups.total(reader, GroupFilter(signal=Signal.LIVE)) == EPISODES // SIBLINGS
+    assert groups.page(reader, GroupFilter(), Window.page(400)).height == 25
+
+
+def test_one_episode_and_its_group(reader: Reader) -> None:
+    row = episodes.page(reader, EpisodeFilter(), Order.TASK, Window(1, EPISODES // 2)).row(0, named=True)
+    (job_id,) = credit.jobs_of_episode(reader, row["episode_id"])["job_id"]
+    chosen = Credit(job_id)
+    assert credit.ledger(reader, row["episode_id"], chosen).height == 1
+    assert episode.steps(reader, row["episode_id"], Window(10)).height == 1
+    assert groups.siblings(reader, row["group_id"], chosen, Window()).height == SIBLINGS
+    assert groups.anchors(reader, row["group_id"], chosen, Window())["episodes"].to_list() == [SIBLINGS]
+    assert credit.summary(reader, job_id)["steps"] == EPISODES
+    assert lineage.jobs_total(reader, None, None) == 2
