@@ -74,7 +74,6 @@ def measure(task: str, path: Path) -> tuple[float, float]:
 
 def run_task(task: str, path: Path) -> None:
     """One measured run, in this process."""
-    import lake.lake
     import trainer.stream  # noqa: F401 - imported before the clock starts
 
     began = time.perf_counter()

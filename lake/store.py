@@ -211,7 +211,8 @@ class Store:
             if handle.version() != checked_version:
                 msg = f"`episodes` moved from version {checked_version} to {handle.version()}"
                 raise CommitLostError(msg)
-            number = (handle.transaction_version(EPISODES.name) or 0) + 1
+            with _translated(self._path(EPISODES.name)):
+                number = (handle.transaction_version(EPISODES.name) or 0) + 1
             properties = CommitProperties(
                 max_commit_retries=_COMMIT_RETRIES, app_transactions=[Transaction(EPISODES.name, number)]
             )

@@ -37,7 +37,6 @@ class Stream:
 
     def __init__(self, snapshot: Snapshot, plan: Plan, needs: Needs, config: TrainConfig) -> None:
         self._plan = plan
-        self._needs = needs
         self._prefetch = config.prefetch
         paths = [file.path for file in snapshot.files("tokens")]
         members = plan.members
@@ -86,9 +85,8 @@ class Stream:
         firsts = np.flatnonzero(np.diff(group_M, prepend=-1) | (np.diff(row_M, prepend=-2) != 1))
         lasts = np.append(firsts[1:], len(chosen_M)) - 1
         context, action, masks, logprobs = [], [], [], []
-        for number, low, high in zip(
-            *(a.tolist() for a in (group_M[firsts], row_M[firsts], row_M[lasts])), strict=True
-        ):
+        runs = zip(group_M[firsts].tolist(), row_M[firsts].tolist(), row_M[lasts].tolist(), strict=True)
+        for number, low, high in runs:
             group = groups[number]
             context.append(group.context_T[group.context_starts[low] : group.context_starts[high + 1]])
             span = slice(group.action_starts[low], group.action_starts[high + 1])
