@@ -174,8 +174,8 @@ class Job:
                 "source_format": source_format,
                 "position": r.position,
                 "reason": r.reason,
-                "message": r.message,
-                "raw": r.raw,
+                "message": printable(r.message),
+                "raw": printable(r.raw),
                 "at": now,
             }
             for r in rejects

@@ -136,7 +136,10 @@ class _Source:
 
     def unfinished(self, error: json.JSONDecodeError) -> bool:
         """Whether a document that ends here would parse up to here, had it gone on."""
-        return error.msg.startswith(_UNTERMINATED) or _BEGUN.match(error.doc, error.pos) is not None
+        ahead = error.pos - self._position
+        while len(self._text) - self._position - ahead < _LONGEST_LITERAL and self._more():
+            pass
+        return error.msg.startswith(_UNTERMINATED) or _BEGUN.match(self._text, self._position + ahead) is not None
 
     def rest(self) -> str:
         """Everything from the position on, for a person to look at."""

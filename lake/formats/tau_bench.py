@@ -59,7 +59,7 @@ def read(path: Path) -> Iterator[tuple[int, EpisodeRecord] | Reject]:
             try:
                 record = to_record(item.value)
                 problem = check(record)
-            except (msgspec.ValidationError, _ShapeError, RecursionError) as error:
+            except (msgspec.ValidationError, ValueError, RecursionError) as error:
                 problem = str(error)
         if problem is None:
             yield item.index, record
@@ -143,6 +143,6 @@ def _text(message: Message, index: int) -> str:
         return ""
     if not isinstance(content, str):
         kind = type(content).__name__
-        msg = f"the content of a {message.get('role')} message near `traj[{index}]` is {kind}; valid: text"
+        msg = f"the content of a {message.get('role')!r} message near `traj[{index}]` is {kind}; valid: text"
         raise _ShapeError(msg)
     return content

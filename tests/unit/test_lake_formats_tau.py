@@ -180,6 +180,8 @@ def test_a_reward_may_be_unknown() -> None:
         (row([HELLO, ASK | {"content": 5}]), "is int; valid: text"),
         (row([HELLO, CALL | {"tool_calls": {"id": "1"}}]), "`traj[1].tool_calls` is dict; valid: a list"),
         (row([{"role": "user", "content": "lone \ud800"}, ASK]), "cannot be stored as UTF-8"),
+        (row([{"role": "lone \ud800", "content": []}, ASK]), "'lone \\ud800' message near"),
+        (row() | {"lone \ud800": 1}, "surrogates not allowed"),
     ],
 )
 def test_a_row_of_the_wrong_shape_is_rejected_and_the_others_are_read(tmp_path: Path, bad: Any, says: str) -> None:

@@ -123,6 +123,7 @@ def test_a_wrong_character_anywhere_costs_nothing_before_it(
         ('[{"a": 1},]', 1, "Expecting value"),
         ("[,]", 0, "Expecting value"),
         ('{"a": 1}', 0, "expected '['"),
+        ("task_id", 0, "expected '[', found 't'"),
         ("[{\"a\": 1}, {'a': 2}]", 1, "Expecting property name"),
         ('[{"a": "tab\there"}]', 0, "Invalid control character"),
         ('[{"a": "\\x"}]', 0, "Invalid \\escape"),

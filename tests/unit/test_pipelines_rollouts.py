@@ -1,5 +1,9 @@
 """Rollouts and groups: records that are complete, repeatable, and taken by a lake exactly once."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import msgspec
 import polars as pl
 import pytest
@@ -202,3 +206,13 @@ def test_held_out_episodes_share_no_task_with_training_episodes():
     train, held_out = played(Split.TRAIN), played(Split.HELD_OUT)
     assert {split for split, _ in train | held_out} == {"train", "held_out"}
     assert not {task for _, task in train} & {task for _, task in held_out}
+
+
+def test_importing_the_collector_loads_no_model_library():
+    code = (
+        "import sys, pipelines.collect, pipelines.collect.environments, pipelines.collect.policies; print(*sys.modules)"
+    )
+    root = Path(__file__).resolve().parents[2]
+    loaded = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True).stdout
+    assert "pipelines.collect.policies.transformers_policy" in loaded.split()
+    assert not {"torch", "transformers", "tokenizers", "streamlit"} & set(loaded.split())

@@ -14,9 +14,9 @@ class LoopConfig(BaseModel):
 
     run_id: str
     """Name of the run."""
-    rounds: int = Field(default=30, ge=1)
+    rounds: int = Field(default=30, ge=1, le=500)
     """How often."""
-    starts: int = Field(default=32, ge=1)
+    starts: int = Field(default=32, ge=1, le=500)
     """Groups collected in a round, each from a start of its own."""
     groups: GroupConfig = GroupConfig()
     """Siblings per start, and how many rollouts are played side by side."""
@@ -41,10 +41,9 @@ class LoopConfig(BaseModel):
     seed: int = Field(default=0, ge=0)
     """Decides starts, samples and the order of episodes."""
 
-    def seeds_P(self, number: int) -> list[int]:
-        """Start seeds of a round: no two rounds of a run share one, nor do runs of different seeds."""
-        first = self.seed * 1_000_000 + number * self.starts
-        return list(range(first, first + self.starts))
+    def first_seed(self, number: int) -> int:
+        """Where the start seeds of a round begin: far enough apart that no two rounds, nor runs, share one."""
+        return self.seed * 1_000_000 + number * 1_000
 
     def learning_rate_of(self, number: int) -> float:
         """Learning rate of a round."""

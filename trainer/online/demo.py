@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from lake.errors import UsageError
 from lake.lake import Lake
-from pipelines.collect import GroupConfig, collect_groups
+from pipelines.collect import GroupConfig, collect_groups, distinct_seeds
 from pipelines.collect.environments.house import House, HouseConfig, vocabulary
 from pipelines.collect.environments.house_world import Split
 from pipelines.collect.policies.scripted import HouseScript
@@ -41,15 +41,15 @@ class DemoConfig(BaseModel):
 
     seed: int = Field(default=0, ge=0)
     """Decides weights, starts and samples."""
-    iterations: int = Field(default=30, ge=1)
+    iterations: int = Field(default=30, ge=1, le=500)
     """Rounds of the loop."""
     shuffle_advantages: bool = False
     """A control: shuffle the advantages among the steps of each round."""
-    traces: int = Field(default=800, ge=1)
+    traces: int = Field(default=800, ge=1, le=2000)
     """Episodes of the script."""
     noise: float = Field(default=0.7, ge=0, le=1)
     """Probability that the script takes a random admissible action."""
-    held_out: int = Field(default=500, ge=1)
+    held_out: int = Field(default=500, ge=1, le=500)
     """Starts that are played before and after."""
 
     def loop(self) -> LoopConfig:
@@ -120,7 +120,7 @@ def warm_start(lake: Lake, config: DemoConfig, models: Path, say: Say) -> Path:
     groups = collect_groups(
         house(Split.TRAIN),
         HouseScript(config.noise),
-        range(first, first + config.traces),
+        distinct_seeds(house(Split.TRAIN), first, config.traces),
         config=GroupConfig(group_size=1),
         run_seed=config.seed,
         collection_round=0,

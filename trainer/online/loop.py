@@ -14,7 +14,7 @@ from lake.errors import DataRefusedError
 from lake.jobs import Job
 from lake.lake import Lake
 from lake.records import EpisodeRecord
-from pipelines.collect import collect_groups
+from pipelines.collect import collect_groups, distinct_seeds
 from pipelines.collect.environments.protocol import Environment
 from pipelines.collect.policies.transformers_policy import SamplingConfig, TransformersPolicy
 from pipelines.credit import CreditSummary
@@ -98,7 +98,7 @@ def play(player: Player, make_environment: MakeEnvironment, config: LoopConfig, 
     groups = collect_groups(
         make_environment,
         policy,
-        config.seeds_P(number),
+        distinct_seeds(make_environment, config.first_seed(number), config.starts),
         config=config.groups,
         run_seed=config.seed,
         collection_round=number,
