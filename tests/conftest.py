@@ -1,9 +1,12 @@
-"""Hypothesis, made repeatable: the same examples on every run and machine, and no deadline on a busy one.
+"""Tests, made repeatable: one torch thread; the same examples on every run and machine, no deadline on a busy one.
 
 `HYPOTHESIS_PROFILE=explore pytest` draws fresh examples, more of them.
 """
 
 import os
+
+# Before torch is loaded anywhere: the tests' models are so small that two threads only get in each other's way.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from hypothesis import settings
 

@@ -1,8 +1,10 @@
 """A small random model for trying things, with a tokenizer trained on the lake's own texts.
 
-A Qwen2 of some 200,000 parameters, written as an ordinary Hugging Face folder. The shape is one that inference engines
-serve (head dimension 32). The chat template is ChatML with tool calls, and append-only: a longer conversation extends
-the rendering of a shorter one. The same lake, sizes and seed give the same folder.
+A Llama of some 200,000 parameters, written as an ordinary Hugging Face folder. The shape is one that inference engines
+serve (head dimension 32). It is not a Qwen2: for that type transformers ignores the saved tokenizer's rules and splits
+text its own way, so that a folder would encode differently from what was trained. The chat template is ChatML with tool
+calls, and append-only: a longer conversation extends the rendering of a shorter one. The same lake, sizes and seed give
+the same folder.
 """
 
 from collections.abc import Iterator
@@ -19,7 +21,7 @@ from trainer.chat import texts_of, turns_of
 from trainer.config import Frozen
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 START, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 HEAD_DIM = 32
@@ -142,12 +144,12 @@ def build_tokenizer(texts: list[str], vocabulary: int) -> "PreTrainedTokenizerFa
     return fast
 
 
-def build_model(tokenizer: "PreTrainedTokenizerFast", config: TinyModelConfig) -> "Qwen2ForCausalLM":
-    """A randomly initialised Qwen2 in float32; the same seed gives the same weights."""
+def build_model(tokenizer: "PreTrainedTokenizerFast", config: TinyModelConfig) -> "LlamaForCausalLM":
+    """A randomly initialised Llama in float32; the same seed gives the same weights."""
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-    shape = Qwen2Config(
+    shape = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=config.hidden_size,
         intermediate_size=2 * config.hidden_size,
@@ -164,4 +166,4 @@ def build_model(tokenizer: "PreTrainedTokenizerFast", config: TinyModelConfig) -
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         # Parameters are float32 unless torch's default says otherwise.
-        return Qwen2ForCausalLM(shape)  # type: ignore[no-untyped-call]
+        return LlamaForCausalLM(shape)  # type: ignore[no-untyped-call]

@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 import lake
+from lake import EpisodeRecord, StepRecord
 from lake.errors import DataRefusedError, UsageError
 from testkit.lakes import build_lake
 from trainer.model import load_policy
@@ -60,3 +61,21 @@ def test_a_lake_without_text_says_what_to_do(tmp_path: Path) -> None:
 def test_a_width_that_engines_cannot_serve_is_refused() -> None:
     with pytest.raises(ValidationError, match="multiple of 32"):
         TinyModelConfig(hidden_size=48)
+
+
+def test_the_folder_loads_as_the_tokenizer_that_was_trained(tmp_path: Path) -> None:
+    """Some model types make transformers ignore the saved tokenizer and split text its own way."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    lk = lake.open(tmp_path / "lake", create=True)
+    with lk.job(kind="ingest", run_id="r") as job:
+        job.record(
+            [
+                EpisodeRecord(task_id="t", steps=[StepRecord(state=f"flight HAT{i} {i}", action="book")])
+                for i in range(99)
+            ]
+        )
+    folder = make_tiny_model(lk.snapshot(), tmp_path / "model", TinyModelConfig()).folder
+    text = "flight HAT136 is 2024-05-20<|im_end|>\n"
+    as_saved = PreTrainedTokenizerFast.from_pretrained(folder)(text)["input_ids"]
+    assert AutoTokenizer.from_pretrained(folder)(text)["input_ids"] == as_saved
