@@ -143,7 +143,10 @@ def decode(table: pa.Table) -> RowGroup:
 
 
 def _combined(table: pa.Table, name: str) -> pa.ListArray:
-    array = table.column(name).combine_chunks()
+    column = table.column(name)
+    if column.num_chunks == 1:
+        return column.chunk(0)  # as it is: combining would copy it
+    array = column.combine_chunks()
     return array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
 
 
