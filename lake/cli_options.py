@@ -39,7 +39,8 @@ def echo_rows(frame: "pl.DataFrame", output_format: str) -> None:
     """Print rows to stdout."""
     shown = readable(frame)
     if output_format == "csv":
-        click.echo(_flat(shown).write_csv(), nl=False)
+        # As bytes: click takes escape sequences out of text, and these are data.
+        click.echo(_flat(shown).write_csv().encode(), nl=False)
     elif output_format == "json":
         import msgspec
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from lake import ids
 from lake.columns import Table, Visibility
-from lake.errors import QueryError
+from lake.errors import LakeAccessError, QueryError
 from lake.tables import TABLES
 from lake.visibility import DataFile
 
@@ -33,10 +33,14 @@ class Session:
         self._connection = duckdb.connect(":memory:")
         run = self._connection.execute
         run("SET TimeZone = 'UTC'")
-        for name, table in TABLES.items():
-            run(_view(table, files.get(name, ())))
-        for script in shipped_views():
-            run(script)
+        try:
+            for name, table in TABLES.items():
+                run(_view(table, files.get(name, ())))
+            for script in shipped_views():
+                run(script)
+        except duckdb.Error as error:
+            msg = f"{root}: {_first_line(error)}. `trajlake doctor` tells what is damaged"
+            raise LakeAccessError(msg) from error
         run(f"SET allowed_directories = [{_quoted(root)}]")
         run("SET enable_external_access = false")
         run("SET lock_configuration = true")
@@ -56,9 +60,11 @@ class Session:
                 raise QueryError(msg)
             arrow = self._connection.sql(query, params=params or None).to_arrow_table()
         except duckdb.Error as error:
-            reason = " ".join(str(error).partition("\n\n")[0].split())
-            msg = f"{reason} (`trajlake tables --columns` lists tables, views and columns)"
+            msg = f"{_first_line(error)} (`trajlake tables --columns` lists tables, views and columns)"
             raise QueryError(msg) from error
+        except RuntimeError as error:
+            # DuckDB's way of passing Ctrl-C on.
+            raise KeyboardInterrupt from error
         return _frame(arrow)
 
     def close(self) -> None:
@@ -72,6 +78,10 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _first_line(error: duckdb.Error) -> str:
+    return " ".join(str(error).partition("\n\n")[0].split())
 
 
 def _frame(arrow: pa.Table) -> pl.DataFrame:

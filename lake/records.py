@@ -21,6 +21,8 @@ Index = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 """A count or an index that fits int32."""
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 """An integer that fits int64."""
+_LOGPROB_ROUNDING = 1e-3
+"""Engines that round report log-probabilities this far above 0."""
 _FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 _DEPTH_KEPT = 500
 """Levels of nesting kept free below the interpreter's limit, so that whatever reads a record later can."""
@@ -246,8 +248,9 @@ def _check_tokens(tokens: TokensRecord, index: int, record: EpisodeRecord) -> st
         value = getattr(tokens, name)
         if value is not None and len(value) != n_action:
             return f"`tokens.{name}` has {len(value)} entries for {n_action} action ids"
-    if tokens.action_logprobs is not None and not all(abs(value) <= _FLOAT32_MAX for value in tokens.action_logprobs):
-        return "`tokens.action_logprobs` holds a number that is not finite in float32"
+    for value in tokens.action_logprobs or ():
+        if not -_FLOAT32_MAX <= value <= _LOGPROB_ROUNDING:
+            return f"`tokens.action_logprobs` holds {value}; valid: at most 0, and finite in float32"
     if tokens.logprobs_mode not in (None, "processed", "raw"):
         return f"`tokens.logprobs_mode` is {tokens.logprobs_mode!r}; valid: processed, raw, null"
     prefix = tokens.prefix_step_index

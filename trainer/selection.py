@@ -10,7 +10,7 @@ from enum import StrEnum
 
 import polars as pl
 
-from lake.errors import DataRefusedError
+from lake.errors import DataRefusedError, QueryError, UsageError
 from lake.snapshot import Snapshot
 from trainer.advantages import AdvantageSource, read_advantages
 from trainer.config import TrainConfig
@@ -73,13 +73,18 @@ def select_episodes(snapshot: Snapshot, where: str | None) -> pl.DataFrame:
     """The episodes of a predicate: episode_id and num_steps, sorted by id.
 
     Raises:
-        QueryError: the predicate is no SQL over `episodes`.
+        UsageError: the predicate is no SQL over `episodes`.
         DataRefusedError: no episode satisfies it.
     """
     if where is None:
         episodes = snapshot.scan("episodes").select("episode_id", "num_steps").sort("episode_id").collect()
     else:
-        episodes = snapshot.sql(f"SELECT episode_id, num_steps FROM episodes WHERE (\n{where}\n) ORDER BY episode_id")
+        query = f"SELECT episode_id, num_steps FROM episodes WHERE (\n{where}\n) ORDER BY episode_id"
+        try:
+            episodes = snapshot.sql(query)
+        except QueryError as error:
+            msg = f"--where {where!r} is no predicate over `episodes`: {error}"
+            raise UsageError(msg) from error
     if episodes.is_empty():
         fault = f"no episode satisfies --where {where}" if where else "the lake holds no episodes"
         msg = f"{fault}; `trajlake sql` shows what is there"

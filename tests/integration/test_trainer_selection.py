@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from lake import Lake, ids
-from lake.errors import ContractError, DataRefusedError, QueryError, UsageError
+from lake.errors import ContractError, DataRefusedError, UsageError
 from lake.records import EpisodeRecord
 from testkit.lakes import add_credit, build_lake
 from testkit.training import config, token_episodes, token_lake, token_step
@@ -157,7 +157,7 @@ def test_where_selects_episodes(tmp_path: Path) -> None:
     assert selected(lk, where="task_id = 't1' AND env_return > 0.5 -- only these").episodes == 4
     with pytest.raises(DataRefusedError, match=r"no episode satisfies --where task_id = 'nothing'"):
         selected(lk, where="task_id = 'nothing'")
-    with pytest.raises(QueryError, match="colour"):
+    with pytest.raises(UsageError, match="colour"):
         selected(lk, where="colour = 'red'")
 
 

@@ -56,7 +56,7 @@ def tokens_records(draw: st.DrawFn) -> TokensRecord:
     return TokensRecord(
         context_ids=draw(st.lists(INT32, max_size=4)),
         action_ids=draw(st.lists(INT32, min_size=n, max_size=n)),
-        action_logprobs=draw(maybe(st.lists(FLOAT32, min_size=n, max_size=n))),
+        action_logprobs=draw(maybe(st.lists(FLOAT32.map(lambda value: -abs(value)), min_size=n, max_size=n))),
         action_mask=draw(maybe(st.lists(st.booleans(), min_size=n, max_size=n))),
         constrained=draw(maybe(st.lists(st.booleans(), min_size=n, max_size=n))),
         prefix_step_index=None,

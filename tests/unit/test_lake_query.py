@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import lake
 from lake import Lake, ids
-from lake.errors import QueryError
+from lake.errors import LakeAccessError, QueryError
 from lake.query import Session, shipped_views
 from lake.tables import TABLES
 from testkit.episodes import episode
@@ -289,3 +289,13 @@ def test_a_lake_may_lie_in_an_oddly_named_folder(tmp_path: Path, name: str) -> N
             counts = job.record([episode()])
         assert (counts.new, counts.present) == (1 - attempt, attempt)
         assert lk.sql("SELECT count(*) AS n FROM steps").item() == lk.scan("steps").collect().height == 2
+
+
+def test_a_damaged_file_is_a_one_line_error(tmp_path: Path) -> None:
+    lk = lake.open(tmp_path / "lake", create=True)
+    with lk.job(kind="ingest", run_id="r") as job:
+        job.record([episode("t", 0)])
+    snapshot = lk.snapshot()
+    Path(snapshot.files("steps")[0].path).unlink()
+    with pytest.raises(LakeAccessError, match="trajlake doctor"):
+        snapshot.sql("SELECT count(*) FROM episodes")

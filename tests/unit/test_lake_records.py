@@ -192,11 +192,12 @@ def test_a_number_of_an_episode_is_finite_or_null(field: str) -> None:
     assert check(record) == f"`{field}` is nan; valid: a finite number, or null if unknown"
 
 
-@pytest.mark.parametrize("value", [float("nan"), -float("inf"), -1e39])
-def test_log_probabilities_are_finite_in_float32(value: float) -> None:
+@pytest.mark.parametrize("value", [float("nan"), -float("inf"), -1e39, 0.5])
+def test_log_probabilities_are_at_most_0_and_finite_in_float32(value: float) -> None:
     tokens = TokensRecord(context_ids=[], action_ids=[1, 2], action_logprobs=[-0.5, value])
     record = EpisodeRecord(task_id="t", steps=[StepRecord(**STEP, tokens=tokens)])
-    assert check(record) == "steps[0]: `tokens.action_logprobs` holds a number that is not finite in float32"
+    says = f"steps[0]: `tokens.action_logprobs` holds {value}; valid: at most 0, and finite in float32"
+    assert check(record) == says
 
 
 @pytest.mark.parametrize("field", ["temperature", "top_p", "min_p"])
