@@ -1,16 +1,19 @@
-"""Options and output shared by every command: --lake, --format, and how rows are printed.
+"""Options and output shared by every command: --lake, --as-of, --format, and how rows are printed.
 
 Ids are printed as 13 base32 characters and times as ISO 8601; a table cuts long cells, JSON and CSV never do.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
     import polars as pl
+    import pyarrow as pa
+
+    from lake.snapshot import Snapshot
 
 Command = Callable[..., Any]
 
@@ -35,19 +38,85 @@ def format_option(function: Command) -> Command:
     )(function)
 
 
+def as_of_option(function: Command) -> Command:
+    """Add --as-of: an older state of the lake."""
+    return click.option(
+        "--as-of",
+        metavar="WHEN",
+        help="Read an older state: a snapshot's name, a version of `episodes`, or a time (ISO 8601).",
+    )(function)
+
+
+def opened(uri: str, as_of: str | None = None) -> "Snapshot":
+    """A snapshot of a lake: the newest, or an older one."""
+    import lake
+
+    found = lake.open(uri)
+    return found.snapshot() if as_of is None else found.at(int(as_of) if as_of.isdecimal() else as_of)
+
+
+def echo_stream(reader: "pa.RecordBatchReader", output_format: str) -> None:
+    """Print rows to stdout as they come: json, csv, or arrow (an IPC stream)."""
+    import pyarrow as pa
+
+    from lake.query_results import frame
+
+    if output_format == "arrow":
+        with pa.ipc.new_stream(click.get_binary_stream("stdout"), reader.schema) as out:
+            for batch in reader:
+                out.write_batch(batch)
+        return
+    frames = (frame(pa.Table.from_batches([batch])) for batch in reader if batch.num_rows)
+    if output_format == "csv":
+        click.echo(_csv(frame(reader.schema.empty_table())), nl=False)
+        for rows in frames:
+            click.echo(_csv(rows, header=False), nl=False)
+        return
+    before = b"["
+    for rows in frames:
+        click.echo(before + _json(rows), nl=False)
+        before = b",\n"
+    click.echo(b"[]" if before == b"[" else b"]")
+
+
 def echo_rows(frame: "pl.DataFrame", output_format: str) -> None:
     """Print rows to stdout."""
-    shown = readable(frame)
     if output_format == "csv":
-        # As bytes: click takes escape sequences out of text, and these are data.
-        click.echo(_flat(shown).write_csv().encode(), nl=False)
+        click.echo(_csv(frame), nl=False)
     elif output_format == "json":
-        import msgspec
-
-        encoder = msgspec.json.Encoder(decimal_format="number")
-        click.echo(b"[" + b",\n".join(encoder.encode(row) for row in shown.iter_rows(named=True)) + b"]")
+        click.echo(b"[" + _json(frame) + b"]")
     else:
-        _print_table(shown)
+        _print_table(readable(frame))
+
+
+def as_json(value: Any) -> bytes:
+    """Nested rows as JSON: ids as base32, by their names."""
+    import msgspec
+
+    from lake import ids
+    from lake.tables import ID_COLUMNS
+
+    def readable_ids(part: Any, name: str = "") -> Any:
+        if isinstance(part, dict):
+            return {key: readable_ids(inner, key) for key, inner in part.items()}
+        if isinstance(part, list):
+            return [readable_ids(inner, name) for inner in part]
+        return ids.to_text(part) if isinstance(part, int) and _is_id(name, ID_COLUMNS) else part
+
+    return msgspec.json.format(msgspec.json.encode(readable_ids(value)))
+
+
+def _csv(frame: "pl.DataFrame", *, header: bool = True) -> bytes:
+    """As bytes: click takes escape sequences out of text, and these are data."""
+    return _flat(readable(frame)).write_csv(include_header=header).encode()
+
+
+def _json(frame: "pl.DataFrame") -> bytes:
+    """Rows as JSON objects, one a line, commas between them."""
+    import msgspec
+
+    encoder = msgspec.json.Encoder(decimal_format="number")
+    return b",\n".join(encoder.encode(row) for row in readable(frame).iter_rows(named=True))
 
 
 def readable(frame: "pl.DataFrame") -> "pl.DataFrame":
@@ -57,12 +126,17 @@ def readable(frame: "pl.DataFrame") -> "pl.DataFrame":
     from lake import ids
     from lake.tables import ID_COLUMNS
 
-    columns = [name for name, dtype in frame.schema.items() if name in ID_COLUMNS and dtype == pl.Int64]
+    columns = [name for name, dtype in frame.schema.items() if _is_id(name, ID_COLUMNS) and dtype == pl.Int64]
     lists = [name for name, dtype in frame.schema.items() if name in ID_COLUMNS and dtype == pl.List(pl.Int64)]
     return frame.with_columns(
         *(pl.col(name).map_elements(ids.to_text, return_dtype=pl.String) for name in columns),
         *(pl.Series(name, [v and list(map(ids.to_text, v)) for v in frame[name].to_list()]) for name in lists),
     )
+
+
+def _is_id(name: str, known: Set[str]) -> bool:
+    """Whether a column holds ids: by its name, or by what its name ends with (credit_group_id)."""
+    return name in known or name.endswith(("_group_id", "_episode_id"))
 
 
 def _flat(frame: "pl.DataFrame") -> "pl.DataFrame":

@@ -33,6 +33,8 @@ class Type(StrEnum):
     """A JSON document in UTF-8."""
     TIME = "timestamp"
     """UTC, microseconds."""
+    BYTES = "bytes"
+    """Raw bytes."""
     IDS = "list<id>"
     """Ids, none NULL."""
     TOKENS = "list<int32>"
@@ -41,6 +43,11 @@ class Type(StrEnum):
     """Log-probabilities in nats, none NULL."""
     MASK = "list<bool>"
     """One flag per token, none NULL."""
+
+    @property
+    def is_list(self) -> bool:
+        """A value is a list."""
+        return self.value.startswith("list<")
 
 
 def _list_of(element: pa.DataType) -> pa.DataType:
@@ -57,6 +64,7 @@ _ARROW: dict[Type, pa.DataType] = {
     Type.WORD: pa.string(),
     Type.JSON: pa.string(),
     Type.TIME: pa.timestamp("us", tz="UTC"),
+    Type.BYTES: pa.binary(),
     Type.IDS: _list_of(pa.int64()),
     Type.TOKENS: _list_of(pa.int32()),
     Type.LOGPROBS: _list_of(pa.float32()),
@@ -72,6 +80,7 @@ _POLARS: dict[Type, pl.DataType] = {
     Type.WORD: pl.String(),
     Type.JSON: pl.String(),
     Type.TIME: pl.Datetime("us", "UTC"),
+    Type.BYTES: pl.Binary(),
     Type.IDS: pl.List(pl.Int64),
     Type.TOKENS: pl.List(pl.Int32),
     Type.LOGPROBS: pl.List(pl.Float32),
@@ -87,11 +96,13 @@ _SQL: dict[Type, str] = {
     Type.WORD: "VARCHAR",
     Type.JSON: "VARCHAR",
     Type.TIME: "TIMESTAMP WITH TIME ZONE",
+    Type.BYTES: "BLOB",
     Type.IDS: "BIGINT[]",
     Type.TOKENS: "INTEGER[]",
     Type.LOGPROBS: "FLOAT[]",
     Type.MASK: "BOOLEAN[]",
 }
+_WITH_STATISTICS = frozenset(("write_id", "run_id", "group_id", "episode_id", "job_id", "series_id"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +118,11 @@ class Column:
     """The closed vocabulary of a WORD column, if it has one."""
 
     @property
+    def polars_type(self) -> pl.DataType:
+        """The column's type in Polars."""
+        return _POLARS[self.type]
+
+    @property
     def sql_type(self) -> str:
         """The column's type in DuckDB."""
         return _SQL[self.type]
@@ -119,8 +135,6 @@ class Visibility(StrEnum):
     """As soon as its commit is in the snapshot."""
     ACCEPTED = "accepted"
     """When its write_id stands in `episodes` or in the terminal row of a succeeded job."""
-    SET = "set"
-    """At once, and once per key: writing the same fact twice changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +152,10 @@ class Table:
     row_bytes: int
     """Typical uncompressed row width; row groups are sized by it."""
     columns: tuple[Column, ...]
+    distinct: bool = False
+    """A set: rows of one key are one row for readers, so writing the same fact twice changes nothing."""
+    hides_retracted: bool = False
+    """Rows of retracted episodes do not exist for readers."""
 
     def column(self, name: str) -> Column:
         """The column of that name.
@@ -149,6 +167,14 @@ class Table:
             if column.name == name:
                 return column
         raise KeyError(name)
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """Columns whose minimum and maximum stand in the log for every file.
+
+        They decide visibility, and files are sorted by them; more would make every commit dearer.
+        """
+        return tuple(c.name for c in self.columns if c.name in _WITH_STATISTICS)
 
     @property
     def names(self) -> list[str]:
@@ -173,8 +199,10 @@ class Table:
         head = f"## {self.name}\n\n{self.grain} Key: {', '.join(f'`{k}`' for k in self.key)}."
         if self.visibility is Visibility.ACCEPTED:
             head += " A row exists for readers once its `write_id` is accepted."
-        elif self.visibility is Visibility.SET:
+        if self.distinct:
             head += " A set: the same fact written twice is one row for readers."
+        if self.hides_retracted:
+            head += " Rows of retracted episodes are not shown."
         rows = [
             f"| `{c.name}` | {c.type.value} | {'no' if c.required else 'yes'} | "
             + c.meaning

@@ -1,35 +1,126 @@
-"""Commands `sql`, `tables`, `history` and `doctor`: everything that only reads."""
+"""Commands `sql`, `show`, `tables`, `history` and `doctor`: everything that only reads."""
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
-from lake.cli_options import echo_rows, format_option, lake_option
+from lake.cli_options import as_of_option, echo_rows, echo_stream, format_option, lake_option, opened
+
+if TYPE_CHECKING:
+    from lake.snapshot import Snapshot
 
 
 @click.command()
 @click.argument("query")
 @lake_option
-@format_option
+@click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(["table", "json", "csv", "arrow"]),
+    default="table",
+    show_default=True,
+    help="How rows are printed; arrow is an IPC stream. All but table stream.",
+)
 @click.option("--param", "params", multiple=True, metavar="NAME=VALUE", help="Value of $NAME in the query (text).")
-def sql(query: str, lake_uri: str, output_format: str, params: tuple[str, ...]) -> None:
+@as_of_option
+@click.option("--locked", is_flag=True, help="For SQL you did not write: run it in a process that is locked in.")
+@click.option("--memory-limit", metavar="SIZE", help="Memory of the query, for example 2GB.  [locked: 1GB]")
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Time.  [locked: 30]")
+@click.option("--max-rows", type=click.IntRange(min=0), help="Most rows of a locked query.  [100000]")
+def sql(
+    query: str,
+    lake_uri: str,
+    output_format: str,
+    params: tuple[str, ...],
+    as_of: str | None,
+    locked: bool,
+    memory_limit: str | None,
+    timeout: float | None,
+    max_rows: int | None,
+) -> None:
     """Run one SELECT over the newest snapshot. `-` reads the query from stdin.
 
-    Every table is a view of its name. Also: job_runs, latest_advantages, trained_batches, run_metrics, and the macros
-    id('13 characters') and id_text(int).
+    Every table is a view of its name. So are trajectory, step_ledger, groups, anchors, funnel, reward_hygiene,
+    step_seen, job_runs and the latest_... of advantages, scores and annotations (`trajlake tables --columns`); the
+    macros are id('13 characters') and id_text(int).
     """
-    import lake
+    text = sys.stdin.read() if query == "-" else query
+    values = _arguments(params)
+    snapshot = opened(lake_uri, as_of)
+    if locked:
+        _echo_locked(snapshot, text, values, output_format, memory_limit, timeout, max_rows)
+        return
+    from lake.query import Limits, Session
+
+    limits = Limits(memory=memory_limit, seconds=timeout)
+    with Session(snapshot.files, snapshot.objects, lambda: snapshot.retracted, limits) as session:
+        if output_format == "table":
+            echo_rows(session.query(text, values), output_format)
+        else:
+            echo_stream(session.stream(text, values), output_format)
+
+
+def _echo_locked(
+    snapshot: "Snapshot",
+    query: str,
+    values: dict[str, str] | None,
+    output_format: str,
+    memory_limit: str | None,
+    timeout: float | None,
+    max_rows: int | None,
+) -> None:
+    from lake.locked import LockedReader
+    from lake.query_results import frame
+
+    given = {"memory_limit": memory_limit, "timeout": timeout, "max_rows": max_rows}
+    reader = LockedReader(snapshot, **{name: value for name, value in given.items() if value is not None})
+    table = reader.arrow(query, values)
+    if output_format == "table":
+        echo_rows(frame(table), output_format)
+    else:
+        echo_stream(table.to_reader(), output_format)
+
+
+def _arguments(params: tuple[str, ...]) -> dict[str, str] | None:
+    """Values of --param by name."""
     from lake.errors import UsageError
 
-    values: dict[str, str] = {}
+    values = {}
     for param in params:
         name, equals, value = param.partition("=")
         if not equals:
             msg = f"--param {param!r} has no value; write NAME=VALUE"
             raise UsageError(msg)
         values[name] = value
-    text = sys.stdin.read() if query == "-" else query
-    echo_rows(lake.open(lake_uri).sql(text, values or None), output_format)
+    return values or None
+
+
+@click.command()
+@click.argument("episode")
+@lake_option
+@click.option("--full", is_flag=True, help="Do not cut long texts.")
+@click.option("--series", metavar="ID", help="Credit series whose advantages are shown.  [the newest]")
+@as_of_option
+@click.option(
+    "--format", "output_format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output."
+)
+def show(episode: str, lake_uri: str, full: bool, series: str | None, as_of: str | None, output_format: str) -> None:
+    """Print EPISODE to read: states, actions, rewards, advantages, scores. The beginning of an id will do."""
+    from lake import ids
+    from lake import show as shown
+
+    reader = opened(lake_uri, as_of)
+    told = shown.gather(reader, shown.find(reader, episode), None if series is None else ids.from_text(series))
+    if output_format == "json":
+        click.echo(as_json(told))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    for style, line in shown.lines(told, full=full):
+        console.print(Text(line, style))
 
 
 @click.command()
@@ -40,15 +131,22 @@ def tables(lake_uri: str, output_format: str, columns: bool) -> None:
     """List the tables of a lake: version, visible rows, files, bytes."""
     import polars as pl
 
-    import lake
     from lake.tables import TABLES
 
-    snapshot = lake.open(lake_uri).snapshot()
+    snapshot = opened(lake_uri)
     if columns:
+        from lake.query_pruning import planner
+        from lake.query_views import views
+
         rows: list[dict[str, object]] = [
             {"table": t.name, "column": c.name, "type": c.type.value, "null": not c.required, "meaning": c.meaning}
             for t in TABLES.values()
             for c in t.columns
+        ]
+        rows += [
+            {"table": view, "column": name, "type": kind.lower(), "null": True, "meaning": "(view)"}
+            for view in views()
+            for name, kind in planner().columns(view)
         ]
     else:
         rows = []

@@ -27,6 +27,7 @@ _TAKES: dict[Type, Callable[[pl.DataType], bool]] = {
     Type.TEXT: _is_text,
     Type.WORD: _is_text,
     Type.JSON: _is_text,
+    Type.BYTES: lambda dtype: dtype == pl.Binary,
     Type.TIME: lambda dtype: isinstance(dtype, pl.Datetime | pl.Date),
 }
 """What a column of a type may be cast from."""

@@ -1,7 +1,8 @@
 """From records to table frames: the one place that knows how an episode becomes rows of three tables."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -12,6 +13,8 @@ from lake import ids
 from lake.columns import Column, Table, Type
 from lake.records import EpisodeRecord, Identity, StepRecord, TokensRecord
 from lake.tables import EPISODES, STEPS, TOKENS
+
+_ENCODER = msgspec.json.Encoder()
 
 
 def json_text(value: Any) -> str | None:
@@ -28,6 +31,7 @@ def episodes_frame(records: Sequence[EpisodeRecord], identities: Sequence[Identi
         "num_steps": [len(r.steps) for r in records],
         "content_hash": [i.content_hash for i in identities],
         "source_id": [i.source_id for i in identities],
+        "blob_ids": [None] * len(records),
         "root_episode_id": [_maybe_id(r.root_episode_id) for r in records],
         "parent_episode_id": [_maybe_id(r.parent_episode_id) for r in records],
     }
@@ -66,12 +70,12 @@ def tokens_frame(records: Sequence[EpisodeRecord], identities: Sequence[Identity
         )
     }
     for record, identity in zip(records, identities, strict=True):
+        carried = [(index, step.tokens) for index, step in enumerate(record.steps) if step.tokens is not None]
+        if not carried:
+            continue
         encoding_id = ids.key_hash("engine", record.tokenizer, record.chat_template)
         end_S: dict[int, int] = {}
-        for index, step in enumerate(record.steps):
-            tokens = step.tokens
-            if tokens is None:
-                continue
+        for index, tokens in carried:
             prefix = (index - 1 if index else None) if tokens.prefix_step_index is UNSET else tokens.prefix_step_index
             length = 0 if prefix is None else end_S[prefix]
             end_S[index] = length + len(tokens.context_ids) + len(tokens.action_ids)
@@ -103,20 +107,20 @@ def _fill(table: Table, structs: Sequence[msgspec.Struct], columns: dict[str, li
     for column in table.columns:
         values = columns.get(column.name)
         if values is None:
-            convert = _converter(column)
-            values = [getattr(struct, column.name) for struct in structs]
-            if convert is not None:
-                values = [convert(value) for value in values]
-        series.append(pl.Series(column.name, values, dtype=schema[column.name], strict=False))
+            values = list(map(attrgetter(column.name), structs))
+        series.append(_series(column, values, schema[column.name]))
     return pl.DataFrame(series)
 
 
-def _converter(column: Column) -> Callable[[Any], Any] | None:
+def _series(column: Column, values: list[Any], dtype: pl.DataType) -> pl.Series:
     if column.type is Type.JSON:
-        return json_text
+        # Bytes that never become a Python text: the cast checks them where they lie.
+        encode = _ENCODER.encode
+        texts = [None if value is None else encode(value) for value in values]
+        return pl.Series(column.name, texts, dtype=pl.Binary).cast(pl.String)
     if column.type is Type.TIME:
-        return _utc
-    return None
+        values = [_utc(value) for value in values]
+    return pl.Series(column.name, values, dtype=dtype, strict=False)
 
 
 def _utc(value: datetime | None) -> datetime | None:

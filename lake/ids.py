@@ -16,7 +16,7 @@ MASK = (1 << 63) - 1
 TEXT_LENGTH = 13
 
 
-def bytes_hash(data: bytes) -> int:
+def bytes_hash(data: bytes | bytearray) -> int:
     """63-bit hash of bytes: 0 <= h < 2^63."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") & MASK
 

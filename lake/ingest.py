@@ -4,21 +4,27 @@ Records in = new + already present + rejects; the figures stand in the job's ter
 job skips what is present. The batch size changes nothing but speed.
 """
 
-from collections.abc import Iterator
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from lake.errors import UsageError
 from lake.formats import FORMATS
+from lake.formats.meter import Meter
 from lake.formats.registry import Item, choose
 from lake.jobs import Job
 from lake.lake import Lake
 from lake.records import EpisodeRecord, Reject, printable
 
-BATCH_EPISODES = 512
-BATCH_STEPS = 16_384
-"""A batch closes at whichever comes first; both bound memory."""
+BATCH_EPISODES = 4096
+BATCH_STEPS = 65_536
+BATCH_BYTES = 64 << 20
+"""Of text. A batch closes at whichever comes first; all three bound memory and the size of a column."""
+PROGRESS_SECONDS = 10.0
 
 
 class Report(msgspec.Struct):
@@ -35,6 +41,16 @@ class Report(msgspec.Struct):
     """Steps of the new episodes."""
 
 
+class Progress(msgspec.Struct, frozen=True):
+    """How far an ingest is."""
+
+    records: int
+    done: int
+    """Bytes."""
+    size: int
+    """Bytes of the file."""
+
+
 def ingest(
     lake: Lake,
     path: str | Path,
@@ -42,8 +58,11 @@ def ingest(
     run_id: str | None = None,
     format_name: str | None = None,
     batch_size: int = BATCH_EPISODES,
+    progress: Callable[[Progress], None] | None = None,
 ) -> Report:
     """Read a file into a lake.
+
+    The job's parameters are the file's name and size, its format and the run: nothing that depends on the machine.
 
     Args:
         lake: where to.
@@ -51,6 +70,7 @@ def ingest(
         run_id: run of records that name none; the file's stem unless given.
         format_name: the file's format; sniffed unless given.
         batch_size: episodes a commit at most.
+        progress: called between batches, at most every 10 seconds.
 
     Returns:
         Counts of records, and of episodes and steps that are new.
@@ -64,10 +84,17 @@ def ingest(
         raise UsageError(msg)
     path = Path(path)
     report = prepare(path, run_id=run_id, format_name=format_name)
-    parameters = {"source": printable(str(path.resolve())), "format": report.format, "run_id": report.run_id}
-    with lake.job(kind="ingest", run_id=report.run_id, parameters=parameters) as job:
-        for batch in _batches(FORMATS[report.format].read(path), batch_size):
+    meter, size = Meter(), path.stat().st_size
+    parameters = {"source": report.source, "bytes": size, "format": report.format, "run_id": report.run_id}
+    shown = time.monotonic()
+    with lake.job(kind="ingest", run_id=report.run_id, parameters=parameters) as job, _without_collector():
+        for batch in _batches(FORMATS[report.format].read(path, meter), meter, batch_size):
             _record(job, batch, report)
+            batch.clear()
+            gc.collect(1)
+            if progress is not None and time.monotonic() - shown >= PROGRESS_SECONDS:
+                progress(Progress(report.records, meter.done, size))
+                shown = time.monotonic()
         job.counts |= {
             "rows_in": report.records,
             "rows_out": report.new,
@@ -88,15 +115,27 @@ def prepare(path: Path, *, run_id: str | None = None, format_name: str | None = 
     return Report(source=printable(path.name), format=fmt.name, run_id=run)
 
 
-def _batches(items: Iterator[Item], batch_size: int) -> Iterator[list[Item]]:
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Decoding makes millions of containers and no cycles; the collector would walk them again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _batches(items: Iterator[Item], meter: Meter, batch_size: int) -> Iterator[list[Item]]:
     batch: list[Item] = []
-    steps = 0
+    steps = begun = 0
     for item in items:
         batch.append(item)
         steps += 0 if isinstance(item, Reject) else len(item[1].steps)
-        if len(batch) >= batch_size or steps >= BATCH_STEPS:
+        if len(batch) >= batch_size or steps >= BATCH_STEPS or meter.done - begun >= BATCH_BYTES:
             yield batch
-            batch, steps = [], 0
+            batch, steps, begun = [], 0, meter.done
     if batch:
         yield batch
 

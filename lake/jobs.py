@@ -7,8 +7,8 @@ job leaves nothing visible and is simply run again.
 
 import inspect
 import time
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
 from functools import cache
 from importlib import metadata
 from types import FunctionType, ModuleType, TracebackType
@@ -18,15 +18,16 @@ import msgspec
 import polars as pl
 
 from lake import ids
+from lake.columns import Visibility
 from lake.contracts import conform
-from lake.errors import ContractError, TrajlakeError
+from lake.errors import ConflictError, ContractError, TrajlakeError
 from lake.frames import json_text
-from lake.records import EpisodeRecord, Reject, check, printable, retyped, shown
-from lake.store import Store
+from lake.records import EpisodeRecord, Reject, check, identify, printable, retyped, shown
+from lake.store import CommitLostError, Store
 from lake.tables import TABLES
 from lake.writer import EpisodeWriter
 
-_WRITTEN_OTHERWISE = {"episodes", "steps", "jobs"}
+_WRITTEN_OTHERWISE = {"episodes", "steps", "blobs", "jobs"}
 """Exactly once by `Job.record`, and by the job's start and end."""
 Code = ModuleType | FunctionType | type
 """Something whose source can be read."""
@@ -57,6 +58,7 @@ class Job:
         snapshot: table versions the job reads.
         job_id: of an earlier attempt that is resumed; no second started row is written.
         attempt: number of this attempt.
+        after: called with the tables that were written to, once the job has succeeded.
     """
 
     def __init__(
@@ -73,11 +75,15 @@ class Job:
         snapshot: dict[str, int] | None = None,
         job_id: int | None = None,
         attempt: int = 0,
+        after: Callable[[Collection[str]], None] = lambda _: None,
     ) -> None:
         self._store = store
         self._writer = writer
         self._resumed = job_id is not None
+        self._after = after
         self._accepted: list[int] = []
+        self._files: list[tuple[str, str]] = []
+        self._touched: set[str] = {"jobs"}
         self._began = time.monotonic()
         self.job_id = ids.fresh_id() if job_id is None else job_id
         self.attempt = attempt
@@ -101,36 +107,41 @@ class Job:
 
     def __enter__(self) -> Self:
         if not self._resumed:
-            self._append_event("started")
+            self._start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
-            self._append_event("succeeded")
+            try:
+                self._end("succeeded")
+            except ConflictError as lost:
+                self._end("failed", error=str(lost))
+                raise
+            self._after(self._touched)
             return
         text = printable(str(error) if isinstance(error, TrajlakeError) else f"{type(error).__name__}: {error}")
         try:
-            self._append_event("failed", error=text)
+            self._end("failed", error=text)
         except TrajlakeError as second:
             # A full disk fails the job and its terminal row alike: the first error is the one to show.
             error.add_note(f"the job's terminal row could not be written either: {second}")
 
-    def record(self, records: Sequence[EpisodeRecord]) -> Counts:
+    def record(self, records: Sequence[EpisodeRecord | Mapping[str, Any]]) -> Counts:
         """Record episodes exactly once. Records that are wrong, and conflicts, go to `rejects`.
 
         Args:
-            records: episodes; those without a run_id get the job's.
+            records: episodes, as records or as mappings of the same names; those without a run_id get the job's.
         """
         good: list[EpisodeRecord] = []
         positions: list[int] = []
         bad: list[Reject] = []
         for position, record in enumerate(records):
             try:
-                copy = retyped(record)
+                copy = retyped(record) if isinstance(record, EpisodeRecord) else msgspec.convert(record, EpisodeRecord)
                 problem = check(copy)
-            except ValueError as error:
+            except (ValueError, msgspec.ValidationError) as error:
                 problem = str(error)
             if problem is None:
                 good.append(copy)
@@ -153,23 +164,24 @@ class Job:
         for record in records:
             if record.run_id is None:
                 record.run_id = self.run_id
-        outcome = self._writer.write(records)
+        outcome = self._writer.write(records, job_id=self.job_id)
         self._accepted += outcome.write_ids
-        if outcome.conflicts:
-            first = records[outcome.conflicts[0]]
-            rejects = [self._conflict(records[i], positions[i]) for i in outcome.conflicts]
+        self._touched.update(("episodes", "steps", "tokens") if outcome.new else ())
+        rejects = [_conflict(records[i], positions[i]) for i in outcome.conflicts]
+        rejects += [_forgotten(records[i], positions[i]) for i in outcome.forgotten]
+        if rejects:
+            first = records[(outcome.conflicts + outcome.forgotten)[0]]
             self.reject(rejects, first.source_uri or "recorder", first.source_format)
-        return Counts(
-            new=outcome.new, steps=outcome.new_steps, present=outcome.present, rejected=len(outcome.conflicts)
-        )
+        return Counts(new=outcome.new, steps=outcome.new_steps, present=outcome.present, rejected=len(rejects))
 
     def reject(self, rejects: Sequence[Reject], source_uri: str, source_format: str) -> None:
         """Record input that could not be taken. The same reject twice is one row for readers."""
-        now = datetime.now(UTC)
+        now = self._store.clock()
         rows = [
             {
                 "reject_id": ids.key_hash("reject", self.run_id, source_uri, r.position, r.reason, r.raw),
                 "run_id": self.run_id,
+                "episode_id": r.episode_id,
                 "source_uri": source_uri,
                 "source_format": source_format,
                 "position": r.position,
@@ -180,7 +192,7 @@ class Job:
             }
             for r in rejects
         ]
-        self.write("rejects", pl.DataFrame(rows, schema_overrides={"run_id": pl.String}))
+        self.write("rejects", pl.DataFrame(rows, schema_overrides={"run_id": pl.String, "episode_id": pl.Int64}))
 
     def write(self, name: str, frame: pl.DataFrame) -> None:
         """Append rows to a table under a fresh write_id, stamped with the job.
@@ -204,37 +216,96 @@ class Job:
         if "attempt" in table.key or name in ("batches", "metrics"):
             stamps["attempt"] = self.attempt
         stamped = frame.with_columns(pl.lit(v).alias(k) for k, v in stamps.items() if k in table.names)
-        self._store.append(name, conform(stamped, table))
+        file = self._store.append(name, conform(stamped, table), job_id=self.job_id)
+        self._touched.add(name)
         self._accepted.append(write_id)
+        if table.visibility is Visibility.ACCEPTED:
+            self._files.append((name, file))
 
-    def _append_event(self, event: str, error: str | None = None) -> None:
+    def accept(self, write_ids: Sequence[int]) -> None:
+        """Make rows of other write attempts visible on this job's account, whatever becomes of their own."""
+        self._accepted += write_ids
+
+    def now(self) -> datetime:
+        """The time by the lake's clock."""
+        return self._store.clock()
+
+    def _start(self) -> None:
+        row = self._row("started") | {"accepted_write_ids": []}
+        self._store.append("jobs", _jobs_frame(row), job_id=self.job_id)
+
+    def _end(self, event: str, error: str | None = None) -> None:
+        """Write the terminal row, after every other terminal row that stands by then.
+
+        Raises:
+            ConflictError: a success whose rows are gone: taken for a crashed writer's and dropped.
+        """
         counts = dict(self.counts)
-        terminal = event != "started"
-        row = self._fixed | {
-            "write_id": ids.fresh_id(),
-            "event": event,
-            "at": datetime.now(UTC),
-            "seconds": time.monotonic() - self._began if terminal else None,
+        row = self._row(event) | {
+            "seconds": time.monotonic() - self._began,
             "rows_in": counts.pop("rows_in", None),
             "rows_out": counts.pop("rows_out", None),
             "rows_dropped": counts.pop("rows_dropped", None),
             "accepted_write_ids": self._accepted if event == "succeeded" else [],
-            "counts": json_text(counts) if terminal else None,
+            "counts": json_text(counts),
             "error": error,
         }
-        schema = TABLES["jobs"].polars()
-        self._store.append("jobs", conform(pl.DataFrame([row], schema=schema), TABLES["jobs"]))
+        while True:
+            version = self._store.refresh("jobs")
+            if event == "succeeded":
+                self._require_live()
+            try:
+                frame = _jobs_frame(row | {"sequence": version})
+                self._store.append_terminal(frame, version, job_id=self.job_id)
+            except CommitLostError:
+                if not self._store.holds("jobs", row["write_id"]):
+                    continue
+            return
 
-    def _conflict(self, record: EpisodeRecord, position: int) -> Reject:
-        return Reject(
-            position=position,
-            reason="conflict",
-            message=(
-                f"run {record.run_id!r}, task {record.task_id!r}, rollout {record.rollout_index}, attempt "
-                f"{record.attempt} is present with other content; give it another --run or a higher attempt"
-            ),
-            raw=msgspec.json.encode(record).decode(),
-        )
+    def _require_live(self) -> None:
+        """Check that what the terminal row is going to accept is still there: maintenance drops old dead writes."""
+        for name in {name for name, _ in self._files}:
+            live = {entry.name for entry in self._store.files(name)[1]}
+            if any(file not in live for table, file in self._files if table == name):
+                msg = (
+                    f"rows of job {ids.to_text(self.job_id)} in `{name}` were dropped as dead before it ended: it was "
+                    "stopped for longer than vacuum waits. Nothing of it is visible; run it again"
+                )
+                raise ConflictError(msg)
+
+    def _row(self, event: str) -> dict[str, Any]:
+        return self._fixed | {"write_id": ids.fresh_id(), "event": event, "at": self._store.clock()}
+
+
+def _jobs_frame(row: dict[str, Any]) -> pl.DataFrame:
+    return conform(pl.DataFrame([row], schema=TABLES["jobs"].polars()), TABLES["jobs"])
+
+
+def _conflict(record: EpisodeRecord, position: int) -> Reject:
+    return Reject(
+        position=position,
+        reason="conflict",
+        message=f"{_spelled(record)} is present with other content; give it another --run or a higher attempt",
+        raw=msgspec.json.encode(record).decode(),
+        episode_id=identify(record, record.run_id or "").episode_id,
+    )
+
+
+def _forgotten(record: EpisodeRecord, position: int) -> Reject:
+    # Without its text: it was erased for a reason.
+    return Reject(
+        position=position,
+        reason="forgotten",
+        message=f"{_spelled(record)} was erased with `trajlake forget` and is not taken again",
+        raw="",
+        episode_id=identify(record, record.run_id or "").episode_id,
+    )
+
+
+def _spelled(record: EpisodeRecord) -> str:
+    return (
+        f"run {record.run_id!r}, task {record.task_id!r}, rollout {record.rollout_index}, attempt {record.attempt}"
+    )
 
 
 def code_hash(code: Sequence[Code]) -> str:

@@ -1,51 +1,81 @@
-"""The Lake: open it, read it through snapshots, write it through jobs."""
+"""The Lake: open it, read it through snapshots, write it through jobs, look after it."""
 
-import re
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import polars as pl
 
-from lake.errors import LakeAccessError, NotALakeError, TrajlakeError, UsageError
-from lake.jobs import Code, Job
+from lake import compaction, diff, erasure, retractions, vacuum
+from lake.errors import LakeAccessError, NotALakeError, TrajlakeError
+from lake.jobs import Code, Counts, Job
+from lake.objects import Objects
+from lake.pins import LEASE, Lease, Pin, Pins
+from lake.records import EpisodeRecord
 from lake.snapshot import Snapshot
-from lake.store import Store
+from lake.store import Store, utc_now
+from lake.time_travel import versions_at_episodes, versions_at_time
 from lake.writer import EpisodeWriter
 
-_UNSTORABLE = re.compile(r"[\[\]|^\\\x00-\x1f\x7f\ud800-\udfff]|%[0-9a-fA-F]{2}")
-"""What delta-rs cannot have in a folder's path: it reads the path as a URL."""
+_log = logging.getLogger("trajlake")
 
 
 class Lake:
-    """A folder of Delta tables that hold trajectories and what was made of them.
+    """Delta tables that hold trajectories and what was made of them.
 
-    Get one from `lake.open`. Reading goes through snapshots, writing through jobs.
+    Get one from `lake.open`. Reading goes through snapshots, writing through jobs; several processes may do both at
+    once. Usable as a context.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, compact_above: int = compaction.FEW_FILES) -> None:
         self._store = store
         self._writer = EpisodeWriter(store)
+        self._pins = Pins(store)
+        self._compact_above = compact_above
 
     @property
     def uri(self) -> str:
-        """The lake's folder."""
+        """The lake's folder, or its address in a bucket."""
         return self._store.root
 
     def __repr__(self) -> str:
         return f"Lake({self.uri!r})"
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing is held open: every write is committed when its call returns."""
+
+    # ------------------------------------------------------------ reading
+
     def snapshot(self) -> Snapshot:
         """All tables at their newest versions, consistently."""
         return Snapshot(self._store)
 
-    def at(self, versions: dict[str, int]) -> Snapshot:
-        """All tables at stored versions (`Snapshot.versions` of an earlier time).
+    def at(self, when: Mapping[str, int] | str | datetime | int) -> Snapshot:
+        """All tables as they were.
+
+        Args:
+            when: versions of the tables (`Snapshot.versions` of an earlier time), the name of a snapshot, a moment
+                (a datetime, or ISO 8601 text; UTC unless it says otherwise), or a version of `episodes`.
 
         Raises:
             ContractError: an unknown table.
-            LakeAccessError: a version that is no longer there.
+            UsageError: no such snapshot, and no time either.
+            LakeAccessError: versions that are no longer there.
         """
+        if isinstance(when, Mapping):
+            return Snapshot(self._store, when)
+        versions = self._versions(when)
+        if missing := self._pins.missing(versions):
+            msg = f"{self.uri} at {when}: {missing}. A vacuum or a `forget` removed them; name snapshots to keep them"
+            raise LakeAccessError(msg)
         return Snapshot(self._store, versions)
 
     def sql(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pl.DataFrame:
@@ -59,6 +89,104 @@ class Lake:
     def history(self, name: str, limit: int | None = None) -> list[dict[str, Any]]:
         """Commits of a table, newest first."""
         return self._store.history(name, limit)
+
+    def diff(self, before: Snapshot, after: Snapshot) -> diff.Difference:
+        """What changed between two snapshots: episodes, scores, signs of advantages."""
+        return diff.difference(before, after)
+
+    # ------------------------------------------------------------ snapshots that stay
+
+    def name_snapshot(self, name: str, snapshot: Snapshot | None = None) -> Pin:
+        """Keep a snapshot (the newest unless given) readable under a name until it is dropped.
+
+        Raises:
+            UsageError: no usable name, or one that is taken.
+            LakeAccessError: a vacuum has removed files of it.
+        """
+        return self._pins.name(name, (snapshot or self.snapshot()).versions)
+
+    def snapshots(self) -> list[Pin]:
+        """Named snapshots, oldest first."""
+        return self._pins.snapshots()
+
+    def drop_snapshot(self, name: str) -> None:
+        """Take a snapshot's name back.
+
+        Raises:
+            UsageError: there is no such snapshot.
+        """
+        self._pins.drop(name)
+
+    def lease(self, snapshot: Snapshot, holder: str, duration: timedelta = LEASE) -> Lease:
+        """Keep a snapshot readable while the caller works on it; a context, renewed by a thread.
+
+        Args:
+            snapshot: what is read.
+            holder: who, for whoever looks at the lease.
+            duration: how long it outlives a holder that is killed.
+        """
+        return self._pins.lease(holder, snapshot.versions, duration)
+
+    # ------------------------------------------------------------ writing
+
+    def append(
+        self, records: Iterable[EpisodeRecord | Mapping[str, Any]], *, run_id: str | None = None
+    ) -> Counts:
+        """Record episodes exactly once: those present with the same content are skipped.
+
+        Args:
+            records: episodes, as `EpisodeRecord` or as the mappings of the JSONL format.
+            run_id: the run of records that name none.
+
+        Returns:
+            New, present and rejected ones; rejected ones are in the table `rejects`, with the reason.
+        """
+        batch = list(records)
+        with self.job(kind="record", run_id=run_id) as job:
+            counts = job.record(batch)
+            job.counts |= {"rows_in": len(batch), "rows_out": counts.new, "rows_dropped": counts.rejected}
+            job.counts["already_present"] = counts.present
+        return counts
+
+    def retract(self, episode_ids: Sequence[int], reason: str | None = None) -> int:
+        """Hide episodes from all readers of later snapshots; the rows stay.
+
+        Args:
+            episode_ids: which (int64 ids; `lake.ids.from_text` reads the 13 characters).
+            reason: why, for whoever asks later.
+
+        Returns:
+            How many were visible before.
+
+        Raises:
+            UsageError: no ids, or ids that the lake does not hold; nothing is changed.
+        """
+        snapshot = self.snapshot()
+        known = retractions.known_episodes(snapshot, episode_ids)["episode_id"]
+        fresh = known.filter(~known.is_in(snapshot.retracted.implode()))
+        if len(fresh):
+            with self.job(kind="retract", parameters={"reason": reason}) as job:
+                retractions.write_retractions(job, fresh.to_list(), "retracted", reason)
+                job.counts["rows_out"] = len(fresh)
+        return len(fresh)
+
+    def forget(self, episode_ids: Sequence[int], reason: str | None = None) -> erasure.Forgotten:
+        """Erase episodes from every table and from the disk, old snapshots included. There is no way back.
+
+        Args:
+            episode_ids: which.
+            reason: why; it stays.
+
+        Raises:
+            UsageError: no ids, or ids that the lake does not hold; nothing is changed.
+            ConflictError: other processes rewrote a table again and again; run it again.
+        """
+        with self.job(kind="retract", parameters={"reason": reason, "forget": True}) as job:
+            erasure.tombstones(job, self.snapshot(), episode_ids, reason)
+        with self.job(kind="forget", parameters={"reason": reason}) as job:
+            done = erasure.erase(self._store, episode_ids, job_id=job.job_id)
+            job.counts |= {"rows_dropped": sum(done.rows.values()), "deleted_files": done.deleted_files}
+        return done
 
     def job(
         self,
@@ -86,6 +214,7 @@ class Lake:
             snapshot=None if snapshot is None else snapshot.versions,
             job_id=job_id,
             attempt=attempt,
+            after=self._tidy,
         )
 
     def find_job(self, kind: str, series_id: int, fingerprint: int) -> int | None:
@@ -96,64 +225,100 @@ class Lake:
             & (pl.col("series_id") == series_id)
             & (pl.col("input_fingerprint") == fingerprint)
         )
-        found = jobs.sort("at", descending=True).select("job_id").head(1).collect()["job_id"]
-        return int(found[0]) if len(found) else None
+        found = jobs.sort("sequence", "at", descending=True, nulls_last=True).select("job_id").head(1).collect()
+        return int(found.item()) if len(found) else None
+
+    # ------------------------------------------------------------ looking after it
+
+    def compact(
+        self, name: str, *, z_order: Sequence[str] = (), target_bytes: int = compaction.TARGET_BYTES
+    ) -> compaction.Compaction:
+        """Merge a table's small files into sorted ones; see `lake.compaction.compact`."""
+        return compaction.compact(self._store, name, z_order=z_order, target_bytes=target_bytes)
+
+    def vacuum(
+        self, *, retention: timedelta = vacuum.RETENTION, dry_run: bool = False
+    ) -> list[vacuum.Vacuumed]:
+        """Drop dead writes and delete files that nobody needs; see `lake.vacuum.vacuum`."""
+        return vacuum.vacuum(self._store, retention=retention, dry_run=dry_run)
+
+    def _tidy(self, names: Collection[str]) -> None:
+        """Compact tables that have come to many small files. What was written stands whether this works or not."""
+        if not self._compact_above:
+            return
+        try:
+            compaction.compact_if_many(self._store, names, self._compact_above)
+        except TrajlakeError as error:
+            _log.warning("%s was not compacted: %s", self.uri, error)
+
+    def _versions(self, when: str | datetime | int) -> dict[str, int]:
+        if isinstance(when, str):
+            if when.isdecimal():
+                return versions_at_episodes(self._store, int(when))
+            try:
+                moment = datetime.fromisoformat(when)
+            except ValueError:
+                return self._pins.find(when).versions
+            return self._versions(moment)
+        if isinstance(when, datetime):
+            return versions_at_time(self._store, when if when.tzinfo else when.replace(tzinfo=UTC))
+        return versions_at_episodes(self._store, when)
 
 
-def open(uri: str | Path, *, create: bool = False) -> Lake:  # noqa: A001 - `lake.open` is the name people guess
+def open(  # noqa: A001 - `lake.open` is the name people guess
+    uri: str | Path,
+    *,
+    create: bool = False,
+    storage_options: Mapping[str, str] | None = None,
+    clock: Callable[[], datetime] = utc_now,
+    compact_above: int = compaction.FEW_FILES,
+) -> Lake:
     """Open a lake.
 
     Args:
-        uri: its folder.
+        uri: its folder, or s3://bucket/prefix, gs://..., az://...
         create: make the tables if the folder is missing or empty.
+        storage_options: of the object store, by the names of delta-rs and Polars; what is not given comes from the
+            environment (AWS_*, GOOGLE_*, AZURE_*). They are never stored.
+        clock: what time it is, with a timezone.
+        compact_above: a job that leaves a table with this many small files merges them; 0 never does.
 
     Raises:
         NotALakeError: nothing there, or something that is not a lake.
         LakeVersionError: a lake of a newer format.
-        LakeAccessError: no permission, damaged tables.
+        LakeAccessError: no permission, damaged tables, no network.
         UsageError: a URI scheme that is not supported, or no usable path.
     """
-    path = _folder(uri)
-    store = Store(str(path))
-    try:
-        if not store.exists():
-            _refuse(path, create=create)
-            path.mkdir(parents=True, exist_ok=True)
-            store.create()
-    except TrajlakeError:
-        raise
-    except OSError as error:
-        msg = f"{path}: {error.strerror or error}; choose another --lake or change the folder's permissions"
-        raise LakeAccessError(msg) from error
+    objects = Objects(uri, storage_options)
+    store = Store(objects, clock)
+    if not store.exists():
+        _refuse(objects, create=create)
+        if objects.folder is not None:
+            _make(objects.folder)
+        store.create()
     store.check_format()
     if create:
         store.create()
-    return Lake(store)
+    return Lake(store, compact_above=compact_above)
 
 
-def _folder(uri: str | Path) -> Path:
-    """The folder a URI names, absolute."""
-    if "://" in str(uri):
-        msg = f"{uri}: only local folders are supported as lakes; give a path"
-        raise UsageError(msg)
-    if not str(uri).strip():
-        msg = "the lake's path is empty; give --lake FOLDER"
-        raise UsageError(msg)
+def _make(folder: Path) -> None:
     try:
-        path = Path(uri).expanduser().resolve()
-    except (RuntimeError, ValueError) as error:  # an unknown user, a loop of links, a NUL
-        msg = f"{str(uri)!r} is no usable path: {error}; choose another --lake"
-        raise UsageError(msg) from error
-    if found := _UNSTORABLE.search(str(path)):
-        msg = f"{str(path)!r}: Delta tables cannot lie under a name with {found[0]!r}; choose another --lake"
-        raise UsageError(msg)
-    return path
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        msg = f"{folder}: {error.strerror or error}; choose another --lake or change the folder's permissions"
+        raise LakeAccessError(msg) from error
 
 
-def _refuse(path: Path, *, create: bool) -> None:
-    """Raise unless a lake may be made at the path."""
+def _refuse(objects: Objects, *, create: bool) -> None:
+    """Raise unless a lake may be made there."""
     advice = "`trajlake ingest FILE --lake URI` or `trajlake demo` makes one"
-    if not path.exists():
+    path = objects.folder
+    if path is None:
+        if not create:
+            msg = f"{objects.root} is not a lake: it holds no `episodes` table; {advice}"
+            raise NotALakeError(msg)
+    elif not path.exists():
         if not create:
             msg = f"{path} does not exist; {advice}"
             raise NotALakeError(msg)

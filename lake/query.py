@@ -1,12 +1,18 @@
 """SQL over a snapshot: DuckDB views on the file lists, one statement at a time, reading only.
 
 Reading the snapshot's file list is about twice as fast as any Delta-aware path of DuckDB, and it needs no extension.
-The connection is in memory; once the views stand it may open files inside the lake's folder only, may not change its
-settings, and takes exactly one SELECT.
+The connection is in memory; it may open files inside the lake only, may not change its settings, and takes exactly one
+SELECT. Only what a query mentions is bound, and only the files that its conditions leave (`lake.query_pruning`).
+This keeps honest people from accidents; SQL from a stranger goes through `lake.locked`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from importlib import resources
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,62 +20,92 @@ import duckdb
 import polars as pl
 import pyarrow as pa
 
-from lake import ids
-from lake.columns import Table, Visibility
+from lake import query_pruning, query_results, query_views
 from lake.errors import LakeAccessError, QueryError
+from lake.objects import Objects
 from lake.tables import TABLES
 from lake.visibility import DataFile
 
+Params = Sequence[Any] | Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a query may use; None is no limit."""
+
+    memory: str | None = None
+    """DuckDB's memory, for example `2GB`."""
+    seconds: float | None = None
+    """Time for one query, from its start to its last row."""
+    threads: int | None = None
+    """Threads of one query."""
+    spill: bool = True
+    """Let sorts and joins that outgrow the memory use a temporary folder."""
+
 
 class Session:
-    """A DuckDB connection with one view per table and the shipped views and macros.
+    """A DuckDB connection in which the lake's tables, the shipped views and the macros answer.
+
+    Queries may come from several threads; a stream has a connection of its own.
 
     Args:
-        files: table -> files with visible rows.
-        root: folder of the lake, the only place the connection may read.
+        files: table name -> files with visible rows.
+        objects: where the lake lies, the only place the connection may read.
+        retracted: the episodes that readers do not see, int64.
+        limits: memory, time and threads.
+        only: the files that may be read, and nothing else of the lake; None allows all of the lake's folder.
     """
 
-    def __init__(self, files: Mapping[str, Sequence[DataFile]], root: str) -> None:
-        self._connection = duckdb.connect(":memory:")
-        run = self._connection.execute
-        run("SET TimeZone = 'UTC'")
-        try:
-            for name, table in TABLES.items():
-                run(_view(table, files.get(name, ())))
-            for script in shipped_views():
-                run(script)
-        except duckdb.Error as error:
-            msg = f"{root}: {_first_line(error)}. `trajlake doctor` tells what is damaged"
-            raise LakeAccessError(msg) from error
-        run(f"SET allowed_directories = [{_quoted(root)}]")
-        run("SET enable_external_access = false")
-        run("SET lock_configuration = true")
+    def __init__(
+        self,
+        files: Callable[[str], Sequence[DataFile]],
+        objects: Objects,
+        retracted: Callable[[], pl.Series],
+        limits: Limits | None = None,
+        only: Sequence[str] | None = None,
+    ) -> None:
+        self._only = only
+        self._files = files
+        self._objects = objects
+        self._retracted = retracted
+        self._limits = limits or Limits()
+        self._bound: dict[str, tuple[list[str], str]] = {}
+        self._defined: set[str] = set()
+        self._sizes: dict[str, int] = {}
+        self._lock = threading.RLock()
 
-    def query(self, query: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> pl.DataFrame:
+    def query(self, query: str, params: Params = None) -> pl.DataFrame:
         """Rows of one SELECT.
 
+        Args:
+            query: one SELECT statement; parameters are ? or $name.
+            params: their values.
+
         Raises:
-            QueryError: not exactly one SELECT, or SQL that DuckDB refuses.
+            QueryError: not exactly one SELECT, SQL that DuckDB refuses, or a limit that was reached.
+            LakeAccessError: a file of the lake is missing or damaged.
         """
-        try:
-            statements = duckdb.extract_statements(query)
-            # No EXPLAIN: with ANALYZE it runs its statement, and COPY could write into the lake.
-            if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
-                kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
-                msg = f"a lake is read with exactly one SELECT; this is {kinds}"
-                raise QueryError(msg)
-            arrow = self._connection.sql(query, params=params or None).to_arrow_table()
-        except duckdb.Error as error:
-            msg = f"{_first_line(error)} (`trajlake tables --columns` lists tables, views and columns)"
-            raise QueryError(msg) from error
-        except RuntimeError as error:
-            # DuckDB's way of passing Ctrl-C on.
-            raise KeyboardInterrupt from error
-        return _frame(arrow)
+        return query_results.frame(self._run(query, params, duckdb.DuckDBPyRelation.to_arrow_table))
+
+    def stream(self, query: str, params: Params = None, rows: int = 65_536) -> pa.RecordBatchReader:
+        """Rows of one SELECT, as they come: memory stays bounded however long the result is.
+
+        Args:
+            query: one SELECT statement; parameters are ? or $name.
+            params: their values.
+            rows: of a batch.
+
+        Raises:
+            QueryError: as `query`; what goes wrong later is raised while reading.
+        """
+        reader = self._run(query, params, lambda relation: relation.to_arrow_reader(rows), own=True)
+        schema = query_results.plain_schema(reader.schema)
+        return pa.RecordBatchReader.from_batches(schema, self._batches(query, reader, schema))
 
     def close(self) -> None:
         """Close the connection."""
-        self._connection.close()
+        if "_connection" in self.__dict__:
+            self._connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -79,74 +115,180 @@ class Session:
     ) -> None:
         self.close()
 
+    @cached_property
+    def _connection(self) -> duckdb.DuckDBPyConnection:
+        connection = duckdb.connect(":memory:")
+        run = connection.execute
+        for name, value in self._settings().items():
+            run(f"SET GLOBAL {name} = {value}")
+        run("CREATE SCHEMA hidden")
+        for macro in query_views.macros():
+            run(macro)
+        if (bucket := self._objects.filesystem(self._sizes)) is not None:
+            connection.register_filesystem(bucket)
+        if self._only is None:
+            run(f"SET allowed_directories = [{query_views.quoted(self._objects.root)}]")
+        else:
+            run(f"SET allowed_paths = [{', '.join(map(query_views.quoted, self._only))}]")
+        run("SET enable_external_access = false")
+        run("SET lock_configuration = true")
+        return connection
 
-def _first_line(error: duckdb.Error) -> str:
-    return " ".join(str(error).partition("\n\n")[0].split())
+    def _settings(self) -> dict[str, str]:
+        """Settings of the connection, as SQL."""
+        spill = str(Path(tempfile.gettempdir(), "trajlake-sql")) if self._limits.spill else ""
+        settings = {
+            "TimeZone": "'UTC'",
+            "temp_directory": query_views.quoted(spill),
+            "autoinstall_known_extensions": "false",
+            "autoload_known_extensions": "false",
+            "allow_community_extensions": "false",
+            "python_enable_replacements": "false",
+        }
+        if self._limits.memory is not None:
+            settings["memory_limit"] = query_views.quoted(self._limits.memory)
+        if self._limits.threads is not None:
+            settings["threads"] = str(self._limits.threads)
+        return settings
 
+    def _run(
+        self,
+        query: str,
+        params: Params,
+        take: Callable[[duckdb.DuckDBPyRelation], Any],
+        *,
+        own: bool = False,
+    ) -> Any:
+        """What `take` makes of the result of one SELECT; with a connection of its own if it is read later."""
+        with self._lock, self._translated(query):
+            _require_select(query)
+            connection = self._connection.cursor() if own else self._connection
+            with self._deadline(connection):
+                self._bind(query, params)
+                try:
+                    return take(connection.sql(query, params=params or None))
+                except duckdb.CatalogException:
+                    # A name that does not stand in the text, or one to be told of: both need everything there.
+                    if len(self._bound) == len(TABLES):
+                        raise
+                    self._bind_tables(frozenset(TABLES) | frozenset(query_views.views()), {})
+                    return take(connection.sql(query, params=params or None))
 
-def _frame(arrow: pa.Table) -> pl.DataFrame:
-    """A result as Polars has it: columns of one name are numbered, and sums of integers are int64 if they fit."""
-    try:
-        frame = pl.from_arrow(arrow.rename_columns(_distinct(arrow.column_names)))
-    except pl.exceptions.PolarsError as error:
-        types = ", ".join(f"{field.name} {field.type}" for field in arrow.schema)
-        msg = f"a column has a type that cannot be returned ({types}); cast it, for example to VARCHAR"
-        raise QueryError(msg) from error
-    assert isinstance(frame, pl.DataFrame)
-    for name, dtype in frame.schema.items():
-        if isinstance(dtype, pl.Decimal) and dtype.scale == 0:
-            narrow = frame[name].cast(pl.Int64, strict=False)
-            if narrow.null_count() == frame[name].null_count():
-                frame = frame.with_columns(narrow)
-    return frame
+    def _bind(self, query: str, params: Params) -> None:
+        """Make every table and view that a query mentions answer, each over the files that the query may need."""
+        names = query_views.mentioned(query)
+        scans = {}
+        if any(query_pruning.much(self._files(name)) for name in names if name in TABLES):
+            scans = query_pruning.planner().scans(query, params)
+        self._bind_tables(names, scans)
 
-
-def _distinct(names: Iterable[str]) -> list[str]:
-    """Names with repeats numbered: a, a_1, a_2."""
-    names = list(names)
-    distinct: dict[str, None] = {}
-    for name in names:
-        number, new = 0, name
-        while new in distinct or (number and new in names):
-            number += 1
-            new = f"{name}_{number}"
-        distinct[new] = None
-    return list(distinct)
-
-
-def shipped_views() -> list[str]:
-    """The SQL files of `lake/sql`, in name order: macros first, then views."""
-    folder = resources.files("lake") / "sql"
-    files = sorted((f for f in folder.iterdir() if f.name.endswith(".sql")), key=lambda f: f.name)
-    return [f.read_text(encoding="utf-8").replace("{alphabet}", ids.ALPHABET) for f in files]
-
-
-def _view(table: Table, files: Sequence[DataFile]) -> str:
-    if not files:
-        columns = ", ".join(f"CAST(NULL AS {c.sql_type}) AS {_name(c.name)}" for c in table.columns)
-        return f"CREATE VIEW {_name(table.name)} AS SELECT {columns} WHERE false"
-    whole = [_quoted(file.path) for file in files if not file.dead]
-    parts = [f"SELECT {_columns(table)} FROM read_parquet([{', '.join(whole)}], union_by_name = true)"] if whole else []
-    for file in files:
-        if file.dead:
-            dead = ", ".join(map(str, sorted(file.dead)))
-            parts.append(
-                f"SELECT {_columns(table)} FROM read_parquet({_quoted(file.path)}) WHERE write_id NOT IN ({dead})"
+    def _bind_tables(self, names: frozenset[str], scans: Mapping[str, Sequence[query_pruning.Scan]]) -> None:
+        for name, table in TABLES.items():
+            if name not in names:
+                continue
+            files, where = query_pruning.needed(
+                table, self._files(name), scans.get(name, ()), self._origins, self._episode_writes
             )
-    body = " UNION ALL ".join(parts)
-    if table.visibility is Visibility.SET:
-        key = ", ".join(map(_name, table.key))
-        body = f"SELECT * FROM ({body}) QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY write_id) = 1"
-    return f"CREATE VIEW {_name(table.name)} AS {body}"
+            hide = table.hides_retracted and self._hides
+            bound = (self._paths(files), where)
+            if self._bound.get(name) != bound:
+                body = query_views.table_sql(table, files, hide=hide, where=where)
+                self._define(f"CREATE OR REPLACE VIEW {query_views.quoted_name(name)} AS {body}")
+                self._bound[name] = bound
+        for name, text in query_views.views().items():
+            if name in names and name not in self._defined:
+                self._define(text)
+                self._defined.add(name)
+
+    def _paths(self, files: Sequence[DataFile]) -> list[str]:
+        """Paths of files, made known to a bucket's file system."""
+        self._sizes.update((file.path, file.bytes) for file in files)
+        return [file.path for file in files]
+
+    def _define(self, statement: str) -> None:
+        try:
+            self._connection.execute(statement)
+        except duckdb.InterruptException:
+            raise
+        except duckdb.Error as error:
+            raise self._damaged(error) from error
+
+    @cached_property
+    def _hides(self) -> bool:
+        """Whether any episode is retracted; if so, a table in the connection holds them."""
+        retracted = self._retracted()
+        if retracted.is_empty():
+            return False
+        self._connection.register("retracted_episodes", retracted.to_frame("episode_id").to_arrow())
+        self._connection.execute(f"CREATE TABLE {query_views.HIDDEN_RETRACTED} AS FROM retracted_episodes")
+        self._connection.unregister("retracted_episodes")
+        return True
+
+    def _origins(self, condition: query_pruning.Condition) -> list[query_pruning.Origin]:
+        """Where the episodes are that meet a condition on `episode_id` or `group_id`."""
+        table = TABLES["episodes"]
+        files = [file for file in self._files("episodes") if not query_pruning.excluded(file, (condition,))]
+        if not files:
+            return []
+        values = ", ".join(str(value) for value in sorted(condition.values or (), key=str))
+        source = query_views.parquet(table, self._paths(files))
+        query = f"SELECT DISTINCT write_id, run_id, group_id FROM {source} WHERE {condition.column} IN ({values})"
+        return [query_pruning.Origin(*row) for row in self._connection.execute(query).fetchall()]
+
+    def _episode_writes(self) -> frozenset[int]:
+        """The writes that are known to have written episodes: those with files of their own."""
+        return frozenset(file.write_id for file in self._files("episodes") if file.write_id is not None)
+
+    def _batches(self, query: str, reader: pa.RecordBatchReader, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        with self._translated(query):
+            for batch in reader:
+                yield query_results.plain_batch(batch, schema)
+
+    @contextmanager
+    def _deadline(self, connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+        """Interrupt what runs in a connection when its time is over."""
+        if self._limits.seconds is None:
+            yield
+            return
+        timer = threading.Timer(self._limits.seconds, connection.interrupt)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    @contextmanager
+    def _translated(self, query: str) -> Iterator[None]:
+        """DuckDB's errors as the lake's."""
+        try:
+            yield
+        except duckdb.InterruptException as error:
+            if self._limits.seconds is None:
+                raise KeyboardInterrupt from error
+            msg = f"stopped after {self._limits.seconds:g} s, the time a query has here; narrow it, or raise the limit"
+            raise QueryError(msg) from error
+        except duckdb.OutOfMemoryException as error:
+            msg = f"{query_results.one_line(error)}; narrow the query, or raise the memory limit"
+            raise QueryError(msg) from error
+        except duckdb.Error as error:
+            unreadable = isinstance(error, (duckdb.IOException, duckdb.InvalidInputException))
+            if unreadable and f"{self._objects.root}/" in str(error):
+                raise self._damaged(error) from error
+            raise query_results.query_error(error, query) from error
+        except RuntimeError as error:
+            # DuckDB's way of passing Ctrl-C on.
+            raise KeyboardInterrupt from error
+
+    def _damaged(self, error: Exception) -> LakeAccessError:
+        text = self._objects.redacted(query_results.one_line(error))
+        return LakeAccessError(f"{self._objects.root}: {text}. `trajlake doctor` tells what is damaged")
 
 
-def _columns(table: Table) -> str:
-    return ", ".join(_name(name) for name in table.names)
-
-
-def _name(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
+def _require_select(query: str) -> None:
+    # No EXPLAIN: with ANALYZE it runs its statement, and COPY could write into the lake.
+    statements = duckdb.extract_statements(query)
+    if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
+        kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
+        msg = f"a lake is read with exactly one SELECT; this is {kinds}"
+        raise QueryError(msg)

@@ -6,6 +6,7 @@ else. Decoding checks types and unknown fields; `check` holds what types cannot 
 """
 
 import math
+import threading
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -24,8 +25,13 @@ Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 _LOGPROB_ROUNDING = 1e-3
 """Engines that round report log-probabilities this far above 0."""
 _FLOAT32_MAX = (2 - 2**-23) * 2.0**127
-_DEPTH_KEPT = 500
+DEPTH_KEPT = 500
 """Levels of nesting kept free below the interpreter's limit, so that whatever reads a record later can."""
+RAW_LIMIT = 16 << 20
+"""Characters that are kept of the text of a reject."""
+_ENCODER = msgspec.json.Encoder(order="deterministic")
+_LARGEST_BUFFER = 16 << 20
+_buffers = threading.local()
 
 
 class TokensRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -127,10 +133,12 @@ class Reject(msgspec.Struct, kw_only=True):
     position: int
     """Line number from 1 in JSONL, index from 0 in a JSON array."""
     reason: str
-    """malformed (not JSON), invalid (JSON of the wrong shape), truncated (the source ends inside it), or conflict (an
-    episode of this key is present with other content)."""
+    """malformed (not JSON), invalid (JSON of the wrong shape), truncated (the source ends inside it), conflict (an
+    episode of this key is present with other content), or forgotten (an episode of this key was erased)."""
     message: str
     raw: str
+    episode_id: int | None = None
+    """The episode it would have been, where it has a key."""
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -156,9 +164,17 @@ def identify(record: EpisodeRecord, run_id: str) -> Identity:
     return Identity(
         episode_id=ids.key_hash("episode", *key),
         group_id=ids.key_hash("group", *group),
-        content_hash=ids.bytes_hash(msgspec.json.encode(content, order="deterministic")),
+        content_hash=_encoded_hash(content),
         source_id="/".join("-" if part is None else str(part) for part in key),
     )
+
+
+def _encoded_hash(content: EpisodeRecord) -> int:
+    """`ids.bytes_hash` of a record's canonical JSON, in a buffer that is used again: fresh memory costs as much."""
+    buffer: bytearray = getattr(_buffers, "canonical", None) or bytearray()
+    _ENCODER.encode_into(content, buffer)
+    _buffers.canonical = buffer if len(buffer) <= _LARGEST_BUFFER else None
+    return ids.bytes_hash(buffer)
 
 
 def retyped(record: EpisodeRecord) -> EpisodeRecord:
@@ -178,6 +194,11 @@ def printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
+def excerpt(text: str) -> str:
+    """Text of a reject: printable, and no more than 16 MB of it."""
+    return printable(text if len(text) <= RAW_LIMIT else text[:RAW_LIMIT] + " ... [cut at 16 MB]")
+
+
 def shown(record: object) -> str:
     """A record that cannot be taken, as text for a person."""
     try:
@@ -186,10 +207,17 @@ def shown(record: object) -> str:
         return f"(cannot be shown: {error})"
 
 
-def check(record: EpisodeRecord) -> str | None:  # noqa: PLR0911 - a list of independent rules
-    """What is wrong with a record that decoded, as a sentence; None if nothing is."""
+def check(record: EpisodeRecord, *, is_plain: bool = False) -> str | None:  # noqa: PLR0911 - a list of independent rules
+    """What is wrong with a record that decoded, as a sentence; None if nothing is.
+
+    Args:
+        record: the record.
+        is_plain: it is known to be UTF-8 throughout and not to be nested deeply, from the text it was decoded from.
+    """
     if not record.steps:
         return "an episode needs at least one step"
+    if not record.task_id.strip():
+        return f"`task_id` is {record.task_id!r}; valid: a name that is not blank"
     if record.status not in STATUSES:
         return f"`status` is {record.status!r}; valid: {', '.join(STATUSES)}"
     if record.relation is not None and record.relation not in RELATIONS:
@@ -208,12 +236,12 @@ def check(record: EpisodeRecord) -> str | None:  # noqa: PLR0911 - a list of ind
             problem = problem or _check_tokens(tokens, index, record)
         if problem is not None:
             return f"steps[{index}]: {problem}"
-    return _not_storable(record)
+    return None if is_plain else _not_storable(record)
 
 
 def _not_storable(record: EpisodeRecord) -> str | None:
     nested: Json = record
-    for _ in range(_DEPTH_KEPT):
+    for _ in range(DEPTH_KEPT):
         nested = [nested]
     try:
         msgspec.json.encode(nested)

@@ -5,6 +5,7 @@ row refers to is there. A snapshot is a mapping table -> Delta version: printabl
 and reopened with `Lake.at`.
 """
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -14,22 +15,26 @@ import polars as pl
 from lake import ids
 from lake.columns import Table, Visibility
 from lake.errors import ContractError
+from lake.objects import Objects
 from lake.query import Session
+from lake.reading import collected, scan_pruned
 from lake.store import FileEntry, Store
 from lake.tables import RESOLUTION_ORDER, TABLES
-from lake.visibility import DataFile, all_files, collected, visible_files, write_ids
+from lake.visibility import DataFile, all_files, is_clean, visible_files
 
 
 class Snapshot:
-    """All tables at fixed versions, with dead writes left out.
+    """All tables at fixed versions, with dead writes and retracted episodes left out.
 
     Args:
         store: the lake's tables.
         versions: table -> Delta version; None takes the newest of each.
     """
 
-    def __init__(self, store: Store, versions: dict[str, int] | None = None) -> None:
+    def __init__(self, store: Store, versions: Mapping[str, int] | None = None) -> None:
+        self._store = store
         self._entries: dict[str, list[FileEntry]] = {}
+        self._files: dict[str, list[DataFile]] = {}
         self.versions: dict[str, int] = {}
         self.root = store.root
         if versions is not None and (unknown := set(versions) - set(TABLES)):
@@ -46,26 +51,49 @@ class Snapshot:
         """The mapping, as JSON."""
         return f"Snapshot({msgspec.json.encode(self.versions).decode()})"
 
+    @property
+    def objects(self) -> Objects:
+        """Where the files lie."""
+        return self._store.objects
+
+    def entries(self, name: str) -> list[FileEntry]:
+        """All files of a table, visible or not."""
+        return self._entries[_table(name).name]
+
     def files(self, name: str) -> list[DataFile]:
-        """Parquet files of a table that hold visible rows."""
-        entries = self._entries[_table(name).name]
-        if TABLES[name].visibility is Visibility.ACCEPTED:
-            return visible_files(entries, self.accepted_write_ids)
-        return all_files(entries)
+        """Parquet files of a table that hold visible rows (retracted episodes among them)."""
+        table = _table(name)
+        if name not in self._files:
+            entries = self._entries[name]
+            self._files[name] = (
+                visible_files(entries, lambda: self.accepted_write_ids, self.versions, self.write_ids)
+                if table.visibility is Visibility.ACCEPTED
+                else all_files(entries)
+            )
+        return self._files[name]
 
     def scan(self, name: str) -> pl.LazyFrame:
-        """The table's visible rows, lazily, with the columns and types of its spec."""
+        """The table's visible rows, lazily, with the columns and types of its spec.
+
+        A filter on `episode_id`, `group_id`, `run_id`, `job_id` or `series_id` skips files that cannot match.
+        """
+        frame = self.scan_all(name)
+        if TABLES[name].hides_retracted and len(self.retracted):
+            frame = frame.filter(~pl.col("episode_id").is_in(self.retracted.implode()))
+        return frame
+
+    def scan_all(self, name: str) -> pl.LazyFrame:
+        """As `scan`, rows of retracted episodes included."""
         table = _table(name)
-        files = self.files(name)
-        whole = [file.path for file in files if not file.dead]
-        parts = [_parquet(whole, table)] if whole else []
-        for file in files:
-            if file.dead:
-                parts.append(_parquet([file.path], table).filter(~pl.col("write_id").is_in(sorted(file.dead))))
-        frame = pl.concat(parts) if parts else pl.LazyFrame(schema=table.polars())
-        if table.visibility is Visibility.SET:
+        frame = scan_pruned(self.files(name), table, self.objects.polars_options)
+        if table.distinct:
             frame = frame.sort("write_id").unique(list(table.key), keep="first", maintain_order=True)
         return frame
+
+    @cached_property
+    def retracted(self) -> pl.Series:
+        """Episodes that readers do not see: int64 [E], sorted."""
+        return collected(self.scan_all("retractions").select("episode_id"))["episode_id"].unique().sort()
 
     def sql(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pl.DataFrame:
         """Rows of one SELECT over the snapshot (DuckDB). Views: every table by name, and the shipped ones.
@@ -81,8 +109,8 @@ class Snapshot:
             return session.query(query, params)
 
     def session(self) -> Session:
-        """A DuckDB session over the snapshot, for several queries in a row; close it, or use it as a context."""
-        return Session({name: self.files(name) for name in TABLES}, self.root)
+        """A connection for several queries in a row; close it, or use it as a context."""
+        return Session(self.files, self.objects, lambda: self.retracted)
 
     @cached_property
     def accepted_write_ids(self) -> frozenset[int]:
@@ -91,17 +119,37 @@ class Snapshot:
         Raises:
             LakeAccessError: a file of `episodes` or `jobs` is missing or damaged.
         """
-        of_episodes = (write_ids(entry) for entry in self._entries["episodes"])
-        jobs = self.scan("jobs").filter(pl.col("event") == "succeeded").select("accepted_write_ids")
+        of_episodes = map(self.write_ids, self._entries["episodes"])
+        jobs = self.scan_all("jobs").filter(pl.col("event") == "succeeded").select("accepted_write_ids")
         of_jobs = collected(jobs)["accepted_write_ids"].explode(empty_as_null=False, keep_nulls=False).to_list()
         return frozenset().union(*of_episodes, of_jobs)
 
     @cached_property
     def dead_write_ids(self) -> frozenset[int]:
         """Write attempts that left rows nobody sees: of crashed writers, lost races and failed jobs."""
-        names = [name for name, table in TABLES.items() if table.visibility is Visibility.ACCEPTED]
-        inside = (write_ids(entry) for name in names for entry in self._entries[name])
+        inside = (
+            self.write_ids(entry)
+            for name, table in TABLES.items()
+            if table.visibility is Visibility.ACCEPTED
+            for entry in self._entries[name]
+            if not is_clean(entry, self.versions)
+        )
         return frozenset().union(*inside) - self.accepted_write_ids
+
+    def write_ids(self, entry: FileEntry) -> frozenset[int]:
+        """The write attempts a file holds rows of: from the log, or from its column where the log does not say.
+
+        Raises:
+            LakeAccessError: the file had to be read and cannot be.
+        """
+        if entry.only_write_id is not None:
+            return frozenset((entry.only_write_id,))
+        return self._store.remembered(entry.path, lambda: self._look(entry.path))
+
+    def _look(self, path: str) -> frozenset[int]:
+        options = self.objects.polars_options
+        column = collected(pl.scan_parquet(path, storage_options=options or None).select("write_id").unique())
+        return frozenset(column["write_id"].to_list())
 
     def size(self, name: str) -> tuple[int, int, int]:
         """Files, visible rows (dead rows in shared files counted) and bytes of a table."""
@@ -120,11 +168,6 @@ class Snapshot:
         pairs_E2 = episodes.select("episode_id", "write_id").unique().sort("episode_id", "write_id").to_numpy()
         facts = ids.bytes_hash(pairs_E2.astype("<i8", order="C").tobytes())
         return ids.key_hash("fingerprint", facts, *(part for name in sorted(inputs) for part in (name, inputs[name])))
-
-
-def _parquet(paths: list[str], table: Table) -> pl.LazyFrame:
-    """Files as a lazy frame of the table's columns; columns younger than a file are NULL."""
-    return pl.scan_parquet(paths, missing_columns="insert", extra_columns="ignore", schema=table.polars())
 
 
 def _table(name: str) -> Table:

@@ -1,56 +1,47 @@
-"""The only module that touches deltalake: opening, creating, appending, listing files.
+"""The only module that commits to Delta tables: opening, creating, appending, rewriting, listing files.
 
-A lake is a folder of Delta tables, one per entry of `lake.tables.TABLES`, each carrying the format version in its
-configuration. Commits of one process go through one `Store`, which keeps a handle per table and serialises its use.
+A lake is a folder (or a prefix of a bucket) of Delta tables, one per entry of `lake.tables.TABLES`, each carrying the
+format version in its configuration. delta-rs keeps the log; the data files are written by `lake.encoding` and
+registered with it, which costs 2 ms a commit and gives append, compaction and erasure one layout.
 
-Traps this module absorbs (measured; docs/decisions/0002): a repeated app transaction is a conflict key, not a guard
-against duplicates; delta-rs' default of 15 commit retries is too few for eight writers; compaction and appends fall
-back to dictionaries and one huge row group unless the writer properties are passed every time.
+Traps this module absorbs (measured; docs/decisions/0002, 0010): a repeated app transaction is a conflict key, not a
+guard against duplicates; two rewrites of the same files do not conflict unless they carry one; a file that vacuum took
+for an orphan before its commit must be written again.
 """
 
 import errno
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import Any
+from datetime import UTC, datetime
+from functools import partial
+from io import BytesIO
+from typing import IO, Any
 from urllib.parse import unquote
 
+import msgspec
 import polars as pl
 import pyarrow as pa
-from deltalake import (
-    ColumnProperties,
-    CommitProperties,
-    DeltaTable,
-    PostCommitHookProperties,
-    Schema,
-    Transaction,
-    WriterProperties,
-    write_deltalake,
-)
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
 
-from lake.columns import Table, Type
-from lake.errors import ConflictError, LakeAccessError, LakeVersionError, NotALakeError, TrajlakeError
-from lake.tables import EPISODES, FORMAT_VERSION, TABLES
+from lake import encoding, ids
+from lake.columns import Table
+from lake.errors import ConflictError, LakeAccessError, NotALakeError, TrajlakeError
+from lake.migrations import CONFIGURATION, migrate, require_known
+from lake.objects import Objects
+from lake.tables import EPISODES, TABLES
 
-FORMAT_KEY = "trajlake.formatVersion"
-_ROW_GROUP_BYTES = 16 << 20
-_WIDE_ROW_BYTES = 1024
 _COMMIT_RETRIES = 200
 _APPEND_TRIES = 20
-_NO_PERMISSION = "no permission to write here; choose another --lake or change the folder's permissions"
-_NO_ROOM = ("No space left", "quota exceeded", "File too large")
-_REFUSALS = ("Permission denied", "Operation not permitted", "Read-only")
-_CONFIGURATION = {
-    FORMAT_KEY: str(FORMAT_VERSION),
-    # The default forgets versions after 30 days; a pinned snapshot must open years later.
-    "delta.logRetentionDuration": "interval 36500 days",
-    "delta.dataSkippingNumIndexedCols": "32",
-}
+_REWRITE = "rewrite"
+"""App transaction of every rewrite: two that start from one version cannot both succeed."""
+_CLEAN = "clean"
+_NOTE = "trajlake"
+"""Key of our note in a commit's metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,77 +49,90 @@ class FileEntry:
     """A Parquet file of a table at some version."""
 
     path: str
+    """Where it is, in full."""
+    name: str
+    """Its path below the table's folder."""
     rows: int
     bytes: int
-    low_write_id: int | None
-    high_write_id: int | None
+    written_at: datetime
+    """By the clock of whoever wrote it."""
+    low: Mapping[str, Any]
+    """Minimum of each column in `Table.statistics`; None if not known."""
+    high: Mapping[str, Any]
+    """Maximum, likewise."""
+
+    @property
+    def only_write_id(self) -> int | None:
+        """The write attempt that all rows belong to, if the log says that there is one."""
+        low, high = self.low.get("write_id"), self.high.get("write_id")
+        return low if low is not None and low == high else None
+
+    @property
+    def clean_since(self) -> tuple[int, int] | None:
+        """Versions of `episodes` and `jobs` from which on every row is visible; None if that is not known.
+
+        Compaction takes rows that are visible, and writes the versions it went by into the file's name.
+        """
+        parts = self.name.split("-")
+        return (int(parts[1]), int(parts[2])) if parts[0] == _CLEAN else None
 
 
 class CommitLostError(ConflictError):
-    """Another writer committed episodes first: check again and retry."""
+    """Another process committed first: look again and retry."""
 
 
-@cache
-def writer_properties(table: Table) -> WriterProperties:
-    """How every file of a table is encoded.
-
-    zstd (level 3 for text and tokens; level 1 for narrow tables of numbers, which it packs as small in three quarters
-    of the time), dictionaries for words only, BYTE_STREAM_SPLIT for floats, plain for ids, which repeat from row to
-    row, and row groups of about 16 MB. Lists stay plain: delta-rs ignores properties of nested columns, a
-    BYTE_STREAM_SPLIT default would hit the lists of booleans too, and for token ids plain is the smaller encoding.
-    """
-    floats = ColumnProperties(dictionary_enabled=False, encoding="BYTE_STREAM_SPLIT")
-    words = ColumnProperties(dictionary_enabled=True)
-    overrides = {}
-    for column in table.columns:
-        if column.type is Type.WORD:
-            overrides[column.name] = words
-        elif column.type is Type.FLOAT:
-            overrides[column.name] = floats
-    return WriterProperties(
-        compression="ZSTD",
-        compression_level=3 if table.row_bytes >= _WIDE_ROW_BYTES else 1,
-        max_row_group_size=max(1024, _ROW_GROUP_BYTES // table.row_bytes),
-        default_column_properties=ColumnProperties(dictionary_enabled=False, encoding="PLAIN"),
-        column_properties=overrides,
-    )
+def utc_now() -> datetime:
+    """The clock a lake uses unless it is given another."""
+    return datetime.now(UTC)
 
 
 class Store:
     """The Delta tables of one lake.
 
     Args:
-        root: folder of the lake.
+        objects: the folder or the prefix of a bucket they lie under.
+        clock: what time it is.
     """
 
-    def __init__(self, root: str) -> None:
-        self.root = root
+    def __init__(self, objects: Objects, clock: Callable[[], datetime] = utc_now) -> None:
+        self.objects = objects
+        self.clock = clock
         self._handles: dict[str, DeltaTable] = {}
+        self._listed: dict[str, tuple[int, list[FileEntry]]] = {}
+        self._prepared = False
+        self._inside: dict[str, frozenset[int]] = {}
         self._lock = threading.RLock()
+
+    @property
+    def root(self) -> str:
+        """The lake's address."""
+        return self.objects.root
 
     def exists(self) -> bool:
         """Whether the root holds a lake."""
-        return DeltaTable.is_deltatable(self._path(EPISODES.name))
+        with self._translated(EPISODES.name):
+            return DeltaTable.is_deltatable(self._uri(EPISODES.name), self.objects.delta_options)
 
     def create(self) -> None:
         """Create every table that is missing; safe beside another process doing the same."""
-        for table in TABLES.values():
-            if DeltaTable.is_deltatable(self._path(table.name)):
+        for name, table in TABLES.items():
+            if self.refresh(name) != -1:
                 continue
-            _require_writable(Path(self.root))
-            with _translated(self._path(table.name)):
+            with self._translated(name):
+                self._require_writable()
                 try:
                     DeltaTable.create(
-                        self._path(table.name),
+                        self._uri(name),
                         schema=Schema.from_arrow(table.arrow()),
                         mode="ignore",
-                        name=table.name,
-                        configuration=_CONFIGURATION,
+                        name=name,
+                        configuration=CONFIGURATION | {"delta.dataSkippingStatsColumns": ",".join(table.statistics)},
+                        storage_options=self.objects.delta_options,
                         raise_if_key_not_exists=False,
                     )
                 except CommitFailedError:
                     # Another process created it between the look and the commit.
-                    DeltaTable(self._path(table.name))
+                    self._open(name)
 
     def check_format(self) -> None:
         """Refuse a lake that a newer package wrote.
@@ -138,145 +142,368 @@ class Store:
             NotALakeError: a Delta table that is not ours.
         """
         for name in TABLES:
-            if self.refresh(name) == -1:
-                continue
-            found = self._handles[name].metadata().configuration.get(FORMAT_KEY, "")
-            if not found.isdecimal():
-                msg = f"{self._path(name)} is a Delta table, but not of a lake: it names no {FORMAT_KEY}"
-                raise NotALakeError(msg)
-            if int(found) > FORMAT_VERSION:
-                msg = (
-                    f"table `{name}` of {self.root} has format version {found}; this trajlake reads up to "
-                    f"{FORMAT_VERSION}. Install a newer trajlake: pip install --upgrade trajlake"
-                )
-                raise LakeVersionError(msg)
+            if self.refresh(name) != -1:
+                require_known(self._handles[name], f"table `{name}` of {self.root}")
 
     def refresh(self, name: str) -> int:
         """Bring the table's handle to the newest version and return it; -1 if the table does not exist."""
-        with self._lock, _translated(self._path(name)):
+        with self._lock, self._translated(name):
             handle = self._handles.get(name)
             if handle is not None:
                 handle.update_incremental()
                 return handle.version()
             try:
-                self._handles[name] = DeltaTable(self._path(name))
+                self._handles[name] = self._open(name)
             except TableNotFoundError:
                 return -1
             return self._handles[name].version()
 
     def files(self, name: str, version: int | None = None) -> tuple[int, list[FileEntry]]:
-        """Version and live files of a table: the handle's version, refreshed, or a given one (-1: no files)."""
+        """Version and live files of a table: the newest, or a given one (-1: no files).
+
+        Raises:
+            LakeAccessError: there is no such version.
+        """
         if version == -1:
             return -1, []
         with self._lock:
             if version is None:
-                if self.refresh(name) == -1:
+                version = self.refresh(name)
+                if version == -1:
                     return -1, []
                 handle = self._handles[name]
             else:
-                handle = self._open_at(name, version)
-            with _translated(self._path(name)):
-                return handle.version(), self._entries(handle, name)
+                handle = None
+            known = self._listed.get(name)
+            if known is None or known[0] != version:
+                with self._translated(name):
+                    known = (version, self._entries(handle or self._at(name, version), name))
+                if handle is not None:
+                    self._listed[name] = known
+            return version, known[1]
 
-    def append(self, name: str, frame: pl.DataFrame) -> int:
-        """Append rows unconditionally and return the new version."""
-        self._require_writable(name)
-        with self._lock:
-            if self.refresh(name) == -1:
-                self.create()  # a lake older than this table, or made by a process that was killed
-            for _ in range(_APPEND_TRIES):
+    def remembered(self, path: str, look: Callable[[], frozenset[int]]) -> frozenset[int]:
+        """What a look into a file found, looked for once: files never change."""
+        if path not in self._inside:
+            self._inside[path] = look()
+        return self._inside[path]
+
+    def append(self, name: str, frame: pl.DataFrame, *, job_id: int | None = None) -> str:
+        """Append rows unconditionally, and return the name of the file that holds them."""
+        self._prepare(name)
+        written = self._write(name, _pieces(frame, TABLES[name]))
+        note = self._note("append", job_id, rows=written.rows)
+        for _ in range(_APPEND_TRIES):
+            with self._lock:
                 self.refresh(name)
                 try:
-                    self._write(name, frame, CommitProperties(max_commit_retries=_COMMIT_RETRIES))
+                    self._commit(self._handles[name], name, [written.add], note)
                 except CommitFailedError as error:
-                    # delta-rs has no blind append: beside a compaction it may call a conflict where there is none.
+                    # delta-rs has no blind append: beside a rewrite it may call a conflict where there is none.
                     lost = error
-                else:
-                    return self._handles[name].version()
+                    continue
+            return self._kept(name, written, frame)
         msg = f"table `{name}` of {self.root} is too busy: {_APPEND_TRIES} commits failed ({lost}); try again later"
         raise ConflictError(msg)
 
-    def append_episodes(self, frame: pl.DataFrame, checked_version: int) -> None:
+    def append_episodes(self, frame: pl.DataFrame, checked_version: int, *, job_id: int | None = None) -> None:
         """Append to `episodes` as a compare-and-swap on the version the caller has checked.
-
-        Every append to `episodes` carries the same app transaction, so two that start from the same version cannot
-        both succeed.
 
         Raises:
             CommitLostError: another writer was first; refresh, check again, retry.
         """
-        self._require_writable(EPISODES.name)
-        with self._lock:
-            handle = self._handles[EPISODES.name]
-            if handle.version() != checked_version:
-                msg = f"`episodes` moved from version {checked_version} to {handle.version()}"
-                raise CommitLostError(msg)
-            with _translated(self._path(EPISODES.name)):
-                number = (handle.transaction_version(EPISODES.name) or 0) + 1
-            properties = CommitProperties(
-                max_commit_retries=_COMMIT_RETRIES, app_transactions=[Transaction(EPISODES.name, number)]
-            )
-            try:
-                self._write(EPISODES.name, frame, properties)
-            except CommitFailedError as error:
-                msg = f"`episodes` changed after version {checked_version}"
-                raise CommitLostError(msg) from error
+        self._append_if(EPISODES.name, frame, checked_version, job_id)
+
+    def append_terminal(self, frame: pl.DataFrame, checked_version: int, *, job_id: int) -> None:
+        """Append a job's terminal row to `jobs` as a compare-and-swap on the version the caller has checked.
+
+        Raises:
+            CommitLostError: another job ended, or dead writes were dropped: check again, retry.
+        """
+        self._append_if("jobs", frame, checked_version, job_id)
+
+    def holds(self, name: str, write_id: int) -> bool:
+        """Whether a write attempt's file is among the newest: a commit may arrive although it is reported lost."""
+        return any(entry.only_write_id == write_id for entry in self.files(name)[1])
+
+    def fence(self, name: str) -> int:
+        """Make every compare-and-swap on a table that is under way fail, and return the table's version after it."""
+        while True:
+            with self._lock:
+                self.refresh(name)
+                handle = self._handles[name]
+                try:
+                    self._commit(handle, name, [], self._note("fence", None), [self._next(handle, name)])
+                except CommitFailedError:
+                    continue
+                return self.refresh(name)
+
+    def rewrite(
+        self,
+        name: str,
+        version: int,
+        removed: Sequence[FileEntry],
+        rows: Iterable[pa.Table],
+        *,
+        operation: str,
+        clean_since: tuple[int, int] | None = None,
+        erases: bool = False,
+        job_id: int | None = None,
+    ) -> int:
+        """Replace files by one that holds the given rows, in one commit.
+
+        Args:
+            name: the table.
+            version: at which the removed files are live.
+            removed: the files that go.
+            rows: what takes their place, in pieces; none at all leaves nothing in their place.
+            operation: what this is called in the history.
+            clean_since: versions of `episodes` and `jobs` at which all these rows are visible.
+            erases: rows are gone for good, so writers of `episodes` must look again at what is there.
+            job_id: the job that does it.
+
+        Returns:
+            Bytes of the new file, 0 if there is none.
+
+        Raises:
+            CommitLostError: another rewrite was first.
+        """
+        stem = "" if clean_since is None else f"{_CLEAN}-{clean_since[0]}-{clean_since[1]}-"
+        written = self._write(name, iter(rows), stem)
+        now = int(self.clock().timestamp() * 1000)
+        actions: list[AddAction | RemoveAction] = [
+            RemoveAction(entry.name, erases, now, size=entry.bytes) for entry in removed
+        ]
+        if written.rows:
+            written.add.data_change = erases
+            actions.append(written.add)
+        handle = self._at(name, version)
+        marks = [self._next(handle, _REWRITE)]
+        if erases and name == EPISODES.name:
+            marks.append(self._next(handle, EPISODES.name))
+        try:
+            note = self._note(operation, job_id, rows=written.rows, removed=len(removed))
+            self._commit(handle, name, actions, note, marks)
+        except CommitFailedError as error:
+            msg = f"table `{name}` of {self.root} was rewritten by another process; nothing changed, run it again"
+            raise CommitLostError(msg) from error
+        if not written.rows:
+            self.objects.delete([f"{name}/{written.add.path}"])
+            return 0
+        return written.add.size
 
     def history(self, name: str, limit: int | None = None) -> list[dict[str, Any]]:
-        """Commits of a table, newest first, as delta-rs reports them."""
-        with _translated(self._path(name)):
-            return DeltaTable(self._path(name)).history(limit)
+        """Commits of a table, newest first: version, timestamp, operation, and our note (`job`, `rows`, ...)."""
+        with self._lock, self._translated(name):
+            if self.refresh(name) == -1:
+                return []
+            commits = self._handles[name].history(limit)
+        return [commit | {"note": commit.get(_NOTE) or {}} for commit in commits]
 
-    def _write(self, name: str, frame: pl.DataFrame, commit: CommitProperties) -> None:
-        table = TABLES[name]
-        ordered = frame if _is_sorted(frame, table.sort) else frame.sort(table.sort, nulls_last=True)
-        data = ordered.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(table.arrow())
-        with _translated(self._path(name)):
-            write_deltalake(
-                self._handles[name],
-                data,
-                mode="append",
-                writer_properties=writer_properties(table),
-                commit_properties=commit,
+    def version_at(self, name: str, moment: datetime) -> int:
+        """The newest version of a table that was there at a moment; -1 before the table was."""
+        low, high = -1, self.refresh(name)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.committed_at(name, middle) <= moment:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def committed_at(self, name: str, version: int) -> datetime:
+        """When a version was committed, by its writer's clock."""
+        data = self.objects.get(f"{name}/_delta_log/{version:020d}.json")
+        for line in (data or b"").splitlines():
+            info = msgspec.json.decode(line).get("commitInfo")
+            if info is not None:
+                at = (info.get(_NOTE) or {}).get("at")
+                return datetime.fromisoformat(at) if at else datetime.fromtimestamp(info["timestamp"] / 1000, UTC)
+        # Its entry was cleaned up: older than anything that can be asked for.
+        return datetime.min.replace(tzinfo=UTC)
+
+    def _append_if(self, name: str, frame: pl.DataFrame, checked_version: int, job_id: int | None) -> None:
+        self._prepare(name)
+        written = self._write(name, _pieces(frame, TABLES[name]))
+        with self._lock:
+            handle = self._handles[name]
+            try:
+                # Only what is not newer than the caller's look is a base for its commit.
+                base = handle if handle.version() == checked_version else self._at(name, checked_version)
+                note = self._note("append", job_id, rows=written.rows)
+                self._commit(base, name, [written.add], note, [self._next(base, name)])
+            except CommitFailedError as error:
+                # The file stays: over a network a commit may have arrived although it was reported lost.
+                msg = f"`{name}` changed after version {checked_version}"
+                raise CommitLostError(msg) from error
+        self._kept(name, written, frame)
+
+    def _kept(self, name: str, written: "_Written", frame: pl.DataFrame) -> str:
+        """The name of a committed file, written again if it is gone.
+
+        A writer that was stopped for days between writing a file and committing it finds it taken for an orphan.
+        """
+        while not self.objects.exists(f"{name}/{written.add.path}"):
+            version, entries = self.files(name)
+            missing = [entry for entry in entries if entry.name == written.add.path]
+            if not missing:
+                break  # committed, seen by a rewrite, and replaced by it
+            again = self._write(name, _pieces(frame, TABLES[name]))
+            now = int(self.clock().timestamp() * 1000)
+            gone = RemoveAction(missing[0].name, False, now, size=missing[0].bytes)
+            handle = self._at(name, version)
+            try:
+                note = self._note("repair", None, rows=again.rows)
+                self._commit(handle, name, [gone, again.add], note, [self._next(handle, _REWRITE)])
+            except CommitFailedError:
+                continue
+            written = again
+        return written.add.path
+
+    def _write(self, name: str, rows: Iterator[pa.Table], stem: str = "") -> "_Written":
+        """Write a data file that no commit names yet."""
+        path = f"{stem}{ids.to_text(ids.fresh_id())}.parquet"
+        with self._translated(name):
+            try:
+                with self._sink(f"{name}/{path}") as sink:
+                    statistics = encoding.write(sink, rows, TABLES[name])
+                    size = sink.tell()
+            except BaseException:
+                self.objects.delete([f"{name}/{path}"])
+                raise
+        add = AddAction(path, size, {}, int(self.clock().timestamp() * 1000), True, _statistics_json(statistics))
+        return _Written(add, statistics.rows)
+
+    def _commit(
+        self,
+        handle: DeltaTable,
+        name: str,
+        actions: Sequence[AddAction | RemoveAction],
+        note: dict[str, Any],
+        marks: list[Transaction] | None = None,
+    ) -> None:
+        with self._translated(name):
+            handle.create_write_transaction(
+                list(actions),
+                "append",
+                handle.schema(),
+                commit_properties=CommitProperties(
+                    custom_metadata={_NOTE: note}, max_commit_retries=_COMMIT_RETRIES, app_transactions=marks
+                ),
                 post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
             )
+
+    def _note(self, operation: str, job_id: int | None, **figures: int) -> dict[str, Any]:
+        note: dict[str, Any] = {"at": self.clock().isoformat(), "operation": operation, **figures}
+        if job_id is not None:
+            note["job"] = ids.to_text(job_id)
+        return note
+
+    def _next(self, handle: DeltaTable, app: str) -> Transaction:
+        with self._translated(app):
+            return Transaction(app, (handle.transaction_version(app) or 0) + 1)
+
+    def _prepare(self, name: str) -> None:
+        """Once, before the first write: a lake of an older format, or half made, becomes one of this format."""
+        with self._lock:
+            if self._prepared and name in self._handles:
+                return
+            self.create()
+            for table in TABLES.values():
+                with self._translated(table.name):
+                    if migrate(partial(self._open, table.name), table):
+                        self._handles[table.name] = self._open(table.name)
+            self._prepared = True
 
     def _entries(self, handle: DeltaTable, name: str) -> list[FileEntry]:
         # Read as it comes: turned into a pyarrow table it would import pandas, a third of a second.
         actions = handle.get_add_actions(flatten=True)
-        present = actions.schema.names
-        folder = self._path(name)
-        wanted = ("path", "num_records", "size_bytes", "min.write_id", "max.write_id")
-        columns = {key: actions.column(key).to_pylist() for key in wanted if key in present}
-        nothing = [None] * actions.num_rows
+        present = set(actions.schema.names)
+        folder = self._uri(name)
+
+        def column(key: str) -> list[Any]:
+            return actions.column(key).to_pylist() if key in present else [None] * actions.num_rows
+
+        keys = TABLES[name].statistics
+        lows, highs = ([column(f"{end}.{key}") for key in keys] for end in ("min", "max"))
         entries = [
-            FileEntry(f"{folder}/{unquote(path)}", rows, size, low, high)
-            for path, rows, size, low, high in zip(
-                columns["path"],
-                columns["num_records"],
-                columns["size_bytes"],
-                columns.get("min.write_id", nothing),
-                columns.get("max.write_id", nothing),
+            FileEntry(
+                f"{folder}/{unquote(path)}",
+                unquote(path),
+                rows,
+                size,
+                datetime.fromtimestamp(written / 1000, UTC),
+                dict(zip(keys, low, strict=True)),
+                dict(zip(keys, high, strict=True)),
+            )
+            for path, rows, size, written, low, high in zip(
+                column("path"),
+                column("num_records"),
+                column("size_bytes"),
+                column("modification_time"),
+                zip(*lows, strict=True),
+                zip(*highs, strict=True),
                 strict=True,
             )
         ]
         # delta-rs lists newest first, in no promised order; the file list is part of a snapshot's identity.
         return sorted(entries, key=lambda entry: entry.path)
 
-    def _open_at(self, name: str, version: int) -> DeltaTable:
-        with _translated(self._path(name)):
+    def _at(self, name: str, version: int) -> DeltaTable:
+        with self._translated(name):
             try:
-                return DeltaTable(self._path(name), version=version)
+                return self._open(name, version)
             except DeltaError as error:
                 msg = f"table `{name}` of {self.root} has no version {version}; its newest is {self.refresh(name)}"
                 raise LakeAccessError(msg) from error
 
-    def _require_writable(self, name: str) -> None:
-        for folder in (Path(self._path(name)), Path(self._path(name), "_delta_log")):
-            _require_writable(folder)
+    def _open(self, name: str, version: int | None = None) -> DeltaTable:
+        return DeltaTable(self._uri(name), version=version, storage_options=self.objects.delta_options)
 
-    def _path(self, name: str) -> str:
-        return str(Path(self.root, name))
+    def _require_writable(self) -> None:
+        """Raise before delta-rs is asked to make a table where it cannot: it would also print a panic of its own."""
+        folder = self.objects.folder
+        if folder is not None and folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+
+    def _uri(self, name: str) -> str:
+        return self.objects.uri(name)
+
+    @contextmanager
+    def _sink(self, path: str) -> Iterator[IO[bytes]]:
+        """A new object to write to: a file as it comes, or a buffer that is put into a bucket at the end."""
+        folder = self.objects.folder
+        if folder is None:
+            with BytesIO() as buffer:
+                yield buffer
+                self.objects.put(path, buffer.getvalue())
+        else:
+            with (folder / path).open("xb") as file:
+                yield file
+
+    @contextmanager
+    def _translated(self, name: str) -> Iterator[None]:
+        """Turn what storage raises into errors that say what to do; lost commits pass through."""
+        try:
+            yield
+        except (CommitFailedError, TrajlakeError):
+            raise
+        except TableNotFoundError:
+            msg = f"{self._uri(name)} holds no table; is this a lake? `trajlake ingest FILE --lake URI` makes one"
+            raise NotALakeError(msg) from None
+        except (DeltaError, OSError, pl.exceptions.PolarsError, pa.ArrowException) as error:
+            raise self.objects.explained(error) from None
+
+
+@dataclass(slots=True)
+class _Written:
+    add: AddAction
+    rows: int
+
+
+def _pieces(frame: pl.DataFrame, table: Table) -> Iterator[pa.Table]:
+    ordered = frame if _is_sorted(frame, table.sort) else frame.sort(table.sort, nulls_last=True)
+    yield encoding.arrow(ordered, table)
 
 
 def _is_sorted(frame: pl.DataFrame, keys: Sequence[str]) -> bool:
@@ -288,32 +515,15 @@ def _is_sorted(frame: pl.DataFrame, keys: Sequence[str]) -> bool:
     return bool(frame.select(ordered.slice(1).all()).item())
 
 
-def _require_writable(folder: Path) -> None:
-    """Raise before delta-rs is asked to write where it cannot: it would also print a panic of its own."""
-    if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
-        msg = f"{folder}: {_NO_PERMISSION}"
-        raise LakeAccessError(msg)
+def _statistics_json(statistics: encoding.FileStatistics) -> str:
+    def known(values: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if value is not None}
 
-
-@contextmanager
-def _translated(path: str) -> Iterator[None]:
-    """Turn what storage can do to us into errors that say what to do; conflicts pass through."""
-    try:
-        yield
-    except (CommitFailedError, TrajlakeError):
-        raise
-    except TableNotFoundError as error:
-        msg = f"{path} holds no table; is this a lake? `trajlake ingest FILE --lake URI` makes one"
-        raise NotALakeError(msg) from error
-    except (DeltaError, OSError, pl.exceptions.PolarsError, pa.ArrowException) as error:
-        raise LakeAccessError(f"{path}: {_advice(error)}") from error
-
-
-def _advice(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    code = getattr(error, "errno", None)
-    if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or any(words in text for words in _NO_ROOM):
-        return f"the disk is full; what was being written is not visible. Free space and run it again. ({text})"
-    if code in (errno.EACCES, errno.EPERM, errno.EROFS) or any(words in text for words in _REFUSALS):
-        return f"{_NO_PERMISSION}. ({text})"
-    return f"{text}. `trajlake doctor` tells what is damaged"
+    return msgspec.json.encode(
+        {
+            "numRecords": statistics.rows,
+            "minValues": known(statistics.low),
+            "maxValues": known(statistics.high),
+            "nullCount": statistics.nulls,
+        }
+    ).decode()

@@ -1,16 +1,15 @@
 """Which committed rows exist for readers: whole files of dead write attempts are left out.
 
 A write attempt's rows are alone in their files, so the `write_id` minimum and maximum in the log's file statistics
-tell, without opening a file, whether it is accepted. Only a file that holds several write_ids needs a look inside,
-and a row filter if some of them are dead (docs/decisions/0005).
+tell, without opening a file, whether it is accepted. A file that compaction made holds accepted rows only, and its
+name says from which versions of `episodes` and `jobs` on that is so (docs/decisions/0010). Only a mixed file of other
+origin, or one younger than the snapshot, needs a look inside, and a row filter if some of its rows are dead.
 """
 
-from collections.abc import Iterable, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass, field
+from typing import Any
 
-import polars as pl
-
-from lake.errors import LakeAccessError
 from lake.store import FileEntry
 
 
@@ -22,44 +21,50 @@ class DataFile:
     rows: int
     bytes: int
     dead: frozenset[int]
+    write_id: int | None = None
+    """The write attempt of all its rows, if it is one."""
+    ranges: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Minimum and maximum of key columns; (None, None) where not known."""
 
 
-def visible_files(entries: Iterable[FileEntry], accepted: Set[int]) -> list[DataFile]:
-    """Files with at least one accepted row, each with the write_ids in it that are not accepted."""
+WriteIds = Callable[[FileEntry], frozenset[int]]
+"""Looks into a file for its write attempts."""
+
+
+def is_clean(entry: FileEntry, versions: Mapping[str, int]) -> bool:
+    """Whether every row of a file is visible at these versions because compaction took visible rows only."""
+    since = entry.clean_since
+    return since is not None and versions["episodes"] >= since[0] and versions["jobs"] >= since[1]
+
+
+def visible_files(
+    entries: Iterable[FileEntry], accepted: Callable[[], Set[int]], versions: Mapping[str, int], look: WriteIds
+) -> list[DataFile]:
+    """Files with at least one accepted row, each with the write_ids in it that are not accepted.
+
+    Args:
+        entries: the table's files.
+        accepted: gives the accepted write_ids; asked for only if some file needs them.
+        versions: of the snapshot.
+        look: looks into a mixed file.
+    """
     files = []
     for entry in entries:
-        inside = write_ids(entry)
-        dead = inside - accepted
+        if is_clean(entry, versions):
+            files.append(_data_file(entry, frozenset()))
+            continue
+        inside = look(entry)
+        dead = inside - accepted()
         if dead < inside:
-            files.append(DataFile(entry.path, entry.rows, entry.bytes, frozenset(dead)))
+            files.append(_data_file(entry, frozenset(dead)))
     return files
 
 
 def all_files(entries: Iterable[FileEntry]) -> list[DataFile]:
     """Every file, whole."""
-    return [DataFile(entry.path, entry.rows, entry.bytes, frozenset()) for entry in entries]
+    return [_data_file(entry, frozenset()) for entry in entries]
 
 
-def write_ids(entry: FileEntry) -> frozenset[int]:
-    """The write_ids a file holds: from its statistics, or from its column where they do not say.
-
-    Raises:
-        LakeAccessError: the file had to be read and cannot be.
-    """
-    if entry.low_write_id is not None and entry.low_write_id == entry.high_write_id:
-        return frozenset((entry.low_write_id,))
-    return frozenset(collected(pl.scan_parquet(entry.path).select("write_id").unique())["write_id"].to_list())
-
-
-def collected(frame: pl.LazyFrame) -> pl.DataFrame:
-    """The rows of a lazy frame over a lake's files.
-
-    Raises:
-        LakeAccessError: a file is missing or damaged.
-    """
-    try:
-        return frame.collect()
-    except (OSError, pl.exceptions.PolarsError) as error:
-        reason = str(error).partition("\n")[0]
-        msg = f"the lake cannot be read: {reason}. `trajlake doctor` lists missing and damaged files"
-        raise LakeAccessError(msg) from error
+def _data_file(entry: FileEntry, dead: frozenset[int]) -> DataFile:
+    ranges = {name: (low, entry.high[name]) for name, low in entry.low.items()}
+    return DataFile(entry.path, entry.rows, entry.bytes, dead, entry.only_write_id, ranges)

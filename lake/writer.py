@@ -1,10 +1,10 @@
-"""Recording facts exactly once: the write path of episodes, steps and tokens.
+"""Recording facts exactly once: the write path of episodes and all that belongs to them.
 
-1. Every batch attempt draws a fresh random write_id, stored in every row it writes. The children (tokens, steps)
-   commit first, unconditionally.
-2. `episodes` commits last, as a compare-and-swap on a version at which none of the batch's episode_ids exists. On a
-   conflict: refresh, check again, retry. If some ids exist by now, this write_id is abandoned (its children are dead)
-   and the remainder is written under a new one.
+1. Every batch attempt draws a fresh random write_id, stored in every row it writes. The children (tokens, steps,
+   retractions of the predecessors that retries replace) commit first, unconditionally.
+2. `episodes` commits last, as a compare-and-swap on a version at which none of the batch's episode_ids exists and all
+   its children do. On a conflict: refresh, check again, retry. If that no longer holds, this write_id is abandoned
+   (its children are dead) and the remainder is written under a new one.
 3. Readers see a child row only if its write_id stands in `episodes`.
 
 So a kill at any instruction leaves either all of a batch or nothing visible, and a replay of the same records, in any
@@ -14,18 +14,20 @@ batching, beside any number of writers, adds nothing twice.
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
 import polars as pl
 
 from lake import ids
 from lake.contracts import conform
-from lake.errors import LakeAccessError
 from lake.frames import episodes_frame, steps_frame, tokens_frame
+from lake.index import EpisodeIndex
 from lake.records import EpisodeRecord, Identity, identify
 from lake.store import CommitLostError, Store
 from lake.tables import TABLES
 
-_INDEX_SCHEMA = {"episode_id": pl.Int64, "content_hash": pl.Int64}
+_Slot = tuple[int, int, str | None]
+"""group_id, rollout_index and agent_id: what a retry shares with its predecessor."""
 
 
 @dataclass(slots=True)
@@ -37,13 +39,13 @@ class Outcome:
     present: int = 0
     conflicts: list[int] = field(default_factory=list)
     """Positions in the batch of records whose key is present with other content."""
+    forgotten: list[int] = field(default_factory=list)
+    """Positions of records whose episode was erased."""
     write_ids: list[int] = field(default_factory=list)
 
 
 class EpisodeWriter:
     """Appends records to a lake's fact tables exactly once.
-
-    Keeps an index of the episodes present, brought up to date from the files added since the last look.
 
     Args:
         store: the lake's tables.
@@ -51,62 +53,94 @@ class EpisodeWriter:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._index = pl.DataFrame(schema=_INDEX_SCHEMA)
-        self._indexed_files: set[str] = set()
+        self._index = EpisodeIndex(store)
         # Threads of one process take turns: a lost update of the index would let a duplicate through.
         self._lock = threading.Lock()
 
-    def write(self, records: Sequence[EpisodeRecord]) -> Outcome:
+    def write(self, records: Sequence[EpisodeRecord], *, job_id: int | None = None) -> Outcome:
         """Record a batch; every record needs its run_id.
 
         Records already present with the same content are skipped, those present with other content reported.
         """
-        with self._lock:
-            return self._write(records)
-
-    def _write(self, records: Sequence[EpisodeRecord]) -> Outcome:
         identities = [identify(record, record.run_id or "") for record in records]
-        while True:
-            version = self._refresh_index()
-            todo, outcome = self._sort_out(identities)
-            if not todo:
-                return outcome
-            write_id = ids.fresh_id()
-            if self._attempt([records[i] for i in todo], [identities[i] for i in todo], write_id, version):
-                outcome.new = len(todo)
-                outcome.new_steps = sum(len(records[i].steps) for i in todo)
-                outcome.write_ids.append(write_id)
-                return outcome
+        with self._lock:
+            while True:
+                version = self._index.refresh()
+                todo, outcome = self._sort_out(identities)
+                if not todo:
+                    return outcome
+                batch = _Batch([records[i] for i in todo], [identities[i] for i in todo], ids.fresh_id(), job_id)
+                if self._attempt(batch, version):
+                    outcome.new = len(todo)
+                    outcome.new_steps = sum(len(records[i].steps) for i in todo)
+                    outcome.write_ids.append(batch.write_id)
+                    return outcome
 
-    def _attempt(self, records: list[EpisodeRecord], identities: list[Identity], write_id: int, version: int) -> bool:
-        """Write a batch under one write_id; False if the write_id had to be abandoned."""
-        for name, build in (("tokens", tokens_frame), ("steps", steps_frame)):
-            frame = build(records, identities, write_id)
+    def _attempt(self, batch: "_Batch", version: int) -> bool:
+        """Write a batch under its write_id; False if that had to be abandoned."""
+        superseded = self._superseded(batch)
+        children: dict[str, str] = {}
+        for name, frame in (
+            ("tokens", tokens_frame(batch.records, batch.identities, batch.write_id)),
+            ("steps", steps_frame(batch.records, batch.identities, batch.write_id)),
+            ("retractions", _retractions_frame(superseded, batch.write_id, self._store.clock())),
+        ):
             if frame.height:
-                self._store.append(name, conform(frame, TABLES[name]))
-        episodes = conform(episodes_frame(records, identities, write_id), TABLES["episodes"])
+                children[name] = self._store.append(name, conform(frame, TABLES[name]), job_id=batch.job_id)
+        frame = conform(episodes_frame(batch.records, batch.identities, batch.write_id), TABLES["episodes"])
         while True:
             try:
-                self._store.append_episodes(episodes, version)
+                self._store.append_episodes(frame, version, job_id=batch.job_id)
             except CommitLostError:
-                version = self._refresh_index()
-                if self._present(episodes["episode_id"]).height:
+                version = self._index.refresh()
+                if self._store.holds("episodes", batch.write_id):
+                    return True
+                known = self._index.contents(batch.episode_ids)
+                gone = any(map(self._index.is_forgotten, batch.episode_ids))
+                if known or gone or self._superseded(batch) != superseded or not self._live(children):
                     return False
             else:
                 return True
+
+    def _live(self, children: dict[str, str]) -> bool:
+        """Whether the committed children are still there: long after their writer stopped they are dropped as dead."""
+        return all(
+            any(entry.name == file for entry in self._store.files(name)[1]) for name, file in children.items()
+        )
+
+    def _superseded(self, batch: "_Batch") -> dict[int, int]:
+        """Episodes that the batch's retries replace, or that retries already there replace -> their successors."""
+        known = self._index.of_groups({identity.group_id for identity in batch.identities})
+        best: dict[_Slot, tuple[int, int]] = {}
+        for row in known.iter_rows(named=True):
+            slot = (row["group_id"], row["rollout_index"], row["agent_id"])
+            best[slot] = max(best.get(slot, (-1, 0)), (row["attempt"], row["episode_id"]))
+        replaced: dict[int, int] = {}
+        pairs = zip(batch.records, batch.identities, strict=True)
+        for record, identity in sorted(pairs, key=lambda pair: pair[0].attempt):
+            slot = (identity.group_id, record.rollout_index, record.agent_id)
+            attempt, other = best.get(slot, (-1, 0))
+            if attempt > record.attempt:
+                replaced[identity.episode_id] = other
+            else:
+                if attempt >= 0:
+                    replaced[other] = identity.episode_id
+                best[slot] = (record.attempt, identity.episode_id)
+        return replaced
 
     def _sort_out(self, identities: list[Identity]) -> tuple[list[int], Outcome]:
         """Positions of the records that are new, and the others counted.
 
         A key's second record in the batch counts as if its first were in the lake: batching changes nothing.
         """
-        found = self._present(pl.Series("episode_id", [i.episode_id for i in identities], dtype=pl.Int64))
-        content = dict(zip(found["episode_id"], found["content_hash"], strict=True))
+        content = self._index.contents(identity.episode_id for identity in identities)
         todo: list[int] = []
         outcome = Outcome()
         for position, identity in enumerate(identities):
             known = content.get(identity.episode_id)
-            if known is None:
+            if self._index.is_forgotten(identity.episode_id):
+                outcome.forgotten.append(position)
+            elif known is None:
                 content[identity.episode_id] = identity.content_hash
                 todo.append(position)
             elif known == identity.content_hash:
@@ -115,19 +149,23 @@ class EpisodeWriter:
                 outcome.conflicts.append(position)
         return todo, outcome
 
-    def _present(self, episode_ids: pl.Series) -> pl.DataFrame:
-        return self._index.filter(pl.col("episode_id").is_in(episode_ids.implode()))
 
-    def _refresh_index(self) -> int:
-        """Bring the index to the newest version of `episodes`, and return that version."""
-        version, entries = self._store.files("episodes")
-        added = [entry.path for entry in entries if entry.path not in self._indexed_files]
-        if added:
-            try:
-                rows = pl.read_parquet(added, columns=list(_INDEX_SCHEMA), missing_columns="insert")
-            except (OSError, pl.exceptions.PolarsError) as error:
-                msg = f"table `episodes` cannot be read: {error}. `trajlake doctor` tells what is damaged"
-                raise LakeAccessError(msg) from error
-            self._index = pl.concat([self._index, rows]).unique("episode_id")
-            self._indexed_files.update(added)
-        return version
+@dataclass(slots=True)
+class _Batch:
+    """Records that are new, and the write attempt that brings them."""
+
+    records: list[EpisodeRecord]
+    identities: list[Identity]
+    write_id: int
+    job_id: int | None
+
+    @property
+    def episode_ids(self) -> list[int]:
+        return [identity.episode_id for identity in self.identities]
+
+
+def _retractions_frame(superseded: dict[int, int], write_id: int, at: datetime) -> pl.DataFrame:
+    """Rows of `retractions`: predecessor -> successor."""
+    columns = {"episode_id": list(superseded), "superseded_by": list(superseded.values())}
+    frame = pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.Int64))
+    return frame.with_columns(write_id=pl.lit(write_id), kind=pl.lit("superseded"), at=pl.lit(at))

@@ -1,37 +1,78 @@
-"""A JSON array of records, read element by element in bounded memory.
+"""A JSON array of records, read in windows of bytes, at the speed of the decoder and in bounded memory.
+
+A window is cut at an element's end and decoded as a list at once. Where the elements end is guessed: at the last place
+that looks like the boundary behind the element before (its last brackets, comma, white space, the next one's first
+key). The guess needs no trust: text that starts at an element and decodes as whole elements is those elements, because
+no proper prefix of a bracketed value is a value. What does not decode is taken piece by piece, and a piece that does
+not decode goes to the exact scanner (`lake.formats.json_scanner`), which also says where it ends.
 
 Elements that are complete are kept even if the document is damaged further on; what comes from the damage to the end
-is handed back as one piece of text. The standard library's scanner is used because it says where an element ends.
+is handed back as one piece of text. Of a key that an object has twice the last value counts, as in every common parser:
+seeing the first would take a parser of our own and half of the speed, and what was taken is what `content_hash` covers.
 """
 
 import json
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 import msgspec
 
-from lake.records import printable
+from lake.formats.json_scanner import CHUNK, Scanner
+from lake.formats.meter import Meter
+from lake.records import DEPTH_KEPT, excerpt
 
-_CHUNK = 1 << 20
-_RAW_LIMIT = 16 << 20
-_LONGEST_LITERAL = 16
-_UNTERMINATED = "Unterminated string"
-_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|["\[\]{}]', re.DOTALL)
-"""A whole string, a bracket, or the quote of a string without an end."""
-_BEGUN = re.compile(r"(?:t|tr|tru|f|fa|fal|fals|n|nu|nul|-|\.|[eE][+-]?|\\?u[0-9a-fA-F]{0,3})?\Z")
-"""What may stand between the place of an error and the end of a document that was cut."""
+_CHUNK = 1 << 21
+"""Bytes of a window; an element that does not fit makes it grow."""
+_WIDEST = 16
+"""Windows without a boundary before the scanner is asked where the element ends."""
+_LEVELS = DEPTH_KEPT + 8
+"""Of nesting to spare: a record has a few levels more than its text."""
+_OPEN, _CLOSE = b"[" * _LEVELS, b"]" * _LEVELS
+_ARRAY = slice(_LEVELS - 1, 1 - _LEVELS)
+"""The innermost brackets and what is in them."""
+_GAP = re.compile(rb"[ \t\r\n]*,[ \t\r\n]*(?=[^ \t\r\n])")
+_FIRST_KEY = re.compile(rb'\{[ \t\r\n]*"[^"\\]*"|.', re.DOTALL)
+_LAST_BRACKETS = re.compile(rb"[ \t\r\n]*[}\]]\Z")
+_SPACE = b" \t\r\n"
+_VALUES = msgspec.json.Decoder(list)
+_SKIP = msgspec.json.Decoder(msgspec.Raw)
+_TEXTS = msgspec.json.Decoder(list[msgspec.Raw])
+_NOT_DECODED = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+class _Part:
+    """An array of neighbouring elements; where each ends is found out only if somebody asks."""
+
+    def __init__(self, array: memoryview) -> None:
+        self._array = array
+
+    @cached_property
+    def texts(self) -> list[msgspec.Raw]:
+        """The text of each element."""
+        return _TEXTS.decode(self._array)
 
 
 class Element(msgspec.Struct):
-    """One element: its index from 0, its value, and its text (undecodable bytes escaped)."""
+    """One element: its index from 0 and its value."""
 
     index: int
     value: Any
-    raw: str
     problem: str | None = None
     """Why an element that is well-formed has no value: nested too deeply, or a number of too many digits."""
+    is_plain: bool = False
+    """UTF-8 throughout and not nested deeply: it can be stored as JSON."""
+    source: str | tuple[_Part, int] = ""
+
+    @property
+    def raw(self) -> str:
+        """Its text, at most 16 MB of it, undecodable bytes escaped."""
+        if isinstance(self.source, str):
+            return excerpt(self.source)
+        part, place = self.source
+        return excerpt(bytes(part.texts[place]).decode())
 
 
 class Damage(msgspec.Struct):
@@ -46,110 +87,179 @@ class Damage(msgspec.Struct):
     """The document ends too early (as opposed to a fault inside it)."""
 
 
-def read_array(path: Path) -> Iterator[Element | Damage]:
+def read_array(path: Path, meter: Meter | None = None) -> Iterator[Element | Damage]:
     """Elements of a JSON array; last, if the document is damaged, the damage."""
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        source = _Source(file)
-        index = 0
-        try:
-            source.expect("[")
-            while source.peek() != "]":
-                if index:
-                    source.expect(",")
-                value, raw, problem = source.element()
-                yield Element(index=index, value=value, raw=raw, problem=problem)
-                index += 1
-            source.expect("]")
-            source.expect("")
-        except json.JSONDecodeError as error:
-            where = f"after element {index - 1}" if index else "from its start"
-            message = f"the document does not parse {where}: {error.msg}"
-            yield Damage(index=index, message=message, at_end=source.unfinished(error), raw=source.rest())
+    with path.open("rb") as file:
+        yield from _Reader(_Window(file), meter or Meter()).items()
 
 
-class _Source:
-    """A window on a text file that grows when an element needs more of it."""
+class _Window:
+    """The bytes of a file from some place on."""
 
-    def __init__(self, file: TextIO) -> None:
+    def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._text = ""
-        self._position = 0
-        self._decode = json.JSONDecoder().raw_decode
+        self.data = file.read(3).removeprefix(b"\xef\xbb\xbf")
+        self.position = 0
+        self.passed = file.tell() - len(self.data)
+        """Bytes of the file before the window."""
+        self.ended = False
 
-    def peek(self) -> str:
-        """The next character that is not white space, or nothing at the end of the file."""
-        while True:
-            while self._position < len(self._text):
-                if self._text[self._position] not in " \t\r\n":
-                    return self._text[self._position]
-                self._position += 1
-            if not self._more():
-                return ""
-
-    def expect(self, char: str) -> None:
-        """Step over a character; the empty one stands for the end of the file."""
-        found = self.peek()
-        if found != char:
-            wanted = repr(char) if char else "the end"
-            raise json.JSONDecodeError(f"expected {wanted}, found {found or 'the end'!r}", self._text, self._position)
-        self._position += len(char)
-
-    def element(self) -> tuple[Any, str, str | None]:
-        """The next value, its text, and why it could not be taken although it is well-formed."""
-        self.peek()
-        while True:
-            try:
-                value, end = self._decode(self._text, self._position)
-            except json.JSONDecodeError as error:
-                if self.cut(error) and self._more():
-                    continue
-                raise
-            except (RecursionError, ValueError) as error:
-                if self.peek() not in "[{":
-                    raise json.JSONDecodeError(str(error), self._text, self._position) from error
-                return None, self._skip(), str(error)
-            if end > len(self._text) - _LONGEST_LITERAL and self._more():
-                continue  # a number at the edge of the window may go on: `1`, then `.` or `e+`, then digits
-            return value, self._step_to(end), None
-
-    def _skip(self) -> str:
-        """Step over a list or an object by its brackets alone, and return its text."""
-        while True:
-            depth = 0
-            for token in _BRACKET.finditer(self._text, self._position):
-                depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0)
-                if token[0] == '"':
-                    break  # a string that the window cuts
-                if depth == 0:
-                    return self._step_to(token.end())
-            if not self._more():
-                raise json.JSONDecodeError("expected the end of a value", self._text, len(self._text))
-
-    def _step_to(self, end: int) -> str:
-        raw = printable(self._text[self._position : end])
-        self._position = end
-        return raw
-
-    def cut(self, error: json.JSONDecodeError) -> bool:
-        """Whether an error may come from the window's end, not from the document."""
-        return error.pos >= len(self._text) - _LONGEST_LITERAL or error.msg.startswith(_UNTERMINATED)
-
-    def unfinished(self, error: json.JSONDecodeError) -> bool:
-        """Whether a document that ends here would parse up to here, had it gone on."""
-        ahead = error.pos - self._position
-        while len(self._text) - self._position - ahead < _LONGEST_LITERAL and self._more():
-            pass
-        return error.msg.startswith(_UNTERMINATED) or _BEGUN.match(self._text, self._position + ahead) is not None
-
-    def rest(self) -> str:
-        """Everything from the position on, for a person to look at."""
-        text = printable(self._text[self._position :] + self._file.read(_RAW_LIMIT))
-        return text if len(text) <= _RAW_LIMIT else text[:_RAW_LIMIT] + " ... [cut at 16 MB]"
-
-    def _more(self) -> bool:
-        """Grow the window, at least doubling what is kept; False at the end of the file."""
-        kept = self._text[self._position :]
-        added = self._file.read(max(_CHUNK, len(kept)))
+    def grow(self) -> bool:
+        """Drop what is before the position and at least double what is kept; False at the end of the file."""
+        added = self._file.read(max(_CHUNK, len(self.data) - self.position))
+        self.ended = not added
         if added:
-            self._text, self._position = kept + added, 0
+            self.passed += self.position
+            self.data = b"".join((memoryview(self.data)[self.position :], added))
+            self.position = 0
         return bool(added)
+
+
+class _Reader:
+    """The state between elements: the window's position is behind the last element that was taken."""
+
+    def __init__(self, window: _Window, meter: Meter) -> None:
+        self._window = window
+        self._meter = meter
+        self._index = 0
+        self._opened = False
+        self._closed = False
+        self._boundary = b""
+        """What stands between two elements, from the last brackets of one to the first key of the other."""
+        self._brackets = 0
+        """Length of those brackets."""
+        self._careful_until = 0
+        """Bytes of the file up to where elements are taken one by one."""
+
+    def items(self) -> Iterator[Element | Damage]:
+        """Elements, then the damage if there is any."""
+        while not self._closed:
+            elements = self._decoded() or self._scanned()
+            self._meter.done = self._window.passed + self._window.position
+            yield from elements
+
+    def _decoded(self) -> list[Element | Damage]:
+        """The elements of a part of the window, or none if it does not decode."""
+        start = self._next_start()
+        if start is None:
+            return []
+        end = self._next_end(start)
+        if end is None:
+            return []
+        window = self._window
+        nested = _nested(memoryview(window.data)[window.position + start : window.position + end])
+        array = memoryview(nested)[_ARRAY]
+        try:
+            values = _VALUES.decode(array)
+        except _NOT_DECODED:
+            values = []
+        is_plain = bool(values) and _is_decodable(nested)
+        stop = window.passed + window.position + end
+        careful = stop <= self._careful_until
+        if not values or not (is_plain or careful):
+            self._careful_until = max(self._careful_until, stop)
+            return [] if careful else self._decoded()
+        window.position += end
+        first, part = self._index, _Part(array)
+        self._index += len(values)
+        return [
+            Element(index=first + place, value=value, is_plain=is_plain, source=(part, place))
+            for place, value in enumerate(values)
+        ]
+
+    def _next_start(self) -> int | None:
+        """Where the next element starts, from the position on; None if that is not plain to see."""
+        if not self._boundary:
+            return None
+        window = self._window
+        while not (gap := _GAP.match(window.data, window.position)):
+            if len(window.data) - window.position > len(self._boundary) or not window.grow():
+                return None
+        return gap.end() - window.position
+
+    def _next_end(self, start: int) -> int | None:
+        """Where a part of whole elements may end, from the position on."""
+        window = self._window
+        while True:
+            first = window.position + start
+            careful = window.passed + first < self._careful_until
+            search = window.data.find if careful else window.data.rfind
+            found = search(self._boundary, first)
+            if found >= 0:
+                return found + self._brackets - window.position
+            if len(window.data) - window.position > _WIDEST * _CHUNK:
+                return None
+            if not window.grow():
+                break
+        whole = window.data.rstrip(_SPACE)
+        return len(whole[:-1].rstrip(_SPACE)) - window.position if whole.endswith(b"]") else None
+
+    def _scanned(self) -> list[Element | Damage]:
+        """One element by the exact scanner, or the end of the document, or its damage."""
+        window = self._window
+        taken = 0
+
+        def take(size: int) -> bytes:
+            nonlocal taken
+            if len(window.data) - window.position == taken and not window.grow():
+                return b""
+            start = window.position + taken
+            data = window.data[start : start + size]
+            taken += len(data)
+            return data
+
+        scanner = Scanner(take, min(CHUNK, _CHUNK))
+        try:
+            if not self._opened:
+                scanner.expect("[")
+            if scanner.peek() == "]":
+                scanner.expect("]")
+                scanner.expect("")
+                self._closed = True
+                return []
+            if self._index:
+                scanner.expect(",")
+            found = scanner.element()
+        except json.JSONDecodeError as error:
+            self._closed = True
+            return [self._damage(scanner, error)]
+        self._opened = True
+        window.position += scanner.consumed
+        self._learn()
+        element = Element(index=self._index, value=found.value, problem=found.problem, source=found.text)
+        self._index += 1
+        return [element]
+
+    def _damage(self, scanner: Scanner, error: json.JSONDecodeError) -> Damage:
+        where = f"after element {self._index - 1}" if self._index else "from its start"
+        message = f"the document does not parse {where}: {error.msg}"
+        at_end = scanner.unfinished(error)
+        return Damage(index=self._index, message=message, at_end=at_end, raw=scanner.rest())
+
+    def _learn(self) -> None:
+        """Take what stands around the position, an element's end, as the boundary of all elements."""
+        window = self._window
+        before = _LAST_BRACKETS.search(window.data, max(0, window.position - 64), window.position)
+        gap = _GAP.match(window.data, window.position)
+        key = gap and _FIRST_KEY.match(window.data, gap.end())
+        if before and gap and key:
+            self._boundary = before[0] + gap[0] + key[0]
+            self._brackets = len(before[0])
+
+
+def is_shallow(text: bytes) -> bool:
+    """Whether well-formed JSON leaves as many levels of nesting free as whatever reads it later may need."""
+    return _is_decodable(_nested(text))
+
+
+def _nested(text: bytes | memoryview) -> bytes:
+    return b"".join((_OPEN, text, _CLOSE))
+
+
+def _is_decodable(text: bytes) -> bool:
+    """Whether the decoder can step over a text, which takes half of the time that decoding it does."""
+    try:
+        _SKIP.decode(text)
+    except _NOT_DECODED:
+        return False
+    return True

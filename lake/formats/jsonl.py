@@ -1,8 +1,10 @@
 """Our own format: JSON Lines, one episode a line, fields exactly those of `lake.records.EpisodeRecord`.
 
 Optional throughout: token ids, behaviour log-probabilities, sampling parameters, policy version. A malformed line, also
-a truncated last one, becomes a reject with its line number, and the rest is read on. Blank lines are skipped. The
-reference page docs/reference/jsonl.md is generated from the record types.
+a truncated last one, becomes a reject with its line number, and the rest is read on. Blank lines are skipped. Of a key
+that an object has twice the last value counts, as in every common parser: seeing the first would take a parser of our
+own, and what was taken is what `content_hash` covers. The reference page docs/reference/jsonl.md is generated from the
+record types.
 """
 
 import re
@@ -11,9 +13,12 @@ from pathlib import Path
 
 import msgspec
 
-from lake.records import EpisodeRecord, Reject, check
+from lake.formats.json_array import is_shallow
+from lake.formats.meter import Meter
+from lake.records import EpisodeRecord, Reject, check, excerpt
 
 NAME = "jsonl"
+_BUFFER = 1 << 20
 _NUMBER_BEGUN = re.compile(rb"(?:-|\.|[eE][+-]?)\Z")
 _DECODER = msgspec.json.Decoder(EpisodeRecord)
 
@@ -23,11 +28,13 @@ def recognise(head: str) -> bool:
     return head.lstrip().startswith("{")
 
 
-def read(path: Path) -> Iterator[tuple[int, EpisodeRecord] | Reject]:
+def read(path: Path, meter: Meter | None = None) -> Iterator[tuple[int, EpisodeRecord] | Reject]:
     """Records and rejects of a file, with line numbers from 1."""
-    with path.open("rb") as file:
+    meter = meter or Meter()
+    with path.open("rb", buffering=_BUFFER) as file:
         for number, line in enumerate(file, start=1):
-            if line.strip():
+            meter.done += len(line)
+            if not line.isspace():
                 yield read_line(number, line)
 
 
@@ -40,7 +47,7 @@ def read_line(number: int, line: bytes) -> tuple[int, EpisodeRecord] | Reject:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = "truncated" if _is_cut(line, str(error)) else "malformed"
         return _reject(number, line, reason, f"not JSON: {error}")
-    if problem := check(record):
+    if problem := check(record, is_plain=is_shallow(line)):
         return _reject(number, line, "invalid", problem)
     record.source_format = NAME
     return number, record
@@ -55,4 +62,4 @@ def _is_cut(line: bytes, message: str) -> bool:
 
 def _reject(number: int, line: bytes, reason: str, message: str) -> Reject:
     raw = line.decode("utf-8", errors="backslashreplace").rstrip("\n")
-    return Reject(position=number, reason=reason, message=message, raw=raw)
+    return Reject(position=number, reason=reason, message=message, raw=excerpt(raw))

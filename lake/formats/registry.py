@@ -3,13 +3,22 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from lake.errors import FormatError
 from lake.formats import jsonl, tau_bench
+from lake.formats.meter import Meter
 from lake.records import EpisodeRecord, Reject
 
 Item = tuple[int, EpisodeRecord] | Reject
 _HEAD_BYTES = 1 << 16
+
+
+class Reader(Protocol):
+    """From a file to its records and rejects, in order."""
+
+    def __call__(self, path: Path, meter: Meter | None = None) -> Iterator[Item]:
+        """Read a file; the meter is moved on as it is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +29,7 @@ class Format:
     description: str
     recognise: Callable[[str], bool]
     """Whether the first 64 KB of a file (as text) look like this format."""
-    read: Callable[[Path], Iterator[Item]]
+    read: Reader
 
 
 FORMATS: dict[str, Format] = {

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from lake.formats.json_array import Damage, read_array
+from lake.formats.meter import Meter
 from lake.records import EpisodeRecord, Reject, StepRecord, check
 
 NAME = "tau_bench"
@@ -37,7 +38,8 @@ class _Row(msgspec.Struct):
     task_id: int | str
     trial: Annotated[int, Meta(ge=0, le=2**31 - 1)]
     reward: float | None
-    traj: list[Message]
+    traj: list[Any]
+    """Messages; typed as objects they would all be copied."""
     info: _Info | None = None
 
 
@@ -47,9 +49,9 @@ def recognise(head: str) -> bool:
     return text.startswith("[") and text[1:].lstrip()[:1] in ("{", "]", "")
 
 
-def read(path: Path) -> Iterator[tuple[int, EpisodeRecord] | Reject]:
+def read(path: Path, meter: Meter | None = None) -> Iterator[tuple[int, EpisodeRecord] | Reject]:
     """Records and rejects of a file, with indices from 0."""
-    for item in read_array(path):
+    for item in read_array(path, meter):
         if isinstance(item, Damage):
             reason = "truncated" if item.at_end else "malformed"
             yield Reject(position=item.index, reason=reason, message=item.message, raw=item.raw)
@@ -58,7 +60,7 @@ def read(path: Path) -> Iterator[tuple[int, EpisodeRecord] | Reject]:
         if problem is None:
             try:
                 record = to_record(item.value)
-                problem = check(record)
+                problem = check(record, is_plain=item.is_plain)
             except (msgspec.ValidationError, ValueError, RecursionError) as error:
                 problem = str(error)
         if problem is None:
@@ -83,10 +85,7 @@ def to_record(value: Any) -> EpisodeRecord:
     since: list[Message] = []
     first: list[Message] = []
     for index, message in enumerate(row.traj):
-        role = message.get("role")
-        if not isinstance(role, str):
-            msg = f"`traj[{index}].role` is {role!r}; valid: system, user, assistant, tool"
-            raise _ShapeError(msg)
+        role = _role(message, index)
         if role != "assistant":
             since.append(message)
             continue
@@ -114,15 +113,25 @@ def to_record(value: Any) -> EpisodeRecord:
     )
 
 
+def _role(message: Any, index: int) -> str:
+    if not isinstance(message, dict):
+        msg = f"Expected `object`, got `{type(message).__name__}` - at `$.traj[{index}]`"
+        raise _ShapeError(msg)
+    role = message.get("role")
+    if not isinstance(role, str):
+        msg = f"`traj[{index}].role` is {role!r}; valid: system, user, assistant, tool"
+        raise _ShapeError(msg)
+    return role
+
+
 def _step(message: Message, since: list[Message], *, is_first: bool, index: int) -> StepRecord:
-    seen = [m for m in since if m.get("role") != "system"]
-    texts = [_text(m, index) for m in seen]
-    last = seen[-1] if seen else {}
-    state = "\n".join(texts)
+    texts = [_text(m, index) for m in since if m["role"] != "system"]
+    role = next((m["role"] for m in reversed(since) if m["role"] != "system"), None)
+    state = texts[0] if len(texts) == 1 else "\n".join(texts)
     return StepRecord(
         state=state,
-        state_role=last.get("role"),
-        state_is_error=last.get("role") == "tool" and state.startswith("Error"),
+        state_role=role,
+        state_is_error=role == "tool" and state.startswith("Error"),
         context=[] if is_first else since,
         action=_text(message, index),
         tool_calls=_tool_calls(message, index),
@@ -131,18 +140,18 @@ def _step(message: Message, since: list[Message], *, is_first: bool, index: int)
 
 def _tool_calls(message: Message, index: int) -> list[Any] | None:
     calls = message.get("tool_calls")
-    if not isinstance(calls, list | None):
-        msg = f"`traj[{index}].tool_calls` is {type(calls).__name__}; valid: a list"
-        raise _ShapeError(msg)
-    return calls
+    if calls is None or isinstance(calls, list):
+        return calls
+    msg = f"`traj[{index}].tool_calls` is {type(calls).__name__}; valid: a list"
+    raise _ShapeError(msg)
 
 
 def _text(message: Message, index: int) -> str:
     content = message.get("content")
+    if isinstance(content, str):
+        return content
     if content is None:
         return ""
-    if not isinstance(content, str):
-        kind = type(content).__name__
-        msg = f"the content of a {message.get('role')!r} message near `traj[{index}]` is {kind}; valid: text"
-        raise _ShapeError(msg)
-    return content
+    kind = type(content).__name__
+    msg = f"the content of a {message.get('role')!r} message near `traj[{index}]` is {kind}; valid: text"
+    raise _ShapeError(msg)

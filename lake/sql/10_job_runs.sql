@@ -1,5 +1,7 @@
--- job_runs: one row per job, its started row and its terminal row put together.
--- status is 'started' while there is no terminal row: the job is running, or was killed.
+-- job_runs: what ran, when, on what, and how it ended.
+-- Grain: one row per job, its started row and its terminal row put together. A job that failed and was resumed has two
+-- terminal rows: the newest counts. `sequence` orders terminal rows whatever the clocks said.
+-- status: started (running, or killed: there is no terminal row), succeeded, failed.
 CREATE VIEW job_runs AS
 SELECT
     s.job_id,
@@ -9,6 +11,7 @@ SELECT
     s.run_id,
     s.at AS started_at,
     t.at AS ended_at,
+    t.sequence,
     t.seconds,
     t.rows_in,
     t.rows_out,
@@ -18,5 +21,11 @@ SELECT
     s.input_snapshot,
     t.counts,
     t.error
-FROM (SELECT * FROM jobs WHERE event = 'started') AS s
-LEFT JOIN (SELECT * FROM jobs WHERE event <> 'started') AS t USING (job_id);
+FROM (
+    SELECT * FROM jobs WHERE event = 'started'
+    QUALIFY row_number() OVER (PARTITION BY job_id ORDER BY jobs.at) = 1
+) AS s
+LEFT JOIN (
+    SELECT * FROM jobs WHERE event <> 'started'
+    QUALIFY row_number() OVER (PARTITION BY job_id ORDER BY sequence DESC NULLS LAST, jobs.at DESC, event DESC) = 1
+) AS t USING (job_id);

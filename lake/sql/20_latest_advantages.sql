@@ -1,10 +1,12 @@
--- latest_advantages: for each (series_id, group_id) the rows of the newest succeeded credit job.
--- A series is one estimator with one set of parameters; several series stand side by side.
+-- latest_advantages: the advantages that count.
+-- Grain: one row per step and series. For each (series_id, group_id) the rows of the newest succeeded credit job; a
+-- series is one estimator with one set of parameters, and several series stand side by side.
+-- Columns: those of `advantages`.
 CREATE VIEW latest_advantages AS
 SELECT a.*
 FROM advantages AS a
 JOIN (
-    SELECT g.series_id, g.group_id, arg_max(g.job_id, (r.ended_at, g.job_id)) AS job_id
+    SELECT g.series_id, g.group_id, arg_max(g.job_id, (coalesce(r.sequence, -1), r.ended_at, g.job_id)) AS job_id
     FROM (SELECT DISTINCT series_id, group_id, job_id FROM advantages) AS g
     JOIN job_runs AS r USING (job_id)
     GROUP BY g.series_id, g.group_id

@@ -1,5 +1,7 @@
--- trained_batches: which episodes each optimizer step saw. A resumed run repeats steps after its last checkpoint under
--- a higher attempt; the newest attempt wins from its first step on.
+-- trained_batches: what each optimizer step saw.
+-- Grain: one row per training job, optimizer step and episode (or span of its steps). A resumed run repeats steps after
+-- its last checkpoint under a higher attempt; the newest attempt wins from its first step on.
+-- Columns: those of `batches`. Episodes that were retracted since are still told: they were trained on.
 CREATE VIEW trained_batches AS
 SELECT b.*
 FROM batches AS b

@@ -1,4 +1,6 @@
--- run_metrics: metrics of each job, the newest attempt winning from its first step on.
+-- run_metrics: the metrics of jobs.
+-- Grain: one row per job, metric and step, the newest attempt winning from its first step on.
+-- Columns: those of `metrics`, and run_id and kind of the job.
 CREATE VIEW run_metrics AS
 SELECT m.*, r.run_id, r.kind
 FROM metrics AS m

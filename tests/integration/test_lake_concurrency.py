@@ -1,5 +1,7 @@
 """Many writers on one lake: processes and threads, creators and readers, none of which knows of the others.
 
+Races over the same records are in test_lake_faults_writers.
+
 1. Nothing is lost and nothing is written twice.
 2. A lake may be created by several processes at the same moment.
 3. A snapshot is consistent: whatever a row in it refers to is in it too, however the tables move while it is taken.
@@ -9,14 +11,12 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import polars as pl
 import pytest
 
 import lake
-from lake.ingest import Report
 from lake.tables import RESOLUTION_ORDER, TABLES
-from testkit.episodes import assert_same, assert_whole, contents, episode, write_lines
+from testkit.episodes import assert_same, assert_whole, contents, episode
 from testkit.full_lake import add_round
 from testkit.processes import Worker, at_the_gate
 
@@ -36,17 +36,6 @@ def test_processes_that_append_at_once_lose_nothing(tmp_path: Path) -> None:
     new = lk.sql("SELECT job_id, count(*) AS n, sum(value) AS new FROM metrics GROUP BY job_id")
     assert (new["n"].to_list(), new["new"].to_list()) == ([5] * 3, [15.0] * 3)
     assert lk.sql("SELECT status FROM job_runs")["status"].to_list() == ["succeeded"] * 3
-
-
-def test_processes_with_the_same_records_write_them_once(tmp_path: Path) -> None:
-    file = write_lines(tmp_path / "file.jsonl", [episode("task", n, steps=1 + n % 4, tokens=True) for n in range(40)])
-    lk = lake.open(tmp_path / "lake", create=True)
-    workers = [Worker("ingest", lk.uri, file, "run", size) for size in (5, 7, 11)]
-    at_the_gate(*workers)
-    reports = [msgspec.json.decode(worker.finish(), type=Report) for worker in workers]
-    assert sum(report.new for report in reports) == 40
-    assert all(report.new + report.present == 40 for report in reports)
-    assert assert_whole(lk.snapshot()) == 40
 
 
 def test_creators_of_one_lake_all_find_it_whole(tmp_path: Path) -> None:

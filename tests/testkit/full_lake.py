@@ -102,10 +102,36 @@ def reject(number: int) -> dict[str, Any]:
     }
 
 
+def span(episode_id: int, group_id: int) -> dict[str, Any]:
+    """A row for `spans`."""
+    return {
+        "episode_id": episode_id,
+        "group_id": group_id,
+        "run_id": "run",
+        "trace_id": "t",
+        "span_id": "s",
+        "kind": "tool",
+        "name": "search",
+    }
+
+
+def judgements(episode_id: int, group_id: int) -> dict[str, dict[str, Any]]:
+    """A row for each of the other judgement tables."""
+    keys = {"episode_id": episode_id, "group_id": group_id, "run_id": "run"}
+    return {
+        "groupings": keys | {"grouping": "half", "collected_group_id": group_id},
+        "selections": keys | {"selection": "short", "kept": False, "filter": "length", "reason": "31 > 30"},
+        "ratios": keys
+        | {"step_index": 0, "encoding_id": 7, "checkpoint": "run/1", "temperature": 1.0, "n_action": 1, "logprobs": [-0.5]},
+        "annotations": keys | {"annotation_id": episode_id, "author": "ann", "label": "good", "at": AT, "text": "yes"},
+    }
+
+
 def add_round(lk: Lake, number: int, *, fail: bool = False) -> None:
     """Episodes, judgements of them, and training on those; the judging job may fail after it has written."""
     with lk.job(kind="collect", run_id="run", parameters={"round": number}) as job:
         job.record([episode(f"task {number}", index, tokens=True) for index in range(2)])
+        job.record([episode(f"task {number}", 9, steps=1), episode(f"task {number}", 9, steps=1, attempt=1)])
         job.write("rejects", pl.DataFrame([reject(number)]))
     tasks = lk.scan("episodes").filter(pl.col("task_id") == f"task {number}").select("episode_id")
     steps = lk.scan("steps").join(tasks, on="episode_id").collect()
@@ -116,6 +142,10 @@ def add_round(lk: Lake, number: int, *, fail: bool = False) -> None:
             job.write("advantages", advantages(half))
             job.write("scores", scores(half))
             job.write("tokens", rendered(half))
+        first = steps.row(0, named=True)
+        job.write("spans", pl.DataFrame([span(first["episode_id"], first["group_id"])]))
+        for name, row in judgements(first["episode_id"], first["group_id"]).items():
+            job.write(name, pl.DataFrame([row]))
         if fail:
             give_up()
     with lk.job(kind="train", run_id="run", parameters={"round": number}) as job:

@@ -1,12 +1,15 @@
-"""The program of `testkit.processes.Worker`: writes to a lake, and dies where it is told to.
+"""What a `testkit.processes.Worker` does: writes to a lake, and is held, stopped or killed where it is told to be.
 
-Nothing shipped is replaced: `crash` wraps methods of this process's own `Store` and kills the process in them.
+Nothing shipped is replaced: a `Fault` wraps methods of this process's own `Store` and strikes beside them.
 """
 
 import os
+import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,49 +17,97 @@ import msgspec
 import polars as pl
 
 import lake
+from lake import Lake
+from lake.errors import ConflictError
 from lake.ingest import ingest
 from lake.store import Store
+from lake.tables import TABLES
+from pipelines.credit import GiGPO
+from pipelines.credit.job import run_credit
+from testkit.clocks import clock_of
 from testkit.episodes import episode
 
+_METHODS = {"commit": ("_commit", 1), "write": ("_write", 0), "create": ("create", None)}
+"""Places of faults: a method of the store, and which of its arguments names the table."""
 
-def gate() -> None:
-    """Wait until the test says go."""
-    print("ready", flush=True)
-    sys.stdin.readline()
+
+@dataclass
+class Fault:
+    """Something that happens to a worker beside one of its steps.
+
+    Args:
+        place: `commit:TABLE` (data files are written, no log names them yet), `write:TABLE` (a data file), or `create`;
+            `commit` alone is every commit.
+        number: of the call, from 1; 0 strikes at each.
+        side: before or after the call.
+        action: kill (SIGKILL to itself), hold (wait at the gate, saying where), or repeat (once more, as a network
+            does that lost the answer).
+    """
+
+    place: str
+    number: int
+    side: str
+    action: str
+    calls: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> "Fault":
+        """From `PLACE NUMBER SIDE ACTION`."""
+        place, number, side, action = text.split()
+        return cls(place, int(number), side, action)
+
+    def arm(self) -> None:
+        """Wrap the method concerned."""
+        kind, _, table = self.place.partition(":")
+        name, position = _METHODS[kind]
+        original = getattr(Store, name)
+
+        def struck(store: Store, *args: Any, **kwargs: Any) -> Any:
+            where = kind if position is None else f"{kind}:{args[position]}"
+            if table and where != self.place:
+                return original(store, *args, **kwargs)
+            self.calls += 1
+            due = self.number in (0, self.calls)
+            if due and self.side == "before":
+                self._strike(where)
+            result = original(store, *args, **kwargs)
+            if due and self.action == "repeat":
+                original(store, *args, **kwargs)
+            elif due and self.side == "after":
+                self._strike(where)
+            return result
+
+        setattr(Store, name, struck)
+
+    def _strike(self, where: str) -> None:
+        if self.action == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        gate(f"{self.side} {where}")
+
+
+def gate(says: str = "ready") -> None:
+    """Wait until the test says go; without a test there is nothing to do."""
+    print(says, flush=True)
+    if not sys.stdin.readline():
+        sys.exit("the test has gone")
+
+
+def opened(uri: str) -> Lake:
+    """The lake, made if need be, with the test's clock if there is one."""
+    clock = clock_of(uri)
+    return lake.open(uri, create=True) if clock is None else lake.open(uri, create=True, clock=clock)
 
 
 def run_ingest(uri: str, path: str, run_id: str, batch_size: str) -> None:
     """Ingest a file and print the report as JSON."""
     gate()
-    report = ingest(lake.open(uri, create=True), path, run_id=run_id, batch_size=int(batch_size))
+    report = ingest(opened(uri), path, run_id=run_id, batch_size=int(batch_size))
     print(msgspec.json.encode(report).decode())
-
-
-def crash(uri: str, path: str, run_id: str, batch_size: str, place: str, number: str, when: str) -> None:
-    """Ingest, and die before or after the n-th call of a method of the store (`append:TABLE`, `append_episodes`)."""
-    method, _, table = place.partition(":")
-    original: Callable[..., Any] = getattr(Store, method)
-    left = int(number)
-
-    def deadly(self: Store, *args: Any, **kwargs: Any) -> Any:
-        nonlocal left
-        if table and args[0] != table:
-            return original(self, *args, **kwargs)
-        left -= 1
-        if left == 0 and when == "before":
-            os.kill(os.getpid(), signal.SIGKILL)
-        result = original(self, *args, **kwargs)
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
-
-    setattr(Store, method, deadly)
-    run_ingest(uri, path, run_id, batch_size)
 
 
 def record(uri: str, name: str, batches: str, size: str) -> None:
     """Record batches of episodes, each with a metric, in one job."""
-    lk = lake.open(uri, create=True)
+    lk = opened(uri)
     gate()
     with lk.job(kind="collect", run_id="run", parameters={"name": name}) as job:
         for number in range(int(batches)):
@@ -75,12 +126,49 @@ def create(*uris: str) -> None:
             job.record([episode(str(os.getpid()))])
 
 
+def credit(uri: str) -> None:
+    """Run the credit job and print its report as JSON."""
+    lk = opened(uri)
+    gate()
+    print(run_credit(lk, GiGPO()).model_dump_json(include={"job_id", "skipped"}))
+
+
+def maintain(uri: str, operation: str, *episode_ids: str) -> None:
+    """Run one operation of maintenance; retract and forget take episode ids."""
+    lk = opened(uri)
+    gate()
+    if operation == "compact":
+        compact(lk)
+    elif operation == "vacuum":
+        lk.vacuum()
+    else:
+        getattr(lk, operation)([int(text) for text in episode_ids], reason="a test")
+
+
+def compact(lk: Lake) -> None:
+    """Compact every table; where another process was quicker, that is that."""
+    for name in TABLES:
+        with suppress(ConflictError):
+            lk.compact(name)
+
+
 COMMANDS: dict[str, Callable[..., None]] = {
     "ingest": run_ingest,
-    "crash": crash,
     "record": record,
     "create": create,
+    "credit": credit,
+    "maintain": maintain,
 }
 
-if __name__ == "__main__":
-    COMMANDS[sys.argv[1]](*sys.argv[2:])
+
+def main(args: Sequence[str]) -> None:
+    """Run a command: the faults, separated by semicolons, then its name and its arguments.
+
+    A fault is a `Fault`, or `fsize BYTES`: no file may become larger.
+    """
+    for text in filter(None, args[0].split(";")):
+        if text.startswith("fsize "):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (int(text.split()[1]),) * 2)
+        else:
+            Fault.parse(text).arm()
+    COMMANDS[args[1]](*args[2:])

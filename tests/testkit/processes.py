@@ -1,14 +1,22 @@
-"""Other processes: the command line, and workers that a test starts, holds at a gate and kills."""
+"""Other processes: the command line, and workers that a test starts, holds at a gate, stops and kills."""
 
+import atexit
+import json
 import os
+import select
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import threading
+import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).resolve().parents[1]
 COMMAND = [sys.executable, "-c", "from lake.cli import main; main()"]
-WORKER = [sys.executable, str(TESTS / "testkit" / "lake_worker.py")]
 _TIMEOUT = 120
 
 
@@ -32,50 +40,133 @@ def trajlake(*args: str | Path, **options: Any) -> subprocess.CompletedProcess[s
     )
 
 
+class _Server:
+    """The process that forks workers (`testkit.worker_server`); it ends when this one does, with all its workers."""
+
+    def __init__(self) -> None:
+        self._connection, far = socket.socketpair()
+        self._lock = threading.Lock()
+        program = [sys.executable, "-m", "testkit.worker_server", str(far.fileno())]
+        # In a session of its own: Ctrl-C is for the test, which then closes the socket.
+        self._process = subprocess.Popen(
+            program,
+            env=environment(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"),
+            pass_fds=[far.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        far.close()
+        self._answers = self._connection.makefile("r")
+
+    def ask(self, descriptors: list[int] | None = None, **request: Any) -> Any:
+        with self._lock:
+            socket.send_fds(self._connection, [json.dumps(request).encode()], descriptors or [])
+            return json.loads(self._answers.readline())
+
+    def close(self) -> None:
+        self._answers.close()
+        self._connection.close()
+        self._process.wait(_TIMEOUT)
+
+
+@cache
+def _server() -> _Server:
+    server = _Server()
+    atexit.register(server.close)
+    return server
+
+
 class Worker:
     """A process running a command of `testkit.lake_worker`; it works once `go` is called.
 
     Args:
         args: the command and its arguments.
+        faults: what happens to it beside its commits: `testkit.lake_worker.Fault`s, separated by semicolons.
     """
 
-    def __init__(self, *args: str | Path | int) -> None:
-        self.process = subprocess.Popen(
-            [*WORKER, *map(str, args)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment(),
-        )
+    def __init__(self, *args: str | Path | int, faults: str = "") -> None:
+        theirs_in, self._stdin = os.pipe()
+        self._stdout, theirs_out = os.pipe()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
+        descriptors = [theirs_in, theirs_out, self._stderr.fileno()]
+        self.pid: int = _server().ask(descriptors, run=[faults, *map(str, args)])
+        os.close(theirs_in)
+        os.close(theirs_out)
+        self._status: int | None = None
+        self._heard = b""
+
+    def hear(self, timeout: float = _TIMEOUT) -> str | None:
+        """The next line it prints; None if it ended."""
+        deadline = time.monotonic() + timeout
+        while b"\n" not in self._heard:
+            ready, _, _ = select.select([self._stdout], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                self.kill()
+                msg = f"worker {self.pid} said nothing for {timeout} s: {self.error}"
+                raise TimeoutError(msg)
+            data = os.read(self._stdout, 1 << 16)
+            if not data:
+                return None
+            self._heard += data
+        line, _, self._heard = self._heard.partition(b"\n")
+        return line.decode()
 
     def wait_until_ready(self) -> None:
-        """Return when it has imported everything and waits at the gate."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line == "ready\n", self.process.communicate(timeout=_TIMEOUT)[1]
+        """Return when it waits at the gate."""
+        line = self.hear()
+        assert line == "ready", f"{line}: {self.error}"
 
     def go(self) -> None:
         """Open the gate once."""
-        assert self.process.stdin is not None
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
+        os.write(self._stdin, b"go\n")
 
     @property
     def running(self) -> bool:
-        """Whether it is still at work."""
-        return self.process.poll() is None
+        """Whether it is still at work, or stopped."""
+        if self._status is None:
+            self._status = _server().ask(wait=self.pid, block=False)
+        return self._status is None
+
+    @property
+    def error(self) -> str:
+        """What it wrote to stderr so far."""
+        # Both ends share the file's position; reading at a place of our own does not move it.
+        return os.pread(self._stderr.fileno(), 1 << 20, 0).decode(errors="backslashreplace")
+
+    def stop(self) -> None:
+        """SIGSTOP: not one more instruction until `resume`."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL, and wait for the end."""
-        self.process.kill()
-        self.process.communicate(timeout=_TIMEOUT)
+        """SIGKILL, unless it has ended, and wait for the end."""
+        if self.running:
+            os.kill(self.pid, signal.SIGKILL)
+            self._status = _server().ask(wait=self.pid, block=True)
+
+    def wait(self) -> int:
+        """Wait for its end; the exit status, or minus the signal that killed it."""
+        while self.hear() is not None:
+            pass
+        if self._status is None:
+            self._status = _server().ask(wait=self.pid, block=True)
+        return self._status
 
     def finish(self) -> str:
         """Wait for a clean end and return what it printed."""
-        out, err = self.process.communicate(timeout=_TIMEOUT)
-        assert self.process.returncode == 0, err
-        return out
+        said = []
+        while (line := self.hear()) is not None:
+            said.append(line)
+        assert self.wait() == 0, self.error
+        return "\n".join(said)
+
+    def __del__(self) -> None:
+        for descriptor in (self._stdin, self._stdout):
+            os.close(descriptor)
+        self._stderr.close()
 
 
 def at_the_gate(*workers: Worker) -> None:

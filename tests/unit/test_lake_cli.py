@@ -25,7 +25,7 @@ from lake import ids
 from lake.cli import main
 from lake.errors import LakeAccessError
 from lake.ingest import ingest
-from lake.store import FORMAT_KEY
+from lake.migrations import FORMAT_KEY
 from lake.tables import TABLES
 from testkit.disks import disk, folder_to_lock, grow, read_only
 from testkit.episodes import assert_whole, episode, line, write_lines

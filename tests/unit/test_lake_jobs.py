@@ -111,14 +111,14 @@ def test_an_interrupted_job_fails_too(lk: Lake) -> None:
 def test_when_not_even_the_terminal_row_can_be_written_the_first_error_is_the_one_shown(
     lk: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise LakeAccessError("the disk is full")
 
     job = lk.job(kind="credit")
     job.__enter__()
     first = LakeAccessError("first")
     with monkeypatch.context() as patch:
-        patch.setattr(lk._store, "append", full)
+        patch.setattr(lk._store, "append_terminal", full)
         assert not job.__exit__(LakeAccessError, first, None), "the error goes on"
     assert "the disk is full" in first.__notes__[0]
     assert run(lk, job)["status"] == "started", "as if it had been killed"
@@ -213,7 +213,7 @@ def test_a_job_that_wrote_nothing_accepts_nothing(lk: Lake) -> None:
 def test_tables_that_are_not_written_this_way_are_refused(lk: Lake, name: str) -> None:
     frame = pl.DataFrame({"episode_id": [1]})
     with (
-        pytest.raises(ContractError, match=f"no table `{name}`; valid: tokens, rejects, scores"),
+        pytest.raises(ContractError, match=f"no table `{name}`; valid: tokens, spans, rejects, retractions, scores"),
         lk.job(kind="x") as job,
     ):
         job.write(name, frame)

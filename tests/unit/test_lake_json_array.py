@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lake import records
 from lake.formats import json_array
 from lake.formats.json_array import Damage, Element, read_array
 
@@ -177,7 +178,7 @@ def test_what_python_cannot_hold_and_does_not_end_is_damage(tmp_path: Path) -> N
 
 
 def test_what_is_handed_back_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_array, "_RAW_LIMIT", 100)
+    monkeypatch.setattr(records, "RAW_LIMIT", 100)
     _, damage = read(tmp_path / "file", "[1, x" + "y" * 1000)
     assert damage is not None
     assert damage.raw.startswith("xyyy")

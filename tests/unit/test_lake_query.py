@@ -1,6 +1,9 @@
 """SQL over a snapshot: one SELECT, inside the lake only, whose ids are the ids of Python."""
 
 import datetime
+import re
+import threading
+import time
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -14,7 +17,8 @@ from hypothesis import strategies as st
 import lake
 from lake import Lake, ids
 from lake.errors import LakeAccessError, QueryError
-from lake.query import Session, shipped_views
+from lake.query import Limits, Session
+from lake.query_views import macros, views
 from lake.tables import TABLES
 from testkit.episodes import episode
 
@@ -65,15 +69,19 @@ def test_whatever_only_reads_is_answered(session: Session, query: str) -> None:
 
 
 def test_every_table_and_every_shipped_view_answers(session: Session) -> None:
-    names = {*TABLES, "job_runs", "latest_advantages", "trained_batches", "run_metrics"}
+    names = {*TABLES, *views()}
     assert set(session.query("SHOW TABLES")["name"]) == names
     for name in names:
         session.query(f"SELECT * FROM {name}")
 
 
 def test_every_shipped_file_says_what_it_is() -> None:
-    assert len(shipped_views()) == 5
-    assert all(text.startswith("-- ") for text in shipped_views())
+    assert len(macros()) == 1
+    assert all(text.startswith("-- ") for text in macros())
+    for name, text in views().items():
+        assert text.startswith(f"-- {name}: "), name
+        assert re.search(r"^-- Grain: one row per ", text, re.M), name
+        assert f"CREATE VIEW {name} AS" in text
 
 
 def test_parameters_are_values_and_never_sql(session: Session) -> None:
@@ -180,7 +188,11 @@ def test_python_variables_are_no_tables(session: Session) -> None:
         ("SELECT ?", [1, 2], "count mismatch"),
         ("SELECT $a", {"b": 1}, "Values were not provided"),
         ("SELECT ?", [object()], "Unable to transform python value"),
-        ("SELECT INTERVAL 1 DAY AS pause", None, "pause month_day_nano_interval); cast it"),
+        ("SELECT INTERVAL 1 MONTH AS pause", None, "months has no fixed length; cast it to VARCHAR"),
+        ("SELECT [INTERVAL 1 DAY] AS pauses", None, "cast it"),
+        ("SELECT at FROM jobs", None, 'write the column "at" in double quotes'),
+        ("SELECT * FROM jobs WHERE at > now()", None, 'write the column "at" in double quotes'),
+        ("SELECT * FROM episodes WHERE episode_id = '0k3'", None, "compare with id('0k3')"),
     ],
 )
 def test_sql_that_cannot_be_run_is_one_line_that_says_where_to_look(
@@ -298,4 +310,16 @@ def test_a_damaged_file_is_a_one_line_error(tmp_path: Path) -> None:
     snapshot = lk.snapshot()
     Path(snapshot.files("steps")[0].path).unlink()
     with pytest.raises(LakeAccessError, match="trajlake doctor"):
-        snapshot.sql("SELECT count(*) FROM episodes")
+        snapshot.sql("SELECT count(*) FROM steps")
+
+
+def test_a_query_opens_no_file_of_a_table_it_does_not_name(tmp_path: Path) -> None:
+    lk = lake.open(tmp_path / "lake", create=True)
+    with lk.job(kind="ingest", run_id="r") as job:
+        job.record([episode("t", 0)])
+    snapshot = lk.snapshot()
+    Path(snapshot.files("steps")[0].path).unlink()
+    assert snapshot.sql("SELECT count(*) FROM episodes").item() == 1
+    assert snapshot.sql("SELECT count(*) FROM groups").item() == 1
+    with pytest.raises(LakeAccessError, match="trajlake doctor"):
+        snapshot.sql("SELECT count(*) FROM trajectory")

@@ -143,6 +143,8 @@ def test_a_seed_is_any_int64(seed: int, fits: bool) -> None:
     ("path", "value", "sentence"),
     [
         ("steps", [], "an episode needs at least one step"),
+        ("task_id", "", "`task_id` is ''; valid: a name that is not blank"),
+        ("task_id", " \t\u3000", "`task_id` is ' \\t\\u3000'; valid: a name that is not blank"),
         ("status", "done", "`status` is 'done'; valid: completed, truncated, aborted, failed"),
         ("relation", "child", "`relation` is 'child'; valid: subagent, fork, continuation, retry"),
         (
@@ -239,7 +241,7 @@ def test_what_is_nested_too_deeply_is_refused() -> None:
         ("root_episode_id", "0123456789ABC"),
         ("status", "truncated"),
         ("relation", "retry"),
-        ("task_id", ""),
+        ("task_id", "0"),
     ],
 )
 def test_what_is_unusual_but_meaningful_passes(path: str, value: Any) -> None:

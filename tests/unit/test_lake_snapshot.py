@@ -68,13 +68,13 @@ def test_an_empty_lake_has_every_table_and_no_rows(empty: Lake) -> None:
 
 
 def test_the_rows_of_a_failed_job_do_not_exist(lk: Lake) -> None:
-    """Three rounds of four steps; the judging job of the second failed."""
+    """Three rounds of three episodes that count; the judging job of the second failed."""
     snapshot = lk.snapshot()
     heights = {name: snapshot.scan(name).collect().height for name in TABLES}
     assert (heights["advantages"], heights["scores"]) == (8, 8)
     assert heights["tokens"] == 12 + 8, "what the engine recorded, and what the jobs that succeeded rendered"
-    assert len(snapshot.dead_write_ids) == 6
-    assert (heights["episodes"], heights["batches"], heights["checkpoints"]) == (6, 3, 3)
+    assert len(snapshot.dead_write_ids) == 11
+    assert (heights["episodes"], heights["batches"], heights["checkpoints"]) == (9, 3, 3)
 
 
 def test_the_same_reject_twice_is_one_row(empty: Lake) -> None:
@@ -127,7 +127,7 @@ def test_a_snapshot_does_not_move(tmp_path: Path) -> None:
     before = everything(snapshot)
     add_round(lk, 1)
     assert_same(everything(snapshot), before)
-    assert snapshot.sql("SELECT count(*) AS n FROM episodes").item() == 2
+    assert snapshot.sql("SELECT count(*) AS n FROM episodes").item() == 3
 
 
 def test_a_version_before_the_jobs_end_does_not_show_its_judgements(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_version_before_the_jobs_end_does_not_show_its_judgements(tmp_path: Pa
     before = lk.at(versions | {"jobs": versions["jobs"] - 3})
     assert before.scan("advantages").collect().is_empty()
     assert before.sql("SELECT count(*) AS n FROM scores").item() == 0
-    assert assert_whole(before) == 2, "episodes need no job's word"
+    assert assert_whole(before) == 3, "episodes need no job's word"
 
 
 def test_it_prints_as_the_mapping_it_is(empty: Lake) -> None:
@@ -190,7 +190,7 @@ def test_a_lake_without_a_table_reads_as_if_it_were_empty_and_writes_make_it(tmp
     assert again.sql("SELECT count(*) AS n FROM scores").item() == 0
     with again.job(kind="collect", run_id="run") as job:
         assert job.record([episode("new", tokens=True)]).new == 1
-    assert assert_whole(again.snapshot()) == 7
+    assert assert_whole(again.snapshot()) == 10
 
 
 @pytest.mark.parametrize("name", ["jobs", "episodes"])

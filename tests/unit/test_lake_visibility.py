@@ -1,5 +1,7 @@
-"""Which files exist for readers, from the log's statistics alone where they say enough."""
+"""Which files exist for readers, from the log's statistics and the file's name alone where they say enough."""
 
+from collections.abc import Set
+from datetime import UTC, datetime
 from pathlib import Path
 
 import polars as pl
@@ -7,56 +9,77 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lake.errors import LakeAccessError
 from lake.store import FileEntry
-from lake.visibility import all_files, visible_files, write_ids
+from lake.visibility import DataFile, all_files, is_clean, visible_files
 
-NOWHERE = "/nowhere/file.parquet"
-
-
-def entry(low: int | None, high: int | None, path: str | Path = NOWHERE) -> FileEntry:
-    return FileEntry(str(path), rows=3, bytes=100, low_write_id=low, high_write_id=high)
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+VERSIONS = {"episodes": 10, "jobs": 20}
 
 
-def stored(path: Path, ids: list[int]) -> FileEntry:
-    """A file with rows of these write attempts, and the statistics that Delta keeps of it."""
-    pl.DataFrame({"write_id": ids}, schema={"write_id": pl.Int64}).write_parquet(path)
-    return entry(min(ids), max(ids), path)
+def entry(low: int | None, high: int | None, name: str = "0123.parquet") -> FileEntry:
+    path = f"/nowhere/{name}"
+    return FileEntry(path, name, 3, 100, AT, {"write_id": low, "run_id": "a"}, {"write_id": high, "run_id": "b"})
 
 
-def test_a_file_of_one_accepted_write_is_whole_and_is_not_opened() -> None:
-    (file,) = visible_files([entry(5, 5)], {5, 6})
-    assert (file.path, file.rows, file.bytes, file.dead) == (NOWHERE, 3, 100, frozenset())
+def never(found: FileEntry) -> frozenset[int]:
+    pytest.fail(f"{found.name} need not be opened")
+
+
+def look(found: FileEntry) -> frozenset[int]:
+    return frozenset(range(found.low["write_id"], found.high["write_id"] + 1))
+
+
+def known(found: FileEntry) -> frozenset[int]:
+    assert found.only_write_id is not None, "the log says it"
+    return frozenset((found.only_write_id,))
+
+
+def visible(entries: list[FileEntry], accepted: Set[int]) -> list[DataFile]:
+    return visible_files(entries, lambda: accepted, VERSIONS, look)
+
+
+def test_a_file_of_one_accepted_write_is_whole() -> None:
+    (file,) = visible_files([entry(5, 5)], lambda: {5, 6}, VERSIONS, known)
+    assert (file.path, file.rows, file.bytes, file.dead, file.write_id) == (
+        "/nowhere/0123.parquet",
+        3,
+        100,
+        frozenset(),
+        5,
+    )
+    assert file.ranges == {"write_id": (5, 5), "run_id": ("a", "b")}
 
 
 def test_a_file_of_one_dead_write_does_not_exist() -> None:
-    assert visible_files([entry(5, 5)], {6}) == []
-    assert visible_files([entry(5, 5)], set()) == []
+    assert visible([entry(5, 5)], {6}) == []
+    assert visible([entry(5, 5)], set()) == []
 
 
 @pytest.mark.parametrize(
     ("accepted", "dead"),
     [({1, 2, 3}, frozenset()), ({1, 3}, {2}), ({2}, {1, 3}), ({1, 2, 3, 4}, frozenset()), ({4}, None), (set(), None)],
 )
-def test_a_file_of_several_writes_is_looked_into(tmp_path: Path, accepted: set[int], dead: set[int] | None) -> None:
+def test_a_file_of_several_writes_is_looked_into(accepted: set[int], dead: set[int] | None) -> None:
     """Write 2 lies between the least and the greatest: statistics alone cannot tell."""
-    files = visible_files([stored(tmp_path / "compacted.parquet", [1, 1, 2, 3])], accepted)
-    assert [file.dead for file in files] == ([] if dead is None else [dead])
+    assert [file.dead for file in visible([entry(1, 3)], accepted)] == ([] if dead is None else [dead])
 
 
-def test_a_file_without_statistics_is_looked_into(tmp_path: Path) -> None:
-    path = tmp_path / "foreign.parquet"
-    stored(path, [7, 7])
-    assert write_ids(entry(None, None, path)) == {7}
+def test_a_file_that_compaction_made_is_whole_without_a_look_or_a_question() -> None:
+    clean = entry(1, 9, "clean-10-20-abc.parquet")
+    (file,) = visible_files([clean], lambda: pytest.fail("nothing has to be known"), VERSIONS, never)
+    assert file.dead == frozenset()
 
 
-@pytest.mark.parametrize("damage", ["missing", "not Parquet"])
-def test_a_file_that_has_to_be_looked_into_and_cannot_is_an_error(tmp_path: Path, damage: str) -> None:
-    path = tmp_path / "gone.parquet"
-    if damage == "not Parquet":
-        path.write_bytes(b"not Parquet at all")
-    with pytest.raises(LakeAccessError, match="trajlake doctor"):
-        visible_files([entry(1, 2, path)], {1})
+@pytest.mark.parametrize("name", ["clean-11-20-abc.parquet", "clean-10-21-abc.parquet"])
+def test_a_file_that_compaction_made_of_rows_younger_than_the_snapshot_is_looked_into(name: str) -> None:
+    assert not is_clean(entry(1, 3, name), VERSIONS)
+    (file,) = visible([entry(1, 3, name)], {1, 2})
+    assert file.dead == {3}
+
+
+def test_an_ordinary_file_says_nothing_about_being_clean() -> None:
+    assert entry(1, 1).clean_since is None
+    assert entry(1, 1, "part-00000-9b2-c000.snappy.parquet").clean_since is None, "as delta-rs and Spark name them"
 
 
 def test_files_of_tables_that_are_always_visible_are_whole() -> None:
@@ -70,12 +93,22 @@ def test_files_of_tables_that_are_always_visible_are_whole() -> None:
 def test_what_is_left_is_what_was_accepted(
     files: list[list[int]], accepted: set[int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """The oracle filters rows one by one."""
+    """The oracle filters rows one by one; files are real, and looked into."""
     folder = tmp_path_factory.mktemp("files")
-    entries = [stored(folder / f"{n}.parquet", ids) for n, ids in enumerate(files)]
+    entries = []
+    for n, ids in enumerate(files):
+        path = folder / f"{n}.parquet"
+        pl.DataFrame({"write_id": ids}, schema={"write_id": pl.Int64}).write_parquet(path)
+        entries.append(
+            FileEntry(str(path), path.name, len(ids), 1, AT, {"write_id": min(ids)}, {"write_id": max(ids)})
+        )
+
+    def read(found: FileEntry) -> frozenset[int]:
+        return frozenset(pl.read_parquet(Path(found.path))["write_id"])
+
     seen = []
-    for file in visible_files(entries, accepted):
+    for file in visible_files(entries, lambda: accepted, VERSIONS, read):
         ids = pl.read_parquet(file.path)["write_id"].to_list()
         seen.append([number for number in ids if number not in file.dead])
     expected = [[number for number in ids if number in accepted] for ids in files]
-    assert seen == [ids for ids in expected if ids]
+    assert seen == [left for left in expected if left]

@@ -43,7 +43,7 @@ class Interrupted(Exception):
 def die_before_episodes(lk: Lake, monkeypatch: pytest.MonkeyPatch, *records: EpisodeRecord) -> None:
     """Commit the children of episodes, and not the episodes."""
 
-    def dead(*_: Any) -> None:
+    def dead(*_: Any, **__: Any) -> None:
         raise Interrupted
 
     with monkeypatch.context() as patch:
@@ -56,10 +56,10 @@ def meanwhile(lk: Lake, monkeypatch: pytest.MonkeyPatch, action: Callable[[], No
     """Let something happen once, after the next children were committed and before their episodes are."""
     commit = lk._store.append_episodes
 
-    def interrupted(*args: Any) -> None:
+    def interrupted(*args: Any, **options: Any) -> None:
         monkeypatch.undo()
         action()
-        commit(*args)
+        commit(*args, **options)
 
     monkeypatch.setattr(lk._store, "append_episodes", interrupted)
 
@@ -230,14 +230,14 @@ def test_a_commit_that_arrived_although_it_was_reported_lost_is_found(
     """An acknowledgement that never came: the writer finds its own episodes there and writes nothing again."""
     commit = lk._store.append_episodes
 
-    def unacknowledged(*args: Any) -> None:
+    def unacknowledged(*args: Any, **options: Any) -> None:
         monkeypatch.undo()
-        commit(*args)
+        commit(*args, **options)
         msg = "timed out"
         raise CommitLostError(msg)
 
     monkeypatch.setattr(lk._store, "append_episodes", unacknowledged)
-    record(lk, episode(tokens=True))
+    assert record(lk, episode(tokens=True)).new == 1
     assert assert_whole(lk.snapshot()) == 1
     assert lk.snapshot().dead_write_ids == frozenset()
 

@@ -1,45 +1,27 @@
-"""Every table of the lake, spelled once.
-
-Facts (`episodes`, `steps`, `tokens`, `rejects`) are appended once and never rewritten. Judgements (`scores`,
-`advantages`) are narrow and keyed, as many series side by side as you like. Lineage (`jobs`, `batches`, `checkpoints`,
-`metrics`) says what made what. NULL means unknown or not scored, never 0. Keys and filtered columns come first: only
-the first 32 columns get file statistics.
-"""
+"""Facts: appended once, never rewritten (compaction and `forget` aside)."""
 
 from lake.columns import Column, Table, Type, Visibility
-
-FORMAT_VERSION = 1
-"""Version of the tables below; written into every Delta table, checked on opening."""
+from lake.tables.common import EPISODE, GROUP, JOB, RUN, STEP, WRITE_ID
 
 STATUSES = ("completed", "truncated", "aborted", "failed")
 RELATIONS = ("subagent", "fork", "continuation", "retry")
-
-_WRITE_ID = Column("write_id", Type.ID, "The write attempt that wrote the row.", required=True)
-_EPISODE = Column("episode_id", Type.ID, "Hash of the group's key and (rollout, attempt, agent).", required=True)
-_STEP = Column("step_index", Type.SMALL_INT, "0, 1, 2, ... within the episode, without gaps.", required=True)
-_GROUP = Column(
-    "group_id", Type.ID, "Siblings from one identical start: hash of (format, run, round, task, seed).", required=True
-)
-_RUN = Column("run_id", Type.WORD, "The run that produced the rollout.", required=True)
-_JOB = Column("job_id", Type.ID, "The job that wrote the row.", required=True)
-_SERIES = Column("series_id", Type.ID, "Hash of the job's kind, parameters and code.", required=True)
-_ATTEMPT = Column("attempt", Type.SMALL_INT, "0, 1, 2, ...: how often the job was started again.", required=True)
 
 EPISODES = Table(
     name="episodes",
     grain="One row per finished rollout.",
     key=("episode_id",),
     visibility=Visibility.ALWAYS,
+    hides_retracted=True,
     sort=("run_id", "group_id", "episode_id"),
     row_bytes=8192,
     columns=(
-        _EPISODE,
-        _GROUP,
-        _RUN,
+        EPISODE,
+        GROUP,
+        RUN,
         Column("task_id", Type.TEXT, "The task, as its source names it.", required=True),
         Column("rollout_index", Type.SMALL_INT, "Number among the siblings.", required=True),
         Column("attempt", Type.SMALL_INT, "0, or how often this rollout was retried.", required=True),
-        _WRITE_ID,
+        WRITE_ID,
         Column("collection_round", Type.SMALL_INT, "Round of an iterated collection; part of the group's key."),
         Column("environment", Type.WORD, "Environment or benchmark."),
         Column("split", Type.WORD, "train, test, ... as the source names it."),
@@ -62,6 +44,7 @@ EPISODES = Table(
         Column("started_at", Type.TIME, "Start of the rollout."),
         Column("ended_at", Type.TIME, "End of the rollout."),
         Column("content_hash", Type.ID, "Hash of the whole record: tells a replay from a conflict.", required=True),
+        Column("blob_ids", Type.IDS, "The blobs that the episode's rows refer to."),
         Column("source_format", Type.WORD, "Format it was read from, or `recorder`.", required=True),
         Column("source_version", Type.WORD, "Version of that format."),
         Column("source_uri", Type.WORD, "Where it was read from."),
@@ -84,14 +67,15 @@ STEPS = Table(
     grain="One row per decision (LLM call).",
     key=("episode_id", "step_index"),
     visibility=Visibility.ACCEPTED,
+    hides_retracted=True,
     sort=("run_id", "group_id", "episode_id", "step_index"),
     row_bytes=2048,
     columns=(
-        _EPISODE,
-        _STEP,
-        _GROUP,
-        _RUN,
-        _WRITE_ID,
+        EPISODE,
+        STEP,
+        GROUP,
+        RUN,
+        WRITE_ID,
         Column("state_hash", Type.ID, "Hash of the exact state text.", required=True),
         Column("reward", Type.FLOAT, "Reward the environment gave for the action; NULL if it gave none."),
         Column("is_action_valid", Type.BOOL, "Well-formed action; NULL counts as valid."),
@@ -123,15 +107,16 @@ TOKENS = Table(
     grain="One row per decision and encoding: the exact tokens around one action.",
     key=("episode_id", "step_index", "encoding_id"),
     visibility=Visibility.ACCEPTED,
+    hides_retracted=True,
     sort=("run_id", "group_id", "episode_id", "encoding_id", "step_index"),
     row_bytes=2048,
     columns=(
-        _EPISODE,
-        _STEP,
+        EPISODE,
+        STEP,
         Column("encoding_id", Type.ID, "Hash of tokenizer, chat template and provenance.", required=True),
-        _GROUP,
-        _RUN,
-        _WRITE_ID,
+        GROUP,
+        RUN,
+        WRITE_ID,
         Column(
             "provenance",
             Type.WORD,
@@ -171,19 +156,25 @@ REJECTS = Table(
     name="rejects",
     grain="One row per input record that could not be taken.",
     key=("reject_id",),
-    visibility=Visibility.SET,
+    visibility=Visibility.ALWAYS,
+    distinct=True,
     sort=("source_uri", "position"),
     row_bytes=2048,
     columns=(
         Column("reject_id", Type.ID, "Hash of (run, source, position, reason, raw text).", required=True),
-        _JOB,
-        _WRITE_ID,
+        JOB,
+        WRITE_ID,
         Column("run_id", Type.WORD, "The run it would have belonged to."),
+        Column("episode_id", Type.ID, "The episode it would have been, if it had a key."),
         Column("source_uri", Type.WORD, "The file.", required=True),
         Column("source_format", Type.WORD, "The format it was read as.", required=True),
         Column("position", Type.INT, "Line number from 1 (JSONL), or index from 0 in an array.", required=True),
         Column(
-            "reason", Type.WORD, "Reason code.", required=True, values=("malformed", "invalid", "conflict", "truncated")
+            "reason",
+            Type.WORD,
+            "Reason code.",
+            required=True,
+            values=("malformed", "invalid", "conflict", "truncated", "forgotten"),
         ),
         Column("message", Type.TEXT, "What is wrong, for a person.", required=True),
         Column("raw", Type.TEXT, "The record's text.", required=True),
@@ -191,169 +182,65 @@ REJECTS = Table(
     ),
 )
 
-SCORES = Table(
-    name="scores",
-    grain="One value a scorer gave to an episode or to a step.",
-    key=("episode_id", "step_index", "scorer", "job_id"),
+SPANS = Table(
+    name="spans",
+    grain="One raw trace event of whatever ran the agent: a prompt, a tool, a reward, coordination, reasoning.",
+    key=("episode_id", "trace_id", "span_id"),
     visibility=Visibility.ACCEPTED,
-    sort=("run_id", "group_id", "episode_id", "step_index"),
-    row_bytes=128,
+    hides_retracted=True,
+    sort=("run_id", "group_id", "episode_id", "started_at"),
+    row_bytes=512,
     columns=(
-        _EPISODE,
-        Column("step_index", Type.SMALL_INT, "The step, or NULL for the whole episode."),
-        _GROUP,
-        _RUN,
-        _JOB,
-        _SERIES,
-        _WRITE_ID,
-        Column("scorer", Type.WORD, "Name of the scorer.", required=True),
-        Column("scorer_version", Type.WORD, "Hash of its code.", required=True),
-        Column("value", Type.FLOAT, "The score; NULL if it could not be given."),
-        Column("isolation", Type.WORD, "Sandbox level it ran under."),
-        Column("reason", Type.TEXT, "The scorer's explanation."),
-        Column("error", Type.TEXT, "Why there is no value."),
-        Column("metrics", Type.JSON, "Components of the score."),
+        EPISODE,
+        GROUP,
+        RUN,
+        WRITE_ID,
+        Column("step_index", Type.SMALL_INT, "The step it belongs to; NULL for the whole episode."),
+        Column("trace_id", Type.TEXT, "The trace, as the tracer named it.", required=True),
+        Column("span_id", Type.TEXT, "The span inside the trace.", required=True),
+        Column("parent_span_id", Type.TEXT, "The span it ran inside of; NULL for a root."),
+        Column("kind", Type.WORD, "prompt, tool, reward, coordination, content, reasoning, ...", required=True),
+        Column("name", Type.WORD, "Name of the operation.", required=True),
+        Column("started_at", Type.TIME, "Start."),
+        Column("ended_at", Type.TIME, "End."),
+        Column("error", Type.TEXT, "Why it failed; NULL if it did not."),
+        Column("attributes", Type.JSON, "Everything else the tracer said."),
     ),
 )
 
-ADVANTAGES = Table(
-    name="advantages",
-    grain="One row per step of every episode a credit job covered.",
-    key=("episode_id", "step_index", "job_id"),
+BLOBS = Table(
+    name="blobs",
+    grain="A payload too big for a row (an image, a list of tools, a long text), stored once and referred to by hash.",
+    key=("blob_id",),
     visibility=Visibility.ACCEPTED,
-    sort=("run_id", "group_id", "episode_id", "step_index"),
-    row_bytes=128,
+    distinct=True,
+    sort=("blob_id",),
+    row_bytes=65536,
     columns=(
-        _EPISODE,
-        _STEP,
-        Column("group_id", Type.ID, "The group the estimator used.", required=True),
-        _RUN,
-        _JOB,
-        _SERIES,
-        _WRITE_ID,
-        Column("defined", Type.BOOL, "advantage is not NULL.", required=True),
-        Column("anchor_key", Type.ID, "Hash of the anchor state."),
-        Column("return_to_go", Type.FLOAT, "Discounted sum of rewards from this step on."),
-        Column("a_episode", Type.FLOAT, "Episode advantage A_E."),
-        Column("a_step", Type.FLOAT, "Step advantage A_S inside the anchor group."),
-        Column("advantage", Type.FLOAT, "The combination; NULL where it cannot be known."),
-        Column("group_size", Type.SMALL_INT, "Scored siblings of the group.", required=True),
-        Column("anchor_size", Type.SMALL_INT, "Rows of the anchor group.", required=True),
-        Column("anchor_episodes", Type.SMALL_INT, "Distinct episodes of the anchor group.", required=True),
-        Column("flags", Type.WORD, "Comma-separated flags, for example dead_group; empty if none.", required=True),
+        Column("blob_id", Type.ID, "First 63 bits of the sha256.", required=True),
+        WRITE_ID,
+        Column("sha256", Type.TEXT, "Of the payload, as 64 hexadecimal digits.", required=True),
+        Column("media_type", Type.WORD, "For example text/plain or image/png.", required=True),
+        Column("n_bytes", Type.INT, "Length of the payload.", required=True),
+        Column("payload", Type.BYTES, "The payload.", required=True),
     ),
 )
 
-JOBS = Table(
-    name="jobs",
-    grain="Two rows per job: started, then exactly one terminal row.",
-    key=("job_id", "event"),
-    visibility=Visibility.ALWAYS,
-    sort=("job_id",),
-    row_bytes=4096,
-    columns=(
-        _JOB,
-        _SERIES,
-        _WRITE_ID,
-        Column("event", Type.WORD, "Which row this is.", required=True, values=("started", "succeeded", "failed")),
-        Column("kind", Type.WORD, "ingest, collect, credit, render, train.", required=True),
-        Column("at", Type.TIME, "When the row was written.", required=True),
-        Column("run_id", Type.WORD, "The run the job produced, if it did."),
-        Column("input_fingerprint", Type.ID, "Hash of everything the job read; equal fingerprints need no second run."),
-        Column("rows_in", Type.INT, "Records or rows read."),
-        Column("rows_out", Type.INT, "Rows written."),
-        Column("rows_dropped", Type.INT, "Rows read and not written."),
-        Column("seconds", Type.FLOAT, "Wall time."),
-        Column("accepted_write_ids", Type.IDS, "Write attempts this terminal row makes visible."),
-        Column("code_hash", Type.WORD, "Hash of the code that decides the result."),
-        Column("package_version", Type.WORD, "Version of trajlake.", required=True),
-        Column("parameters", Type.JSON, "Resolved configuration.", required=True),
-        Column("input_snapshot", Type.JSON, "Table versions read.", required=True),
-        Column("counts", Type.JSON, "Rows by outcome, drops by reason, and figures worth keeping."),
-        Column("error", Type.TEXT, "Why it failed."),
-    ),
-)
-
-BATCHES = Table(
-    name="batches",
-    grain="One row per episode (or span of its steps) that an optimizer step consumed.",
-    key=("job_id", "optimizer_step", "episode_id", "first_step"),
-    visibility=Visibility.ALWAYS,
-    sort=("job_id", "optimizer_step", "episode_id"),
+RETRACTIONS = Table(
+    name="retractions",
+    grain="One episode that readers no longer see: superseded by a retry, taken back by a person, or forgotten.",
+    key=("episode_id",),
+    visibility=Visibility.ACCEPTED,
+    distinct=True,
+    sort=("episode_id",),
     row_bytes=64,
     columns=(
-        _JOB,
-        _ATTEMPT,
-        Column("optimizer_step", Type.INT, "0, 1, 2, ...: the update.", required=True),
-        _EPISODE,
-        Column("first_step", Type.SMALL_INT, "First step of the episode in the update.", required=True),
-        Column("last_step", Type.SMALL_INT, "Last step of the episode in the update.", required=True),
-        Column("action_tokens", Type.INT, "Tokens that carried loss.", required=True),
-        Column("epoch", Type.SMALL_INT, "Pass over the data.", required=True),
-        _WRITE_ID,
+        EPISODE,
+        WRITE_ID,
+        Column("job_id", Type.ID, "The job that took it back; NULL where a retry did."),
+        Column("kind", Type.WORD, "Why.", required=True, values=("superseded", "retracted", "forgotten")),
+        Column("superseded_by", Type.ID, "The episode that replaces it."),
+        Column("at", Type.TIME, "When.", required=True),
+        Column("reason", Type.TEXT, "The reason a person gave."),
     ),
 )
-
-CHECKPOINTS = Table(
-    name="checkpoints",
-    grain="One row per saved state of a training run.",
-    key=("job_id", "optimizer_step", "attempt"),
-    visibility=Visibility.ALWAYS,
-    sort=("job_id", "optimizer_step"),
-    row_bytes=2048,
-    columns=(
-        _JOB,
-        _ATTEMPT,
-        Column("optimizer_step", Type.INT, "Updates done.", required=True),
-        Column("run_id", Type.WORD, "Name of the training run.", required=True),
-        Column("policy_version", Type.INT, "Version of the saved weights.", required=True),
-        Column("uri", Type.TEXT, "Folder of the checkpoint.", required=True),
-        Column("sha256", Type.TEXT, "Over sorted (name, dtype, shape, bytes) of the weights.", required=True),
-        Column("at", Type.TIME, "When it was saved.", required=True),
-        Column("data_snapshot", Type.JSON, "Table versions the run reads.", required=True),
-        Column("cursor", Type.JSON, "Position in the data: epoch, next step, plan hash.", required=True),
-        _WRITE_ID,
-    ),
-)
-
-METRICS = Table(
-    name="metrics",
-    grain="One value of one metric at one step of a job.",
-    key=("job_id", "name", "step"),
-    visibility=Visibility.ALWAYS,
-    sort=("job_id", "name", "step"),
-    row_bytes=64,
-    columns=(
-        _JOB,
-        _ATTEMPT,
-        Column("step", Type.INT, "Optimizer step or iteration.", required=True),
-        Column("name", Type.WORD, "Name of the metric.", required=True),
-        Column("value", Type.FLOAT, "Its value; NULL if it could not be computed."),
-        Column("at", Type.TIME, "When it was written.", required=True),
-        _WRITE_ID,
-    ),
-)
-
-TABLES: dict[str, Table] = {
-    table.name: table
-    for table in (EPISODES, STEPS, TOKENS, REJECTS, SCORES, ADVANTAGES, JOBS, BATCHES, CHECKPOINTS, METRICS)
-}
-"""All tables by name."""
-
-RESOLUTION_ORDER = (
-    "checkpoints",
-    "metrics",
-    "batches",
-    "jobs",
-    "advantages",
-    "scores",
-    "rejects",
-    "episodes",
-    "tokens",
-    "steps",
-)
-"""Order in which a snapshot resolves tables: the reverse of the order in which writers commit, so that whatever a
-resolved row refers to is resolved at a version that holds it."""
-
-ID_COLUMNS = frozenset(c.name for table in TABLES.values() for c in table.columns if c.type in (Type.ID, Type.IDS))
-"""Names of the columns that people see as base32."""

@@ -1,0 +1,72 @@
+"""What changed between two snapshots: episodes that came and went, scores, advantages whose sign flipped.
+
+Advantages are compared within a series (one estimator, one set of parameters, one code): what changed is the data.
+"""
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from lake.snapshot import Snapshot
+
+_ADVANTAGES = """
+SELECT series_id, episode_id, step_index, group_id, run_id, advantage FROM latest_advantages
+"""
+_SCORES = """
+SELECT scorer, scorer_version, episode_id, step_index, run_id, arg_max(value, (coalesce(sequence, -1), ended_at, job_id)) AS value
+FROM scores JOIN job_runs USING (job_id)
+GROUP BY ALL
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Frames of what differs; empty where nothing does."""
+
+    added: pl.DataFrame
+    """Episodes only the second snapshot shows: episode_id, group_id, run_id, task_id, rollout_index, status."""
+    removed: pl.DataFrame
+    """Episodes only the first one shows (retracted or forgotten since), likewise."""
+    scores: pl.DataFrame
+    """Scores that are new, gone or other: scorer, scorer_version, episode_id, step_index, before, after."""
+    flips: pl.DataFrame
+    """Advantages of both whose sign differs: series_id, episode_id, step_index, group_id, run_id, before, after."""
+
+    def summary(self) -> pl.DataFrame:
+        """One row a kind of change: change, rows."""
+        return pl.DataFrame(
+            {
+                "change": ["episodes added", "episodes removed", "scores changed", "advantages whose sign flipped"],
+                "rows": [len(self.added), len(self.removed), len(self.scores), len(self.flips)],
+            }
+        )
+
+
+def difference(before: Snapshot, after: Snapshot) -> Difference:
+    """Compare two snapshots of one lake."""
+    columns = ["episode_id", "group_id", "run_id", "task_id", "rollout_index", "status"]
+    old, new = (side.scan("episodes").select(columns) for side in (before, after))
+    return Difference(
+        added=new.join(old, on="episode_id", how="anti").sort(columns[1:3] + columns[:1]).collect(),
+        removed=old.join(new, on="episode_id", how="anti").sort(columns[1:3] + columns[:1]).collect(),
+        scores=_scores(before, after),
+        flips=_flips(before, after),
+    )
+
+
+def _scores(before: Snapshot, after: Snapshot) -> pl.DataFrame:
+    keys = ["scorer", "scorer_version", "episode_id", "step_index", "run_id"]
+    old, new = (side.sql(_SCORES) for side in (before, after))
+    both = old.rename({"value": "before"}).join(
+        new.rename({"value": "after"}), on=keys, how="full", coalesce=True, nulls_equal=True
+    )
+    return both.filter(pl.col("before").ne_missing(pl.col("after"))).sort(keys, nulls_last=True)
+
+
+def _flips(before: Snapshot, after: Snapshot) -> pl.DataFrame:
+    keys = ["series_id", "episode_id", "step_index"]
+    old, new = (side.sql(_ADVANTAGES) for side in (before, after))
+    both = old.select(*keys, pl.col("advantage").alias("before")).join(
+        new.rename({"advantage": "after"}), on=keys, how="inner"
+    )
+    return both.filter(pl.col("before").sign() != pl.col("after").sign()).sort(keys)

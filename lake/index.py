@@ -1,0 +1,99 @@
+"""Which episodes a lake holds: what a writer looks up before it commits.
+
+Brought up to date from the files added since the last look, and kept as a few sorted runs that are merged when they
+grow alike (a log-structured merge), so a batch costs what it brings, not what is there: 100 bytes an episode in
+memory, logarithmic time a lookup.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from lake.reading import collected, scan
+from lake.store import Store
+from lake.tables import EPISODES, RETRACTIONS
+
+_COLUMNS = ("episode_id", "content_hash", "group_id", "rollout_index", "agent_id", "attempt")
+
+
+@dataclass(slots=True)
+class _Run:
+    """Rows sorted by episode_id, and their order by group_id."""
+
+    rows_E: pl.DataFrame
+    by_group_E: np.ndarray
+
+    @classmethod
+    def of(cls, rows: pl.DataFrame) -> "_Run":
+        rows_E = rows.unique("episode_id").sort("episode_id")
+        return cls(rows_E, rows_E["group_id"].to_numpy().argsort(kind="stable"))
+
+    def episodes(self, ids: np.ndarray) -> pl.DataFrame:
+        have_E = self.rows_E["episode_id"].to_numpy()
+        place = np.searchsorted(have_E, ids)
+        place = place[place < len(have_E)]
+        return self.rows_E[np.unique(place)].filter(pl.col("episode_id").is_in(ids))
+
+    def groups(self, ids: np.ndarray) -> pl.DataFrame:
+        sorted_E = self.rows_E["group_id"].to_numpy()[self.by_group_E]
+        low, high = np.searchsorted(sorted_E, ids, "left"), np.searchsorted(sorted_E, ids, "right")
+        places = [self.by_group_E[a:b] for a, b in zip(low, high, strict=True) if b > a]
+        return self.rows_E[np.concatenate(places)] if places else self.rows_E.clear()
+
+
+class EpisodeIndex:
+    """The episodes of a lake by id and by group, and the ids that were forgotten.
+
+    Args:
+        store: the lake's tables.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        schema = EPISODES.polars()
+        self._nothing = pl.DataFrame(schema={name: schema[name] for name in _COLUMNS})
+        self._runs: list[_Run] = []
+        self._seen: set[str] = set()
+        self._forgotten: set[int] = set()
+
+    def refresh(self) -> int:
+        """Bring the index to the newest version of `episodes`, and return that version.
+
+        Raises:
+            LakeAccessError: a file is missing or damaged.
+        """
+        options = self._store.objects.polars_options
+        version, entries = self._store.files(EPISODES.name)
+        if added := [entry.path for entry in entries if entry.path not in self._seen]:
+            self._runs.append(_Run.of(collected(scan(added, EPISODES, options).select(_COLUMNS))))
+            self._merge()
+        # Second: whoever forgets an episode says so here before it is gone there.
+        _, entries = self._store.files(RETRACTIONS.name)
+        if fresh := [entry.path for entry in entries if entry.path not in self._seen]:
+            rows = scan(fresh, RETRACTIONS, options).filter(pl.col("kind") == "forgotten").select("episode_id")
+            self._forgotten.update(collected(rows)["episode_id"])
+        self._seen.update(added, fresh)
+        return version
+
+    def contents(self, episode_ids: Iterable[int]) -> dict[int, int]:
+        """Content hash of those that are present."""
+        wanted = np.unique(np.fromiter(episode_ids, np.int64))
+        found = pl.concat([self._nothing, *(run.episodes(wanted) for run in self._runs)])
+        return dict(zip(found["episode_id"], found["content_hash"], strict=True))
+
+    def of_groups(self, group_ids: Iterable[int]) -> pl.DataFrame:
+        """Episodes of some groups: episode_id, content_hash, group_id, rollout_index, agent_id, attempt."""
+        wanted = np.unique(np.fromiter(group_ids, np.int64))
+        return pl.concat([self._nothing, *(run.groups(wanted) for run in self._runs)]).unique("episode_id")
+
+    def is_forgotten(self, episode_id: int) -> bool:
+        """Whether the episode was erased and must not come back."""
+        return episode_id in self._forgotten
+
+    def _merge(self) -> None:
+        """Keep every run at least twice as long as the next."""
+        while len(self._runs) > 1 and self._runs[-2].rows_E.height < 2 * self._runs[-1].rows_E.height:
+            last, before = self._runs.pop(), self._runs.pop()
+            self._runs.append(_Run.of(pl.concat([before.rows_E, last.rows_E])))

@@ -1,0 +1,75 @@
+"""Formats of stored lakes: which there were, and how a lake of an older one becomes one of the newest.
+
+A lake of an older format is read as it is: tables it lacks are empty, columns it lacks are NULL. The first write
+brings its tables up to date, one after the other, each in commits that change metadata only, so a migration that is
+killed is finished by the next writer, and pinned snapshots stay as they were.
+
+Format 1: ten tables. Format 2: `spans`, `blobs`, `retractions`, `groupings`, `selections`, `ratios`, `annotations`;
+`episodes.blob_ids`, `rejects.episode_id`; file statistics for keys only.
+"""
+
+from collections.abc import Callable
+
+from deltalake import DeltaTable, Schema
+from deltalake.exceptions import CommitFailedError
+
+from lake.columns import Table
+from lake.errors import LakeVersionError, NotALakeError
+from lake.tables import FORMAT_VERSION
+
+FORMAT_KEY = "trajlake.formatVersion"
+CONFIGURATION = {
+    FORMAT_KEY: str(FORMAT_VERSION),
+    # The default forgets versions after 30 days; a pinned snapshot must open years later.
+    "delta.logRetentionDuration": "interval 36500 days",
+}
+"""Table properties of the newest format."""
+
+
+def require_known(handle: DeltaTable, place: str) -> int:
+    """The format version of a table.
+
+    Raises:
+        LakeVersionError: newer than this package.
+        NotALakeError: a Delta table that is not ours.
+    """
+    found = handle.metadata().configuration.get(FORMAT_KEY, "")
+    if not found.isdecimal():
+        msg = f"{place} is a Delta table, but not of a lake: it names no {FORMAT_KEY}"
+        raise NotALakeError(msg)
+    if int(found) > FORMAT_VERSION:
+        msg = (
+            f"{place} has format version {found}; this trajlake reads up to {FORMAT_VERSION}. Install a newer "
+            "trajlake: pip install --upgrade trajlake"
+        )
+        raise LakeVersionError(msg)
+    return int(found)
+
+
+def migrate(opened: Callable[[], DeltaTable], table: Table) -> bool:
+    """Bring one table to the newest format; does nothing if it is there, or if another process is first.
+
+    Args:
+        opened: gives a fresh handle of the table.
+        table: what it is to become.
+
+    Returns:
+        Whether the table was of an older format.
+    """
+    old = False
+    while True:
+        handle = opened()
+        if require_known(handle, f"table `{table.name}`") == FORMAT_VERSION:
+            return old
+        old = True
+        wanted = Schema.from_arrow(table.arrow())
+        have = {field.name for field in handle.schema().fields}
+        try:
+            if missing := [field for field in wanted.fields if field.name not in have]:
+                handle.alter.add_columns(missing)
+            handle.alter.set_table_properties(
+                CONFIGURATION | {"delta.dataSkippingStatsColumns": ",".join(table.statistics)},
+                raise_if_not_exists=False,
+            )
+        except CommitFailedError:
+            continue

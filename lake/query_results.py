@@ -1,0 +1,115 @@
+"""What a query gives back: Arrow as Polars and people can use it, and DuckDB's errors as one helpful line."""
+
+import re
+from collections.abc import Iterable
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+
+from lake.errors import QueryError
+
+_NAMES = "`trajlake tables --columns` lists tables, views and columns"
+_ID = re.compile(r"Could not convert string '([^']*)' to INT(64|128)")
+_NEAR = re.compile(r'syntax error at or near "([^"]*)"')
+
+
+def one_line(error: BaseException) -> str:
+    """The first paragraph of an error's text, on one line."""
+    return " ".join(str(error).partition("\n\n")[0].split())
+
+
+def query_error(error: Exception, query: str) -> QueryError:
+    """What DuckDB says of a query, with a hint where one helps."""
+    text = one_line(error)
+    hint = ""
+    if isinstance(error, (duckdb.CatalogException, duckdb.BinderException)):
+        hint = _NAMES
+    elif (near := _NEAR.search(text)) and re.search(rf'(?i)(?<![\w."])at\s*{re.escape(near[1])}', query):
+        hint = 'AT is a word of SQL: write the column "at" in double quotes, or table.at'
+    elif (found := _ID.search(text)) and found[1]:
+        hint = f"an id is a number here: compare with id('{found[1]}')"
+    return QueryError(f"{text} ({hint})" if hint else text)
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """A result's schema with columns of one name numbered, and intervals as durations.
+
+    Raises:
+        QueryError: intervals inside lists or structs, which nothing downstream can hold.
+    """
+    for field in schema:
+        if "interval" in str(field.type) and not pa.types.is_interval(field.type):
+            msg = f"column {field.name} holds INTERVALs inside {field.type}; cast it, for example to VARCHAR"
+            raise QueryError(msg)
+    names = distinct_names(schema.names)
+    return pa.schema(
+        pa.field(name, pa.duration("us") if pa.types.is_interval(field.type) else field.type)
+        for name, field in zip(names, schema, strict=True)
+    )
+
+
+def plain_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """A batch of a result under its `plain_schema`.
+
+    Raises:
+        QueryError: an interval with months, which have no fixed length.
+    """
+    arrays = [_duration(column) if pa.types.is_interval(column.type) else column for column in batch.columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def plain_table(table: pa.Table) -> pa.Table:
+    """A whole result under its `plain_schema`.
+
+    Raises:
+        QueryError: an interval with months, which have no fixed length.
+    """
+    schema = plain_schema(table.schema)
+    if schema == table.schema:
+        return table
+    return pa.Table.from_batches([plain_batch(batch, schema) for batch in table.to_batches()], schema)
+
+
+def frame(table: pa.Table) -> pl.DataFrame:
+    """A result as Polars has it; sums of integers are int64 if they fit.
+
+    Raises:
+        QueryError: a column of a type that Polars has not, or an interval with months.
+    """
+    try:
+        found = pl.from_arrow(plain_table(table))
+    except pl.exceptions.PolarsError as error:
+        types = ", ".join(f"{field.name} {field.type}" for field in table.schema)
+        msg = f"a column has a type that cannot be returned ({types}); cast it, for example to VARCHAR"
+        raise QueryError(msg) from error
+    assert isinstance(found, pl.DataFrame)
+    for name, dtype in found.schema.items():
+        if isinstance(dtype, pl.Decimal) and dtype.scale == 0:
+            narrow = found[name].cast(pl.Int64, strict=False)
+            if narrow.null_count() == found[name].null_count():
+                found = found.with_columns(narrow)
+    return found
+
+
+def distinct_names(names: Iterable[str]) -> list[str]:
+    """Names with repeats numbered: a, a_1, a_2."""
+    names = list(names)
+    distinct: dict[str, None] = {}
+    for name in names:
+        number, new = 0, name
+        while new in distinct or (number and new in names):
+            number += 1
+            new = f"{name}_{number}"
+        distinct[new] = None
+    return list(distinct)
+
+
+def _duration(intervals: pa.Array) -> pa.Array:
+    """Days of 24 hours and microseconds; DuckDB keeps months apart."""
+    values = intervals.to_pylist()
+    if any(value is not None and value.months for value in values):
+        msg = "an INTERVAL with months has no fixed length; cast it to VARCHAR, or subtract two times"
+        raise QueryError(msg)
+    micros = [None if v is None else v.days * 86_400_000_000 + v.nanoseconds // 1000 for v in values]
+    return pa.array(micros, pa.duration("us"))

@@ -1,0 +1,285 @@
+"""One episode to read: everything known about it in one structure, and that structure as text for a terminal.
+
+What a model or an environment wrote is hostile text: no control character of it reaches the terminal.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import polars as pl
+
+from lake import ids
+from lake.errors import UsageError
+
+Row = dict[str, Any]
+_CUT_CHARACTERS = 600
+_CUT_LINES = 12
+_EPISODE = """
+    SELECT episode_id, group_id, run_id, task_id, rollout_index, attempt, environment, split, policy, policy_version,
+           status, stop_reason, error, env_return, num_steps, prompt_tokens, completion_tokens, seed, started_at,
+           ended_at, relation, parent_episode_id, source_format, source_id, initial_messages, final_observation
+    FROM episodes WHERE episode_id = $episode
+"""
+_STEPS = """
+    SELECT step_index, state_role, state, reasoning, action, tool_calls, reward, is_action_valid, is_active, trainable,
+           is_copied_context, state_is_error, policy_version, finish_reason
+    FROM steps WHERE episode_id = $episode ORDER BY step_index
+"""
+_CREDIT = """
+    SELECT a.series_id, a.job_id, j.ended_at, j.parameters
+    FROM (SELECT DISTINCT series_id, job_id FROM latest_advantages WHERE episode_id = $episode) AS a
+    JOIN job_runs AS j USING (job_id) ORDER BY j.ended_at DESC, a.job_id
+"""
+_ADVANTAGES = """
+    SELECT step_index, return_to_go, a_episode, a_step, advantage, group_size, anchor_size, anchor_episodes, flags
+    FROM advantages WHERE episode_id = $episode AND job_id = $job
+"""
+_SCORES = """
+    SELECT step_index, scorer, value, reason, error FROM latest_scores WHERE episode_id = $episode
+    ORDER BY step_index NULLS FIRST, scorer, series_id
+"""
+_ANNOTATIONS = """
+    SELECT step_index, author, label, value, text FROM latest_annotations WHERE episode_id = $episode
+    ORDER BY step_index NULLS FIRST, label, author
+"""
+
+
+class Reads(Protocol):
+    """What answers SQL: a snapshot, or a locked reader of one."""
+
+    def sql(self, query: str, params: Any = None) -> pl.DataFrame:
+        """Rows of one SELECT."""
+        ...
+
+
+def find(lake: Reads, wanted: str) -> int:
+    """The episode that people mean by an id or by the beginning of one.
+
+    Raises:
+        UsageError: no such episode, several, or one that was retracted.
+    """
+    text = wanted.strip().lower()
+    rest = ids.TEXT_LENGTH - len(text)
+    low, high = text + "0" * rest, text + ids.ALPHABET[-1] * rest
+    if not text or not ids.is_text(low):
+        msg = f"{wanted!r} is no episode id: it has {ids.TEXT_LENGTH} characters of {ids.ALPHABET}, or is the beginning of one"
+        raise UsageError(msg)
+    between = {"low": ids.from_text(low), "high": ids.from_text(high)}
+    where = "WHERE episode_id BETWEEN $low AND $high ORDER BY episode_id LIMIT 6"
+    found = lake.sql(f"SELECT episode_id FROM episodes {where}", between)["episode_id"].to_list()
+    if len(found) > 1:
+        shown = ", ".join(map(ids.to_text, found[:5])) + (", ..." if len(found) > 5 else "")
+        msg = f"{wanted!r} begins several episodes ({shown}); write more of it"
+        raise UsageError(msg)
+    if found:
+        return int(found[0])
+    gone = lake.sql(f"SELECT episode_id, kind, superseded_by, reason FROM retractions {where}", between)
+    if gone.height:
+        row = gone.row(0, named=True)
+        instead = f"; {ids.to_text(row['superseded_by'])} took its place" if row["superseded_by"] is not None else ""
+        why = f" ({printable(row['reason'])})" if row["reason"] else ""
+        msg = f"episode {ids.to_text(row['episode_id'])} is {row['kind']}{why}{instead}; an older snapshot may still show it"
+        raise UsageError(msg)
+    msg = f"no episode begins with {wanted!r}; `trajlake sql 'SELECT episode_id, run_id, task_id FROM episodes'` lists them"
+    raise UsageError(msg)
+
+
+def gather(lake: Reads, episode_id: int, series: int | None = None) -> Row:
+    """Everything known about an episode.
+
+    Args:
+        lake: what to read.
+        episode_id: of a visible episode.
+        series: credit series whose advantages are shown; None takes the one computed last.
+
+    Returns:
+        episode (its row), credit (series_id, job_id, ended_at, parameters of the series shown, others: how many more
+        there are; None if no credit job covered the episode), scores and annotations of the episode, and steps: a list
+        of rows with the step, its return_to_go, a_episode, a_step, advantage, flags (NULL without credit), scores and
+        annotations.
+
+    Raises:
+        UsageError: no such credit series.
+    """
+    asked = {"episode": episode_id}
+    episode = lake.sql(_EPISODE, asked).row(0, named=True)
+    credit = _chosen(lake.sql(_CREDIT, asked), series)
+    advantages: dict[int, Row] = {}
+    if credit is not None:
+        rows = lake.sql(_ADVANTAGES, asked | {"job": credit["job_id"]}).to_dicts()
+        advantages = {row.pop("step_index"): row for row in rows}
+    scores, annotations = lake.sql(_SCORES, asked).to_dicts(), lake.sql(_ANNOTATIONS, asked).to_dicts()
+    unknown: Row = dict.fromkeys(("return_to_go", "a_episode", "a_step", "advantage", "flags"))
+    steps = [
+        step
+        | (advantages.get(step["step_index"]) or unknown)
+        | {"scores": _of(scores, step["step_index"]), "annotations": _of(annotations, step["step_index"])}
+        for step in lake.sql(_STEPS, asked).to_dicts()
+    ]
+    return {
+        "episode": episode,
+        "credit": credit,
+        "scores": _of(scores, None),
+        "annotations": _of(annotations, None),
+        "steps": steps,
+    }
+
+
+def _chosen(found: pl.DataFrame, series: int | None) -> Row | None:
+    rows = found.to_dicts()
+    if series is not None and series not in [row["series_id"] for row in rows]:
+        known = ", ".join(ids.to_text(row["series_id"]) for row in rows) or "none covered it"
+        msg = f"no credit series {ids.to_text(series)} covers this episode; its series: {known}"
+        raise UsageError(msg)
+    for row in rows:
+        if series in (None, row["series_id"]):
+            return row | {"others": len(rows) - 1}
+    return None
+
+
+def _of(rows: list[Row], step_index: int | None) -> list[Row]:
+    return [{k: v for k, v in row.items() if k != "step_index"} for row in rows if row["step_index"] == step_index]
+
+
+# ---------------------------------------------------------------- as text
+
+
+def lines(told: Row, *, full: bool = False) -> Iterator[tuple[str, str]]:
+    """An episode as (style, line): styles of rich, lines without control characters.
+
+    Args:
+        told: from `gather`.
+        full: do not cut long texts.
+    """
+    episode = told["episode"]
+    yield "bold", _head(episode)
+    if episode["error"]:
+        yield from _block("error", episode["error"], full=full)
+    if (credit := told["credit"]) is not None:
+        more = f", {credit['others']} more series (--series)" if credit["others"] else ""
+        series, job = ids.to_text(credit["series_id"]), ids.to_text(credit["job_id"])
+        yield "dim", f"credit: series {series}, job {job}, {credit['ended_at']:%Y-%m-%d %H:%M:%S}{more}"
+    yield from _judgements(told)
+    for step in told["steps"]:
+        yield "", ""
+        yield "bold cyan", _step_head(step)
+        role = f"state ({step['state_role']})" if step["state_role"] else "state"
+        yield from _block(role, step["state"], full=full)
+        yield from _block("reasoning", step["reasoning"], full=full, style="italic")
+        yield from _block("action", step["action"], full=full, style="green")
+        for call in tool_calls(step["tool_calls"]):
+            yield from _block("tool call", call, full=full, style="green")
+        yield from _judgements(step)
+    last = [message for message in _parsed(episode["final_observation"]) if isinstance(message, dict)]
+    if last:
+        yield "", ""
+        yield "bold cyan", "after the last step"
+    for message in last:
+        yield from _block(f"{message.get('role') or 'message'}", _text(message.get("content")), full=full)
+
+
+def printable(text: str) -> str:
+    """A text with every character that could steer a terminal replaced; line ends stay."""
+    plain = text.replace("\r\n", "\n").replace("\t", "    ")
+    return "".join(c if c == "\n" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in plain)
+
+
+def tool_calls(text: str | None) -> list[str]:
+    """Tool calls as `name(arguments)`; what has no such form, as it is."""
+    shown = []
+    for call in _parsed(text):
+        inner = call.get("function", call) if isinstance(call, dict) else call
+        if isinstance(inner, dict) and isinstance(inner.get("name"), str):
+            shown.append(f"{inner['name']}({_text(inner.get('arguments'))})")
+        else:
+            shown.append(_text(call))
+    return shown
+
+
+def _head(episode: Row) -> str:
+    parts = [
+        f"episode {ids.to_text(episode['episode_id'])}",
+        f"run {episode['run_id']}",
+        f"task {episode['task_id']}",
+        f"group {ids.to_text(episode['group_id'])}",
+        f"rollout {episode['rollout_index']}" + (f" (attempt {episode['attempt']})" if episode["attempt"] else ""),
+        episode["status"] + (f" ({episode['stop_reason']})" if episode["stop_reason"] else ""),
+        f"return {number(episode['env_return'])}",
+        f"{episode['num_steps']} steps",
+    ]
+    return _one_line("   ".join(parts))
+
+
+def _step_head(step: Row) -> str:
+    figures = {
+        "reward": step["reward"],
+        "return-to-go": step["return_to_go"],
+        "A_E": step["a_episode"],
+        "A_S": step["a_step"],
+        "A": step["advantage"],
+    }
+    parts = [f"step {step['step_index']}", *(f"{name} {number(value)}" for name, value in figures.items())]
+    if flags := _flags(step):
+        parts.append(f"[{', '.join(flags)}]")
+    return _one_line("   ".join(parts))
+
+
+def _flags(step: Row) -> list[str]:
+    flags = [flag for flag in (step["flags"] or "").split(",") if flag]
+    marks = {
+        "invalid action": step["is_action_valid"] is False,
+        "error state": bool(step["state_is_error"]),
+        "not active": not step["is_active"],
+        "not trainable": not step["trainable"],
+        "copied context": step["is_copied_context"],
+    }
+    return flags + [name for name, holds in marks.items() if holds]
+
+
+def _judgements(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for score in told["scores"]:
+        why = score["error"] or score["reason"]
+        text = f"score {score['scorer']}: {number(score['value'])}" + (f" ({why})" if why else "")
+        yield "yellow", _one_line(text)
+    for note in told["annotations"]:
+        said = [number(note["value"])] if note["value"] is not None else []
+        said += [note["text"]] if note["text"] else []
+        yield "magenta", _one_line(f"{note['label']} by {note['author']}: {', '.join(said)}")
+
+
+def number(value: float | None) -> str:
+    """A number for a person; unknown is a dash, never 0."""
+    return "-" if value is None else f"{value:.6g}"
+
+
+def _one_line(text: str) -> str:
+    return printable(text).replace("\n", " ")
+
+
+def _block(label: str, text: str | None, *, full: bool, style: str = "") -> Iterator[tuple[str, str]]:
+    if not text:
+        return
+    shown = printable(text)
+    cut = shown if full else "\n".join(shown[:_CUT_CHARACTERS].splitlines()[:_CUT_LINES])
+    rest = len(shown) - len(cut)
+    yield "dim", f"  {_one_line(label)}:"
+    for line in cut.splitlines():
+        yield style, f"    {line}"
+    if rest > 0:
+        yield "dim", f"    ... {rest:,} more characters (--full)"
+
+
+def _parsed(text: str | None) -> list[Any]:
+    """A JSON list; one value as a list of it; what is no JSON, as text."""
+    if not text:
+        return []
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return [text]
+    return found if isinstance(found, list) else [found]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

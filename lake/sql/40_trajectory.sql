@@ -1,0 +1,35 @@
+-- trajectory: an episode as it is read.
+-- Grain: one row per decision. ORDER BY episode_id, step_index gives reading order.
+-- Columns: the episode (run_id, task_id, group_id, rollout_index, status, env_return, num_steps), the decision (state,
+-- reasoning, action, tool_calls and what is known of them), reward_so_far (sum of the known rewards up to this step,
+-- NULL while none is known), is_last (the episode's last decision; what came after it is episodes.final_observation).
+CREATE VIEW trajectory AS
+SELECT
+    s.episode_id,
+    s.step_index,
+    e.run_id,
+    e.task_id,
+    e.group_id,
+    e.rollout_index,
+    e.status,
+    e.env_return,
+    e.num_steps,
+    s.state_role,
+    s.state,
+    s.reasoning,
+    s.action,
+    s.tool_calls,
+    s.reward,
+    sum(s.reward) OVER (
+        PARTITION BY s.episode_id ORDER BY s.step_index ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW
+    ) AS reward_so_far,
+    s.step_index = e.num_steps - 1 AS is_last,
+    s.is_action_valid,
+    s.is_active,
+    s.state_is_error,
+    s.finish_reason,
+    s.policy_version,
+    s.started_at,
+    s.latency
+FROM steps AS s
+JOIN episodes AS e ON e.episode_id = s.episode_id;

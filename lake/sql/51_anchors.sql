@@ -1,0 +1,49 @@
+-- anchors: the states that siblings share, where GiGPO compares steps.
+-- Grain: one row per credit job, group and anchor.
+-- Columns: size (steps in the anchor), episodes (that passed it), mean_return_to_go, sd_return_to_go (sample deviation,
+-- NULL below two), states (distinct texts: more than one where the anchor key leaves something out), actions (distinct
+-- actions taken there, tool calls included), top_action_share (of the most frequent one: 1 means that the anchor has
+-- nothing to compare), error_share (states known to be error texts: likely a false anchor), mean_step_index.
+CREATE VIEW anchors AS
+WITH visits AS (
+    SELECT
+        a.job_id,
+        a.series_id,
+        a.group_id,
+        a.run_id,
+        a.anchor_key,
+        a.episode_id,
+        a.step_index,
+        a.return_to_go,
+        s.state_hash,
+        s.state_is_error,
+        (s.action, s.tool_calls) AS choice
+    FROM advantages AS a
+    JOIN steps AS s ON s.episode_id = a.episode_id AND s.step_index = a.step_index
+    WHERE a.anchor_key IS NOT NULL
+),
+
+choices AS (
+    SELECT job_id, group_id, anchor_key, max(n) / sum(n) AS top_action_share
+    FROM (SELECT job_id, group_id, anchor_key, count(*) AS n FROM visits GROUP BY job_id, group_id, anchor_key, choice)
+    GROUP BY job_id, group_id, anchor_key
+)
+
+SELECT
+    v.job_id,
+    any_value(v.series_id) AS series_id,
+    v.group_id,
+    any_value(v.run_id) AS run_id,
+    v.anchor_key,
+    count(*) AS size,
+    count(DISTINCT v.episode_id) AS episodes,
+    avg(v.return_to_go) AS mean_return_to_go,
+    stddev_samp(v.return_to_go) AS sd_return_to_go,
+    count(DISTINCT v.state_hash) AS states,
+    count(DISTINCT v.choice) AS actions,
+    any_value(c.top_action_share) AS top_action_share,
+    count(*) FILTER (v.state_is_error) / count(*) AS error_share,
+    avg(v.step_index) AS mean_step_index
+FROM visits AS v
+JOIN choices AS c USING (job_id, group_id, anchor_key)
+GROUP BY v.job_id, v.group_id, v.anchor_key;

@@ -1,0 +1,100 @@
+"""Every table of the lake, spelled once.
+
+Facts (`episodes`, `steps`, `tokens`, `spans`, `blobs`, `rejects`, `retractions`) are appended once and never rewritten,
+compaction and `forget` aside. Judgements are narrow and keyed. Lineage says what made what. NULL means unknown or not
+scored, never 0. Keys and filtered columns come first.
+"""
+
+from lake.columns import Table, Type
+from lake.tables.facts import (
+    BLOBS,
+    EPISODES,
+    REJECTS,
+    RELATIONS,
+    RETRACTIONS,
+    SPANS,
+    STATUSES,
+    STEPS,
+    TOKENS,
+)
+from lake.tables.judgements import ADVANTAGES, ANNOTATIONS, GROUPINGS, RATIOS, SCORES, SELECTIONS
+from lake.tables.lineage import BATCHES, CHECKPOINTS, JOBS, METRICS
+
+__all__ = [
+    "ADVANTAGES",
+    "ANNOTATIONS",
+    "BATCHES",
+    "BLOBS",
+    "CHECKPOINTS",
+    "EPISODES",
+    "FORMAT_VERSION",
+    "GROUPINGS",
+    "ID_COLUMNS",
+    "JOBS",
+    "METRICS",
+    "RATIOS",
+    "REJECTS",
+    "RELATIONS",
+    "RESOLUTION_ORDER",
+    "RETRACTIONS",
+    "SCORES",
+    "SELECTIONS",
+    "SPANS",
+    "STATUSES",
+    "STEPS",
+    "TABLES",
+    "TOKENS",
+]
+
+FORMAT_VERSION = 2
+"""Version of the tables; written into every Delta table, checked on opening, raised by `lake.migrations`."""
+
+TABLES: dict[str, Table] = {
+    table.name: table
+    for table in (
+        EPISODES,
+        STEPS,
+        TOKENS,
+        SPANS,
+        BLOBS,
+        REJECTS,
+        RETRACTIONS,
+        SCORES,
+        ADVANTAGES,
+        GROUPINGS,
+        SELECTIONS,
+        RATIOS,
+        ANNOTATIONS,
+        JOBS,
+        BATCHES,
+        CHECKPOINTS,
+        METRICS,
+    )
+}
+"""All tables by name."""
+
+RESOLUTION_ORDER = (
+    "checkpoints",
+    "metrics",
+    "batches",
+    "jobs",
+    "annotations",
+    "ratios",
+    "selections",
+    "groupings",
+    "advantages",
+    "scores",
+    "rejects",
+    "episodes",
+    "retractions",
+    "blobs",
+    "spans",
+    "tokens",
+    "steps",
+)
+"""Order in which a snapshot resolves tables: the reverse of the order in which writers commit, so that whatever a
+resolved row refers to is resolved at a version that holds it. Retractions come after episodes: the one that a retry
+brings carries the retry's write_id, and commits before it."""
+
+ID_COLUMNS = frozenset(c.name for table in TABLES.values() for c in table.columns if c.type in (Type.ID, Type.IDS))
+"""Names of the columns that people see as base32."""

@@ -1,0 +1,145 @@
+"""Vacuum: what nobody can see any more leaves the disk, and nothing else.
+
+Kept are the files of the newest versions, of every version that was the newest within the retention, and of every
+pinned version. What remains and is older than the retention goes: files that compaction replaced, and orphans of
+writers that were killed. Before that, rows of dead writes (committed, but never accepted) are taken out of the tables.
+
+A writer that was stopped in between loses nothing: the fences make its next compare-and-swap fail, and it looks again
+at what is there (`lake.writer`, `Job`); a file of its own that is gone is written again (`Store`).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import polars as pl
+import pyarrow as pa
+
+from lake.columns import Visibility
+from lake.errors import UsageError
+from lake.pins import Pins
+from lake.snapshot import Snapshot
+from lake.sorting import ordered_rows
+from lake.store import FileEntry, Store
+from lake.tables import TABLES
+from lake.visibility import is_clean
+
+RETENTION = timedelta(days=7)
+"""How long files stay after nobody refers to them, and dead writes after they were written."""
+_LONGEST_JOB = timedelta(days=30)
+"""Rows of a job without a terminal row are its own for so long."""
+
+
+@dataclass(slots=True)
+class Vacuumed:
+    """What vacuum did to a table."""
+
+    table: str
+    dead_files: int = 0
+    """Files with rows of dead writes that were taken out of the table."""
+    deleted_files: int = 0
+    deleted_bytes: int = 0
+    kept_for_pins: int = 0
+    """Files that only a named snapshot or a lease still needs."""
+
+
+def vacuum(store: Store, *, retention: timedelta = RETENTION, dry_run: bool = False) -> list[Vacuumed]:
+    """Drop dead writes and delete files that nobody needs.
+
+    Args:
+        store: the lake's tables.
+        retention: how long what is not needed stays; at least an hour.
+        dry_run: say what would be deleted, and change nothing.
+
+    Raises:
+        UsageError: a retention below an hour.
+        LakeAccessError: a pin is damaged.
+    """
+    if retention < timedelta(hours=1):
+        msg = f"a retention of {retention} would take files from under running readers; valid: an hour or more"
+        raise UsageError(msg)
+    cutoff = store.clock() - retention
+    done = {name: Vacuumed(name) for name in TABLES}
+    if not dry_run:
+        for name, count in drop_dead(store, cutoff).items():
+            done[name].dead_files = count
+    pins = Pins(store).active()
+    for name in TABLES:
+        _delete(store, done[name], cutoff, [pin.versions.get(name, -1) for pin in pins], dry_run=dry_run)
+    return list(done.values())
+
+
+def drop_dead(store: Store, cutoff: datetime) -> dict[str, int]:
+    """Take rows of dead writes out of the tables; files a table.
+
+    The order is what makes it safe: first the files are listed, then whoever is about to accept some of them is made
+    to look again, and only then it is asked which are accepted.
+    """
+    suspects = {name: _suspects(store, name, cutoff) for name, table in TABLES.items() if _can_be_dead(table.name)}
+    if not any(suspects.values()):
+        return {}
+    store.fence("episodes")
+    store.fence("jobs")
+    snapshot = Snapshot(store)
+    running = _running_jobs(snapshot, store.clock())
+    dropped = {}
+    for name, entries in suspects.items():
+        dead = [
+            entry
+            for entry in entries
+            if not is_clean(entry, snapshot.versions)
+            and entry.low.get("job_id") not in running
+            and snapshot.write_ids(entry) - snapshot.accepted_write_ids
+        ]
+        version, live = store.files(name)
+        dead = [entry for entry in dead if entry.name in {other.name for other in live}]
+        if dead:
+            store.rewrite(name, version, dead, _survivors(store, snapshot, name, dead), operation="drop dead writes")
+            dropped[name] = len(dead)
+    return dropped
+
+
+def _survivors(store: Store, snapshot: Snapshot, name: str, entries: list[FileEntry]) -> Iterable[pa.Table]:
+    """Accepted rows of files that hold dead ones too: only other tools than ours mix them."""
+    mixed = [entry for entry in entries if snapshot.write_ids(entry) & snapshot.accepted_write_ids]
+    if not mixed:
+        return ()
+    dead = frozenset().union(*map(snapshot.write_ids, mixed)) - snapshot.accepted_write_ids
+    where = f"write_id NOT IN ({', '.join(map(str, sorted(dead)))})"
+    return ordered_rows(store.objects, mixed, TABLES[name], where=where)
+
+
+def _can_be_dead(name: str) -> bool:
+    return TABLES[name].visibility is Visibility.ACCEPTED
+
+
+def _suspects(store: Store, name: str, cutoff: datetime) -> list[FileEntry]:
+    return [entry for entry in store.files(name)[1] if entry.written_at < cutoff]
+
+
+def _running_jobs(snapshot: Snapshot, now: datetime) -> frozenset[int]:
+    """Jobs that may still end: no terminal row, and not too old."""
+    jobs = snapshot.scan("jobs").select("job_id", "event", "at").collect()
+    ended = jobs.filter(pl.col("event") != "started")["job_id"]
+    young = jobs.filter((pl.col("event") == "started") & (pl.col("at") > now - _LONGEST_JOB))
+    return frozenset(young.filter(~pl.col("job_id").is_in(ended.implode()))["job_id"])
+
+
+def _delete(store: Store, done: Vacuumed, cutoff: datetime, pinned: list[int], *, dry_run: bool) -> None:
+    """Delete a table's files that are old and that nobody needs."""
+    name = done.table
+    found = [entry for entry in store.objects.list(name, staging=True) if "/_delta_log/" not in entry.path]
+    version, entries = store.files(name)
+    if version == -1:
+        return
+    _, within = store.files(name, store.version_at(name, cutoff))
+    needed = {f"{name}/{entry.name}" for entry in (*entries, *within)}
+    held = {f"{name}/{entry.name}" for v in set(pinned) for entry in store.files(name, v)[1]}
+    old = [entry for entry in found if entry.modified < cutoff and entry.path not in needed]
+    gone = [entry for entry in old if entry.path not in held]
+    done.kept_for_pins = len(old) - len(gone)
+    done.deleted_files = len(gone)
+    done.deleted_bytes = sum(entry.bytes for entry in gone)
+    if not dry_run:
+        store.objects.delete([entry.path for entry in gone])
+

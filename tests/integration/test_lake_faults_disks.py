@@ -1,0 +1,99 @@
+"""A disk that fills up, or a limit on the size of a file, in the middle of a write: room is made, and it is run again.
+
+Whatever the write had committed is whole, the rest is not visible, the error says what to do, and the same command
+finishes once there is room, in the process that failed as well as in another.
+"""
+
+import os
+import random
+from pathlib import Path
+
+import lake
+from lake import Lake
+from lake.errors import LakeAccessError
+from lake.ingest import ingest
+from testkit.disks import disk, grow
+from testkit.fault_log import Faults, seeded
+from testkit.fault_model import Truth, accounted, harm, rollouts, view, write_file
+from testkit.processes import Worker, at_the_gate
+
+ROOM = "64m"
+PER_ROUND = 24
+
+
+def used(path: Path) -> int:
+    """Bytes in use on a file system."""
+    found = os.statvfs(path)
+    return (found.f_blocks - found.f_bfree) * found.f_frsize
+
+
+def fill_up(lk: Lake, file: Path, rng: random.Random) -> bool:
+    """Ingest on a disk that is too small, here or in another process; whether it failed, as it should say."""
+    batch_size = rng.randint(1, 8)
+    said = ""
+    if rng.random() < 0.5:
+        try:
+            ingest(lk, file, run_id="run", batch_size=batch_size)
+        except LakeAccessError as error:
+            said = str(error)
+    else:
+        worker = Worker("ingest", lk.uri, file, "run", batch_size)
+        at_the_gate(worker)
+        if worker.wait() != 0:
+            said = worker.error
+    assert not said or "the disk is full" in said
+    return bool(said)
+
+
+@seeded()
+def test_the_disk_fills_up_in_the_middle_of_an_ingest(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    failures = 0
+    with disk(tmp_path / "disk", ROOM) as place, Faults() as faults:
+        lk, truth = lake.open(place / "lake", create=True), Truth()
+        for number in range(4):
+            records = rollouts(rng, f"round {number}", PER_ROUND)
+            file, _ = write_file(tmp_path / f"{number}.jsonl", records, rng)
+            truth.offer(records)
+            grow(place, str(used(place) + rng.randrange(4096, 250_000)))
+            if fill_up(lk, file, rng):
+                failures += 1
+                faults.inject("disk full in the middle of an ingest")
+            seen = view(lk.snapshot())
+            faults.found(harm(seen, truth))
+            truth.saw(seen)
+            grow(place, ROOM)
+            report = ingest(lk, file, run_id="run", batch_size=rng.randint(1, PER_ROUND))
+            assert report.new + report.present == PER_ROUND
+            truth.took(records)
+            faults.found(harm(view(lk.snapshot()), truth))
+        accounted(lk)
+    assert failures, "the disk was never too small"
+
+
+@seeded()
+def test_a_file_becomes_too_large_in_the_middle_of_an_ingest(tmp_path: Path, seed: int) -> None:
+    """As under a quota: small batches fit, then one does not."""
+    rng = random.Random(seed)
+    lk, truth = lake.open(tmp_path / "lake", create=True), Truth()
+    records = rollouts(rng, "small", 6)
+    large = rollouts(rng, "large", 2)
+    for record in large:
+        record.steps[0].state += rng.randbytes(60_000).hex()
+    records += large
+    file, _ = write_file(tmp_path / "file.jsonl", records, rng)
+    truth.offer(records)
+    worker = Worker("ingest", lk.uri, file, "run", rng.randint(1, 3), faults="fsize 30000")
+    at_the_gate(worker)
+    with Faults() as faults:
+        assert worker.wait() == 1
+        assert "the disk is full" in worker.error
+        faults.inject("file larger than the limit in the middle of an ingest")
+        seen = view(lk.snapshot())
+        faults.found(harm(seen, truth))
+        assert 0 < len(seen.episodes) < len(records)
+        truth.saw(seen)
+        ingest(lk, file, run_id="run")
+        truth.took(records)
+        faults.found(harm(view(lk.snapshot()), truth))
+        accounted(lk)

@@ -1,0 +1,115 @@
+"""Ingest killed with SIGKILL, at random moments and between chosen commits, then replayed otherwise than before.
+
+After every kill: nothing half visible, nothing twice, what was visible still is. Then the batch comes again, in another
+batch size and partly resampled (the same keys, other content). What had become visible stands and its resampled twin
+becomes a reject `conflict`; what had not takes what came. In the end every key stands once and every record is
+accounted for.
+"""
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+import lake
+from lake import EpisodeRecord, Lake
+from lake.ingest import ingest
+from testkit.fault_log import Faults
+from testkit.fault_model import Truth, accounted, conflicts, content, harm, key, resampled, rollouts, view, write_file
+from testkit.processes import Worker, at_the_gate
+
+PER_ROUND = 16
+ROUNDS_PER_LAKE = 10
+BETWEEN = "kill -9 between the children's commits and the episodes' commit"
+BESIDE = "kill -9 beside a commit"
+RANDOM = "kill -9 at a random moment"
+PLACES = [
+    "commit:jobs 1 after",
+    "commit:tokens {n} after",
+    "commit:steps {n} before",
+    "commit:rejects 1 after",
+    "commit:episodes {n} after",
+    "commit:jobs 2 before",
+]
+
+
+@pytest.fixture(scope="module")
+def seconds(tmp_path_factory: pytest.TempPathFactory) -> float:
+    """How long an undisturbed round takes from the gate to its end, here and now."""
+    folder = tmp_path_factory.mktemp("timed")
+    rng = random.Random(0)
+    file, _ = write_file(folder / "file.jsonl", rollouts(rng, "timed", PER_ROUND), rng)
+    lk = lake.open(folder / "lake", create=True)
+    worker = Worker("ingest", lk.uri, file, "run", 4)
+    at_the_gate(worker)
+    began = time.monotonic()
+    worker.finish()
+    return time.monotonic() - began
+
+
+def kill_one(lk: Lake, file: Path, batch_size: int, rng: random.Random, seconds: float) -> str:
+    """Start an ingest and kill it somewhere; what was done to it."""
+    kind = rng.choice([RANDOM, RANDOM, BETWEEN, BESIDE])
+    commit = rng.randint(1, max(1, PER_ROUND // batch_size))
+    place = {RANDOM: "", BETWEEN: f"commit:episodes {commit} before", BESIDE: rng.choice(PLACES).format(n=commit)}[kind]
+    worker = Worker("ingest", lk.uri, file, "run", batch_size, faults=f"{place} kill" if place else "")
+    at_the_gate(worker)
+    if kind == RANDOM:
+        time.sleep(rng.random() * seconds)
+        worker.kill()
+    else:
+        # Without a bad line there is no commit of `rejects` to die after.
+        assert worker.wait() == -9 or "rejects" in place, worker.error
+    return kind
+
+
+def replay(lk: Lake, records: list[EpisodeRecord], folder: Path, truth: Truth, rng: random.Random) -> None:
+    """The round again: half of it resampled, then as it was, each in a batch size of its own."""
+    twins = [resampled(record, rng) if rng.random() < 0.5 else record for record in records]
+    for number, again in enumerate((twins, records)):
+        standing = dict(truth.stands)
+        known = [standing.get(key(record)) for record in again]
+        file, bad = write_file(folder / f"again{number}.jsonl", again, rng)
+        report = ingest(lk, file, run_id="run", batch_size=rng.randint(1, PER_ROUND))
+        assert report.records == len(again) + bad
+        assert report.new == known.count(None)
+        assert report.present == sum(text == content(record) for text, record in zip(known, again, strict=True))
+        assert report.rejected == report.records - report.new - report.present
+        turned_away = {
+            (key(record), content(record))
+            for text, record in zip(known, again, strict=True)
+            if text not in (None, content(record))
+        }
+        assert turned_away <= conflicts(lk)
+        truth.took(again)
+
+
+def kill_and_replay(folder: Path, seed: int, kills: int, seconds: float) -> None:
+    rng = random.Random(seed)
+    with Faults() as faults:
+        for number in range(kills):
+            if number % ROUNDS_PER_LAKE == 0:
+                lk, truth = lake.open(folder / f"lake{number}", create=True), Truth()
+            records = rollouts(rng, f"round {number}", PER_ROUND)
+            file, _ = write_file(folder / f"round{number}.jsonl", records, rng)
+            truth.offer(records)
+            faults.inject(kill_one(lk, file, rng.randint(1, 8), rng, seconds))
+            seen = view(lk.snapshot())
+            faults.found(harm(seen, truth))
+            truth.saw(seen)
+            replay(lk, records, folder, truth, rng)
+            faults.inject("resampled content under a key that is present")
+            faults.found(harm(view(lk.snapshot()), truth))
+            accounted(lk)
+
+
+@pytest.mark.parametrize("seed", [0])
+def test_killed_eight_times_and_replayed(tmp_path: Path, seed: int, seconds: float) -> None:
+    kill_and_replay(tmp_path, seed, 8, seconds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 21))
+def test_killed_thirty_times_and_replayed(tmp_path: Path, seed: int, seconds: float) -> None:
+    kill_and_replay(tmp_path, seed, 30, seconds)

@@ -1,0 +1,149 @@
+"""Compaction, vacuum, retraction and erasure beside four writers, each killed at random moments and run again.
+
+The writers must not notice. A named snapshot taken before shows to the end what it showed (erased episodes aside); what
+was retracted is gone for readers, what was forgotten is gone from every table; everything else stands once.
+"""
+
+import random
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import lake
+from lake import EpisodeRecord, Lake
+from lake.ingest import ingest
+from lake.tables import TABLES
+from testkit.fault_log import Faults, seeded
+from testkit.fault_model import Key, Truth, View, accounted, harm, key, rollouts, view, write_file
+from testkit.processes import Worker, at_the_gate
+
+BEFORE = 16
+OPERATIONS = ["compact", "vacuum", "retract", "forget"]
+
+
+def filled(lk: Lake, folder: Path, rng: random.Random, truth: Truth) -> list[EpisodeRecord]:
+    """Episodes that are there before the writers come, in small commits, and twice as leftovers of killed writers."""
+    records = rollouts(rng, "before", BEFORE)
+    file, _ = write_file(folder / "before.jsonl", records, rng)
+    for place in ("commit:steps", "commit:episodes"):
+        worker = Worker("ingest", lk.uri, file, "run", BEFORE, faults=f"{place} 1 before kill")
+        at_the_gate(worker)
+        assert worker.wait() == -9
+    ingest(lk, file, run_id="run", batch_size=3)
+    truth.took(records)
+    return records
+
+
+def targets(lk: Lake, rng: random.Random) -> dict[Key, int]:
+    """Some of the episodes that are there: key -> id."""
+    rows = lk.scan("episodes").select("task_id", "rollout_index", "attempt", "episode_id").collect().sort("task_id")
+    return {(task, rollout, attempt): number for task, rollout, attempt, number in rng.sample(rows.rows(), 4)}
+
+
+def writers(lk: Lake, folder: Path, rng: random.Random, truth: Truth, shared: list[EpisodeRecord]) -> list[Worker]:
+    """Four processes; their files hold what is new, and some of what is there."""
+    started = []
+    for number in range(4):
+        records = rollouts(rng, f"writer {number}", 12) + rng.sample(shared, 4)
+        rng.shuffle(records)
+        truth.offer(records)
+        file, _ = write_file(folder / f"writer{number}.jsonl", records, rng)
+        started.append(Worker("ingest", lk.uri, file, "run", rng.randint(1, 4)))
+    return started
+
+
+def looked_at(lk: Lake, truth: Truth, maybe_gone: dict[Key, int], faults: Faults) -> View:
+    """Nothing half visible; what was visible stays, unless it is being taken away."""
+    seen = view(lk.snapshot())
+    known = Truth(truth.offered, {name: text for name, text in truth.stands.items() if name not in maybe_gone})
+    faults.found(harm(seen, known))
+    truth.saw(seen)
+    return seen
+
+
+def killed_again_and_again(
+    lk: Lake, operation: str, ids: list[int], busy: list[Worker], rng: random.Random, faults: Faults
+) -> None:
+    """Run an operation beside the writers until they are done, and kill it each time, somewhere."""
+    while any(worker.running for worker in busy):
+        forced = f"commit {rng.randint(1, 6)} {rng.choice(['before', 'after'])} kill" if rng.random() < 0.5 else ""
+        worker = Worker("maintain", lk.uri, operation, *ids, faults=forced)
+        at_the_gate(worker)
+        time.sleep(rng.random() * 0.5)
+        worker.kill()
+        faults.inject(f"{operation} killed beside 4 writers")
+
+
+def holding(lk: Lake, ids: list[int]) -> list[str]:
+    """Data files of the lake, live or not, with rows of some episodes; torn ones cannot be read by anybody."""
+    found = []
+    for name, table in TABLES.items():
+        # Who was forgotten is remembered in `retractions`; what they were is not.
+        if "episode_id" in table.names and name != "retractions":
+            for file in Path(lk.uri, name).rglob("*.parquet"):
+                with suppress(pl.exceptions.ComputeError):
+                    if pl.read_parquet(file, columns=["episode_id"])["episode_id"].is_in(ids).any():
+                        found.append(f"{name}/{file.name}")
+    return found
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@seeded()
+def test_maintenance_killed_beside_four_writers(tmp_path: Path, seed: int, operation: str) -> None:
+    rng = random.Random(seed)
+    lk, truth = lake.open(tmp_path / "lake", create=True), Truth()
+    before = filled(lk, tmp_path, rng, truth)
+    lk.name_snapshot("before")
+    shown = view(lk.at("before"))
+    chosen = targets(lk, rng) if operation in ("retract", "forget") else {}
+    busy = writers(lk, tmp_path, rng, truth, before)
+    with Faults() as faults:
+        at_the_gate(*busy)
+        killed_again_and_again(lk, operation, list(chosen.values()), busy, rng, faults)
+        for worker in busy:
+            worker.finish()
+        looked_at(lk, truth, chosen, faults)
+        last = Worker("maintain", lk.uri, operation, *chosen.values())
+        at_the_gate(last)
+        last.finish()
+        seen = view(lk.snapshot())
+        faults.found(harm(seen, truth, gone=chosen))
+        assert set(seen.episodes) == set(truth.offered) - set(chosen)
+        accounted(lk)
+        if operation == "forget":
+            assert holding(lk, list(chosen.values())) == []
+        else:
+            assert view(lk.at("before")) == shown
+        assert {key(record) for record in before} - set(chosen) <= set(seen.episodes)
+
+
+@seeded(5)
+def test_all_of_it_at_once(tmp_path: Path, seed: int) -> None:
+    """Every operation in turn beside the writers, none of them killed: whoever loses a race runs again."""
+    rng = random.Random(seed)
+    lk, truth = lake.open(tmp_path / "lake", create=True), Truth()
+    before = filled(lk, tmp_path, rng, truth)
+    chosen = targets(lk, rng)
+    retracted, forgotten = dict(list(chosen.items())[:2]), dict(list(chosen.items())[2:])
+    busy = writers(lk, tmp_path, rng, truth, before)
+    with Faults() as faults:
+        at_the_gate(*busy)
+        faults.inject("compact, vacuum, retract and forget at once beside 4 writers")
+        at_work = [
+            Worker("maintain", lk.uri, "compact"),
+            Worker("maintain", lk.uri, "vacuum"),
+            Worker("maintain", lk.uri, "retract", *retracted.values()),
+            Worker("maintain", lk.uri, "forget", *forgotten.values()),
+        ]
+        at_the_gate(*at_work)
+        while any(worker.running for worker in (*busy, *at_work)):
+            looked_at(lk, truth, chosen, faults)
+            time.sleep(0.05)
+        for worker in (*busy, *at_work):
+            worker.finish()
+        faults.found(harm(view(lk.snapshot()), truth, gone=chosen))
+        assert holding(lk, list(forgotten.values())) == []
+        accounted(lk)

@@ -1,0 +1,120 @@
+"""Four and eight writers at once, and three processes that race over overlapping files.
+
+While they write, snapshots are taken and looked through; what one showed, every later one shows. Afterwards each
+record stands once, in whichever batch of whichever process it won, and each process accounts for all it was given.
+"""
+
+import random
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import lake
+from lake import EpisodeRecord, Lake
+from lake.ingest import Report, ingest
+from testkit.fault_log import Faults, seeded
+from testkit.fault_model import Truth, accounted, conflicts, content, harm, key, resampled, rollouts, view, write_file
+from testkit.processes import Worker, at_the_gate
+
+OWN = 8
+SHARED = 8
+"""Episodes of a writer's own, and those that all of them have."""
+
+
+def watched(lk: Lake, workers: list[Worker], truth: Truth, faults: Faults) -> int:
+    """Take snapshots until all workers are done; how many different ones were seen."""
+    sizes = set()
+    while any(worker.running for worker in workers):
+        seen = view(lk.snapshot())
+        faults.found(harm(seen, truth))
+        truth.saw(seen)
+        sizes.add(len(seen.episodes))
+        time.sleep(0.05)  # the workers need the machine, too
+    return len(sizes)
+
+
+def reports(workers: list[Worker]) -> list[Report]:
+    """What each worker accounts for."""
+    found = [msgspec.json.decode(worker.finish(), type=Report) for worker in workers]
+    for report in found:
+        assert report.records == report.new + report.present + report.rejected
+    return found
+
+
+def settled(lk: Lake, offered: list[list[EpisodeRecord]], truth: Truth, faults: Faults) -> None:
+    """Of each key one of the offered contents stands, and every other one was turned away."""
+    seen = view(lk.snapshot())
+    truth.saw(seen)
+    faults.found(harm(seen, truth))
+    assert set(seen.episodes) == {key(record) for records in offered for record in records}
+    lost_races = {
+        (key(record), content(record))
+        for records in offered
+        for record in records
+        if seen.episodes[key(record)] != content(record)
+    }
+    assert conflicts(lk) == lost_races
+    accounted(lk)
+
+
+@pytest.mark.parametrize("writers", [4, 8])
+@seeded()
+def test_writers_at_once(tmp_path: Path, seed: int, writers: int) -> None:
+    """Each has a file of its own and one that all share, so that some batches are disjoint and some collide."""
+    rng = random.Random(seed)
+    lk, truth = lake.open(tmp_path / "lake", create=True), Truth()
+    shared = rollouts(rng, "shared", SHARED)
+    workers, offered, bad_lines = [], [], 0
+    for number in range(writers):
+        records = rollouts(rng, f"own {number}", OWN) + shared
+        rng.shuffle(records)
+        file, bad = write_file(tmp_path / f"{number}.jsonl", records, rng)
+        truth.offer(records)
+        offered.append(records)
+        bad_lines += bad
+        workers.append(Worker("ingest", lk.uri, file, "run", rng.randint(3, 8)))
+    with Faults() as faults:
+        faults.inject(f"{writers} writers at once")
+        at_the_gate(*workers)
+        watched(lk, workers, truth, faults)
+        found = reports(workers)
+        assert sum(report.new for report in found) == writers * OWN + SHARED
+        assert sum(report.present for report in found) == (writers - 1) * SHARED
+        assert sum(report.rejected for report in found) == bad_lines
+        settled(lk, offered, truth, faults)
+
+
+def race(folder: Path, seed: int, *, killed: bool) -> None:
+    """Three processes, three batch sizes, two files that overlap; of the overlap some is resampled in one of them."""
+    rng = random.Random(seed)
+    lk, truth = lake.open(folder / "lake", create=True), Truth()
+    common = rollouts(rng, "common", 16)
+    one = rollouts(rng, "one", 12) + common
+    two = [resampled(record, rng) if rng.random() < 0.3 else record for record in common] + rollouts(rng, "two", 12)
+    offered = [one, two, one]
+    files = [write_file(folder / f"{n}.jsonl", records, rng)[0] for n, records in enumerate(offered)]
+    truth.offer(one + two)
+    workers = [Worker("ingest", lk.uri, file, "run", rng.randint(2, 9)) for file in files]
+    with Faults() as faults:
+        faults.inject("overlapping files raced by three processes")
+        at_the_gate(*workers)
+        if killed:
+            watched_once = view(lk.snapshot())
+            faults.found(harm(watched_once, truth))
+            workers[0].kill()
+            faults.inject("kill -9 of one of three racing processes")
+        watched(lk, workers, truth, faults)
+        found = reports(workers[killed:])
+        if killed:
+            found.append(ingest(lk, files[0], run_id="run", batch_size=17))
+        else:
+            assert sum(report.new for report in found) == len(truth.offered)
+        settled(lk, offered, truth, faults)
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["all finish", "one killed"])
+@seeded()
+def test_overlapping_files_raced_by_three_processes(tmp_path: Path, seed: int, killed: bool) -> None:
+    race(tmp_path, seed, killed=killed)

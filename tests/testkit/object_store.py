@@ -1,0 +1,150 @@
+"""An S3 server on this machine (moto), and endpoints that fail as real ones do.
+
+`from testkit.object_store import s3_server, s3` gives a test module a server of its own and each test a new bucket.
+"""
+
+import itertools
+import logging
+import socket
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+SECRET = "tl+SECRET/do-not-print-9f3a"
+"""The secret key of every test: no byte of it may be found in a lake or in what a process prints."""
+
+_NUMBERS = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Store:
+    """A bucket on a server, and how to reach it.
+
+    Attributes:
+        endpoint: http://127.0.0.1:PORT.
+        bucket: its name.
+        root: a URI for a lake in it.
+        options: storage options that reach it.
+    """
+
+    endpoint: str
+    bucket: str
+
+    @property
+    def root(self) -> str:
+        return f"s3://{self.bucket}/some/lake"
+
+    @property
+    def options(self) -> dict[str, str]:
+        return options(self.endpoint)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The same options, as a process finds them in its environment."""
+        return {name.upper(): value for name, value in self.options.items()}
+
+
+def options(endpoint: str) -> dict[str, str]:
+    """Storage options for an endpoint; nobody is asked for credentials, the instance's metadata server included."""
+    return {
+        "aws_endpoint_url": endpoint,
+        "aws_allow_http": "true",
+        "aws_region": "us-east-1",
+        "aws_access_key_id": "AKIATESTTESTTEST",
+        "aws_secret_access_key": SECRET,
+        "aws_metadata_endpoint": "http://127.0.0.1:9",
+    }
+
+
+@pytest.fixture(scope="module")
+def s3_server() -> Iterator[str]:
+    """The endpoint of a fresh S3 server."""
+    pytest.importorskip("moto", reason="moto is not installed: pip install 'trajlake[dev]'")
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line for every request
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        yield f"http://{host}:{port}"
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def s3(s3_server: str) -> Store:
+    """A new bucket."""
+    return new_bucket(s3_server)
+
+
+def new_bucket(endpoint: str) -> Store:
+    """A bucket that nobody has used."""
+    store = Store(endpoint, f"bucket-{next(_NUMBERS)}")
+    with urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{store.bucket}", method="PUT")) as answer:
+        assert answer.status == 200
+    return store
+
+
+@contextmanager
+def answering(reply: Callable[[BaseHTTPRequestHandler, bytes], None]) -> Iterator[str]:
+    """An HTTP endpoint that lets a function answer, given the request and its body."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            reply(self, self.rfile.read(int(self.headers.get("Content-Length") or 0)))
+
+        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = answer
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def send(request: BaseHTTPRequestHandler, status: int, body: bytes = b"", **headers: str) -> None:
+    """Answer a request."""
+    request.send_response(status)
+    for name, value in {"Content-Length": str(len(body)), **headers}.items():
+        request.send_header(name, value)
+    request.end_headers()
+    if request.command != "HEAD":
+        request.wfile.write(body)
+
+
+def refusal(status: int, code: str) -> Callable[[BaseHTTPRequestHandler, bytes], None]:
+    """An answer that refuses everything, as S3 words it."""
+    body = f'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{code}</Code><Message>{SECRET}</Message></Error>'
+    return lambda request, _: send(request, status, body.encode())
+
+
+def passed_on(endpoint: str, request: BaseHTTPRequestHandler, body: bytes) -> tuple[int, bytes, dict[str, str]]:
+    """What a server answers to a request."""
+    connection = HTTPConnection(endpoint.removeprefix("http://"))
+    try:
+        connection.request(request.command, request.path, body, dict(request.headers))
+        answer = connection.getresponse()
+        return answer.status, answer.read(), dict(answer.headers)
+    finally:
+        connection.close()
+
+
+def unused_endpoint() -> str:
+    """An address at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
