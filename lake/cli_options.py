@@ -49,20 +49,21 @@ def as_of_option(function: Command) -> Command:
 
 def opened(uri: str, as_of: str | None = None) -> "Snapshot":
     """A snapshot of a lake: the newest, or an older one."""
-    import lake
+    from lake.lake import open as open_lake
 
-    found = lake.open(uri)
+    found = open_lake(uri)
     return found.snapshot() if as_of is None else found.at(int(as_of) if as_of.isdecimal() else as_of)
 
 
 def echo_stream(reader: "pa.RecordBatchReader", output_format: str) -> None:
     """Print rows to stdout as they come: json, csv, or arrow (an IPC stream)."""
     import pyarrow as pa
+    from pyarrow import ipc
 
     from lake.query_results import frame
 
     if output_format == "arrow":
-        with pa.ipc.new_stream(click.get_binary_stream("stdout"), reader.schema) as out:
+        with ipc.new_stream(sys.stdout.buffer, reader.schema) as out:
             for batch in reader:
                 out.write_batch(batch)
         return

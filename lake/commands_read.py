@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lake.cli_options import as_of_option, echo_rows, echo_stream, format_option, lake_option, opened
+from lake.cli_options import as_json, as_of_option, echo_rows, echo_stream, format_option, lake_option, opened
 
 if TYPE_CHECKING:
     from lake.snapshot import Snapshot
@@ -70,11 +70,15 @@ def _echo_locked(
     timeout: float | None,
     max_rows: int | None,
 ) -> None:
-    from lake.locked import LockedReader
+    from lake import locked
     from lake.query_results import frame
 
-    given = {"memory_limit": memory_limit, "timeout": timeout, "max_rows": max_rows}
-    reader = LockedReader(snapshot, **{name: value for name, value in given.items() if value is not None})
+    reader = locked.LockedReader(
+        snapshot,
+        memory_limit=memory_limit or locked.MEMORY,
+        timeout=timeout or locked.SECONDS,
+        max_rows=locked.ROWS if max_rows is None else max_rows,
+    )
     table = reader.arrow(query, values)
     if output_format == "table":
         echo_rows(frame(table), output_format)
@@ -109,9 +113,15 @@ def show(episode: str, lake_uri: str, full: bool, series: str | None, as_of: str
     """Print EPISODE to read: states, actions, rewards, advantages, scores. The beginning of an id will do."""
     from lake import ids
     from lake import show as shown
+    from lake.errors import UsageError
 
     reader = opened(lake_uri, as_of)
-    told = shown.gather(reader, shown.find(reader, episode), None if series is None else ids.from_text(series))
+    try:
+        wanted = None if series is None else ids.from_text(series)
+    except ValueError as error:
+        msg = f"--series: {error}"
+        raise UsageError(msg) from error
+    told = shown.gather(reader, shown.find(reader, episode), wanted)
     if output_format == "json":
         click.echo(as_json(told))
         return
@@ -167,7 +177,7 @@ def tables(lake_uri: str, output_format: str, columns: bool) -> None:
 def history(table: str | None, lake_uri: str, output_format: str, limit: int) -> None:
     """List the commits of TABLE, or of every table, newest first."""
     import lake
-    from lake.maintenance import commits
+    from lake.history import commits
 
     echo_rows(commits(lake.open(lake_uri), table, limit), output_format)
 
@@ -178,7 +188,7 @@ def history(table: str | None, lake_uri: str, output_format: str, limit: int) ->
 def doctor(lake_uri: str, output_format: str) -> None:
     """Check a lake and this installation; exit status 1 if something is wrong."""
     import lake
-    from lake.maintenance import examine
+    from lake.doctor import examine
 
     findings = examine(lake.open(lake_uri))
     echo_rows(findings, output_format)

@@ -13,9 +13,7 @@ _ADVANTAGES = """
 SELECT series_id, episode_id, step_index, group_id, run_id, advantage FROM latest_advantages
 """
 _SCORES = """
-SELECT scorer, scorer_version, episode_id, step_index, run_id, arg_max(value, (coalesce(sequence, -1), ended_at, job_id)) AS value
-FROM scores JOIN job_runs USING (job_id)
-GROUP BY ALL
+SELECT series_id, scorer, scorer_version, episode_id, step_index, run_id, value FROM latest_scores
 """
 
 
@@ -28,7 +26,7 @@ class Difference:
     removed: pl.DataFrame
     """Episodes only the first one shows (retracted or forgotten since), likewise."""
     scores: pl.DataFrame
-    """Scores that are new, gone or other: scorer, scorer_version, episode_id, step_index, before, after."""
+    """Scores that are new, gone or other: series_id, scorer, episode_id, step_index, before, after, ..."""
     flips: pl.DataFrame
     """Advantages of both whose sign differs: series_id, episode_id, step_index, group_id, run_id, before, after."""
 
@@ -55,7 +53,7 @@ def difference(before: Snapshot, after: Snapshot) -> Difference:
 
 
 def _scores(before: Snapshot, after: Snapshot) -> pl.DataFrame:
-    keys = ["scorer", "scorer_version", "episode_id", "step_index", "run_id"]
+    keys = ["series_id", "scorer", "scorer_version", "episode_id", "step_index", "run_id"]
     old, new = (side.sql(_SCORES) for side in (before, after))
     both = old.rename({"value": "before"}).join(
         new.rename({"value": "after"}), on=keys, how="full", coalesce=True, nulls_equal=True

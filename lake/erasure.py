@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 import polars as pl
 import pyarrow as pa
 
+from lake.data_files import FileEntry
 from lake.errors import ConflictError
 from lake.jobs import Job
 from lake.reading import scan
 from lake.retractions import known_episodes, write_retractions
 from lake.snapshot import Snapshot
 from lake.sorting import ordered_rows
-from lake.store import CommitLostError, FileEntry, Store
+from lake.store import CommitLostError, Store
 from lake.tables import TABLES
 
 _TRIES = 50
@@ -49,7 +50,7 @@ def tombstones(job: Job, snapshot: Snapshot, episode_ids: Sequence[int], reason:
     """
     known = _known_or_forgotten(snapshot, episode_ids)
     write_retractions(job, known["episode_id"].to_list(), "forgotten", reason)
-    job.accept(known["write_id"].unique().to_list())
+    job.accept(known["write_id"].drop_nulls().unique().to_list())
 
 
 def erase(store: Store, episode_ids: Sequence[int], *, job_id: int) -> Forgotten:
@@ -79,8 +80,10 @@ def _known_or_forgotten(snapshot: Snapshot, episode_ids: Sequence[int]) -> pl.Da
     """As `known_episodes`; ids that were forgotten before, perhaps not to the end, are known too."""
     stones = snapshot.scan_all("retractions").filter(pl.col("kind") == "forgotten").select("episode_id").collect()
     before = set(stones["episode_id"]) & set(episode_ids)
-    still = snapshot.scan_all("episodes").select("episode_id", "write_id").filter(
-        pl.col("episode_id").is_in(pl.Series(sorted(before), dtype=pl.Int64).implode())
+    still = (
+        snapshot.scan_all("episodes")
+        .select("episode_id", "write_id")
+        .filter(pl.col("episode_id").is_in(pl.Series(sorted(before), dtype=pl.Int64).implode()))
     )
     rest = sorted(set(episode_ids) - before)
     found = [still.collect()]
@@ -150,7 +153,9 @@ def _delete_files(store: Store, name: str, key: str, values: pl.Series, done: Fo
 
 
 def _count(store: Store, name: str, path: str, key: str, values: pl.Series) -> int:
-    """Rows of a file with one of these keys."""
+    """Rows of a file with one of these keys; none if the file is not there (a dead write's that vacuum took)."""
     rows = scan([path], TABLES[name], store.objects.polars_options).filter(pl.col(key).is_in(values.implode()))
-    return int(rows.select(pl.len()).collect().item())
-
+    try:
+        return int(rows.select(pl.len()).collect().item())
+    except FileNotFoundError:
+        return 0

@@ -13,7 +13,7 @@ import polars as pl
 
 from lake.reading import collected, scan
 from lake.store import Store
-from lake.tables import EPISODES, RETRACTIONS
+from lake.tables import EPISODES, JOBS, RETRACTIONS
 
 _COLUMNS = ("episode_id", "content_hash", "group_id", "rollout_index", "agent_id", "attempt")
 
@@ -57,6 +57,7 @@ class EpisodeIndex:
         self._runs: list[_Run] = []
         self._seen: set[str] = set()
         self._forgotten: set[int] = set()
+        self._announced = pl.DataFrame(schema={"episode_id": pl.Int64, "write_id": pl.Int64})
 
     def refresh(self) -> int:
         """Bring the index to the newest version of `episodes`, and return that version.
@@ -72,9 +73,11 @@ class EpisodeIndex:
         # Second: whoever forgets an episode says so here before it is gone there.
         _, entries = self._store.files(RETRACTIONS.name)
         if fresh := [entry.path for entry in entries if entry.path not in self._seen]:
-            rows = scan(fresh, RETRACTIONS, options).filter(pl.col("kind") == "forgotten").select("episode_id")
-            self._forgotten.update(collected(rows)["episode_id"])
+            rows = scan(fresh, RETRACTIONS, options).filter(pl.col("kind") == "forgotten")
+            self._announced.extend(collected(rows.select("episode_id", "write_id")))
         self._seen.update(added, fresh)
+        if len(self._announced):
+            self._confirm()
         return version
 
     def contents(self, episode_ids: Iterable[int]) -> dict[int, int]:
@@ -91,6 +94,16 @@ class EpisodeIndex:
     def is_forgotten(self, episode_id: int) -> bool:
         """Whether the episode was erased and must not come back."""
         return episode_id in self._forgotten
+
+    def _confirm(self) -> None:
+        """Move announced erasures that a job has accepted to the forgotten ones."""
+        _, entries = self._store.files(JOBS.name)
+        ended = (pl.col("event") == "succeeded") & (pl.col("kind") == "retract")
+        jobs = scan([entry.path for entry in entries], JOBS, self._store.objects.polars_options).filter(ended)
+        accepted = collected(jobs.select("accepted_write_ids"))["accepted_write_ids"].explode()
+        real = pl.col("write_id").is_in(accepted.implode())
+        self._forgotten.update(self._announced.filter(real)["episode_id"])
+        self._announced = self._announced.filter(~real)
 
     def _merge(self) -> None:
         """Keep every run at least twice as long as the next."""

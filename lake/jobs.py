@@ -264,14 +264,13 @@ class Job:
 
     def _require_live(self) -> None:
         """Check that what the terminal row is going to accept is still there: maintenance drops old dead writes."""
-        for name in {name for name, _ in self._files}:
-            live = {entry.name for entry in self._store.files(name)[1]}
-            if any(file not in live for table, file in self._files if table == name):
-                msg = (
-                    f"rows of job {ids.to_text(self.job_id)} in `{name}` were dropped as dead before it ended: it was "
-                    "stopped for longer than vacuum waits. Nothing of it is visible; run it again"
-                )
-                raise ConflictError(msg)
+        live = {(name, entry.name) for name in dict(self._files) for entry in self._store.files(name)[1]}
+        if not live.issuperset(self._files) or not self._store.condemned().isdisjoint(self._accepted):
+            msg = (
+                f"rows of job {ids.to_text(self.job_id)} were dropped as dead before it ended: it was stopped for "
+                "longer than vacuum waits. Nothing of it is visible; run it again"
+            )
+            raise ConflictError(msg)
 
     def _row(self, event: str) -> dict[str, Any]:
         return self._fixed | {"write_id": ids.fresh_id(), "event": event, "at": self._store.clock()}
@@ -303,9 +302,7 @@ def _forgotten(record: EpisodeRecord, position: int) -> Reject:
 
 
 def _spelled(record: EpisodeRecord) -> str:
-    return (
-        f"run {record.run_id!r}, task {record.task_id!r}, rollout {record.rollout_index}, attempt {record.attempt}"
-    )
+    return f"run {record.run_id!r}, task {record.task_id!r}, rollout {record.rollout_index}, attempt {record.attempt}"
 
 
 def code_hash(code: Sequence[Code]) -> str:

@@ -127,11 +127,13 @@ class Lake:
         """
         return self._pins.lease(holder, snapshot.versions, duration)
 
+    def missing(self, versions: Mapping[str, int]) -> str | None:
+        """What these versions of the tables need and is not there, in words; None if all is there."""
+        return self._pins.missing(versions)
+
     # ------------------------------------------------------------ writing
 
-    def append(
-        self, records: Iterable[EpisodeRecord | Mapping[str, Any]], *, run_id: str | None = None
-    ) -> Counts:
+    def append(self, records: Iterable[EpisodeRecord | Mapping[str, Any]], *, run_id: str | None = None) -> Counts:
         """Record episodes exactly once: those present with the same content are skipped.
 
         Args:
@@ -236,9 +238,7 @@ class Lake:
         """Merge a table's small files into sorted ones; see `lake.compaction.compact`."""
         return compaction.compact(self._store, name, z_order=z_order, target_bytes=target_bytes)
 
-    def vacuum(
-        self, *, retention: timedelta = vacuum.RETENTION, dry_run: bool = False
-    ) -> list[vacuum.Vacuumed]:
+    def vacuum(self, *, retention: timedelta = vacuum.RETENTION, dry_run: bool = False) -> list[vacuum.Vacuumed]:
         """Drop dead writes and delete files that nobody needs; see `lake.vacuum.vacuum`."""
         return vacuum.vacuum(self._store, retention=retention, dry_run=dry_run)
 

@@ -28,6 +28,10 @@ from lake.query import Params
 from lake.snapshot import Snapshot
 from lake.tables import TABLES
 
+MEMORY = "1GB"
+SECONDS = 30.0
+ROWS = 100_000
+"""What a locked query may use unless told otherwise."""
 _UNITS = {"": 1, "B": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _PROCESS_BYTES = 3 << 30
 """Address space that Python, Arrow, Polars and DuckDB take before a query starts; little of it is ever used."""
@@ -55,9 +59,9 @@ class LockedReader:
         self,
         snapshot: Snapshot,
         *,
-        memory_limit: str = "1GB",
-        timeout: float = 30.0,
-        max_rows: int = 100_000,
+        memory_limit: str = MEMORY,
+        timeout: float = SECONDS,
+        max_rows: int = ROWS,
         max_bytes: int = 256 << 20,
         threads: int = 2,
         require: str = "strong",

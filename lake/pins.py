@@ -7,7 +7,8 @@ A pin is written first and its files are looked for after, so a vacuum that was 
 
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Self
@@ -23,6 +24,8 @@ LEASE = timedelta(hours=1)
 """How long a lease lasts without a heartbeat."""
 _SNAPSHOTS = "_trajlake/snapshots"
 _LEASES = "_trajlake/leases"
+_VACUUMS = "_trajlake/vacuums"
+_LONGEST_VACUUM = timedelta(days=1)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -59,7 +62,7 @@ class Pins:
         if not self._store.objects.create(path, msgspec.json.encode(pin)):
             msg = f"there is a snapshot {name!r} already; choose another name, or drop it first"
             raise UsageError(msg)
-        if missing := self.missing(versions):
+        if missing := self.unsafe(versions):
             self._store.objects.delete([path])
             msg = f"the snapshot cannot be kept: {missing}; take a newer one"
             raise LakeAccessError(msg)
@@ -114,6 +117,38 @@ class Pins:
                 return f"{len(gone)} files of `{name}` at version {versions[name]} are gone, for example {gone[0]}"
         return None
 
+    @contextmanager
+    def vacuuming(self) -> Iterator[None]:
+        """Let those who pin older versions know that a vacuum, which may have read the pins already, is at work."""
+        path = f"{_VACUUMS}/{ids.to_text(ids.fresh_id())}.json"
+        self._store.objects.put(path, msgspec.json.encode(self._store.clock()))
+        try:
+            yield
+        finally:
+            self._store.objects.delete([path])
+
+    def unsafe(self, versions: Mapping[str, int]) -> str | None:
+        """Why versions that were just pinned may not stay, in words; None if they will.
+
+        Files that are live now are never deleted by a vacuum that is under way; older ones may be.
+        """
+        if self._is_vacuumed() and not self._is_live(versions):
+            return "a vacuum is running that may not have seen its pin; try again when it is done"
+        return self.missing(versions)
+
+    def _is_vacuumed(self) -> bool:
+        objects, now = self._store.objects, self._store.clock()
+        begun = (objects.get(entry.path) for entry in objects.list(_VACUUMS))
+        moments = [msgspec.json.decode(data, type=datetime) for data in begun if data is not None]
+        return any(now - moment < _LONGEST_VACUUM for moment in moments)
+
+    def _is_live(self, versions: Mapping[str, int]) -> bool:
+        return all(
+            {entry.name for entry in self._store.files(name, version)[1]}
+            <= {entry.name for entry in self._store.files(name)[1]}
+            for name, version in versions.items()
+        )
+
     def lease(self, holder: str, versions: Mapping[str, int], duration: timedelta = LEASE) -> "Lease":
         """A lease on versions, to be used as a context."""
         return Lease(self._store, self, holder, versions, duration)
@@ -131,10 +166,22 @@ class Pins:
             raise LakeAccessError(msg) from error
 
     def _path(self, name: str) -> str:
-        if not _NAME.fullmatch(name):
-            msg = f"{name!r} cannot name a snapshot; valid: letters, digits, `.`, `_` and `-`, at most 100"
+        if not _NAME.fullmatch(name) or _is_time(name):
+            msg = (
+                f"{name!r} cannot name a snapshot; valid: letters, digits, `.`, `_` and `-`, at most 100, and neither "
+                "a number nor a time"
+            )
             raise UsageError(msg)
         return f"{_SNAPSHOTS}/{name}.json"
+
+
+def _is_time(name: str) -> bool:
+    """Whether `Lake.at` would read it as a version or a moment."""
+    try:
+        datetime.fromisoformat(name)
+    except ValueError:
+        return name.isdecimal()
+    return True
 
 
 class Lease:
@@ -143,9 +190,7 @@ class Lease:
     A failed renewal is not an error: the lease lasts on, and the next renewal may succeed.
     """
 
-    def __init__(
-        self, store: Store, pins: Pins, holder: str, versions: Mapping[str, int], duration: timedelta
-    ) -> None:
+    def __init__(self, store: Store, pins: Pins, holder: str, versions: Mapping[str, int], duration: timedelta) -> None:
         self._store = store
         self._pins = pins
         self._pin = Pin(name=holder, versions=dict(versions), created_at=store.clock())
@@ -156,7 +201,7 @@ class Lease:
 
     def __enter__(self) -> Self:
         self._write()
-        if missing := self._pins.missing(self._pin.versions):
+        if missing := self._pins.unsafe(self._pin.versions):
             self._store.objects.delete([self._path])
             msg = f"the snapshot cannot be read: {missing}; a vacuum or a `forget` removed them"
             raise LakeAccessError(msg)

@@ -36,7 +36,7 @@ class Limits:
     memory: str | None = None
     """DuckDB's memory, for example `2GB`."""
     seconds: float | None = None
-    """Time for one query, from its start to its last row."""
+    """Time for one query; a stream has as much again for being read."""
     threads: int | None = None
     """Threads of one query."""
     spill: bool = True
@@ -98,14 +98,18 @@ class Session:
         Raises:
             QueryError: as `query`; what goes wrong later is raised while reading.
         """
-        reader = self._run(query, params, lambda relation: relation.to_arrow_reader(rows), own=True)
+        own = self._connection.cursor()
+        reader = self._run(query, params, lambda relation: relation.to_arrow_reader(rows), own)
         schema = query_results.plain_schema(reader.schema)
-        return pa.RecordBatchReader.from_batches(schema, self._batches(query, reader, schema))
+        return pa.RecordBatchReader.from_batches(schema, self._batches(query, own, reader, schema))
 
     def close(self) -> None:
         """Close the connection."""
-        if "_connection" in self.__dict__:
-            self._connection.close()
+        if (connection := self.__dict__.pop("_connection", None)) is not None:
+            connection.close()
+            self._bound.clear()
+            self._defined.clear()
+            self.__dict__.pop("_hides", None)
 
     def __enter__(self) -> Self:
         return self
@@ -156,13 +160,12 @@ class Session:
         query: str,
         params: Params,
         take: Callable[[duckdb.DuckDBPyRelation], Any],
-        *,
-        own: bool = False,
+        own: duckdb.DuckDBPyConnection | None = None,
     ) -> Any:
-        """What `take` makes of the result of one SELECT; with a connection of its own if it is read later."""
+        """What `take` makes of the result of one SELECT; in a connection of its own if it is read later."""
         with self._lock, self._translated(query):
             _require_select(query)
-            connection = self._connection.cursor() if own else self._connection
+            connection = self._connection if own is None else own
             with self._deadline(connection):
                 self._bind(query, params)
                 try:
@@ -239,10 +242,17 @@ class Session:
         """The writes that are known to have written episodes: those with files of their own."""
         return frozenset(file.write_id for file in self._files("episodes") if file.write_id is not None)
 
-    def _batches(self, query: str, reader: pa.RecordBatchReader, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        with self._translated(query):
-            for batch in reader:
-                yield query_results.plain_batch(batch, schema)
+    def _batches(
+        self, query: str, connection: duckdb.DuckDBPyConnection, reader: pa.RecordBatchReader, schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        with self._translated(query), self._deadline(connection):
+            try:
+                for batch in reader:
+                    yield query_results.plain_batch(batch, schema)
+            except OSError as error:
+                # Arrow's stream interface carries an error's text and nothing else.
+                kind = duckdb.InterruptException if "INTERRUPT" in str(error) else duckdb.Error
+                raise kind(str(error)) from error
 
     @contextmanager
     def _deadline(self, connection: duckdb.DuckDBPyConnection) -> Iterator[None]:

@@ -34,8 +34,8 @@ _MOVE_FILTERS = (
 """Optimizers that move conditions and nothing else. All others are off: over empty tables they would drop scans."""
 _WITH_THEIR_EPISODE = ("steps", "tokens", "spans")
 """Tables whose rows carry the run_id and group_id of their episode, and the write_id too unless a job wrote them."""
-_FEW_FILES = 16
-_FEW_BYTES = 64 << 20
+FEW_FILES = 16
+FEW_BYTES = 64 << 20
 _MANY = 100
 """Ids in a condition above which looking them up is not worth it."""
 _LONGEST_TEXT = 500
@@ -140,7 +140,7 @@ def needed(
 
 def much(files: Sequence[DataFile]) -> bool:
     """Whether so much is to be read that leaving some of it out is worth a look at the conditions."""
-    return len(files) > _FEW_FILES or sum(file.bytes for file in files) > _FEW_BYTES
+    return len(files) > FEW_FILES or sum(file.bytes for file in files) > FEW_BYTES
 
 
 class Planner:

@@ -63,14 +63,14 @@ def find(lake: Reads, wanted: str) -> int:
     rest = ids.TEXT_LENGTH - len(text)
     low, high = text + "0" * rest, text + ids.ALPHABET[-1] * rest
     if not text or not ids.is_text(low):
-        msg = f"{wanted!r} is no episode id: it has {ids.TEXT_LENGTH} characters of {ids.ALPHABET}, or is the beginning of one"
+        msg = f"{wanted!r} is no episode id (nor its beginning): {ids.TEXT_LENGTH} characters of {ids.ALPHABET}"
         raise UsageError(msg)
     between = {"low": ids.from_text(low), "high": ids.from_text(high)}
     where = "WHERE episode_id BETWEEN $low AND $high ORDER BY episode_id LIMIT 6"
     found = lake.sql(f"SELECT episode_id FROM episodes {where}", between)["episode_id"].to_list()
     if len(found) > 1:
-        shown = ", ".join(map(ids.to_text, found[:5])) + (", ..." if len(found) > 5 else "")
-        msg = f"{wanted!r} begins several episodes ({shown}); write more of it"
+        several = ", ".join(map(ids.to_text, found[:5])) + (", ..." if len(found) > 5 else "")
+        msg = f"{wanted!r} begins several episodes ({several}); write more of it"
         raise UsageError(msg)
     if found:
         return int(found[0])
@@ -79,9 +79,10 @@ def find(lake: Reads, wanted: str) -> int:
         row = gone.row(0, named=True)
         instead = f"; {ids.to_text(row['superseded_by'])} took its place" if row["superseded_by"] is not None else ""
         why = f" ({printable(row['reason'])})" if row["reason"] else ""
-        msg = f"episode {ids.to_text(row['episode_id'])} is {row['kind']}{why}{instead}; an older snapshot may still show it"
+        shown = ids.to_text(row["episode_id"])
+        msg = f"episode {shown} is {row['kind']}{why}{instead}; an older snapshot may still show it (--as-of)"
         raise UsageError(msg)
-    msg = f"no episode begins with {wanted!r}; `trajlake sql 'SELECT episode_id, run_id, task_id FROM episodes'` lists them"
+    msg = f"no episode begins with {wanted!r}; `trajlake sql 'SELECT episode_id, task_id FROM episodes'` lists them"
     raise UsageError(msg)
 
 

@@ -14,11 +14,12 @@ import polars as pl
 
 from lake import ids
 from lake.columns import Table, Visibility
+from lake.data_files import FileEntry
 from lake.errors import ContractError
 from lake.objects import Objects
 from lake.query import Session
 from lake.reading import collected, scan_pruned
-from lake.store import FileEntry, Store
+from lake.store import Store
 from lake.tables import RESOLUTION_ORDER, TABLES
 from lake.visibility import DataFile, all_files, is_clean, visible_files
 

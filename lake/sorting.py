@@ -10,9 +10,9 @@ import duckdb
 import pyarrow as pa
 
 from lake.columns import Table
+from lake.data_files import FileEntry
 from lake.objects import Objects
 from lake.query_views import parquet, quoted, quoted_name
-from lake.store import FileEntry
 
 MEMORY = "1GB"
 _BATCH_ROWS = 8192
@@ -36,9 +36,6 @@ def ordered_rows(
     source = parquet(table, (entry.path for entry in entries))
     condition = f" WHERE {where}" if where else ""
     query = f"SELECT {columns} FROM {source}{condition}"
-    if table.distinct:
-        key = ", ".join(map(quoted_name, table.key))
-        query += f" QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY write_id) = 1"
     if z_order:
         query = _along_curve(query, columns, z_order)
     else:
@@ -51,9 +48,12 @@ def ordered_rows(
         if files is not None:
             connection.register_filesystem(files)
         schema = table.arrow()
-        for batch in connection.sql(query).to_arrow_reader(_BATCH_ROWS):
-            if batch.num_rows:
-                yield pa.Table.from_batches([batch]).cast(schema)
+        try:
+            for batch in connection.sql(query).to_arrow_reader(_BATCH_ROWS):
+                if batch.num_rows:
+                    yield pa.Table.from_batches([batch]).cast(schema)
+        except duckdb.Error as error:
+            raise objects.explained(error) from None
 
 
 def _along_curve(query: str, columns: str, z_order: Sequence[str]) -> str:

@@ -12,14 +12,11 @@ for an orphan before its commit must be written again.
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from functools import partial
-from io import BytesIO
-from typing import IO, Any
-from urllib.parse import unquote
+from typing import Any
 
 import msgspec
 import polars as pl
@@ -28,8 +25,8 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Sc
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from lake import encoding, ids
-from lake.columns import Table
+from lake import ids
+from lake.data_files import CLEAN, FileEntry, Written, listed, sorted_rows, write_file
 from lake.errors import ConflictError, LakeAccessError, NotALakeError, TrajlakeError
 from lake.migrations import CONFIGURATION, migrate, require_known
 from lake.objects import Objects
@@ -37,44 +34,13 @@ from lake.tables import EPISODES, TABLES
 
 _COMMIT_RETRIES = 200
 _APPEND_TRIES = 20
+_CONDEMNED = "_trajlake/condemned"
+_SOON = timedelta(hours=1)
+"""A data file that waits longer for its commit may have been taken for an orphan."""
 _REWRITE = "rewrite"
 """App transaction of every rewrite: two that start from one version cannot both succeed."""
-_CLEAN = "clean"
-_NOTE = "trajlake"
+NOTE = "trajlake"
 """Key of our note in a commit's metadata."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileEntry:
-    """A Parquet file of a table at some version."""
-
-    path: str
-    """Where it is, in full."""
-    name: str
-    """Its path below the table's folder."""
-    rows: int
-    bytes: int
-    written_at: datetime
-    """By the clock of whoever wrote it."""
-    low: Mapping[str, Any]
-    """Minimum of each column in `Table.statistics`; None if not known."""
-    high: Mapping[str, Any]
-    """Maximum, likewise."""
-
-    @property
-    def only_write_id(self) -> int | None:
-        """The write attempt that all rows belong to, if the log says that there is one."""
-        low, high = self.low.get("write_id"), self.high.get("write_id")
-        return low if low is not None and low == high else None
-
-    @property
-    def clean_since(self) -> tuple[int, int] | None:
-        """Versions of `episodes` and `jobs` from which on every row is visible; None if that is not known.
-
-        Compaction takes rows that are visible, and writes the versions it went by into the file's name.
-        """
-        parts = self.name.split("-")
-        return (int(parts[1]), int(parts[2])) if parts[0] == _CLEAN else None
 
 
 class CommitLostError(ConflictError):
@@ -87,12 +53,7 @@ def utc_now() -> datetime:
 
 
 class Store:
-    """The Delta tables of one lake.
-
-    Args:
-        objects: the folder or the prefix of a bucket they lie under.
-        clock: what time it is.
-    """
+    """The Delta tables of one lake, under `objects`; `clock` says what time it is."""
 
     def __init__(self, objects: Objects, clock: Callable[[], datetime] = utc_now) -> None:
         self.objects = objects
@@ -177,7 +138,7 @@ class Store:
             known = self._listed.get(name)
             if known is None or known[0] != version:
                 with self._translated(name):
-                    known = (version, self._entries(handle or self._at(name, version), name))
+                    known = (version, listed(handle or self._at(name, version), TABLES[name], self._uri(name)))
                 if handle is not None:
                     self._listed[name] = known
             return version, known[1]
@@ -191,11 +152,12 @@ class Store:
     def append(self, name: str, frame: pl.DataFrame, *, job_id: int | None = None) -> str:
         """Append rows unconditionally, and return the name of the file that holds them."""
         self._prepare(name)
-        written = self._write(name, _pieces(frame, TABLES[name]))
+        written = self._write(name, sorted_rows(frame, TABLES[name]))
         note = self._note("append", job_id, rows=written.rows)
         for _ in range(_APPEND_TRIES):
             with self._lock:
                 self.refresh(name)
+                written = self._fresh(name, written, frame)
                 try:
                     self._commit(self._handles[name], name, [written.add], note)
                 except CommitFailedError as error:
@@ -226,16 +188,28 @@ class Store:
         """Whether a write attempt's file is among the newest: a commit may arrive although it is reported lost."""
         return any(entry.only_write_id == write_id for entry in self.files(name)[1])
 
+    @contextmanager
+    def condemning(self, write_ids: frozenset[int]) -> Iterator[None]:
+        """Let writers know which write attempts are about to be dropped: those must not be accepted any more."""
+        path = f"{_CONDEMNED}/{ids.to_text(ids.fresh_id())}.json"
+        self.objects.put(path, msgspec.json.encode(sorted(write_ids)))
+        yield
+        # Only now that they are gone; if this process dies first, they stay condemned, which costs nothing.
+        self.objects.delete([path])
+
+    def condemned(self) -> frozenset[int]:
+        """Write attempts that a vacuum is dropping."""
+        found = (self.objects.get(entry.path) for entry in self.objects.list(_CONDEMNED))
+        return frozenset().union(*(msgspec.json.decode(data, type=list[int]) for data in found if data is not None))
+
     def fence(self, name: str) -> int:
         """Make every compare-and-swap on a table that is under way fail, and return the table's version after it."""
+        self._prepare(name)
         while True:
-            with self._lock:
+            with self._lock, suppress(CommitFailedError):
                 self.refresh(name)
                 handle = self._handles[name]
-                try:
-                    self._commit(handle, name, [], self._note("fence", None), [self._next(handle, name)])
-                except CommitFailedError:
-                    continue
+                self._commit(handle, name, [], self._note("fence", None), [self._next(handle, name)])
                 return self.refresh(name)
 
     def rewrite(
@@ -268,7 +242,8 @@ class Store:
         Raises:
             CommitLostError: another rewrite was first.
         """
-        stem = "" if clean_since is None else f"{_CLEAN}-{clean_since[0]}-{clean_since[1]}-"
+        self._prepare(name)
+        stem = "" if clean_since is None else f"{CLEAN}-{clean_since[0]}-{clean_since[1]}-"
         written = self._write(name, iter(rows), stem)
         now = int(self.clock().timestamp() * 1000)
         actions: list[AddAction | RemoveAction] = [
@@ -298,38 +273,17 @@ class Store:
             if self.refresh(name) == -1:
                 return []
             commits = self._handles[name].history(limit)
-        return [commit | {"note": commit.get(_NOTE) or {}} for commit in commits]
-
-    def version_at(self, name: str, moment: datetime) -> int:
-        """The newest version of a table that was there at a moment; -1 before the table was."""
-        low, high = -1, self.refresh(name)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.committed_at(name, middle) <= moment:
-                low = middle
-            else:
-                high = middle - 1
-        return low
-
-    def committed_at(self, name: str, version: int) -> datetime:
-        """When a version was committed, by its writer's clock."""
-        data = self.objects.get(f"{name}/_delta_log/{version:020d}.json")
-        for line in (data or b"").splitlines():
-            info = msgspec.json.decode(line).get("commitInfo")
-            if info is not None:
-                at = (info.get(_NOTE) or {}).get("at")
-                return datetime.fromisoformat(at) if at else datetime.fromtimestamp(info["timestamp"] / 1000, UTC)
-        # Its entry was cleaned up: older than anything that can be asked for.
-        return datetime.min.replace(tzinfo=UTC)
+        return [commit | {"note": commit.get(NOTE) or {}} for commit in commits]
 
     def _append_if(self, name: str, frame: pl.DataFrame, checked_version: int, job_id: int | None) -> None:
         self._prepare(name)
-        written = self._write(name, _pieces(frame, TABLES[name]))
+        written = self._write(name, sorted_rows(frame, TABLES[name]))
         with self._lock:
             handle = self._handles[name]
             try:
                 # Only what is not newer than the caller's look is a base for its commit.
                 base = handle if handle.version() == checked_version else self._at(name, checked_version)
+                written = self._fresh(name, written, frame)
                 note = self._note("append", job_id, rows=written.rows)
                 self._commit(base, name, [written.add], note, [self._next(base, name)])
             except CommitFailedError as error:
@@ -338,7 +292,7 @@ class Store:
                 raise CommitLostError(msg) from error
         self._kept(name, written, frame)
 
-    def _kept(self, name: str, written: "_Written", frame: pl.DataFrame) -> str:
+    def _kept(self, name: str, written: Written, frame: pl.DataFrame) -> str:
         """The name of a committed file, written again if it is gone.
 
         A writer that was stopped for days between writing a file and committing it finds it taken for an orphan.
@@ -348,31 +302,26 @@ class Store:
             missing = [entry for entry in entries if entry.name == written.add.path]
             if not missing:
                 break  # committed, seen by a rewrite, and replaced by it
-            again = self._write(name, _pieces(frame, TABLES[name]))
+            again = self._write(name, sorted_rows(frame, TABLES[name]))
             now = int(self.clock().timestamp() * 1000)
             gone = RemoveAction(missing[0].name, False, now, size=missing[0].bytes)
             handle = self._at(name, version)
-            try:
+            with suppress(CommitFailedError):
                 note = self._note("repair", None, rows=again.rows)
                 self._commit(handle, name, [gone, again.add], note, [self._next(handle, _REWRITE)])
-            except CommitFailedError:
-                continue
-            written = again
+                written = again
         return written.add.path
 
-    def _write(self, name: str, rows: Iterator[pa.Table], stem: str = "") -> "_Written":
-        """Write a data file that no commit names yet."""
-        path = f"{stem}{ids.to_text(ids.fresh_id())}.parquet"
+    def _write(self, name: str, rows: Iterator[pa.Table], stem: str = "") -> Written:
         with self._translated(name):
-            try:
-                with self._sink(f"{name}/{path}") as sink:
-                    statistics = encoding.write(sink, rows, TABLES[name])
-                    size = sink.tell()
-            except BaseException:
-                self.objects.delete([f"{name}/{path}"])
-                raise
-        add = AddAction(path, size, {}, int(self.clock().timestamp() * 1000), True, _statistics_json(statistics))
-        return _Written(add, statistics.rows)
+            return write_file(self.objects, TABLES[name], rows, stem, self.clock())
+
+    def _fresh(self, name: str, written: Written, frame: pl.DataFrame) -> Written:
+        """A file about to be committed, written again if it waited for so long that vacuum may have taken it."""
+        age = self.clock() - written.at
+        if timedelta(0) <= age < _SOON or self.objects.exists(f"{name}/{written.add.path}"):
+            return written
+        return self._write(name, sorted_rows(frame, TABLES[name]))
 
     def _commit(
         self,
@@ -388,7 +337,7 @@ class Store:
                 "append",
                 handle.schema(),
                 commit_properties=CommitProperties(
-                    custom_metadata={_NOTE: note}, max_commit_retries=_COMMIT_RETRIES, app_transactions=marks
+                    custom_metadata={NOTE: note}, max_commit_retries=_COMMIT_RETRIES, app_transactions=marks
                 ),
                 post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
             )
@@ -415,40 +364,6 @@ class Store:
                         self._handles[table.name] = self._open(table.name)
             self._prepared = True
 
-    def _entries(self, handle: DeltaTable, name: str) -> list[FileEntry]:
-        # Read as it comes: turned into a pyarrow table it would import pandas, a third of a second.
-        actions = handle.get_add_actions(flatten=True)
-        present = set(actions.schema.names)
-        folder = self._uri(name)
-
-        def column(key: str) -> list[Any]:
-            return actions.column(key).to_pylist() if key in present else [None] * actions.num_rows
-
-        keys = TABLES[name].statistics
-        lows, highs = ([column(f"{end}.{key}") for key in keys] for end in ("min", "max"))
-        entries = [
-            FileEntry(
-                f"{folder}/{unquote(path)}",
-                unquote(path),
-                rows,
-                size,
-                datetime.fromtimestamp(written / 1000, UTC),
-                dict(zip(keys, low, strict=True)),
-                dict(zip(keys, high, strict=True)),
-            )
-            for path, rows, size, written, low, high in zip(
-                column("path"),
-                column("num_records"),
-                column("size_bytes"),
-                column("modification_time"),
-                zip(*lows, strict=True),
-                zip(*highs, strict=True),
-                strict=True,
-            )
-        ]
-        # delta-rs lists newest first, in no promised order; the file list is part of a snapshot's identity.
-        return sorted(entries, key=lambda entry: entry.path)
-
     def _at(self, name: str, version: int) -> DeltaTable:
         with self._translated(name):
             try:
@@ -470,18 +385,6 @@ class Store:
         return self.objects.uri(name)
 
     @contextmanager
-    def _sink(self, path: str) -> Iterator[IO[bytes]]:
-        """A new object to write to: a file as it comes, or a buffer that is put into a bucket at the end."""
-        folder = self.objects.folder
-        if folder is None:
-            with BytesIO() as buffer:
-                yield buffer
-                self.objects.put(path, buffer.getvalue())
-        else:
-            with (folder / path).open("xb") as file:
-                yield file
-
-    @contextmanager
     def _translated(self, name: str) -> Iterator[None]:
         """Turn what storage raises into errors that say what to do; lost commits pass through."""
         try:
@@ -493,37 +396,3 @@ class Store:
             raise NotALakeError(msg) from None
         except (DeltaError, OSError, pl.exceptions.PolarsError, pa.ArrowException) as error:
             raise self.objects.explained(error) from None
-
-
-@dataclass(slots=True)
-class _Written:
-    add: AddAction
-    rows: int
-
-
-def _pieces(frame: pl.DataFrame, table: Table) -> Iterator[pa.Table]:
-    ordered = frame if _is_sorted(frame, table.sort) else frame.sort(table.sort, nulls_last=True)
-    yield encoding.arrow(ordered, table)
-
-
-def _is_sorted(frame: pl.DataFrame, keys: Sequence[str]) -> bool:
-    """Whether rows are in ascending order of the keys; a look is ten times cheaper than a sort."""
-    ordered = pl.lit(value=True)
-    for key in reversed(keys):
-        value, before = pl.col(key), pl.col(key).shift(1)
-        ordered = (before < value) | ((before == value) & ordered)
-    return bool(frame.select(ordered.slice(1).all()).item())
-
-
-def _statistics_json(statistics: encoding.FileStatistics) -> str:
-    def known(values: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in values.items() if value is not None}
-
-    return msgspec.json.encode(
-        {
-            "numRecords": statistics.rows,
-            "minValues": known(statistics.low),
-            "maxValues": known(statistics.high),
-            "nullCount": statistics.nulls,
-        }
-    ).decode()

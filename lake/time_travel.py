@@ -6,11 +6,13 @@ and those that were not are told by their write_ids. So clocks that disagree bet
 from its steps, and only few old files have to be kept.
 """
 
-from datetime import datetime
+from datetime import UTC, datetime
+
+import msgspec
 
 from lake.columns import Visibility
 from lake.errors import UsageError
-from lake.store import Store
+from lake.store import NOTE, Store
 from lake.tables import EPISODES, RESOLUTION_ORDER, TABLES
 
 
@@ -23,9 +25,10 @@ def versions_at_time(store: Store, moment: datetime) -> dict[str, int]:
     versions = {}
     for name in RESOLUTION_ORDER:
         decides = TABLES[name].visibility is Visibility.ALWAYS
-        versions[name] = store.version_at(name, moment) if decides else store.refresh(name)
+        versions[name] = version_at(store, name, moment) if decides else store.refresh(name)
     if versions[EPISODES.name] == -1:
-        msg = f"{store.root} did not exist at {moment.isoformat()}; it was made at {store.committed_at('episodes', 0)}"
+        made = committed_at(store, EPISODES.name, 0).isoformat()
+        msg = f"{store.root} did not exist at {moment.isoformat()}; it was made at {made}"
         raise UsageError(msg)
     return versions
 
@@ -40,4 +43,28 @@ def versions_at_episodes(store: Store, version: int) -> dict[str, int]:
     if not 0 <= version <= newest:
         msg = f"`episodes` has no version {version}; valid: 0 to {newest}"
         raise UsageError(msg)
-    return versions_at_time(store, store.committed_at(EPISODES.name, version)) | {EPISODES.name: version}
+    return versions_at_time(store, committed_at(store, EPISODES.name, version)) | {EPISODES.name: version}
+
+
+def version_at(store: Store, name: str, moment: datetime) -> int:
+    """The newest version of a table that was there at a moment; -1 before the table was."""
+    low, high = -1, store.refresh(name)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if committed_at(store, name, middle) <= moment:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def committed_at(store: Store, name: str, version: int) -> datetime:
+    """When a version was committed, by its writer's clock."""
+    data = store.objects.get(f"{name}/_delta_log/{version:020d}.json")
+    for line in (data or b"").splitlines():
+        info = msgspec.json.decode(line).get("commitInfo")
+        if info is not None:
+            at = (info.get(NOTE) or {}).get("at")
+            return datetime.fromisoformat(at) if at else datetime.fromtimestamp(info["timestamp"] / 1000, UTC)
+    # Its entry was cleaned up: older than anything that can be asked for.
+    return datetime.min.replace(tzinfo=UTC)

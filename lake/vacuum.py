@@ -9,6 +9,7 @@ at what is there (`lake.writer`, `Job`); a file of its own that is gone is writt
 """
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -16,13 +17,14 @@ import polars as pl
 import pyarrow as pa
 
 from lake.columns import Visibility
+from lake.data_files import FileEntry
 from lake.errors import UsageError
 from lake.pins import Pins
 from lake.snapshot import Snapshot
 from lake.sorting import ordered_rows
-from lake.store import FileEntry, Store
+from lake.store import Store
 from lake.tables import TABLES
-from lake.visibility import is_clean
+from lake.time_travel import version_at
 
 RETENTION = timedelta(days=7)
 """How long files stay after nobody refers to them, and dead writes after they were written."""
@@ -63,34 +65,38 @@ def vacuum(store: Store, *, retention: timedelta = RETENTION, dry_run: bool = Fa
     if not dry_run:
         for name, count in drop_dead(store, cutoff).items():
             done[name].dead_files = count
-    pins = Pins(store).active()
-    for name in TABLES:
-        _delete(store, done[name], cutoff, [pin.versions.get(name, -1) for pin in pins], dry_run=dry_run)
+    pins = Pins(store)
+    with pins.vacuuming() if not dry_run else nullcontext():
+        active = pins.active()
+        for name in TABLES:
+            _delete(store, done[name], cutoff, [pin.versions.get(name, -1) for pin in active], dry_run=dry_run)
     return list(done.values())
 
 
 def drop_dead(store: Store, cutoff: datetime) -> dict[str, int]:
     """Take rows of dead writes out of the tables; files a table.
 
-    The order is what makes it safe: first the files are listed, then whoever is about to accept some of them is made
-    to look again, and only then it is asked which are accepted.
+    The order is what makes it safe. First the write attempts that look dead are condemned in public. Then whoever is
+    about to accept one of them is made to look again, and finds it condemned. Only then it is asked which were accepted
+    before, and the others go.
     """
-    suspects = {name: _suspects(store, name, cutoff) for name, table in TABLES.items() if _can_be_dead(table.name)}
-    if not any(suspects.values()):
+    before = Snapshot(store)
+    running = _running_jobs(before, store.clock())
+    suspects = {name: _suspects(store, name, cutoff, running) for name in TABLES if _can_be_dead(name)}
+    looked = frozenset().union(*(before.write_ids(entry) for entries in suspects.values() for entry in entries))
+    if looked <= before.accepted_write_ids:
         return {}
-    store.fence("episodes")
-    store.fence("jobs")
+    with store.condemning(looked - before.accepted_write_ids):
+        store.fence("episodes")
+        store.fence("jobs")
+        return _drop(store, suspects)
+
+
+def _drop(store: Store, suspects: dict[str, list[FileEntry]]) -> dict[str, int]:
     snapshot = Snapshot(store)
-    running = _running_jobs(snapshot, store.clock())
     dropped = {}
     for name, entries in suspects.items():
-        dead = [
-            entry
-            for entry in entries
-            if not is_clean(entry, snapshot.versions)
-            and entry.low.get("job_id") not in running
-            and snapshot.write_ids(entry) - snapshot.accepted_write_ids
-        ]
+        dead = [entry for entry in entries if snapshot.write_ids(entry) - snapshot.accepted_write_ids]
         version, live = store.files(name)
         dead = [entry for entry in dead if entry.name in {other.name for other in live}]
         if dead:
@@ -113,8 +119,10 @@ def _can_be_dead(name: str) -> bool:
     return TABLES[name].visibility is Visibility.ACCEPTED
 
 
-def _suspects(store: Store, name: str, cutoff: datetime) -> list[FileEntry]:
-    return [entry for entry in store.files(name)[1] if entry.written_at < cutoff]
+def _suspects(store: Store, name: str, cutoff: datetime, running: frozenset[int]) -> list[FileEntry]:
+    """Old files that may hold rows nobody accepted, and that no running job is going to accept."""
+    old = (entry for entry in store.files(name)[1] if entry.written_at < cutoff)
+    return [entry for entry in old if entry.clean_since is None and entry.low.get("job_id") not in running]
 
 
 def _running_jobs(snapshot: Snapshot, now: datetime) -> frozenset[int]:
@@ -132,7 +140,7 @@ def _delete(store: Store, done: Vacuumed, cutoff: datetime, pinned: list[int], *
     version, entries = store.files(name)
     if version == -1:
         return
-    _, within = store.files(name, store.version_at(name, cutoff))
+    _, within = store.files(name, version_at(store, name, cutoff))
     needed = {f"{name}/{entry.name}" for entry in (*entries, *within)}
     held = {f"{name}/{entry.name}" for v in set(pinned) for entry in store.files(name, v)[1]}
     old = [entry for entry in found if entry.modified < cutoff and entry.path not in needed]
@@ -142,4 +150,3 @@ def _delete(store: Store, done: Vacuumed, cutoff: datetime, pinned: list[int], *
     done.deleted_bytes = sum(entry.bytes for entry in gone)
     if not dry_run:
         store.objects.delete([entry.path for entry in gone])
-

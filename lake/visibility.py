@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from lake.store import FileEntry
+from lake.data_files import FileEntry
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,18 +95,19 @@ class EpisodeWriter:
                 version = self._index.refresh()
                 if self._store.holds("episodes", batch.write_id):
                     return True
-                known = self._index.contents(batch.episode_ids)
-                gone = any(map(self._index.is_forgotten, batch.episode_ids))
-                if known or gone or self._superseded(batch) != superseded or not self._live(children):
+                if not self._still_holds(batch, superseded, children):
                     return False
             else:
                 return True
 
-    def _live(self, children: dict[str, str]) -> bool:
-        """Whether the committed children are still there: long after their writer stopped they are dropped as dead."""
-        return all(
-            any(entry.name == file for entry in self._store.files(name)[1]) for name, file in children.items()
-        )
+    def _still_holds(self, batch: "_Batch", superseded: dict[int, int], children: dict[str, str]) -> bool:
+        """Whether a batch whose commit was lost may try again as it is."""
+        if self._index.contents(batch.episode_ids) or any(map(self._index.is_forgotten, batch.episode_ids)):
+            return False
+        if self._superseded(batch) != superseded or batch.write_id in self._store.condemned():
+            return False
+        # Long after their writer stopped, children are dropped as dead.
+        return all(any(entry.name == file for entry in self._store.files(name)[1]) for name, file in children.items())
 
     def _superseded(self, batch: "_Batch") -> dict[int, int]:
         """Episodes that the batch's retries replace, or that retries already there replace -> their successors."""

@@ -228,8 +228,8 @@ BLOBS = Table(
 
 RETRACTIONS = Table(
     name="retractions",
-    grain="One episode that readers no longer see: superseded by a retry, taken back by a person, or forgotten.",
-    key=("episode_id",),
+    grain="One reason why readers no longer see an episode: superseded by a retry, taken back by a person, forgotten.",
+    key=("episode_id", "kind"),
     visibility=Visibility.ACCEPTED,
     distinct=True,
     sort=("episode_id",),

@@ -6,6 +6,7 @@ finishes once there is room, in the process that failed as well as in another.
 
 import os
 import random
+from functools import partial
 from pathlib import Path
 
 import lake
@@ -14,7 +15,8 @@ from lake.errors import LakeAccessError
 from lake.ingest import ingest
 from testkit.disks import disk, grow
 from testkit.fault_log import Faults, seeded
-from testkit.fault_model import Truth, accounted, harm, rollouts, view, write_file
+from testkit.fault_model import Key, Truth, accounted, harm, key, rollouts, view, write_file
+from testkit.lake_worker import compact
 from testkit.processes import Worker, at_the_gate
 
 ROOM = "64m"
@@ -97,3 +99,40 @@ def test_a_file_becomes_too_large_in_the_middle_of_an_ingest(tmp_path: Path, see
         truth.took(records)
         faults.found(harm(view(lk.snapshot()), truth))
         accounted(lk)
+
+
+@seeded()
+def test_the_disk_fills_up_in_the_middle_of_maintenance(tmp_path: Path, seed: int) -> None:
+    """What was to be compacted is still there as it was; what was to be erased is not seen any more, or still is."""
+    rng = random.Random(seed)
+    failures = 0
+    with disk(tmp_path / "disk", ROOM) as place, Faults() as faults:
+        lk, truth = lake.open(place / "lake", create=True), Truth()
+        gone: set[Key] = set()
+        for number in range(4):
+            records = rollouts(rng, f"round {number}", PER_ROUND)
+            file, _ = write_file(tmp_path / f"{number}.jsonl", records, rng)
+            ingest(lk, file, run_id="run", batch_size=4)
+            truth.took(records)
+            victim = key(rng.choice(records))
+            operation = rng.choice([compact, Lake.vacuum, partial(forget, name=victim)])
+            grow(place, str(used(place) + rng.randrange(4096, 60_000)))
+            known = Truth(truth.offered, {name: text for name, text in truth.stands.items() if name != victim})
+            try:
+                operation(lk)
+            except LakeAccessError as error:
+                failures += "the disk is full" in str(error)
+                faults.inject("disk full in the middle of maintenance")
+            faults.found(harm(view(lk.snapshot()), known, gone))
+            grow(place, ROOM)
+            operation(lk)
+            gone |= {victim} if isinstance(operation, partial) else set()
+            faults.found(harm(view(lk.snapshot()), truth, gone))
+    assert failures == faults.injected.count("disk full in the middle of maintenance")
+
+
+def forget(lk: Lake, name: Key) -> None:
+    """Erase an episode, by the name that the model knows it by."""
+    rows = lk.snapshot().scan_all("episodes").select("episode_id", "task_id", "rollout_index").collect().rows()
+    found = [number for number, *known in rows if tuple(known) == name[:2]]
+    lk.forget(found)

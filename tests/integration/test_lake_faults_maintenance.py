@@ -4,20 +4,23 @@ The writers must not notice. A named snapshot taken before shows to the end what
 was retracted is gone for readers, what was forgotten is gone from every table; everything else stands once.
 """
 
+import itertools
 import random
 import time
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import polars as pl
 import pytest
 
 import lake
-from lake import EpisodeRecord, Lake
-from lake.ingest import ingest
+from lake import EpisodeRecord, Lake, ids
+from lake.ingest import Report, ingest
 from lake.tables import TABLES
 from testkit.fault_log import Faults, seeded
 from testkit.fault_model import Key, Truth, View, accounted, harm, key, rollouts, view, write_file
+from testkit.lake_worker import compact
 from testkit.processes import Worker, at_the_gate
 
 BEFORE = 16
@@ -57,7 +60,11 @@ def writers(lk: Lake, folder: Path, rng: random.Random, truth: Truth, shared: li
 
 def looked_at(lk: Lake, truth: Truth, maybe_gone: dict[Key, int], faults: Faults) -> View:
     """Nothing half visible; what was visible stays, unless it is being taken away."""
-    seen = view(lk.snapshot())
+    try:
+        seen = view(lk.snapshot())
+    except FileNotFoundError:
+        # `forget` deletes files at once, from under whoever reads an older version: the newest is whole.
+        seen = view(lk.snapshot())
     known = Truth(truth.offered, {name: text for name, text in truth.stands.items() if name not in maybe_gone})
     faults.found(harm(seen, known))
     truth.saw(seen)
@@ -65,19 +72,19 @@ def looked_at(lk: Lake, truth: Truth, maybe_gone: dict[Key, int], faults: Faults
 
 
 def killed_again_and_again(
-    lk: Lake, operation: str, ids: list[int], busy: list[Worker], rng: random.Random, faults: Faults
+    lk: Lake, operation: str, episode_ids: list[int], busy: list[Worker], rng: random.Random, faults: Faults
 ) -> None:
     """Run an operation beside the writers until they are done, and kill it each time, somewhere."""
     while any(worker.running for worker in busy):
         forced = f"commit {rng.randint(1, 6)} {rng.choice(['before', 'after'])} kill" if rng.random() < 0.5 else ""
-        worker = Worker("maintain", lk.uri, operation, *ids, faults=forced)
+        worker = Worker("maintain", lk.uri, operation, *episode_ids, faults=forced)
         at_the_gate(worker)
         time.sleep(rng.random() * 0.5)
         worker.kill()
         faults.inject(f"{operation} killed beside 4 writers")
 
 
-def holding(lk: Lake, ids: list[int]) -> list[str]:
+def holding(lk: Lake, episode_ids: list[int]) -> list[str]:
     """Data files of the lake, live or not, with rows of some episodes; torn ones cannot be read by anybody."""
     found = []
     for name, table in TABLES.items():
@@ -85,7 +92,10 @@ def holding(lk: Lake, ids: list[int]) -> list[str]:
         if "episode_id" in table.names and name != "retractions":
             for file in Path(lk.uri, name).rglob("*.parquet"):
                 with suppress(pl.exceptions.ComputeError):
-                    if pl.read_parquet(file, columns=["episode_id"])["episode_id"].is_in(ids).any():
+                    rows = pl.read_parquet(file)
+                    # That a forgotten episode came again is remembered, too, without its text.
+                    rows = rows.filter(pl.col("reason") != "forgotten") if name == "rejects" else rows
+                    if rows["episode_id"].is_in(episode_ids).any():
                         found.append(f"{name}/{file.name}")
     return found
 
@@ -120,6 +130,29 @@ def test_maintenance_killed_beside_four_writers(tmp_path: Path, seed: int, opera
         assert {key(record) for record in before} - set(chosen) <= set(seen.episodes)
 
 
+@pytest.mark.parametrize("step", [1, -1], ids=["ids that grow", "ids that fall"])
+def test_forgotten_episodes_do_not_come_back(tmp_path: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken back first, then forgotten, then compacted: of the two rows that say so, the tombstone must stay.
+
+    Whatever the order of the write_ids, which are random.
+    """
+    numbers = itertools.count(2**40, step)
+    monkeypatch.setattr(ids, "fresh_id", lambda: next(numbers))
+    rng = random.Random(0)
+    lk, truth = lake.open(tmp_path / "lake", create=True), Truth()
+    before = filled(lk, tmp_path, rng, truth)
+    chosen = lk.scan("episodes").collect()["episode_id"].to_list()
+    lk.retract(chosen)
+    lk.forget(chosen)
+    compact(lk)
+    file, bad = write_file(tmp_path / "again.jsonl", before, rng)
+    worker = Worker("ingest", lk.uri, file, "run", 4)
+    at_the_gate(worker)
+    report = msgspec.json.decode(worker.finish(), type=Report)
+    assert (report.new, report.rejected) == (0, BEFORE + bad)
+    assert view(lk.snapshot()).episodes == {}
+
+
 @seeded(5)
 def test_all_of_it_at_once(tmp_path: Path, seed: int) -> None:
     """Every operation in turn beside the writers, none of them killed: whoever loses a race runs again."""
@@ -146,4 +179,36 @@ def test_all_of_it_at_once(tmp_path: Path, seed: int) -> None:
             worker.finish()
         faults.found(harm(view(lk.snapshot()), truth, gone=chosen))
         assert holding(lk, list(forgotten.values())) == []
+        accounted(lk)
+
+
+@seeded()
+def test_writers_that_compact_by_themselves_killed_and_run_again(tmp_path: Path, seed: int) -> None:
+    """Four at once; whoever ends a job merges what has become many small files, and some are killed at it."""
+    rng = random.Random(seed)
+    lk, truth = lake.open(tmp_path / "lake", create=True), Truth()
+    with Faults() as faults:
+        for number in range(2):
+            files, busy = [], []
+            for writer in range(4):
+                records = rollouts(rng, f"round {number}, writer {writer}", 4)
+                files.append(write_file(tmp_path / f"{number}-{writer}.jsonl", records, rng)[0])
+                truth.offer(records)
+                dies = rng.choice(["", "", "commit {} before kill;", "commit {} after kill;"]).format(
+                    rng.randint(1, 14)
+                )
+                busy.append(Worker("ingest", lk.uri, files[-1], "run", 3, faults=f"{dies}auto 4"))
+            at_the_gate(*busy)
+            time.sleep(rng.random())
+            busy[0].kill()
+            killed = [worker.wait() for worker in busy].count(-9)
+            faults.inject("writer that compacts killed beside 3 others", killed)
+            looked_at(lk, truth, {}, faults)
+            for file in files:
+                again = Worker("ingest", lk.uri, file, "run", 5, faults="auto 4")
+                at_the_gate(again)
+                again.finish()
+        seen = looked_at(lk, truth, {}, faults)
+        assert set(seen.episodes) == set(truth.offered)
+        assert any(entry.clean_since for entry in lk.snapshot().entries("steps")), "nobody compacted anything"
         accounted(lk)

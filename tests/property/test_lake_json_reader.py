@@ -113,7 +113,7 @@ def test_any_array_is_read_as_the_standard_library_reads_it(content: bytes, wind
 
 
 @settings(RELAXED, max_examples=20)
-@given(content=DOCUMENTS.filter(lambda content: len(content) < 300), window=WINDOWS)
+@given(content=DOCUMENTS.filter(lambda content: len(content) < 200), window=WINDOWS)
 def test_an_array_cut_at_every_byte(content: bytes, window: int, path: Path) -> None:
     for cut in range(len(content)):
         same(path, content[:cut], window)

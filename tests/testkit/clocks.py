@@ -6,6 +6,7 @@ from pathlib import Path
 
 import lake
 from lake import Lake
+from lake.store import utc_now
 
 
 def _file(uri: str | Path) -> Path:
@@ -27,9 +28,9 @@ def open_with_clock(uri: str | Path, hours: float = 0) -> Lake:
     return lake.open(uri, create=True, clock=clock_of(uri))
 
 
-def clock_of(uri: str | Path) -> Callable[[], datetime] | None:
-    """The clock of a lake, if `set_clock` made one."""
+def clock_of(uri: str | Path) -> Callable[[], datetime]:
+    """The clock of a lake: the one `set_clock` moves if there is one, else the usual."""
     file = _file(uri)
     if not file.exists():
-        return None
+        return utc_now
     return lambda: datetime.now(UTC) + timedelta(hours=float(file.read_text()))

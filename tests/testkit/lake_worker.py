@@ -18,6 +18,7 @@ import polars as pl
 
 import lake
 from lake import Lake
+from lake.compaction import FEW_FILES
 from lake.errors import ConflictError
 from lake.ingest import ingest
 from lake.store import Store
@@ -27,6 +28,8 @@ from pipelines.credit.job import run_credit
 from testkit.clocks import clock_of
 from testkit.episodes import episode
 
+_OPTIONS = {"compact_above": FEW_FILES}
+"""Of `lake.open` in this process."""
 _METHODS = {"commit": ("_commit", 1), "write": ("_write", 0), "create": ("create", None)}
 """Places of faults: a method of the store, and which of its arguments names the table."""
 
@@ -94,8 +97,7 @@ def gate(says: str = "ready") -> None:
 
 def opened(uri: str) -> Lake:
     """The lake, made if need be, with the test's clock if there is one."""
-    clock = clock_of(uri)
-    return lake.open(uri, create=True) if clock is None else lake.open(uri, create=True, clock=clock)
+    return lake.open(uri, create=True, clock=clock_of(uri), **_OPTIONS)
 
 
 def run_ingest(uri: str, path: str, run_id: str, batch_size: str) -> None:
@@ -164,11 +166,14 @@ COMMANDS: dict[str, Callable[..., None]] = {
 def main(args: Sequence[str]) -> None:
     """Run a command: the faults, separated by semicolons, then its name and its arguments.
 
-    A fault is a `Fault`, or `fsize BYTES`: no file may become larger.
+    A fault is a `Fault`, or `fsize BYTES` (no file may become larger), or `auto FILES` (tables with that many small
+    files are compacted by whoever ends a job).
     """
     for text in filter(None, args[0].split(";")):
         if text.startswith("fsize "):
             resource.setrlimit(resource.RLIMIT_FSIZE, (int(text.split()[1]),) * 2)
+        elif text.startswith("auto "):
+            _OPTIONS["compact_above"] = int(text.split()[1])
         else:
             Fault.parse(text).arm()
     COMMANDS[args[1]](*args[2:])

@@ -4,8 +4,9 @@
 """
 
 import itertools
-import logging
 import socket
+import subprocess
+import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 
 import pytest
 
@@ -62,20 +64,34 @@ def options(endpoint: str) -> dict[str, str]:
     }
 
 
+_SERVER = """
+import logging, sys
+from moto.server import ThreadedMotoServer
+logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line for every request
+server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+server.start()
+print("http://%s:%d" % server.get_host_and_port(), flush=True)
+sys.stdin.read()
+"""
+
+
 @pytest.fixture(scope="module")
 def s3_server() -> Iterator[str]:
-    """The endpoint of a fresh S3 server."""
-    pytest.importorskip("moto", reason="moto is not installed: pip install 'trajlake[dev]'")
-    from moto.server import ThreadedMotoServer
+    """The endpoint of a fresh S3 server.
 
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line for every request
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        yield f"http://{host}:{port}"
-    finally:
-        server.stop()
+    A process of its own, which ends when the test's end of the pipe does: `DeltaTable.is_deltatable` keeps the GIL
+    while it waits for an answer, so a server in a thread of the test would never give one.
+    """
+    if find_spec("moto") is None:
+        pytest.skip("moto is not installed: pip install 'trajlake[dev]'")
+    command = [sys.executable, "-W", "ignore", "-c", _SERVER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        endpoint = server.stdout.readline().strip()
+        assert endpoint.startswith("http://127.0.0.1:"), "the server did not start"
+        yield endpoint
+        server.stdin.close()
 
 
 @pytest.fixture

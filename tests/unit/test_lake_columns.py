@@ -29,6 +29,7 @@ VALUES: dict[Type, object] = {
     Type.WORD: "word",
     Type.JSON: '{"a": [1, null]}',
     Type.TIME: datetime(2026, 2, 28, 23, 59, 59, 999_999, tzinfo=UTC),
+    Type.BYTES: b"\x00\xff",
     Type.IDS: [0, 2**63 - 1],
     Type.TOKENS: [],
     Type.LOGPROBS: [-0.5, -1.25],
@@ -135,7 +136,8 @@ def test_keys_and_sort_columns_exist_and_have_statistics(table: Table) -> None:
 @EVERY_TABLE
 def test_key_columns_are_never_null(table: Table) -> None:
     unknown = {name for name in table.key if not table.column(name).required}
-    assert unknown == ({"step_index"} if table.name == "scores" else set()), "only a score of a whole episode has none"
+    whole_episodes = {"scores", "selections"}
+    assert unknown == ({"step_index"} if table.name in whole_episodes else set()), "NULL is the whole episode"
 
 
 @EVERY_TABLE

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lake.store import FileEntry
+from lake.data_files import FileEntry
 from lake.visibility import DataFile, all_files, is_clean, visible_files
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)

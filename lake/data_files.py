@@ -1,0 +1,171 @@
+"""A table's data files as the log lists them, and what is told to the log of a new one."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from io import BytesIO
+from typing import IO, Any
+from urllib.parse import unquote
+
+import msgspec
+import polars as pl
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.transaction import AddAction
+
+from lake import encoding, ids
+from lake.columns import Table
+from lake.objects import Objects
+
+CLEAN = "clean"
+"""How the name of a compacted file begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A Parquet file of a table at some version."""
+
+    path: str
+    """Where it is, in full."""
+    name: str
+    """Its path below the table's folder."""
+    rows: int
+    bytes: int
+    written_at: datetime
+    """By the clock of whoever wrote it."""
+    low: Mapping[str, Any]
+    """Minimum of each column in `Table.statistics`; None if not known."""
+    high: Mapping[str, Any]
+    """Maximum, likewise."""
+
+    @property
+    def only_write_id(self) -> int | None:
+        """The write attempt that all rows belong to, if the log says that there is one."""
+        low, high = self.low.get("write_id"), self.high.get("write_id")
+        return low if low is not None and low == high else None
+
+    @property
+    def clean_since(self) -> tuple[int, int] | None:
+        """Versions of `episodes` and `jobs` from which on every row is visible; None if that is not known.
+
+        Compaction takes rows that are visible, and writes the versions it went by into the file's name.
+        """
+        parts = self.name.split("-")
+        return (int(parts[1]), int(parts[2])) if parts[0] == CLEAN else None
+
+
+@dataclass(slots=True)
+class Written:
+    """A data file that is on its way into the log."""
+
+    add: AddAction
+    rows: int
+    at: datetime
+
+
+def write_file(objects: Objects, table: Table, rows: Iterator[pa.Table], stem: str, at: datetime) -> Written:
+    """Write a data file that no commit names yet.
+
+    Args:
+        objects: where the lake lies.
+        table: whose rows they are.
+        rows: in order, in pieces.
+        stem: how its name begins.
+        at: now.
+    """
+    path = f"{stem}{ids.to_text(ids.fresh_id())}.parquet"
+    place = f"{table.name}/{path}"
+    try:
+        with _sink(objects, place) as sink:
+            statistics = encoding.write(sink, rows, table)
+            size = sink.tell()
+    except BaseException:
+        objects.delete([place])
+        raise
+    add = AddAction(path, size, {}, int(at.timestamp() * 1000), True, _statistics_json(statistics))
+    return Written(add, statistics.rows, at)
+
+
+@contextmanager
+def _sink(objects: Objects, path: str) -> Iterator[IO[bytes]]:
+    """A new object to write to: a file as it comes, or a buffer that is put into a bucket at the end."""
+    if objects.folder is None:
+        with BytesIO() as buffer:
+            yield buffer
+            objects.put(path, buffer.getvalue())
+    else:
+        with (objects.folder / path).open("xb") as file:
+            yield file
+
+
+def listed(handle: DeltaTable, table: Table, folder: str) -> list[FileEntry]:
+    """The live files of a table at the handle's version, by path.
+
+    Args:
+        handle: at some version.
+        table: its spec.
+        folder: its address.
+    """
+    # Read as it comes: turned into a pyarrow table it would import pandas, a third of a second.
+    actions = handle.get_add_actions(flatten=True)
+    present = set(actions.schema.names)
+
+    def column(key: str) -> list[Any]:
+        return list(actions.column(key).to_pylist()) if key in present else [None] * actions.num_rows
+
+    keys = table.statistics
+    lows, highs = ([column(f"{end}.{key}") for key in keys] for end in ("min", "max"))
+    entries = [
+        FileEntry(
+            f"{folder}/{unquote(path)}",
+            unquote(path),
+            rows,
+            size,
+            datetime.fromtimestamp(written / 1000, UTC),
+            dict(zip(keys, low, strict=True)),
+            dict(zip(keys, high, strict=True)),
+        )
+        for path, rows, size, written, low, high in zip(
+            column("path"),
+            column("num_records"),
+            column("size_bytes"),
+            column("modification_time"),
+            zip(*lows, strict=True),
+            zip(*highs, strict=True),
+            strict=True,
+        )
+    ]
+    # delta-rs lists newest first, in no promised order; the file list is part of a snapshot's identity.
+    return sorted(entries, key=lambda entry: entry.path)
+
+
+def sorted_rows(frame: pl.DataFrame, table: Table) -> Iterator[pa.Table]:
+    """A frame's rows in the table's order, as Arrow data of its schema."""
+    ordered = frame if _is_sorted(frame, table.sort) else frame.sort(table.sort, nulls_last=True)
+    yield encoding.arrow(ordered, table)
+
+
+def _is_sorted(frame: pl.DataFrame, keys: Sequence[str]) -> bool:
+    """Whether rows are in ascending order of the keys; a look is ten times cheaper than a sort."""
+    ordered = pl.lit(value=True)
+    for key in reversed(keys):
+        value, before = pl.col(key), pl.col(key).shift(1)
+        ordered = (before < value) | ((before == value) & ordered)
+    return bool(frame.select(ordered.slice(1).all()).item())
+
+
+def _statistics_json(statistics: encoding.FileStatistics) -> str:
+    """What the log says of a file, as Delta spells it."""
+
+    def known(values: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if value is not None}
+
+    return msgspec.json.encode(
+        {
+            "numRecords": statistics.rows,
+            "minValues": known(statistics.low),
+            "maxValues": known(statistics.high),
+            "nullCount": statistics.nulls,
+        }
+    ).decode()

@@ -1,0 +1,174 @@
+"""The doctor: is the lake whole, is the installation ours, and what would do it good."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from lake import ids
+from lake.columns import Visibility
+from lake.compaction import FEW_FILES, TARGET_BYTES
+from lake.contracts import conform
+from lake.errors import TrajlakeError
+from lake.reading import scan
+from lake.rivals import find_rivals
+from lake.snapshot import Snapshot
+from lake.tables import TABLES
+
+if TYPE_CHECKING:
+    from lake.lake import Lake
+
+Finding = tuple[str, str, str]
+"""Check, verdict (fine | note | wrong), detail."""
+
+_CHECKS = {
+    "steps have no gaps": (
+        "SELECT id_text(e.episode_id) || ' has ' || coalesce(s.n, 0) || ' of ' || e.num_steps || ' steps' AS what"
+        " FROM episodes e LEFT JOIN (SELECT episode_id, count(*) AS n, max(step_index) AS last FROM steps GROUP BY 1) s"
+        " USING (episode_id) WHERE s.n IS DISTINCT FROM e.num_steps OR s.last <> e.num_steps - 1"
+    ),
+    "every step has an episode": (
+        "SELECT id_text(episode_id) || ' has steps but no episode' AS what"
+        " FROM (SELECT DISTINCT episode_id FROM steps) ANTI JOIN episodes USING (episode_id)"
+    ),
+    "one attempt of a rollout counts": (
+        "SELECT count(*) || ' attempts of rollout ' || rollout_index || ' of group ' || id_text(group_id) || ' are"
+        " visible; retract all but one' AS what FROM episodes"
+        " GROUP BY group_id, rollout_index, agent_id HAVING count(*) > 1"
+    ),
+    "jobs end once": (
+        "SELECT id_text(job_id) || ' has ' || count(*) || ' succeeded rows' AS what"
+        " FROM jobs WHERE event = 'succeeded' GROUP BY job_id HAVING count(*) > 1"
+    ),
+}
+_REPEATS = ("batches", "metrics", "jobs")
+"""Tables whose keys repeat where a run or a job was resumed; their views choose."""
+
+
+def examine(lake: "Lake") -> pl.DataFrame:
+    """All findings: check, verdict (fine | note | wrong), detail.
+
+    Every file is decoded and held against its table's contract, so this reads the whole lake, a file at a time.
+    """
+    findings = [_installation()]
+    try:
+        snapshot = lake.snapshot()
+    except TrajlakeError as error:
+        findings.append(("every table can be opened", "wrong", f"{error}; restore it from a backup"))
+        return _frame(findings)
+    findings += _files(snapshot)
+    if findings[-1][1] == "wrong" or findings[-2][1] == "wrong":
+        return _frame(findings)
+    findings += [_from_query(snapshot, check, query) for check, query in _CHECKS.items()]
+    for name, table in TABLES.items():
+        if name not in _REPEATS and not table.distinct:
+            key = ", ".join(table.key)
+            query = f"SELECT count(*) || ' rows of one key' AS what FROM {name} GROUP BY {key} HAVING count(*) > 1"
+            findings.append(_from_query(snapshot, f"keys of {name} are unique", query))
+    findings += [_pins(lake), _dead(snapshot), _unfinished(snapshot), *_space(lake, snapshot)]
+    return _frame(findings)
+
+
+def _frame(findings: Sequence[Finding]) -> pl.DataFrame:
+    return pl.DataFrame(findings, schema=["check", "verdict", "detail"], orient="row")
+
+
+def _installation() -> Finding:
+    rivals = find_rivals()
+    return ("the four packages are ours", "wrong" if rivals else "fine", "; ".join(rivals))
+
+
+def _files(snapshot: Snapshot) -> list[Finding]:
+    """Every file is there, decodes, has the rows the log says, and keeps its table's contract."""
+    damaged: list[str] = []
+    broken: list[str] = []
+    # What counts of the other tables is said by those that are always visible: without them there is no look further.
+    for name in sorted(TABLES, key=lambda name: TABLES[name].visibility is Visibility.ACCEPTED):
+        if damaged and TABLES[name].visibility is Visibility.ACCEPTED:
+            break
+        if snapshot.versions[name] == -1:
+            damaged.append(f"the table {name} is missing")
+            continue
+        for entry in snapshot.entries(name):
+            # Decoded, not just opened: a flipped byte shows nowhere else.
+            fault = _guarded(lambda: _decoded(snapshot, name, entry.path, entry.rows), f"{entry.name} of {name}")  # noqa: B023
+            if fault is not None:
+                (broken if fault[0] else damaged).append(fault[1])
+    advice = "; restore the files from a backup, or ingest their source again into a new lake" if damaged else ""
+    return [
+        ("every file is there and readable", "wrong" if damaged else "fine", "; ".join(damaged[:5]) + advice),
+        ("every row keeps its contract", "wrong" if broken else "fine", "; ".join(broken[:5])),
+    ]
+
+
+def _guarded(look: Callable[[], str | None], place: str) -> tuple[bool, str] | None:
+    """(is it the contract, what is wrong), or None if nothing is."""
+    try:
+        problem = look()
+    except TrajlakeError as error:
+        return True, str(error)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        return False, f"{place}: {str(error).splitlines()[0]}"
+    return None if problem is None else (False, f"{place} {problem}")
+
+
+def _decoded(snapshot: Snapshot, name: str, path: str, rows: int) -> str | None:
+    frame = scan([path], TABLES[name], snapshot.objects.polars_options).collect()
+    if frame.height != rows:
+        return f"has {frame.height} rows, the log says {rows}"
+    conform(frame, TABLES[name])
+    return None
+
+
+def _from_query(snapshot: Snapshot, check: str, query: str) -> Finding:
+    try:
+        found = snapshot.sql(query)["what"].to_list()
+    except TrajlakeError as error:
+        return (check, "wrong", str(error))
+    more = f" (+{len(found) - 3} more)" if len(found) > 3 else ""
+    return (check, "wrong" if found else "fine", "; ".join(found[:3]) + more)
+
+
+def _pins(lake: "Lake") -> Finding:
+    """Every named snapshot can be read."""
+    try:
+        broken = [f"{pin.name}: {missing}" for pin in lake.snapshots() if (missing := lake.missing(pin.versions))]
+    except TrajlakeError as error:
+        return ("named snapshots are readable", "wrong", str(error))
+    advice = "; a `forget` breaks older snapshots: drop them" if broken else ""
+    return ("named snapshots are readable", "note" if broken else "fine", "; ".join(broken[:3]) + advice)
+
+
+def _dead(snapshot: Snapshot) -> Finding:
+    dead = snapshot.dead_write_ids
+    names = ", ".join(ids.to_text(write_id) for write_id in sorted(dead)[:3])
+    detail = (
+        f"{len(dead)} write attempts never became visible (killed or racing writers): {names}; `trajlake vacuum` drops "
+        "them after 7 days"
+    )
+    return ("dead writes", "note" if dead else "fine", detail if dead else "")
+
+
+def _unfinished(snapshot: Snapshot) -> Finding:
+    open_jobs = snapshot.sql("SELECT kind, count(*) AS n FROM job_runs WHERE status = 'started' GROUP BY 1 ORDER BY 1")
+    detail = ", ".join(f"{n} {kind}" for kind, n in open_jobs.iter_rows())
+    return ("unfinished jobs", "note" if detail else "fine", f"{detail}: running, or killed" if detail else "")
+
+
+def _space(lake: "Lake", snapshot: Snapshot) -> list[Finding]:
+    """Files and bytes that are live, and what lies beside them."""
+    parts, many, idle = [], [], 0
+    for name in TABLES:
+        entries = snapshot.entries(name)
+        if not entries:
+            continue
+        live = sum(entry.bytes for entry in entries)
+        idle += sum(found.bytes for found in snapshot.objects.list(name)) - live
+        parts.append(f"{name} {live / 1e6:.1f} MB in {len(entries)} files")
+        if sum(entry.bytes < TARGET_BYTES // 2 for entry in entries) > FEW_FILES:
+            many.append(name)
+    advice = f"; `trajlake compact {' '.join(many)}` would speed them up" if many else ""
+    return [
+        ("disk use", "note" if many else "fine", ", ".join(parts) + advice),
+        ("logs and files of older versions", "fine", f"{idle / 1e6:.1f} MB"),
+    ]

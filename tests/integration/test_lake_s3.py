@@ -1,0 +1,331 @@
+"""A lake in a bucket does what a lake in a folder does, and keeps its credentials to itself.
+
+1. One life: ingest, replay, SQL, scan, snapshots, retraction, compaction, vacuum, erasure, jobs.
+2. Several writers, and writers that are killed.
+3. Credentials are nowhere: not in an object, not in what a process prints, not in an error.
+4. A bucket that cannot be had is one line, soon.
+"""
+
+import subprocess
+import sys
+import time
+import urllib.parse
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import msgspec
+import polars as pl
+import pytest
+
+import lake
+from lake import Lake
+from lake.errors import LakeAccessError, NotALakeError, QueryError, TrajlakeError
+from lake.ingest import Report, ingest
+from lake.objects import Objects
+from testkit.episodes import assert_same, assert_whole, contents, episode, write_lines
+from testkit.full_lake import add_round
+from testkit.object_store import SECRET, Store, answering, options, refusal, s3, s3_server, unused_endpoint
+from testkit.processes import COMMAND, environment
+
+__all__ = ["s3", "s3_server"]
+
+WORKER = [sys.executable, "-c", "import sys; from testkit.lake_worker import main; main(sys.argv[1:])"]
+
+
+def open_lake(store: Store, **more: object) -> Lake:
+    """The store's lake, made if need be."""
+    return lake.open(store.root, create=True, storage_options=store.options, **more)  # type: ignore[arg-type]
+
+
+def command(store: Store, *args: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """The command line, with the store's options in its environment."""
+    return subprocess.run(
+        [*COMMAND, *map(str, args), "--lake", store.root],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=environment(**(store.environment | more)),
+    )
+
+
+def ingesting(store: Store, file: Path, batch_size: int, faults: str = "") -> subprocess.Popen[str]:
+    """A process that ingests a file once it is told to go."""
+    return subprocess.Popen(
+        [*WORKER, faults, "ingest", store.root, str(file), "run", str(batch_size)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(**store.environment),
+    )
+
+
+def let_go(workers: Sequence[subprocess.Popen[str]]) -> None:
+    """Start them at the same moment."""
+    for worker in workers:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "ready\n"
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+
+
+def ended(worker: subprocess.Popen[str]) -> str:
+    """What it printed, after a clean end."""
+    out, err = worker.communicate(timeout=120)
+    assert worker.returncode == 0, err
+    return out
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty episodes, one of them bad."""
+    records = [episode(f"task {n // 4}", n % 4, steps=1 + n % 3, tokens=n % 2 == 0) for n in range(40)]
+    return write_lines(tmp_path_factory.mktemp("source") / "source.jsonl", [*records, b'{"task_id": "no steps"}\n'])
+
+
+@pytest.fixture(scope="module")
+def expected(file: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, pl.DataFrame]:
+    """What a lake in a folder shows after the same ingest."""
+    lk = lake.open(tmp_path_factory.mktemp("local") / "lake", create=True)
+    ingest(lk, file, run_id="run")
+    return contents(lk.snapshot())
+
+
+# ---------------------------------------------------------------- 1. one life
+
+
+def test_a_lake_in_a_bucket_shows_what_one_in_a_folder_shows(
+    s3: Store, file: Path, expected: dict[str, pl.DataFrame]
+) -> None:
+    lk = open_lake(s3)
+    assert lk.uri == s3.root
+    report = ingest(lk, file, run_id="run")
+    assert (report.new, report.rejected) == (40, 1)
+    assert_same(contents(lk.snapshot()), expected)
+    again = ingest(lk, file, run_id="run", batch_size=3)
+    assert (again.new, again.present) == (0, 40)
+    assert_same(contents(lake.open(s3.root, storage_options=s3.options).snapshot()), expected)
+
+    sql = "SELECT task_id, count(*) AS n, sum(num_steps)::BIGINT AS steps FROM episodes GROUP BY task_id ORDER BY 1"
+    by_sql = lk.sql(sql)
+    by_scan = lk.scan("episodes").group_by("task_id").agg(n=pl.len().cast(pl.Int64), steps=pl.sum("num_steps"))
+    assert by_sql.equals(by_scan.sort("task_id").cast({"steps": pl.Int64}).collect())
+    with lk.snapshot().session() as session:
+        assert session.stream("SELECT * FROM tokens", rows=7).read_all().num_rows == expected["tokens"].height
+    with pytest.raises(QueryError, match="disabled by configuration"):
+        lk.sql("SELECT * FROM read_text('/etc/passwd')")
+
+
+def test_snapshots_outlive_compaction_and_vacuum(s3: Store) -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def clock() -> datetime:
+        return now
+
+    lk = open_lake(s3, clock=clock)
+    for number in range(4):
+        lk.append([episode(f"task {number}", n) for n in range(3)], run_id="run")
+    before = contents(lk.snapshot())
+    lk.name_snapshot("paper")
+    lk.append([episode("later", n) for n in range(2)], run_id="run")
+    (gone, *_) = lk.sql("SELECT episode_id FROM episodes WHERE task_id = 'later' ORDER BY 1")["episode_id"]
+    assert lk.retract([gone], "a test") == 1
+    now += timedelta(days=40)
+    files = len(lk.snapshot().files("steps"))
+    for name in ("episodes", "steps"):
+        lk.compact(name)
+    assert len(lk.snapshot().files("steps")) == 1 < files
+    lk.vacuum(retention=timedelta(days=7))
+
+    assert assert_whole(lk.snapshot()) == 4 * 3 + 1
+    reopened = lake.open(s3.root, storage_options=s3.options, clock=clock)
+    assert_same(contents(reopened.at("paper")), before)
+    assert reopened.at("paper").sql("SELECT count(*) AS n FROM steps").item() == 4 * 3 * 2
+    reopened.drop_snapshot("paper")
+    count = len(Objects(s3.root, s3.options).list())
+    now += timedelta(days=40)
+    reopened.vacuum(retention=timedelta(days=7))
+    assert len(Objects(s3.root, s3.options).list()) < count, "what only the dropped snapshot needed is gone"
+    assert assert_whole(reopened.snapshot()) == 4 * 3 + 1
+
+
+def test_a_forgotten_episode_is_in_no_object(s3: Store) -> None:
+    lk = open_lake(s3)
+    lk.append([episode("whisper-it", 0), episode("task", 1)], run_id="run")
+    (forgotten,) = lk.sql("SELECT episode_id FROM episodes WHERE task_id = 'whisper-it'")["episode_id"]
+    lk.forget([forgotten], "asked to")
+    assert assert_whole(lk.snapshot()) == 1
+    objects = Objects(s3.root, s3.options)
+    for found in objects.list():
+        data = objects.get(found.path) or b""
+        assert b"whisper-it" not in data
+        if found.path.endswith(".parquet"):
+            frame = pl.read_parquet(data)
+            assert "whisper-it" not in str(frame.to_dicts()), found.path
+    assert lk.append([episode("whisper-it", 0)], run_id="run").new == 0
+
+
+def test_jobs_of_every_table_work_in_a_bucket(s3: Store, tmp_path: Path) -> None:
+    local, remote = lake.open(tmp_path / "lake", create=True), open_lake(s3)
+    for lk in (local, remote):
+        for number in range(2):
+            add_round(lk, number, fail=number == 1)
+    for name in lake.tables.TABLES:
+        assert remote.scan(name).collect().height == local.scan(name).collect().height, name
+
+
+def test_the_command_line_takes_a_bucket(s3: Store, file: Path) -> None:
+    done = command(s3, "ingest", file, "--run", "run")
+    assert done.returncode == 0, done.stderr
+    assert "40 episodes" in done.stderr + done.stdout
+    done = command(s3, "sql", "SELECT count(*) AS n FROM episodes", "--format", "csv")
+    assert done.stdout.split() == ["n", "40"]
+    for name in ("compact", "vacuum", "doctor", "tables"):
+        done = command(s3, name)
+        assert (done.returncode, SECRET in done.stdout + done.stderr) == (0, False), done.stderr
+
+
+# ---------------------------------------------------------------- 2. several writers, killed ones
+
+
+def test_four_writers_of_overlapping_batches_write_everything_once(s3: Store, tmp_path: Path) -> None:
+    records = [episode("task", n, steps=1 + n % 4, tokens=True) for n in range(48)]
+    files = [write_lines(tmp_path / f"{n}.jsonl", records[8 * n : 8 * n + 24]) for n in range(4)]
+    workers = [ingesting(s3, path, size) for path, size in zip(files, (5, 7, 11, 24), strict=True)]
+    let_go(workers)
+    reports = [msgspec.json.decode(ended(worker), type=Report) for worker in workers]
+    assert sum(report.new for report in reports) == 48
+    assert all(report.new + report.present == 24 for report in reports)
+    lk = lake.open(s3.root, storage_options=s3.options)
+    assert assert_whole(lk.snapshot()) == 48
+    assert lk.sql("SELECT status FROM job_runs")["status"].to_list() == ["succeeded"] * 4
+
+
+@pytest.mark.parametrize(
+    "place", ["create 1 before", "commit:steps 2 after", "commit:episodes 2 before", "commit:episodes 2 after"]
+)
+def test_a_killed_writer_is_made_good_by_the_same_command(
+    place: str, s3: Store, file: Path, expected: dict[str, pl.DataFrame]
+) -> None:
+    worker = ingesting(s3, file, 7, f"{place} kill")
+    let_go([worker])
+    worker.communicate(timeout=120)
+    assert worker.returncode == -9
+    lk = open_lake(s3)
+    present = assert_whole(lk.snapshot())
+    assert present in (0, 7, 14)
+    report = ingest(lk, file, run_id="run", batch_size=9)
+    assert (report.new, report.present) == (40 - present, present)
+    assert_same(contents(lk.snapshot()), expected)
+
+
+def test_writers_killed_at_any_moment_lose_and_double_nothing(
+    s3: Store, file: Path, expected: dict[str, pl.DataFrame]
+) -> None:
+    for round_ in range(5):
+        worker = ingesting(s3, file, 4)
+        let_go([worker])
+        time.sleep(0.1 + 0.13 * round_)
+        worker.kill()
+        worker.communicate(timeout=120)
+    lk = open_lake(s3)
+    present = assert_whole(lk.snapshot())
+    assert ingest(lk, file, run_id="run", batch_size=6).new == 40 - present
+    assert_same(contents(lk.snapshot()), expected)
+
+
+# ---------------------------------------------------------------- 3. credentials
+
+LEAKS = [text.encode() for text in (SECRET, urllib.parse.quote(SECRET, safe=""), "AKIATESTTESTTEST")]
+
+
+def test_credentials_are_in_no_object_and_no_output(s3: Store, file: Path) -> None:
+    printed = []
+    for args in (
+        ["ingest", file, "--run", "run"],
+        ["tables"],
+        ["sql", "SELECT * FROM jobs", "--format", "json"],
+        ["sql", "SELECT no_such_column FROM jobs"],
+        ["snapshot", "paper"],
+        ["compact"],
+        ["vacuum"],
+        ["doctor"],
+    ):
+        done = command(s3, *args, RUST_LOG="debug")
+        printed.append(done.stdout + done.stderr)
+    objects = Objects(f"s3://{s3.bucket}", s3.options)
+    listed = objects.list()
+    assert any("_delta_log" in found.path for found in listed)
+    for found in listed:
+        data = objects.get(found.path) or b""
+        texts = [data]
+        if found.path.endswith(".parquet"):
+            texts.append(str(pl.read_parquet(data).to_dicts()).encode())
+        assert not any(leak in text for leak in LEAKS for text in texts), found.path
+    assert not any(leak.decode() in text for leak in LEAKS for text in printed)
+
+
+# ---------------------------------------------------------------- 4. no bucket
+
+
+def refused(store: Store, says: str, kind: type[TrajlakeError]) -> None:
+    """Opening it fails in one line, soon, in this process and on the command line."""
+    for create in (False, True):
+        start = time.monotonic()
+        with pytest.raises(kind) as caught:
+            lake.open(store.root, create=create, storage_options=store.options)
+        assert time.monotonic() - start < 40
+        assert says in str(caught.value)
+        assert "\n" not in str(caught.value)
+    done = command(store, "sql", "SELECT 1")
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert SECRET not in done.stdout + done.stderr
+
+
+def test_a_missing_bucket_is_one_line(s3_server: str) -> None:
+    refused(Store(s3_server, "no-such-bucket"), "there is no bucket `no-such-bucket`", NotALakeError)
+
+
+def test_wrong_credentials_are_one_line() -> None:
+    with answering(refusal(403, "InvalidAccessKeyId")) as endpoint:
+        refused(Store(endpoint, "bucket"), "access denied; check AWS_ACCESS_KEY_ID", LakeAccessError)
+
+
+def test_an_unreachable_endpoint_is_one_line() -> None:
+    refused(Store(unused_endpoint(), "bucket"), "cannot be reached; check the network", LakeAccessError)
+
+
+def test_an_empty_prefix_is_no_lake_until_it_is_made(s3: Store) -> None:
+    refused_once = pytest.raises(NotALakeError)
+    with refused_once as caught:
+        lake.open(s3.root, storage_options=s3.options)
+    assert s3.root in str(caught.value)
+    Objects(s3.root, s3.options).put("readme.txt", b"not a lake")
+    with pytest.raises(NotALakeError, match="not empty"):
+        open_lake(s3)
+
+
+def test_a_store_that_goes_away_is_one_line_in_every_engine(s3: Store) -> None:
+    lk = open_lake(s3)
+    lk.append([episode("task", n) for n in range(3)], run_id="run")
+    snapshot = lk.snapshot()
+    assert snapshot.sql("SELECT count(*) AS n FROM steps").item() == 6
+    gone = lake.open(s3.root, storage_options=s3.options)
+    objects = Objects(s3.root, s3.options)
+    objects.delete([f.path for f in objects.list("steps") if f.path.endswith(".parquet")])
+    for read in (
+        lambda: gone.sql("SELECT sum(step_index) FROM steps"),
+        lambda: gone.snapshot().sql("SELECT max(state) FROM steps"),
+    ):
+        with pytest.raises(LakeAccessError) as caught:
+            read()
+        assert "\n" not in str(caught.value)
+        assert "Traceback" not in str(caught.value)
+        assert "steps/" in str(caught.value)
+    assert options(s3.endpoint) == s3.options

@@ -1,0 +1,205 @@
+"""Any sequence of what people do to a lake, beside an oracle that is a few dictionaries.
+
+Records come, come again, come with other content, are retried; episodes are retracted and forgotten; tables are
+compacted and vacuumed while days pass; snapshots are taken, named and reopened. After every step the lake shows what
+the dictionaries say, and every old snapshot still shows what it showed, forgotten episodes aside.
+"""
+
+import random
+import tempfile
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+import lake
+from lake import EpisodeRecord, ids
+from lake.errors import LakeAccessError
+from testkit.episodes import episode
+from testkit.fault_model import Content, Key, content, key, resampled, view
+from testkit.lake_worker import compact
+
+SLOTS = st.tuples(st.integers(0, 1), st.integers(0, 2))
+"""A task and one of its siblings: few, so that they meet."""
+SEEDS = st.integers(0, 2**16)
+
+
+class LakeMachine(RuleBasedStateMachine):
+    """The lake, and what it must show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory(prefix="machine")
+        self.chance = pytest.MonkeyPatch()
+        self.now = datetime(2026, 1, 1, tzinfo=UTC)
+        self.lk = self.opened()
+        self.stored: dict[Key, Content] = {}
+        """Whatever was recorded and not forgotten."""
+        self.hidden: set[Key] = set()
+        self.forgotten: set[Key] = set()
+        self.rejected = 0
+        self.snapshots: list[tuple[dict[str, int], datetime, dict[Key, Content]]] = []
+        self.named: dict[str, dict[Key, Content]] = {}
+
+    def opened(self) -> lake.Lake:
+        return lake.open(Path(self.folder.name) / "lake", create=True, clock=lambda: self.now, compact_above=12)
+
+    @initialize(number=SEEDS)
+    def they_draw_ids(self, number: int) -> None:
+        """Random ids from a seed: what depends on their order is found, and found again."""
+        rng = random.Random(number)
+        self.chance.setattr(ids, "fresh_id", lambda: rng.getrandbits(63))
+
+    def teardown(self) -> None:
+        self.chance.undo()
+        self.folder.cleanup()
+
+    # ------------------------------------------------------------ the oracle
+
+    def visible(self) -> dict[Key, Content]:
+        return {name: text for name, text in self.stored.items() if name not in self.hidden}
+
+    def numbers(self, names: list[Key]) -> list[int]:
+        rows = self.lk.snapshot().scan_all("episodes").collect()
+        found = rows.select("task_id", "rollout_index", "attempt", "episode_id").rows()
+        return [number for *name, number in found if tuple(name) in names]
+
+    def took(self, records: list[EpisodeRecord]) -> tuple[int, int, int]:
+        """What recording does to the dictionaries: new, present, rejected."""
+        new = present = rejected = 0
+        for record in records:
+            name = key(record)
+            if name in self.forgotten:
+                rejected += 1
+            elif name not in self.stored:
+                new += 1
+                self.stored[name] = content(record)
+                self.one_attempt_per_slot(name)
+            elif self.stored[name] == content(record):
+                present += 1
+            else:
+                rejected += 1
+        return new, present, rejected
+
+    def one_attempt_per_slot(self, name: Key) -> None:
+        """Of the attempts at one rollout the highest counts, in whatever order they come."""
+        attempts = [other for other in self.stored if other[:2] == name[:2]]
+        if name == max(attempts, key=lambda other: other[2]):
+            self.hidden.update(other for other in attempts if other != name)
+        else:
+            self.hidden.add(name)
+
+    def record(self, records: list[EpisodeRecord]) -> None:
+        counts = self.lk.append(records, run_id="run")
+        assert (counts.new, counts.present, counts.rejected) == self.took(records)
+
+    # ------------------------------------------------------------ what people do
+
+    @rule(slots=st.lists(SLOTS, min_size=1, max_size=4), attempt=st.integers(0, 2))
+    def they_record(self, slots: list[tuple[int, int]], attempt: int) -> None:
+        """New ones, replays, and retries, as it comes."""
+        self.record([episode(f"t{t}", n, steps=1 + n, tokens=n % 2 == 0, attempt=attempt) for t, n in slots])
+
+    @rule(slot=SLOTS, attempt=st.integers(0, 2), number=SEEDS)
+    def they_record_other_content(self, slot: tuple[int, int], attempt: int, number: int) -> None:
+        self.record([resampled(episode(f"t{slot[0]}", slot[1], attempt=attempt), random.Random(number))])
+
+    @precondition(lambda self: self.stored)
+    @rule(data=st.data())
+    def they_retract(self, data: st.DataObject) -> None:
+        names = data.draw(st.lists(st.sampled_from(sorted(self.stored)), min_size=1, max_size=2, unique=True))
+        fresh = set(names) - self.hidden
+        assert self.lk.retract(self.numbers(names), "a test") == len(fresh)
+        self.hidden.update(names)
+
+    @precondition(lambda self: self.stored)
+    @rule(data=st.data())
+    def they_forget(self, data: st.DataObject) -> None:
+        names = data.draw(st.lists(st.sampled_from(sorted(self.stored)), min_size=1, max_size=2, unique=True))
+        self.lk.forget(self.numbers(names), "a test")
+        for name in names:
+            del self.stored[name]
+        self.hidden.difference_update(names)
+        self.forgotten.update(names)
+
+    @rule()
+    def they_compact(self) -> None:
+        compact(self.lk)
+
+    @rule()
+    def they_vacuum(self) -> None:
+        self.lk.vacuum()
+
+    @rule(days=st.sampled_from([0.1, 5, 8, 40]))
+    def days_pass(self, days: float) -> None:
+        self.now += timedelta(days=days)
+
+    @rule()
+    def they_come_back(self) -> None:
+        """In a new process, as far as the lake can tell."""
+        self.lk = self.opened()
+
+    @rule()
+    def they_take_a_snapshot(self) -> None:
+        self.snapshots.append((self.lk.snapshot().versions, self.now, self.visible()))
+
+    @rule()
+    def they_name_a_snapshot(self) -> None:
+        name = f"s{len(self.named)}"
+        self.lk.name_snapshot(name)
+        self.named[name] = self.visible()
+
+    # ------------------------------------------------------------ what must hold
+
+    @invariant()
+    def the_lake_shows_what_the_dictionaries_say(self) -> None:
+        seen = view(self.lk.snapshot())
+        assert (seen.duplicated, seen.broken) == (0, 0)
+        assert seen.episodes == self.visible()
+
+    @rule()
+    def old_snapshots_show_what_they_showed(self) -> None:
+        for versions, at, shown in self.snapshots:
+            if self.now - at < timedelta(days=7):
+                self.compare(versions, shown)
+        for name, shown in self.named.items():
+            self.compare(name, shown)
+
+    def compare(self, when: dict[str, int] | str, shown: dict[Key, Content]) -> None:
+        """An old snapshot, unless something in it was forgotten: then its files are gone, and it says so."""
+        if self.forgotten:
+            try:
+                seen = view(self.lk.at(when))
+            except (LakeAccessError, FileNotFoundError):
+                return
+            assert seen.broken == seen.duplicated == 0
+            for name in seen.episodes:
+                assert name not in self.forgotten
+        else:
+            assert view(self.lk.at(when)).episodes == shown
+
+
+def run(*, steps: int, number: int) -> None:
+    """Six sequences, which `number` draws."""
+    options = settings(max_examples=6, stateful_step_count=steps, deadline=None, derandomize=False, database=None)
+    run_state_machine_as_test(seed(number)(LakeMachine), settings=options)
+
+
+def test_a_lake_is_a_few_dictionaries() -> None:
+    run(steps=25, number=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(1, 21))
+def test_a_lake_is_a_few_dictionaries_for_long(number: int) -> None:
+    run(steps=50, number=number)
