@@ -10,6 +10,7 @@ import lake
 from lake import ids
 from lake.contracts import conform
 from lake.lake import Lake
+from lake.objects import Objects
 from lake.store import Store
 from lake.tables import TABLES
 
@@ -22,7 +23,7 @@ _STATE_BYTES = 300
 def steps_lake(path: Path, num_steps: int, seed: int = 0) -> Lake:
     """A lake of episodes with 20 steps, groups of 8, state texts of about 300 bytes, 30 states a group."""
     lake.open(path, create=True)
-    store = Store(str(path))
+    store = Store(Objects(path))
     rng = np.random.default_rng(seed)
     num_episodes = num_steps // STEPS_PER_EPISODE
     pool = _texts(rng, 20_000)
@@ -34,7 +35,7 @@ def steps_lake(path: Path, num_steps: int, seed: int = 0) -> Lake:
         groups_E = episodes_E // GROUP_SIZE
         store.append("steps", _steps(rng, episodes_E, groups_E, write_id, pool, hashes))
         version, _ = store.files("episodes")
-        store.append_episodes(_episodes(rng, episodes_E, groups_E, write_id), version)
+        store.append_episodes(store.stage("episodes", _episodes(rng, episodes_E, groups_E, write_id)), version)
     return lake.open(path)
 
 
@@ -105,7 +106,7 @@ def tokens_lake(path: Path, num_rows: int, tokens_per_row: int = 200, seed: int 
     Token ids follow a Zipf law, as text does, so that they compress as text does.
     """
     lake.open(path, create=True)
-    store = Store(str(path))
+    store = Store(Objects(path))
     rng = np.random.default_rng(seed)
     num_episodes = num_rows // STEPS_PER_EPISODE
     for first in range(0, num_episodes, 2_500):
@@ -115,7 +116,7 @@ def tokens_lake(path: Path, num_rows: int, tokens_per_row: int = 200, seed: int 
         store.append("tokens", _tokens(rng, episodes_E, groups_E, write_id, tokens_per_row // 2))
         store.append("steps", _steps(rng, episodes_E, groups_E, write_id, pl.Series("state", ["s"]), np.array([0])))
         version, _ = store.files("episodes")
-        store.append_episodes(_episodes(rng, episodes_E, groups_E, write_id), version)
+        store.append_episodes(store.stage("episodes", _episodes(rng, episodes_E, groups_E, write_id)), version)
     return lake.open(path)
 
 

@@ -82,6 +82,13 @@ class Bucket:
             for found in chunk:
                 yield found["path"], found["size"], found["last_modified"]
 
+    def names(self) -> set[str]:
+        """Names right under the prefix."""
+        import obstore
+
+        found = obstore.list_with_delimiter(self._store)
+        return {*found["common_prefixes"], *(entry["path"] for entry in found["objects"])}
+
     def get(self, path: str) -> bytes | None:
         """An object's bytes; None if there is none."""
         import obstore

@@ -141,7 +141,7 @@ def _is_id(name: str, known: Set[str]) -> bool:
 
 
 def _flat(frame: "pl.DataFrame") -> "pl.DataFrame":
-    """Lists and structs as JSON text, bytes as base64: CSV has neither."""
+    """Lists and structs as JSON text, bytes as base64, durations as ISO 8601: CSV has none of them."""
     import msgspec
     import polars as pl
 
@@ -152,6 +152,7 @@ def _flat(frame: "pl.DataFrame") -> "pl.DataFrame":
             for name in nested
         ),
         pl.col(pl.Binary).bin.encode("base64"),
+        pl.col(pl.Duration).dt.to_string("iso"),
     )
 
 

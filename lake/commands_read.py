@@ -138,7 +138,7 @@ def show(episode: str, lake_uri: str, full: bool, series: str | None, as_of: str
 @format_option
 @click.option("--columns", is_flag=True, help="List every column with its type and meaning.")
 def tables(lake_uri: str, output_format: str, columns: bool) -> None:
-    """List the tables of a lake: version, visible rows, files, bytes."""
+    """List the tables of a lake: version, rows (those of retracted episodes too), files, bytes."""
     import polars as pl
 
     from lake.tables import TABLES
@@ -187,10 +187,9 @@ def history(table: str | None, lake_uri: str, output_format: str, limit: int) ->
 @format_option
 def doctor(lake_uri: str, output_format: str) -> None:
     """Check a lake and this installation; exit status 1 if something is wrong."""
-    import lake
-    from lake.doctor import examine
+    from lake.doctor import diagnose
 
-    findings = examine(lake.open(lake_uri))
+    findings = diagnose(lake_uri)
     echo_rows(findings, output_format)
     if (findings["verdict"] == "wrong").any():
         sys.exit(1)

@@ -17,7 +17,7 @@ from lake.cli_options import lake_option
     type=click.IntRange(min=1),
     default=4096,
     show_default=True,
-    help="Episodes a commit at most; it also closes at 64 MB of text.",
+    help="Episodes a commit at most; it also closes at 32 MB of text.",
 )
 def ingest(files: tuple[str, ...], lake_uri: str, run_id: str | None, format_name: str | None, batch_size: int) -> None:
     """Read trajectory FILES into a lake (made if it is not there). `-` reads stdin.

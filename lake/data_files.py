@@ -64,6 +64,14 @@ class Written:
     at: datetime
 
 
+@dataclass(slots=True)
+class Staged:
+    """Rows with the file that holds them already."""
+
+    rows: pl.DataFrame
+    written: Written
+
+
 def write_file(objects: Objects, table: Table, rows: Iterator[pa.Table], stem: str, at: datetime) -> Written:
     """Write a data file that no commit names yet.
 

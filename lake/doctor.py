@@ -9,10 +9,12 @@ from lake import ids
 from lake.columns import Visibility
 from lake.compaction import FEW_FILES, TARGET_BYTES
 from lake.contracts import conform
-from lake.errors import TrajlakeError
+from lake.errors import LakeAccessError, NotALakeError, TrajlakeError
+from lake.objects import Objects
 from lake.reading import scan
 from lake.rivals import find_rivals
 from lake.snapshot import Snapshot
+from lake.store import Store
 from lake.tables import TABLES
 
 if TYPE_CHECKING:
@@ -43,6 +45,33 @@ _CHECKS = {
 }
 _REPEATS = ("batches", "metrics", "jobs")
 """Tables whose keys repeat where a run or a job was resumed; their views choose."""
+
+
+def diagnose(uri: str) -> pl.DataFrame:
+    """As `examine`, also of a lake that cannot be opened because some of its tables are damaged or gone.
+
+    Raises:
+        TrajlakeError: none of its tables can be opened, or they are not ours.
+    """
+    from lake.lake import open as open_lake
+
+    store = Store(Objects(uri))
+    try:
+        return examine(open_lake(uri))
+    except (LakeAccessError, NotALakeError) as error:
+        is_foreign = isinstance(error, NotALakeError) and store.exists()
+        problems = [problem for name in TABLES if (problem := _unopened(store, name))]
+        if is_foreign or len(problems) == len(TABLES):
+            raise
+    advice = "; restore it from a backup, or ingest its source again into a new lake"
+    return _frame([_installation(), ("every table can be opened", "wrong", "; ".join(problems) + advice)])
+
+
+def _unopened(store: Store, name: str) -> str:
+    try:
+        return f"the table {name} is missing" if store.refresh(name) == -1 else ""
+    except TrajlakeError as error:
+        return f"the table {name} is damaged: {error}"
 
 
 def examine(lake: "Lake") -> pl.DataFrame:

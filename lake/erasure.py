@@ -107,7 +107,8 @@ def _rewrite(store: Store, name: str, key: str, values: pl.Series, job_id: int) 
     """Rewrite the files of a table that hold these keys; the rows that went."""
     if values.is_empty():
         return 0
-    where = f"{key} NOT IN ({', '.join(map(str, values))})"
+    # Rows that name no episode (most rejects) stay.
+    where = f"({key} IS NULL OR {key} NOT IN ({', '.join(map(str, values))}))"
     for _ in range(_TRIES):
         version, entries = store.files(name)
         holding = {entry.name: count for entry in entries if (count := _count(store, name, entry.path, key, values))}

@@ -42,6 +42,13 @@ class Folder:
                     found = entry.stat()
                     yield path, found.st_size, datetime.fromtimestamp(found.st_mtime, UTC)
 
+    def names(self) -> set[str]:
+        """Names right under the root."""
+        try:
+            return {entry.name for entry in Path(self._root).iterdir()}
+        except FileNotFoundError:
+            return set()
+
     def get(self, path: str) -> bytes | None:
         """An object's bytes; None if there is none."""
         try:

@@ -22,7 +22,7 @@ from lake.records import EpisodeRecord, Reject, printable
 
 BATCH_EPISODES = 4096
 BATCH_STEPS = 65_536
-BATCH_BYTES = 64 << 20
+BATCH_BYTES = 32 << 20
 """Of text. A batch closes at whichever comes first; all three bound memory and the size of a column."""
 PROGRESS_SECONDS = 10.0
 

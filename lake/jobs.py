@@ -255,8 +255,8 @@ class Job:
             if event == "succeeded":
                 self._require_live()
             try:
-                frame = _jobs_frame(row | {"sequence": version})
-                self._store.append_terminal(frame, version, job_id=self.job_id)
+                staged = self._store.stage("jobs", _jobs_frame(row | {"sequence": version}))
+                self._store.append_terminal(staged, version, job_id=self.job_id)
             except CommitLostError:
                 if not self._store.holds("jobs", row["write_id"]):
                     continue

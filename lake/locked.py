@@ -86,7 +86,7 @@ class LockedReader:
             raise UsageError(msg)
         self._snapshot = snapshot
         self._memory = memory_limit
-        self._memory_bytes = _bytes(memory_limit)
+        self._memory_bytes = size_in_bytes(memory_limit)
         self._timeout = timeout
         self._max_rows = max_rows
         self._max_bytes = max_bytes
@@ -248,8 +248,12 @@ def _send(pipe: Any, left: memoryview) -> memoryview:
         return left[:0]
 
 
-def _bytes(text: str) -> int:
-    """A size such as 512MB or 1.5GiB in bytes."""
+def size_in_bytes(text: str) -> int:
+    """A size such as 512MB or 1.5GiB in bytes.
+
+    Raises:
+        UsageError: no size.
+    """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
     if found is None:
         msg = f"{text!r} is no size; write for example 512MB or 2GiB"

@@ -115,6 +115,11 @@ class Objects:
             found = [Found(*entry) for entry in self._floor.list(prefix, staging=staging)]
         return sorted(found, key=lambda entry: entry.path)
 
+    def names(self) -> set[str]:
+        """What lies right under the root: names of objects and of folders."""
+        with self._explaining():
+            return self._floor.names()
+
     def get(self, path: str) -> bytes | None:
         """An object's bytes; None if there is none."""
         with self._explaining():

@@ -153,7 +153,7 @@ class Snapshot:
         return frozenset(column["write_id"].to_list())
 
     def size(self, name: str) -> tuple[int, int, int]:
-        """Files, visible rows (dead rows in shared files counted) and bytes of a table."""
+        """Files, rows (those of retracted episodes, and dead ones in shared files, counted) and bytes of a table."""
         files = self.files(name)
         return len(files), sum(f.rows for f in files), sum(f.bytes for f in files)
 

@@ -8,9 +8,10 @@ import errno
 import re
 
 from lake.addresses import Address
-from lake.errors import LakeAccessError, NotALakeError, TrajlakeError
+from lake.errors import LakeAccessError, LakeVersionError, NotALakeError, TrajlakeError
 
 _LONGEST = 300
+_NEWER_DELTA = "minimum reader version"
 _DOCTOR = "`trajlake doctor` tells what is damaged"
 _NO_PERMISSION = "no permission to write here; choose another --lake or change the folder's permissions"
 _NO_ROOM = ("No space left", "quota exceeded", "File too large")
@@ -32,6 +33,9 @@ _CODE = re.compile(r"<Code>(\w+)</Code>")
 
 def explained(error: BaseException, address: Address) -> TrajlakeError:
     """The error a user gets for a failure of storage; its text may still hold secrets (`Objects.redacted`)."""
+    if _NEWER_DELTA in str(error):
+        msg = f"{address.root}: a newer Delta Lake wrote it ({_one_line(str(error))}); pip install --upgrade trajlake"
+        return LakeVersionError(msg)
     return _remote(str(error), address) if address.scheme else _local(error, address)
 
 

@@ -26,7 +26,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 
 from lake import ids
-from lake.data_files import CLEAN, FileEntry, Written, listed, sorted_rows, write_file
+from lake.data_files import CLEAN, FileEntry, Staged, Written, listed, sorted_rows, write_file
 from lake.errors import ConflictError, LakeAccessError, NotALakeError, TrajlakeError
 from lake.migrations import CONFIGURATION, migrate, require_known
 from lake.objects import Objects
@@ -63,11 +63,7 @@ class Store:
         self._prepared = False
         self._inside: dict[str, frozenset[int]] = {}
         self._lock = threading.RLock()
-
-    @property
-    def root(self) -> str:
-        """The lake's address."""
-        return self.objects.root
+        self.root = objects.root
 
     def exists(self) -> bool:
         """Whether the root holds a lake."""
@@ -168,21 +164,26 @@ class Store:
         msg = f"table `{name}` of {self.root} is too busy: {_APPEND_TRIES} commits failed ({lost}); try again later"
         raise ConflictError(msg)
 
-    def append_episodes(self, frame: pl.DataFrame, checked_version: int, *, job_id: int | None = None) -> None:
-        """Append to `episodes` as a compare-and-swap on the version the caller has checked.
+    def stage(self, name: str, frame: pl.DataFrame) -> Staged:
+        """Write rows to a file that `append_episodes` or `append_terminal` can commit, as often as it takes."""
+        self._prepare(name)
+        return Staged(frame, self._write(name, sorted_rows(frame, TABLES[name])))
+
+    def append_episodes(self, staged: Staged, checked_version: int, *, job_id: int | None = None) -> None:
+        """Append staged rows to `episodes` as a compare-and-swap on the version the caller has checked.
 
         Raises:
             CommitLostError: another writer was first; refresh, check again, retry.
         """
-        self._append_if(EPISODES.name, frame, checked_version, job_id)
+        self._append_if(EPISODES.name, staged, checked_version, job_id)
 
-    def append_terminal(self, frame: pl.DataFrame, checked_version: int, *, job_id: int) -> None:
+    def append_terminal(self, staged: Staged, checked_version: int, *, job_id: int) -> None:
         """Append a job's terminal row to `jobs` as a compare-and-swap on the version the caller has checked.
 
         Raises:
             CommitLostError: another job ended, or dead writes were dropped: check again, retry.
         """
-        self._append_if("jobs", frame, checked_version, job_id)
+        self._append_if("jobs", staged, checked_version, job_id)
 
     def holds(self, name: str, write_id: int) -> bool:
         """Whether a write attempt's file is among the newest: a commit may arrive although it is reported lost."""
@@ -208,8 +209,8 @@ class Store:
         while True:
             with self._lock, suppress(CommitFailedError):
                 self.refresh(name)
-                handle = self._handles[name]
-                self._commit(handle, name, [], self._note("fence", None), [self._next(handle, name)])
+                marks = [self._next(self._handles[name], name)]
+                self._commit(self._handles[name], name, [], self._note("fence", None), marks)
                 return self.refresh(name)
 
     def rewrite(
@@ -275,22 +276,20 @@ class Store:
             commits = self._handles[name].history(limit)
         return [commit | {"note": commit.get(NOTE) or {}} for commit in commits]
 
-    def _append_if(self, name: str, frame: pl.DataFrame, checked_version: int, job_id: int | None) -> None:
-        self._prepare(name)
-        written = self._write(name, sorted_rows(frame, TABLES[name]))
+    def _append_if(self, name: str, staged: Staged, checked_version: int, job_id: int | None) -> None:
         with self._lock:
             handle = self._handles[name]
             try:
                 # Only what is not newer than the caller's look is a base for its commit.
                 base = handle if handle.version() == checked_version else self._at(name, checked_version)
-                written = self._fresh(name, written, frame)
-                note = self._note("append", job_id, rows=written.rows)
-                self._commit(base, name, [written.add], note, [self._next(base, name)])
+                staged.written = self._fresh(name, staged.written, staged.rows)
+                note = self._note("append", job_id, rows=staged.written.rows)
+                self._commit(base, name, [staged.written.add], note, [self._next(base, name)])
             except CommitFailedError as error:
                 # The file stays: over a network a commit may have arrived although it was reported lost.
                 msg = f"`{name}` changed after version {checked_version}"
                 raise CommitLostError(msg) from error
-        self._kept(name, written, frame)
+        self._kept(name, staged.written, staged.rows)
 
     def _kept(self, name: str, written: Written, frame: pl.DataFrame) -> str:
         """The name of a committed file, written again if it is gone.

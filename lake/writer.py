@@ -88,9 +88,10 @@ class EpisodeWriter:
             if frame.height:
                 children[name] = self._store.append(name, conform(frame, TABLES[name]), job_id=batch.job_id)
         frame = conform(episodes_frame(batch.records, batch.identities, batch.write_id), TABLES["episodes"])
+        staged = self._store.stage("episodes", frame)
         while True:
             try:
-                self._store.append_episodes(frame, version, job_id=batch.job_id)
+                self._store.append_episodes(staged, version, job_id=batch.job_id)
             except CommitLostError:
                 version = self._index.refresh()
                 if self._store.holds("episodes", batch.write_id):

@@ -215,6 +215,7 @@ class _Reader:
             if scanner.peek() == "]":
                 scanner.expect("]")
                 scanner.expect("")
+                window.position += scanner.consumed
                 self._closed = True
                 return []
             if self._index:

@@ -7,9 +7,9 @@ CREATE VIEW trajectory AS
 SELECT
     s.episode_id,
     s.step_index,
-    e.run_id,
+    s.run_id,
     e.task_id,
-    e.group_id,
+    s.group_id,
     e.rollout_index,
     e.status,
     e.env_return,
@@ -21,7 +21,9 @@ SELECT
     s.tool_calls,
     s.reward,
     sum(s.reward) OVER (
-        PARTITION BY s.episode_id ORDER BY s.step_index ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW
+        -- By run and group too, which an episode has one of: conditions on them pass through a window then.
+        PARTITION BY s.run_id, s.group_id, s.episode_id
+        ORDER BY s.step_index ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW
     ) AS reward_so_far,
     s.step_index = e.num_steps - 1 AS is_last,
     s.is_action_valid,
@@ -32,4 +34,5 @@ SELECT
     s.started_at,
     s.latency
 FROM steps AS s
-JOIN episodes AS e ON e.episode_id = s.episode_id;
+-- Runs and groups are equal wherever episodes are: said so that a condition on one side spares files on both.
+JOIN episodes AS e ON e.episode_id = s.episode_id AND e.group_id = s.group_id AND e.run_id = s.run_id;

@@ -10,6 +10,7 @@ import lake
 from lake import EpisodeRecord, StepRecord
 from lake.errors import DataRefusedError, UsageError
 from lake.lake import Lake
+from lake.objects import Objects
 from lake.store import Store
 from pipelines.credit import GiGPO, summarise
 from pipelines.credit.job import run_credit, with_step_source
@@ -106,7 +107,7 @@ def test_latest_advantages_shows_each_group_once_per_series(target: Lake) -> Non
 
 def test_a_failed_job_leaves_no_advantages_and_its_reason(target: Lake) -> None:
     # The same visible step a second time: what a damaged lake looks like, since no writer can do this.
-    Store(target.uri).append("steps", target.scan("steps").head(1).collect())
+    Store(Objects(target.uri)).append("steps", target.scan("steps").head(1).collect())
     with pytest.raises(lake.errors.ContractError, match="episode"):
         run_credit(target, TERMINAL)
     assert target.scan("advantages").collect().is_empty()

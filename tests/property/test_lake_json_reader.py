@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lake import records
 from lake.formats import json_array
 from lake.formats.json_array import Damage, Element, read_array
 from lake.formats.meter import Meter
@@ -77,6 +78,7 @@ def read(path: Path, content: bytes, window: int) -> tuple[list[Element], Damage
     damage = items.pop() if items and isinstance(items[-1], Damage) else None
     elements = [item for item in items if isinstance(item, Element)]
     assert [element.index for element in elements] == list(range(len(items)))
+    assert damage is not None or meter.done == len(content)
     return elements, damage
 
 
@@ -158,38 +160,51 @@ def test_odd_elements_cost_themselves_alone(path: Path, window: int, separators:
 
 
 def test_whole_windows_are_decoded_at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scanner is asked for the first element and for the end, not for each."""
-    scanned = 0
-    scan = json_array._Reader._scanned
-
-    def counted(reader: Any) -> Any:
-        nonlocal scanned
-        scanned += 1
-        return scan(reader)
-
-    monkeypatch.setattr(json_array._Reader, "_scanned", counted)
-    monkeypatch.setattr(json_array, "_CHUNK", 512)
-    elements, _ = read(path, json.dumps(ROWS, indent=2).encode(), 512)
+    """The scanner is asked for the first element and for the end, the decoder once a window: not once an element."""
+    scanned: list[int] = []
+    decoded: list[int] = []
+    scan, nested = json_array._Reader._scanned, json_array._nested
+    monkeypatch.setattr(json_array._Reader, "_scanned", lambda reader: scanned.append(1) or scan(reader))
+    monkeypatch.setattr(json_array, "_nested", lambda text: decoded.append(len(text)) or nested(text))
+    elements, _ = read(path, json.dumps(ROWS, indent=2).encode(), 1024)
     assert [element.value for element in elements] == ROWS
     assert all(element.is_plain for element in elements[1:])
-    assert scanned == 2
+    assert len(scanned) == 2
+    assert len(decoded) < len(ROWS) / 4
+    assert max(decoded) < 3 * 1024
 
 
-def test_elements_without_a_boundary_do_not_pile_up(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A boundary that was learned from two elements and never comes again: the window stays small."""
-    rows = ['{"a": 1}', '{"a": 2}', *(f'{{"b": {n}, "text": "{"x" * 500}"}}' for n in range(100))]
-    widest = 0
+@pytest.fixture
+def widths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of the window whenever it grew."""
+    found: list[int] = []
     grow = json_array._Window.grow
 
     def measured(window: Any) -> bool:
-        nonlocal widest
         grown = grow(window)
-        widest = max(widest, len(window.data))
+        found.append(len(window.data))
         return grown
 
     monkeypatch.setattr(json_array._Window, "grow", measured)
+    return found
+
+
+def test_elements_without_a_boundary_do_not_pile_up(
+    path: Path, monkeypatch: pytest.MonkeyPatch, widths: list[int]
+) -> None:
+    """A boundary that was learned from two elements and never comes again: the window stays small."""
+    rows = ['{"a": 1}', '{"a": 2}', *(f'{{"b": {n}, "text": "{"x" * 500}"}}' for n in range(100))]
     monkeypatch.setattr(json_array, "_WIDEST", 2)
     elements, damage = read(path, ("[" + ",".join(rows) + "]").encode(), 256)
     assert damage is None
     assert len(elements) == len(rows)
-    assert widest < 4096
+    assert max(widths) < 4096
+
+
+def test_damage_is_not_read_to_its_end(path: Path, monkeypatch: pytest.MonkeyPatch, widths: list[int]) -> None:
+    monkeypatch.setattr(records, "RAW_LIMIT", 1000)
+    elements, damage = read(path, json.dumps(ROWS).encode()[:-1] + b" x" * 50_000, 256)
+    assert len(elements) == len(ROWS)
+    assert damage is not None
+    assert damage.raw.endswith("[cut at 16 MB]")
+    assert max(widths) < 8192

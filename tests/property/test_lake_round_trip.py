@@ -92,7 +92,7 @@ STEP = st.builds(
 )
 EPISODE = st.builds(
     EpisodeRecord,
-    task_id=TEXT,
+    task_id=TEXT.filter(str.strip),
     steps=st.lists(STEP, min_size=1, max_size=3),
     rollout_index=INT32,
     attempt=INT32,

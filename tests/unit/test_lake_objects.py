@@ -43,6 +43,7 @@ def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
 
 def test_an_object_is_written_found_read_and_deleted(objects: Objects) -> None:
     assert objects.list() == []
+    assert objects.names() == set()
     assert objects.list("a/b") == []
     assert objects.get("a/b/c") is None
     assert not objects.exists("a/b/c")
@@ -61,6 +62,9 @@ def test_an_object_is_written_found_read_and_deleted(objects: Objects) -> None:
     assert found.modified.tzinfo is UTC
     assert abs(found.modified - datetime.now(UTC)) < SOON
     assert [f.path for f in objects.list()] == ["a/b/c", "a/bc"]
+    objects.put("top", b"")
+    assert objects.names() == {"a", "top"}
+    objects.delete(["top"])
     assert objects.list("a/b/c") == [], "an object is no folder"
 
     objects.delete(["a/b/c", "a/none", "no/such/folder/x"])
