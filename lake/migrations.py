@@ -5,7 +5,7 @@ brings its tables up to date, one after the other, each in commits that change m
 killed is finished by the next writer, and pinned snapshots stay as they were.
 
 Format 1: ten tables. Format 2: `spans`, `blobs`, `retractions`, `groupings`, `selections`, `ratios`, `annotations`;
-`episodes.blob_ids`, `rejects.episode_id`; file statistics for keys only.
+`episodes.blob_ids`, `rejects.episode_id`, `jobs.sequence`; file statistics for keys only.
 """
 
 from collections.abc import Callable

@@ -204,12 +204,12 @@ class Store:
         return frozenset().union(*(msgspec.json.decode(data, type=list[int]) for data in found if data is not None))
 
     def fence(self, name: str) -> int:
-        """Make every compare-and-swap on a table that is under way fail, and return the table's version after it."""
+        """Make every compare-and-swap and rewrite of a table that is under way fail; the table's version after it."""
         self._prepare(name)
         while True:
             with self._lock, suppress(CommitFailedError):
                 self.refresh(name)
-                marks = [self._next(self._handles[name], name)]
+                marks = [self._next(self._handles[name], app) for app in (name, _REWRITE)]
                 self._commit(self._handles[name], name, [], self._note("fence", None), marks)
                 return self.refresh(name)
 

@@ -1,8 +1,9 @@
 """Vacuum: what nobody can see any more leaves the disk, and nothing else.
 
-Kept are the files of the newest versions, of every version that was the newest within the retention, and of every
-pinned version. What remains and is older than the retention goes: files that compaction replaced, and orphans of
-writers that were killed. Before that, rows of dead writes (committed, but never accepted) are taken out of the tables.
+Kept are the files of the newest versions, of every version that was the newest within the retention, of every pinned
+version, and of what unfinished jobs read. What remains and is older than the retention goes: files that compaction
+replaced, and orphans of writers that were killed. Before that, rows of dead writes (committed, but never accepted) are
+taken out of the tables.
 
 A writer that was stopped in between loses nothing: the fences make its next compare-and-swap fail, and it looks again
 at what is there (`lake.writer`, `Job`); a file of its own that is gone is written again (`Store`).
@@ -13,12 +14,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+import msgspec
 import polars as pl
 import pyarrow as pa
 
 from lake.columns import Visibility
 from lake.data_files import FileEntry
 from lake.errors import UsageError
+from lake.objects import Found
 from lake.pins import Pins
 from lake.snapshot import Snapshot
 from lake.sorting import ordered_rows
@@ -29,7 +32,7 @@ from lake.time_travel import version_at
 RETENTION = timedelta(days=7)
 """How long files stay after nobody refers to them, and dead writes after they were written."""
 _LONGEST_JOB = timedelta(days=30)
-"""Rows of a job without a terminal row are its own for so long."""
+"""A job without a terminal row may still end or be resumed for so long: its rows and what it reads are kept."""
 
 
 @dataclass(slots=True)
@@ -42,7 +45,7 @@ class Vacuumed:
     deleted_files: int = 0
     deleted_bytes: int = 0
     kept_for_pins: int = 0
-    """Files that only a named snapshot or a lease still needs."""
+    """Files that only a named snapshot, a lease or an unfinished job still needs."""
 
 
 def vacuum(store: Store, *, retention: timedelta = RETENTION, dry_run: bool = False) -> list[Vacuumed]:
@@ -67,9 +70,9 @@ def vacuum(store: Store, *, retention: timedelta = RETENTION, dry_run: bool = Fa
             done[name].dead_files = count
     pins = Pins(store)
     with pins.vacuuming() if not dry_run else nullcontext():
-        active = pins.active()
+        needed = [pin.versions for pin in pins.active()] + _unfinished(store)
         for name in TABLES:
-            _delete(store, done[name], cutoff, [pin.versions.get(name, -1) for pin in active], dry_run=dry_run)
+            _delete(store, done[name], cutoff, [versions.get(name, -1) for versions in needed], dry_run=dry_run)
     return list(done.values())
 
 
@@ -81,7 +84,7 @@ def drop_dead(store: Store, cutoff: datetime) -> dict[str, int]:
     before, and the others go.
     """
     before = Snapshot(store)
-    running = _running_jobs(before, store.clock())
+    running = frozenset(_running_jobs(before, store.clock())["job_id"])
     suspects = {name: _suspects(store, name, cutoff, running) for name in TABLES if _can_be_dead(name)}
     looked = frozenset().union(*(before.write_ids(entry) for entries in suspects.values() for entry in entries))
     if looked <= before.accepted_write_ids:
@@ -125,28 +128,44 @@ def _suspects(store: Store, name: str, cutoff: datetime, running: frozenset[int]
     return [entry for entry in old if entry.clean_since is None and entry.low.get("job_id") not in running]
 
 
-def _running_jobs(snapshot: Snapshot, now: datetime) -> frozenset[int]:
-    """Jobs that may still end: no terminal row, and not too old."""
-    jobs = snapshot.scan("jobs").select("job_id", "event", "at").collect()
+def _running_jobs(snapshot: Snapshot, now: datetime) -> pl.DataFrame:
+    """Jobs that may still end, or be resumed: no terminal row, and not too old. job_id, input_snapshot."""
+    jobs = snapshot.scan("jobs").select("job_id", "event", "at", "input_snapshot").collect()
     ended = jobs.filter(pl.col("event") != "started")["job_id"]
     young = jobs.filter((pl.col("event") == "started") & (pl.col("at") > now - _LONGEST_JOB))
-    return frozenset(young.filter(~pl.col("job_id").is_in(ended.implode()))["job_id"])
+    return young.filter(~pl.col("job_id").is_in(ended.implode())).select("job_id", "input_snapshot")
+
+
+def _unfinished(store: Store) -> list[dict[str, int]]:
+    """What interrupted training runs read, so that they can be resumed."""
+    texts = _running_jobs(Snapshot(store), store.clock())["input_snapshot"]
+    return [msgspec.json.decode(text, type=dict[str, int]) for text in texts]
 
 
 def _delete(store: Store, done: Vacuumed, cutoff: datetime, pinned: list[int], *, dry_run: bool) -> None:
     """Delete a table's files that are old and that nobody needs."""
     name = done.table
     found = [entry for entry in store.objects.list(name, staging=True) if "/_delta_log/" not in entry.path]
-    version, entries = store.files(name)
-    if version == -1:
+    found = [entry for entry in found if entry.modified < cutoff]
+    if store.refresh(name) == -1:
         return
-    _, within = store.files(name, version_at(store, name, cutoff))
-    needed = {f"{name}/{entry.name}" for entry in (*entries, *within)}
+    old = _unneeded(store, name, cutoff, found)
+    if old and not dry_run:
+        # A rewrite that stood still for so long that its file looks like an orphan must not commit it any more.
+        store.fence(name)
+        old = _unneeded(store, name, cutoff, old)
     held = {f"{name}/{entry.name}" for v in set(pinned) for entry in store.files(name, v)[1]}
-    old = [entry for entry in found if entry.modified < cutoff and entry.path not in needed]
     gone = [entry for entry in old if entry.path not in held]
     done.kept_for_pins = len(old) - len(gone)
     done.deleted_files = len(gone)
     done.deleted_bytes = sum(entry.bytes for entry in gone)
     if not dry_run:
         store.objects.delete([entry.path for entry in gone])
+
+
+def _unneeded(store: Store, name: str, cutoff: datetime, found: list[Found]) -> list[Found]:
+    """Files that neither the newest version needs nor any since the cutoff."""
+    _, newest = store.files(name)
+    _, within = store.files(name, version_at(store, name, cutoff))
+    needed = {f"{name}/{entry.name}" for entry in (*newest, *within)}
+    return [entry for entry in found if entry.path not in needed]

@@ -18,6 +18,7 @@ from lake import ids
 from lake.errors import CheckpointError, ContractError, UsageError
 from lake.jobs import Job
 from lake.lake import Lake
+from lake.pins import Lease
 from trainer.backend import SingleDevice
 from trainer.checkpoint import changed_environment, load_checkpoint
 from trainer.config import TrainConfig
@@ -85,7 +86,7 @@ def train(lk: Lake, config: TrainConfig, out: Path, *, run_id: str, on_step: Pro
             code=_code(config),
             snapshot=prepared.snapshot,
         )
-        with _left_open_when_interrupted(job):
+        with _leased(lk, prepared, run_id), _left_open_when_interrupted(job):
             record = RunRecord(
                 job_id=job.job_id,
                 run_id=run_id,
@@ -139,8 +140,13 @@ def resume(lk: Lake, out: Path, *, on_step: Progress | None = None) -> TrainResu
             job_id=record.job_id,
             attempt=next_attempt(lk, record.job_id),
         )
-        with _left_open_when_interrupted(job):
+        with _leased(lk, prepared, record.run_id), _left_open_when_interrupted(job):
             return TrainingRun(job, folder, record, prepared, backend, config).finish(first=first, on_step=on_step)
+
+
+def _leased(lk: Lake, prepared: Prepared, run_id: str) -> Lease:
+    """Keeps the run's data from vacuum while it trains."""
+    return lk.lease(prepared.snapshot, f"train {run_id}")
 
 
 @contextmanager

@@ -17,8 +17,10 @@ import lake
 from lake import Lake
 from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
+from testkit.clocks import open_with_clock, set_clock
 from testkit.fault_log import Faults, Harm, seeded
 from testkit.fault_model import rollouts
+from testkit.lake_worker import compact
 from testkit.processes import Worker, at_the_gate
 
 EPISODES = 12
@@ -132,3 +134,65 @@ def test_identical_jobs_at_once(tmp_path: Path, seed: int) -> None:
         assert {report["job_id"] for report in reports} == set(done)
         assert len(done) == sum(not report["skipped"] for report in reports)
         assert run_credit(lk, GiGPO()).skipped
+
+
+@pytest.mark.parametrize(("days", "place"), [(8, "commit:jobs 2"), (8, "commit:advantages 1"), (40, "commit:jobs 2")])
+def test_a_job_stopped_while_days_pass(tmp_path: Path, days: int, place: str) -> None:
+    """Rows of a running job are its own for 30 days; after that they are vacuumed, and it must notice."""
+    lk = open_with_clock(tmp_path / "lake")
+    with lk.job(kind="collect", run_id="run") as job:
+        job.record(rollouts(random.Random(0), "task", EPISODES))
+    worker = Worker("credit", lk.uri, faults=f"{place} before hold")
+    at_the_gate(worker)
+    assert worker.hear() == f"before {place.split(maxsplit=1)[0]}"
+    worker.stop()
+    with Faults() as faults:
+        faults.inject("SIGSTOP of a job past the retention")
+        set_clock(lk.uri, 24 * days)
+        compact(lk)
+        lk.vacuum()
+        worker.resume()
+        worker.go()
+        ended = worker.wait()
+        if ended == 1:
+            assert "run it again" in worker.error
+            assert days > 30
+        assert len(credited(lk, faults)) == (ended == 0)
+        assert run_credit(lk, GiGPO()).skipped == (ended == 0)
+        credited(lk, faults)
+        events(lk)
+
+
+def test_skipping_survives_compaction(tmp_path: Path) -> None:
+    """The same question has the same answer: a result is found by what went into it, not by files or versions."""
+    lk = filled(tmp_path, 0)
+    first = run_credit(lk, GiGPO())
+    for days in (0, 8, 40):
+        again = open_with_clock(lk.uri, 24 * days)
+        compact(again)
+        again.vacuum()
+        worker = Worker("credit", lk.uri)
+        at_the_gate(worker)
+        assert msgspec.json.decode(worker.finish()) == {"job_id": first.job_id, "skipped": True}
+    with lk.job(kind="collect", run_id="run") as job:
+        job.record(rollouts(random.Random(1), "more", 4))
+    assert not run_credit(lk, GiGPO()).skipped
+
+
+def test_a_job_that_does_not_know_that_its_episodes_were_forgotten(tmp_path: Path) -> None:
+    """It read them before; what it writes of them afterwards is not seen, and not on the disk for long."""
+    lk = filled(tmp_path, 0)
+    worker = Worker("credit", lk.uri, faults="write:advantages 1 before hold")
+    at_the_gate(worker)
+    assert worker.hear() == "before write:advantages"
+    with Faults() as faults:
+        faults.inject("episodes forgotten under a running job")
+        (victim,) = lk.scan("episodes").collect()["episode_id"].sample(1, seed=0).to_list()
+        lk.forget([victim])
+        worker.go()
+        worker.wait()
+        run_credit(lk, GiGPO())
+        credited(lk, faults)
+        open_with_clock(lk.uri, 24 * 40).vacuum()
+        files = [pl.read_parquet(file) for file in Path(lk.uri, "advantages").rglob("*.parquet")]
+        assert sum(rows["episode_id"].is_in([victim]).sum() for rows in files) == 0
