@@ -92,12 +92,12 @@ def many_files_lake(path: Path, files: int, seed: int = 0) -> tuple[Any, list[tu
     """
     import numpy as np
     import polars as pl
+    from synthetic import GROUP_SIZE, _episodes, _steps, _texts
 
     import lake
     from lake import ids
     from lake.objects import Objects
     from lake.store import Store
-    from synthetic import GROUP_SIZE, _episodes, _steps, _texts
 
     lake.open(path, create=True)
     store = Store(Objects(path))

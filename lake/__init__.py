@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lake import errors
     from lake.lake import Lake, open  # noqa: A004 - `lake.open` is the name people guess
-    from lake.records import EpisodeRecord, StepRecord, TokensRecord
+    from lake.records import EpisodeRecord, SpanRecord, StepRecord, TokensRecord
     from lake.snapshot import Snapshot
 
-__all__ = ["EpisodeRecord", "Lake", "Snapshot", "StepRecord", "TokensRecord", "errors", "open"]
+__all__ = ["EpisodeRecord", "Lake", "Snapshot", "SpanRecord", "StepRecord", "TokensRecord", "errors", "open"]
 
 _HOME = {
     "EpisodeRecord": "lake.records",
     "Lake": "lake.lake",
     "Snapshot": "lake.snapshot",
+    "SpanRecord": "lake.records",
     "StepRecord": "lake.records",
     "TokensRecord": "lake.records",
     "open": "lake.lake",

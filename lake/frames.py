@@ -11,8 +11,8 @@ from msgspec import UNSET
 
 from lake import ids
 from lake.columns import Column, Table, Type
-from lake.records import EpisodeRecord, Identity, StepRecord, TokensRecord
-from lake.tables import EPISODES, STEPS, TOKENS
+from lake.records import EpisodeRecord, Identity, SpanRecord, StepRecord, TokensRecord
+from lake.tables import EPISODES, SPANS, STEPS, TOKENS
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -52,6 +52,23 @@ def steps_frame(records: Sequence[EpisodeRecord], identities: Sequence[Identity]
     columns["write_id"] = [write_id] * len(steps_S)
     columns["state_hash"] = [ids.text_hash(step.state) for step in steps_S]
     return _fill(STEPS, steps_S, columns)
+
+
+def spans_frame(records: Sequence[EpisodeRecord], identities: Sequence[Identity], write_id: int) -> pl.DataFrame:
+    """One row per span of every record, columns of `spans`."""
+    spans: list[SpanRecord] = []
+    columns: dict[str, list[Any]] = {name: [] for name in ("episode_id", "group_id", "run_id", "write_id")}
+    for record, identity in zip(records, identities, strict=True):
+        n = len(record.spans)
+        spans += record.spans
+        for name, value in (
+            ("episode_id", identity.episode_id),
+            ("group_id", identity.group_id),
+            ("run_id", record.run_id),
+            ("write_id", write_id),
+        ):
+            columns[name] += [value] * n
+    return _fill(SPANS, spans, columns)
 
 
 def tokens_frame(records: Sequence[EpisodeRecord], identities: Sequence[Identity], write_id: int) -> pl.DataFrame:

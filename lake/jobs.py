@@ -140,7 +140,8 @@ class Job:
         for position, record in enumerate(records):
             try:
                 copy = retyped(record) if isinstance(record, EpisodeRecord) else msgspec.convert(record, EpisodeRecord)
-                problem = check(copy)
+                copy.run_id = copy.run_id or self.run_id
+                problem = check(copy) if copy.run_id else "`run_id` is missing; name the run here, or when recording"
             except (ValueError, msgspec.ValidationError) as error:
                 problem = str(error)
             if problem is None:

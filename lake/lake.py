@@ -17,7 +17,8 @@ from lake.pins import LEASE, Lease, Pin, Pins
 from lake.records import EpisodeRecord
 from lake.snapshot import Snapshot
 from lake.store import Store, utc_now
-from lake.time_travel import versions_at_episodes, versions_at_time
+from lake.tables import TABLES
+from lake.time_travel import consistent, versions_at_episodes, versions_at_time
 from lake.writer import EpisodeWriter
 
 _log = logging.getLogger("trajlake")
@@ -76,7 +77,7 @@ class Lake:
         if missing := self._pins.missing(versions):
             msg = f"{self.uri} at {when}: {missing}. A vacuum or a `forget` removed them; name snapshots to keep them"
             raise LakeAccessError(msg)
-        return Snapshot(self._store, versions)
+        return Snapshot(self._store, consistent(self._store, versions))
 
     def sql(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pl.DataFrame:
         """Rows of one SELECT over a fresh snapshot; see `Snapshot.sql`."""
@@ -314,27 +315,17 @@ def _refuse(objects: Objects, *, create: bool) -> None:
     """Raise unless a lake may be made there."""
     advice = "`trajlake ingest FILE --lake URI` or `trajlake demo` makes one"
     path = objects.folder
-    if path is None:
-        if not create:
-            msg = f"{objects.root} is not a lake: it holds no `episodes` table; {advice}"
-            raise NotALakeError(msg)
-    elif not path.exists():
-        if not create:
-            msg = f"{path} does not exist; {advice}"
-            raise NotALakeError(msg)
-    elif not path.is_dir():
+    if path is not None and path.exists() and not path.is_dir():
         msg = f"{path} is a file, and a lake is a folder; {advice}"
         raise NotALakeError(msg)
-    elif not create:
-        msg = f"{path} is not a lake: it holds no `episodes` table; {advice}"
+    if create:
+        # A lake whose creation was interrupted, or is under way in another process, holds table folders only.
+        if not objects.names() <= TABLES.keys():
+            msg = f"{objects.root} is not a lake and not empty; name a new or an empty folder"
+            raise NotALakeError(msg)
+    elif path is not None and not path.exists():
+        msg = f"{path} does not exist; {advice}"
         raise NotALakeError(msg)
-    elif any(path.iterdir()) and not _half_made(path):
-        msg = f"{path} is not a lake and not empty; name a new or an empty folder"
+    else:
+        msg = f"{objects.root} is not a lake: it holds no `episodes` table; {advice}"
         raise NotALakeError(msg)
-
-
-def _half_made(path: Path) -> bool:
-    """A lake whose creation was interrupted, or is under way in another process, holds table folders only."""
-    from lake.tables import TABLES
-
-    return all(child.name in TABLES for child in path.iterdir())

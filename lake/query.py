@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,11 +21,15 @@ import polars as pl
 import pyarrow as pa
 
 from lake import query_pruning, query_results, query_views
-from lake.errors import LakeAccessError, QueryError
+from lake.errors import LakeAccessError, QueryError, TrajlakeError
 from lake.objects import Objects
+from lake.reading import collected, scan
 from lake.tables import TABLES
 from lake.visibility import DataFile
 
+_ORIGIN = ("write_id", "run_id", "group_id")
+_MOST_KEPT_KEYS = 1_000_000
+"""Episodes above which their keys are not held in memory (40 bytes each) but looked up."""
 Params = Sequence[Any] | Mapping[str, Any] | None
 
 
@@ -72,6 +76,7 @@ class Session:
         self._bound: dict[str, tuple[list[str], str]] = {}
         self._defined: set[str] = set()
         self._sizes: dict[str, int] = {}
+        self._bucket = objects.filesystem(self._sizes)
         self._lock = threading.RLock()
 
     def query(self, query: str, params: Params = None) -> pl.DataFrame:
@@ -128,8 +133,8 @@ class Session:
         run("CREATE SCHEMA hidden")
         for macro in query_views.macros():
             run(macro)
-        if (bucket := self._objects.filesystem(self._sizes)) is not None:
-            connection.register_filesystem(bucket)
+        if self._bucket is not None:
+            connection.register_filesystem(self._bucket)
         if self._only is None:
             run(f"SET allowed_directories = [{query_views.quoted(self._objects.root)}]")
         else:
@@ -229,13 +234,17 @@ class Session:
 
     def _origins(self, condition: query_pruning.Condition) -> list[query_pruning.Origin]:
         """Where the episodes are that meet a condition on `episode_id` or `group_id`."""
-        table = TABLES["episodes"]
-        files = [file for file in self._files("episodes") if not query_pruning.excluded(file, (condition,))]
+        files = self._files("episodes")
+        if sum(file.rows for file in files) <= _MOST_KEPT_KEYS:
+            keys_E = _keys(tuple(file.path for file in files), self._objects)
+            found = keys_E.filter(pl.col(condition.column).is_in(list(condition.values or ())))
+            return [query_pruning.Origin(*row) for row in found.select(_ORIGIN).unique().iter_rows()]
+        files = [file for file in files if not query_pruning.excluded(file, (condition,))]
         if not files:
             return []
         values = ", ".join(str(value) for value in sorted(condition.values or (), key=str))
-        source = query_views.parquet(table, self._paths(files))
-        query = f"SELECT DISTINCT write_id, run_id, group_id FROM {source} WHERE {condition.column} IN ({values})"
+        source = query_views.parquet(TABLES["episodes"], self._paths(files))
+        query = f"SELECT DISTINCT {', '.join(_ORIGIN)} FROM {source} WHERE {condition.column} IN ({values})"
         return [query_pruning.Origin(*row) for row in self._connection.execute(query).fetchall()]
 
     def _episode_writes(self) -> frozenset[int]:
@@ -271,6 +280,8 @@ class Session:
     @contextmanager
     def _translated(self, query: str) -> Iterator[None]:
         """DuckDB's errors as the lake's."""
+        if self._bucket is not None:
+            self._bucket.failure = None
         try:
             yield
         except duckdb.InterruptException as error:
@@ -283,16 +294,30 @@ class Session:
             raise QueryError(msg) from error
         except duckdb.Error as error:
             unreadable = isinstance(error, (duckdb.IOException, duckdb.InvalidInputException))
-            if unreadable and f"{self._objects.root}/" in str(error):
+            if self._unread() or (unreadable and f"{self._objects.root}/" in str(error)):
                 raise self._damaged(error) from error
             raise query_results.query_error(error, query) from error
         except RuntimeError as error:
             # DuckDB's way of passing Ctrl-C on.
             raise KeyboardInterrupt from error
 
-    def _damaged(self, error: Exception) -> LakeAccessError:
+    def _unread(self) -> TrajlakeError | None:
+        """Why a bucket's file could not be read; DuckDB has only a traceback for that."""
+        return None if self._bucket is None else self._bucket.failure
+
+    def _damaged(self, error: Exception) -> TrajlakeError:
+        if (failure := self._unread()) is not None:
+            return failure
         text = self._objects.redacted(query_results.one_line(error))
         return LakeAccessError(f"{self._objects.root}: {text}. `trajlake doctor` tells what is damaged")
+
+
+@lru_cache(maxsize=2)
+def _keys(paths: tuple[str, ...], objects: Objects) -> pl.DataFrame:
+    """episode_id and origin of all rows of `episodes`, kept for the next query: files never change."""
+    if not paths:
+        return TABLES["episodes"].polars().to_frame().select("episode_id", *_ORIGIN)
+    return collected(scan(paths, TABLES["episodes"], objects.polars_options).select("episode_id", *_ORIGIN))
 
 
 def _require_select(query: str) -> None:

@@ -32,7 +32,7 @@ _MOVE_FILTERS = (
     "unused_columns",
 )
 """Optimizers that move conditions and nothing else. All others are off: over empty tables they would drop scans."""
-_WITH_THEIR_EPISODE = ("steps", "tokens", "spans")
+_WITH_THEIR_EPISODE = ("episodes", "steps", "tokens", "spans")
 """Tables whose rows carry the run_id and group_id of their episode, and the write_id too unless a job wrote them."""
 FEW_FILES = 16
 FEW_BYTES = 64 << 20

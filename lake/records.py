@@ -84,6 +84,21 @@ class StepRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_
     extra: dict[str, Json] | None = None
 
 
+class SpanRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A raw trace event of whatever ran the agent: an OpenTelemetry span, say."""
+
+    trace_id: str
+    span_id: str
+    kind: str
+    name: str
+    parent_span_id: str | None = None
+    step_index: Index | None = None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    error: str | None = None
+    attributes: dict[str, Json] | None = None
+
+
 class EpisodeRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One finished rollout."""
 
@@ -124,6 +139,7 @@ class EpisodeRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, om
     source_format: str = "jsonl"
     source_version: str | None = None
     source_uri: str | None = None
+    spans: list[SpanRecord] = []
     extra: dict[str, Json] | None = None
 
 
@@ -236,7 +252,22 @@ def check(record: EpisodeRecord, *, is_plain: bool = False) -> str | None:  # no
             problem = problem or _check_tokens(tokens, index, record)
         if problem is not None:
             return f"steps[{index}]: {problem}"
+    if problem := _check_spans(record):
+        return problem
     return None if is_plain else _not_storable(record)
+
+
+def _check_spans(record: EpisodeRecord) -> str | None:
+    seen = set()
+    for index, span in enumerate(record.spans):
+        if problem := _not_utc(started_at=span.started_at, ended_at=span.ended_at):
+            return f"spans[{index}]: {problem}"
+        if span.step_index is not None and span.step_index >= len(record.steps):
+            return f"spans[{index}]: `step_index` is {span.step_index}; valid: 0 to {len(record.steps) - 1}, or null"
+        if (key := (span.trace_id, span.span_id)) in seen:
+            return f"spans[{index}]: span {span.span_id!r} of trace {span.trace_id!r} is there twice"
+        seen.add(key)
+    return None
 
 
 def _not_storable(record: EpisodeRecord) -> str | None:

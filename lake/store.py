@@ -67,8 +67,9 @@ class Store:
 
     def exists(self) -> bool:
         """Whether the root holds a lake."""
-        with self._translated(EPISODES.name):
-            return DeltaTable.is_deltatable(self._uri(EPISODES.name), self.objects.delta_options)
+        # Not DeltaTable.is_deltatable: it keeps the GIL while it waits for a bucket's answer.
+        log = f"{EPISODES.name}/_delta_log"
+        return any(self.objects.exists(f"{log}/{name}") for name in (f"{0:020d}.json", "_last_checkpoint"))
 
     def create(self) -> None:
         """Create every table that is missing; safe beside another process doing the same."""

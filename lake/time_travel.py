@@ -12,8 +12,9 @@ import msgspec
 
 from lake.columns import Visibility
 from lake.errors import UsageError
+from lake.snapshot import Snapshot
 from lake.store import NOTE, Store
-from lake.tables import EPISODES, RESOLUTION_ORDER, TABLES
+from lake.tables import EPISODES, JOBS, RESOLUTION_ORDER, TABLES
 
 
 def versions_at_time(store: Store, moment: datetime) -> dict[str, int]:
@@ -22,10 +23,7 @@ def versions_at_time(store: Store, moment: datetime) -> dict[str, int]:
     Raises:
         UsageError: before the lake was made.
     """
-    versions = {}
-    for name in RESOLUTION_ORDER:
-        decides = TABLES[name].visibility is Visibility.ALWAYS
-        versions[name] = version_at(store, name, moment) if decides else store.refresh(name)
+    versions = _versions(store, moment)
     if versions[EPISODES.name] == -1:
         made = committed_at(store, EPISODES.name, 0).isoformat()
         msg = f"{store.root} did not exist at {moment.isoformat()}; it was made at {made}"
@@ -43,7 +41,42 @@ def versions_at_episodes(store: Store, version: int) -> dict[str, int]:
     if not 0 <= version <= newest:
         msg = f"`episodes` has no version {version}; valid: 0 to {newest}"
         raise UsageError(msg)
-    return versions_at_time(store, committed_at(store, EPISODES.name, version)) | {EPISODES.name: version}
+    # Its own clock may have been behind the one that made the lake.
+    versions = _versions(store, committed_at(store, EPISODES.name, version))
+    return versions | {EPISODES.name: version}
+
+
+def _versions(store: Store, moment: datetime) -> dict[str, int]:
+    versions = {}
+    for name in RESOLUTION_ORDER:
+        decides = TABLES[name].visibility is Visibility.ALWAYS
+        versions[name] = version_at(store, name, moment) if decides else store.refresh(name)
+    return versions
+
+
+def consistent(store: Store, versions: dict[str, int]) -> dict[str, int]:
+    """The versions, with `jobs` no newer than `episodes`.
+
+    A job's terminal row names the writes that brought its episodes. If its clock was behind theirs, the row is there
+    before they are: their steps would be seen without them.
+    """
+
+    def episodes_writes(version: int) -> frozenset[int]:
+        return Snapshot(store, {EPISODES.name: version}).accepted_write_ids
+
+    later = episodes_writes(store.refresh(EPISODES.name)) - episodes_writes(versions[EPISODES.name])
+
+    def is_ahead(version: int) -> bool:
+        deciding = {EPISODES.name: versions[EPISODES.name], JOBS.name: version}
+        return not later.isdisjoint(Snapshot(store, deciding).accepted_write_ids)
+
+    low, high = -1, versions[JOBS.name]
+    if not later or not is_ahead(high):
+        return versions
+    while low < high - 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_ahead(middle) else (middle, high)
+    return versions | {JOBS.name: low}
 
 
 def version_at(store: Store, name: str, moment: datetime) -> int:

@@ -1,7 +1,7 @@
 """Recording facts exactly once: the write path of episodes and all that belongs to them.
 
-1. Every batch attempt draws a fresh random write_id, stored in every row it writes. The children (tokens, steps,
-   retractions of the predecessors that retries replace) commit first, unconditionally.
+1. Every batch attempt draws a fresh random write_id, stored in every row it writes. The children (blobs, spans,
+   tokens, steps, retractions of the predecessors that retries replace) commit first, unconditionally.
 2. `episodes` commits last, as a compare-and-swap on a version at which none of the batch's episode_ids exists and all
    its children do. On a conflict: refresh, check again, retry. If that no longer holds, this write_id is abandoned
    (its children are dead) and the remainder is written under a new one.
@@ -19,8 +19,10 @@ from datetime import datetime
 import polars as pl
 
 from lake import ids
+from lake.blobs import blobs_frame, moved_out
 from lake.contracts import conform
-from lake.frames import episodes_frame, steps_frame, tokens_frame
+from lake.data_files import Staged
+from lake.frames import episodes_frame, spans_frame, steps_frame, tokens_frame
 from lake.index import EpisodeIndex
 from lake.records import EpisodeRecord, Identity, identify
 from lake.store import CommitLostError, Store
@@ -54,6 +56,7 @@ class EpisodeWriter:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._index = EpisodeIndex(store)
+        self._blobs: set[int] = set()
         # Threads of one process take turns: a lost update of the index would let a duplicate through.
         self._lock = threading.Lock()
 
@@ -79,16 +82,29 @@ class EpisodeWriter:
     def _attempt(self, batch: "_Batch", version: int) -> bool:
         """Write a batch under its write_id; False if that had to be abandoned."""
         superseded = self._superseded(batch)
+        rows = (batch.records, batch.identities, batch.write_id)
+        moved = moved_out(episodes_frame(*rows), steps_frame(*rows), (TABLES["episodes"], TABLES["steps"]))
+        fresh = [blob for blob_id, blob in moved.blobs.items() if blob_id not in self._blobs]
         children: dict[str, str] = {}
         for name, frame in (
-            ("tokens", tokens_frame(batch.records, batch.identities, batch.write_id)),
-            ("steps", steps_frame(batch.records, batch.identities, batch.write_id)),
+            ("blobs", blobs_frame(fresh, batch.write_id)),
+            ("spans", spans_frame(*rows)),
+            ("tokens", tokens_frame(*rows)),
+            ("steps", moved.steps),
             ("retractions", _retractions_frame(superseded, batch.write_id, self._store.clock())),
         ):
             if frame.height:
                 children[name] = self._store.append(name, conform(frame, TABLES[name]), job_id=batch.job_id)
-        frame = conform(episodes_frame(batch.records, batch.identities, batch.write_id), TABLES["episodes"])
-        staged = self._store.stage("episodes", frame)
+        staged = self._store.stage("episodes", conform(moved.episodes, TABLES["episodes"]))
+        if self._commit(batch, staged, version, superseded, children):
+            # What stands in an accepted write needs no second copy from this writer.
+            self._blobs.update(moved.blobs)
+            return True
+        return False
+
+    def _commit(
+        self, batch: "_Batch", staged: Staged, version: int, superseded: dict[int, int], children: dict[str, str]
+    ) -> bool:
         while True:
             try:
                 self._store.append_episodes(staged, version, job_id=batch.job_id)

@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 
 Message = dict[str, Any]
+STEP_DOCUMENTS = ("context", "tool_calls")
+"""Columns of `steps` that `turns_of` reads as JSON; references to blobs in them have to be inlined first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,12 @@ import msgspec
 import polars as pl
 
 from lake import ids
+from lake.blobs import inlined
 from lake.errors import DataRefusedError
 from lake.lake import Lake
 from lake.snapshot import Snapshot
 from lake.tables import TOKENS
-from trainer.chat import Message, Turn, texts_of, turns_of
+from trainer.chat import STEP_DOCUMENTS, Message, Turn, texts_of, turns_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -202,14 +203,10 @@ def _render(snapshot: Snapshot, renderer: Renderer, chunk: pl.Series, counts: Co
     """Token rows of some episodes."""
     mine = pl.col("episode_id").is_in(chunk.implode())
     heads = snapshot.scan("episodes").filter(mine).select("episode_id", "initial_messages", "tools").collect()
+    heads = inlined(snapshot, heads, ("initial_messages", "tools"))
     head_of = {row["episode_id"]: row for row in heads.iter_rows(named=True)}
-    steps = (
-        snapshot.scan("steps")
-        .filter(mine)
-        .select(_STEP_COLUMNS)
-        .collect()
-        .sort("run_id", "group_id", *_STEP_COLUMNS[:2])
-    )
+    steps = inlined(snapshot, snapshot.scan("steps").filter(mine).select(_STEP_COLUMNS).collect(), STEP_DOCUMENTS)
+    steps = steps.sort("run_id", "group_id", *_STEP_COLUMNS[:2])
     rows: list[dict[str, Any]] = []
     for part in steps.partition_by("episode_id", maintain_order=True):
         episode_id = part["episode_id"][0]

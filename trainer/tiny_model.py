@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, Field
 
+from lake.blobs import inlined
 from lake.errors import DataRefusedError, UsageError
 from lake.snapshot import Snapshot
 from trainer.atomic import atomic_folder
-from trainer.chat import texts_of, turns_of
+from trainer.chat import STEP_DOCUMENTS, texts_of, turns_of
 from trainer.config import Frozen
 
 if TYPE_CHECKING:
@@ -109,8 +110,10 @@ def make_tiny_model(snapshot: Snapshot, folder: Path, config: TinyModelConfig) -
 
 def lake_texts(snapshot: Snapshot) -> Iterator[str]:
     """Every text of the lake's messages, in no particular order, repeats included."""
-    steps = snapshot.scan("steps").select(_STEP_COLUMNS).collect().sort("episode_id", "step_index")
+    steps = inlined(snapshot, snapshot.scan("steps").select(_STEP_COLUMNS).collect(), STEP_DOCUMENTS)
+    steps = steps.sort("episode_id", "step_index")
     heads = snapshot.scan("episodes").select("episode_id", "initial_messages", "tools").collect()
+    heads = inlined(snapshot, heads, ("initial_messages", "tools"))
     head_of = {row["episode_id"]: row for row in heads.iter_rows(named=True)}
     for part in steps.partition_by("episode_id", maintain_order=True):
         head = head_of[part["episode_id"][0]]

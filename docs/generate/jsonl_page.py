@@ -6,14 +6,15 @@ import msgspec
 from msgspec import inspect
 
 from lake.columns import Table
-from lake.records import EpisodeRecord, StepRecord, TokensRecord
-from lake.tables import EPISODES, STEPS, TOKENS
+from lake.records import EpisodeRecord, SpanRecord, StepRecord, TokensRecord
+from lake.tables import EPISODES, SPANS, STEPS, TOKENS
 
 # Fields that are no column, and those that people write otherwise than they are stored.
 _MEANINGS = {
     "run_id": "The run that produced the rollout; else `--run`, else the file's name without its ending.",
     "steps": "The decisions in order, at least one; see below.",
     "tokens": "Exact tokens around the action, where the engine gave them; see below.",
+    "spans": "Raw trace events of whatever ran the agent, where they were kept; see below.",
     "tokenizer": "Name or hash of the tokenizer the token ids belong to.",
     "chat_template": "Name or hash of the chat template the token ids were made with.",
     "parent_episode_id": "The episode this one came out of: its 13 characters.",
@@ -59,6 +60,7 @@ other content is a reject, reason `conflict`.
         _section("An episode", EpisodeRecord, EPISODES),
         _section("A step", StepRecord, STEPS),
         _section("Tokens of a step", TokensRecord, TOKENS),
+        _section("A span", SpanRecord, SPANS),
     ]
     return "\n".join([intro, *sections])
 

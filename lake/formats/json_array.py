@@ -28,6 +28,8 @@ _CHUNK = 1 << 21
 """Bytes of a window; an element that does not fit makes it grow."""
 _WIDEST = 16
 """Windows without a boundary before the scanner is asked where the element ends."""
+_MOST_DOUBLINGS = 6
+"""Of the number of elements that are scanned before a boundary is looked for again."""
 _LEVELS = DEPTH_KEPT + 8
 """Of nesting to spare: a record has a few levels more than its text."""
 _OPEN, _CLOSE = b"[" * _LEVELS, b"]" * _LEVELS
@@ -102,12 +104,10 @@ class _Window:
         self.position = 0
         self.passed = file.tell() - len(self.data)
         """Bytes of the file before the window."""
-        self.ended = False
 
     def grow(self) -> bool:
         """Drop what is before the position and at least double what is kept; False at the end of the file."""
         added = self._file.read(max(_CHUNK, len(self.data) - self.position))
-        self.ended = not added
         if added:
             self.passed += self.position
             self.data = b"".join((memoryview(self.data)[self.position :], added))
@@ -130,13 +130,27 @@ class _Reader:
         """Length of those brackets."""
         self._careful_until = 0
         """Bytes of the file up to where elements are taken one by one."""
+        self._misses = 0
+        """Looks for a boundary in a row that came to nothing."""
+        self._pause = 0
+        """Elements to scan before the next look, twice as many after every miss."""
 
     def items(self) -> Iterator[Element | Damage]:
         """Elements, then the damage if there is any."""
         while not self._closed:
-            elements = self._decoded() or self._scanned()
+            elements = self._looked_for() or self._scanned()
             self._meter.done = self._window.passed + self._window.position
             yield from elements
+
+    def _looked_for(self) -> list[Element | Damage]:
+        """What is decoded, unless that failed too often: a look goes through the window, however far it reaches."""
+        if self._pause:
+            self._pause -= 1
+            return []
+        elements = self._decoded()
+        self._misses = 0 if elements else min(self._misses + 1, _MOST_DOUBLINGS)
+        self._pause = 2**self._misses - 2 if self._misses else 0
+        return elements
 
     def _decoded(self) -> list[Element | Damage]:
         """The elements of a part of the window, or none if it does not decode."""

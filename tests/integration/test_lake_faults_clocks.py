@@ -4,15 +4,19 @@ Nothing that decides what is visible may go by the clock: versions and write_ids
 for, retention) may be off by the jump and must still show whole episodes only.
 """
 
+import os
 import random
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import polars as pl
+import pytest
+from deltalake import DeltaTable
 
 from lake import Lake
-from lake.errors import UsageError
+from lake.errors import LakeAccessError, UsageError
+from lake.tables import TABLES
 from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
 from testkit.clocks import open_with_clock, set_clock
@@ -44,7 +48,8 @@ def any_moment_is_whole(lk: Lake, truth: Truth, rng: random.Random, faults: Faul
     now = datetime.now(UTC)
     for _ in range(4):
         moment = now + timedelta(hours=rng.choice(JUMPS) * rng.choice([-1, 1]) * rng.random())
-        with suppress(UsageError):  # before the lake was made
+        # Before the lake was made, or vacuumed by a clock that was 40 days ahead: then it says so.
+        with suppress(UsageError, LakeAccessError):
             faults.found(harm(view(lk.at(moment)), Truth(offered=truth.offered)))
 
 
@@ -57,7 +62,7 @@ def test_the_clock_jumps_between_the_commits_of_a_write(tmp_path: Path, seed: in
             records = rollouts(rng, f"round {number}", 8)
             file, _ = write_file(tmp_path / f"{number}.jsonl", records, rng)
             truth.offer(records)
-            worker = Worker("ingest", lk.uri, file, "run", rng.randint(2, 6), faults="commit 0 before hold")
+            worker = Worker("ingest", lk.uri, file, "run", rng.randint(4, 8), faults="commit 0 before hold")
             at_the_gate(worker)
             while (where := worker.hear()) is not None and not where.startswith("{"):
                 jump(lk, rng, faults)
@@ -91,3 +96,43 @@ def test_the_clock_jumps_between_jobs(tmp_path: Path, seed: int) -> None:
             newest_job_is_latest(lk, faults)
             steps = lk.scan("steps").select(pl.len()).collect().item()
             assert lk.sql("SELECT count(*) AS n FROM latest_advantages")["n"].to_list() == [steps]
+
+
+def aged(folder: Path, days: float) -> None:
+    """Let every file of a lake be that much older."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            then = file.stat().st_mtime - days * 86400
+            os.utime(file, (then, then))
+
+
+def test_a_snapshot_named_40_days_ago_opens(tmp_path: Path) -> None:
+    """After log clean-up, compaction and vacuum; every other version of then is gone."""
+    rng = random.Random(0)
+    lk, truth = open_with_clock(tmp_path / "lake", -24 * 40), Truth()
+    unnamed, named = 0, {}
+    for number in range(12):
+        records = rollouts(rng, f"round {number}", 4)
+        lk.append(records, run_id="run")
+        truth.took(records)
+        if number == 8:
+            lk.name_snapshot("then")
+            named = dict(truth.stands)
+        if number == 10:
+            unnamed = lk.snapshot().versions["episodes"]
+    aged(tmp_path / "lake", 40)
+    set_clock(lk.uri, 0)
+    compact(lk)
+    for name in TABLES:
+        table = DeltaTable(f"{lk.uri}/{name}")
+        table.create_checkpoint()
+        table.cleanup_metadata()
+    aged(tmp_path / "lake", 8)
+    set_clock(lk.uri, 24 * 8)
+    assert any(done.deleted_files for done in lk.vacuum())
+    again = open_with_clock(lk.uri, 24 * 8)
+    assert view(again.at("then")).episodes == named
+    assert again.at("then").sql("SELECT count(DISTINCT episode_id) AS n FROM steps")["n"].to_list() == [len(named)]
+    assert view(again.snapshot()).episodes == truth.stands
+    with pytest.raises(LakeAccessError, match="gone"):
+        again.at(unnamed)

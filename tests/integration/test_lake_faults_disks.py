@@ -109,10 +109,10 @@ def test_the_disk_fills_up_in_the_middle_of_maintenance(tmp_path: Path, seed: in
     with disk(tmp_path / "disk", ROOM) as place, Faults() as faults:
         lk, truth = lake.open(place / "lake", create=True), Truth()
         gone: set[Key] = set()
-        for number in range(4):
+        for number in range(3):
             records = rollouts(rng, f"round {number}", PER_ROUND)
             file, _ = write_file(tmp_path / f"{number}.jsonl", records, rng)
-            ingest(lk, file, run_id="run", batch_size=4)
+            ingest(lk, file, run_id="run", batch_size=8)
             truth.took(records)
             victim = key(rng.choice(records))
             operation = rng.choice([compact, Lake.vacuum, partial(forget, name=victim)])

@@ -100,7 +100,7 @@ def test_jobs_killed_at_random_moments(tmp_path: Path, seed: int) -> None:
     worker.finish()
     seconds = time.monotonic() - began
     with Faults() as faults:
-        for number in range(5):
+        for number in range(4):
             with lk.job(kind="collect", run_id="run") as job:
                 job.record(rollouts(rng, f"more {number}", 4))
             worker = Worker("credit", lk.uri)

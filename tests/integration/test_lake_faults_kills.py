@@ -15,7 +15,7 @@ import pytest
 import lake
 from lake import EpisodeRecord, Lake
 from lake.ingest import ingest
-from testkit.fault_log import Faults
+from testkit.fault_log import Faults, seeded
 from testkit.fault_model import Truth, accounted, conflicts, content, harm, key, resampled, rollouts, view, write_file
 from testkit.processes import Worker, at_the_gate
 
@@ -113,3 +113,26 @@ def test_killed_eight_times_and_replayed(tmp_path: Path, seed: int, seconds: flo
 @pytest.mark.parametrize("seed", range(1, 21))
 def test_killed_thirty_times_and_replayed(tmp_path: Path, seed: int, seconds: float) -> None:
     kill_and_replay(tmp_path, seed, 30, seconds)
+
+
+@seeded()
+def test_killed_while_the_lake_is_made(tmp_path: Path, seed: int) -> None:
+    """Whoever comes next makes what is missing."""
+    rng = random.Random(seed)
+    with Faults() as faults:
+        for number in range(4):
+            uri, truth = tmp_path / f"lake{number}", Truth()
+            records = rollouts(rng, "task", 4)
+            file, _ = write_file(tmp_path / "file.jsonl", records, rng)
+            workers = [Worker("ingest", uri, file, "run", 2) for _ in range(2)]
+            at_the_gate(*workers)
+            time.sleep(rng.random() * 0.25)
+            for worker in workers:
+                worker.kill()
+                faults.inject("kill -9 while the lake is made")
+            truth.offer(records)
+            lk = lake.open(uri, create=True)
+            faults.found(harm(view(lk.snapshot()), truth))
+            ingest(lk, file, run_id="run")
+            truth.took(records)
+            faults.found(harm(view(lk.snapshot()), truth))

@@ -50,11 +50,11 @@ def writers(lk: Lake, folder: Path, rng: random.Random, truth: Truth, shared: li
     """Four processes; their files hold what is new, and some of what is there."""
     started = []
     for number in range(4):
-        records = rollouts(rng, f"writer {number}", 12) + rng.sample(shared, 4)
+        records = rollouts(rng, f"writer {number}", 8) + rng.sample(shared, 4)
         rng.shuffle(records)
         truth.offer(records)
         file, _ = write_file(folder / f"writer{number}.jsonl", records, rng)
-        started.append(Worker("ingest", lk.uri, file, "run", rng.randint(1, 4)))
+        started.append(Worker("ingest", lk.uri, file, "run", rng.randint(2, 5)))
     return started
 
 

@@ -83,14 +83,16 @@ def test_stopped_at_random_moments_while_compaction_and_vacuum_run(tmp_path: Pat
     rng = random.Random(seed)
     lk, truth = lake.open(tmp_path / "lake", create=True), Truth()
     some_files(lk, tmp_path, rng, truth)
-    records = rollouts(rng, "stopped", 32)
+    records = rollouts(rng, "stopped", 24)
     file, _ = write_file(tmp_path / "stopped.jsonl", records, rng)
     truth.offer(records)
     worker = Worker("ingest", lk.uri, file, "run", 2)
     at_the_gate(worker)
     with Faults() as faults:
-        while worker.running:
+        for _ in range(6):
             time.sleep(rng.random() * 0.1)
+            if not worker.running:
+                break
             worker.stop()
             faults.inject("SIGSTOP of a writer while compaction and vacuum run")
             compact(lk)

@@ -208,3 +208,16 @@ def test_damage_is_not_read_to_its_end(path: Path, monkeypatch: pytest.MonkeyPat
     assert damage is not None
     assert damage.raw.endswith("[cut at 16 MB]")
     assert max(widths) < 8192
+
+
+@pytest.mark.parametrize("odd", ["", ', "odd": NaN'])
+def test_looks_for_boundaries_that_never_come_get_rare(path: Path, monkeypatch: pytest.MonkeyPatch, odd: str) -> None:
+    """Each goes through the whole window: one an element would take time in the square of the window."""
+    rows = [f'{{"key {n}": {n}{odd}}}' for n in range(1000)]
+    looks: list[int] = []
+    look = json_array._Reader._next_end
+    monkeypatch.setattr(json_array._Reader, "_next_end", lambda reader, at: looks.append(at) or look(reader, at))
+    elements, damage = read(path, ("[" + ",".join(rows) + "]").encode(), 256)
+    assert damage is None
+    assert [element.raw for element in elements] == rows
+    assert len(looks) < len(rows) / 8

@@ -122,7 +122,14 @@ def judgements(episode_id: int, group_id: int) -> dict[str, dict[str, Any]]:
         "groupings": keys | {"grouping": "half", "collected_group_id": group_id},
         "selections": keys | {"selection": "short", "kept": False, "filter": "length", "reason": "31 > 30"},
         "ratios": keys
-        | {"step_index": 0, "encoding_id": 7, "checkpoint": "run/1", "temperature": 1.0, "n_action": 1, "logprobs": [-0.5]},
+        | {
+            "step_index": 0,
+            "encoding_id": 7,
+            "checkpoint": "run/1",
+            "temperature": 1.0,
+            "n_action": 1,
+            "logprobs": [-0.5],
+        },
         "annotations": keys | {"annotation_id": episode_id, "author": "ann", "label": "good", "at": AT, "text": "yes"},
     }
 
@@ -131,7 +138,10 @@ def add_round(lk: Lake, number: int, *, fail: bool = False) -> None:
     """Episodes, judgements of them, and training on those; the judging job may fail after it has written."""
     with lk.job(kind="collect", run_id="run", parameters={"round": number}) as job:
         job.record([episode(f"task {number}", index, tokens=True) for index in range(2)])
-        job.record([episode(f"task {number}", 9, steps=1), episode(f"task {number}", 9, steps=1, attempt=1)])
+        long = {"log": "x" * 70_000}
+        job.record(
+            [episode(f"task {number}", 9, steps=1), episode(f"task {number}", 9, steps=1, attempt=1, extra=long)]
+        )
         job.write("rejects", pl.DataFrame([reject(number)]))
     tasks = lk.scan("episodes").filter(pl.col("task_id") == f"task {number}").select("episode_id")
     steps = lk.scan("steps").join(tasks, on="episode_id").collect()

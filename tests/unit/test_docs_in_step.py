@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import lake
+
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = ("lake", "pipelines", "trainer", "viewer")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -54,6 +56,16 @@ def test_a_stale_page_is_named_then_written(checkout: Path) -> None:
 @pytest.mark.parametrize("name", ["ingest", "sql", "tables", "history", "doctor", "credit", "train", "view", "demo"])
 def test_every_command_has_a_section(name: str) -> None:
     assert f"\n## trajlake {name}\n" in (ROOT / "docs" / "reference" / "cli.md").read_text("utf-8")
+
+
+def test_every_public_name_of_the_lake_is_on_the_python_page() -> None:
+    page = (ROOT / "docs" / "reference" / "python.md").read_text("utf-8")
+    for name in ("lake.open", "Lake", "Snapshot", "EpisodeRecord", "StepRecord", "TokensRecord", "lake.errors"):
+        assert f"\n## {name}\n" in page
+    for cls in (lake.Lake, lake.Snapshot):
+        for name in (name for name in vars(cls) if not name.startswith("_")):
+            section = page.partition(f"\n### {cls.__name__}.{name}\n")[2].partition("\n##")[0]
+            assert section.strip().count("\n") > 3, f"{cls.__name__}.{name} has no docstring"
 
 
 def test_every_key_of_the_main_configs_is_explained() -> None:

@@ -11,9 +11,7 @@ import os
 import resource
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,57 +22,22 @@ from deltalake import DeltaTable, write_deltalake
 
 import lake
 from lake import ids
-from lake.cli import main
 from lake.errors import LakeAccessError
 from lake.ingest import ingest
 from lake.migrations import FORMAT_KEY
 from lake.query_views import views
 from lake.tables import FORMAT_VERSION, TABLES
+from testkit.command_line import Cli, runner
 from testkit.disks import disk, folder_to_lock, grow, read_only
 from testkit.episodes import assert_whole, episode, line, write_lines
 from testkit.full_lake import full_lake
 from testkit.processes import COMMAND, environment, trajlake
 
 
-@dataclass
-class Result:
-    """What a command printed and how it ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def fault(self) -> str:
-        """The one line of a user's fault: on stderr, and nothing else anywhere."""
-        assert self.code != 0
-        assert self.out == ""
-        assert "Traceback" not in self.err
-        assert self.err.startswith("trajlake: "), self.err
-        assert self.err.count("\n") == 1
-        return self.err
-
-
-Cli = Callable[..., Result]
-
-
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
     """Run a command line in this process."""
-    for name in list(os.environ):
-        if name.startswith("TRAJLAKE_"):
-            monkeypatch.delenv(name)
-
-    def run(*args: str | Path, stdin: bytes = b"") -> Result:
-        monkeypatch.setattr(sys, "argv", ["trajlake", *map(str, args)])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as left:
-            main()
-        printed = capsys.readouterr()
-        return Result(int(left.value.code or 0), printed.out, printed.err)
-
-    return run
+    return runner(monkeypatch, capsys)
 
 
 @pytest.fixture

@@ -9,8 +9,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from lake import ids
-from lake.records import EpisodeRecord, StepRecord, TokensRecord, check, identify, printable, retyped, shown
+from lake import ids, records
+from lake.formats.jsonl import read_line
+from lake.records import (
+    EpisodeRecord,
+    Reject,
+    SpanRecord,
+    StepRecord,
+    TokensRecord,
+    check,
+    excerpt,
+    identify,
+    printable,
+    retyped,
+    shown,
+)
 
 TOKENS = {"context_ids": [1, 2], "action_ids": [3, 4]}
 STEP = {"state": "You are in the hall.", "action": "go north"}
@@ -54,6 +67,7 @@ ANOTHER: dict[str, Any] = {
     "source_format": "another",
     "source_version": "another",
     "source_uri": "elsewhere.jsonl",
+    "spans": [SpanRecord(trace_id="t", span_id="s", kind="tool", name="find")],
     "extra": {},
 }
 """For every field a value other than its default, unknown and zero being different."""
@@ -272,6 +286,16 @@ def test_printable_text_is_utf8_and_otherwise_unchanged() -> None:
     assert printable("caf\u00e9 \U0001f600") == "caf\u00e9 \U0001f600"
     assert printable("a\ud800b") == "a\\ud800b"
     assert printable(b"\xff".decode("utf-8", "surrogateescape")) == "\\udcff"
+
+
+def test_the_text_of_a_reject_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "RAW_LIMIT", 3)
+    assert excerpt("abc") == "abc"
+    assert excerpt("abcd") == "abc ... [cut at 16 MB]"
+    assert excerpt("\ud800") == "\\ud800"
+    reject = read_line(1, b"nonsense\n")
+    assert isinstance(reject, Reject)
+    assert reject.raw == "non ... [cut at 16 MB]"
 
 
 # ---------------------------------------------------------------- records built in Python

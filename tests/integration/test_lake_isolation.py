@@ -1,0 +1,231 @@
+"""A locked-in process: attacks that work in an open process, and none of which works in a locked one."""
+
+import json
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lake import isolation
+from lake.isolation import Policy
+
+pytestmark = pytest.mark.skipif(bool(isolation.missing()), reason=f"no strong isolation here: {isolation.missing()}")
+
+PROBE = r'''
+"""Runs one attack, named in its input, and prints what came of it as JSON."""
+import ctypes, json, os, resource, signal, socket, subprocess, sys, threading
+
+told = json.loads(sys.stdin.buffer.read())
+folder, port, parent = told["folder"], told["port"], told["parent"]
+inside = folder + "/given.txt"
+
+def connect(kind, address, family=socket.AF_INET):
+    with socket.socket(family, kind) as s:
+        s.connect(address)
+        s.send(b"x")
+        return "sent"
+
+def run_fork():
+    pid = os.fork()
+    if pid == 0:
+        os._exit(7)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+def raise_limits():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(1, soft - 1), hard))
+    return "set"
+
+def write(path, flags=os.O_WRONLY | os.O_CREAT):
+    handle = os.open(path, flags, 0o600)
+    return os.write(handle, b"x")
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+def checked(result):
+    if result < 0:
+        raise OSError(ctypes.get_errno(), "refused")
+    return result
+
+ATTACKS = {
+    "tcp": lambda: connect(socket.SOCK_STREAM, ("127.0.0.1", port)),
+    "udp": lambda: connect(socket.SOCK_DGRAM, ("127.0.0.1", port)),
+    "unix socket": lambda: connect(socket.SOCK_STREAM, folder + "/unix", socket.AF_UNIX),
+    "socket pair": lambda: len(socket.socketpair()),
+    "a new file": lambda: write(folder + "/new.txt"),
+    "a given file": lambda: write(inside, os.O_WRONLY),
+    "an append": lambda: write(inside, os.O_WRONLY | os.O_APPEND),
+    "truncation": lambda: os.truncate(inside, 0),
+    "removal": lambda: os.unlink(inside),
+    "renaming": lambda: os.rename(inside, folder + "/renamed.txt"),
+    "a folder": lambda: os.mkdir(folder + "/made"),
+    "a link": lambda: os.symlink("/etc", folder + "/link"),
+    "a mode": lambda: os.chmod(inside, 0o777),
+    "a time": lambda: os.utime(inside, (1, 1)),
+    "an attribute": lambda: os.setxattr(inside, "user.evil", b"1"),
+    "memory as a file": lambda: os.memfd_create("evil"),
+    "a file outside": lambda: len(open(folder + "/secret.txt").read()),
+    "a listing": lambda: len(os.listdir(folder)),
+    "passwords": lambda: len(open("/etc/passwd").read()),
+    "the parent's environment": lambda: len(open(f"/proc/{parent}/environ").read()),
+    "the parent's memory": lambda: len(open(f"/proc/{parent}/maps").read()),
+    "a fork": run_fork,
+    "a program": lambda: subprocess.run(["/bin/true"]).returncode,
+    "another program": lambda: os.posix_spawn("/bin/true", ["true"], {}),
+    "a signal": lambda: os.kill(parent, signal.SIGUSR1),
+    "limits": raise_limits,
+    "much memory": lambda: len(bytearray(3 << 30)),
+    "a namespace": lambda: checked(libc.unshare(0x20000)),
+    "io_uring": lambda: checked(libc.syscall(425, 4, ctypes.create_string_buffer(256))),
+    "a user": lambda: os.setuid(os.getuid()),
+}
+HARMLESS = {
+    "the given file": lambda: open(inside).read(),
+    "a thread": lambda: [t.start() or t.join() for t in [threading.Thread(target=sum, args=([],))]] and "ran",
+    "own limits": lambda: len(resource.getrlimit(resource.RLIMIT_NOFILE)),
+    "numpy": lambda: int(__import__("numpy").arange(4).sum()),
+    "pyarrow": lambda: __import__("pyarrow").array([1, 2]).to_pylist(),
+    "polars": lambda: __import__("polars").DataFrame({"a": [1, 2]})["a"].sum(),
+    "duckdb": lambda: __import__("duckdb").execute("SELECT 6 * 7").fetchone()[0],
+}
+try:
+    print(json.dumps({"result": (ATTACKS | HARMLESS)[told["attack"]]()}))
+except BaseException as error:
+    print(json.dumps({"error": type(error).__name__, "number": getattr(error, "errno", None)}))
+'''
+NAMES = re.findall(r'^    "([^"]+)":', PROBE, re.M)
+ATTACKS, HARMLESS = NAMES[: NAMES.index("the given file")], NAMES[NAMES.index("the given file") :]
+NEEDS_PRIVILEGE = {"a namespace"}
+"""Works in an open process of root only."""
+
+
+class Room:
+    """A folder with a file to read, one to keep secret, and somebody listening."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "jail").mkdir()
+        (folder / "jail" / "__init__.py").touch()
+        (folder / "jail" / "probe.py").write_text(PROBE)
+        (folder / "given.txt").write_text("given")
+        (folder / "secret.txt").write_text("secret")
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.unix = socket.socket(socket.AF_UNIX)
+        self.unix.bind(str(folder / "unix"))
+        self.unix.listen()
+
+    def told(self, attack: str) -> bytes:
+        port = self.listener.getsockname()[1]
+        # The target of signals is a process of its own, which a test can do without.
+        told = {"attack": attack, "folder": str(self.folder), "port": port, "parent": self.victim.pid}
+        return json.dumps(told).encode()
+
+    def open_process(self, attack: str) -> dict[str, object]:
+        """What comes of an attack without a lock."""
+        return self._result([sys.executable, str(self.folder / "jail" / "probe.py")], self.told(attack))
+
+    def locked_process(self, attack: str, policy: Policy | None = None) -> dict[str, object]:
+        """What comes of it behind the lock."""
+        read = (*isolation.runtime_folders(), str(self.folder / "jail"), str(self.folder / "given.txt"))
+        policy = policy or Policy(read=read, memory_bytes=2 << 30)
+        orders = isolation.orders("jail.probe", policy, {"jail": str(self.folder)})
+        return self._result(isolation.command(), orders + self.told(attack))
+
+    @staticmethod
+    def _result(command: list[str], told: bytes) -> dict[str, object]:
+        clean = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, input=told, capture_output=True, check=False, env=clean, cwd="/")
+        assert done.returncode == 0, done.stderr.decode()
+        found = json.loads(done.stdout)
+        assert isinstance(found, dict)
+        return found
+
+    def __enter__(self) -> "Room":
+        self.victim = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.victim.kill()
+        self.victim.communicate()
+        self.listener.close()
+        self.unix.close()
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_an_attack_works_in_an_open_process_and_not_in_a_locked_one(tmp_path: Path, attack: str) -> None:
+    with Room(tmp_path) as room:
+        locked = room.locked_process(attack)
+        assert "error" in locked, locked
+        assert (tmp_path / "given.txt").read_text() == "given"
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["given.txt", "jail", "secret.txt", "unix"]
+        assert room.victim.poll() is None
+        if os.getuid() == 0 or attack not in NEEDS_PRIVILEGE:
+            opened = room.open_process(attack)
+            assert "result" in opened, opened
+
+
+@pytest.mark.parametrize("deed", HARMLESS)
+def test_what_a_process_needs_still_works(tmp_path: Path, deed: str) -> None:
+    with Room(tmp_path) as room:
+        assert room.locked_process(deed) == room.open_process(deed)
+        assert "result" in room.locked_process(deed)
+
+
+def test_a_missing_layer_leaves_its_hole(tmp_path: Path) -> None:
+    """So that the layers are known to be what holds."""
+    read = (*isolation.runtime_folders(), str(tmp_path / "jail"), str(tmp_path / "given.txt"))
+    with Room(tmp_path) as room:
+        without = {layer: tuple(other for other in isolation.LAYERS if other != layer) for layer in isolation.LAYERS}
+        policy = Policy(read=read, memory_bytes=2 << 30, layers=without["landlock"])
+        assert "result" in room.locked_process("passwords", policy)
+        policy = Policy(read=read, memory_bytes=2 << 30, layers=without["seccomp"])
+        assert "result" in room.locked_process("udp", policy)
+        policy = Policy(read=read, memory_bytes=2 << 30, layers=without["rlimits"])
+        assert "result" in room.locked_process("much memory", policy)
+
+
+def test_what_cannot_be_locked_does_not_run(tmp_path: Path) -> None:
+    with Room(tmp_path) as room:
+        orders = isolation.orders("jail.probe", Policy(read=("/no/such/place",)), {"jail": str(tmp_path)})
+        done = subprocess.run(isolation.command(), input=orders + room.told("a fork"), capture_output=True, check=False)
+        assert done.returncode == isolation.EXIT_NOT_LOCKED
+        assert b"cannot lock this process in" in done.stderr
+        assert not done.stdout
+
+
+def test_where_layers_are_missing_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isolation.level(isolation.LAYERS) == "strong"
+    assert isolation.level(("rlimits", "seccomp", "no_new_privs")) == "basic"
+    assert isolation.level(("rlimits",)) == "none"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    assert set(isolation.missing()) == set(isolation.LAYERS) - {"rlimits"}
+    with pytest.raises(isolation.NotLockedError, match="landlock: it is a feature of Linux, this is Darwin"):
+        isolation.lock(Policy())
+
+
+def test_another_machine_has_no_filter_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    assert set(isolation.missing()) == {"seccomp"}
+    assert "riscv64" in isolation.missing()["seccomp"]
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_numbers_of_system_calls_are_those_of_the_kernel_headers(machine: str) -> None:
+    header = {
+        "x86_64": Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
+        "aarch64": Path("/usr/include/asm-generic/unistd.h"),
+    }[machine]
+    if not header.exists():
+        pytest.skip(f"{header} is not installed")
+    known = {name: int(n) for name, n in re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", header.read_text())}
+    ours = isolation._SYSCALLS[machine] | isolation._SPECIAL[machine]
+    assert len(set(ours.values())) == len(ours)
+    for name, number in ours.items():
+        assert known.get(name, number) == number, name
+    assert len(ours.keys() & known.keys()) > 80

@@ -1,0 +1,107 @@
+"""The index of a writer against a plain dictionary: whatever batches come, and however files are merged meanwhile."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lake import ids
+from lake.compaction import compact
+from lake.contracts import conform
+from lake.frames import episodes_frame
+from lake.index import EpisodeIndex
+from lake.objects import Objects
+from lake.records import EpisodeRecord, Identity, identify
+from lake.store import Store
+from lake.tables import TABLES
+from testkit.episodes import episode
+
+Key = tuple[int, int, int, str | None]
+"""Task, rollout, attempt, agent."""
+KEYS = st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(0, 2), st.sampled_from([None, "x", "y"]))
+BATCHES = st.lists(st.lists(KEYS, min_size=1, max_size=12, unique=True), min_size=1, max_size=6)
+COMPACTED, LOOKED_AT = st.sets(st.integers(0, 5)), st.sets(st.integers(0, 5))
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("index") / "empty"
+    folder.mkdir()
+    Store(Objects(folder)).create()
+    return folder
+
+
+def made(key: Key) -> tuple[EpisodeRecord, Identity]:
+    task, rollout, attempt, agent = key
+    record = episode(f"task {task}", rollout, steps=1, attempt=attempt, agent_id=agent, run_id="run")
+    return record, identify(record, "run")
+
+
+def row(key: Key, identity: Identity) -> tuple[Any, ...]:
+    _, rollout, attempt, agent = key
+    return (identity.episode_id, identity.content_hash, identity.group_id, rollout, agent, attempt)
+
+
+def append(store: Store, keys: Sequence[Key]) -> None:
+    records, identities = zip(*map(made, keys), strict=True)
+    frame = episodes_frame(list(records), list(identities), ids.fresh_id())
+    store.append("episodes", conform(frame, TABLES["episodes"]))
+
+
+def assert_agree(index: EpisodeIndex, oracle: dict[int, tuple[Any, ...]]) -> None:
+    """The index answers as the dictionary does, for what is there and for what is not."""
+    some = list(oracle)[::2]
+    absent = [0, 1, ids.MASK]
+    assert index.contents([]) == {}
+    assert index.contents(absent) == {}
+    assert index.contents([*oracle, *absent, *oracle]) == {key: value[1] for key, value in oracle.items()}
+    assert index.contents(some) == {key: oracle[key][1] for key in some}
+    groups = {value[2] for value in oracle.values()}
+    for chosen in ([], absent, list(groups), [*absent, *list(groups)[:1]]):
+        found = index.of_groups(chosen)
+        columns = ("episode_id", "content_hash", "group_id", "rollout_index", "agent_id", "attempt")
+        assert tuple(found.columns) == columns
+        assert sorted(found.rows(), key=str) == sorted((v for v in oracle.values() if v[2] in chosen), key=str)
+
+
+@settings(max_examples=12)
+@given(batches=BATCHES, compacted=COMPACTED, looked_at=LOOKED_AT)
+def test_it_answers_as_a_dictionary_does(
+    empty: Path, batches: list[list[Key]], compacted: set[int], looked_at: set[int], tmp_path_factory: Any
+) -> None:
+    store = Store(Objects(shutil.copytree(empty, tmp_path_factory.mktemp("lake") / "lake")))
+    index, oracle = EpisodeIndex(store), dict[int, tuple[Any, ...]]()
+    for number, keys in enumerate(batches):
+        append(store, keys)
+        oracle |= {made(key)[1].episode_id: row(key, made(key)[1]) for key in keys}
+        if number in compacted:
+            compact(store, "episodes")
+        if number in looked_at:
+            assert index.refresh() == store.refresh("episodes")
+            assert_agree(index, oracle)
+    for other in (index, EpisodeIndex(store)):
+        other.refresh()
+        assert_agree(other, oracle)
+
+
+def test_its_runs_stay_few(empty: Path, tmp_path: Path) -> None:
+    """Each at least twice as long as the next: a lookup costs the logarithm of what is there."""
+    store = Store(Objects(shutil.copytree(empty, tmp_path / "lake")))
+    index = EpisodeIndex(store)
+    for number in range(20):
+        append(store, [(number, 0, 0, None)])
+        index.refresh()
+        sizes = [run.rows_E.height for run in index._runs]
+        assert sum(sizes) == number + 1
+        assert all(before >= 2 * after for before, after in zip(sizes, sizes[1:], strict=False))
+
+
+def test_an_empty_lake_holds_nothing(empty: Path) -> None:
+    index = EpisodeIndex(Store(Objects(empty)))
+    assert index.refresh() == 0
+    assert_agree(index, {})
+    assert not index.is_forgotten(1)

@@ -1,0 +1,257 @@
+"""The commands that look after a lake: what they print, how they end, and faults as one line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import lake
+from lake import Lake, ids
+from lake.tables import TABLES
+from testkit.command_line import Cli, runner
+from testkit.episodes import assert_whole, episode
+from testkit.full_lake import advantages, scores
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Run a command line in this process."""
+    return runner(monkeypatch, capsys)
+
+
+@pytest.fixture
+def lk(tmp_path: Path) -> Lake:
+    """Two commits of one episode each."""
+    made = lake.open(tmp_path / "lake", create=True)
+    for task in ("a", "b"):
+        made.append([episode(task, tokens=True)], run_id="run")
+    return made
+
+
+def shown(lk: Lake, task: str) -> str:
+    """An episode's id as people see it."""
+    (number,) = lk.snapshot().scan_all("episodes").filter(pl.col("task_id") == task).collect()["episode_id"]
+    return ids.to_text(number)
+
+
+def rows(out: str) -> list[dict[str, Any]]:
+    return list(json.loads(out))
+
+
+def tasks(lk: Lake) -> list[str]:
+    return sorted(lk.scan("episodes").collect()["task_id"])
+
+
+# ---------------------------------------------------------------- compact and vacuum
+
+
+def test_compact_reports_every_table(cli: Cli, lk: Lake) -> None:
+    done = cli("compact", "--lake", lk.uri, "--format", "json")
+    assert (done.code, done.err) == (0, "")
+    found = {row["table"]: row for row in rows(done.out)}
+    assert list(found) == list(TABLES)
+    assert (found["steps"]["files_before"], found["steps"]["files_after"]) == (2, 1)
+    assert found["steps"]["bytes_before"] > found["steps"]["bytes_after"] > 0
+    assert found["scores"]["files_before"] == 0
+    assert assert_whole(lk.snapshot()) == 2
+
+
+def test_compact_takes_some_tables_and_an_order(cli: Cli, lk: Lake) -> None:
+    done = cli("compact", "steps", "tokens", "--z-order", "group_id, step_index", "--lake", lk.uri, "--format", "json")
+    assert [(row["table"], row["files_after"]) for row in rows(done.out)] == [("steps", 1), ("tokens", 1)]
+    assert lk.history("steps")[0]["note"]["operation"] == "z-order"
+    table = cli("compact", "steps", "--lake", lk.uri).out.splitlines()
+    assert table[0].split() == ["table", "files_before", "files_after", "bytes_before", "bytes_after"]
+    assert table[1].split() == ["steps", "0", "0", "0", "0"]
+
+
+def test_vacuum_reports_every_table_and_a_dry_run_says_so(cli: Cli, lk: Lake) -> None:
+    lk.compact("steps")
+    dry = cli("vacuum", "--dry-run", "--lake", lk.uri, "--format", "json")
+    assert (dry.code, dry.err) == (0, "nothing was changed: this was a dry run\n")
+    done = cli("vacuum", "--days", "0.1", "--lake", lk.uri, "--format", "json")
+    assert (done.code, done.err) == (0, "")
+    assert rows(done.out) == rows(dry.out)
+    assert [row["table"] for row in rows(done.out)] == list(TABLES)
+    columns = {"table", "dead_files", "deleted_files", "deleted_bytes", "kept_for_pins"}
+    assert set(rows(done.out)[0]) == columns
+
+
+# ---------------------------------------------------------------- retract and forget
+
+
+def test_retract_hides_what_is_named_and_counts_what_was_hidden(cli: Cli, lk: Lake) -> None:
+    done = cli("retract", shown(lk, "a"), "--reason", "it cheated", "--lake", lk.uri)
+    assert (done.code, done.out, done.err) == (0, "1 episodes retracted (0 were already)\n", "")
+    assert tasks(lk) == ["b"]
+    assert lk.scan("retractions").collect()["reason"].to_list() == ["it cheated"]
+    again = cli("retract", shown(lk, "a").upper(), shown(lk, "b"), "--lake", lk.uri)
+    assert again.out == "1 episodes retracted (1 were already)\n"
+    assert tasks(lk) == []
+
+
+def test_retract_takes_a_condition(cli: Cli, lk: Lake) -> None:
+    done = cli("retract", "--where", "task_id = 'a' OR env_return > 0", "--lake", lk.uri)
+    assert done.out == "1 episodes retracted (0 were already)\n"
+    assert tasks(lk) == ["b"]
+
+
+def test_forget_erases_when_told_not_to_ask(cli: Cli, lk: Lake) -> None:
+    name = shown(lk, "a")
+    done = cli("forget", name, "--yes", "--reason", "asked for", "--lake", lk.uri)
+    says = "1 episodes erased; rows: episodes 1, steps 2, tokens 2; 3 old files deleted\n"
+    assert (done.code, done.out, done.err) == (0, says, "")
+    assert tasks(lk) == ["b"]
+    assert assert_whole(lk.snapshot()) == 1
+    again = cli("forget", name, "--yes", "--lake", lk.uri)
+    assert again.out == "1 episodes erased; rows: none left; 0 old files deleted\n"
+
+
+@pytest.mark.parametrize(("answer", "left"), [(b"y\n", ["b"]), (b"n\n", ["a", "b"]), (b"", ["a", "b"])])
+def test_forget_asks_and_nothing_is_erased_without_a_yes(cli: Cli, lk: Lake, answer: bytes, left: list[str]) -> None:
+    versions = lk.snapshot().versions
+    done = cli("forget", shown(lk, "a"), "--lake", lk.uri, stdin=answer)
+    assert f"Erase 1 episodes of {lk.uri} for good? [y/N]" in done.err
+    assert tasks(lk) == left
+    if left == ["b"]:
+        assert (done.code, done.out[:18]) == (0, "1 episodes erased;")
+    else:
+        assert (done.code, done.out) == (1, "")
+        assert "Traceback" not in done.err
+        assert lk.snapshot().versions == versions
+
+
+def test_forget_says_what_it_could_not_look_into(cli: Cli, lk: Lake) -> None:
+    (Path(lk.uri) / "steps" / "half.parquet").write_bytes(b"half")
+    done = cli("forget", shown(lk, "a"), "--yes", "--lake", lk.uri)
+    assert done.code == 0
+    assert "1 half-written files of killed or running writers" in done.err
+    assert "steps/half.parquet; run this again" in done.err
+
+
+# ---------------------------------------------------------------- snapshots, --as-of and diff
+
+
+def test_snapshots_are_created_listed_read_and_dropped(cli: Cli, lk: Lake) -> None:
+    args = ("--lake", lk.uri)
+    assert rows(cli("snapshot", "list", *args, "--format", "json").out) == []
+    made = cli("snapshot", "create", "kept", *args)
+    assert made.out == "kept: episodes at version 2; read it with --as-of kept\n"
+    lk.append([episode("c")], run_id="run")
+    listed = rows(cli("snapshot", "list", *args, "--format", "json").out)
+    assert [(row["name"], row["episodes_version"]) for row in listed] == [("kept", 2)]
+    assert cli("snapshot", "list", *args).out.splitlines()[0].split() == ["name", "created_at", "episodes_version"]
+    count = ("sql", "SELECT count(*) AS n FROM episodes", *args, "--format", "csv")
+    assert cli(*count).out == "n\n3\n"
+    for when, number in (("kept", 2), ("1", 1), (listed[0]["created_at"], 2), ("2999-01-01", 3)):
+        assert cli(*count, "--as-of", when).out == f"n\n{number}\n", when
+    dropped = cli("snapshot", "drop", "kept", *args)
+    assert (dropped.code, dropped.out) == (0, "kept dropped\n")
+    assert rows(cli("snapshot", "list", *args, "--format", "json").out) == []
+
+
+def test_show_takes_an_older_state(cli: Cli, lk: Lake) -> None:
+    lk.name_snapshot("kept")
+    lk.retract([ids.from_text(shown(lk, "a"))])
+    assert "a.0 sees 0" in cli("show", shown(lk, "a"), "--lake", lk.uri, "--as-of", "kept").out
+
+
+def test_diff_summarises_and_shows_rows(cli: Cli, lk: Lake) -> None:
+    steps = lk.scan("steps").collect()
+
+    def judge(sign: float) -> None:
+        with lk.job(kind="judge") as job:
+            job.write("advantages", advantages(steps, sign))
+            job.write("scores", scores(steps, sign))
+
+    judge(1.0)
+    lk.name_snapshot("kept")
+    judge(-1.0)
+    lk.append([episode("c"), episode("a", steps=1, attempt=1)], run_id="run")
+    args = ("diff", "kept", "--lake", lk.uri, "--format", "json")
+    summary = {row["change"]: row["rows"] for row in rows(cli(*args).out)}
+    assert summary == {
+        "episodes added": 2,
+        "episodes removed": 1,
+        "scores changed": 4,
+        "advantages whose sign flipped": 2,
+    }
+    added = rows(cli(*args, "--show", "added").out)
+    assert sorted(row["episode_id"] for row in added) == sorted([shown(lk, "c"), ids.to_text(newest(lk))])
+    assert [row["task_id"] for row in rows(cli(*args, "--show", "removed").out)] == ["a"]
+    flips = rows(cli(*args, "--show", "flips").out)
+    assert {(row["before"], row["after"]) for row in flips} == {(1.0, -1.0)}
+    assert {row["episode_id"] for row in flips} == {shown(lk, "b")}
+    assert len(rows(cli(*args, "--show", "scores").out)) == 4
+    backwards = cli("diff", "kept", "2", "--lake", lk.uri, "--format", "json")
+    assert {row["rows"] for row in rows(backwards.out)} <= {0, 4}
+
+
+def newest(lk: Lake) -> int:
+    (number,) = lk.scan("episodes").filter(pl.col("attempt") == 1).collect()["episode_id"]
+    return int(number)
+
+
+# ---------------------------------------------------------------- faults
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (["compact", "step"], 2, "there is no table `step`; the tables are episodes, steps"),
+        (["compact", "steps", "--z-order", "nothing"], 2, "cannot be ordered by nothing; valid: episode_id"),
+        (["vacuum", "--days", "0.01"], 2, "a retention of 0:14:24 would take files from under running readers; valid"),
+        (["vacuum", "--days", "nan"], 2, "--days nan is no time; valid: 0.05 or more"),
+        (["vacuum", "--days", "1e300"], 2, "--days 1e+300 is no time; valid: 0.05 or more"),
+        (["retract"], 2, "no episodes are named; give ids, or a condition that some episodes meet"),
+        (["retract", "xyz"], 2, "'xyz' is not an id: expected 13 characters"),
+        (["retract", "0000000000001"], 2, "the lake holds no episode 0000000000001; nothing was changed"),
+        (["retract", "--where", "false"], 2, "no episodes are named"),
+        (["retract", "--where", "nothing = 1"], 1, "nothing"),
+        (["retract", "--where", "1=1; DROP TABLE episodes"], 1, "exactly one SELECT"),
+        (["forget", "--yes"], 2, "no episodes are named"),
+        (["forget", "0000000000001", "--yes"], 2, "the lake holds no episode 0000000000001; nothing was changed"),
+        (["snapshot", "create", "a b"], 2, "'a b' cannot name a snapshot; valid: letters, digits"),
+        (["snapshot", "create", "7"], 2, "'7' cannot name a snapshot"),
+        (["snapshot", "drop", "nothing"], 2, "there is no snapshot 'nothing'; there are: none yet"),
+        (["diff", "nothing"], 2, "there is no snapshot 'nothing'; there are: none yet"),
+        (["diff", "0", "99"], 2, "`episodes` has no version 99; valid: 0 to 2"),
+        (["sql", "SELECT 1", "--as-of", "2001-01-01"], 2, "did not exist at 2001-01-01T00:00:00+00:00; it was made at"),
+        (["sql", "SELECT 1", "--as-of", "99"], 2, "`episodes` has no version 99; valid: 0 to 2"),
+        (["sql", "SELECT 1", "--as-of", "no thing"], 2, "cannot name a snapshot"),
+    ],
+)
+def test_a_fault_is_one_line_and_changes_no_episode(
+    cli: Cli, lk: Lake, args: list[str], code: int, says: str
+) -> None:
+    before = lk.snapshot().versions
+    done = cli(*args, "--lake", lk.uri)
+    assert says in done.fault
+    assert done.code == code
+    after = lk.snapshot().versions
+    assert {name for name in TABLES if before[name] != after[name]} <= {"jobs"}
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["compact"],
+        ["vacuum"],
+        ["retract", "0000000000001"],
+        ["forget", "0000000000001", "--yes"],
+        ["snapshot", "create", "x"],
+        ["snapshot", "list"],
+        ["snapshot", "drop", "x"],
+        ["diff", "x"],
+    ],
+    ids=lambda args: " ".join(args),
+)
+def test_every_command_needs_a_lake_and_explains_itself(cli: Cli, tmp_path: Path, args: list[str]) -> None:
+    assert "does not exist; `trajlake ingest FILE" in cli(*args, "--lake", tmp_path / "none").fault
+    assert not (tmp_path / "none").exists()
+    words = args[:2] if args[0] == "snapshot" else args[:1]
+    explained = cli(*words, "-h")
+    assert (explained.code, explained.err) == (0, "")
+    assert f"Usage: trajlake {' '.join(words)}" in explained.out

@@ -1,0 +1,307 @@
+"""Erasure: after `forget` the text of an episode is nowhere under the lake's folder, and everything else is as it was."""
+
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import lake
+from lake import EpisodeRecord, Lake
+from lake.doctor import examine
+from lake.errors import LakeAccessError, UsageError
+from lake.tables import TABLES
+from testkit.episodes import assert_whole, episode
+from testkit.full_lake import full_lake
+from testkit.moving_clock import MovingClock
+
+SECRET = "xylograph"
+"""Stands in every text of the episode that is forgotten, and nowhere else."""
+
+
+class KilledError(Exception):
+    """Stands for the death of a process."""
+
+
+def secret(index: int = 0, steps: int = 2, **fields: Any) -> EpisodeRecord:
+    record = episode(SECRET, index, steps=steps, tokens=True, error=SECRET, extra={SECRET: SECRET}, **fields)
+    record.initial_messages = [{"role": "user", "content": SECRET}]
+    for step in record.steps:
+        step.reasoning = f"{SECRET} because"
+        step.context = [{"role": "tool", "content": SECRET}]
+    return record
+
+
+def small(folder: Path, **options: Any) -> Lake:
+    """Two ordinary episodes and a secret one, in two commits."""
+    lk = lake.open(folder, create=True, **options)
+    lk.append([episode("a", tokens=True), secret()], run_id="run")
+    lk.append([episode("b", tokens=True)], run_id="run")
+    return lk
+
+
+def id_of(lk: Lake, task: str = SECRET) -> int:
+    found = lk.snapshot().scan_all("episodes").filter(pl.col("task_id") == task).collect()["episode_id"]
+    return int(found[0])
+
+
+def holders(lk: Lake, word: str = SECRET) -> set[str]:
+    """Files under the lake's folder that hold a word: in their bytes, or in a value of a Parquet file."""
+    found = set()
+    for path in Path(lk.uri).rglob("*"):
+        if path.is_file():
+            values = str(pl.read_parquet(path).to_dicts()) if path.suffix == ".parquet" else ""
+            if word.encode() in path.read_bytes() or word in values:
+                found.add(path.relative_to(lk.uri).parts[0])
+    return found
+
+
+def rest(snapshot: lake.Snapshot, episode_id: int) -> dict[str, list[str]]:
+    """Every row of every table that is not the episode's, nor says what was done to it."""
+    rows = {}
+    for name, table in TABLES.items():
+        if name not in ("jobs", "retractions"):
+            frame = snapshot.scan(name).collect()
+            if "episode_id" in table.names:
+                frame = frame.filter(pl.col("episode_id").ne_missing(episode_id))
+            rows[name] = sorted(map(str, frame.rows()))
+    return rows
+
+
+def test_nothing_of_it_is_left_and_nothing_else_is_touched(tmp_path: Path) -> None:
+    lk = small(tmp_path / "lake")
+    episode_id = id_of(lk)
+    expected = rest(lk.snapshot(), episode_id)
+    assert holders(lk) == {"episodes", "steps"}
+    done = lk.forget([episode_id], "the user asked")
+    assert holders(lk) == set()
+    assert holders(lk, "b.0 sees 0") == {"steps"}, "the search finds what is there"
+    assert (done.episodes, done.unreadable) == (1, [])
+    assert {name: count for name, count in done.rows.items() if count} == {"episodes": 1, "steps": 2, "tokens": 2}
+    assert done.deleted_files == 3
+    assert rest(lk.snapshot(), episode_id) == expected
+    assert rest(lake.open(lk.uri).snapshot(), episode_id) == expected
+    assert assert_whole(lk.snapshot()) == 2
+    (row,) = lk.scan("retractions").collect().rows(named=True)
+    assert (row["episode_id"], row["kind"], row["reason"]) == (episode_id, "forgotten", "the user asked")
+
+
+def test_it_is_gone_from_every_table_that_names_episodes(tmp_path: Path) -> None:
+    lk = full_lake(tmp_path / "lake")
+    (episode_id,) = lk.scan("annotations").head(1).collect()["episode_id"]
+    for name in ("steps", "scores"):
+        lk.compact(name)
+    expected = rest(lk.snapshot(), episode_id)
+    done = lk.forget([episode_id])
+    naming = {name for name, table in TABLES.items() if "episode_id" in table.names} - {"retractions", "rejects"}
+    assert {name for name, count in done.rows.items() if count} == naming
+    assert rest(lk.snapshot(), episode_id) == expected
+    for name in naming:
+        for path in (Path(lk.uri) / name).glob("*.parquet"):
+            assert episode_id not in pl.read_parquet(path)["episode_id"], path
+    verdicts = examine(lk)
+    assert verdicts.filter(pl.col("verdict") == "wrong").is_empty()
+
+
+def test_it_is_not_taken_again_and_the_reject_has_no_text(tmp_path: Path) -> None:
+    lk = small(tmp_path / "lake")
+    lk.forget([id_of(lk)])
+    for again in (lk, lake.open(lk.uri)):
+        counts = again.append([secret(), episode("b", tokens=True), secret(1)], run_id="run")
+        assert (counts.present, counts.rejected) == (1 + (again is not lk), 1)
+    (reject,) = lk.scan("rejects").collect().rows(named=True)
+    assert (reject["reason"], reject["raw"], reject["position"]) == ("forgotten", "", 0)
+    assert "was erased with `trajlake forget`" in reject["message"]
+    assert sorted(lk.scan("episodes").collect()["task_id"]) == ["a", "b", SECRET], "another rollout is another episode"
+
+
+def test_it_stays_forgotten_after_compaction_and_a_vacuum_years_later(tmp_path: Path) -> None:
+    clock = MovingClock()
+    lk = small(tmp_path / "lake", clock=clock)
+    lk.forget([id_of(lk)])
+    for name in TABLES:
+        lk.compact(name)
+    clock.forward(days=1000)
+    lk.vacuum()
+    assert lake.open(lk.uri).append([secret()], run_id="run").rejected == 1
+    assert assert_whole(lk.snapshot()) == 2
+
+
+def test_rejects_of_the_episode_go_and_all_others_stay(tmp_path: Path) -> None:
+    lk = small(tmp_path / "lake")
+    other = secret(steps=3)
+    bad: Any = {"task_id": "wrong", "steps": []}
+    assert lk.append([other, bad], run_id="run").rejected == 2
+    lk.append([episode("b", steps=7)], run_id="run")
+    assert "rejects" in holders(lk)
+    lk.compact("rejects")
+    lk.forget([id_of(lk)])
+    assert holders(lk) == set()
+    left = lk.scan("rejects").sort("position").collect()
+    assert sorted(left["reason"]) == ["conflict", "invalid"]
+    assert left.filter(pl.col("reason") == "conflict")["episode_id"].to_list() == [id_of(lk, "b")]
+
+
+def test_retracted_dead_and_orphaned_copies_go_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a killed writer left of it, in committed files and in files of no commit."""
+    lk = small(tmp_path / "lake")
+
+    def dead(*_: Any, **__: Any) -> None:
+        raise KilledError
+
+    other = lake.open(lk.uri)
+    other._writer._index.contents = lambda _: {}  # type: ignore[method-assign]
+    with monkeypatch.context() as patch:
+        patch.setattr(other._store, "append_episodes", dead)
+        with pytest.raises(KilledError):
+            other.append([secret()], run_id="run")
+    assert len(lk.snapshot().dead_write_ids) == 1
+    copy = next((tmp_path / "lake" / "steps").glob("*.parquet"))
+    shutil.copy(copy, copy.with_name("orphan.parquet"))
+    lk.retract([id_of(lk)])
+    lk.forget([id_of(lk)])
+    assert holders(lk) == set()
+    assert assert_whole(lk.snapshot()) == 2
+
+
+def test_files_that_cannot_be_read_are_said_to_be_there(tmp_path: Path) -> None:
+    lk = small(tmp_path / "lake")
+    (tmp_path / "lake" / "steps" / "half.parquet").write_bytes(b"PAR1 and then nothing")
+    assert lk.forget([id_of(lk)]).unreadable == ["steps/half.parquet"]
+
+
+def test_snapshots_from_before_are_broken_and_say_so(tmp_path: Path) -> None:
+    lk = small(tmp_path / "lake")
+    lk.name_snapshot("before")
+    moment = MovingClock()()
+    lk.forget([id_of(lk)])
+    lk.name_snapshot("after")
+    with pytest.raises(LakeAccessError, match=r"at before: 1 files of `episodes` at version 2 are gone.*`forget`"):
+        lk.at("before")
+    with pytest.raises(LakeAccessError, match="are gone"):
+        lk.at(moment)
+    assert lk.at("after").scan("episodes").collect().height == 2
+    finding = examine(lk).filter(pl.col("check") == "named snapshots are readable").row(0, named=True)
+    assert finding["verdict"] == "note"
+    assert "before: 1 files of `episodes`" in finding["detail"]
+    lk.drop_snapshot("before")
+
+
+def test_a_predecessor_stays_retracted_when_its_retry_is_forgotten(tmp_path: Path) -> None:
+    """The retraction came with the retry's write attempt, and outlives it."""
+    lk = lake.open(tmp_path / "lake", create=True)
+    lk.append([episode("a"), secret(attempt=0)], run_id="run")
+    lk.append([secret(attempt=1)], run_id="run")
+    lk.forget(lk.scan("episodes").filter(pl.col("task_id") == SECRET).collect()["episode_id"].to_list())
+    assert lk.scan("episodes").collect()["task_id"].to_list() == ["a"]
+    assert assert_whole(lk.snapshot()) == 1
+    assert lake.open(lk.uri).append([secret(attempt=1)], run_id="run").rejected == 1
+
+
+def test_several_at_once_and_again(tmp_path: Path) -> None:
+    lk = small(tmp_path / "lake")
+    first, second = id_of(lk, "a"), id_of(lk)
+    assert lk.forget([first, second, second]).episodes == 2
+    assert lk.scan("episodes").collect()["task_id"].to_list() == ["b"]
+    again = lk.forget([first, second])
+    assert (sum(again.rows.values()), again.deleted_files) == (0, 0)
+    with pytest.raises(UsageError, match="holds no episode"):
+        lk.forget([first, 1])
+
+
+# ---------------------------------------------------------------- killed, and beside writers
+
+
+def dying(call: Callable[..., Any], left: list[int]) -> Callable[..., Any]:
+    def act(*args: Any, **options: Any) -> Any:
+        if not left[0]:
+            raise KilledError
+        left[0] -= 1
+        return call(*args, **options)
+
+    return act
+
+
+@pytest.mark.parametrize("commits", range(8))
+def test_killed_between_any_two_commits_and_run_again(
+    tmp_path: Path, commits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lk = small(tmp_path / "lake")
+    episode_id = id_of(lk)
+    expected = rest(lk.snapshot(), episode_id)
+    left = [commits]
+    with monkeypatch.context() as patch:
+        patch.setattr(lk._store, "_commit", dying(lk._store._commit, left))
+        # Not even the terminal row of the job that dies is written.
+        with pytest.raises(KilledError):
+            lk.forget([episode_id])
+    assert left == [0]
+    again = lake.open(lk.uri)
+    assert rest(again.snapshot(), episode_id) == expected
+    again.forget([episode_id])
+    assert holders(again) == set()
+    assert rest(again.snapshot(), episode_id) == expected
+    assert assert_whole(again.snapshot()) == 2
+    assert lake.open(lk.uri).append([secret()], run_id="run").rejected == 1
+
+
+@pytest.mark.parametrize("deletions", range(2))
+def test_killed_between_two_deletions_and_run_again(
+    tmp_path: Path, deletions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lk = small(tmp_path / "lake")
+    episode_id = id_of(lk)
+    with monkeypatch.context() as patch:
+        patch.setattr(lk._store.objects, "delete", dying(lk._store.objects.delete, [deletions]))
+        with pytest.raises(KilledError):
+            lk.forget([episode_id])
+    assert holders(lk)
+    lake.open(lk.uri).forget([episode_id])
+    assert holders(lk) == set()
+
+
+def test_a_writer_that_was_about_to_bring_it_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its children are committed; another process brings the same episode and forgets it; then it goes on."""
+    lk, other = lake.open(tmp_path / "lake", create=True), lake.open(tmp_path / "lake")
+    commit = lk._store.append_episodes
+
+    def meanwhile(*args: Any, **options: Any) -> None:
+        monkeypatch.undo()
+        other.append([secret()], run_id="run")
+        other.forget([id_of(other)])
+        assert holders(other) <= {"episodes"}, "a file that no commit names yet"
+        commit(*args, **options)
+
+    monkeypatch.setattr(lk._store, "append_episodes", meanwhile)
+    counts = lk.append([episode("a", tokens=True), secret()], run_id="run")
+    assert (counts.new, counts.rejected) == (1, 1)
+    assert lk.scan("episodes").collect()["task_id"].to_list() == ["a"]
+    assert assert_whole(lk.snapshot()) == 1
+    assert "steps" not in holders(lk)
+
+
+def test_beside_a_writer_nothing_is_lost_and_nothing_comes_back(tmp_path: Path) -> None:
+    lk = small(tmp_path / "lake")
+    ended, errors = threading.Event(), []
+
+    def write() -> None:
+        try:
+            mine = lake.open(lk.uri)
+            for index in range(6):
+                mine.append([secret(), episode("c", index, tokens=True)], run_id="run")
+        except BaseException as error:
+            errors.append(error)
+        ended.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    lk.forget([id_of(lk)])
+    while not ended.is_set():
+        assert_whole(lk.snapshot())
+    thread.join()
+    assert errors == []
+    assert assert_whole(lk.snapshot()) == 2 + 6
+    assert SECRET not in set(lk.scan("episodes").collect()["task_id"])

@@ -1,0 +1,239 @@
+"""`trajlake show`: an episode to read, whatever stands in it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lake
+from lake import Lake, ids, show
+from lake.commands_read import show as command
+from lake.errors import UsageError
+from testkit.lakes import add_credit, rollout, siblings
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31mred\r\n\u202egnp.exe\x00\ud7ff"
+
+
+@pytest.fixture(scope="module")
+def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    lk = lake.open(tmp_path_factory.mktemp("show") / "lake", create=True)
+    tools = [{"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": "door"}'}}]
+    special = rollout("hostile", 0, None, status="failed", error=f"broke {HOSTILE}")
+    special.steps[0].state = f"state {HOSTILE}\n" + "long line\n" * 50
+    special.steps[0].tool_calls = tools
+    special.steps[1].action = "x" * 5000
+    special.steps[1].is_action_valid = False
+    special.steps[1].reasoning = None
+    with lk.job(kind="collect", run_id="run") as job:
+        job.record([*siblings("maze", [1.0, 0.0, 0.0]), special])
+    add_credit(lk, gamma=0.5)
+    add_credit(lk, gamma=1.0)
+    first = lk.sql("SELECT episode_id, group_id, run_id FROM episodes WHERE task_id = 'maze' AND rollout_index = 0")
+    with lk.job(kind="score") as job:
+        scores = pl.concat([first.with_columns(step_index=pl.lit(n, pl.Int32)) for n in (None, 1)])
+        job.write(
+            "scores",
+            scores.with_columns(
+                scorer=pl.lit("judge"), scorer_version=pl.lit("1"), value=pl.Series([0.25, None]), error=pl.lit(HOSTILE)
+            ),
+        )
+    return lk
+
+
+def episode_of(lk: Lake, task: str, index: int = 0) -> int:
+    return int(lk.sql("SELECT episode_id FROM episodes WHERE task_id = ? AND rollout_index = ?", [task, index]).item())
+
+
+def text_of(lk: Lake, episode_id: int, **options: Any) -> str:
+    return "\n".join(line for _, line in show.lines(show.gather(lk.snapshot(), episode_id), **options))
+
+
+def run(lk: Lake, *arguments: str) -> str:
+    result = CliRunner().invoke(command, [*arguments, "--lake", lk.uri], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+def test_every_number_of_a_step_is_there(lk: Lake) -> None:
+    wanted = episode_of(lk, "maze")
+    credit = lk.sql(
+        "SELECT a.* FROM latest_advantages AS a JOIN job_runs USING (job_id) WHERE episode_id = ? "
+        "QUALIFY ended_at = max(ended_at) OVER () ORDER BY step_index",
+        [wanted],
+    )
+    told = show.gather(lk.snapshot(), wanted)
+    assert [step["step_index"] for step in told["steps"]] == [0, 1, 2]
+    for name in ("return_to_go", "a_episode", "a_step", "advantage", "flags"):
+        assert [step[name] for step in told["steps"]] == credit[name].to_list()
+    assert [step["reward"] for step in told["steps"]] == [0.0, 0.0, 1.0]
+    assert told["credit"]["others"] == 1
+    assert told["scores"][0]["value"] == 0.25
+    assert [step["scores"] for step in told["steps"]] == [[], told["steps"][1]["scores"], []]
+    text = text_of(lk, wanted)
+    head = text.splitlines()[0]
+    for part in (ids.to_text(wanted), "run run", "task maze", "completed", "return 1", "3 steps"):
+        assert part in head
+    first = next(line for line in text.splitlines() if line.startswith("step 0"))
+    row = credit.row(0, named=True)
+    assert first.startswith(
+        f"step 0   reward 0   return-to-go {row['return_to_go']:.6g}   A_E {row['a_episode']:.6g}   "
+        f"A_S {row['a_step']:.6g}   A {row['advantage']:.6g}"
+    )
+    assert "score judge: 0.25" in text
+    assert "score judge: -" in text
+    assert "You are at the gate." in text
+    assert "after the last step" in text
+
+
+def test_another_series_can_be_chosen(lk: Lake) -> None:
+    wanted = episode_of(lk, "maze")
+    series = lk.sql("SELECT DISTINCT series_id FROM latest_advantages")["series_id"].to_list()
+    gathered = [show.gather(lk.snapshot(), wanted, one) for one in series]
+    assert [told["credit"]["series_id"] for told in gathered] == series
+    assert gathered[0]["steps"][0]["return_to_go"] != gathered[1]["steps"][0]["return_to_go"]
+    with pytest.raises(UsageError, match="no credit series 0000000000007 covers this episode; its series: "):
+        show.gather(lk.snapshot(), wanted, 7)
+
+
+def test_unknown_is_a_dash_and_never_zero(lk: Lake) -> None:
+    text = text_of(lk, episode_of(lk, "hostile"))
+    assert "return -" in text.splitlines()[0]
+    assert "step 0   reward -   return-to-go -   A_E -   A_S -   A -" in text
+    assert "invalid action]" in text.split("step 1")[1].splitlines()[0]
+
+
+def test_long_texts_are_cut_unless_asked_for(lk: Lake) -> None:
+    wanted = episode_of(lk, "hostile")
+    cut, full = text_of(lk, wanted), text_of(lk, wanted, full=True)
+    assert cut.count("long line") < 50 == full.count("long line")
+    assert "x" * 5000 not in cut
+    assert "x" * 5000 in full
+    assert "4,400 more characters (--full)" in cut
+    assert "(--full)" not in full
+
+
+@pytest.mark.parametrize(
+    ("calls", "shown"),
+    [
+        (None, []),
+        ("[]", []),
+        ('[{"function": {"name": "f", "arguments": "{\\"a\\": 1}"}}]', ['f({"a": 1})']),
+        ('[{"name": "f", "arguments": {"a": 1}}]', ['f({"a": 1})']),
+        ('{"name": "f"}', ["f(null)"]),
+        ("[1, null]", ["1", "null"]),
+        ("not json", ["not json"]),
+        ('[{"function": 3}]', ['{"function": 3}']),
+    ],
+)
+def test_tool_calls_of_any_form_are_shown(calls: str | None, shown: list[str]) -> None:
+    assert show.tool_calls(calls) == shown
+
+
+# ---------------------------------------------------------------- hostile text
+
+
+@given(st.text())
+def test_no_character_that_steers_a_terminal_gets_through(text: str) -> None:
+    assert all(char == "\n" or char.isprintable() for char in show.printable(text))
+
+
+def test_what_can_be_read_stays_as_it_is() -> None:
+    assert show.printable("a b\n\u00e9 \u4f60 \U0001f600 <b>[red]") == "a b\n\u00e9 \u4f60 \U0001f600 <b>[red]"
+    assert show.printable("a\r\nb\tc") == "a\nb    c"
+
+
+@pytest.mark.parametrize("options", [[], ["--full"]])
+def test_hostile_texts_do_not_reach_the_terminal(lk: Lake, options: list[str]) -> None:
+    for task in ("hostile", "maze"):
+        output = run(lk, ids.to_text(episode_of(lk, task)), *options)
+        assert all(char == "\n" or char.isprintable() for char in output)
+    assert "owned" in output or "judge" in output
+
+
+def test_an_error_with_the_text_of_others_is_harmless_too(lk: Lake, tmp_path: Path) -> None:
+    other = lake.open(tmp_path / "lake", create=True)
+    with other.job(kind="collect", run_id="run") as job:
+        job.record([rollout("t", 0, 1.0)])
+    wanted = episode_of(other, "t")
+    other.retract([wanted], HOSTILE)
+    with pytest.raises(UsageError) as raised:
+        show.find(other.snapshot(), ids.to_text(wanted))
+    assert "\x1b" not in str(raised.value)
+    assert "retracted (" in str(raised.value)
+
+
+# ---------------------------------------------------------------- finding it
+
+
+def test_the_beginning_of_an_id_will_do_if_it_is_the_only_one(lk: Lake) -> None:
+    snapshot = lk.snapshot()
+    all_ids = [ids.to_text(one) for one in snapshot.sql("SELECT episode_id FROM episodes")["episode_id"]]
+    for text in all_ids:
+        assert show.find(snapshot, text) == ids.from_text(text)
+        assert show.find(snapshot, f" {text.upper()} ") == ids.from_text(text)
+        for length in range(1, len(text)):
+            begun = [other for other in all_ids if other.startswith(text[:length])]
+            if len(begun) == 1:
+                assert show.find(snapshot, text[:length]) == ids.from_text(text)
+            else:
+                with pytest.raises(UsageError, match="begins several episodes"):
+                    show.find(snapshot, text[:length])
+
+
+@pytest.mark.parametrize("text", ["", "u", "8", "z", "0" * 14, "a b", "'; DROP"])
+def test_what_is_no_id_is_misuse(lk: Lake, text: str) -> None:
+    with pytest.raises(UsageError, match="is no episode id"):
+        show.find(lk.snapshot(), text)
+
+
+def test_an_unknown_id_says_where_the_known_ones_are(lk: Lake) -> None:
+    with pytest.raises(UsageError, match="no episode begins with '0000000000000'; `trajlake sql"):
+        show.find(lk.snapshot(), "0" * 13)
+
+
+def test_an_episode_that_a_retry_replaced_says_so(tmp_path: Path) -> None:
+    lk = lake.open(tmp_path / "lake", create=True)
+    for attempt in (0, 1):
+        with lk.job(kind="collect", run_id="run") as job:
+            job.record([rollout("t", 0, 1.0, attempt=attempt)])
+    (kept,) = lk.sql("SELECT episode_id FROM episodes")["episode_id"]
+    (gone,) = lk.sql("SELECT episode_id FROM retractions")["episode_id"]
+    with pytest.raises(UsageError, match=f"is superseded; {ids.to_text(kept)} took its place"):
+        show.find(lk.snapshot(), ids.to_text(gone))
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_the_command_prints_text_or_json(lk: Lake) -> None:
+    wanted = ids.to_text(episode_of(lk, "maze"))
+    assert run(lk, wanted).splitlines()[0].startswith(f"episode {wanted}   run run   task maze")
+    told = json.loads(run(lk, wanted, "--format", "json"))
+    assert told["episode"]["episode_id"] == wanted
+    assert told["episode"]["env_return"] == 1.0
+    assert [step["step_index"] for step in told["steps"]] == [0, 1, 2]
+    assert ids.is_text(told["credit"]["series_id"])
+    chosen = json.loads(run(lk, wanted, "--format", "json", "--series", told["credit"]["series_id"]))
+    assert chosen["credit"]["series_id"] == told["credit"]["series_id"]
+    with pytest.raises(UsageError, match="--series"):
+        run(lk, wanted, "--series", "nonsense")
+
+
+def test_an_older_state_shows_what_is_gone_since(tmp_path: Path) -> None:
+    lk = lake.open(tmp_path / "lake", create=True)
+    with lk.job(kind="collect", run_id="run") as job:
+        job.record([rollout("t", 0, 1.0)])
+    wanted = episode_of(lk, "t")
+    lk.name_snapshot("before")
+    lk.retract([wanted], "wrong")
+    with pytest.raises(UsageError, match="retracted"):
+        run(lk, ids.to_text(wanted))
+    assert "task t" in run(lk, ids.to_text(wanted), "--as-of", "before")
