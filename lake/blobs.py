@@ -1,8 +1,11 @@
-"""Payloads too big for a row: images and texts over 64 KB move to `blobs`, once each, and are referred to by hash.
+"""Payloads too big for a row: images and texts over 64 KB move to `blobs` and are referred to by hash.
 
 In a JSON column, a long text (an image as a data URI is one) is replaced by the text `blob:sha256:<64 digits>`, and a
 document that is long without holding a long text (a list of tools) is replaced as a whole. What a step's `state` and
 `action` say stays in the row: they are what SQL and credit look at. `inlined` puts everything back, byte for byte.
+
+A write attempt stores a payload once, for its own episodes and for no others: so whether a payload is still needed is
+known without looking at any other write, and erasure races with nobody.
 """
 
 import hashlib

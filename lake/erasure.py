@@ -3,9 +3,10 @@
 1. The episodes are retracted as `forgotten` in a job of its own: readers stop seeing them, and writers will not take
    them again (the tombstone). What the same write attempts brought for others (a shared blob, the retraction of a
    predecessor) is accepted by that job too, so it outlives them.
-2. Every table that names episodes is rewritten without them, blobs that nobody else refers to included.
+2. Every table that names episodes is rewritten without them, after blobs that nobody else refers to.
 3. Every file that is no longer live and holds them is deleted, whoever pinned it: snapshots taken before are broken,
-   and say so. Killed at any point, it is run again and goes on.
+   and say so. Killed at any point, it is run again and goes on: as long as blobs of theirs are left, `episodes` says
+   which.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +18,7 @@ import pyarrow as pa
 from lake.data_files import FileEntry
 from lake.errors import ConflictError
 from lake.jobs import Job
-from lake.reading import scan
+from lake.reading import collected, scan, scan_pruned
 from lake.retractions import known_episodes, write_retractions
 from lake.snapshot import Snapshot
 from lake.sorting import ordered_rows
@@ -53,6 +54,17 @@ def tombstones(job: Job, snapshot: Snapshot, episode_ids: Sequence[int], reason:
     job.accept(known["write_id"].drop_nulls().unique().to_list())
 
 
+@dataclass(frozen=True, slots=True)
+class _Doomed:
+    """Rows of a table that go."""
+
+    table: str
+    rows: pl.Expr
+    """True for them."""
+    others: str
+    """True for all others, in SQL."""
+
+
 def erase(store: Store, episode_ids: Sequence[int], *, job_id: int) -> Forgotten:
     """Second step: remove what the tombstones name.
 
@@ -61,19 +73,39 @@ def erase(store: Store, episode_ids: Sequence[int], *, job_id: int) -> Forgotten
     """
     done = Forgotten(episodes=len(set(episode_ids)))
     wanted = pl.Series("episode_id", sorted(set(episode_ids)), dtype=pl.Int64)
-    blobs = _orphaned_blobs(Snapshot(store), wanted)
-    for name in _tables():
-        key, values = ("blob_id", blobs) if name == "blobs" else ("episode_id", wanted)
-        done.rows[name] = _rewrite(store, name, key, values, job_id)
-    for name in _tables():
-        key, values = ("blob_id", blobs) if name == "blobs" else ("episode_id", wanted)
-        _delete_files(store, name, key, values, done)
+    # `episodes` first: from then on no writer counts on what was there.
+    doomed = [_of_episodes(name, wanted) for name, t in TABLES.items() if "episode_id" in t.names and name != _KEEPS]
+    for one in doomed:
+        done.rows[one.table] = _rewrite(store, one, job_id)
+    blobs = _unreferenced(Snapshot(store))
+    if len(blobs):
+        doomed.append(_of_blobs(blobs))
+        done.rows["blobs"] = _rewrite(store, doomed[-1], job_id)
+    for one in doomed:
+        _delete_files(store, one, done)
     return done
 
 
-def _tables() -> list[str]:
-    """Tables that name episodes, `episodes` first: from then on no writer can count on what was there."""
-    return [name for name, table in TABLES.items() if "episode_id" in table.names and name != _KEEPS] + ["blobs"]
+def _of_episodes(name: str, wanted: pl.Series) -> _Doomed:
+    # Rows that name no episode (most rejects) stay.
+    others = f"(episode_id IS NULL OR episode_id NOT IN ({', '.join(map(str, wanted))}))"
+    return _Doomed(name, pl.col("episode_id").is_in(wanted.implode()), others)
+
+
+def _of_blobs(pairs: pl.DataFrame) -> _Doomed:
+    spelled = ", ".join(f"({blob_id}, {write_id})" for blob_id, write_id in pairs.iter_rows())
+    pair = pl.concat_str("blob_id", "write_id", separator=" ")
+    rows = pair.is_in(pairs.select(pair).to_series().implode())
+    return _Doomed("blobs", rows, f"(blob_id, write_id) NOT IN ({spelled})")
+
+
+def _unreferenced(snapshot: Snapshot) -> pl.DataFrame:
+    """Blobs (blob_id, write_id) whose episodes are gone: a blob is there for the episodes of its own write attempt."""
+    options = snapshot.objects.polars_options
+    blobs = scan_pruned(snapshot.files("blobs"), TABLES["blobs"], options).select("blob_id", "write_id")
+    refers = snapshot.scan_all("episodes").filter(pl.col("blob_ids").list.len() > 0).select("blob_ids", "write_id")
+    used = refers.explode("blob_ids").rename({"blob_ids": "blob_id"})
+    return collected(blobs.unique().join(used, on=["blob_id", "write_id"], how="anti"))
 
 
 def _known_or_forgotten(snapshot: Snapshot, episode_ids: Sequence[int]) -> pl.DataFrame:
@@ -94,57 +126,48 @@ def _known_or_forgotten(snapshot: Snapshot, episode_ids: Sequence[int]) -> pl.Da
     return pl.concat([*found, pl.DataFrame({"episode_id": gone, "write_id": [None] * len(gone)}, schema=schema)])
 
 
-def _orphaned_blobs(snapshot: Snapshot, episode_ids: pl.Series) -> pl.Series:
-    """Blobs that only these episodes refer to."""
-    refers = snapshot.scan_all("episodes").filter(pl.col("blob_ids").list.len() > 0).select("episode_id", "blob_ids")
-    rows = refers.collect().explode("blob_ids", empty_as_null=False, keep_nulls=False)
-    theirs = pl.col("episode_id").is_in(episode_ids.implode())
-    others = rows.filter(~theirs)["blob_ids"]
-    return rows.filter(theirs & ~pl.col("blob_ids").is_in(others.implode()))["blob_ids"].unique().sort()
-
-
-def _rewrite(store: Store, name: str, key: str, values: pl.Series, job_id: int) -> int:
-    """Rewrite the files of a table that hold these keys; the rows that went."""
-    if values.is_empty():
-        return 0
-    # Rows that name no episode (most rejects) stay.
-    where = f"({key} IS NULL OR {key} NOT IN ({', '.join(map(str, values))}))"
+def _rewrite(store: Store, doomed: _Doomed, job_id: int) -> int:
+    """Rewrite the files of a table that hold such rows; how many went."""
     for _ in range(_TRIES):
-        version, entries = store.files(name)
-        holding = {entry.name: count for entry in entries if (count := _count(store, name, entry.path, key, values))}
+        version, entries = store.files(doomed.table)
+        holding = {entry.name: count for entry in entries if (count := _count(store, doomed, entry.path))}
         if not holding:
             return 0
-        removed = [entry for entry in entries if entry.name in holding]
         try:
-            for entry in removed:
-                _rewrite_one(store, name, version, entry, where, job_id, whole=entry.rows == holding[entry.name])
-                version = store.refresh(name)
+            for entry in (entry for entry in entries if entry.name in holding):
+                _rewrite_one(store, doomed, version, entry, job_id, whole=entry.rows == holding[entry.name])
+                version = store.refresh(doomed.table)
         except CommitLostError:
             continue
         return sum(holding.values())
-    msg = f"table `{name}` is rewritten by other processes again and again; run it again when they are done"
+    msg = f"table `{doomed.table}` is rewritten by other processes again and again; run it again when they are done"
     raise ConflictError(msg)
 
 
-def _rewrite_one(
-    store: Store, name: str, version: int, entry: FileEntry, where: str, job_id: int, *, whole: bool
-) -> None:
-    rows: Iterable[pa.Table] = () if whole else ordered_rows(store.objects, [entry], TABLES[name], where=where)
+def _rewrite_one(store: Store, doomed: _Doomed, version: int, entry: FileEntry, job_id: int, *, whole: bool) -> None:
+    table = TABLES[doomed.table]
+    rows: Iterable[pa.Table] = () if whole else ordered_rows(store.objects, [entry], table, where=doomed.others)
     store.rewrite(
-        name, version, [entry], rows, operation="forget", clean_since=entry.clean_since, erases=True, job_id=job_id
+        table.name,
+        version,
+        [entry],
+        rows,
+        operation="forget",
+        clean_since=entry.clean_since,
+        erases=True,
+        job_id=job_id,
     )
 
 
-def _delete_files(store: Store, name: str, key: str, values: pl.Series, done: Forgotten) -> None:
-    """Delete files of earlier versions, and orphans, that hold these keys."""
-    if values.is_empty():
-        return
+def _delete_files(store: Store, doomed: _Doomed, done: Forgotten) -> None:
+    """Delete files of earlier versions, and orphans, that hold such rows."""
+    name = doomed.table
     live = {f"{name}/{entry.name}" for entry in store.files(name)[1]}
     for found in store.objects.list(name, staging=True):
         if not found.path.endswith(".parquet") or found.path in live:
             continue
         try:
-            holds = _count(store, name, store.objects.uri(found.path), key, values) > 0
+            holds = _count(store, doomed, store.objects.uri(found.path)) > 0
         except (OSError, pl.exceptions.PolarsError):
             done.unreadable.append(found.path)
             continue
@@ -153,9 +176,9 @@ def _delete_files(store: Store, name: str, key: str, values: pl.Series, done: Fo
             done.deleted_files += 1
 
 
-def _count(store: Store, name: str, path: str, key: str, values: pl.Series) -> int:
-    """Rows of a file with one of these keys; none if the file is not there (a dead write's that vacuum took)."""
-    rows = scan([path], TABLES[name], store.objects.polars_options).filter(pl.col(key).is_in(values.implode()))
+def _count(store: Store, doomed: _Doomed, path: str) -> int:
+    """Such rows of a file; none if the file is not there (a dead write's that vacuum took)."""
+    rows = scan([path], TABLES[doomed.table], store.objects.polars_options).filter(doomed.rows)
     try:
         return int(rows.select(pl.len()).collect().item())
     except FileNotFoundError:

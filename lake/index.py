@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from lake.errors import LakeAccessError
 from lake.reading import collected, scan
 from lake.store import Store
-from lake.tables import EPISODES, JOBS, RETRACTIONS
+from lake.tables import EPISODES
+from lake.tombstones import Tombstones
 
 _COLUMNS = ("episode_id", "content_hash", "group_id", "rollout_index", "agent_id", "attempt")
 
@@ -56,8 +58,8 @@ class EpisodeIndex:
         self._nothing = pl.DataFrame(schema={name: schema[name] for name in _COLUMNS})
         self._runs: list[_Run] = []
         self._seen: set[str] = set()
+        self._tombstones = Tombstones(store)
         self._forgotten: set[int] = set()
-        self._announced = pl.DataFrame(schema={"episode_id": pl.Int64, "write_id": pl.Int64})
 
     def refresh(self) -> int:
         """Bring the index to the newest version of `episodes`, and return that version.
@@ -65,20 +67,25 @@ class EpisodeIndex:
         Raises:
             LakeAccessError: a file is missing or damaged.
         """
-        options = self._store.objects.polars_options
-        version, entries = self._store.files(EPISODES.name)
-        if added := [entry.path for entry in entries if entry.path not in self._seen]:
-            self._runs.append(_Run.of(collected(scan(added, EPISODES, options).select(_COLUMNS))))
+        while True:
+            version, entries = self._store.files(EPISODES.name)
+            try:
+                self._add([entry.path for entry in entries if entry.path not in self._seen])
+            except LakeAccessError:
+                # Erased while it was being read? Then there is a newer version without it.
+                if self._store.refresh(EPISODES.name) == version:
+                    raise
+                continue
+            # Second: whoever forgets an episode says so here before it is gone there.
+            self._forgotten = self._tombstones.refresh()
+            return version
+
+    def _add(self, paths: list[str]) -> None:
+        if paths:
+            rows = scan(paths, EPISODES, self._store.objects.polars_options).select(_COLUMNS)
+            self._runs.append(_Run.of(collected(rows)))
             self._merge()
-        # Second: whoever forgets an episode says so here before it is gone there.
-        _, entries = self._store.files(RETRACTIONS.name)
-        if fresh := [entry.path for entry in entries if entry.path not in self._seen]:
-            rows = scan(fresh, RETRACTIONS, options).filter(pl.col("kind") == "forgotten")
-            self._announced.extend(collected(rows.select("episode_id", "write_id")))
-        self._seen.update(added, fresh)
-        if len(self._announced):
-            self._confirm()
-        return version
+            self._seen.update(paths)
 
     def contents(self, episode_ids: Iterable[int]) -> dict[int, int]:
         """Content hash of those that are present."""
@@ -89,21 +96,17 @@ class EpisodeIndex:
     def of_groups(self, group_ids: Iterable[int]) -> pl.DataFrame:
         """Episodes of some groups: episode_id, content_hash, group_id, rollout_index, agent_id, attempt."""
         wanted = np.unique(np.fromiter(group_ids, np.int64))
-        return pl.concat([self._nothing, *(run.groups(wanted) for run in self._runs)]).unique("episode_id")
+        found = pl.concat([self._nothing, *(run.groups(wanted) for run in self._runs)]).unique("episode_id")
+        return found.filter(~pl.col("episode_id").is_in(list(self._forgotten))) if self._forgotten else found
+
+    @property
+    def erasures(self) -> int:
+        """How many episodes were erased."""
+        return len(self._forgotten)
 
     def is_forgotten(self, episode_id: int) -> bool:
         """Whether the episode was erased and must not come back."""
         return episode_id in self._forgotten
-
-    def _confirm(self) -> None:
-        """Move announced erasures that a job has accepted to the forgotten ones."""
-        _, entries = self._store.files(JOBS.name)
-        ended = (pl.col("event") == "succeeded") & (pl.col("kind") == "retract")
-        jobs = scan([entry.path for entry in entries], JOBS, self._store.objects.polars_options).filter(ended)
-        accepted = collected(jobs.select("accepted_write_ids"))["accepted_write_ids"].explode()
-        real = pl.col("write_id").is_in(accepted.implode())
-        self._forgotten.update(self._announced.filter(real)["episode_id"])
-        self._announced = self._announced.filter(~real)
 
     def _merge(self) -> None:
         """Keep every run at least twice as long as the next."""

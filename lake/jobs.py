@@ -22,9 +22,11 @@ from lake.columns import Visibility
 from lake.contracts import conform
 from lake.errors import ConflictError, ContractError, TrajlakeError
 from lake.frames import json_text
-from lake.records import EpisodeRecord, Reject, check, identify, printable, retyped, shown
+from lake.reading import collected, scan
+from lake.records import EpisodeRecord, Reject, check, excerpt, identify, printable, retyped, shown
 from lake.store import CommitLostError, Store
 from lake.tables import TABLES
+from lake.tombstones import Tombstones
 from lake.writer import EpisodeWriter
 
 _WRITTEN_OTHERWISE = {"episodes", "steps", "blobs", "jobs"}
@@ -166,7 +168,6 @@ class Job:
             if record.run_id is None:
                 record.run_id = self.run_id
         outcome = self._writer.write(records, job_id=self.job_id)
-        self._accepted += outcome.write_ids
         self._touched.update(("episodes", "steps", "tokens") if outcome.new else ())
         rejects = [_conflict(records[i], positions[i]) for i in outcome.conflicts]
         rejects += [_forgotten(records[i], positions[i]) for i in outcome.forgotten]
@@ -264,7 +265,17 @@ class Job:
             return
 
     def _require_live(self) -> None:
-        """Check that what the terminal row is going to accept is still there: maintenance drops old dead writes."""
+        """Check that what the terminal row is going to accept may be seen.
+
+        Maintenance drops old dead writes, and what a job made of an episode that was forgotten meanwhile must go too.
+        """
+        forgotten = Tombstones(self._store).refresh()
+        if forgotten and any(self._holds(name, file, forgotten) for name, file in self._files):
+            msg = (
+                f"job {ids.to_text(self.job_id)} wrote rows of episodes that were forgotten while it ran. Nothing of "
+                "it is visible; run it again"
+            )
+            raise ConflictError(msg)
         live = {(name, entry.name) for name in dict(self._files) for entry in self._store.files(name)[1]}
         if not live.issuperset(self._files) or not self._store.condemned().isdisjoint(self._accepted):
             msg = (
@@ -272,6 +283,15 @@ class Job:
                 "longer than vacuum waits. Nothing of it is visible; run it again"
             )
             raise ConflictError(msg)
+
+    def _holds(self, name: str, file: str, episode_ids: Collection[int]) -> bool:
+        """Whether a file has rows of some episodes."""
+        if "episode_id" not in TABLES[name].names or name == "retractions":
+            return False
+        objects = self._store.objects
+        rows = scan([objects.uri(f"{name}/{file}")], TABLES[name], objects.polars_options)
+        found = rows.filter(pl.col("episode_id").is_in(list(episode_ids))).select("episode_id").head(1)
+        return not collected(found).is_empty()
 
     def _row(self, event: str) -> dict[str, Any]:
         return self._fixed | {"write_id": ids.fresh_id(), "event": event, "at": self._store.clock()}
@@ -286,7 +306,7 @@ def _conflict(record: EpisodeRecord, position: int) -> Reject:
         position=position,
         reason="conflict",
         message=f"{_spelled(record)} is present with other content; give it another --run or a higher attempt",
-        raw=msgspec.json.encode(record).decode(),
+        raw=excerpt(msgspec.json.encode(record).decode()),
         episode_id=identify(record, record.run_id or "").episode_id,
     )
 

@@ -56,7 +56,6 @@ class EpisodeWriter:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._index = EpisodeIndex(store)
-        self._blobs: set[int] = set()
         # Threads of one process take turns: a lost update of the index would let a duplicate through.
         self._lock = threading.Lock()
 
@@ -84,10 +83,9 @@ class EpisodeWriter:
         superseded = self._superseded(batch)
         rows = (batch.records, batch.identities, batch.write_id)
         moved = moved_out(episodes_frame(*rows), steps_frame(*rows), (TABLES["episodes"], TABLES["steps"]))
-        fresh = [blob for blob_id, blob in moved.blobs.items() if blob_id not in self._blobs]
         children: dict[str, str] = {}
         for name, frame in (
-            ("blobs", blobs_frame(fresh, batch.write_id)),
+            ("blobs", blobs_frame(list(moved.blobs.values()), batch.write_id)),
             ("spans", spans_frame(*rows)),
             ("tokens", tokens_frame(*rows)),
             ("steps", moved.steps),
@@ -96,11 +94,7 @@ class EpisodeWriter:
             if frame.height:
                 children[name] = self._store.append(name, conform(frame, TABLES[name]), job_id=batch.job_id)
         staged = self._store.stage("episodes", conform(moved.episodes, TABLES["episodes"]))
-        if self._commit(batch, staged, version, superseded, children):
-            # What stands in an accepted write needs no second copy from this writer.
-            self._blobs.update(moved.blobs)
-            return True
-        return False
+        return self._commit(batch, staged, version, superseded, children)
 
     def _commit(
         self, batch: "_Batch", staged: Staged, version: int, superseded: dict[int, int], children: dict[str, str]

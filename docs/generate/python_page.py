@@ -14,7 +14,7 @@ SHOWN = {
     "lake/snapshot.py": ("Snapshot",),
     "lake/query.py": ("Session", "Limits"),
     "lake/jobs.py": ("Job", "Counts"),
-    "lake/records.py": ("EpisodeRecord", "StepRecord", "TokensRecord"),
+    "lake/records.py": ("EpisodeRecord", "StepRecord", "TokensRecord", "SpanRecord"),
     "lake/pins.py": ("Pin", "Lease"),
     "lake/compaction.py": ("Compaction",),
     "lake/vacuum.py": ("Vacuumed",),
@@ -36,8 +36,8 @@ with lake.open("my-lake", create=True) as lk:
     print(lk.sql("SELECT task_id, num_steps FROM episodes"))
 ```
 
-`lake` exports `open`, `Lake`, `Snapshot`, `EpisodeRecord`, `StepRecord`, `TokensRecord` and `errors`. The other names
-below are what their methods return.
+`lake` exports `open`, `Lake`, `Snapshot`, `EpisodeRecord`, `StepRecord`, `TokensRecord`, `SpanRecord` and `errors`. The
+other names below are what their methods return.
 """
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

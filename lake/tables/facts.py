@@ -210,7 +210,7 @@ SPANS = Table(
 
 BLOBS = Table(
     name="blobs",
-    grain="A payload too big for a row (an image, a list of tools, a long text), stored once and referred to by hash.",
+    grain="A payload too big for a row (an image, a list of tools, a long text), once a write, referred to by hash.",
     key=("blob_id",),
     visibility=Visibility.ACCEPTED,
     distinct=True,

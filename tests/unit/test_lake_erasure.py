@@ -20,6 +20,9 @@ from testkit.moving_clock import MovingClock
 
 SECRET = "xylograph"
 """Stands in every text of the episode that is forgotten, and nowhere else."""
+LONG = {"log": SECRET * 8000}
+SHARED = {"manual": "y" * 70_000}
+"""Payloads that go to `blobs`: of the secret episode alone, and of another one too."""
 
 
 class KilledError(Exception):
@@ -27,7 +30,8 @@ class KilledError(Exception):
 
 
 def secret(index: int = 0, steps: int = 2, **fields: Any) -> EpisodeRecord:
-    record = episode(SECRET, index, steps=steps, tokens=True, error=SECRET, extra={SECRET: SECRET}, **fields)
+    extra = {SECRET: SECRET} | LONG | SHARED
+    record = episode(SECRET, index, steps=steps, tokens=True, error=SECRET, extra=extra, **fields)
     record.initial_messages = [{"role": "user", "content": SECRET}]
     for step in record.steps:
         step.reasoning = f"{SECRET} because"
@@ -38,7 +42,7 @@ def secret(index: int = 0, steps: int = 2, **fields: Any) -> EpisodeRecord:
 def small(folder: Path, **options: Any) -> Lake:
     """Two ordinary episodes and a secret one, in two commits."""
     lk = lake.open(folder, create=True, **options)
-    lk.append([episode("a", tokens=True), secret()], run_id="run")
+    lk.append([episode("a", tokens=True, extra=SHARED), secret()], run_id="run")
     lk.append([episode("b", tokens=True)], run_id="run")
     return lk
 
@@ -60,13 +64,15 @@ def holders(lk: Lake, word: str = SECRET) -> set[str]:
 
 
 def rest(snapshot: lake.Snapshot, episode_id: int) -> dict[str, list[str]]:
-    """Every row of every table that is not the episode's, nor says what was done to it."""
+    """Every row of every table that is not the secret episode's, nor says what was done to it."""
     rows = {}
     for name, table in TABLES.items():
         if name not in ("jobs", "retractions"):
             frame = snapshot.scan(name).collect()
             if "episode_id" in table.names:
                 frame = frame.filter(pl.col("episode_id").ne_missing(episode_id))
+            if name == "blobs":
+                frame = frame.filter(~pl.col("payload").bin.contains(SECRET.encode()))
             rows[name] = sorted(map(str, frame.rows()))
     return rows
 
@@ -75,13 +81,15 @@ def test_nothing_of_it_is_left_and_nothing_else_is_touched(tmp_path: Path) -> No
     lk = small(tmp_path / "lake")
     episode_id = id_of(lk)
     expected = rest(lk.snapshot(), episode_id)
-    assert holders(lk) == {"episodes", "steps"}
+    assert holders(lk) == {"episodes", "steps", "blobs"}
+    assert lk.scan("blobs").collect().height == 2
     done = lk.forget([episode_id], "the user asked")
     assert holders(lk) == set()
     assert holders(lk, "b.0 sees 0") == {"steps"}, "the search finds what is there"
     assert (done.episodes, done.unreadable) == (1, [])
-    assert {name: count for name, count in done.rows.items() if count} == {"episodes": 1, "steps": 2, "tokens": 2}
-    assert done.deleted_files == 3
+    assert {name: count for name, count in done.rows.items() if count} == {"blobs": 1, "episodes": 1, "steps": 2, "tokens": 2}
+    assert done.deleted_files == 4
+    assert lk.scan("blobs").collect()["payload"].to_list() == [b"y" * 70_000]
     assert rest(lk.snapshot(), episode_id) == expected
     assert rest(lake.open(lk.uri).snapshot(), episode_id) == expected
     assert assert_whole(lk.snapshot()) == 2
@@ -225,7 +233,7 @@ def dying(call: Callable[..., Any], left: list[int]) -> Callable[..., Any]:
     return act
 
 
-@pytest.mark.parametrize("commits", range(8))
+@pytest.mark.parametrize("commits", range(9))
 def test_killed_between_any_two_commits_and_run_again(
     tmp_path: Path, commits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,7 +256,7 @@ def test_killed_between_any_two_commits_and_run_again(
     assert lake.open(lk.uri).append([secret()], run_id="run").rejected == 1
 
 
-@pytest.mark.parametrize("deletions", range(2))
+@pytest.mark.parametrize("deletions", range(3))
 def test_killed_between_two_deletions_and_run_again(
     tmp_path: Path, deletions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,11 +284,12 @@ def test_a_writer_that_was_about_to_bring_it_gives_up(tmp_path: Path, monkeypatc
         commit(*args, **options)
 
     monkeypatch.setattr(lk._store, "append_episodes", meanwhile)
-    counts = lk.append([episode("a", tokens=True), secret()], run_id="run")
+    counts = lk.append([episode("a", tokens=True, extra=SHARED), secret()], run_id="run")
     assert (counts.new, counts.rejected) == (1, 1)
     assert lk.scan("episodes").collect()["task_id"].to_list() == ["a"]
     assert assert_whole(lk.snapshot()) == 1
-    assert "steps" not in holders(lk)
+    assert holders(lk) <= {"episodes", "rejects"}
+    assert lk.scan("blobs").collect()["payload"].to_list() == [b"y" * 70_000]
 
 
 def test_beside_a_writer_nothing_is_lost_and_nothing_comes_back(tmp_path: Path) -> None:

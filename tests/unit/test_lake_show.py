@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import lake
 from lake import Lake, ids, show
-from lake.commands_read import show as command
+from lake.cli import trajlake
 from lake.errors import UsageError
 from testkit.lakes import add_credit, rollout, siblings
 
@@ -54,7 +54,7 @@ def text_of(lk: Lake, episode_id: int, **options: Any) -> str:
 
 
 def run(lk: Lake, *arguments: str) -> str:
-    result = CliRunner().invoke(command, [*arguments, "--lake", lk.uri], catch_exceptions=False)
+    result = CliRunner().invoke(trajlake, ["show", *arguments, "--lake", lk.uri], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
 

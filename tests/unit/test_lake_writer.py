@@ -13,7 +13,6 @@ from deltalake import DeltaTable
 
 import lake
 from lake import EpisodeRecord, Lake
-from lake.errors import ContractError
 from lake.jobs import Counts
 from lake.store import CommitLostError
 from lake.tables import TABLES
@@ -181,10 +180,12 @@ def test_a_record_that_is_recorded_is_not_changed(lk: Lake) -> None:
     assert set(lk.scan("episodes").collect()["run_id"]) == {"run", "other"}
 
 
-def test_a_record_without_any_run_is_refused_and_nothing_is_written(lk: Lake) -> None:
-    with pytest.raises(ContractError, match="run_id"), lk.job(kind="collect") as job:
-        job.record([episode(tokens=True)])
-    assert lk.snapshot().dead_write_ids == frozenset()
+def test_a_record_without_any_run_is_rejected(lk: Lake) -> None:
+    with lk.job(kind="collect") as job:
+        assert job.record([episode(), episode("other", run_id="run")]) == Counts(new=1, steps=2, rejected=1)
+    (reject,) = lk.scan("rejects").collect().to_dicts()
+    assert (reject["reason"], reject["position"]) == ("invalid", 0)
+    assert "`run_id` is missing" in reject["message"]
 
 
 # ---------------------------------------------------------------- lost races
