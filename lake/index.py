@@ -99,11 +99,6 @@ class EpisodeIndex:
         found = pl.concat([self._nothing, *(run.groups(wanted) for run in self._runs)]).unique("episode_id")
         return found.filter(~pl.col("episode_id").is_in(list(self._forgotten))) if self._forgotten else found
 
-    @property
-    def erasures(self) -> int:
-        """How many episodes were erased."""
-        return len(self._forgotten)
-
     def is_forgotten(self, episode_id: int) -> bool:
         """Whether the episode was erased and must not come back."""
         return episode_id in self._forgotten

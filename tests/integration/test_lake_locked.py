@@ -17,6 +17,7 @@ import lake
 from lake import Lake, isolation
 from lake.errors import LakeAccessError, QueryError, UsageError
 from lake.locked import LockedReader, size_in_bytes
+from lake.objects import Objects
 from testkit.episodes import episode
 
 pytestmark = pytest.mark.skipif(bool(isolation.missing()), reason=f"no strong isolation here: {isolation.missing()}")
@@ -337,6 +338,13 @@ def test_too_little_isolation_is_refused_unless_it_is_accepted(
         # DuckDB's own lock still holds.
         with pytest.raises(QueryError, match="Permission Error"):
             reader.sql("SELECT * FROM read_text('/etc/passwd')")
+
+
+def test_a_lake_in_a_bucket_is_refused(blueprint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = lake.open(blueprint / "lake").snapshot()
+    monkeypatch.setattr(Objects, "folder", property(lambda _: None))
+    with pytest.raises(UsageError, match="has no network, so it cannot read a lake in a bucket"):
+        LockedReader(snapshot)
 
 
 def test_a_child_that_cannot_be_locked_in_does_not_run(blueprint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

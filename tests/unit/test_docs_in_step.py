@@ -98,3 +98,15 @@ def test_no_path_of_docs_in_the_code_leads_nowhere() -> None:
 def exists(path: str) -> bool:
     """Decisions may be named by their number alone."""
     return (ROOT / path).exists() or any((ROOT / path).parent.glob(f"{Path(path).name}-*"))
+
+
+def test_every_promise_names_tests_that_exist() -> None:
+    text = (ROOT / "docs" / "guides" / "promises.md").read_text("utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", text)
+    assert len(named) > 20
+    missing = [
+        f"{path}::{name}"
+        for path, name in named
+        if not (ROOT / path).exists() or f"\ndef {name}(" not in (ROOT / path).read_text("utf-8")
+    ]
+    assert not missing
