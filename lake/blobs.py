@@ -10,7 +10,7 @@ known without looking at any other write, and erasure races with nobody.
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -85,6 +85,22 @@ def inlined(snapshot: Snapshot, frame: pl.DataFrame, columns: Sequence[str]) -> 
 
     A text that looks like a reference, but to nothing the lake holds, stays as it is.
     """
+
+    def find(hashes: list[str]) -> pl.DataFrame:
+        rows = snapshot.scan("blobs").filter(pl.col("sha256").is_in(hashes))
+        return collected(rows.select("sha256", "media_type", "payload"))
+
+    return put_back(frame, columns, find)
+
+
+def put_back(frame: pl.DataFrame, columns: Sequence[str], find: Callable[[list[str]], pl.DataFrame]) -> pl.DataFrame:
+    """As `inlined`, for whoever reads blobs another way.
+
+    Args:
+        frame: rows with JSON columns.
+        columns: which of them to look at.
+        find: gives the rows (sha256, media_type, payload) of `blobs` for some hashes.
+    """
     found = {
         sha256
         for name in columns
@@ -93,7 +109,7 @@ def inlined(snapshot: Snapshot, frame: pl.DataFrame, columns: Sequence[str]) -> 
     }
     if not found:
         return frame
-    known = dict(_literals(snapshot, found))
+    known = {sha256: _literal(media_type, payload) for sha256, media_type, payload in find(sorted(found)).iter_rows()}
 
     def back(text: str | None) -> str | None:
         return text and _REFERENCE.sub(lambda match: known.get(match[1], match[0]), text)
@@ -103,13 +119,10 @@ def inlined(snapshot: Snapshot, frame: pl.DataFrame, columns: Sequence[str]) -> 
     )
 
 
-def _literals(snapshot: Snapshot, hashes: set[str]) -> Iterator[tuple[str, str]]:
-    """JSON text that stands for each hash."""
-    wanted = pl.Series(sorted(hashes))
-    rows = snapshot.scan("blobs").filter(pl.col("sha256").is_in(wanted.implode()))
-    for sha256, media_type, payload in collected(rows.select("sha256", "media_type", "payload")).iter_rows():
-        text = payload.decode()
-        yield sha256, text if media_type == _DOCUMENT else msgspec.json.encode(text).decode()
+def _literal(media_type: str, payload: bytes) -> str:
+    """JSON text that a payload stood as."""
+    text = payload.decode()
+    return text if media_type == _DOCUMENT else msgspec.json.encode(text).decode()
 
 
 def _without(frame: pl.DataFrame, table: Table, blobs: dict[int, Blob], used: dict[int, set[int]]) -> pl.DataFrame:

@@ -3,13 +3,13 @@
 1. The episodes are retracted as `forgotten` in a job of its own: readers stop seeing them, and writers will not take
    them again (the tombstone). What the same write attempts brought for others (a shared blob, the retraction of a
    predecessor) is accepted by that job too, so it outlives them.
-2. Every table that names episodes is rewritten without them, after blobs that nobody else refers to.
-3. Every file that is no longer live and holds them is deleted, whoever pinned it: snapshots taken before are broken,
-   and say so. Killed at any point, it is run again and goes on: as long as blobs of theirs are left, `episodes` says
-   which.
+2. Every table that names episodes is rewritten without them, and blobs to which no episode refers are taken out.
+3. Every file that is no longer live and holds such rows is deleted, whoever pinned it: snapshots taken before are
+   broken, and say so. Killed at any point, it is run again and goes on.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import polars as pl
@@ -18,7 +18,7 @@ import pyarrow as pa
 from lake.data_files import FileEntry
 from lake.errors import ConflictError
 from lake.jobs import Job
-from lake.reading import collected, scan, scan_pruned
+from lake.reading import collected, scan
 from lake.retractions import known_episodes, write_retractions
 from lake.snapshot import Snapshot
 from lake.sorting import ordered_rows
@@ -77,13 +77,34 @@ def erase(store: Store, episode_ids: Sequence[int], *, job_id: int) -> Forgotten
     doomed = [_of_episodes(name, wanted) for name, t in TABLES.items() if "episode_id" in t.names and name != _KEEPS]
     for one in doomed:
         done.rows[one.table] = _rewrite(store, one, job_id)
-    blobs = _unreferenced(Snapshot(store))
-    if len(blobs):
-        doomed.append(_of_blobs(blobs))
-        done.rows["blobs"] = _rewrite(store, doomed[-1], job_id)
-    for one in doomed:
+    used = _erase_blobs(store, done, job_id)
+    for one in [*doomed, _Doomed("blobs", ~_is_one_of(used), "")]:
         _delete_files(store, one, done)
     return done
+
+
+def _erase_blobs(store: Store, done: Forgotten, job_id: int) -> pl.DataFrame:
+    """Take out the payloads to which no episode refers any more, also of writes that are not accepted.
+
+    Writers who are about to refer to one of these are made to write it again. Returns what is referred to:
+    blob_id, write_id.
+    """
+    snapshot = Snapshot(store)
+    undecided = _write_ids(snapshot) - snapshot.accepted_write_ids
+    with store.condemning(undecided) if undecided else nullcontext():
+        if undecided:
+            store.fence("episodes")
+            snapshot = Snapshot(store)
+        used = _referred(snapshot)
+        known = pl.Series(sorted(undecided | (_write_ids(snapshot) & snapshot.accepted_write_ids)), dtype=pl.Int64)
+        blobs = _stored(snapshot).join(used, on=["blob_id", "write_id"], how="anti")
+        if len(gone := blobs.filter(pl.col("write_id").is_in(known.implode()))):
+            done.rows["blobs"] = _rewrite(store, _of_blobs(gone), job_id)
+    return used
+
+
+def _write_ids(snapshot: Snapshot) -> frozenset[int]:
+    return frozenset().union(*map(snapshot.write_ids, snapshot.entries("blobs")))
 
 
 def _of_episodes(name: str, wanted: pl.Series) -> _Doomed:
@@ -94,18 +115,28 @@ def _of_episodes(name: str, wanted: pl.Series) -> _Doomed:
 
 def _of_blobs(pairs: pl.DataFrame) -> _Doomed:
     spelled = ", ".join(f"({blob_id}, {write_id})" for blob_id, write_id in pairs.iter_rows())
+    return _Doomed("blobs", _is_one_of(pairs), f"(blob_id, write_id) NOT IN ({spelled})")
+
+
+def _is_one_of(pairs: pl.DataFrame) -> pl.Expr:
     pair = pl.concat_str("blob_id", "write_id", separator=" ")
-    rows = pair.is_in(pairs.select(pair).to_series().implode())
-    return _Doomed("blobs", rows, f"(blob_id, write_id) NOT IN ({spelled})")
+    return pair.is_in(pairs.select(pair).to_series().implode())
 
 
-def _unreferenced(snapshot: Snapshot) -> pl.DataFrame:
-    """Blobs (blob_id, write_id) whose episodes are gone: a blob is there for the episodes of its own write attempt."""
-    options = snapshot.objects.polars_options
-    blobs = scan_pruned(snapshot.files("blobs"), TABLES["blobs"], options).select("blob_id", "write_id")
+def _stored(snapshot: Snapshot) -> pl.DataFrame:
+    """Blobs (blob_id, write_id) in the table, visible or not."""
+    paths = [entry.path for entry in snapshot.entries("blobs")]
+    if not paths:
+        return pl.DataFrame(schema={"blob_id": pl.Int64, "write_id": pl.Int64})
+    rows = scan(paths, TABLES["blobs"], snapshot.objects.polars_options)
+    return collected(rows.select("blob_id", "write_id").unique())
+
+
+def _referred(snapshot: Snapshot) -> pl.DataFrame:
+    """Blobs (blob_id, write_id) that episodes need: a blob is there for the episodes of its own write attempt."""
     refers = snapshot.scan_all("episodes").filter(pl.col("blob_ids").list.len() > 0).select("blob_ids", "write_id")
-    used = refers.explode("blob_ids").rename({"blob_ids": "blob_id"})
-    return collected(blobs.unique().join(used, on=["blob_id", "write_id"], how="anti"))
+    rows = collected(refers).explode("blob_ids", empty_as_null=False, keep_nulls=False)
+    return rows.rename({"blob_ids": "blob_id"}).select("blob_id", "write_id").unique()
 
 
 def _known_or_forgotten(snapshot: Snapshot, episode_ids: Sequence[int]) -> pl.DataFrame:

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import polars as pl
+import pyarrow as pa
 
 from lake import compaction, diff, erasure, retractions, vacuum
 from lake.errors import LakeAccessError, NotALakeError, TrajlakeError
@@ -80,19 +81,48 @@ class Lake:
         return Snapshot(self._store, consistent(self._store, versions))
 
     def sql(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pl.DataFrame:
-        """Rows of one SELECT over a fresh snapshot; see `Snapshot.sql`."""
+        """Rows of one SELECT over a fresh snapshot.
+
+        Args:
+            query: one SELECT statement; parameters are ? or $name.
+            params: their values.
+
+        Raises:
+            QueryError: not one SELECT, or SQL that DuckDB refuses.
+        """
         return self.snapshot().sql(query, params)
 
+    def stream(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pa.RecordBatchReader:
+        """Rows of one SELECT over a fresh snapshot, as they come; see `Snapshot.stream`."""
+        return self.snapshot().stream(query, params)
+
     def scan(self, name: str) -> pl.LazyFrame:
-        """A table's visible rows on a fresh snapshot; see `Snapshot.scan`."""
+        """A table's visible rows on a fresh snapshot, lazily.
+
+        Args:
+            name: the table. A filter on its keys skips files that cannot match.
+
+        Raises:
+            ContractError: no such table.
+        """
         return self.snapshot().scan(name)
 
     def history(self, name: str, limit: int | None = None) -> list[dict[str, Any]]:
-        """Commits of a table, newest first."""
+        """Commits of a table, newest first: version, timestamp, operation, and `note`, what this package says of it.
+
+        Args:
+            name: the table.
+            limit: how many; all unless given.
+        """
         return self._store.history(name, limit)
 
     def diff(self, before: Snapshot, after: Snapshot) -> diff.Difference:
-        """What changed between two snapshots: episodes, scores, signs of advantages."""
+        """What changed between two snapshots: episodes that came and went, scores, signs of advantages.
+
+        Args:
+            before: for example `lake.at("before")`.
+            after: for example `lake.snapshot()`.
+        """
         return diff.difference(before, after)
 
     # ------------------------------------------------------------ snapshots that stay
@@ -111,7 +141,7 @@ class Lake:
         return self._pins.snapshots()
 
     def drop_snapshot(self, name: str) -> None:
-        """Take a snapshot's name back.
+        """Take a snapshot's name back; what only it needs stays readable until the next vacuum.
 
         Raises:
             UsageError: there is no such snapshot.
@@ -125,6 +155,9 @@ class Lake:
             snapshot: what is read.
             holder: who, for whoever looks at the lease.
             duration: how long it outlives a holder that is killed.
+
+        Raises:
+            LakeAccessError: on entering it, files of the snapshot are gone.
         """
         return self._pins.lease(holder, snapshot.versions, duration)
 
@@ -221,7 +254,13 @@ class Lake:
         )
 
     def find_job(self, kind: str, series_id: int, fingerprint: int) -> int | None:
-        """The newest succeeded job with that series and input, if there is one: its result stands."""
+        """The newest succeeded job with that series and input, if there is one: its result stands.
+
+        Args:
+            kind: of the job.
+            series_id: `Job.series_id` of a job with the same parameters and code.
+            fingerprint: `Snapshot.fingerprint` of what it would read.
+        """
         jobs = self.scan("jobs").filter(
             (pl.col("event") == "succeeded")
             & (pl.col("kind") == kind)
@@ -236,11 +275,30 @@ class Lake:
     def compact(
         self, name: str, *, z_order: Sequence[str] = (), target_bytes: int = compaction.TARGET_BYTES
     ) -> compaction.Compaction:
-        """Merge a table's small files into sorted ones; see `lake.compaction.compact`."""
+        """Merge a table's small files into sorted ones; no reader, old or new, sees a difference.
+
+        Args:
+            name: the table.
+            z_order: key columns to interleave instead of the table's own order; takes all files, not the small ones.
+            target_bytes: size of a merged file.
+
+        Raises:
+            UsageError: no such table, or columns it cannot be ordered by.
+            ConflictError: another process rewrote the table meanwhile; run it again.
+        """
         return compaction.compact(self._store, name, z_order=z_order, target_bytes=target_bytes)
 
     def vacuum(self, *, retention: timedelta = vacuum.RETENTION, dry_run: bool = False) -> list[vacuum.Vacuumed]:
-        """Drop dead writes and delete files that nobody needs; see `lake.vacuum.vacuum`."""
+        """Drop dead writes and delete files that nobody needs: no pin, no version of the last week, no writer.
+
+        Args:
+            retention: how long what is not needed stays; at least an hour.
+            dry_run: say what would be deleted, and change nothing.
+
+        Raises:
+            UsageError: a retention below an hour.
+            LakeAccessError: a pin is damaged, so what it needs is not known; nothing is deleted.
+        """
         return vacuum.vacuum(self._store, retention=retention, dry_run=dry_run)
 
     def _tidy(self, names: Collection[str]) -> None:

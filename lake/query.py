@@ -186,7 +186,8 @@ class Session:
         """Make every table and view that a query mentions answer, each over the files that the query may need."""
         names = query_views.mentioned(query)
         scans = {}
-        if any(query_pruning.much(self._files(name)) for name in names if name in TABLES):
+        tables = [name for name in names if name in TABLES]
+        if query_pruning.has_conditions(query) and any(query_pruning.much(self._files(name)) for name in tables):
             scans = query_pruning.planner().scans(query, params)
         self._bind_tables(names, scans)
 

@@ -5,12 +5,14 @@ What a model or an environment wrote is hostile text: no control character of it
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import polars as pl
 
 from lake import ids
+from lake.blobs import inlined
 from lake.errors import UsageError
+from lake.snapshot import Snapshot
 
 Row = dict[str, Any]
 _CUT_CHARACTERS = 600
@@ -45,15 +47,7 @@ _ANNOTATIONS = """
 """
 
 
-class Reads(Protocol):
-    """What answers SQL: a snapshot, or a locked reader of one."""
-
-    def sql(self, query: str, params: Any = None) -> pl.DataFrame:
-        """Rows of one SELECT."""
-        ...
-
-
-def find(lake: Reads, wanted: str) -> int:
+def find(lake: Snapshot, wanted: str) -> int:
     """The episode that people mean by an id or by the beginning of one.
 
     Raises:
@@ -86,7 +80,7 @@ def find(lake: Reads, wanted: str) -> int:
     raise UsageError(msg)
 
 
-def gather(lake: Reads, episode_id: int, series: int | None = None) -> Row:
+def gather(lake: Snapshot, episode_id: int, series: int | None = None) -> Row:
     """Everything known about an episode.
 
     Args:
@@ -104,7 +98,7 @@ def gather(lake: Reads, episode_id: int, series: int | None = None) -> Row:
         UsageError: no such credit series.
     """
     asked = {"episode": episode_id}
-    episode = lake.sql(_EPISODE, asked).row(0, named=True)
+    episode = inlined(lake, lake.sql(_EPISODE, asked), ("initial_messages", "final_observation")).row(0, named=True)
     credit = _chosen(lake.sql(_CREDIT, asked), series)
     advantages: dict[int, Row] = {}
     if credit is not None:
@@ -116,7 +110,7 @@ def gather(lake: Reads, episode_id: int, series: int | None = None) -> Row:
         step
         | (advantages.get(step["step_index"]) or unknown)
         | {"scores": _of(scores, step["step_index"]), "annotations": _of(annotations, step["step_index"])}
-        for step in lake.sql(_STEPS, asked).to_dicts()
+        for step in inlined(lake, lake.sql(_STEPS, asked), ("tool_calls",)).to_dicts()
     ]
     return {
         "episode": episode,

@@ -5,12 +5,13 @@ row refers to is there. A snapshot is a mapping table -> Delta version: printabl
 and reopened with `Lake.at`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
 import msgspec
 import polars as pl
+import pyarrow as pa
 
 from lake import ids
 from lake.columns import Table, Visibility
@@ -108,6 +109,28 @@ class Snapshot:
         """
         with self.session() as session:
             return session.query(query, params)
+
+    def stream(
+        self, query: str, params: list[Any] | dict[str, Any] | None = None, rows: int = 65_536
+    ) -> pa.RecordBatchReader:
+        """Rows of one SELECT as they come, in bounded memory; as `sql` otherwise.
+
+        Args:
+            query: one SELECT statement.
+            params: values of its parameters.
+            rows: of a batch.
+
+        Raises:
+            QueryError: not one SELECT, or SQL that DuckDB refuses; what goes wrong later is raised while reading.
+        """
+        session = self.session()
+        reader = session.stream(query, params, rows)
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            with session:
+                yield from reader
+
+        return pa.RecordBatchReader.from_batches(reader.schema, batches())
 
     def session(self) -> Session:
         """A connection for several queries in a row; close it, or use it as a context."""

@@ -31,8 +31,8 @@ _INTRO = """# Python
 import lake
 
 with lake.open("my-lake", create=True) as lk:
-    lk.append([{"task_id": "find-the-key", "steps": [{"state": "a hall", "action": "go north", "reward": 1.0}]}],
-              run_id="first")
+    steps = [{"state": "a hall", "action": "go north", "reward": 1.0}]
+    lk.append([{"task_id": "find-the-key", "steps": steps}], run_id="first")
     print(lk.sql("SELECT task_id, num_steps FROM episodes"))
 ```
 
@@ -137,7 +137,7 @@ def _text(node: Function | ast.ClassDef) -> str:
 def _errors() -> Iterator[str]:
     """The classes of `lake.errors`."""
     tree = ast.parse((ROOT / "lake" / "errors.py").read_text("utf-8"))
-    yield "## lake.errors\n\nEvery error a user can meet is one of these; each is also the stdlib error one would catch.\n"
+    yield "## lake.errors\n\nEvery error a user can meet, each also the stdlib error that one would catch.\n"
     rows = ["| error | also | meaning |", "| --- | --- | --- |"]
     for node in tree.body:
         if isinstance(node, ast.ClassDef):

@@ -106,8 +106,8 @@ def test_jobs_killed_at_random_moments(tmp_path: Path, seed: int) -> None:
             worker = Worker("credit", lk.uri)
             at_the_gate(worker)
             time.sleep(rng.random() * seconds)
-            worker.kill()
-            faults.inject("job killed at a random moment")
+            if worker.kill():
+                faults.inject("job killed at a random moment")
             before = lk.sql("SELECT count(*) AS n FROM job_runs WHERE kind = 'credit' AND status = 'succeeded'")["n"][0]
             report = run_credit(lk, GiGPO())
             assert before == number + 1 + report.skipped
@@ -193,6 +193,7 @@ def test_a_job_that_does_not_know_that_its_episodes_were_forgotten(tmp_path: Pat
         worker.wait()
         run_credit(lk, GiGPO())
         credited(lk, faults)
-        open_with_clock(lk.uri, 24 * 40).vacuum()
+        for days in (40, 50):  # out of the table first, and off the disk when no reader can need it
+            open_with_clock(lk.uri, 24 * days).vacuum()
         files = [pl.read_parquet(file) for file in Path(lk.uri, "advantages").rglob("*.parquet")]
         assert sum(rows["episode_id"].is_in([victim]).sum() for rows in files) == 0

@@ -49,7 +49,7 @@ def seconds(tmp_path_factory: pytest.TempPathFactory) -> float:
 
 
 def kill_one(lk: Lake, file: Path, batch_size: int, rng: random.Random, seconds: float) -> str:
-    """Start an ingest and kill it somewhere; what was done to it."""
+    """Start an ingest and kill it somewhere; what was done to it, nothing if it was quicker."""
     kind = rng.choice([RANDOM, RANDOM, BETWEEN, BESIDE])
     commit = rng.randint(1, max(1, PER_ROUND // batch_size))
     place = {RANDOM: "", BETWEEN: f"commit:episodes {commit} before", BESIDE: rng.choice(PLACES).format(n=commit)}[kind]
@@ -57,11 +57,10 @@ def kill_one(lk: Lake, file: Path, batch_size: int, rng: random.Random, seconds:
     at_the_gate(worker)
     if kind == RANDOM:
         time.sleep(rng.random() * seconds)
-        worker.kill()
-    else:
-        # Without a bad line there is no commit of `rejects` to die after.
-        assert worker.wait() == -9 or "rejects" in place, worker.error
-    return kind
+        return kind if worker.kill() else ""
+    # Without a bad line there is no commit of `rejects` to die after.
+    assert worker.wait() == -9 or "rejects" in place, worker.error
+    return kind if worker.wait() == -9 else ""
 
 
 def replay(lk: Lake, records: list[EpisodeRecord], folder: Path, truth: Truth, rng: random.Random) -> None:
@@ -94,7 +93,8 @@ def kill_and_replay(folder: Path, seed: int, kills: int, seconds: float) -> None
             records = rollouts(rng, f"round {number}", PER_ROUND)
             file, _ = write_file(folder / f"round{number}.jsonl", records, rng)
             truth.offer(records)
-            faults.inject(kill_one(lk, file, rng.randint(1, 8), rng, seconds))
+            if kind := kill_one(lk, file, rng.randint(1, 8), rng, seconds):
+                faults.inject(kind)
             seen = view(lk.snapshot())
             faults.found(harm(seen, truth))
             truth.saw(seen)
@@ -127,9 +127,8 @@ def test_killed_while_the_lake_is_made(tmp_path: Path, seed: int) -> None:
             workers = [Worker("ingest", uri, file, "run", 2) for _ in range(2)]
             at_the_gate(*workers)
             time.sleep(rng.random() * 0.25)
-            for worker in workers:
-                worker.kill()
-                faults.inject("kill -9 while the lake is made")
+            killed = [worker.kill() for worker in workers].count(True)
+            faults.inject("kill -9 of two that make a lake and write to it", killed)
             truth.offer(records)
             lk = lake.open(uri, create=True)
             faults.found(harm(view(lk.snapshot()), truth))

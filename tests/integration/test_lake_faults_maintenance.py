@@ -80,8 +80,8 @@ def killed_again_and_again(
         worker = Worker("maintain", lk.uri, operation, *episode_ids, faults=forced)
         at_the_gate(worker)
         time.sleep(rng.random() * 0.5)
-        worker.kill()
-        faults.inject(f"{operation} killed beside 4 writers")
+        if worker.kill():
+            faults.inject(f"{operation} killed beside 4 writers")
 
 
 def holding(lk: Lake, episode_ids: list[int]) -> list[str]:

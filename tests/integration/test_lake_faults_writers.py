@@ -103,8 +103,8 @@ def race(folder: Path, seed: int, *, killed: bool) -> None:
         if killed:
             watched_once = view(lk.snapshot())
             faults.found(harm(watched_once, truth))
-            workers[0].kill()
-            faults.inject("kill -9 of one of three racing processes")
+            if workers[0].kill():
+                faults.inject("kill -9 of one of three racing processes")
         watched(lk, workers, truth, faults)
         found = reports(workers[killed:])
         if killed:

@@ -1,5 +1,6 @@
 """The index of a writer against a plain dictionary: whatever batches come, and however files are merged meanwhile."""
 
+import itertools
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,7 +98,7 @@ def test_its_runs_stay_few(empty: Path, tmp_path: Path) -> None:
         index.refresh()
         sizes = [run.rows_E.height for run in index._runs]
         assert sum(sizes) == number + 1
-        assert all(before >= 2 * after for before, after in zip(sizes, sizes[1:], strict=False))
+        assert all(before >= 2 * after for before, after in itertools.pairwise(sizes))
 
 
 def test_an_empty_lake_holds_nothing(empty: Path) -> None:

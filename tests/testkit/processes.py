@@ -141,11 +141,12 @@ class Worker:
         """SIGCONT."""
         os.kill(self.pid, signal.SIGCONT)
 
-    def kill(self) -> None:
-        """SIGKILL, unless it has ended, and wait for the end."""
+    def kill(self) -> bool:
+        """SIGKILL, unless it has ended, and wait for the end; whether it was killed."""
         if self.running:
             os.kill(self.pid, signal.SIGKILL)
             self._status = _server().ask(wait=self.pid, block=True)
+        return self._status == -signal.SIGKILL
 
     def wait(self) -> int:
         """Wait for its end; the exit status, or minus the signal that killed it."""

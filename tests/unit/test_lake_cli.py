@@ -305,7 +305,9 @@ def make_foreign(path: Path) -> Path:
 def make_newer(path: Path) -> Path:
     """A lake of which one table was written by a newer package."""
     lake.open(path, create=True)
-    DeltaTable(path / "scores").alter.set_table_properties({FORMAT_KEY: str(FORMAT_VERSION + 1)}, raise_if_not_exists=False)
+    DeltaTable(path / "scores").alter.set_table_properties(
+        {FORMAT_KEY: str(FORMAT_VERSION + 1)}, raise_if_not_exists=False
+    )
     return path
 
 

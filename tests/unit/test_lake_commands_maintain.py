@@ -223,9 +223,7 @@ def newest(lk: Lake) -> int:
         (["sql", "SELECT 1", "--as-of", "no thing"], 2, "cannot name a snapshot"),
     ],
 )
-def test_a_fault_is_one_line_and_changes_no_episode(
-    cli: Cli, lk: Lake, args: list[str], code: int, says: str
-) -> None:
+def test_a_fault_is_one_line_and_changes_no_episode(cli: Cli, lk: Lake, args: list[str], code: int, says: str) -> None:
     before = lk.snapshot().versions
     done = cli(*args, "--lake", lk.uri)
     assert says in done.fault
@@ -246,7 +244,7 @@ def test_a_fault_is_one_line_and_changes_no_episode(
         ["snapshot", "drop", "x"],
         ["diff", "x"],
     ],
-    ids=lambda args: " ".join(args),
+    ids=" ".join,
 )
 def test_every_command_needs_a_lake_and_explains_itself(cli: Cli, tmp_path: Path, args: list[str]) -> None:
     assert "does not exist; `trajlake ingest FILE" in cli(*args, "--lake", tmp_path / "none").fault

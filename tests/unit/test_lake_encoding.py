@@ -68,9 +68,7 @@ def spelled(frame: pl.DataFrame) -> str:
 
 @settings(max_examples=60)
 @given(
-    rows=st.lists(
-        st.fixed_dictionaries({c.name: st.none() | VALUES[c.type] for c in ONE_OF_EACH.columns}), max_size=8
-    ),
+    rows=st.lists(st.fixed_dictionaries({c.name: st.none() | VALUES[c.type] for c in ONE_OF_EACH.columns}), max_size=8),
     rows_a_batch=st.integers(1, 9),
 )
 def test_every_value_of_every_type_comes_back(rows: list[dict[str, Any]], rows_a_batch: int) -> None:

@@ -1,4 +1,4 @@
-"""Erasure: after `forget` the text of an episode is nowhere under the lake's folder, and everything else is as it was."""
+"""Erasure: after `forget` the text of an episode is nowhere under the lake's folder; all else is as it was."""
 
 import shutil
 import threading
@@ -87,7 +87,8 @@ def test_nothing_of_it_is_left_and_nothing_else_is_touched(tmp_path: Path) -> No
     assert holders(lk) == set()
     assert holders(lk, "b.0 sees 0") == {"steps"}, "the search finds what is there"
     assert (done.episodes, done.unreadable) == (1, [])
-    assert {name: count for name, count in done.rows.items() if count} == {"blobs": 1, "episodes": 1, "steps": 2, "tokens": 2}
+    gone = {name: count for name, count in done.rows.items() if count}
+    assert gone == {"blobs": 1, "episodes": 1, "steps": 2, "tokens": 2}
     assert done.deleted_files == 4
     assert lk.scan("blobs").collect()["payload"].to_list() == [b"y" * 70_000]
     assert rest(lk.snapshot(), episode_id) == expected
@@ -289,6 +290,29 @@ def test_a_writer_that_was_about_to_bring_it_gives_up(tmp_path: Path, monkeypatc
     assert lk.scan("episodes").collect()["task_id"].to_list() == ["a"]
     assert assert_whole(lk.snapshot()) == 1
     assert holders(lk) <= {"episodes", "rejects"}
+    assert lk.scan("blobs").collect()["payload"].to_list() == [b"y" * 70_000]
+
+
+@pytest.mark.parametrize("during", [True, False], ids=["during its write", "between two writes"])
+def test_a_payload_that_went_with_an_erased_episode_is_there_for_those_who_write_it_again(
+    tmp_path: Path, during: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lk, other = lake.open(tmp_path / "lake", create=True), lake.open(tmp_path / "lake")
+    lk.append([secret()], run_id="run")
+    commit = lk._store.append_episodes
+
+    def meanwhile(*args: Any, **options: Any) -> None:
+        monkeypatch.undo()
+        other.forget([id_of(other)])
+        assert holders(other) == set()
+        commit(*args, **options)
+
+    if during:
+        monkeypatch.setattr(lk._store, "append_episodes", meanwhile)
+    else:
+        other.forget([id_of(other)])
+    assert lk.append([episode("a", tokens=True, extra=SHARED)], run_id="run").new == 1
+    assert assert_whole(lk.snapshot()) == 1
     assert lk.scan("blobs").collect()["payload"].to_list() == [b"y" * 70_000]
 
 

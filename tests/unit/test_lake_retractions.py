@@ -5,7 +5,7 @@ At no moment does a reader see two attempts of one rollout.
 
 import threading
 from collections.abc import Sequence
-from itertools import permutations
+from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,7 @@ def test_a_reader_between_any_two_commits_sees_one_attempt(lk: Lake, monkeypatch
     lk.append([attempt(1)], run_id="run")
     assert seen[0] == [0]
     assert seen[-1] == [1]
-    assert sum(before != after for before, after in zip(seen, seen[1:], strict=False)) == 1
+    assert sum(before != after for before, after in pairwise(seen)) == 1
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)

@@ -137,6 +137,20 @@ def test_tool_calls_of_any_form_are_shown(calls: str | None, shown: list[str]) -
     assert show.tool_calls(calls) == shown
 
 
+def test_payloads_that_were_moved_out_are_shown_in_their_place(tmp_path: Path) -> None:
+    lk = lake.open(tmp_path / "lake", create=True)
+    big = rollout("t", 0, 1.0)
+    big.steps[0].tool_calls = [{"name": "write", "arguments": "y" * 100_000}]
+    big.final_observation = [{"role": "tool", "content": "z" * 100_000}]
+    with lk.job(kind="collect", run_id="run") as job:
+        job.record([big])
+    assert lk.scan("blobs").collect().height == 2
+    text = text_of(lk, episode_of(lk, "t"), full=True)
+    assert "write(" + "y" * 100_000 + ")" in text
+    assert "z" * 100_000 in text
+    assert "blob:sha256:" not in text
+
+
 # ---------------------------------------------------------------- hostile text
 
 

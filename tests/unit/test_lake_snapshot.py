@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import pytest
 from deltalake import DeltaTable
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import lake
@@ -175,6 +175,56 @@ def test_a_table_that_does_not_exist_is_refused(empty: Lake) -> None:
             call("step")
     with pytest.raises(ContractError, match=r"unknown tables \['step'\]"):
         empty.at({"step": 0})
+
+
+# ---------------------------------------------------------------- pruning and streaming
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Lake:
+    """Five runs, each in files of its own."""
+    lk = lake.open(tmp_path / "runs", create=True)
+    for n in range(5):
+        lk.append([episode("t", n)], run_id=f"run {n}")
+    return lk
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        pl.col("run_id") == "run 3",
+        pl.col("run_id").is_in(["run 3"]),
+        (pl.col("run_id") > "run 2") & (pl.col("run_id") < "run 4") & (pl.col("reward") >= 0),
+    ],
+)
+def test_a_filter_on_a_key_opens_only_files_that_can_match(runs: Lake, condition: pl.Expr) -> None:
+    """The others may as well be gone."""
+    expected = runs.scan("steps").filter(condition).collect()
+    assert expected.height == 2
+    snapshot = runs.snapshot()
+    for file in snapshot.files("steps"):
+        if file.ranges["run_id"][0] != "run 3":
+            Path(file.path).unlink()
+    assert_same({"steps": snapshot.scan("steps").filter(condition).collect()}, {"steps": expected})
+
+
+@given(low=st.integers(-1, 6), high=st.integers(-1, 6), reward=st.floats(0, 1))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
+def test_pruning_never_changes_the_rows(runs: Lake, low: int, high: int, reward: float) -> None:
+    snapshot = runs.snapshot()
+    condition = pl.col("run_id").is_between(pl.lit(f"run {low}"), pl.lit(f"run {high}")) & (pl.col("reward") >= reward)
+    pruned = snapshot.scan("steps").filter(condition).collect()
+    plain = pl.concat([pl.read_parquet(file.path) for file in snapshot.files("steps")]).filter(condition)
+    assert pruned.sort("episode_id", "step_index").equals(plain.sort("episode_id", "step_index"))
+
+
+def test_a_stream_gives_the_rows_of_sql_in_batches(runs: Lake) -> None:
+    query = "SELECT episode_id, step_index FROM steps ORDER BY ALL"
+    reader = runs.snapshot().stream(query, rows=3)
+    batches = list(reader)
+    assert len(batches) > 1
+    assert pl.from_arrow(batches).rows() == runs.sql(query).rows()
+    assert runs.stream("SELECT $n AS n", {"n": 7}).read_all().to_pylist() == [{"n": 7}]
 
 
 # ---------------------------------------------------------------- damage

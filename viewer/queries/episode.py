@@ -4,6 +4,7 @@ from typing import Literal
 
 import polars as pl
 
+from lake.blobs import put_back
 from viewer.queries.base import Reads, Row, Window, only_row
 
 TEXT = 3000
@@ -29,8 +30,10 @@ def episode(lake: Reads, episode_id: int) -> Row | None:
 
 def document(lake: Reads, episode_id: int, column: EpisodeColumn, limit: int = JSON) -> tuple[str | None, int]:
     """A document of an episode, cut after `limit` characters, and its whole length."""
-    query = f"SELECT left({column}, $limit), coalesce(length({column}), 0) FROM episodes WHERE episode_id = $episode"
-    row = lake.sql(query, {"episode": episode_id, "limit": limit}).row(0)
+    query = (
+        f"SELECT left({column}, $limit) AS d, coalesce(length({column}), 0) AS n FROM episodes WHERE episode_id = $e"
+    )
+    row = _whole(lake, lake.sql(query, {"e": episode_id, "limit": limit}), {"d": "n"}, limit).row(0)
     return row[0], int(row[1])
 
 
@@ -56,14 +59,30 @@ def steps(lake: Reads, episode_id: int, window: Window) -> pl.DataFrame:
                state_is_error, model, policy_version, finish_reason, value_estimate, latency, {cut}
         FROM steps WHERE episode_id = $episode ORDER BY step_index LIMIT $limit OFFSET $offset
         """
-    return lake.sql(query, {"episode": episode_id, "text": TEXT, "json": JSON} | window.params())
+    found = lake.sql(query, {"episode": episode_id, "text": TEXT, "json": JSON} | window.params())
+    return _whole(lake, found, {"context": "context_length", "tool_calls": "tool_calls_length"}, JSON)
+
+
+def _whole(lake: Reads, frame: pl.DataFrame, lengths: dict[str, str], limit: int) -> pl.DataFrame:
+    """Documents with what was moved to `blobs` put back, cut again, and their whole lengths."""
+
+    def find(hashes: list[str]) -> pl.DataFrame:
+        return lake.sql("SELECT sha256, media_type, payload FROM blobs WHERE list_contains($h, sha256)", {"h": hashes})
+
+    back = put_back(frame, list(lengths), find)
+    for column, length in lengths.items():
+        # What was cut in SQL holds no reference: those documents are short.
+        is_back = back[column].ne_missing(frame[column])
+        whole = pl.when(is_back).then(pl.col(column).str.len_chars()).otherwise(pl.col(length))
+        back = back.with_columns(whole.alias(length), pl.col(column).str.slice(0, limit))
+    return back
 
 
 def text(lake: Reads, episode_id: int, step_index: int, column: TextColumn, limit: int) -> str:
     """A text of a step, cut after `limit` characters."""
-    query = f"SELECT left({column}, $limit) FROM steps WHERE episode_id = $episode AND step_index = $step"
+    query = f"SELECT left({column}, $limit) AS t, 0 AS n FROM steps WHERE episode_id = $episode AND step_index = $step"
     found = lake.sql(query, {"episode": episode_id, "step": step_index, "limit": limit})
-    return str(found.item() or "") if found.height else ""
+    return str(_whole(lake, found, {"t": "n"}, limit)["t"].item() or "") if found.height else ""
 
 
 def rewards(lake: Reads, episode_id: int) -> pl.DataFrame:

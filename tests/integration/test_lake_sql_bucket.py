@@ -1,0 +1,61 @@
+"""SQL over a lake in a bucket: the same answers, nothing but the snapshot's files, no secrets in errors."""
+
+import pytest
+
+import lake
+from lake import Lake
+from lake.errors import LakeAccessError, QueryError, UsageError
+from lake.locked import LockedReader
+from testkit.episodes import episode
+from testkit.object_store import SECRET, Store, s3, s3_server
+
+__all__ = ["s3", "s3_server"]
+
+
+@pytest.fixture
+def lk(s3: Store) -> Lake:
+    lk = lake.open(s3.root, create=True, storage_options=s3.options)
+    for number in range(3):
+        with lk.job(kind="collect", run_id=f"run {number}") as job:
+            job.record([episode("a", n, env_return=float(n), collection_round=number) for n in range(2)])
+    return lk
+
+
+def test_a_bucket_answers_as_a_folder_does(lk: Lake) -> None:
+    assert lk.sql("SELECT count(*) AS n FROM episodes").item() == 6
+    wanted = lk.sql("SELECT episode_id FROM episodes WHERE run_id = 'run 1'")["episode_id"]
+    with lk.snapshot().session() as session:
+        for one in wanted:
+            assert session.query("SELECT * FROM trajectory WHERE episode_id = ?", [one]).height == 2
+        assert session.stream("SELECT * FROM steps").read_all().num_rows == 12
+        assert session.query("SELECT * FROM groups").height == 3
+    lk.retract(wanted.to_list(), "a test")
+    assert lk.sql("SELECT count(*) AS n FROM trajectory").item() == 8
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT content FROM read_text('/etc/passwd')",
+        "SELECT content FROM read_text('{lake}/episodes/_delta_log/00000000000000000000.json')",
+        "SELECT * FROM read_parquet('s3://elsewhere/x.parquet')",
+        "SELECT file FROM glob('{lake}/*')",
+    ],
+)
+def test_nothing_but_the_snapshot_is_read(lk: Lake, query: str) -> None:
+    with pytest.raises(QueryError):
+        lk.sql(query.format(lake=lk.uri))
+
+
+def test_a_missing_file_is_told_without_secrets(lk: Lake) -> None:
+    snapshot = lk.snapshot()
+    path = snapshot.files("steps")[0].path
+    snapshot.objects.delete([path.removeprefix(f"{snapshot.root}/")])
+    with pytest.raises(LakeAccessError) as raised:
+        snapshot.sql("SELECT * FROM steps")
+    assert SECRET not in str(raised.value)
+
+
+def test_a_locked_query_has_no_network(lk: Lake) -> None:
+    with pytest.raises(UsageError, match="cannot read a lake in a bucket"):
+        LockedReader(lk.snapshot())

@@ -1,0 +1,174 @@
+"""The doctor: every check finds what it is there for, says where, and leaves a whole lake in peace."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from deltalake import write_deltalake
+
+import lake
+from lake import Lake, doctor, ids
+from lake.compaction import FEW_FILES
+from lake.doctor import diagnose, examine
+from lake.errors import LakeAccessError, NotALakeError
+from lake.tables import TABLES
+from testkit.episodes import episode
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two episodes of two steps; copied before it is harmed."""
+    lk = lake.open(tmp_path_factory.mktemp("doctor") / "lake", create=True)
+    lk.append([episode("a"), episode("b", tokens=True)], run_id="run")
+    return Path(lk.uri)
+
+
+@pytest.fixture
+def lk(made: Path, tmp_path: Path) -> Lake:
+    return lake.open(shutil.copytree(made, tmp_path / "lake"))
+
+
+def write(lk: Lake, name: str, frame: pl.DataFrame) -> None:
+    """As a program that knows nothing of our rules."""
+    data = frame.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(TABLES[name].arrow())
+    write_deltalake(f"{lk.uri}/{name}", data, mode="append")
+
+
+def wrong(lk: Lake, verdict: str = "wrong") -> dict[str, str]:
+    """What it finds, by check."""
+    rows = examine(lake.open(lk.uri)).filter(pl.col("verdict") == verdict)
+    return dict(rows.select("check", "detail").iter_rows())
+
+
+def test_a_whole_lake_is_fine(lk: Lake) -> None:
+    findings = examine(lk)
+    assert findings.columns == ["check", "verdict", "detail"]
+    assert set(findings["verdict"]) == {"fine"}
+    assert findings.equals(diagnose(lk.uri))
+    assert findings["check"].is_unique().all()
+    space = dict(findings.select("check", "detail").iter_rows())["disk use"]
+    assert "episodes 0.0 MB in 1 files" in space
+
+
+def test_an_episode_without_some_of_its_steps(lk: Lake) -> None:
+    row = lk.scan("episodes").head(1).collect()
+    other = row.with_columns(episode_id=pl.lit(5), task_id=pl.lit("c"), group_id=pl.lit(6))
+    write(lk, "episodes", other)
+    assert wrong(lk) == {"steps have no gaps": f"{ids.to_text(5)} has 0 of 2 steps"}
+
+
+def test_steps_without_an_episode(lk: Lake) -> None:
+    write(lk, "steps", lk.scan("steps").head(1).collect().with_columns(episode_id=pl.lit(5)))
+    assert wrong(lk) == {"every step has an episode": f"{ids.to_text(5)} has steps but no episode"}
+
+
+def test_two_attempts_that_both_count(lk: Lake) -> None:
+    row = lk.scan("episodes").filter(task_id="a").collect()
+    steps = lk.scan("steps").filter(episode_id=row["episode_id"][0]).collect()
+    write(lk, "episodes", row.with_columns(episode_id=pl.lit(5), attempt=pl.lit(1, pl.Int32)))
+    write(lk, "steps", steps.with_columns(episode_id=pl.lit(5)))
+    (detail,) = wrong(lk).values()
+    assert detail.startswith("2 attempts of rollout 0 of group ")
+    assert detail.endswith("retract all but one")
+
+
+def test_a_job_that_ended_twice(lk: Lake) -> None:
+    write(lk, "jobs", lk.scan("jobs").filter(event="succeeded").collect())
+    (detail,) = wrong(lk).values()
+    assert detail.endswith("has 2 succeeded rows")
+
+
+@pytest.mark.parametrize("name", ["episodes", "steps", "tokens"])
+def test_rows_of_one_key(lk: Lake, name: str) -> None:
+    write(lk, name, lk.scan(name).head(1).collect())
+    assert wrong(lk)[f"keys of {name} are unique"] == "2 rows of one key"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"status": pl.lit("fine")}, "column `status`, row episode_id=0000000000005: has an unknown value ('fine')"),
+        ({"env_return": pl.lit(float("nan"))}, "column `env_return`, row episode_id=0000000000005: is not finite"),
+    ],
+    ids=["vocabulary", "number"],
+)
+def test_a_row_that_breaks_its_contract(lk: Lake, change: dict[str, Any], says: str) -> None:
+    row = lk.scan("episodes").head(1).collect().with_columns(episode_id=pl.lit(5), **change)
+    write(lk, "episodes", row)
+    assert says in wrong(lk)["every row keeps its contract"]
+
+
+def test_a_file_with_other_rows_than_the_log_says(lk: Lake) -> None:
+    path = next((Path(lk.uri) / "steps").glob("*.parquet"))
+    pl.concat([pl.read_parquet(path)] * 2).write_parquet(path)
+    assert f"{path.name} of steps has 8 rows, the log says 4" in wrong(lk)["every file is there and readable"]
+
+
+def test_damage_is_counted_and_the_first_five_are_named(lk: Lake) -> None:
+    for number in range(6):
+        lk.append([episode(f"more {number}")], run_id="run")
+    for path in (Path(lk.uri) / "steps").glob("*.parquet"):
+        path.unlink()
+    detail = wrong(lk)["every file is there and readable"]
+    assert detail.count(" of steps: ") == 5
+    assert detail.endswith("restore the files from a backup, or ingest their source again into a new lake")
+
+
+def test_unfinished_jobs_are_noted(lk: Lake) -> None:
+    for kind in ("train", "train", "credit"):
+        lk.job(kind=kind).__enter__()
+    assert wrong(lk, "note") == {"unfinished jobs": "1 credit, 2 train: running, or killed"}
+
+
+def test_many_small_files_bring_advice(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "FEW_FILES", 3)
+    for number in range(3):
+        lk.append([episode(f"more {number}")], run_id="run")
+    detail = wrong(lk, "note")["disk use"]
+    assert detail.endswith("; `trajlake compact episodes steps jobs` would speed them up")
+    assert FEW_FILES == 100
+
+
+def test_a_rival_package_is_named(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "find_rivals", lambda: ["`lake` comes from lake-1.0"])
+    assert wrong(lk) == {"the four packages are ours": "`lake` comes from lake-1.0"}
+
+
+def test_a_damaged_pin_is_wrong(lk: Lake) -> None:
+    lk.name_snapshot("x")
+    (Path(lk.uri) / "_trajlake" / "snapshots" / "x.json").write_text("{")
+    assert "x.json is damaged" in wrong(lk)["named snapshots are readable"]
+
+
+def test_files_of_older_versions_are_counted(lk: Lake) -> None:
+    for number in range(4):
+        lk.append([episode("c", number, extra={"x": os.urandom(30_000).hex()})], run_id="run")
+    lk.compact("episodes")
+    (idle,) = examine(lk).filter(pl.col("check") == "logs and files of older versions")["detail"]
+    assert float(idle.removesuffix(" MB")) > 0.1
+
+
+def test_a_lake_that_cannot_be_opened_is_told_table_by_table(lk: Lake) -> None:
+    for name in ("episodes", "jobs"):
+        newest = max((Path(lk.uri) / name / "_delta_log").glob("*.json"))
+        newest.write_text('{"add"')
+    shutil.rmtree(Path(lk.uri) / "scores")
+    findings = diagnose(lk.uri)
+    (detail,) = findings.filter(pl.col("verdict") == "wrong")["detail"]
+    assert "the table episodes is damaged: " in detail
+    assert "the table jobs is damaged: " in detail
+    assert "the table scores is missing" in detail
+    assert "steps" not in detail
+
+
+def test_what_is_no_lake_at_all_stays_an_error(lk: Lake, tmp_path: Path) -> None:
+    with pytest.raises(NotALakeError):
+        diagnose(str(tmp_path / "nothing"))
+    for name in TABLES:
+        for log in (Path(lk.uri) / name / "_delta_log").glob("*.json"):
+            log.write_text("{")
+    with pytest.raises(LakeAccessError):
+        diagnose(lk.uri)

@@ -1,0 +1,187 @@
+"""The shipped views of groups, anchors, rewards and the funnel against a slow, obvious reading of the tables."""
+
+import statistics
+from collections import Counter, defaultdict
+from typing import Any
+
+import pytest
+
+from lake import Lake
+from testkit.judged_lake import Row, consumed, deviation, ended, grouped, judged_lake, known, newest, rows, same
+
+
+@pytest.fixture(scope="module")
+def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """Nothing here writes to it."""
+    return judged_lake(tmp_path_factory.mktemp("views") / "lake")
+
+
+# ---------------------------------------------------------------- groups and anchors
+
+
+def test_groups_say_whether_comparing_siblings_says_anything(lk: Lake) -> None:
+    expected = []
+    for (group_id,), members in grouped(rows(lk, "episodes"), "group_id").items():
+        returns = known(row["env_return"] for row in members)
+        versions = known(row["policy_version"] for row in members)
+        planned = members[0]["expected_group_size"]
+        expected.append(
+            {
+                "group_id": group_id,
+                "run_id": members[0]["run_id"],
+                "task_id": members[0]["task_id"],
+                "size": len(members),
+                "expected_size": planned,
+                "complete": None if planned is None else len(members) >= planned,
+                "scored": len(returns),
+                "mean_return": statistics.fmean(returns) if returns else None,
+                "sd_return": deviation(returns),
+                "dead": len(returns) >= 2 and len(set(returns)) == 1,
+                "singleton": len(returns) < 2,
+                "failed": sum(row["status"] in ("failed", "aborted") for row in members),
+                "first_version": min(versions, default=None),
+                "last_version": max(versions, default=None),
+                "mixed_policies": len(set(versions)) > 1 or len({row["policy"] for row in members}) > 1,
+                "mean_steps": statistics.fmean(row["num_steps"] for row in members),
+            }
+        )
+    assert {(row["dead"], row["singleton"]) for row in expected} == {(True, False), (False, True), (False, False)}
+    assert any(row["mixed_policies"] for row in expected)
+    same(rows(lk, "groups"), expected, "group_id")
+
+
+def test_anchors_say_what_is_compared_where(lk: Lake) -> None:
+    steps = {(row["episode_id"], row["step_index"]): row for row in rows(lk, "steps")}
+    expected = []
+    anchored = [row for row in rows(lk, "advantages") if row["anchor_key"] is not None]
+    for (job_id, group_id, anchor), found in grouped(anchored, "job_id", "group_id", "anchor_key").items():
+        visited = [steps[row["episode_id"], row["step_index"]] for row in found]
+        returns = known(row["return_to_go"] for row in found)
+        choices = Counter((row["action"], row["tool_calls"]) for row in visited)
+        expected.append(
+            {
+                "job_id": job_id,
+                "group_id": group_id,
+                "anchor_key": anchor,
+                "size": len(found),
+                "episodes": len({row["episode_id"] for row in found}),
+                "mean_return_to_go": statistics.fmean(returns) if returns else None,
+                "sd_return_to_go": deviation(returns),
+                "states": len({row["state_hash"] for row in visited}),
+                "actions": len(choices),
+                "top_action_share": max(choices.values()) / len(found),
+                "error_share": sum(bool(row["state_is_error"]) for row in visited) / len(found),
+                "mean_step_index": statistics.fmean(row["step_index"] for row in found),
+            }
+        )
+    assert any(row["actions"] > 1 for row in expected)
+    assert {row["size"] for row in expected} >= {1, 2}
+    same(rows(lk, "anchors"), expected, "job_id", "group_id", "anchor_key")
+
+
+# ---------------------------------------------------------------- hygiene and the funnel
+
+
+def test_reward_hygiene_says_what_is_wrong_with_the_rewards(lk: Lake) -> None:
+    episodes = {row["episode_id"]: row for row in rows(lk, "episodes")}
+    found = [(row, "env_return", row["env_return"], None) for row in episodes.values()]
+    found += [
+        (episodes[row["episode_id"]], "env_reward", row["reward"], None)
+        for row in rows(lk, "steps")
+        if row["is_active"]
+    ]
+    for row in newest(rows(lk, "scores"), ended(lk), "series_id", "scorer", "episode_id"):
+        source = f"{row['scorer']} of {'episodes' if row['step_index'] is None else 'steps'}"
+        found.append((episodes[row["episode_id"]], source, row["value"], row["error"]))
+    parts: dict[Any, list[tuple[Row, float | None, str | None]]] = defaultdict(list)
+    for episode, source, value, error in found:
+        parts[episode["run_id"], episode["task_id"], source].append((episode, value, error))
+    expected = []
+    for (run_id, task_id, source), entries in parts.items():
+        values = known(value for _, value, _ in entries)
+        of_task = [row for row in episodes.values() if (row["run_id"], row["task_id"]) == (run_id, task_id)]
+        expected.append(
+            {
+                "run_id": run_id,
+                "task_id": task_id,
+                "source": source,
+                "n": len(entries),
+                "unscored": len(entries) - len(values),
+                "unscored_share": (len(entries) - len(values)) / len(entries),
+                "uncovered_episodes": len(of_task) - len({row["episode_id"] for row, _, _ in entries}),
+                "errors": sum(error is not None for _, _, error in entries),
+                "not_finite": 0,
+                "outside_unit": sum(not 0 <= value <= 1 for value in values),
+                "lowest": min(values, default=None),
+                "highest": max(values, default=None),
+                "mean": statistics.fmean(values) if values else None,
+                "sd": deviation(values),
+                "distinct_values": len(set(values)),
+                "constant": len(values) >= 2 and len(set(values)) == 1,
+            }
+        )
+    for column in ("unscored", "errors", "outside_unit", "constant", "uncovered_episodes"):
+        assert any(row[column] for row in expected), column
+    same(rows(lk, "reward_hygiene"), expected, "run_id", "task_id", "source")
+
+
+def funnel_of(lk: Lake, run_id: str) -> list[tuple[str, dict[int, int], Counter[str]]]:
+    """For each stage: steps of the episodes that reached it, and why the others did not."""
+    when = ended(lk)
+    episodes = rows(lk, f"episodes WHERE run_id = '{run_id}'")
+    steps = grouped(rows(lk, "steps"), "episode_id")
+    scores = newest(rows(lk, "scores WHERE value IS NOT NULL OR true"), when, "series_id", "scorer", "episode_id")
+    credit = grouped(newest(rows(lk, "advantages"), when, "series_id", "group_id"), "episode_id")
+    selections = grouped(newest(rows(lk, "selections"), when, "group_id"), "episode_id")
+    seen: dict[int, set[int]] = defaultdict(set)
+    for row in consumed(lk):
+        seen[row["episode_id"]] |= set(range(row["first_step"], row["last_step"] + 1))
+    stages: dict[str, tuple[dict[int, int], Counter[str]]] = {
+        name: ({}, Counter()) for name in ("generated", "scored", "credited", "selected", "trained")
+    }
+    for episode in episodes:
+        mine = episode["episode_id"]
+        active = {row["step_index"] for row in steps[mine,] if row["is_active"]}
+        stages["generated"][0][mine] = episode["num_steps"]
+        stages["generated"][1][episode["status"]] += 1
+        values = [row for row in scores if row["episode_id"] == mine and row["value"] is not None]
+        rewarded = {row["step_index"] for row in steps[mine,] if row["is_active"] and row["reward"] is not None}
+        rewarded |= {row["step_index"] for row in values if row["step_index"] is not None}
+        whole = episode["env_return"] is not None or any(row["step_index"] is None for row in values)
+        reach(stages["scored"], mine, len(rewarded) if rewarded or whole else None, "unscored")
+        defined = {row["step_index"] for row in credit.get((mine,), []) if row["defined"]}
+        reason = "advantage unknown" if (mine,) in credit else "no credit job"
+        reach(stages["credited"], mine, len(defined) or None, reason)
+        chosen = selections.get((mine,), [])
+        dropped = [row for row in chosen if row["step_index"] is None and not row["kept"]]
+        lost = {row["step_index"] for row in chosen if row["step_index"] is not None and not row["kept"]}
+        filtered = dropped[0]["filter"] if dropped else ""
+        reach(stages["selected"], mine, None if dropped else len(active) - len(lost), filtered)
+        reach(stages["trained"], mine, len(seen[mine]) or None, "not consumed")
+    return [(name, *found) for name, found in stages.items()]
+
+
+def reach(stage: tuple[dict[int, int], Counter[str]], episode_id: int, steps: int | None, reason: str) -> None:
+    if steps is None:
+        stage[1][reason] += 1
+    else:
+        stage[0][episode_id] = steps
+
+
+def test_the_funnel_says_what_became_of_the_rollouts(lk: Lake) -> None:
+    for run_id in ("one", "two"):
+        found = rows(lk, f"funnel WHERE run_id = '{run_id}' ORDER BY stage_number")
+        total = len(rows(lk, f"episodes WHERE run_id = '{run_id}'"))
+        expected = funnel_of(lk, run_id)
+        assert [row["stage"] for row in found] == [name for name, _, _ in expected]
+        for row, (_, reached, reasons) in zip(found, expected, strict=True):
+            assert (row["episodes"], row["steps"], row["missing"]) == (
+                len(reached),
+                sum(reached.values()),
+                total - len(reached),
+            )
+            assert {entry["reason"]: entry["episodes"] for entry in row["reasons"]} == reasons
+            counts = [entry["episodes"] for entry in row["reasons"]]
+            assert counts == sorted(counts, reverse=True)
+    selected = next(row for row in rows(lk, "funnel WHERE stage = 'selected' AND run_id = 'one'"))
+    assert selected["reasons"]
