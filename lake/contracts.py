@@ -60,7 +60,7 @@ def conform(frame: pl.DataFrame, table: Table) -> pl.DataFrame:
     except pl.exceptions.PolarsError as error:
         msg = f"table `{table.name}`: {str(error).partition(chr(10))[0]}"
         raise ContractError(msg) from error
-    for column in table.columns:
+    for column in _suspicious(typed, table):
         _check(typed, table, column)
     return typed
 
@@ -72,6 +72,23 @@ def _castable(found: pl.DataType, column: Column) -> bool:
             return found == pl.Null
         return found.inner == pl.Null or _TAKES[_ELEMENTS[column.type]](pl.Series(dtype=found.inner).dtype)
     return found == pl.Null or _TAKES[column.type](found)
+
+
+def _suspicious(frame: pl.DataFrame, table: Table) -> list[Column]:
+    """Columns that break their contract, or are lists, found in one pass over the frame."""
+    looks = {}
+    for column in table.columns:
+        value = pl.col(column.name)
+        if column.values:
+            looks[column.name] = ~value.is_in(list(column.values)).all()
+        elif column.type is Type.FLOAT:
+            looks[column.name] = ~value.is_finite().all()
+    found = frame.select(**looks).row(0, named=True) if looks else {}
+    return [
+        column
+        for column in table.columns
+        if found.get(column.name) or column.type in _ELEMENTS or (column.required and frame[column.name].null_count())
+    ]
 
 
 def _check(frame: pl.DataFrame, table: Table, column: Column) -> None:

@@ -90,7 +90,7 @@ class Session:
             QueryError: not exactly one SELECT, SQL that DuckDB refuses, or a limit that was reached.
             LakeAccessError: a file of the lake is missing or damaged.
         """
-        return query_results.frame(self._run(query, params, duckdb.DuckDBPyRelation.to_arrow_table))
+        return query_results.frame(self._run(query, params, lambda relation: relation.to_arrow_table()))
 
     def stream(self, query: str, params: Params = None, rows: int = 65_536) -> pa.RecordBatchReader:
         """Rows of one SELECT, as they come: memory stays bounded however long the result is.

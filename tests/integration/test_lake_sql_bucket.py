@@ -33,18 +33,14 @@ def test_a_bucket_answers_as_a_folder_does(lk: Lake) -> None:
     assert lk.sql("SELECT count(*) AS n FROM trajectory").item() == 8
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        "SELECT content FROM read_text('/etc/passwd')",
-        "SELECT content FROM read_text('{lake}/episodes/_delta_log/00000000000000000000.json')",
-        "SELECT * FROM read_parquet('s3://elsewhere/x.parquet')",
-        "SELECT file FROM glob('{lake}/*')",
-    ],
-)
-def test_nothing_but_the_snapshot_is_read(lk: Lake, query: str) -> None:
-    with pytest.raises(QueryError):
-        lk.sql(query.format(lake=lk.uri))
+def test_nothing_but_the_snapshot_is_read(lk: Lake) -> None:
+    for query in ("FROM read_text('/etc/passwd')", "FROM read_parquet('s3://elsewhere/x.parquet')"):
+        with pytest.raises(QueryError, match="Permission Error"):
+            lk.sql(query)
+    # Whatever else lies in the bucket is not there for SQL.
+    log = f"{lk.uri}/episodes/_delta_log/00000000000000000000.json"
+    assert lk.sql(f"FROM read_text('{log}')").is_empty()
+    assert lk.sql(f"FROM glob('{lk.uri}/episodes/*')").is_empty()
 
 
 def test_a_missing_file_is_told_without_secrets(lk: Lake) -> None:

@@ -99,9 +99,7 @@ def test_what_is_left_is_what_was_accepted(
     for n, ids in enumerate(files):
         path = folder / f"{n}.parquet"
         pl.DataFrame({"write_id": ids}, schema={"write_id": pl.Int64}).write_parquet(path)
-        entries.append(
-            FileEntry(str(path), path.name, len(ids), 1, AT, {"write_id": min(ids)}, {"write_id": max(ids)})
-        )
+        entries.append(FileEntry(str(path), path.name, len(ids), 1, AT, {"write_id": min(ids)}, {"write_id": max(ids)}))
 
     def read(found: FileEntry) -> frozenset[int]:
         return frozenset(pl.read_parquet(Path(found.path))["write_id"])
