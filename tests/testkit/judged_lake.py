@@ -67,8 +67,7 @@ def note(
 
 
 def judged_lake(folder: Path) -> Lake:
-    """Two runs, dead, mixed and unscored groups, two credit series one of them computed twice, scores given twice,
-    two selections, labels written over and taken back, a training that was resumed, a retracted episode."""
+    """Dead, mixed and unscored groups, and judgements given twice, written over, taken back, resumed or retracted."""
     lk = lake.open(folder, create=True)
     with lk.job(kind="collect", run_id="one") as job:
         job.record(

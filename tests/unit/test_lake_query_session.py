@@ -218,6 +218,8 @@ def test_retracted_episodes_are_hidden_where_the_table_says_so(lk: Lake, tmp_pat
         assert gone not in session.query("SELECT DISTINCT episode_id FROM trajectory")["episode_id"]
         assert session.query(f"SELECT * FROM episodes WHERE episode_id = {gone}").is_empty()
         assert session.query("SELECT * FROM jobs").height == 2
+        for name in ("episodes", "steps"):
+            assert session.query(f"SELECT * FROM {name}").schema == TABLES[name].polars()
 
 
 def test_rows_of_a_set_are_one_row_per_key(tmp_path: Path) -> None:
