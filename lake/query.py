@@ -177,7 +177,7 @@ class Session:
                     return take(connection.sql(query, params=params or None))
                 except duckdb.CatalogException:
                     # A name that does not stand in the text, or one to be told of: both need everything there.
-                    if len(self._bound) == len(TABLES):
+                    if len(self._bound) + len(self._defined) == len(TABLES) + len(query_views.views()):
                         raise
                     self._bind_tables(frozenset(TABLES) | frozenset(query_views.views()), {})
                     return take(connection.sql(query, params=params or None))

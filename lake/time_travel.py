@@ -57,8 +57,8 @@ def _versions(store: Store, moment: datetime) -> dict[str, int]:
 def consistent(store: Store, versions: dict[str, int]) -> dict[str, int]:
     """The versions, with `jobs` no newer than `episodes`.
 
-    A job's terminal row names the writes that brought its episodes. If its clock was behind theirs, the row is there
-    before they are: their steps would be seen without them.
+    A terminal row may name the writes that brought episodes: that of `forget` does, for what else these brought. If
+    its clock was behind theirs, the row is there before they are: their steps would be seen without them.
     """
 
     def episodes_writes(version: int) -> frozenset[int]:

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 import lake
-from lake import EpisodeRecord, Lake
+from lake import EpisodeRecord, Lake, erasure
 from lake.doctor import examine
 from lake.errors import LakeAccessError, UsageError
 from lake.tables import TABLES
@@ -314,6 +314,32 @@ def test_a_payload_that_went_with_an_erased_episode_is_there_for_those_who_write
     assert lk.append([episode("a", tokens=True, extra=SHARED)], run_id="run").new == 1
     assert assert_whole(lk.snapshot()) == 1
     assert lk.scan("blobs").collect()["payload"].to_list() == [b"y" * 70_000]
+
+
+def test_a_payload_that_a_writer_is_about_to_refer_to_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its children are committed after `episodes` was rewritten, its episode after the payloads were looked at."""
+    lk, other = lake.open(tmp_path / "lake", create=True), lake.open(tmp_path / "lake")
+    lk.append([secret()], run_id="run")
+    erase, commit = erasure._erase_blobs, lk._store.append_episodes
+    used = []
+
+    def held(*args: Any) -> pl.DataFrame:
+        def goes_on(*ours: Any, **options: Any) -> None:
+            monkeypatch.undo()
+            used.append(erase(*args))
+            commit(*ours, **options)
+
+        monkeypatch.setattr(lk._store, "append_episodes", goes_on)
+        assert lk.append([episode("a", tokens=True, extra=SHARED)], run_id="run").new == 1
+        return used[0]
+
+    monkeypatch.setattr(erasure, "_erase_blobs", held)
+    other.forget([id_of(other)])
+    assert assert_whole(lk.snapshot()) == 1
+    assert lk.scan("blobs").collect()["payload"].to_list() == [b"y" * 70_000]
+    assert holders(lk) == set()
 
 
 def test_beside_a_writer_nothing_is_lost_and_nothing_comes_back(tmp_path: Path) -> None:

@@ -145,6 +145,18 @@ def test_clocks_that_jump_between_commits_tear_no_episode_from_its_steps(tmp_pat
     assert max(seen) > 0
 
 
+def test_a_job_whose_clock_is_behind_shows_no_steps_before_their_episode(lk: Lake, clock: MovingClock) -> None:
+    """What a forgotten episode's write brought for another is accepted by the job that forgets."""
+    clock.forward(days=10)
+    lk.append([episode("forgotten"), episode("stays")], run_id="run")
+    clock.forward(days=-9)
+    lk.forget(lk.scan("episodes").filter(task_id="forgotten").collect()["episode_id"].to_list())
+    clock.forward(days=4)
+    assert tasks(lk.at(clock())) == []
+    clock.forward(days=20)
+    assert tasks(lk.at(clock())) == ["stays"]
+
+
 def test_a_version_dated_before_the_lake_was_made_can_be_seen(lk: Lake, clock: MovingClock) -> None:
     clock.forward(days=-10)
     lk.append([episode("a")], run_id="run")
