@@ -60,8 +60,14 @@ def looked_at(lk: Lake, truth: Truth, faults: Faults) -> None:
     truth.saw(seen)
 
 
-@pytest.mark.parametrize("place", PLACES)
-@seeded(5)
+@pytest.mark.parametrize(
+    ("place", "seed"),
+    [
+        ("commit:steps", 0),
+        ("commit:episodes", 0),
+        *(pytest.param(place, n, marks=pytest.mark.slow) for n in range(1, 6) for place in PLACES),
+    ],
+)
 def test_stopped_while_compaction_and_vacuum_run(tmp_path: Path, seed: int, place: str) -> None:
     rng = random.Random(seed)
     lk, truth = lake.open(tmp_path / "lake", create=True), Truth()

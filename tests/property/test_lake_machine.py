@@ -189,10 +189,10 @@ class LakeMachine(RuleBasedStateMachine):
             assert view(self.lk.at(when)).episodes == shown
 
 
-def run(*, steps: int, number: int) -> None:
-    """Six sequences, which `number` draws. A failing one is shown as it is: to shrink it would take minutes."""
+def run(*, examples: int, steps: int, number: int) -> None:
+    """Sequences that `number` draws. A failing one is shown as it is: to shrink it would take minutes."""
     options = settings(
-        max_examples=6,
+        max_examples=examples,
         stateful_step_count=steps,
         deadline=None,
         derandomize=False,
@@ -203,10 +203,10 @@ def run(*, steps: int, number: int) -> None:
 
 
 def test_a_lake_is_a_few_dictionaries() -> None:
-    run(steps=25, number=0)
+    run(examples=4, steps=25, number=0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(1, 21))
 def test_a_lake_is_a_few_dictionaries_for_long(number: int) -> None:
-    run(steps=50, number=number)
+    run(examples=6, steps=50, number=number)

@@ -62,5 +62,5 @@ class Faults:
 
 
 def seeded(runs: int = 20) -> pytest.MarkDecorator:
-    """Parametrise a test by `seed`: 0 always, and that many more in the slow suite."""
+    """Parametrise a test by `seed`: 0 always, and that many more, from 1 on, in the slow suite."""
     return pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, runs + 1))])

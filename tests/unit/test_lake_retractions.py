@@ -3,6 +3,7 @@
 At no moment does a reader see two attempts of one rollout.
 """
 
+import shutil
 import threading
 from collections.abc import Sequence
 from itertools import pairwise, permutations
@@ -25,6 +26,12 @@ from testkit.full_lake import full_lake
 @pytest.fixture
 def lk(tmp_path: Path) -> Lake:
     return lake.open(tmp_path / "lake", create=True)
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A lake with rows in every table; copied before it is written to."""
+    return Path(full_lake(tmp_path_factory.mktemp("full") / "lake").uri)
 
 
 def attempt(number: int, index: int = 0, **fields: Any) -> EpisodeRecord:
@@ -167,8 +174,8 @@ def rows_of(snapshot: Snapshot, episode_id: int) -> dict[str, tuple[int, int]]:
     return found
 
 
-def test_a_retracted_episode_is_gone_from_scan_and_sql_of_every_table_and_view(tmp_path: Path) -> None:
-    lk = full_lake(tmp_path / "lake")
+def test_a_retracted_episode_is_gone_from_scan_and_sql_of_every_table_and_view(full: Path, tmp_path: Path) -> None:
+    lk = lake.open(shutil.copytree(full, tmp_path / "lake"))
     before = lk.snapshot()
     (episode_id,) = before.scan("annotations").head(1).collect()["episode_id"]
     shown = rows_of(before, episode_id)
@@ -194,8 +201,8 @@ def test_a_retracted_episode_is_gone_from_scan_and_sql_of_every_table_and_view(t
     assert assert_whole(after) == assert_whole(before) - 1
 
 
-def test_the_episodes_beside_it_do_not_change(tmp_path: Path) -> None:
-    lk = full_lake(tmp_path / "lake")
+def test_the_episodes_beside_it_do_not_change(full: Path, tmp_path: Path) -> None:
+    lk = lake.open(shutil.copytree(full, tmp_path / "lake"))
     before = lk.snapshot()
     (episode_id,) = before.scan("annotations").head(1).collect()["episode_id"]
     lk.retract([episode_id])

@@ -119,7 +119,7 @@ def test_compaction_changes_nothing_of_the_past(lk: Lake, clock: MovingClock) ->
         assert_same(contents(lk.at(noon)), frames)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_clocks_that_jump_between_commits_tear_no_episode_from_its_steps(tmp_path: Path, seed: int) -> None:
     """Every commit is dated by a clock that is up to a hundred hours off."""
     rng = random.Random(seed)
