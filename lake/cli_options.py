@@ -163,7 +163,9 @@ def _print_table(frame: "pl.DataFrame") -> None:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, dtype in frame.schema.items():
-        table.add_column(name, justify="right" if dtype.is_numeric() else "left", overflow="ellipsis", max_width=60)
+        table.add_column(
+            Text(_cell(name)), justify="right" if dtype.is_numeric() else "left", overflow="ellipsis", max_width=60
+        )
     for values in frame.rows():
         # Text, not markup: what a model wrote must not style the terminal.
         table.add_row(*(Text(_cell(value)) for value in values))

@@ -70,7 +70,7 @@ def retract(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason:
 @click.command()
 @click.argument("episodes", nargs=-1)
 @lake_option
-@click.option("--where", help="SQL condition on `episodes`.")
+@click.option("--where", help="SQL condition on `episodes`, retracted ones included.")
 @click.option("--reason", help="Why; it is kept.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def forget(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason: str | None, yes: bool) -> None:
@@ -82,7 +82,7 @@ def forget(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason: 
     import lake
 
     target = lake.open(lake_uri)
-    chosen = _chosen(target, episodes, where)
+    chosen = _chosen(target, episodes, where, retracted_too=True)
     if not yes:
         click.confirm(f"Erase {len(chosen)} episodes of {target.uri} for good?", abort=True, err=True)
     done = target.forget(chosen, reason)
@@ -169,8 +169,8 @@ def diff(before: str, after: str | None, lake_uri: str, output_format: str, show
     echo_rows(change.summary() if show == "summary" else getattr(change, show), output_format)
 
 
-def _chosen(target: "Lake", episodes: tuple[str, ...], where: str | None) -> list[int]:
-    """Ids from the command line."""
+def _chosen(target: "Lake", episodes: tuple[str, ...], where: str | None, *, retracted_too: bool = False) -> list[int]:
+    """Ids from the command line, each once."""
     from lake import ids
     from lake.errors import UsageError
 
@@ -179,8 +179,9 @@ def _chosen(target: "Lake", episodes: tuple[str, ...], where: str | None) -> lis
     except ValueError as error:
         raise UsageError(str(error)) from error
     if where is not None:
-        chosen += target.sql(f"SELECT episode_id FROM episodes WHERE {where}")["episode_id"].to_list()
-    return chosen
+        with target.snapshot().session(retracted_too=retracted_too) as session:
+            chosen += session.query(f"SELECT episode_id FROM episodes WHERE {where}")["episode_id"].to_list()
+    return sorted(set(chosen))
 
 
 def _days(days: float) -> timedelta:

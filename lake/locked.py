@@ -187,9 +187,9 @@ class LockedReader:
         if status == EXIT_REFUSED and last.startswith("{"):
             told = json.loads(last)
             kind = LakeAccessError if told.get("error") == "LakeAccessError" else QueryError
-            return kind(str(told.get("message")))
+            return kind(query_results.one_line(QueryError(told.get("message"))))
         if status == isolation.EXIT_NOT_LOCKED:
-            return LakeAccessError(f"the query was not run: {last}")
+            return LakeAccessError(f"the query was not run: {query_results.one_line(QueryError(last))}")
         if status in (-signal.SIGXCPU, -signal.SIGKILL):
             return QueryError(
                 f"stopped: the query used up its processor time or its {self._memory} of memory; narrow it"

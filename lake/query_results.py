@@ -15,8 +15,9 @@ _NEAR = re.compile(r'syntax error at or near "([^"]*)"')
 
 
 def one_line(error: BaseException) -> str:
-    """The first paragraph of an error's text, on one line."""
-    return " ".join(str(error).partition("\n\n")[0].split())
+    """The first paragraph of an error's text, on one line; whoever wrote the query cannot steer a terminal with it."""
+    text = " ".join(str(error).partition("\n\n")[0].split())
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def query_error(error: Exception, query: str) -> QueryError:

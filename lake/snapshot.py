@@ -132,9 +132,14 @@ class Snapshot:
 
         return pa.RecordBatchReader.from_batches(reader.schema, batches())
 
-    def session(self) -> Session:
-        """A connection for several queries in a row; close it, or use it as a context."""
-        return Session(self.files, self.objects, lambda: self.retracted)
+    def session(self, *, retracted_too: bool = False) -> Session:
+        """A connection for several queries in a row; close it, or use it as a context.
+
+        Args:
+            retracted_too: show retracted episodes as well.
+        """
+        nobody = pl.Series("episode_id", [], dtype=pl.Int64)
+        return Session(self.files, self.objects, lambda: nobody if retracted_too else self.retracted)
 
     @cached_property
     def accepted_write_ids(self) -> frozenset[int]:

@@ -310,6 +310,12 @@ def test_a_damaged_lake_is_told(world: World) -> None:
         reader.sql("SELECT * FROM steps")
 
 
+def test_an_error_cannot_steer_a_terminal(blueprint: Path, reader: LockedReader) -> None:
+    message = refused(blueprint, reader, "SELECT error('red' || chr(27) || '[31m' || chr(155) || chr(8238))")
+    assert "red" in message
+    assert message.isprintable()
+
+
 @pytest.mark.parametrize(
     ("text", "size"), [("1GB", 10**9), ("512MiB", 512 << 20), ("1.5 gb", 1_500_000_000), ("100", 100), ("2K", 2000)]
 )

@@ -123,6 +123,16 @@ def test_forget_asks_and_nothing_is_erased_without_a_yes(cli: Cli, lk: Lake, ans
         assert lk.snapshot().versions == versions
 
 
+def test_forget_by_a_condition_reaches_what_is_retracted(cli: Cli, lk: Lake) -> None:
+    args = ("--where", "task_id = 'a'", "--lake", lk.uri)
+    assert cli("retract", *args).out == "1 episodes retracted (0 were already)\n"
+    nothing = cli("retract", *args)
+    assert (nothing.code, nothing.out) == (2, "")
+    assert "no episodes are named" in nothing.err
+    assert cli("forget", *args, "--yes").out.startswith("1 episodes erased; rows: episodes 1, steps 2")
+    assert tasks(lk) == ["b"]
+
+
 def test_forget_says_what_it_could_not_look_into(cli: Cli, lk: Lake) -> None:
     (Path(lk.uri) / "steps" / "half.parquet").write_bytes(b"half")
     done = cli("forget", shown(lk, "a"), "--yes", "--lake", lk.uri)

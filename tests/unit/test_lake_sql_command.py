@@ -83,6 +83,15 @@ def test_ids_are_shown_as_ids_wherever_their_names_say_so(lk: Lake) -> None:
     }
 
 
+def test_neither_a_name_nor_an_error_of_a_query_styles_the_terminal(lk: Lake) -> None:
+    shown = run(lk, 'SELECT 1 AS "[red]a\x1b[31m"').stdout
+    assert "[red]a" in shown
+    assert "\x1b" not in shown
+    with pytest.raises(QueryError) as raised:
+        run(lk, "SELECT error('boom' || chr(27) || chr(155))")
+    assert str(raised.value).isprintable()
+
+
 # ---------------------------------------------------------------- older states, limits
 
 
