@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from datetime import date
 
 import duckdb
 import polars as pl
@@ -9,6 +10,8 @@ import pyarrow as pa
 
 from lake.errors import QueryError
 
+_FIRST_DAY = date.min.toordinal() - date(1970, 1, 1).toordinal()
+_LAST_DAY = date.max.toordinal() - date(1970, 1, 1).toordinal()
 _NAMES = "`trajlake tables --columns` lists tables, views and columns"
 _ID = re.compile(r"Could not convert string '([^']*)' to INT(64|128)")
 _NEAR = re.compile(r'syntax error at or near "([^"]*)"')
@@ -86,11 +89,25 @@ def frame(table: pa.Table) -> pl.DataFrame:
         raise QueryError(msg) from error
     assert isinstance(found, pl.DataFrame)
     for name, dtype in found.schema.items():
+        if isinstance(dtype, pl.Date | pl.Datetime):
+            _require_calendar(found[name])
         if isinstance(dtype, pl.Decimal) and dtype.scale == 0:
             narrow = found[name].cast(pl.Int64, strict=False)
             if narrow.null_count() == found[name].null_count():
                 found = found.with_columns(narrow)
     return found
+
+
+def _require_calendar(times: pl.Series) -> None:
+    """DuckDB knows infinity and the year 290000; Python's calendar has the years 1 to 9999."""
+    unit = times.dtype.time_unit if isinstance(times.dtype, pl.Datetime) else "day"
+    if unit == "ns":  # 64 bits of them end in 2262
+        return
+    per_day = {"day": 1, "ms": 86_400 * 10**3, "us": 86_400 * 10**6}[unit]
+    inside = times.to_physical().is_between(_FIRST_DAY * per_day, (_LAST_DAY + 1) * per_day - 1)
+    if not inside.all():
+        msg = f"column {times.name} holds times outside of the years 1 to 9999; cast it, for example to VARCHAR"
+        raise QueryError(msg)
 
 
 def distinct_names(names: Iterable[str]) -> list[str]:

@@ -78,7 +78,7 @@ def test_writers_at_once(tmp_path: Path, seed: int, writers: int) -> None:
     with Faults() as faults:
         faults.inject(f"{writers} writers at once")
         at_the_gate(*workers)
-        watched(lk, workers, truth, faults)
+        assert watched(lk, workers, truth, faults) > 1, "all was over before anybody looked"
         found = reports(workers)
         assert sum(report.new for report in found) == writers * OWN + SHARED
         assert sum(report.present for report in found) == (writers - 1) * SHARED

@@ -188,6 +188,8 @@ def test_python_variables_are_no_tables(session: Session) -> None:
         ("SELECT ?", [object()], "Unable to transform python value"),
         ("SELECT INTERVAL 1 MONTH AS pause", None, "months has no fixed length; cast it to VARCHAR"),
         ("SELECT [INTERVAL 1 DAY] AS pauses", None, "cast it"),
+        ("SELECT TIMESTAMP 'infinity' AS forever", None, "forever holds times outside of the years 1 to 9999"),
+        ("SELECT DATE '10000-01-01' AS far", None, "far holds times outside of the years 1 to 9999"),
         ("SELECT at FROM jobs", None, 'write the column "at" in double quotes'),
         ("SELECT * FROM jobs WHERE at > now()", None, 'write the column "at" in double quotes'),
         ("SELECT * FROM episodes WHERE episode_id = '0k3'", None, "compare with id('0k3')"),
@@ -236,9 +238,15 @@ def test_a_join_of_all_columns_is_answered(session: Session) -> None:
         ("MAP {'a': 1}", {"a": 1}),
         ("[1, NULL]", [1, None]),
         ("'x'::BLOB", b"x"),
+        ("DATE '9999-12-31'", datetime.date(9999, 12, 31)),
+        ("TIMESTAMPTZ '0001-01-01 00:00:00Z'", datetime.datetime(1, 1, 1, tzinfo=datetime.UTC)),
+        ("TIMESTAMP_NS '2200-01-01' > TIMESTAMP_NS '1700-01-01'", True),
+        ("NULL::TIMESTAMP", None),
     ],
 )
-def test_sums_of_integers_are_integers_where_they_fit(session: Session, expression: str, expected: Any) -> None:
+def test_values_are_those_of_python_and_sums_integers_where_they_fit(
+    session: Session, expression: str, expected: Any
+) -> None:
     found = value(session, f"SELECT {expression} AS v")
     if isinstance(found, pl.Series):
         found = found.to_list()
