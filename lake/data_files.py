@@ -148,6 +148,27 @@ def listed(handle: DeltaTable, table: Table, folder: str) -> list[FileEntry]:
     return sorted(entries, key=lambda entry: entry.path)
 
 
+def added_in(log: bytes, table: Table, folder: str) -> list[FileEntry]:
+    """The files that one commit added.
+
+    Args:
+        log: its entry in the log.
+        table: whose.
+        folder: its address.
+    """
+    entries = []
+    for line in log.splitlines():
+        if (add := msgspec.json.decode(line).get("add")) is not None:
+            statistics = msgspec.json.decode(add["stats"])
+            low, high = (
+                {key: statistics[end].get(key) for key in table.statistics} for end in ("minValues", "maxValues")
+            )
+            name, written = unquote(add["path"]), datetime.fromtimestamp(add["modificationTime"] / 1000, UTC)
+            rows = statistics["numRecords"]
+            entries.append(FileEntry(f"{folder}/{name}", name, rows, add["size"], written, low, high))
+    return entries
+
+
 def sorted_rows(frame: pl.DataFrame, table: Table) -> Iterator[pa.Table]:
     """A frame's rows in the table's order, as Arrow data of its schema."""
     ordered = frame if _is_sorted(frame, table.sort) else frame.sort(table.sort, nulls_last=True)

@@ -9,12 +9,12 @@
 """
 
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import polars as pl
 import pyarrow as pa
 
+from lake.condemned import condemn
 from lake.data_files import FileEntry
 from lake.errors import ConflictError
 from lake.jobs import Job
@@ -91,15 +91,15 @@ def _erase_blobs(store: Store, done: Forgotten, job_id: int) -> pl.DataFrame:
     """
     snapshot = Snapshot(store)
     undecided = _write_ids(snapshot) - snapshot.accepted_write_ids
-    with store.condemning(undecided) if undecided else nullcontext():
-        if undecided:
-            store.fence("episodes")
-            snapshot = Snapshot(store)
-        used = _referred(snapshot)
-        known = pl.Series(sorted(undecided | (_write_ids(snapshot) & snapshot.accepted_write_ids)), dtype=pl.Int64)
-        blobs = _stored(snapshot).join(used, on=["blob_id", "write_id"], how="anti")
-        if len(gone := blobs.filter(pl.col("write_id").is_in(known.implode()))):
-            done.rows["blobs"] = _rewrite(store, _of_blobs(gone), job_id)
+    if undecided:
+        condemn(store.objects, undecided)
+        store.fence("episodes")
+        snapshot = Snapshot(store)
+    used = _referred(snapshot)
+    known = pl.Series(sorted(undecided | (_write_ids(snapshot) & snapshot.accepted_write_ids)), dtype=pl.Int64)
+    blobs = _stored(snapshot).join(used, on=["blob_id", "write_id"], how="anti")
+    if len(gone := blobs.filter(pl.col("write_id").is_in(known.implode()))):
+        done.rows["blobs"] = _rewrite(store, _of_blobs(gone), job_id)
     return used
 
 

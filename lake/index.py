@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from lake.data_files import FileEntry
 from lake.errors import LakeAccessError
 from lake.reading import collected, scan
 from lake.store import Store
@@ -58,6 +59,7 @@ class EpisodeIndex:
         self._nothing = pl.DataFrame(schema={name: schema[name] for name in _COLUMNS})
         self._runs: list[_Run] = []
         self._seen: set[str] = set()
+        self._version: int | None = None
         self._tombstones = Tombstones(store)
         self._forgotten: set[int] = set()
 
@@ -68,17 +70,25 @@ class EpisodeIndex:
             LakeAccessError: a file is missing or damaged.
         """
         while True:
-            version, entries = self._store.files(EPISODES.name)
+            version = self._store.refresh(EPISODES.name)
             try:
-                self._add([entry.path for entry in entries if entry.path not in self._seen])
+                self._add([entry.path for entry in self._new(version) if entry.path not in self._seen])
             except LakeAccessError:
-                # Erased while it was being read? Then there is a newer version without it.
-                if self._store.refresh(EPISODES.name) == version:
+                # Erased, or compacted and deleted, while it was being read? Then there is a version without it.
+                if self._version is None and self._store.refresh(EPISODES.name) == version:
                     raise
+                self._version = None
                 continue
+            self._version = version
             # Second: whoever forgets an episode says so here before it is gone there.
             self._forgotten = self._tombstones.refresh()
             return version
+
+    def _new(self, version: int) -> list[FileEntry]:
+        """Files since the last look, or all of them."""
+        if self._version is None:
+            return self._store.files(EPISODES.name, version)[1]
+        return self._store.added(EPISODES.name, self._version, version)
 
     def _add(self, paths: list[str]) -> None:
         if paths:

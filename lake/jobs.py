@@ -19,6 +19,7 @@ import polars as pl
 
 from lake import ids
 from lake.columns import Visibility
+from lake.condemned import condemned
 from lake.contracts import conform
 from lake.errors import ConflictError, ContractError, TrajlakeError
 from lake.frames import json_text
@@ -260,7 +261,7 @@ class Job:
                 staged = self._store.stage("jobs", _jobs_frame(row | {"sequence": version}))
                 self._store.append_terminal(staged, version, job_id=self.job_id)
             except CommitLostError:
-                if not self._store.holds("jobs", row["write_id"]):
+                if not self._store.holds("jobs", row["write_id"], version):
                     continue
             return
 
@@ -269,6 +270,12 @@ class Job:
 
         Maintenance drops old dead writes, and what a job made of an episode that was forgotten meanwhile must go too.
         """
+        if not condemned(self._store.objects).isdisjoint(self._accepted):
+            msg = (
+                f"rows of job {ids.to_text(self.job_id)} were dropped as dead before it ended: it was stopped for "
+                "longer than vacuum waits. Nothing of it is visible; run it again"
+            )
+            raise ConflictError(msg)
         forgotten = Tombstones(self._store).refresh()
         if forgotten and any(self._holds(name, file, forgotten) for name, file in self._files):
             msg = (
@@ -276,19 +283,12 @@ class Job:
                 "it is visible; run it again"
             )
             raise ConflictError(msg)
-        live = {(name, entry.name) for name in dict(self._files) for entry in self._store.files(name)[1]}
-        if not live.issuperset(self._files) or not self._store.condemned().isdisjoint(self._accepted):
-            msg = (
-                f"rows of job {ids.to_text(self.job_id)} were dropped as dead before it ended: it was stopped for "
-                "longer than vacuum waits. Nothing of it is visible; run it again"
-            )
-            raise ConflictError(msg)
 
     def _holds(self, name: str, file: str, episode_ids: Collection[int]) -> bool:
-        """Whether a file has rows of some episodes."""
-        if "episode_id" not in TABLES[name].names or name == "retractions":
-            return False
+        """Whether a file of ours has rows of some episodes; not if `forget` has replaced it by one without them."""
         objects = self._store.objects
+        if "episode_id" not in TABLES[name].names or name == "retractions" or not objects.exists(f"{name}/{file}"):
+            return False
         rows = scan([objects.uri(f"{name}/{file}")], TABLES[name], objects.polars_options)
         found = rows.filter(pl.col("episode_id").is_in(list(episode_ids))).select("episode_id").head(1)
         return not collected(found).is_empty()

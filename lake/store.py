@@ -18,7 +18,6 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
-import msgspec
 import polars as pl
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
@@ -26,7 +25,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 
 from lake import ids
-from lake.data_files import CLEAN, FileEntry, Staged, Written, listed, sorted_rows, write_file
+from lake.data_files import CLEAN, FileEntry, Staged, Written, added_in, listed, sorted_rows, write_file
 from lake.errors import ConflictError, LakeAccessError, NotALakeError, TrajlakeError
 from lake.migrations import CONFIGURATION, migrate, require_known
 from lake.objects import Objects
@@ -34,9 +33,9 @@ from lake.tables import EPISODES, TABLES
 
 _COMMIT_RETRIES = 200
 _APPEND_TRIES = 20
-_CONDEMNED = "_trajlake/condemned"
 _SOON = timedelta(hours=1)
 """A data file that waits longer for its commit may have been taken for an orphan."""
+_FEW_COMMITS = 50
 _REWRITE = "rewrite"
 """App transaction of every rewrite: two that start from one version cannot both succeed."""
 NOTE = "trajlake"
@@ -186,23 +185,20 @@ class Store:
         """
         self._append_if("jobs", staged, checked_version, job_id)
 
-    def holds(self, name: str, write_id: int) -> bool:
-        """Whether a write attempt's file is among the newest: a commit may arrive although it is reported lost."""
-        return any(entry.only_write_id == write_id for entry in self.files(name)[1])
+    def added(self, name: str, since: int, until: int) -> list[FileEntry]:
+        """Files that the commits after one version brought, up to another: what a look at all files would cost again.
 
-    @contextmanager
-    def condemning(self, write_ids: frozenset[int]) -> Iterator[None]:
-        """Let writers know which write attempts are about to be dropped: those must not be accepted any more."""
-        path = f"{_CONDEMNED}/{ids.to_text(ids.fresh_id())}.json"
-        self.objects.put(path, msgspec.json.encode(sorted(write_ids)))
-        yield
-        # Only now that they are gone; if this process dies first, they stay condemned, which costs nothing.
-        self.objects.delete([path])
+        Falls back to all files where that is more than a few commits, or their log entries are gone.
+        """
+        if until - since <= _FEW_COMMITS:
+            logs = [self.objects.get(f"{name}/_delta_log/{v:020d}.json") for v in range(since + 1, until + 1)]
+            if None not in logs:
+                return [e for log in logs for e in added_in(log or b"", TABLES[name], self._uri(name))]
+        return self.files(name, until)[1]
 
-    def condemned(self) -> frozenset[int]:
-        """Write attempts that a vacuum is dropping."""
-        found = (self.objects.get(entry.path) for entry in self.objects.list(_CONDEMNED))
-        return frozenset().union(*(msgspec.json.decode(data, type=list[int]) for data in found if data is not None))
+    def holds(self, name: str, write_id: int, since: int) -> bool:
+        """Whether a write attempt was committed after a version: it may have been, although it was reported lost."""
+        return any(entry.only_write_id == write_id for entry in self.added(name, since, self.refresh(name)))
 
     def fence(self, name: str) -> int:
         """Make every compare-and-swap and rewrite of a table that is under way fail; the table's version after it."""
@@ -349,8 +345,8 @@ class Store:
         return note
 
     def _next(self, handle: DeltaTable, app: str) -> Transaction:
-        with self._translated(app):
-            return Transaction(app, (handle.transaction_version(app) or 0) + 1)
+        """A number for an app transaction: only that there is one decides about a conflict, but it has to grow."""
+        return Transaction(app, handle.version() + 1)
 
     def _prepare(self, name: str) -> None:
         """Once, before the first write: a lake of an older format, or half made, becomes one of this format."""

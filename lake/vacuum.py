@@ -19,6 +19,7 @@ import polars as pl
 import pyarrow as pa
 
 from lake.columns import Visibility
+from lake.condemned import condemn
 from lake.data_files import FileEntry
 from lake.errors import UsageError
 from lake.objects import Found
@@ -89,10 +90,10 @@ def drop_dead(store: Store, cutoff: datetime) -> dict[str, int]:
     looked = frozenset().union(*(before.write_ids(entry) for entries in suspects.values() for entry in entries))
     if looked <= before.accepted_write_ids:
         return {}
-    with store.condemning(looked - before.accepted_write_ids):
-        store.fence("episodes")
-        store.fence("jobs")
-        return _drop(store, suspects)
+    condemn(store.objects, looked - before.accepted_write_ids)
+    store.fence("episodes")
+    store.fence("jobs")
+    return _drop(store, suspects)
 
 
 def _drop(store: Store, suspects: dict[str, list[FileEntry]]) -> dict[str, int]:

@@ -2,9 +2,9 @@
 
 1. Every batch attempt draws a fresh random write_id, stored in every row it writes. The children (blobs, spans,
    tokens, steps, retractions of the predecessors that retries replace) commit first, unconditionally.
-2. `episodes` commits last, as a compare-and-swap on a version at which none of the batch's episode_ids exists and all
-   its children do. On a conflict: refresh, check again, retry. If that no longer holds, this write_id is abandoned
-   (its children are dead) and the remainder is written under a new one.
+2. `episodes` commits last, as a compare-and-swap on a version at which none of the batch's episode_ids exists. On a
+   conflict: refresh, check again, retry. If that no longer holds, this write_id is abandoned (its children are dead)
+   and the remainder is written under a new one.
 3. Readers see a child row only if its write_id stands in `episodes`.
 
 So a kill at any instruction leaves either all of a batch or nothing visible, and a replay of the same records, in any
@@ -20,8 +20,8 @@ import polars as pl
 
 from lake import ids
 from lake.blobs import blobs_frame, moved_out
+from lake.condemned import condemned
 from lake.contracts import conform
-from lake.data_files import Staged
 from lake.frames import episodes_frame, spans_frame, steps_frame, tokens_frame
 from lake.index import EpisodeIndex
 from lake.records import EpisodeRecord, Identity, identify
@@ -83,7 +83,6 @@ class EpisodeWriter:
         superseded = self._superseded(batch)
         rows = (batch.records, batch.identities, batch.write_id)
         moved = moved_out(episodes_frame(*rows), steps_frame(*rows), (TABLES["episodes"], TABLES["steps"]))
-        children: dict[str, str] = {}
         for name, frame in (
             ("blobs", blobs_frame(list(moved.blobs.values()), batch.write_id)),
             ("spans", spans_frame(*rows)),
@@ -92,33 +91,28 @@ class EpisodeWriter:
             ("retractions", _retractions_frame(superseded, batch.write_id, self._store.clock())),
         ):
             if frame.height:
-                children[name] = self._store.append(name, conform(frame, TABLES[name]), job_id=batch.job_id)
+                self._store.append(name, conform(frame, TABLES[name]), job_id=batch.job_id)
         staged = self._store.stage("episodes", conform(moved.episodes, TABLES["episodes"]))
-        return self._commit(batch, staged, version, superseded, children)
-
-    def _commit(
-        self, batch: "_Batch", staged: Staged, version: int, superseded: dict[int, int], children: dict[str, str]
-    ) -> bool:
         while True:
             try:
                 self._store.append_episodes(staged, version, job_id=batch.job_id)
             except CommitLostError:
-                version = self._index.refresh()
-                if self._store.holds("episodes", batch.write_id):
+                lost, version = version, self._index.refresh()
+                if self._store.holds("episodes", batch.write_id, lost):
                     return True
-                if not self._still_holds(batch, superseded, children):
+                if not self._still_holds(batch, superseded):
                     return False
             else:
                 return True
 
-    def _still_holds(self, batch: "_Batch", superseded: dict[int, int], children: dict[str, str]) -> bool:
-        """Whether a batch whose commit was lost may try again as it is."""
+    def _still_holds(self, batch: "_Batch", superseded: dict[int, int]) -> bool:
+        """Whether a batch whose commit was lost may try again as it is.
+
+        Long after their writer stopped, children are dropped as dead; their write attempt is condemned before.
+        """
         if self._index.contents(batch.episode_ids) or any(map(self._index.is_forgotten, batch.episode_ids)):
             return False
-        if self._superseded(batch) != superseded or batch.write_id in self._store.condemned():
-            return False
-        # Long after their writer stopped, children are dropped as dead.
-        return all(any(entry.name == file for entry in self._store.files(name)[1]) for name, file in children.items())
+        return self._superseded(batch) == superseded and batch.write_id not in condemned(self._store.objects)
 
     def _superseded(self, batch: "_Batch") -> dict[int, int]:
         """Episodes that the batch's retries replace, or that retries already there replace -> their successors."""

@@ -5,8 +5,10 @@ compacted and vacuumed while days pass; snapshots are taken, named and reopened.
 the dictionaries say, and every old snapshot still shows what it showed, forgotten episodes aside.
 """
 
+import os
 import random
 import tempfile
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -25,6 +27,8 @@ from hypothesis.stateful import (
 import lake
 from lake import EpisodeRecord, ids
 from lake.errors import LakeAccessError
+from pipelines.credit import GiGPO
+from pipelines.credit.job import run_credit
 from testkit.episodes import episode
 from testkit.fault_model import Content, Key, content, key, resampled, view
 from testkit.lake_worker import compact
@@ -41,24 +45,36 @@ class LakeMachine(RuleBasedStateMachine):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory(prefix="machine")
         self.chance = pytest.MonkeyPatch()
-        self.now = datetime(2026, 1, 1, tzinfo=UTC)
+        # Later than any clock that makes the tables' first versions, which are not the lake's.
+        self.now = datetime(2126, 1, 1, tzinfo=UTC)
         self.lk = self.opened()
         self.stored: dict[Key, Content] = {}
         """Whatever was recorded and not forgotten."""
         self.hidden: set[Key] = set()
         self.forgotten: set[Key] = set()
-        self.rejected = 0
+        self.stamped: set[Path] = set()
         self.snapshots: list[tuple[dict[str, int], datetime, dict[Key, Content]]] = []
         self.named: dict[str, dict[Key, Content]] = {}
 
     def opened(self) -> lake.Lake:
-        return lake.open(Path(self.folder.name) / "lake", create=True, clock=lambda: self.now, compact_above=12)
+        return lake.open(Path(self.folder.name) / "lake", create=True, clock=self.clock, compact_above=12)
+
+    def clock(self) -> datetime:
+        """No two looks at it are the same."""
+        self.now += timedelta(milliseconds=1)
+        return self.now
 
     @initialize(number=SEEDS)
     def they_draw_ids(self, number: int) -> None:
         """Random ids from a seed: what depends on their order is found, and found again."""
         rng = random.Random(number)
         self.chance.setattr(ids, "fresh_id", lambda: rng.getrandbits(63))
+
+    def stamp(self) -> None:
+        """Give new files the time of our clock, by which vacuum takes them for old."""
+        for file in set(Path(self.folder.name).rglob("*.parquet")) - self.stamped:
+            os.utime(file, (self.now.timestamp(), self.now.timestamp()))
+            self.stamped.add(file)
 
     def teardown(self) -> None:
         self.chance.undo()
@@ -132,6 +148,16 @@ class LakeMachine(RuleBasedStateMachine):
         self.hidden.difference_update(names)
         self.forgotten.update(names)
 
+    @precondition(lambda self: self.visible())
+    @rule()
+    def they_credit(self) -> None:
+        """A job covers all that is seen, once, whether it ran now or before."""
+        job_id = run_credit(self.lk, GiGPO()).job_id
+        query = "SELECT task_id, rollout_index FROM advantages JOIN episodes USING (episode_id) WHERE job_id = ?"
+        rows = self.lk.sql(query, [job_id])
+        expected = Counter({(task, n): len(text) for (task, n, _), text in self.visible().items()})
+        assert Counter(rows.rows()) == expected
+
     @rule()
     def they_compact(self) -> None:
         compact(self.lk)
@@ -151,7 +177,7 @@ class LakeMachine(RuleBasedStateMachine):
 
     @rule()
     def they_take_a_snapshot(self) -> None:
-        self.snapshots.append((self.lk.snapshot().versions, self.now, self.visible()))
+        self.snapshots.append((self.lk.snapshot().versions, self.clock(), self.visible()))
 
     @rule()
     def they_name_a_snapshot(self) -> None:
@@ -163,6 +189,7 @@ class LakeMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_lake_shows_what_the_dictionaries_say(self) -> None:
+        self.stamp()
         seen = view(self.lk.snapshot())
         assert (seen.duplicated, seen.broken) == (0, 0)
         assert seen.episodes == self.visible()
@@ -172,10 +199,11 @@ class LakeMachine(RuleBasedStateMachine):
         for versions, at, shown in self.snapshots:
             if self.now - at < timedelta(days=7):
                 self.compare(versions, shown)
+                self.compare(at, shown)
         for name, shown in self.named.items():
             self.compare(name, shown)
 
-    def compare(self, when: dict[str, int] | str, shown: dict[Key, Content]) -> None:
+    def compare(self, when: dict[str, int] | str | datetime, shown: dict[Key, Content]) -> None:
         """An old snapshot, unless something in it was forgotten: then its files are gone, and it says so."""
         if self.forgotten:
             try:
