@@ -63,6 +63,9 @@ def retract(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason:
 
     target = lake.open(lake_uri)
     chosen = _chosen(target, episodes, where)
+    if where is not None and not chosen:
+        click.echo("0 episodes retracted: no visible one meets the condition")
+        return
     count = target.retract(chosen, reason)
     click.echo(f"{count} episodes retracted ({len(chosen) - count} were already)")
 
@@ -83,6 +86,9 @@ def forget(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason: 
 
     target = lake.open(lake_uri)
     chosen = _chosen(target, episodes, where, retracted_too=True)
+    if where is not None and not chosen:
+        click.echo("0 episodes erased: none meets the condition")
+        return
     if not yes:
         click.confirm(f"Erase {len(chosen)} episodes of {target.uri} for good?", abort=True, err=True)
     done = target.forget(chosen, reason)

@@ -1,14 +1,18 @@
 """The doctor: is the lake whole, is the installation ours, and what would do it good."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from lake import ids
 from lake.columns import Visibility
 from lake.compaction import FEW_FILES, TARGET_BYTES
 from lake.contracts import conform
+from lake.data_files import FileEntry
 from lake.errors import LakeAccessError, NotALakeError, TrajlakeError
 from lake.objects import Objects
 from lake.reading import scan
@@ -88,6 +92,7 @@ def examine(lake: "Lake") -> pl.DataFrame:
     findings += _files(snapshot)
     if findings[-1][1] == "wrong" or findings[-2][1] == "wrong":
         return _frame(findings)
+    findings += [_logs(snapshot), _recorded(snapshot)]
     findings += [_from_query(snapshot, check, query) for check, query in _CHECKS.items()]
     for name, table in TABLES.items():
         if name not in _REPEATS and not table.distinct:
@@ -120,7 +125,7 @@ def _files(snapshot: Snapshot) -> list[Finding]:
             continue
         for entry in snapshot.entries(name):
             # Decoded, not just opened: a flipped byte shows nowhere else.
-            fault = _guarded(lambda: _decoded(snapshot, name, entry.path, entry.rows), f"{entry.name} of {name}")  # noqa: B023
+            fault = _guarded(partial(_decoded, snapshot, name, entry), f"{entry.name} of {name}")
             if fault is not None:
                 (broken if fault[0] else damaged).append(fault[1])
     advice = "; restore the files from a backup, or ingest their source again into a new lake" if damaged else ""
@@ -136,17 +141,53 @@ def _guarded(look: Callable[[], str | None], place: str) -> tuple[bool, str] | N
         problem = look()
     except TrajlakeError as error:
         return True, str(error)
-    except (OSError, pl.exceptions.PolarsError) as error:
+    except (OSError, pa.ArrowException, pl.exceptions.PolarsError) as error:
         return False, f"{place}: {str(error).splitlines()[0]}"
     return None if problem is None else (False, f"{place} {problem}")
 
 
-def _decoded(snapshot: Snapshot, name: str, path: str, rows: int) -> str | None:
-    frame = scan([path], TABLES[name], snapshot.objects.polars_options).collect()
-    if frame.height != rows:
-        return f"has {frame.height} rows, the log says {rows}"
+def _decoded(snapshot: Snapshot, name: str, entry: FileEntry) -> str | None:
+    """What is wrong with a file: its checksums (pyarrow looks at them), its rows (as our own reader sees them)."""
+    files = snapshot.objects.filesystem({entry.path: entry.bytes})
+    source = entry.path if files is None else files.open(entry.path)
+    with pq.ParquetFile(source, page_checksum_verification=True) as file:
+        for group in range(file.num_row_groups):
+            file.read_row_group(group)
+    frame = scan([entry.path], TABLES[name], snapshot.objects.polars_options).collect()
+    if frame.height != entry.rows:
+        return f"has {frame.height} rows, the log says {entry.rows}"
     conform(frame, TABLES[name])
     return None
+
+
+def _logs(snapshot: Snapshot) -> Finding:
+    """Every commit up to the snapshot's is in its table's log: a power cut may leave an entry empty, or none."""
+    faults = []
+    for name, version in snapshot.versions.items():
+        entries = {found.path.rpartition("/")[2]: found.bytes for found in snapshot.objects.list(f"{name}/_delta_log")}
+        checkpoints = [int(entry[:20]) for entry in entries if ".checkpoint" in entry and entry[:20].isdecimal()]
+        for number in range(max([-1, *checkpoints]) + 1, version + 1):
+            if not entries.get(f"{number:020d}.json"):
+                state = "empty" if f"{number:020d}.json" in entries else "missing"
+                faults.append(f"commit {number} of {name} is {state}")
+    advice = "; what it committed is lost: restore the log from a backup, or ingest its source again" if faults else ""
+    return ("the logs are whole", "wrong" if faults else "fine", "; ".join(faults[:5]) + advice)
+
+
+def _recorded(snapshot: Snapshot) -> Finding:
+    """What jobs say they recorded and retracted is there, or was forgotten."""
+    ended = snapshot.scan("jobs").filter(pl.col("event") == "succeeded").unique("job_id").collect()
+    said = {kind: int(part["rows_out"].sum()) for (kind,), part in ended.group_by("kind")}
+    retractions = snapshot.scan_all("retractions").select("episode_id", "kind").collect()
+    gone = retractions.filter(pl.col("kind") == "forgotten")["episode_id"]
+    there = snapshot.scan_all("episodes").select("episode_id").collect()["episode_id"]
+    counts = (
+        ("recorded", said.get("ingest", 0) + said.get("record", 0), pl.concat([gone, there]).n_unique()),
+        ("retracted", said.get("retract", 0), retractions.filter(pl.col("kind") == "retracted").height),
+    )
+    lost = [f"jobs {what} {n} episodes, the lake knows {found}" for what, n, found in counts if found < n]
+    advice = "; ingest their sources again, or retract again" if lost else ""
+    return ("what jobs recorded is there", "wrong" if lost else "fine", "; ".join(lost) + advice)
 
 
 def _from_query(snapshot: Snapshot, check: str, query: str) -> Finding:

@@ -27,6 +27,7 @@ _METADATA = ("169.254.169.254", "/latest/api/token", "/latest/meta-data", "/meta
 """Where a machine in a cloud is asked for its credentials, when no others are known."""
 
 _MARKS = re.compile(r"\x1b\[[0-9;]*m|\u21b3")
+_BACKTRACE = re.compile(r"\s0: (<unknown>|[\w:]+::\w).*", re.DOTALL)
 _ELEMENT = re.compile(r"<\?xml.*", re.DOTALL)
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 
@@ -51,7 +52,7 @@ def _disk_advice(error: BaseException, text: str) -> str | None:
 
 def _one_line(text: str) -> str:
     """A text of object_store without its colours, its XML and its debugging half."""
-    text = _MARKS.sub(" ", text.partition("\n\nDebug source")[0])
+    text = _BACKTRACE.sub("", _MARKS.sub(" ", text.partition("\n\nDebug source")[0]))
     code = _CODE.search(text)
     text = " ".join(_ELEMENT.sub(code[1] if code else "", text).split())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

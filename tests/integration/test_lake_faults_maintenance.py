@@ -16,6 +16,7 @@ import pytest
 
 import lake
 from lake import EpisodeRecord, Lake, ids
+from lake.errors import LakeAccessError
 from lake.ingest import Report, ingest
 from lake.tables import TABLES
 from testkit.fault_log import Faults, seeded
@@ -62,7 +63,7 @@ def looked_at(lk: Lake, truth: Truth, maybe_gone: dict[Key, int], faults: Faults
     """Nothing half visible; what was visible stays, unless it is being taken away."""
     try:
         seen = view(lk.snapshot())
-    except FileNotFoundError:
+    except (FileNotFoundError, LakeAccessError):
         # `forget` deletes files at once, from under whoever reads an older version: the newest is whole.
         seen = view(lk.snapshot())
     known = Truth(truth.offered, {name: text for name, text in truth.stands.items() if name not in maybe_gone})
