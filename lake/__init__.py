@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lake import errors
-    from lake.lake import Lake, open  # noqa: A004 - `lake.open` is the name people guess
+    from lake.lake import Lake
+    from lake.opening import open  # noqa: A004 - `lake.open` is the name people guess
     from lake.records import EpisodeRecord, SpanRecord, StepRecord, TokensRecord
     from lake.snapshot import Snapshot
 
@@ -27,7 +28,7 @@ _HOME = {
     "SpanRecord": "lake.records",
     "StepRecord": "lake.records",
     "TokensRecord": "lake.records",
-    "open": "lake.lake",
+    "open": "lake.opening",
 }
 
 

@@ -59,12 +59,23 @@ def main() -> None:
     try:
         trajlake(prog_name="trajlake")
     except TrajlakeError as error:
-        click.echo(f"trajlake: {' '.join(str(error).split())}", err=True)
+        click.echo(f"trajlake: {_line(error)}", err=True)
         sys.exit(error.exit_code)
     except BrokenPipeError:
         # The reader of stdout (head, a pager) has gone: not a fault. Keep the interpreter from flushing into it.
         sys.stderr.close()
         sys.exit(0)
-    except OSError as error:
-        click.echo(f"trajlake: {' '.join(str(error).split())}", err=True)
+    except UnicodeEncodeError as error:
+        click.echo(
+            f"trajlake: this terminal cannot show the result ({error.reason}); set PYTHONIOENCODING=utf-8", err=True
+        )
         sys.exit(1)
+    except OSError as error:
+        click.echo(f"trajlake: {_line(error)}", err=True)
+        sys.exit(1)
+
+
+def _line(error: Exception) -> str:
+    """An error's text as one line; what a file or a model wrote must not steer the terminal."""
+    text = " ".join(str(error).split())
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

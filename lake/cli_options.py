@@ -49,7 +49,7 @@ def as_of_option(function: Command) -> Command:
 
 def opened(uri: str, as_of: str | None = None) -> "Snapshot":
     """A snapshot of a lake: the newest, or an older one."""
-    from lake.lake import open as open_lake
+    from lake.opening import open as open_lake
 
     found = open_lake(uri)
     return found.snapshot() if as_of is None else found.at(int(as_of) if as_of.isdecimal() else as_of)

@@ -1,5 +1,6 @@
 """Commands `sql`, `show`, `tables`, `history` and `doctor`: everything that only reads."""
 
+import math
 import sys
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 @as_of_option
 @click.option("--locked", is_flag=True, help="For SQL you did not write: run it in a process that is locked in.")
 @click.option("--memory-limit", metavar="SIZE", help="Memory of the query, for example 2GB.  [locked: 1GB]")
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Time.  [locked: 30]")
+@click.option("--timeout", type=click.FloatRange(0, 1e6, min_open=True), metavar="SECONDS", help="Time.  [locked: 30]")
 @click.option("--max-rows", type=click.IntRange(min=0), help="Most rows of a locked query.  [100000]")
 def sql(
     query: str,
@@ -47,6 +48,9 @@ def sql(
     """
     text = sys.stdin.read() if query == "-" else query
     values = _arguments(params)
+    if timeout is not None and math.isnan(timeout):
+        msg = "--timeout nan is no time; valid: seconds"
+        raise click.UsageError(msg)
     snapshot = opened(lake_uri, as_of)
     if locked:
         _echo_locked(snapshot, text, values, output_format, memory_limit, timeout, max_rows)
@@ -172,7 +176,7 @@ def tables(lake_uri: str, output_format: str, columns: bool) -> None:
 @lake_option
 @format_option
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Commits a table, newest first."
+    "--limit", type=click.IntRange(1, 1_000_000), default=20, show_default=True, help="Commits a table, newest first."
 )
 def history(table: str | None, lake_uri: str, output_format: str, limit: int) -> None:
     """List the commits of TABLE, or of every table, newest first."""

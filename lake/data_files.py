@@ -1,11 +1,14 @@
 """A table's data files as the log lists them, and what is told to the log of a new one."""
 
+import errno
+import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from io import BytesIO
-from typing import IO, Any
+from typing import IO, Any, cast
 from urllib.parse import unquote
 
 import msgspec
@@ -18,6 +21,7 @@ from lake import encoding, ids
 from lake.columns import Table
 from lake.objects import Objects
 
+_DIGEST_BYTES = 16
 CLEAN = "clean"
 """How the name of a compacted file begins."""
 
@@ -75,6 +79,9 @@ class Staged:
 def write_file(objects: Objects, table: Table, rows: Iterator[pa.Table], stem: str, at: datetime) -> Written:
     """Write a data file that no commit names yet.
 
+    The digest of its bytes is part of its name: a bit that flips later would decode to another value, and nobody would
+    know (`digest_in_name`).
+
     Args:
         objects: where the lake lies.
         table: whose rows they are.
@@ -82,29 +89,90 @@ def write_file(objects: Objects, table: Table, rows: Iterator[pa.Table], stem: s
         stem: how its name begins.
         at: now.
     """
-    path = f"{stem}{ids.to_text(ids.fresh_id())}.parquet"
-    place = f"{table.name}/{path}"
+    name = f"{stem}{ids.to_text(ids.fresh_id())}"
+    sink = _Sink(objects, f"{table.name}/{name}")
     try:
-        with _sink(objects, place) as sink:
-            statistics = encoding.write(sink, rows, table)
-            size = sink.tell()
+        statistics = encoding.write(cast("IO[bytes]", sink), rows, table)
+        size = sink.tell()
+        path = f"{name}-{sink.finish()}.parquet"
     except BaseException:
-        objects.delete([place])
+        sink.abandon()
         raise
     add = AddAction(path, size, {}, int(at.timestamp() * 1000), True, _statistics_json(statistics))
     return Written(add, statistics.rows, at)
 
 
-@contextmanager
-def _sink(objects: Objects, path: str) -> Iterator[IO[bytes]]:
-    """A new object to write to: a file as it comes, or a buffer that is put into a bucket at the end."""
+class _Sink:
+    """A binary file that hashes what is written: in a folder a staging file, renamed at the end; else a buffer."""
+
+    closed = False
+
+    def __init__(self, objects: Objects, place: str) -> None:
+        self._objects = objects
+        self._place = place
+        self._digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+        # As object_store names its staging files: no listing shows them, and vacuum knows them.
+        self._staging = None if objects.folder is None else objects.folder / f"{place}.parquet#{ids.fresh_id()}"
+        self._file: IO[bytes] = BytesIO() if self._staging is None else self._staging.open("xb")
+
+    def write(self, data: Any) -> int:
+        """Append bytes."""
+        self._digest.update(data)
+        return self._file.write(data)
+
+    def tell(self) -> int:
+        """Bytes so far."""
+        return self._file.tell()
+
+    def flush(self) -> None:
+        """Hand on what is buffered."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """What pyarrow calls when it is done; the file is finished or abandoned by whoever opened it."""
+
+    def finish(self) -> str:
+        """Put the file in its place and return the digest."""
+        digest = self._digest.hexdigest()
+        target = f"{self._place}-{digest}.parquet"
+        if self._staging is None:
+            assert isinstance(self._file, BytesIO)
+            self._objects.put(target, self._file.getvalue())
+        self._file.close()
+        if self._staging is not None and self._objects.folder is not None:
+            self._staging.rename(self._objects.folder / target)
+        return digest
+
+    def abandon(self) -> None:
+        """Leave nothing behind."""
+        with suppress(OSError):  # a full disk fails the last flush as it failed the write
+            self._file.close()
+        if self._staging is not None:
+            self._staging.unlink(missing_ok=True)
+
+
+def digest_in_name(name: str) -> str | None:
+    """The digest of a file's bytes, from its name; None for files that were not written here, or by format 1."""
+    digest = name.removesuffix(".parquet").rpartition("-")[2]
+    return digest if re.fullmatch(rf"[0-9a-f]{{{2 * _DIGEST_BYTES}}}", digest) else None
+
+
+def digest_of(objects: Objects, place: str) -> str:
+    """The digest of a file's bytes as they are now.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     if objects.folder is None:
-        with BytesIO() as buffer:
-            yield buffer
-            objects.put(path, buffer.getvalue())
+        if (data := objects.get(place)) is None:
+            raise FileNotFoundError(errno.ENOENT, "No such file", objects.uri(place))
+        digest.update(data)
     else:
-        with (objects.folder / path).open("xb") as file:
-            yield file
+        with (objects.folder / place).open("rb") as file:
+            while piece := file.read(1 << 20):
+                digest.update(piece)
+    return digest.hexdigest()
 
 
 def listed(handle: DeltaTable, table: Table, folder: str) -> list[FileEntry]:

@@ -5,15 +5,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import polars as pl
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from lake import ids
 from lake.columns import Visibility
 from lake.compaction import FEW_FILES, TARGET_BYTES
 from lake.contracts import conform
-from lake.data_files import FileEntry
+from lake.data_files import FileEntry, digest_in_name, digest_of
 from lake.errors import LakeAccessError, NotALakeError, TrajlakeError
+from lake.log_check import log_faults
 from lake.objects import Objects
 from lake.reading import scan
 from lake.rivals import find_rivals
@@ -57,7 +56,7 @@ def diagnose(uri: str) -> pl.DataFrame:
     Raises:
         TrajlakeError: none of its tables can be opened, or they are not ours.
     """
-    from lake.lake import open as open_lake
+    from lake.opening import open as open_lake
 
     store = Store(Objects(uri))
     try:
@@ -141,18 +140,16 @@ def _guarded(look: Callable[[], str | None], place: str) -> tuple[bool, str] | N
         problem = look()
     except TrajlakeError as error:
         return True, str(error)
-    except (OSError, pa.ArrowException, pl.exceptions.PolarsError) as error:
+    except (OSError, pl.exceptions.PolarsError) as error:
         return False, f"{place}: {str(error).splitlines()[0]}"
     return None if problem is None else (False, f"{place} {problem}")
 
 
 def _decoded(snapshot: Snapshot, name: str, entry: FileEntry) -> str | None:
-    """What is wrong with a file: its checksums (pyarrow looks at them), its rows (as our own reader sees them)."""
-    files = snapshot.objects.filesystem({entry.path: entry.bytes})
-    source = entry.path if files is None else files.open(entry.path)
-    with pq.ParquetFile(source, page_checksum_verification=True) as file:
-        for group in range(file.num_row_groups):
-            file.read_row_group(group)
+    """What is wrong with a file: its bytes are not those that were written, its rows, or its contract."""
+    digest = digest_in_name(entry.name)
+    if digest is not None and digest_of(snapshot.objects, f"{name}/{entry.name}") != digest:
+        return "is not what was written: its bytes have another digest than its name says"
     frame = scan([entry.path], TABLES[name], snapshot.objects.polars_options).collect()
     if frame.height != entry.rows:
         return f"has {frame.height} rows, the log says {entry.rows}"
@@ -161,16 +158,8 @@ def _decoded(snapshot: Snapshot, name: str, entry: FileEntry) -> str | None:
 
 
 def _logs(snapshot: Snapshot) -> Finding:
-    """Every commit up to the snapshot's is in its table's log: a power cut may leave an entry empty, or none."""
-    faults = []
-    for name, version in snapshot.versions.items():
-        entries = {found.path.rpartition("/")[2]: found.bytes for found in snapshot.objects.list(f"{name}/_delta_log")}
-        checkpoints = [int(entry[:20]) for entry in entries if ".checkpoint" in entry and entry[:20].isdecimal()]
-        for number in range(max([-1, *checkpoints]) + 1, version + 1):
-            if not entries.get(f"{number:020d}.json"):
-                state = "empty" if f"{number:020d}.json" in entries else "missing"
-                faults.append(f"commit {number} of {name} is {state}")
-    advice = "; what it committed is lost: restore the log from a backup, or ingest its source again" if faults else ""
+    faults = log_faults(snapshot.objects, snapshot.versions)
+    advice = "; what was committed is lost: restore the log from a backup, or ingest its source again" if faults else ""
     return ("the logs are whole", "wrong" if faults else "fine", "; ".join(faults[:5]) + advice)
 
 

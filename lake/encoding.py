@@ -89,8 +89,6 @@ def _settings(table: Table) -> dict[str, Any]:
         "use_dictionary": [c.name for c in table.columns if c.type is Type.WORD],
         "column_encoding": encodings,
         "write_statistics": [c.name for c in table.columns if c.type in _HAS_RANGE],
-        # A flipped bit would otherwise decode to another value, and nobody would know.
-        "write_page_checksum": True,
         "store_schema": False,
     }
 

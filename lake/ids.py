@@ -10,6 +10,7 @@ The hash is BLAKE2b (RFC 7693), 8 bytes read little-endian with the sign bit cle
 import hashlib
 import json
 import secrets
+from collections.abc import Iterable
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base32, lower case: no i, l, o, u
 MASK = (1 << 63) - 1
@@ -61,3 +62,26 @@ def from_text(text: str) -> int:
     for char in folded:
         value = value << 5 | ALPHABET.index(char)
     return value
+
+
+def as_ids(values: Iterable[int | str]) -> list[int]:
+    """Ids given either way, as integers, each once and in order.
+
+    Args:
+        values: integers, or the 13 characters that people see; any iterable, a Polars column too.
+
+    Raises:
+        ValueError: something that is no id.
+        TypeError: one text instead of several.
+    """
+    if isinstance(values, str):
+        msg = f"{values!r} is one text; give a list of ids"
+        raise TypeError(msg)
+    found = set()
+    for value in values:
+        number = from_text(value) if isinstance(value, str) else value
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MASK:
+            msg = f"{value!r} is not an id: valid are integers from 0 to 2^63 - 1, or their {TEXT_LENGTH} characters"
+            raise ValueError(msg)
+        found.add(number)
+    return sorted(found)

@@ -1,23 +1,21 @@
 """The Lake: open it, read it through snapshots, write it through jobs, look after it."""
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import polars as pl
 import pyarrow as pa
 
-from lake import compaction, diff, erasure, retractions, vacuum
-from lake.errors import LakeAccessError, NotALakeError, TrajlakeError
+from lake import compaction, diff, erasure, ids, retractions, vacuum
+from lake.errors import LakeAccessError, TrajlakeError, UsageError
 from lake.jobs import Code, Counts, Job
-from lake.objects import Objects
 from lake.pins import LEASE, Lease, Pin, Pins
 from lake.records import EpisodeRecord
 from lake.snapshot import Snapshot
-from lake.store import Store, utc_now
+from lake.store import Store
 from lake.tables import TABLES
 from lake.time_travel import consistent, versions_at_episodes, versions_at_time
 from lake.writer import EpisodeWriter
@@ -113,7 +111,13 @@ class Lake:
         Args:
             name: the table.
             limit: how many; all unless given.
+
+        Raises:
+            UsageError: no such table.
         """
+        if name not in TABLES:
+            msg = f"there is no table `{name}`; the tables are {', '.join(TABLES)}"
+            raise UsageError(msg)
         return self._store.history(name, limit)
 
     def diff(self, before: Snapshot, after: Snapshot) -> diff.Difference:
@@ -177,6 +181,9 @@ class Lake:
         Returns:
             New, present and rejected ones; rejected ones are in the table `rejects`, with the reason.
         """
+        if isinstance(records, Mapping | EpisodeRecord | str | bytes):
+            msg = f"`append` takes a list of episodes, not one {type(records).__name__}: put it in brackets"
+            raise UsageError(msg)
         batch = list(records)
         with self.job(kind="record", run_id=run_id) as job:
             counts = job.record(batch)
@@ -184,7 +191,7 @@ class Lake:
             job.counts["already_present"] = counts.present
         return counts
 
-    def retract(self, episode_ids: Sequence[int], reason: str | None = None) -> int:
+    def retract(self, episode_ids: Iterable[int | str], reason: str | None = None) -> int:
         """Hide episodes from all readers of later snapshots; the rows stay.
 
         Args:
@@ -197,6 +204,7 @@ class Lake:
         Raises:
             UsageError: no ids, or ids that the lake does not hold; nothing is changed.
         """
+        episode_ids = _ids(episode_ids)
         snapshot = self.snapshot()
         known = retractions.known_episodes(snapshot, episode_ids)["episode_id"]
         fresh = known.filter(~known.is_in(snapshot.retracted.implode()))
@@ -206,7 +214,7 @@ class Lake:
                 job.counts["rows_out"] = len(fresh)
         return len(fresh)
 
-    def forget(self, episode_ids: Sequence[int], reason: str | None = None) -> erasure.Forgotten:
+    def forget(self, episode_ids: Iterable[int | str], reason: str | None = None) -> erasure.Forgotten:
         """Erase episodes from every table and from the disk, old snapshots included. There is no way back.
 
         Args:
@@ -217,6 +225,7 @@ class Lake:
             UsageError: no ids, or ids that the lake does not hold; nothing is changed.
             ConflictError: other processes rewrote a table again and again; run it again.
         """
+        episode_ids = _ids(episode_ids)
         with self.job(kind="retract", parameters={"reason": reason, "forget": True}) as job:
             erasure.tombstones(job, self.snapshot(), episode_ids, reason)
         with self.job(kind="forget", parameters={"reason": reason}) as job:
@@ -321,69 +330,16 @@ class Lake:
             return self._versions(moment)
         if isinstance(when, datetime):
             return versions_at_time(self._store, when if when.tzinfo else when.replace(tzinfo=UTC))
+        if not isinstance(when, int):
+            msg = (
+                f"{when!r} is no time of a lake; valid: a datetime, a name, a version of `episodes`, versions of tables"
+            )
+            raise UsageError(msg)
         return versions_at_episodes(self._store, when)
 
 
-def open(  # noqa: A001 - `lake.open` is the name people guess
-    uri: str | Path,
-    *,
-    create: bool = False,
-    storage_options: Mapping[str, str] | None = None,
-    clock: Callable[[], datetime] = utc_now,
-    compact_above: int = compaction.FEW_FILES,
-) -> Lake:
-    """Open a lake.
-
-    Args:
-        uri: its folder, or s3://bucket/prefix, gs://..., az://...
-        create: make the tables if the folder is missing or empty.
-        storage_options: of the object store, by the names of delta-rs and Polars; what is not given comes from the
-            environment (AWS_*, GOOGLE_*, AZURE_*). They are never stored.
-        clock: what time it is, with a timezone.
-        compact_above: a job that leaves a table with this many small files merges them; 0 never does.
-
-    Raises:
-        NotALakeError: nothing there, or something that is not a lake.
-        LakeVersionError: a lake of a newer format.
-        LakeAccessError: no permission, damaged tables, no network.
-        UsageError: a URI scheme that is not supported, or no usable path.
-    """
-    objects = Objects(uri, storage_options)
-    store = Store(objects, clock)
-    if not store.exists():
-        _refuse(objects, create=create)
-        if objects.folder is not None:
-            _make(objects.folder)
-        store.create()
-    store.check_format()
-    if create:
-        store.create()
-    return Lake(store, compact_above=compact_above)
-
-
-def _make(folder: Path) -> None:
+def _ids(values: Iterable[int | str]) -> list[int]:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        msg = f"{folder}: {error.strerror or error}; choose another --lake or change the folder's permissions"
-        raise LakeAccessError(msg) from error
-
-
-def _refuse(objects: Objects, *, create: bool) -> None:
-    """Raise unless a lake may be made there."""
-    advice = "`trajlake ingest FILE --lake URI` or `trajlake demo` makes one"
-    path = objects.folder
-    if path is not None and path.exists() and not path.is_dir():
-        msg = f"{path} is a file, and a lake is a folder; {advice}"
-        raise NotALakeError(msg)
-    if create:
-        # A lake whose creation was interrupted, or is under way in another process, holds table folders only.
-        if not objects.names() <= TABLES.keys():
-            msg = f"{objects.root} is not a lake and not empty; name a new or an empty folder"
-            raise NotALakeError(msg)
-    elif path is not None and not path.exists():
-        msg = f"{path} does not exist; {advice}"
-        raise NotALakeError(msg)
-    else:
-        msg = f"{objects.root} is not a lake: it holds no `episodes` table; {advice}"
-        raise NotALakeError(msg)
+        return ids.as_ids(values)
+    except (TypeError, ValueError) as error:
+        raise UsageError(str(error)) from error

@@ -21,7 +21,8 @@ import pyarrow as pa
 from lake.columns import Visibility
 from lake.condemned import condemn
 from lake.data_files import FileEntry
-from lake.errors import UsageError
+from lake.errors import LakeAccessError, UsageError
+from lake.log_check import log_faults
 from lake.objects import Found
 from lake.pins import Pins
 from lake.snapshot import Snapshot
@@ -59,11 +60,17 @@ def vacuum(store: Store, *, retention: timedelta = RETENTION, dry_run: bool = Fa
 
     Raises:
         UsageError: a retention below an hour.
-        LakeAccessError: a pin is damaged.
+        LakeAccessError: a pin or a log is damaged; nothing was changed.
     """
     if retention < timedelta(hours=1):
         msg = f"a retention of {retention} would take files from under running readers; valid: an hour or more"
         raise UsageError(msg)
+    if faults := log_faults(store.objects, Snapshot(store).versions):
+        msg = (
+            f"{store.root}: {'; '.join(faults[:5])}: the log is damaged, and what it does not name would be deleted. "
+            "Restore it from a backup first; nothing was changed"
+        )
+        raise LakeAccessError(msg)
     cutoff = store.clock() - retention
     done = {name: Vacuumed(name) for name in TABLES}
     if not dry_run:

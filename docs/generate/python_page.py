@@ -10,7 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SHOWN = {
-    "lake/lake.py": ("open", "Lake"),
+    "lake/opening.py": ("open",),
+    "lake/lake.py": ("Lake",),
     "lake/snapshot.py": ("Snapshot",),
     "lake/query.py": ("Session", "Limits"),
     "lake/jobs.py": ("Job", "Counts"),

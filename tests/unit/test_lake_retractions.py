@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 
 import lake
-from lake import EpisodeRecord, Lake, Snapshot
+from lake import EpisodeRecord, Lake, Snapshot, ids
 from lake.errors import UsageError
 from lake.query_pruning import planner
 from lake.query_views import views
@@ -263,3 +263,15 @@ def test_compaction_keeps_what_is_retracted_and_what_old_snapshots_show(lk: Lake
     assert sorted(lk.at(old.versions).scan("episodes").collect()["task_id"]) == ["a", "task"]
     assert lk.append([attempt(3)], run_id="run").new == 1
     assert visible(lk.snapshot()) == [3]
+
+
+def test_ids_may_come_as_people_see_them_and_as_a_column(tmp_path: Path) -> None:
+    lk = lake.open(tmp_path / "lake", create=True)
+    lk.append([episode("t", n) for n in range(4)], run_id="run")
+    numbers = lk.scan("episodes").collect()["episode_id"]
+    assert lk.retract(numbers.head(2)) == 2
+    assert lk.retract([ids.to_text(numbers[2]), numbers[2]]) == 1
+    for wrong in ("0s9c3ahcetq4h", ["no id"], [2**80], [-1], [1.5], [True], 7):
+        with pytest.raises(UsageError):
+            lk.retract(wrong)  # type: ignore[arg-type]
+    assert lk.scan("episodes").collect().height == 1

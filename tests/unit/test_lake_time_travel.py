@@ -188,3 +188,10 @@ def test_a_mapping_is_taken_as_it_is(lk: Lake, clock: MovingClock) -> None:
     assert tasks(lk.at(versions)) == ["day 0"]
     with pytest.raises(ContractError, match="unknown tables"):
         lk.at({"nothing": 1})
+
+
+@pytest.mark.parametrize("when", [None, 1.5, [], b"now"])
+def test_what_is_of_no_such_type_is_refused(tmp_path: Path, when: object) -> None:
+    lk = lake.open(tmp_path / "lake", create=True)
+    with pytest.raises(UsageError, match="is no time of a lake; valid: a datetime, a name"):
+        lk.at(when)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -378,3 +378,16 @@ def test_rows_of_a_failed_job_go_after_a_week(lk: Lake, clock: MovingClock) -> N
     clock.forward(days=8)
     assert vacuum(lk)["scores"].dead_files == 1
     assert lk.snapshot().entries("scores") == []
+
+
+@pytest.mark.parametrize("name", ["episodes", "steps", "retractions"])
+def test_a_damaged_log_stops_it_before_anything_is_deleted(tmp_path: Path, name: str) -> None:
+    """An entry that a power cut left empty reads as a commit of nothing: what it named would look like orphans."""
+    lk = lake.open(tmp_path / "lake", create=True)
+    lk.append([episode("a", attempt=n) for n in range(2)], run_id="run")
+    (Path(lk.uri) / name / "_delta_log" / f"{1:020d}.json").write_bytes(b"")
+    files = {path for path in Path(lk.uri).rglob("*") if path.is_file()}
+    later = lake.open(lk.uri, clock=lambda: datetime.now(UTC) + timedelta(days=40))
+    with pytest.raises(LakeAccessError, match=f"commit 1 of `{name}` is empty: the log is damaged"):
+        later.vacuum()
+    assert {path for path in Path(lk.uri).rglob("*") if path.is_file()} == files

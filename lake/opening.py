@@ -1,0 +1,77 @@
+"""Opening a lake, or making one: what may lie at its address, and what may not."""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+
+from lake import compaction
+from lake.errors import LakeAccessError, NotALakeError
+from lake.lake import Lake
+from lake.objects import Objects
+from lake.store import Store, utc_now
+from lake.tables import TABLES
+
+
+def open(  # noqa: A001 - `lake.open` is the name people guess
+    uri: str | Path,
+    *,
+    create: bool = False,
+    storage_options: Mapping[str, str] | None = None,
+    clock: Callable[[], datetime] = utc_now,
+    compact_above: int = compaction.FEW_FILES,
+) -> Lake:
+    """Open a lake.
+
+    Args:
+        uri: its folder, or s3://bucket/prefix, gs://..., az://...
+        create: make the tables if the folder is missing or empty.
+        storage_options: of the object store, by the names of delta-rs and Polars; what is not given comes from the
+            environment (AWS_*, GOOGLE_*, AZURE_*). They are never stored.
+        clock: what time it is, with a timezone.
+        compact_above: a job that leaves a table with this many small files merges them; 0 never does.
+
+    Raises:
+        NotALakeError: nothing there, or something that is not a lake.
+        LakeVersionError: a lake of a newer format.
+        LakeAccessError: no permission, damaged tables, no network.
+        UsageError: a URI scheme that is not supported, or no usable path.
+    """
+    objects = Objects(uri, storage_options)
+    store = Store(objects, clock)
+    if not store.exists():
+        _refuse(objects, create=create)
+        if objects.folder is not None:
+            _make(objects.folder)
+        store.create()
+    store.check_format()
+    if create:
+        store.create()
+    return Lake(store, compact_above=compact_above)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        msg = f"{folder}: {error.strerror or error}; choose another --lake or change the folder's permissions"
+        raise LakeAccessError(msg) from error
+
+
+def _refuse(objects: Objects, *, create: bool) -> None:
+    """Raise unless a lake may be made there."""
+    advice = "`trajlake ingest FILE --lake URI` or `trajlake demo` makes one"
+    path = objects.folder
+    if path is not None and path.exists() and not path.is_dir():
+        msg = f"{path} is a file, and a lake is a folder; {advice}"
+        raise NotALakeError(msg)
+    if create:
+        # A lake whose creation was interrupted, or is under way in another process, holds table folders only.
+        if not objects.names() <= TABLES.keys():
+            msg = f"{objects.root} is not a lake and not empty; name a new or an empty folder"
+            raise NotALakeError(msg)
+    elif path is not None and not path.exists():
+        msg = f"{path} does not exist; {advice}"
+        raise NotALakeError(msg)
+    else:
+        msg = f"{objects.root} is not a lake: it holds no `episodes` table; {advice}"
+        raise NotALakeError(msg)
