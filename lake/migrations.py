@@ -18,12 +18,21 @@ from lake.errors import LakeVersionError, NotALakeError
 from lake.tables import FORMAT_VERSION
 
 FORMAT_KEY = "trajlake.formatVersion"
+FORMAT_1_TABLES = frozenset(
+    ["episodes", "steps", "tokens", "rejects", "scores", "advantages", "jobs", "batches", "checkpoints", "metrics"]
+)
+"""What a lake of format 1 holds."""
 CONFIGURATION = {
     FORMAT_KEY: str(FORMAT_VERSION),
     # The default forgets versions after 30 days; a pinned snapshot must open years later.
     "delta.logRetentionDuration": "interval 36500 days",
 }
 """Table properties of the newest format."""
+
+
+def missing_table(root: str, name: str) -> str:
+    """What to say of a lake that has lost a table."""
+    return f"table `{name}` of {root} is missing; restore its folder. `trajlake doctor` tells what else is wrong"
 
 
 def require_known(handle: DeltaTable, place: str) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from lake import compaction
 from lake.errors import LakeAccessError, NotALakeError
 from lake.lake import Lake
+from lake.migrations import missing_table
 from lake.objects import Objects
 from lake.store import Store, utc_now
 from lake.tables import TABLES
@@ -42,6 +43,9 @@ def open(  # noqa: A001 - `lake.open` is the name people guess
         _refuse(objects, create=create)
         if objects.folder is not None:
             _make(objects.folder)
+        if any(store.refresh(name) > 0 for name in TABLES):
+            # Not half made, for then nothing was written yet: without `episodes` all of it would be dead.
+            raise LakeAccessError(missing_table(objects.root, "episodes"))
         store.create()
     store.check_format()
     if create:

@@ -27,7 +27,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from lake import ids
 from lake.data_files import CLEAN, FileEntry, Staged, Written, added_in, listed, sorted_rows, write_file
 from lake.errors import ConflictError, LakeAccessError, NotALakeError, TrajlakeError
-from lake.migrations import CONFIGURATION, migrate, require_known
+from lake.migrations import CONFIGURATION, FORMAT_1_TABLES, migrate, missing_table, require_known
 from lake.objects import Objects
 from lake.tables import EPISODES, TABLES
 
@@ -71,8 +71,11 @@ class Store:
         return any(self.objects.exists(f"{log}/{name}") for name in (f"{0:020d}.json", "_last_checkpoint"))
 
     def create(self) -> None:
-        """Create every table that is missing; safe beside another process doing the same."""
-        for name, table in TABLES.items():
+        """Create every table that is missing; safe beside another process doing the same.
+
+        `episodes` comes last: where it is, all others were.
+        """
+        for name, table in sorted(TABLES.items(), key=lambda item: item[0] == EPISODES.name):
             if self.refresh(name) != -1:
                 continue
             with self._translated(name):
@@ -92,15 +95,20 @@ class Store:
                     self._open(name)
 
     def check_format(self) -> None:
-        """Refuse a lake that a newer package wrote.
+        """Refuse a lake that a newer package wrote, and one that has lost a table: it would read as if it were empty.
 
         Raises:
             LakeVersionError: names the table, its version and ours.
             NotALakeError: a Delta table that is not ours.
+            LakeAccessError: a table is missing.
         """
-        for name in TABLES:
+        found = 0
+        for name in TABLES:  # `episodes` first
             if self.refresh(name) != -1:
-                require_known(self._handles[name], f"table `{name}` of {self.root}")
+                known = require_known(self._handles[name], f"table `{name}` of {self.root}")
+                found = found or known
+            elif found and (found > 1 or name in FORMAT_1_TABLES):
+                raise LakeAccessError(missing_table(self.root, name))
 
     def refresh(self, name: str) -> int:
         """Bring the table's handle to the newest version and return it; -1 if the table does not exist."""
@@ -186,10 +194,7 @@ class Store:
         self._append_if("jobs", staged, checked_version, job_id)
 
     def added(self, name: str, since: int, until: int) -> list[FileEntry]:
-        """Files that the commits after one version brought, up to another: what a look at all files would cost again.
-
-        Falls back to all files where that is more than a few commits, or their log entries are gone.
-        """
+        """Files that a few commits after a version brought, up to another; all files where that cannot be told."""
         if until - since <= _FEW_COMMITS:
             logs = [self.objects.get(f"{name}/_delta_log/{v:020d}.json") for v in range(since + 1, until + 1)]
             if None not in logs:

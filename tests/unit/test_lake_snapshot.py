@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import lake
 from lake import Lake, Snapshot
-from lake.errors import ContractError, LakeAccessError
+from lake.errors import ContractError, LakeAccessError, NotALakeError
 from lake.tables import TABLES
 from testkit.episodes import assert_same, assert_whole, contents, episode
 from testkit.full_lake import add_round, full_lake
@@ -230,17 +230,16 @@ def test_a_stream_gives_the_rows_of_sql_in_batches(runs: Lake) -> None:
 # ---------------------------------------------------------------- damage
 
 
-def test_a_lake_without_a_table_reads_as_if_it_were_empty_and_writes_make_it(tmp_path: Path) -> None:
-    """Made by an older package, or by a process that was killed while making it."""
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("create", [False, True])
+def test_a_lake_that_has_lost_a_table_is_refused(tmp_path: Path, name: str, create: bool) -> None:
+    """Without its retractions, say, what was retracted would be back. Writers do not make it anew either."""
     lk = full_lake(tmp_path / "lake")
-    for name in ("scores", "jobs", "tokens"):
-        shutil.rmtree(Path(lk.uri) / name)
-    again = lake.open(lk.uri)
-    assert again.snapshot().versions["scores"] == -1
-    assert again.sql("SELECT count(*) AS n FROM scores").item() == 0
-    with again.job(kind="collect", run_id="run") as job:
-        assert job.record([episode("new", tokens=True)]).new == 1
-    assert assert_whole(again.snapshot()) == 10
+    shutil.rmtree(Path(lk.uri) / name)
+    expected = NotALakeError if name == "episodes" and not create else LakeAccessError
+    with pytest.raises(expected, match="`episodes`" if name == "episodes" else f"table `{name}` of .* is missing"):
+        lake.open(lk.uri, create=create)
+    assert not (Path(lk.uri) / name).exists()
 
 
 @pytest.mark.parametrize("name", ["jobs", "episodes"])
