@@ -43,8 +43,8 @@ def open(  # noqa: A001 - `lake.open` is the name people guess
         _refuse(objects, create=create)
         if objects.folder is not None:
             _make(objects.folder)
-        if any(store.refresh(name) > 0 for name in TABLES):
-            # Not half made, for then nothing was written yet: without `episodes` all of it would be dead.
+        if any(store.refresh(name) > 0 for name in TABLES) and not store.exists():
+            # Not half made, nor just made by another process: without `episodes` all of it would be dead.
             raise LakeAccessError(missing_table(objects.root, "episodes"))
         store.create()
     store.check_format()
