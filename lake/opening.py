@@ -43,7 +43,7 @@ def open(  # noqa: A001 - `lake.open` is the name people guess
         _refuse(objects, create=create)
         if objects.folder is not None:
             _make(objects.folder)
-        if any(store.refresh(name) > 0 for name in TABLES) and not store.exists():
+        if any(store.files(name)[1] for name in TABLES) and not store.exists():
             # Not half made, nor just made by another process: without `episodes` all of it would be dead.
             raise LakeAccessError(missing_table(objects.root, "episodes"))
         store.create()
