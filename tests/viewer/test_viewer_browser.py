@@ -135,8 +135,10 @@ def test_from_the_list_to_an_episode_and_its_advantages(page: Any, lk: Lake) -> 
 def test_keys_walk_the_filtered_list(page: Any, lk: Lake) -> None:
     go(page, f"/episode?episode={episode_text(lk, 'mixed', 0)}&list=task%3Dmixed%26round%3D0", "Episode")
     page.get_by_text("1 of 4 episodes").wait_for()
+    settled(page, "Episode")  # a key that is pressed while the script runs is nobody's
     page.keyboard.press("j")
     page.get_by_text("2 of 4 episodes").wait_for()
+    settled(page, "Episode")  # a key that is pressed while the script runs is nobody's
     page.keyboard.press("k")
     page.get_by_text("1 of 4 episodes").wait_for()
 
