@@ -118,11 +118,6 @@ class Column:
     """The closed vocabulary of a WORD column, if it has one."""
 
     @property
-    def polars_type(self) -> pl.DataType:
-        """The column's type in Polars."""
-        return _POLARS[self.type]
-
-    @property
     def sql_type(self) -> str:
         """The column's type in DuckDB."""
         return _SQL[self.type]

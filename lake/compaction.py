@@ -35,9 +35,7 @@ class Compaction:
     """Before and after count the files that were merged, not the table."""
 
 
-def compact(
-    store: Store, name: str, *, z_order: Sequence[str] = (), target_bytes: int = TARGET_BYTES, job_id: int | None = None
-) -> Compaction:
+def compact(store: Store, name: str, *, z_order: Sequence[str] = (), target_bytes: int = TARGET_BYTES) -> Compaction:
     """Merge a table's small files.
 
     Args:
@@ -45,7 +43,6 @@ def compact(
         name: the table.
         z_order: key columns to interleave instead of the table's order; takes all decided files, not the small ones.
         target_bytes: size of a merged file.
-        job_id: the job that does it.
 
     Raises:
         UsageError: z-order by a column that the table does not have, or cannot be ordered by.
@@ -65,7 +62,7 @@ def compact(
             since = (snapshot.versions["episodes"], snapshot.versions["jobs"])
         rows = ordered_rows(store.objects, files, TABLES[name], z_order=z_order)
         operation = "z-order" if z_order else "compact"
-        size = store.rewrite(name, version, files, rows, operation=operation, clean_since=since, job_id=job_id)
+        size = store.rewrite(name, version, files, rows, operation=operation, clean_since=since)
         done.files_before += len(files)
         done.files_after += size > 0
         done.bytes_before += sum(entry.bytes for entry in files)
