@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# One test process per core: many tests wait for processes of their own.
+PARALLEL ?= -n logical --dist worksteal
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -27,10 +29,10 @@ demo: $(INSTALLED) ## Train a tiny agent from imperfect traces to a good one, in
 	@$(BIN)/trajlake demo
 
 test: $(INSTALLED) ## Run the tests, with the coverage of lake and pipelines
-	@$(BIN)/python -m pytest -q --cov --cov-report=term:skip-covered
+	@$(BIN)/python -m pytest -q $(PARALLEL) --cov --cov-report=term:skip-covered
 
 test-slow: $(INSTALLED) ## Run the long repetitions: kills, races, seeds (an hour)
-	@$(BIN)/python -m pytest -q -m slow
+	@$(BIN)/python -m pytest -q $(PARALLEL) -m slow
 
 check: $(INSTALLED) ## Lint, format, types, import rules, generated docs in step with the code
 	@echo "== ruff check";  $(BIN)/ruff check .

@@ -144,7 +144,8 @@ def add_round(lk: Lake, number: int, *, fail: bool = False) -> None:
         )
         job.write("rejects", pl.DataFrame([reject(number)]))
     tasks = lk.scan("episodes").filter(pl.col("task_id") == f"task {number}").select("episode_id")
-    steps = lk.scan("steps").join(tasks, on="episode_id").collect()
+    # Sorted, as the order of a scan is nobody's promise: the same episode is judged every time.
+    steps = lk.scan("steps").join(tasks, on="episode_id").collect().sort("episode_id", "step_index")
     job = lk.job(kind="credit", parameters={"round": number})
     with suppress(OnPurposeError), job:
         # In two writes each: a reader must see both or none.
