@@ -10,7 +10,8 @@ import polars as pl
 from pydantic import BaseModel, ConfigDict, Field
 
 from lake.ids import text_hash
-from pipelines.credit.segments import Bools, Segments
+from pipelines.credit.batch import StepBatch
+from pipelines.credit.segments import Bools
 from pipelines.credit.similarity import cluster_representatives
 
 
@@ -26,18 +27,18 @@ class ExactText(BaseModel):
         """Input columns: the stored hash where there is one, so that no text is read; else the text."""
         return ("state_hash",) if "state_hash" in present else ("state",)
 
-    def keys(self, frame: pl.DataFrame, _groups: Segments, _included_N: Bools) -> pl.Series:
+    def keys(self, batch: StepBatch, _included_N: Bools) -> pl.Series:
         """Key of each row: `state_hash`, or the hash of `state`; NULL where that is NULL.
 
         Args:
-            frame: rows in canonical order.
+            batch: rows in canonical order.
 
         Returns:
             Int64 series over the rows.
         """
-        if "state_hash" in frame.columns:
-            return frame["state_hash"].cast(pl.Int64)
-        return _hash_texts(frame["state"])
+        if "state_hash" in batch.frame.columns:
+            return batch.frame["state_hash"].cast(pl.Int64)
+        return _hash_texts(batch.frame["state"])
 
 
 class SimilarText(BaseModel):
@@ -58,20 +59,19 @@ class SimilarText(BaseModel):
         """Input columns: the text."""
         return ("state",)
 
-    def keys(self, frame: pl.DataFrame, groups: Segments, included_N: Bools) -> pl.Series:
+    def keys(self, batch: StepBatch, included_N: Bools) -> pl.Series:
         """Key of each row; NULL where `state` is NULL, and for rows that take no part and so open no cluster.
 
         Args:
-            frame: rows in canonical order.
-            groups: the task groups, as runs of rows.
+            batch: rows in canonical order.
             included_N: rows whose episode takes part.
 
         Returns:
             Int64 series over the rows.
         """
-        states = frame.select(pl.when(pl.Series(included_N)).then("state").alias("state")).to_series()
+        states = batch.frame.select(pl.when(pl.Series(included_N)).then("state").alias("state")).to_series()
         first_texts: list[str | None] = []
-        for start, length in zip(groups.starts_K.tolist(), groups.lengths_K.tolist(), strict=True):
+        for start, length in zip(batch.groups.starts_K.tolist(), batch.groups.lengths_K.tolist(), strict=True):
             texts = states.slice(start, length).to_list()
             first_text = cluster_representatives((text for text in texts if text is not None), self.threshold)
             first_texts.extend(None if text is None else first_text[text] for text in texts)

@@ -129,7 +129,7 @@ class GiGPO(BaseModel):
         if self.truncated == "exclude":
             excluded_E |= batch.truncated_E
         excluded_N = batch.episodes.spread(excluded_E)
-        anchor_key = self.anchors.keys(batch.frame, batch.groups, ~excluded_N)
+        anchor_key = self.anchors.keys(batch, ~excluded_N)
         episode = episode_credit(
             batch,
             score_E,
