@@ -169,11 +169,22 @@ CREDIT_GROUPS = Table(
         JOB,
         SERIES,
         WRITE_ID,
+        Column(
+            "input_fingerprint",
+            Type.ID,
+            "Hash of what the group was computed from: its episodes as written, and their scores; NULL if not known. "
+            "The next job of the series leaves a group out whose hash is the same.",
+        ),
         Column("is_dead", Type.BOOL, "Two or more scored episodes, all with the same score.", required=True),
         Column(
             "findings", Type.WORD, "Comma-separated names of failed integrity checks; empty if none.", required=True
         ),
-        Column("episodes", Type.SMALL_INT, "Episodes of the group.", required=True),
+        Column(
+            "episodes",
+            Type.SMALL_INT,
+            "Episodes of the group; 0 where it has none any more, which takes its earlier rows back.",
+            required=True,
+        ),
         Column("scored", Type.SMALL_INT, "Those with a score that take part.", required=True),
         Column("policy_versions", Type.SMALL_INT, "Distinct known policy versions among them.", required=True),
         Column("steps", Type.SMALL_INT, "Active steps.", required=True),
@@ -191,12 +202,21 @@ CREDIT_GROUPS = Table(
         Column("shared_steps", Type.SMALL_INT, "Steps whose anchor two or more episodes visited.", required=True),
         Column("anchor_episodes_mean", Type.FLOAT, "Mean over shared anchors of the episodes that visited them."),
         Column(
+            "last_actions_mean",
+            Type.FLOAT,
+            "Mean over shared anchors of the distinct actions that led there. Many ways into one text: a false anchor.",
+        ),
+        Column(
             "one_action_anchors",
             Type.SMALL_INT,
-            "Shared anchors where everyone took the same action: nothing is compared there.",
-            required=True,
+            "Shared anchors where all took the same action: nothing is compared there. NULL if actions were not read.",
         ),
-        Column("error_anchors", Type.SMALL_INT, "Shared anchors whose state is an error text.", required=True),
+        Column(
+            "error_anchors",
+            Type.SMALL_INT,
+            "Shared anchors whose state is an error text. NULL if that was not read.",
+        ),
+        Column("error_steps", Type.SMALL_INT, "Steps in those anchors. NULL if that was not read."),
         Column("sign_disagreements", Type.SMALL_INT, "Steps where A_E and A_S have opposite signs.", required=True),
     ),
 )
@@ -205,7 +225,7 @@ RESPONSES = Table(
     name="responses",
     grain="An answer of a judge (a model asked over the network) that concerned an episode: asked once, then read.",
     key=("request_id", "episode_id"),
-    visibility=Visibility.ALWAYS,
+    visibility=Visibility.ACCEPTED,
     distinct=True,
     hides_retracted=True,
     sort=("request_id",),
