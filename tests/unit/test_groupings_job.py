@@ -213,7 +213,7 @@ def test_a_definition_may_stand_in_a_file(tmp_path: Path, cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "group: name: Field required; steps: Field required"),
+        ((), "group: `name` is missing; `steps` is missing"),
         (("g", "--step", "halve"), "there is no step 'halve'"),
         (("g", "--step", "subsample:size=0"), "greater than or equal to 1"),
         (("g", "--step", "drop_failed", "--where", "true) OR (true); SELECT (1"), "--where"),

@@ -80,8 +80,8 @@ def test_a_credit_job_may_decide(cli: Cli, uri: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "select: name: Field required; filters: Field required"),
-        (("clean",), "select: filters: Field required"),
+        ((), "select: `name` is missing; `filters` is missing"),
+        (("clean",), "select: `filters` is missing"),
         (("a b", "--filter", "status"), "select: name: String should match pattern"),
         (("clean", "--filter", "dead"), "there is no filter 'dead'"),
         (("clean", "--filter", "top_q"), "give fraction or count, one of them"),
