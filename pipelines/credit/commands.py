@@ -37,11 +37,10 @@ class CreditGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Estimators with the first line of their docstring, and verbs."""
-        from pipelines.credit.commands_estimator import one_line
-        from pipelines.credit.estimators import ESTIMATORS
+        from pipelines.credit.estimators import ESTIMATORS, one_line
 
         with formatter.section("Estimators"):
-            formatter.write_dl([(name, one_line(ESTIMATORS[name])) for name in sorted(ESTIMATORS)])
+            formatter.write_dl([(name, one_line(name)) for name in sorted(ESTIMATORS)])
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in VERBS.items()])
 

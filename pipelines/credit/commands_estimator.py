@@ -1,12 +1,12 @@
 """The command of one estimator: options of the job, options of the estimator, and the report in words."""
 
 from collections.abc import Callable
-from inspect import getmodule
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from lake.cli_options import lake_option
+from pipelines.credit.estimators import one_line
 
 if TYPE_CHECKING:
     from pipelines.credit.estimators.protocol import Estimator
@@ -33,6 +33,12 @@ _OPTIONS: tuple[Decorator, ...] = (
     ),
     click.option(
         "--check", "checks", multiple=True, metavar="KEY=VALUE", help="An integrity check, e.g. singleton=refuse."
+    ),
+    click.option(
+        "--purity/--no-purity",
+        default=True,
+        show_default=True,
+        help="Look at actions and error texts of shared states, for credit_groups; their texts are read.",
     ),
     click.option("--force", is_flag=True, help="Compute all groups, changed or not."),
     click.option(
@@ -65,14 +71,8 @@ def estimator_command(estimator: "type[Estimator]") -> click.Command:
     for option in reversed(_OPTIONS):
         run = option(run)
     names = ", ".join(estimator.model_fields)
-    text = f"{one_line(estimator)}\n\nOptions for --set: {names}. docs/guides/ explains them."
-    return click.command(name=estimator.name, help=text, short_help=one_line(estimator))(run)
-
-
-def one_line(estimator: "type[Estimator]") -> str:
-    """What an estimator is, from the first line of its module."""
-    text = (getmodule(estimator).__doc__ or "").strip()
-    return text.partition("\n")[0]
+    text = f"{one_line(estimator.name)}\n\nOptions for --set: {names}. docs/guides/ explains them."
+    return click.command(name=estimator.name, help=text, short_help=one_line(estimator.name))(run)
 
 
 def _run(estimator: "type[Estimator]", **given: Any) -> None:
@@ -109,14 +109,14 @@ def _report(report: "CreditReport") -> None:
             f"nothing to do: job {ids.to_text(report.job_id)} has these inputs and parameters (--force repeats it)"
         )
     summary = report.summary
-    share = "-" if summary.shared_fraction is None else f"{summary.shared_fraction:.1%}"
     click.echo(
         f"{summary.episodes} episodes, {summary.steps} steps in {summary.groups} groups: {summary.live_groups} live, "
         f"{summary.dead_groups} dead, {summary.singleton_groups} singleton, {summary.unscored_groups} unscored"
     )
-    click.echo(
-        f"{share} of steps share their anchor state with a sibling; {summary.undefined_steps} advantages undefined"
-    )
+    share = f"{summary.shared_fraction:.1%} of steps share their anchor state with a sibling; "
+    click.echo(f"{share if summary.has_anchors else ''}{summary.undefined_steps} advantages undefined")
+    for line in summary.warnings():
+        click.echo(line, err=True)
     if not report.skipped:
         click.echo(f"{report.groups_computed} groups computed, {report.groups_kept} stood, {report.groups_ended} ended")
         click.echo(f"job {ids.to_text(report.job_id)}, series {ids.to_text(report.series_id)}")
@@ -144,8 +144,10 @@ def _built(model: Any, options: dict[str, Any], name: str) -> Any:
         return model.model_validate(options)
     except ValidationError as error:
         faults = "; ".join(
-            f"{'.'.join(map(str, e['loc']))}: {e['msg']} (got {e['input']!r})" if e["loc"] else e["msg"]
-            for e in error.errors()
+            f"{'.'.join(map(str, found['loc']))}: {found['msg']} (got {found['input']!r})"
+            if found["loc"]
+            else found["msg"].removeprefix("Value error, ")
+            for found in error.errors()
         )
         msg = f"{name}: {faults}. Options: {', '.join(model.model_fields)}"
         raise UsageError(msg) from error

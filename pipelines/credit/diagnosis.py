@@ -8,6 +8,7 @@ HEALTHY_SINGLETONS = 0.35
 """GiGPO trains well with fewer singleton steps than this (arXiv 2505.10978)."""
 MOSTLY = 0.5
 MANY_ERRORS = 0.05
+_ADDED = ("episodes", "steps", "shared_steps", "singleton_steps", "anchors", "sign_disagreements")
 PAGE = "docs/guides/which-anchor.md"
 
 
@@ -81,8 +82,8 @@ def diagnose(groups: pl.LazyFrame) -> CreditDiagnosis:
     row = (
         groups.filter(pl.col("episodes") > 0)
         .select(
-            pl.col("episodes", "steps", "shared_steps", "singleton_steps", "anchors", "sign_disagreements").sum(),
-            (pl.col("steps") - pl.col("defined_steps")).sum().alias("undefined_steps"),
+            pl.col(*_ADDED).cast(pl.Int64).sum(),  # sums of 32-bit integers would wrap
+            (pl.col("steps") - pl.col("defined_steps")).cast(pl.Int64).sum().alias("undefined_steps"),
             pl.len().alias("groups"),
             ((scored >= 2) & ~dead).sum().alias("live_groups"),
             dead.sum().alias("dead_groups"),
@@ -99,4 +100,4 @@ def diagnose(groups: pl.LazyFrame) -> CreditDiagnosis:
 
 def _known_sum(name: str) -> pl.Expr:
     """The sum of the known values; NULL if there are none."""
-    return pl.when(pl.col(name).count() > 0).then(pl.col(name).sum()).alias(name)
+    return pl.when(pl.col(name).count() > 0).then(pl.col(name).cast(pl.Int64).sum()).alias(name)

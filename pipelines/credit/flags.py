@@ -22,6 +22,8 @@ class Flag(StrEnum):
     """Two or more scored siblings, all with the same score: the group says nothing about the outcome."""
     EXCLUDED = "excluded"
     """The episode takes part in nothing: aborted or failed and not scored, or truncated under `truncated="exclude"`."""
+    LEFT_OUT = "left_out"
+    """The anchor definition leaves this state out (an error text, say): the step advantage is exactly 0."""
     MASKED = "masked"
     """Truncated under `truncated="mask"`: counts in the statistics, its own advantage is NULL."""
     REVISIT = "revisit"

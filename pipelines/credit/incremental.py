@@ -17,7 +17,7 @@ import polars as pl
 from lake.reading import collected
 from lake.snapshot import Snapshot
 from lake.tables import TABLES
-from pipelines.credit.diagnostics import CreditSummary
+from pipelines.credit.diagnosis import CreditDiagnosis, diagnose
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,25 +86,9 @@ def empty_rows(groups: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def summary_of(groups: pl.DataFrame) -> CreditSummary:
-    """The counts of a job, from one row of `credit_groups` for each of its groups."""
-    row = (
-        groups.filter(pl.col("steps") > 0)
-        .select(
-            pl.col("episodes").sum(),
-            pl.col("steps").sum(),
-            (pl.col("steps") - pl.col("defined_steps")).sum().alias("undefined_steps"),
-            pl.len().alias("groups"),
-            ((pl.col("scored") >= 2) & ~pl.col("is_dead")).sum().alias("live_groups"),
-            pl.col("is_dead").sum().alias("dead_groups"),
-            (pl.col("scored") == 1).sum().alias("singleton_groups"),
-            (pl.col("scored") == 0).sum().alias("unscored_groups"),
-            pl.col("shared_steps").sum(),
-            pl.col("singleton_steps").sum(),
-        )
-        .row(0, named=True)
-    )
-    return CreditSummary.model_validate(row)
+def summary_of(groups: pl.DataFrame) -> CreditDiagnosis:
+    """The figures of a job, from one row of `credit_groups` for each of its groups."""
+    return diagnose(groups.lazy().filter(pl.col("steps") > 0))
 
 
 def newest_job_of(groups: pl.DataFrame) -> int:

@@ -130,4 +130,4 @@ def _unknown(snapshot: Snapshot, scorer: str, recorded: str, level: str) -> str:
     """What to say of a scorer without a value at the level that is asked for."""
     condition = "step_index IS NULL" if level == "episodes" else "step_index IS NOT NULL"
     known = snapshot.sql(f"SELECT DISTINCT scorer FROM scores WHERE {condition} ORDER BY 1")["scorer"].to_list()
-    return f"no scores of {scorer!r} for {level}; valid: {', '.join([recorded, *known])}"
+    return f"no scores of {scorer!r} for {level}; valid: {', '.join(dict.fromkeys([recorded, *known]))}"

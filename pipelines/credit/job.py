@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, SerializeAsAny
 from lake.jobs import Job
 from lake.lake import Lake
 from lake.snapshot import Snapshot
-from pipelines.credit.diagnostics import CreditSummary
+from pipelines.credit.diagnosis import CreditDiagnosis
 from pipelines.credit.estimators.protocol import Estimator
 from pipelines.credit.group_diagnostics import SCHEMA
 from pipelines.credit.group_inputs import group_fingerprints, total_fingerprint
@@ -21,7 +21,7 @@ from pipelines.credit.incremental import Changes, empty_rows, find_changes, newe
 from pipelines.credit.inputs import ENV_RETURN, ENV_REWARD, Sources, records_step_rewards, select_episodes
 from pipelines.credit.integrity import IntegrityConfig, IntegrityReport
 from pipelines.credit.memory import MEMORY_GB, budget_rows
-from pipelines.credit.range_task import RangeResult, Task, columns_read, run_range
+from pipelines.credit.range_task import PURITY_COLUMNS, RangeResult, Task, columns_read, run_range
 from pipelines.credit.ranges import Range, plan_ranges, rows_per_range
 from pipelines.credit.source_code import deciding_modules
 from pipelines.executor import Executor, LocalExecutor
@@ -42,8 +42,8 @@ class CreditReport(BaseModel):
     """Every group's rows were computed from the same inputs and parameters: they stand."""
     estimator: SerializeAsAny[Estimator]
     """The configuration that was used."""
-    summary: CreditSummary
-    """Counts over all selected groups, whichever job computed them."""
+    summary: CreditDiagnosis
+    """Figures over all selected groups, whichever job computed them."""
     groups_computed: int = 0
     groups_kept: int = 0
     """Groups whose earlier rows stand."""
@@ -74,6 +74,7 @@ def run_credit(
     rewards: str = ENV_REWARD,
     grouping: str | None = None,
     integrity: IntegrityConfig | None = None,
+    purity: bool = True,
     force: bool = False,
     executor: Executor | None = None,
     memory_gb: float = MEMORY_GB,
@@ -91,6 +92,7 @@ def run_credit(
         rewards: source of the step rewards: `env_reward`, or a scorer's or reward's name.
         grouping: name of a definition in `groupings`; None compares episodes in the groups they were collected with.
         integrity: which checks warn, and which refuse.
+        purity: look at the actions and error texts of shared anchors, for `credit_groups`; their texts are read.
         force: compute all groups.
         executor: where ranges run; threads of this process unless given.
         memory_gb: what the ranges that run at once may take together, in GB (10^9 bytes).
@@ -114,7 +116,7 @@ def run_credit(
         return _standing(plan, job.series_id, changes)
     executor = executor or LocalExecutor()
     with job:
-        task = Task(estimator, integrity or IntegrityConfig(), rewards, job.part())
+        task = Task(estimator, integrity or IntegrityConfig(), rewards, purity, job.part())
         todo = episodes.join(changes.changed, on="group_id", how="semi", maintain_order="left")
         results = _collected(job, executor, task, _ranges(plan, task, todo, executor, memory_gb))
         return _finish(job, plan, changes, results)
@@ -164,7 +166,8 @@ def _ranges(
 ) -> Iterator[tuple[Task, Range]]:
     rows = None
     if plan.estimator.incremental:
-        budget = budget_rows(plan.snapshot, columns_read(plan.estimator).of_steps, memory_gb, executor.workers)
+        columns = dict.fromkeys((*columns_read(plan.estimator).of_steps, *(PURITY_COLUMNS if task.purity else ())))
+        budget = budget_rows(plan.snapshot, tuple(columns), memory_gb, executor.workers)
         rows = rows_per_range(int(episodes["num_steps"].sum()), budget, executor.workers)
     judgements = () if task.rewards == ENV_REWARD else ("scores",)
     if not episodes.is_empty():

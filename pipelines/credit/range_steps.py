@@ -26,6 +26,18 @@ def read_rows(
     episodes: pl.DataFrame,
     keep: pl.Expr | None = None,
 ) -> pl.DataFrame:
+    """What `scan_rows` finds, in memory."""
+    return collected(scan_rows(name, files, options, columns, episodes, keep))
+
+
+def scan_rows(
+    name: str,
+    files: Sequence[DataFile],
+    options: Mapping[str, Any],
+    columns: Sequence[str],
+    episodes: pl.DataFrame,
+    keep: pl.Expr | None = None,
+) -> pl.LazyFrame:
     """Rows of some episodes' groups, in the order of the files; rows of other episodes may be among them.
 
     Args:
@@ -43,7 +55,7 @@ def read_rows(
         rows = rows.filter(pl.col("group_id").is_in(groups.implode()))
     if keep is not None:
         rows = rows.filter(keep)
-    return collected(rows.select(columns))
+    return rows.select(columns)
 
 
 def arranged(steps: pl.DataFrame, episodes: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:

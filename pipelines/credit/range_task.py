@@ -8,18 +8,22 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from lake.errors import UsageError
 from lake.job_parts import JobPart, Written
+from lake.reading import collected
 from lake.tables import TABLES
 from pipelines.credit.columns import COMPONENT, InputNeeds
 from pipelines.credit.estimators.protocol import Estimator
 from pipelines.credit.group_diagnostics import group_diagnostics
 from pipelines.credit.inputs import ENV_REWARD, REWARD_JOB
 from pipelines.credit.integrity import IntegrityConfig, IntegrityReport, check_groups
-from pipelines.credit.range_steps import arranged, episode_figures, read_rows
+from pipelines.credit.range_steps import arranged, episode_figures, read_rows, scan_rows
 from pipelines.credit.ranges import Range
 
 _CHECKED = ("task_id", "expected_group_size", "policy", "policy_version", "initial_messages")
 """Columns of `episodes` that the integrity checks look at."""
+PURITY_COLUMNS = ("state_is_error", "action", "tool_calls")
+"""Columns of `steps` that tell what shared anchors are worth."""
 _STEP_COLUMNS = ("episode_id", "step_index", "reward", "is_active", "is_action_valid")
 
 
@@ -31,6 +35,8 @@ class Task:
     integrity: IntegrityConfig
     rewards: str
     """Step rewards: `env_reward`, or the scorer whose values they are."""
+    purity: bool
+    """Look at the actions and error texts of shared anchors."""
     part: JobPart
 
 
@@ -57,12 +63,18 @@ def columns_read(estimator: Estimator) -> Columns:
     """The columns of `steps` and of `episodes` that an estimator needs.
 
     A name that both tables have is the step's, unless the estimator asks for the episode's.
+
+    Raises:
+        UsageError: it asks for a column of `episodes` that there is not.
     """
     in_steps = TABLES["steps"].names
     needs = estimator.needed([*in_steps, *(name for name in TABLES["episodes"].names if name not in in_steps)])
     wanted = dict.fromkeys((*needs.step_columns, *needs.anchor_columns))
     of_steps = [name for name in wanted if name in in_steps and name not in needs.episode_columns]
     of_episodes = [*(name for name in wanted if name not in of_steps), *needs.episode_columns]
+    if unknown := [name for name in of_episodes if name not in TABLES["episodes"].names]:
+        msg = f"{estimator.name}: no column {', '.join(unknown)}; valid: {', '.join(TABLES['episodes'].names)}"
+        raise UsageError(msg)
     return Columns(
         needs,
         tuple(dict.fromkeys((*_STEP_COLUMNS, "state_hash", *of_steps))),
@@ -83,8 +95,8 @@ def run_range(item: tuple[Task, Range]) -> RangeResult:
     written = task.part.write(
         "advantages", _with_runs(rows, episodes).with_columns(defined=pl.col("advantage").is_not_null())
     )
-    groups = group_diagnostics(rows.lazy(), episodes.lazy(), findings=report.findings).collect()
-    return RangeResult(written, groups, report)
+    groups = group_diagnostics(rows.lazy(), episodes.lazy(), _texts(task, part, rows), report.findings)
+    return RangeResult(written, collected(groups), report)
 
 
 def read_range(task: Task, part: Range) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -103,6 +115,14 @@ def read_range(task: Task, part: Range) -> tuple[pl.DataFrame, pl.DataFrame]:
     if task.rewards != ENV_REWARD:
         steps = _with_scored_rewards(task, part, steps)
     return steps, episodes
+
+
+def _texts(task: Task, part: Range, rows: pl.DataFrame) -> pl.LazyFrame | None:
+    """What was done and seen at each step of the range; None if nobody asks, or no state is compared."""
+    if not task.purity or rows["anchor_key"].null_count() == rows.height:
+        return None
+    columns = ("episode_id", "step_index", *PURITY_COLUMNS)
+    return scan_rows("steps", part.files["steps"], task.part.objects.polars_options, columns, part.episodes)
 
 
 def _with_scored_rewards(task: Task, part: Range, steps: pl.DataFrame) -> pl.DataFrame:

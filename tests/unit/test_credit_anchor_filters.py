@@ -1,4 +1,4 @@
-"""Filters: states that are nobody's anchor become unknown, which is not the same as alone."""
+"""Filters: states that are nobody's anchor get A_S = 0, which is not the same as unknown."""
 
 import polars as pl
 import pytest
@@ -7,6 +7,9 @@ from pydantic import ValidationError
 from lake.ids import text_hash
 from pipelines.credit import GiGPO
 from pipelines.credit.anchors import NoErrors, ToolResults
+from pipelines.credit.estimators.anchored import AnchoredEstimator
+from pipelines.credit.estimators.gigpo_loo import GiGPOLOO
+from pipelines.credit.estimators.hgpo import HGPO
 from testkit.anchor_keys import keys_of, steps_frame, texts
 
 
@@ -56,10 +59,27 @@ def test_bad_patterns_and_no_roles_are_refused() -> None:
         ToolResults(roles=())
 
 
-def test_a_filtered_step_has_no_step_advantage_while_a_lonely_one_has_0() -> None:
-    rows = [{"state": "a", "state_is_error": True}, {"state": "b", "state_is_error": False}]
+@pytest.mark.parametrize("estimator", [GiGPO, GiGPOLOO, HGPO])
+def test_a_state_that_is_left_out_gives_0_and_one_that_was_not_recorded_gives_null(
+    estimator: type[AnchoredEstimator],
+) -> None:
+    rows = [
+        {"state": "a", "state_is_error": True},
+        {"state": "b", "state_is_error": False},
+        {"state": None, "state_is_error": None},
+    ]
     steps = steps_frame(rows).with_columns(reward=pl.lit(1.0), episode_score=pl.lit(1.0))
+    found = estimator(anchors=NoErrors()).advantages(steps.lazy()).collect()
+    assert found["a_step"].to_list() == [0.0, 0.0, None]
+    assert found["advantage"].to_list() == [0.0, 0.0, None]
+    assert found["anchor_key"].is_null().to_list() == [True, False, True]
+    flags = found["flags"].str.split(",")
+    assert flags.list.contains("left_out").to_list() == [True, False, False]
+    assert flags.list.contains("unknown_state").to_list() == [False, False, True]
+
+
+def test_a_state_that_is_left_out_without_a_known_return_is_unknown_all_the_same() -> None:
+    rows = [{"state": "a", "state_is_error": True}]
+    steps = steps_frame(rows).with_columns(reward=pl.lit(None, pl.Float64), episode_score=pl.lit(1.0))
     found = GiGPO(anchors=NoErrors()).advantages(steps.lazy()).collect()
-    assert found["a_step"].to_list() == [None, 0.0]
-    assert found["advantage"].to_list() == [None, 0.0]
-    assert ["unknown_state" in flags for flags in found["flags"]] == [True, False]
+    assert found["a_step"].to_list() == [None]

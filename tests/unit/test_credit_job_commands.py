@@ -9,8 +9,7 @@ import pytest
 import lake
 from lake import EpisodeRecord, Lake, StepRecord
 from pipelines.credit.commands import VERBS, credit
-from pipelines.credit.commands_estimator import one_line
-from pipelines.credit.estimators import ESTIMATORS
+from pipelines.credit.estimators import ESTIMATORS, one_line
 from pipelines.credit.estimators.refused import REFUSED
 from testkit.command_line import Cli, runner
 
@@ -49,7 +48,7 @@ def test_no_estimator_is_called_like_a_verb_or_like_what_is_refused() -> None:
 def test_the_help_lists_every_estimator_and_verb_with_a_line(cli: Cli) -> None:
     shown = " ".join(cli("credit", "-h").out.split())
     for name in ESTIMATORS:
-        assert f" {name} {one_line(ESTIMATORS[name])}" in shown
+        assert f" {name} {one_line(name)}" in shown
     for name, (_, line) in VERBS.items():
         assert f" {name} {line}" in shown
 

@@ -1,4 +1,4 @@
-"""Filters: states that are nobody's anchor, whatever they say. They become unknown: A_S is NULL there, not 0."""
+"""Filters: states that are nobody's anchor, whatever they say. They lose their key, and A_S is exactly 0 there."""
 
 from typing import Literal, Self
 
@@ -23,7 +23,7 @@ class ToolResults(Definition):
         return ("state_role",)
 
     def apply(self, states: States) -> States:
-        """Other roles become unknown."""
+        """Other roles lose their key."""
         return states.kept(states.batch.frame["state_role"].is_in(self.roles))
 
 
@@ -54,7 +54,7 @@ class NoErrors(Definition):
         return () if self.reads_text else ("state_is_error",)
 
     def apply(self, states: States) -> States:
-        """Errors become unknown."""
+        """Errors lose their key."""
         if self.pattern is None:
             is_error_N = states.batch.frame["state_is_error"].cast(pl.Boolean).fill_null(value=False)
             return states.kept(~is_error_N)

@@ -19,7 +19,7 @@ from pipelines.credit.segments import Bools
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """What is known of each row's state so far. NULL is unknown: the row is nobody's anchor.
+    """What is known of each row's state so far. NULL is unknown or left out: the row is nobody's anchor.
 
     Attributes:
         batch: the rows.
@@ -68,7 +68,7 @@ class States:
         return replace(self, texts_V=texts_V.with_columns(rewrite(texts_V["text"]).alias("text")))
 
     def kept(self, mask_N: pl.Series) -> Self:
-        """Rows where the mask is false or NULL become unknown."""
+        """Rows where the mask is false or NULL are left out."""
         rows = pl.DataFrame({"code": self.codes_N, "mask": mask_N})
         return replace(self, codes_N=rows.select(pl.when("mask").then("code")).to_series())
 

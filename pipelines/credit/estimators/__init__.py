@@ -3,8 +3,10 @@
 `ESTIMATORS` names them all and loads none: a class is imported when it is asked for.
 """
 
+import ast
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.credit.estimators.refused import REFUSED
@@ -12,7 +14,10 @@ from pipelines.credit.estimators.refused import REFUSED
 if TYPE_CHECKING:
     from pipelines.credit.estimators.protocol import Estimator
 
-__all__ = ["ESTIMATORS", "estimator_class"]
+__all__ = ["ESTIMATORS", "estimator_class", "one_line"]
+
+
+_HERE = Path(__file__).parent
 
 
 class _Registry(Mapping[str, "type[Estimator]"]):
@@ -26,6 +31,10 @@ class _Registry(Mapping[str, "type[Estimator]"]):
         found: type[Estimator] = getattr(import_module(f"{__name__}.{module}"), attribute)
         return found
 
+    def file(self, name: str) -> Path:
+        """The source file of a class."""
+        return _HERE / f"{self._homes[name].split(':')[0]}.py"
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._homes)
 
@@ -33,7 +42,7 @@ class _Registry(Mapping[str, "type[Estimator]"]):
         return len(self._homes)
 
 
-ESTIMATORS: Mapping[str, "type[Estimator]"] = _Registry(
+_REGISTRY = _Registry(
     {
         "batch_std": "batch_std:BatchStd",
         "discounted_grpo": "discounted_grpo:DiscountedGRPO",
@@ -51,7 +60,14 @@ ESTIMATORS: Mapping[str, "type[Estimator]"] = _Registry(
         "rloo": "rloo:RLOO",
     }
 )
+ESTIMATORS: Mapping[str, "type[Estimator]"] = _REGISTRY
 """Every estimator by name."""
+
+
+def one_line(name: str) -> str:
+    """What an estimator is: the first line of its module, which is read and not imported."""
+    text = ast.get_docstring(ast.parse(_REGISTRY.file(name).read_text(encoding="utf-8"))) or ""
+    return text.partition("\n")[0]
 
 
 def estimator_class(name: str) -> "type[Estimator]":

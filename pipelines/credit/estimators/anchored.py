@@ -32,6 +32,8 @@ class Scores:
         anchor_key: anchor key of each row, NULL where unknown.
         step_score_N: S of each row, NaN where unknown.
         member_N: rows of episodes that take part, with a known anchor.
+        left_out_N: rows of episodes that take part, whose state is known and has no anchor: the definition leaves it
+            out, so it is compared with nothing, which gives exactly 0.
     """
 
     score_E: Floats
@@ -39,6 +41,7 @@ class Scores:
     anchor_key: pl.Series
     step_score_N: Floats
     member_N: Bools
+    left_out_N: Bools
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +80,17 @@ class AnchoredEstimator(ScoreOptions, ReturnOptions, ABC):
         anchor_key = self.anchors.keys(batch, included_N)
         known_N = anchor_key.is_not_null().to_numpy()
         step_score_N = return_N - self.invalid_action_penalty * batch.invalid_N
-        compared = self._compare(batch, Scores(score_E, excluded_E, anchor_key, step_score_N, included_N & known_N))
+        left_out_N = included_N & ~known_N & _state_is_known_N(batch)
+        member_N = included_N & known_N
+        compared = self._compare(batch, Scores(score_E, excluded_E, anchor_key, step_score_N, member_N, left_out_N))
         episode, step = compared.episode, compared.step
         flags = {
             **self._fate_flags(batch, excluded_E),
             **self._return_flags(return_N),
             **sibling_flags(batch, score_E, episode),
             **anchor_flags(step),
-            Flag.UNKNOWN_STATE: ~known_N,
+            Flag.LEFT_OUT: left_out_N,
+            Flag.UNKNOWN_STATE: ~known_N & ~left_out_N,
         }
         return CreditRows(
             advantage_N=np.where(self._masked_N(batch), np.nan, compared.advantage_N),
@@ -123,6 +129,8 @@ class TwoLevelEstimator(AnchoredEstimator, ABC):
 
     def _compare(self, batch: StepBatch, scores: Scores) -> Compared:
         episode, step = self._episode_side(batch, scores), self._step_side(batch, scores)
+        alone_N = scores.left_out_N & ~np.isnan(scores.step_score_N)
+        step = replace(step, a_step_N=np.where(alone_N, 0.0, step.a_step_N))
         weights = (1.0, self.omega) if self.combination == "sum" else (self.omega, 1.0 - self.omega)
         advantages = (episode.a_episode_N, step.a_step_N)
         advantage_N = sum(
@@ -130,6 +138,14 @@ class TwoLevelEstimator(AnchoredEstimator, ABC):
             start=np.zeros_like(step.a_step_N),
         )
         return Compared(episode, step, advantage_N)
+
+
+def _state_is_known_N(batch: StepBatch) -> Bools:
+    """Rows whose state was recorded, as far as the definition read it."""
+    for name in ("state_hash", "state"):
+        if name in batch.frame.columns:
+            return batch.frame[name].is_not_null().to_numpy()
+    return np.zeros(batch.frame.height, np.bool_)
 
 
 def anchor_flags(step: StepCredit) -> Mapping[Flag, Bools]:
