@@ -164,7 +164,7 @@ def spelled(draw: st.DrawFn, value: Any) -> str:
     if isinstance(value, list):
         return "[" + ",".join(draw(spelled(item)) for item in value) + draw(st.sampled_from(["]", " ]"]))
     if isinstance(value, int) and not isinstance(value, bool):
-        return draw(st.sampled_from([str(value), f"{value}.0", f"{value}e0", f"{value}0E-1"]))
+        return draw(st.sampled_from([str(value), f"{value}.0", f"{value}e0", f"{value}0E-1" if value else "0E-1"]))
     return json.dumps(value, ensure_ascii=draw(st.booleans()))
 
 

@@ -70,10 +70,10 @@ def test_steps_of_a_grouping_are_spelled_alike() -> None:
 @pytest.mark.parametrize(
     ("settings", "fault"),
     [
-        ({}, "group: name: Field required; steps: Field required"),
+        ({}, "group: `name` is missing; `steps` is missing. Fields: name, steps"),
         ({"name": "a/0", "steps": [{"kind": "drop_failed"}]}, "group: name: String should match pattern"),
         ({"name": "a", "steps": []}, "group: steps: Tuple should have at least 1 item"),
-        ({"name": "a", "steps": [{"kind": "subsample"}]}, "group: steps.0.subsample.size: Field required"),
+        ({"name": "a", "steps": [{"kind": "subsample"}]}, "group: `steps.0.subsample.size` is missing"),
         ({"name": "a", "steps": [{"kind": "subsample", "size": 0}]}, "greater than or equal to 1"),
     ],
 )
