@@ -20,14 +20,32 @@ _CHUNK_EPISODES = 25_000
 _STATE_BYTES = 300
 
 
-def steps_lake(path: Path, num_steps: int, seed: int = 0) -> Lake:
-    """A lake of episodes with 20 steps, groups of 8, state texts of about 300 bytes, 30 states a group."""
+def steps_lake(
+    path: Path,
+    num_steps: int,
+    seed: int = 0,
+    *,
+    state_bytes: int = _STATE_BYTES,
+    distinct: int = 20_000,
+    text: bool = True,
+) -> Lake:
+    """A lake of episodes with 20 steps, groups of 8, 30 states a group.
+
+    Args:
+        path: where to make it.
+        num_steps: of all episodes together.
+        seed: decides states, rewards and outcomes.
+        state_bytes: length of a state, about.
+        distinct: different states in all.
+        text: store the states beside their hashes.
+    """
     lake.open(path, create=True)
     store = Store(Objects(path))
     rng = np.random.default_rng(seed)
     num_episodes = num_steps // STEPS_PER_EPISODE
-    pool = _texts(rng, 20_000)
+    pool = _texts(rng, distinct, state_bytes)
     hashes = np.array([ids.text_hash(text) for text in pool.to_list()])
+    pool = pool if text else pl.Series("state", [""] * len(pool))
     for first in range(0, num_episodes, _CHUNK_EPISODES):
         n = min(_CHUNK_EPISODES, num_episodes - first)
         write_id = ids.fresh_id()
@@ -39,9 +57,9 @@ def steps_lake(path: Path, num_steps: int, seed: int = 0) -> Lake:
     return lake.open(path)
 
 
-def _texts(rng: np.random.Generator, n: int) -> pl.Series:
+def _texts(rng: np.random.Generator, n: int, state_bytes: int) -> pl.Series:
     words = np.array([f"{kind}{i}" for kind in ("room", "door", "key", "chest", "lamp", "shelf") for i in range(200)])
-    length = _STATE_BYTES // 7
+    length = state_bytes // 7
     return pl.Series("state", [" ".join(row) for row in words[rng.integers(0, len(words), (n, length))]])
 
 

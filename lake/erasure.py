@@ -3,12 +3,15 @@
 1. The episodes are retracted as `forgotten` in a job of its own: readers stop seeing them, and writers will not take
    them again (the tombstone). What the same write attempts brought for others (a shared blob, the retraction of a
    predecessor) is accepted by that job too, so it outlives them.
-2. Every table that names episodes is rewritten without them, and blobs to which no episode refers are taken out.
+2. Every table that names episodes is rewritten without them, and blobs to which no episode refers are taken out. A
+   judge's answer that told something of several episodes (`responses`) goes with the first of them, rows of the others
+   included; these go first, as the rows of the forgotten episode tell which they are.
 3. Every file that is no longer live and holds such rows is deleted, whoever pinned it: snapshots taken before are
    broken, and say so. Killed at any point, it is run again and goes on.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import polars as pl
@@ -63,6 +66,8 @@ class _Doomed:
     """True for them."""
     others: str
     """True for all others, in SQL."""
+    tell: pl.Expr | None = None
+    """True for rows that tell which rows are doomed: files that hold them are deleted after all others."""
 
 
 def erase(store: Store, episode_ids: Sequence[int], *, job_id: int) -> Forgotten:
@@ -75,8 +80,11 @@ def erase(store: Store, episode_ids: Sequence[int], *, job_id: int) -> Forgotten
     wanted = pl.Series("episode_id", sorted(set(episode_ids)), dtype=pl.Int64)
     # `episodes` first: from then on no writer counts on what was there.
     doomed = [_of_episodes(name, wanted) for name, t in TABLES.items() if "episode_id" in t.names and name != _KEEPS]
+    asked = _requests_about(store, wanted)
+    if len(asked):
+        doomed.insert(1, _of_requests(asked, wanted))
     for one in doomed:
-        done.rows[one.table] = _rewrite(store, one, job_id)
+        done.rows[one.table] = done.rows.get(one.table, 0) + _rewrite(store, one, job_id)
     used = _erase_blobs(store, done, job_id)
     for one in [*doomed, _Doomed("blobs", ~_is_one_of(used), "")]:
         _delete_files(store, one, done)
@@ -111,6 +119,28 @@ def _of_episodes(name: str, wanted: pl.Series) -> _Doomed:
     # Rows that name no episode (most rejects) stay.
     others = f"(episode_id IS NULL OR episode_id NOT IN ({', '.join(map(str, wanted))}))"
     return _Doomed(name, pl.col("episode_id").is_in(wanted.implode()), others)
+
+
+def _requests_about(store: Store, wanted: pl.Series) -> pl.Series:
+    """Requests (int64) whose answers concern some episodes, as all files say, dead and old ones too."""
+    found = [pl.Series("request_id", [], dtype=pl.Int64)]
+    for file in store.objects.list("responses", staging=True):
+        if not file.path.endswith(".parquet"):
+            continue
+        rows = scan([store.objects.uri(file.path)], TABLES["responses"], store.objects.polars_options)
+        about = rows.filter(pl.col("episode_id").is_in(wanted.implode())).select(pl.col("request_id").unique())
+        # A half-written file is not of any use here; it is reported when files are deleted.
+        with suppress(OSError, pl.exceptions.PolarsError):
+            found.append(about.collect()["request_id"])
+    return pl.concat(found).unique().sort()
+
+
+def _of_requests(asked: pl.Series, wanted: pl.Series) -> _Doomed:
+    """The answers' rows of other episodes."""
+    is_wanted = pl.col("episode_id").is_in(wanted.implode())
+    listed = ", ".join(map(str, asked)), ", ".join(map(str, wanted))
+    others = f"(request_id NOT IN ({listed[0]}) OR episode_id IN ({listed[1]}))"
+    return _Doomed("responses", pl.col("request_id").is_in(asked.implode()) & ~is_wanted, others, tell=is_wanted)
 
 
 def _of_blobs(pairs: pl.DataFrame) -> _Doomed:
@@ -161,7 +191,9 @@ def _rewrite(store: Store, doomed: _Doomed, job_id: int) -> int:
     """Rewrite the files of a table that hold such rows; how many went."""
     for _ in range(_TRIES):
         version, entries = store.files(doomed.table)
-        holding = {entry.name: count for entry in entries if (count := _count(store, doomed, entry.path))}
+        holding = {
+            entry.name: count for entry in entries if (count := _count(store, doomed.table, doomed.rows, entry.path))
+        }
         if not holding:
             return 0
         try:
@@ -198,18 +230,21 @@ def _delete_files(store: Store, doomed: _Doomed, done: Forgotten) -> None:
         if not found.path.endswith(".parquet") or found.path in live:
             continue
         try:
-            holds = _count(store, doomed, store.objects.uri(found.path)) > 0
+            holds = _count(store, doomed.table, doomed.rows, store.objects.uri(found.path)) > 0
+            if holds and doomed.tell is not None and _count(store, name, doomed.tell, store.objects.uri(found.path)):
+                continue
         except (OSError, pl.exceptions.PolarsError):
-            done.unreadable.append(found.path)
+            if found.path not in done.unreadable:
+                done.unreadable.append(found.path)
             continue
         if holds:
             store.objects.delete([found.path])
             done.deleted_files += 1
 
 
-def _count(store: Store, doomed: _Doomed, path: str) -> int:
-    """Such rows of a file; none if the file is not there (a dead write's that vacuum took)."""
-    rows = scan([path], TABLES[doomed.table], store.objects.polars_options).filter(doomed.rows)
+def _count(store: Store, name: str, which: pl.Expr, path: str) -> int:
+    """Such rows of a table's file; none if the file is not there (a dead write's that vacuum took)."""
+    rows = scan([path], TABLES[name], store.objects.polars_options).filter(which)
     try:
         return int(rows.select(pl.len()).collect().item())
     except FileNotFoundError:

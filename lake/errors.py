@@ -50,9 +50,17 @@ class MissingExtraError(TrajlakeError, ImportError):
     """An optional package is not installed; the message ends with the install line."""
 
 
+class SandboxUnavailableError(TrajlakeError, RuntimeError):
+    """This machine cannot isolate user code as strongly as is asked; nothing was run."""
+
+
 class DataRefusedError(TrajlakeError, ValueError):
     """The stored data cannot support what was asked (for example a ratio loss on re-tokenised text)."""
 
 
 class CheckpointError(TrajlakeError, RuntimeError):
     """A checkpoint is missing, damaged, or belongs to another run."""
+
+
+class WorkerLostError(TrajlakeError, RuntimeError):
+    """Processes that did a job's work died again and again; nothing of the job is visible."""

@@ -18,7 +18,8 @@ import runpy
 import struct
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -29,41 +30,45 @@ LAYERS = ("rlimits", "capabilities", "no_new_privs", "landlock", "seccomp")
 EXIT_NOT_LOCKED = 97
 """Exit status of a child that could not be locked in as asked; it has done nothing then."""
 
-# Calls that fail in a locked process: new ways out (sockets, programs, processes, kernel facilities), and changes to
-# files that Landlock does not mediate (modes, owners, times, attributes).
+# Calls that fail in a locked process: new ways out (sockets, programs, processes, kernel facilities), changes to files
+# that Landlock does not mediate (modes, owners, times, attributes), and to other processes of the same user (their
+# priority, processors and shared memory).
 _X86_64 = """
-accept=43 accept4=288 acct=163 add_key=248 adjtimex=159 bind=49 bpf=321 capset=126 chmod=90 chown=92 chroot=161
-clock_adjtime=305 clock_settime=227 connect=42 delete_module=176 execve=59 execveat=322 fanotify_init=300
-fchmod=91 fchmodat=268 fchmodat2=452 fchown=93 fchownat=260 finit_module=313 fork=57 fremovexattr=199
-fsconfig=431 fsetxattr=190 fsmount=432 fsopen=430 fspick=433 futimesat=261 init_module=175 inotify_init1=294
-io_setup=206 io_submit=209 io_uring_enter=426 io_uring_register=427 io_uring_setup=425 ioperm=173 iopl=172
+accept4=288 accept=43 acct=163 add_key=248 adjtimex=159 bind=49 bpf=321 capset=126 chmod=90 chown=92 chroot=161
+clock_adjtime=305 clock_settime=227 connect=42 delete_module=176 execve=59 execveat=322 fanotify_init=300 fchmod=91
+fchmodat2=452 fchmodat=268 fchown=93 fchownat=260 finit_module=313 fork=57 fremovexattr=199 fsconfig=431 fsetxattr=190
+fsmount=432 fsopen=430 fspick=433 futimesat=261 init_module=175 inotify_init1=294 inotify_init=253 io_setup=206
+io_submit=209 io_uring_enter=426 io_uring_register=427 io_uring_setup=425 ioperm=173 iopl=172 ioprio_set=251
 kexec_file_load=320 kexec_load=246 keyctl=250 kill=62 lchown=94 listen=50 lremovexattr=198 lsetxattr=189
-memfd_create=319 memfd_secret=447 mknod=133 mknodat=259 mount=165 mount_setattr=442 move_mount=429 mq_open=240
-mq_unlink=241 msgget=68 name_to_handle_at=303 open_by_handle_at=304 open_tree=428 open_tree_attr=467
-perf_event_open=298 personality=135 pidfd_getfd=438 pidfd_open=434 pidfd_send_signal=424 pivot_root=155
-process_madvise=440 process_mrelease=448 process_vm_readv=310 process_vm_writev=311 ptrace=101 quotactl=179
-quotactl_fd=443 reboot=169 removexattr=197 removexattrat=466 request_key=249 rt_sigqueueinfo=129
-rt_tgsigqueueinfo=297 semget=64 setdomainname=171 setfsgid=123 setfsuid=122 setgid=106 setgroups=116
-sethostname=170 setns=308 setregid=114 setresgid=119 setresuid=117 setreuid=113 setrlimit=160 settimeofday=164
-setuid=105 setxattr=188 setxattrat=463 shmat=30 shmget=29 socket=41 socketpair=53 swapoff=168 swapon=167
-syslog=103 tkill=200 truncate=76 umount2=166 unshare=272 userfaultfd=323 utime=132 utimensat=280 utimes=235
-vfork=58
+memfd_create=319 memfd_secret=447 migrate_pages=256 mknod=133 mknodat=259 mount=165 mount_setattr=442 move_mount=429
+move_pages=279 mq_open=240 mq_unlink=241 msgctl=71 msgget=68 msgrcv=70 msgsnd=69 name_to_handle_at=303
+open_by_handle_at=304 open_tree=428 open_tree_attr=467 perf_event_open=298 personality=135 pidfd_getfd=438
+pidfd_open=434 pidfd_send_signal=424 pivot_root=155 process_madvise=440 process_mrelease=448 process_vm_readv=310
+process_vm_writev=311 ptrace=101 quotactl=179 quotactl_fd=443 reboot=169 removexattr=197 removexattrat=466
+request_key=249 rt_sigqueueinfo=129 rt_tgsigqueueinfo=297 sched_setaffinity=203 sched_setattr=314 sched_setparam=142
+sched_setscheduler=144 semctl=66 semget=64 semop=65 semtimedop=220 setdomainname=171 setfsgid=123 setfsuid=122
+setgid=106 setgroups=116 sethostname=170 setns=308 setpriority=141 setregid=114 setresgid=119 setresuid=117
+setreuid=113 setrlimit=160 settimeofday=164 setuid=105 setxattr=188 setxattrat=463 shmat=30 shmctl=31 shmget=29
+socket=41 socketpair=53 swapoff=168 swapon=167 syslog=103 tkill=200 truncate=76 umount2=166 unshare=272
+userfaultfd=323 utime=132 utimensat=280 utimes=235 vfork=58
 """
 _AARCH64 = """
-accept=202 accept4=242 acct=89 add_key=217 adjtimex=171 bind=200 bpf=280 capset=91 chroot=51 clock_adjtime=266
-clock_settime=112 connect=203 delete_module=106 execve=221 execveat=281 fanotify_init=262 fchmod=52 fchmodat=53
-fchmodat2=452 fchown=55 fchownat=54 finit_module=273 fremovexattr=16 fsconfig=431 fsetxattr=7 fsmount=432
-fsopen=430 fspick=433 init_module=105 inotify_init1=26 io_setup=0 io_submit=2 io_uring_enter=426
-io_uring_register=427 io_uring_setup=425 kexec_file_load=294 kexec_load=104 keyctl=219 kill=129 listen=201
-lremovexattr=15 lsetxattr=6 memfd_create=279 memfd_secret=447 mknodat=33 mount=40 mount_setattr=442
-move_mount=429 mq_open=180 mq_unlink=181 msgget=186 name_to_handle_at=264 open_by_handle_at=265 open_tree=428
-open_tree_attr=467 perf_event_open=241 personality=92 pidfd_getfd=438 pidfd_open=434 pidfd_send_signal=424
-pivot_root=41 process_madvise=440 process_mrelease=448 process_vm_readv=270 process_vm_writev=271 ptrace=117
-quotactl=60 quotactl_fd=443 reboot=142 removexattr=14 removexattrat=466 request_key=218 rt_sigqueueinfo=138
-rt_tgsigqueueinfo=240 semget=190 setdomainname=162 setfsgid=152 setfsuid=151 setgid=144 setgroups=159
-sethostname=161 setns=268 setregid=143 setresgid=149 setresuid=147 setreuid=145 setrlimit=164 settimeofday=170
-setuid=146 setxattr=5 setxattrat=463 shmat=196 shmget=194 socket=198 socketpair=199 swapoff=225 swapon=224
-syslog=116 tkill=130 truncate=45 umount2=39 unshare=97 userfaultfd=282 utimensat=88
+accept4=242 accept=202 acct=89 add_key=217 adjtimex=171 bind=200 bpf=280 capset=91 chroot=51 clock_adjtime=266
+clock_settime=112 connect=203 delete_module=106 execve=221 execveat=281 fanotify_init=262 fchmod=52 fchmodat2=452
+fchmodat=53 fchown=55 fchownat=54 finit_module=273 fremovexattr=16 fsconfig=431 fsetxattr=7 fsmount=432 fsopen=430
+fspick=433 init_module=105 inotify_init1=26 io_setup=0 io_submit=2 io_uring_enter=426 io_uring_register=427
+io_uring_setup=425 ioprio_set=30 kexec_file_load=294 kexec_load=104 keyctl=219 kill=129 listen=201 lremovexattr=15
+lsetxattr=6 memfd_create=279 memfd_secret=447 migrate_pages=238 mknodat=33 mount=40 mount_setattr=442 move_mount=429
+move_pages=239 mq_open=180 mq_unlink=181 msgctl=187 msgget=186 msgrcv=188 msgsnd=189 name_to_handle_at=264
+open_by_handle_at=265 open_tree=428 open_tree_attr=467 perf_event_open=241 personality=92 pidfd_getfd=438
+pidfd_open=434 pidfd_send_signal=424 pivot_root=41 process_madvise=440 process_mrelease=448 process_vm_readv=270
+process_vm_writev=271 ptrace=117 quotactl=60 quotactl_fd=443 reboot=142 removexattr=14 removexattrat=466
+request_key=218 rt_sigqueueinfo=138 rt_tgsigqueueinfo=240 sched_setaffinity=122 sched_setattr=274 sched_setparam=118
+sched_setscheduler=119 semctl=191 semget=190 semop=193 semtimedop=192 setdomainname=162 setfsgid=152 setfsuid=151
+setgid=144 setgroups=159 sethostname=161 setns=268 setpriority=140 setregid=143 setresgid=149 setresuid=147
+setreuid=145 setrlimit=164 settimeofday=170 setuid=146 setxattr=5 setxattrat=463 shmat=196 shmctl=195 shmget=194
+socket=198 socketpair=199 swapoff=225 swapon=224 syslog=116 tkill=130 truncate=45 umount2=39 unshare=97
+userfaultfd=282 utimensat=88
 """
 
 
@@ -74,8 +79,8 @@ def _numbers(text: str) -> dict[str, int]:
 _SYSCALLS = {"x86_64": _numbers(_X86_64), "aarch64": _numbers(_AARCH64)}
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SPECIAL = {
-    "x86_64": {"clone": 56, "clone3": 435, "prlimit64": 302, "tgkill": 234},
-    "aarch64": {"clone": 220, "clone3": 435, "prlimit64": 261, "tgkill": 131},
+    "x86_64": {"clone": 56, "clone3": 435, "fcntl": 72, "prlimit64": 302, "tgkill": 234},
+    "aarch64": {"clone": 220, "clone3": 435, "fcntl": 25, "prlimit64": 261, "tgkill": 131},
 }
 
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 22, 24, 38
@@ -87,6 +92,8 @@ _FS_RIGHTS = {1: 13, 2: 14, 3: 15, 5: 16}
 """Landlock ABI -> how many file-system rights it knows: all of them are taken away, then some given back."""
 _CLONE_THREAD = 0x10000
 _EPERM, _ENOSYS = 1, 38
+_OWNER_COMMANDS = (8, 10, 15)
+"""F_SETOWN, F_SETSIG, F_SETOWN_EX of fcntl: they make a pipe send any signal to any process of the same user."""
 
 
 class NotLockedError(RuntimeError):
@@ -99,16 +106,20 @@ class Policy:
 
     Attributes:
         read: files, and folders with everything below them, that it may read.
+        listed: folders whose names it may list, with all below them, without reading the files.
         memory_bytes: address space; None for no limit.
         cpu_seconds: over its life; None for no limit.
         open_files: at once.
+        tasks: processes and threads that its user may have in all (root is exempt); None for no limit.
         layers: what must hold; a child that cannot have one of them exits.
     """
 
     read: tuple[str, ...] = ()
+    listed: tuple[str, ...] = ()
     memory_bytes: int | None = None
     cpu_seconds: int | None = None
     open_files: int = 1024
+    tasks: int | None = None
     layers: tuple[str, ...] = LAYERS
 
 
@@ -175,20 +186,22 @@ def lock(policy: Policy) -> None:
     unavailable = missing()
     if lacking := [f"{name}: {unavailable[name]}" for name in policy.layers if name in unavailable]:
         raise NotLockedError("; ".join(lacking))
-    wanted = set(policy.layers)
-    if "rlimits" in wanted:
-        _limit(policy)
-    if not sys.platform.startswith("linux"):
-        return
-    _prctl(_PR_SET_PDEATHSIG, 9)
-    if "no_new_privs" in wanted:
-        _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-    if "capabilities" in wanted:
-        _drop_capabilities()
-    if "landlock" in wanted:
-        _restrict_files(policy.read)
-    if "seccomp" in wanted:
-        _filter_calls()
+    if sys.platform.startswith("linux"):
+        _prctl(_PR_SET_PDEATHSIG, 9)
+    steps: dict[str, Callable[[], None]] = {
+        "rlimits": lambda: _limit(policy),
+        "no_new_privs": lambda: _prctl(_PR_SET_NO_NEW_PRIVS, 1),
+        "capabilities": _drop_capabilities,
+        "landlock": lambda: _restrict_files(policy.read, policy.listed),
+        "seccomp": _filter_calls,
+    }
+    for layer, apply in steps.items():
+        if layer in policy.layers:
+            try:
+                apply()
+            except (NotLockedError, OSError, ValueError) as error:
+                msg = f"{layer}: {error}"
+                raise NotLockedError(msg) from error
 
 
 def _limit(policy: Policy) -> None:
@@ -199,10 +212,14 @@ def _limit(policy: Policy) -> None:
         limits[resource.RLIMIT_AS] = policy.memory_bytes
     if policy.cpu_seconds is not None:
         limits[resource.RLIMIT_CPU] = policy.cpu_seconds
+    if policy.tasks is not None:
+        limits[resource.RLIMIT_NPROC] = policy.tasks
     for kind, value in limits.items():
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)  # noqa: PLW2901
-        resource.setrlimit(kind, (value, value))
+        # Elsewhere than on Linux the limit of memory is often refused; isolation there is `none` anyway.
+        with suppress(*(() if sys.platform.startswith("linux") else (OSError, ValueError))):
+            resource.setrlimit(kind, (value, value))
 
 
 def _libc() -> ctypes.CDLL:
@@ -248,7 +265,7 @@ def _landlock_abi() -> int:
     return _syscall(_SYS_LANDLOCK["create_ruleset"], 0, 0, 1)
 
 
-def _restrict_files(read: Iterable[str]) -> None:
+def _restrict_files(read: Iterable[str], listed: Iterable[str]) -> None:
     abi = _landlock_abi()
     rights = (1 << _FS_RIGHTS[max(known for known in _FS_RIGHTS if known <= abi)]) - 1
     attributes = struct.pack("=Q", rights)
@@ -259,9 +276,9 @@ def _restrict_files(read: Iterable[str]) -> None:
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
     address = ctypes.addressof(buffer)
     rules = _checked(_syscall(_SYS_LANDLOCK["create_ruleset"], address, len(attributes), 0), "landlock rules")
-    for path in read:
+    allowances = [(path, _READ_FILE | _READ_DIR if Path(path).is_dir() else _READ_FILE) for path in read]
+    for path, allowed in (*allowances, *((path, _READ_DIR) for path in listed)):
         opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        allowed = _READ_FILE | _READ_DIR if Path(path).is_dir() else _READ_FILE
         rule = ctypes.create_string_buffer(struct.pack("=Qi", allowed, opened), 12)
         _checked(_syscall(_SYS_LANDLOCK["add_rule"], rules, 1, ctypes.addressof(rule), 0), f"landlock rule for {path}")
         os.close(opened)
@@ -288,6 +305,9 @@ def _filter_calls() -> None:
     program += [(answer, 0, 0, refuse), (answer, 0, 0, allow)]
     # A process may signal its own threads (that is how it aborts).
     program += [(equal, 0, 4, special["tgkill"]), (load, 0, 0, 16), (equal, 1, 0, os.getpid())]
+    program += [(answer, 0, 0, refuse), (answer, 0, 0, allow)]
+    program += [(equal, 0, 6, special["fcntl"]), (load, 0, 0, 24)]
+    program += [(equal, 2 - place, 0 if place < 2 else 1, command) for place, command in enumerate(_OWNER_COMMANDS)]
     program += [(answer, 0, 0, refuse), (answer, 0, 0, allow)]
     # Limits may be asked for (new limit NULL), not set.
     program += [(equal, 0, 5, special["prlimit64"]), (load, 0, 0, 32), (equal, 0, 2, 0), (load, 0, 0, 36)]

@@ -21,8 +21,9 @@ from lake import ids
 from lake.columns import Visibility
 from lake.condemned import condemned
 from lake.contracts import conform
-from lake.errors import ConflictError, ContractError, TrajlakeError
+from lake.errors import ConflictError, TrajlakeError
 from lake.frames import json_text
+from lake.job_parts import JobPart, Written
 from lake.reading import collected, scan
 from lake.records import EpisodeRecord, Reject, check, excerpt, identify, printable, retyped, shown
 from lake.store import CommitLostError, Store
@@ -30,8 +31,6 @@ from lake.tables import TABLES
 from lake.tombstones import Tombstones
 from lake.writer import EpisodeWriter
 
-_WRITTEN_OTHERWISE = {"episodes", "steps", "blobs", "jobs"}
-"""Exactly once by `Job.record`, and by the job's start and end."""
 Code = ModuleType | FunctionType | type
 """Something whose source can be read."""
 
@@ -61,6 +60,8 @@ class Job:
         snapshot: table versions the job reads.
         job_id: of an earlier attempt that is resumed; no second started row is written.
         attempt: number of this attempt.
+        guard: called before the terminal row of a success, on a lake in which no other terminal row can come between;
+            raises ConflictError where the job's result must not stand beside what is there by now.
         after: called with the tables that were written to, once the job has succeeded.
     """
 
@@ -78,11 +79,13 @@ class Job:
         snapshot: dict[str, int] | None = None,
         job_id: int | None = None,
         attempt: int = 0,
+        guard: Callable[[], None] = lambda: None,
         after: Callable[[Collection[str]], None] = lambda _: None,
     ) -> None:
         self._store = store
         self._writer = writer
         self._resumed = job_id is not None
+        self._guard = guard
         self._after = after
         self._accepted: list[int] = []
         self._files: list[tuple[str, str]] = []
@@ -207,23 +210,19 @@ class Job:
         Raises:
             ContractError: the frame breaks the table's contract, or the table is not written this way.
         """
-        if name not in TABLES or name in _WRITTEN_OTHERWISE:
-            valid = ", ".join(other for other in TABLES if other not in _WRITTEN_OTHERWISE)
-            msg = f"`write` has no table `{name}`; valid: {valid}. Episodes are written by `record`"
-            raise ContractError(msg)
-        if frame.is_empty():
-            return
-        table = TABLES[name]
-        write_id = ids.fresh_id()
-        stamps = {"write_id": write_id, "job_id": self.job_id, "series_id": self.series_id}
-        if "attempt" in table.key or name in ("batches", "metrics"):
-            stamps["attempt"] = self.attempt
-        stamped = frame.with_columns(pl.lit(v).alias(k) for k, v in stamps.items() if k in table.names)
-        file = self._store.append(name, conform(stamped, table), job_id=self.job_id)
-        self._touched.add(name)
-        self._accepted.append(write_id)
-        if table.visibility is Visibility.ACCEPTED:
-            self._files.append((name, file))
+        if (written := self.part().write(name, frame)) is not None:
+            self.take(written)
+
+    def part(self) -> JobPart:
+        """What another thread or process needs to write rows of this job; `take` what it answers."""
+        return JobPart(self._store, {"job_id": self.job_id, "series_id": self.series_id, "attempt": self.attempt})
+
+    def take(self, written: Written) -> None:
+        """Accept rows that a part of this job wrote: they become visible when the job succeeds."""
+        self._touched.add(written.table)
+        self._accepted.append(written.write_id)
+        if TABLES[written.table].visibility is Visibility.ACCEPTED:
+            self._files.append((written.table, written.file))
 
     def accept(self, write_ids: Sequence[int]) -> None:
         """Make rows of other write attempts visible on this job's account, whatever becomes of their own."""
@@ -241,7 +240,8 @@ class Job:
         """Write the terminal row, after every other terminal row that stands by then.
 
         Raises:
-            ConflictError: a success whose rows are gone: taken for a crashed writer's and dropped.
+            ConflictError: a success whose rows are gone (taken for a crashed writer's and dropped), or whose guard
+                refuses it.
         """
         counts = dict(self.counts)
         row = self._row(event) | {
@@ -257,6 +257,7 @@ class Job:
             version = self._store.refresh("jobs")
             if event == "succeeded":
                 self._require_live()
+                self._guard()
             try:
                 staged = self._store.stage("jobs", _jobs_frame(row | {"sequence": version}))
                 self._store.append_terminal(staged, version, job_id=self.job_id)

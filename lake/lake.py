@@ -1,7 +1,7 @@
 """The Lake: open it, read it through snapshots, write it through jobs, look after it."""
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, Self
@@ -245,6 +245,7 @@ class Lake:
         snapshot: Snapshot | None = None,
         job_id: int | None = None,
         attempt: int = 0,
+        guard: Callable[[], None] = lambda: None,
     ) -> Job:
         """A job that writes to this lake; see `lake.jobs.Job`."""
         return Job(
@@ -259,6 +260,7 @@ class Lake:
             snapshot=None if snapshot is None else snapshot.versions,
             job_id=job_id,
             attempt=attempt,
+            guard=guard,
             after=self._tidy,
         )
 

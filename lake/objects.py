@@ -78,6 +78,10 @@ class Objects:
     def __repr__(self) -> str:
         return f"Objects({self.root!r})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By address and options: what they open is not carried to another process."""
+        return Objects, (self.root, self._options)
+
     @property
     def root(self) -> str:
         """The absolute path or the URI, without a slash at the end and without credentials."""

@@ -4,12 +4,23 @@
 """
 
 import os
+import sys
+from collections.abc import Iterator
 
 # Before torch is loaded anywhere: the tests' models are so small that two threads only get in each other's way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("explore", max_examples=1000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(autouse=True)
+def _main_module() -> Iterator[None]:
+    """Streamlit's page tests leave their script behind as `__main__`, which processes that are spawned then run."""
+    main = sys.modules["__main__"]
+    yield
+    sys.modules["__main__"] = main

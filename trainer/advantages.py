@@ -1,7 +1,7 @@
-"""Which advantages a run trains on: one credit job, or a series at its newest state, pinned by id.
+"""Which advantages a run trains on: a series at its newest state, or one credit job, pinned by id.
 
-The newest succeeded credit job is the default. A series (one estimator with one set of parameters) covers groups that
-several jobs worked on; for each group its newest job counts.
+A series (one estimator with one set of parameters) covers groups that several jobs worked on, since a job computes only
+what changed; for each group its newest job counts. The series of the newest succeeded credit job is the default.
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,9 @@ class AdvantageSource:
 
 
 def resolve_advantages(snapshot: Snapshot, wanted: str | None) -> AdvantageSource:
-    """The credit job or series that a text names; the newest succeeded credit job for None.
+    """The credit job or series that a text names; the series of the newest succeeded credit job for None.
+
+    A job's id means the rows of that job alone: the groups that it computed, not those that stood.
 
     Raises:
         UsageError: the text is no id, or names no succeeded credit job and no series.
@@ -46,16 +48,15 @@ def resolve_advantages(snapshot: Snapshot, wanted: str | None) -> AdvantageSourc
     jobs = (
         snapshot.scan("jobs")
         .filter((pl.col("kind") == "credit") & (pl.col("event") == "succeeded"))
-        .select("job_id", "series_id", "at")
-        .sort("at", "job_id", descending=True)
+        .select("job_id", "series_id", "sequence", "at")
+        .sort("sequence", "at", "job_id", descending=True, nulls_last=True)
         .collect()
     )
     if jobs.is_empty():
         msg = "the lake holds no advantages; compute them first: trajlake credit gigpo"
         raise DataRefusedError(msg)
     if wanted is None:
-        job_id, series_id, _ = jobs.row(0)
-        return AdvantageSource(series_id, job_id, (job_id,))
+        return _series(snapshot, jobs["series_id"][0])
     try:
         value = ids.from_text(wanted)
     except ValueError as error:
@@ -64,10 +65,14 @@ def resolve_advantages(snapshot: Snapshot, wanted: str | None) -> AdvantageSourc
     if jobs["job_id"].is_in([value]).any():
         return AdvantageSource(jobs.row(by_predicate=pl.col("job_id") == value)[1], value, (value,))
     if jobs["series_id"].is_in([value]).any():
-        return AdvantageSource(value, None, tuple(snapshot.sql(_SERIES, [value])["job_id"].to_list()))
+        return _series(snapshot, value)
     newest = ", ".join(ids.to_text(job) for job in jobs["job_id"].head(5))
     msg = f"--advantages {wanted}: no succeeded credit job and no series of that id; the newest credit jobs: {newest}"
     raise UsageError(msg)
+
+
+def _series(snapshot: Snapshot, series_id: int) -> AdvantageSource:
+    return AdvantageSource(series_id, None, tuple(snapshot.sql(_SERIES, [series_id])["job_id"].to_list()))
 
 
 def read_advantages(snapshot: Snapshot, source: AdvantageSource, episode_ids: pl.Series | None = None) -> pl.DataFrame:

@@ -21,6 +21,7 @@ _TUNABLE = (
     "model",
     "loss",
     "where",
+    "selection",
     "advantages",
     "live_only",
     "tokens",
@@ -42,7 +43,8 @@ _TUNABLE = (
 @click.option("--loss", type=click.Choice(["sft", "awr", "ppo"]), help="What to optimise.")
 @click.option("--run", "run_id", help="Name of the run. Default: the name of --out.")
 @click.option("--where", help='SQL predicate over episodes, for example "env_return > 0". Default: all.')
-@click.option("--advantages", help="Credit job or series. Default: the newest succeeded credit job.")
+@click.option("--selection", help="Train on what a selection kept: its name, or a select job. Default: no selection.")
+@click.option("--advantages", help="Credit job or series. Default: the series of the newest credit job.")
 @click.option(
     "--live-only/--all-groups", default=None, help="Leave out dead groups. Default: where the loss uses advantages."
 )

@@ -79,8 +79,11 @@ class TrainConfig(BaseModel):
     """sft: likelihood of the actions. awr: likelihood weighted by exp(advantage). ppo: clipped importance ratios."""
     where: str | None = None
     """SQL predicate over `episodes`; None takes them all."""
+    selection: str | None = None
+    """Select job (13 characters or their beginning), or a selection's name, which means its newest job: only what it
+    kept is trained on. None leaves the table `selections` unread."""
     advantages: str | None = None
-    """Credit job or series, as 13 characters; None takes the newest succeeded credit job."""
+    """Credit job or series, as 13 characters; None takes the series of the newest succeeded credit job."""
     live_only: bool | None = None
     """Leave out dead groups, whose siblings all scored the same. None: where the loss uses advantages."""
     tokens: Literal["auto", "engine", "rendered"] = "auto"

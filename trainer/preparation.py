@@ -13,6 +13,7 @@ from lake.lake import Lake
 from lake.snapshot import Snapshot
 from trainer.advantages import AdvantageSource, resolve_advantages
 from trainer.config import TrainConfig
+from trainer.kept import read_kept
 from trainer.losses import LOSSES
 from trainer.plan import Plan
 from trainer.refusals import Refusal, find_refusals, refuse_text
@@ -68,11 +69,12 @@ def prepare(lk: Lake, config: TrainConfig, tokenizer: "PreTrainedTokenizerBase")
 
     Raises:
         DataRefusedError: nothing to train on, or text only under a ratio loss.
-        UsageError: an unknown credit job.
+        UsageError: an unknown credit job or selection.
     """
     loss = LOSSES[config.loss]
     snapshot = lk.snapshot()
-    episodes = select_episodes(snapshot, config.where)
+    kept = None if config.selection is None else read_kept(snapshot, config.selection)
+    episodes = select_episodes(snapshot, config.where, kept)
     notes = []
     if provenance_of(snapshot, episodes["episode_id"], config.tokens) == "rendered":
         if loss.needs.behaviour_logprobs:
@@ -101,10 +103,13 @@ def prepare_at(
     """
     loss = LOSSES[config.loss]
     notes = list(notes or ())
-    episodes = select_episodes(snapshot, config.where)
+    kept = None if config.selection is None else read_kept(snapshot, config.selection)
+    if kept is not None:
+        notes.append(f"selection: {kept.describe()}")
+    episodes = select_episodes(snapshot, config.where, kept)
     provenance = provenance_of(snapshot, episodes["episode_id"], config.tokens)
     own = engine_encoding(tokenizer) if provenance == "engine" else rendered_encoding(tokenizer)
-    selection = select(snapshot, config, loss.needs, source=source, own_encoding=own, episodes=episodes)
+    selection = select(snapshot, config, loss.needs, source=source, own_encoding=own, episodes=episodes, kept=kept)
     if selection.encoding_id not in (own, None):
         _check_foreign(selection, config, notes)
     if loss.needs.normalised_advantages and selection.advantage_scale == 1.0:

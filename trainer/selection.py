@@ -14,6 +14,7 @@ from lake.errors import DataRefusedError, QueryError, UsageError
 from lake.snapshot import Snapshot
 from trainer.advantages import AdvantageSource, read_advantages
 from trainer.config import TrainConfig
+from trainer.kept import Kept, read_kept
 from trainer.losses import Needs
 from trainer.sequences import link_sequences
 from trainer.token_rows import choose_encoding, read_token_rows
@@ -32,6 +33,8 @@ class Drop(StrEnum):
     """Padding after the end of the episode."""
     COPIED_CONTEXT = "copied_context"
     """Repeated from an earlier episode, where it was trained."""
+    FILTERED = "filtered"
+    """The selection of --selection dropped this step out of an episode that it kept."""
     NOT_TRAINABLE = "not_trainable"
     """Another policy took this decision."""
     NO_ACTION_TOKENS = "no_action_tokens"
@@ -52,7 +55,7 @@ class Selection:
     drops: pl.DataFrame
     """reason, episodes, steps, tokens: what carries no loss. tokens counts action tokens."""
     episodes: int
-    """Episodes selected by --where."""
+    """Episodes selected by --where and --selection."""
     provenance: str
     """engine or rendered."""
     encoding_id: int | None
@@ -69,12 +72,12 @@ class Selection:
     """The advantages are divided by this."""
 
 
-def select_episodes(snapshot: Snapshot, where: str | None) -> pl.DataFrame:
-    """The episodes of a predicate: episode_id and num_steps, sorted by id.
+def select_episodes(snapshot: Snapshot, where: str | None, kept: Kept | None = None) -> pl.DataFrame:
+    """The episodes of a predicate, of those a selection kept: episode_id and num_steps, sorted by id.
 
     Raises:
         UsageError: the predicate is no SQL over `episodes`.
-        DataRefusedError: no episode satisfies it.
+        DataRefusedError: no episode satisfies it, or the selection kept none of them.
     """
     if where is None:
         episodes = snapshot.scan("episodes").select("episode_id", "num_steps").sort("episode_id").collect()
@@ -89,7 +92,13 @@ def select_episodes(snapshot: Snapshot, where: str | None) -> pl.DataFrame:
         fault = f"no episode satisfies --where {where}" if where else "the lake holds no episodes"
         msg = f"{fault}; `trajlake sql` shows what is there"
         raise DataRefusedError(msg)
-    return episodes
+    if kept is None:
+        return episodes
+    left = episodes.join(kept.episodes, on="episode_id", how="semi", maintain_order="left")
+    if left.is_empty():
+        msg = f"selection {kept.describe()}; none of the {episodes.height} chosen ones is among them: widen --where"
+        raise DataRefusedError(msg)
+    return left
 
 
 def provenance_of(snapshot: Snapshot, episode_ids: pl.Series, wanted: str) -> str:
@@ -110,6 +119,7 @@ def select(
     source: AdvantageSource | None = None,
     own_encoding: int | None = None,
     episodes: pl.DataFrame | None = None,
+    kept: Kept | None = None,
 ) -> Selection:
     """Judge every step of the selected episodes.
 
@@ -120,12 +130,15 @@ def select(
         source: where advantages come from; required if the loss needs them or dead groups are left out.
         own_encoding: encoding_id of the model's tokenizer under the provenance in question, if known.
         episodes: of `select_episodes`, if known already.
+        kept: the selection that is honoured, if one is; None reads that of `config.selection`.
 
     Returns:
         What is trained on, and what is not.
     """
+    if kept is None and config.selection is not None:
+        kept = read_kept(snapshot, config.selection)
     if episodes is None:
-        episodes = select_episodes(snapshot, config.where)
+        episodes = select_episodes(snapshot, config.where, kept)
     provenance = provenance_of(snapshot, episodes["episode_id"], config.tokens)
     rows = read_token_rows(snapshot, episodes["episode_id"])
     rows, encoding_id = choose_encoding(rows, provenance, own_encoding)
@@ -133,6 +146,7 @@ def select(
     live_only = needs.advantages if config.live_only is None else config.live_only
     credit = None if source is None else read_advantages(snapshot, source, episodes["episode_id"])
     members = _join(members, _special_steps(snapshot, episodes["episode_id"]), credit)
+    members = _marked(members, kept)
     dead_flags = [] if credit is None else _dead_flags(credit)
     members = _judge(members, needs, max_length=config.max_length, dead_flags=dead_flags if live_only else [])
     drops = _drops(members, episodes)
@@ -161,6 +175,14 @@ def _special_steps(snapshot: Snapshot, episode_ids: pl.Series) -> pl.DataFrame:
     return steps.select("episode_id", "step_index", "is_active", "is_copied_context", "trainable").collect()
 
 
+def _marked(members: pl.DataFrame, kept: Kept | None) -> pl.DataFrame:
+    """Add `filtered`: the selection dropped the step (NULL where it did not)."""
+    if kept is None:
+        return members.with_columns(filtered=pl.lit(None, pl.Boolean))
+    marks = kept.dropped_steps.with_columns(filtered=pl.lit(value=True))
+    return members.join(marks, on=["episode_id", "step_index"], how="left", maintain_order="left")
+
+
 def _dead_flags(credit: pl.DataFrame) -> list[str]:
     """The distinct `flags` that say that a group has no signal."""
     found = credit["flags"].unique().sort()
@@ -183,6 +205,7 @@ def _judge(members: pl.DataFrame, needs: Needs, *, max_length: int, dead_flags: 
         Drop.NO_ADVANTAGE: pl.col("advantage").is_null() if needs.advantages else pl.lit(value=False),
         Drop.INACTIVE: ~pl.col("is_active"),
         Drop.COPIED_CONTEXT: pl.col("is_copied_context"),
+        Drop.FILTERED: pl.col("filtered"),
         Drop.NOT_TRAINABLE: ~pl.col("trainable"),
         Drop.NO_ACTION_TOKENS: pl.col("n_trained") == 0,
         Drop.NO_CONTEXT: (pl.col("prefix_length") + pl.col("n_context")) == 0,

@@ -88,7 +88,7 @@ def credit(jobs: pl.DataFrame, subject: str) -> Credit | None:
 
 
 def describe(parameters: str | None, limit: int = 150) -> str:
-    """Parameters of a job in one line: the estimator first, then the plain values of its configuration."""
+    """Parameters of a job in one line: the estimator, what it read, its numbers, its words."""
     try:
         values: Any = json.loads(parameters or "{}")
     except (ValueError, RecursionError):
@@ -96,9 +96,11 @@ def describe(parameters: str | None, limit: int = 150) -> str:
     if not isinstance(values, dict):
         return ""
     config = values.pop("config", {})
-    values |= config if isinstance(config, dict) else {}
+    config = config if isinstance(config, dict) else {}
     name = str(values.pop("estimator", ""))
-    plain = [f"{k} {number(v) if isinstance(v, int | float) else v}" for k, v in values.items() if _is_plain(v)]
+    # Numbers are what people turn, words are mostly as they come.
+    options = sorted((values | config).items(), key=lambda option: (option[0] in config, isinstance(option[1], str)))
+    plain = [f"{k} {number(v) if isinstance(v, int | float) else v}" for k, v in options if _is_plain(v)]
     return one_line(", ".join(([name] if name else []) + plain), limit)
 
 

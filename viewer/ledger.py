@@ -25,6 +25,18 @@ _FLAGS = {
     "truncated": ("truncated", "orange", "The episode was cut off by a limit."),
     "masked": ("masked", "orange", "Truncated: counts in the statistics, has no advantage of its own."),
     "excluded": ("excluded", "red", "The episode takes part in nothing."),
+    "left_out": ("left out", "gray", "The anchor definition leaves this state out: A_S is exactly 0."),
+    "constant_step": (
+        "constant step",
+        "gray",
+        "All that it is compared with have the same return: A is exactly 0.",
+    ),
+    "singleton_step": ("singleton step", "gray", "No sibling has this step: A is exactly 0."),
+    "constant_batch": ("constant batch", "gray", "All returns of the batch are the same: A is exactly 0."),
+    "singleton_batch": ("singleton batch", "gray", "The batch has one step: nothing to compare it with."),
+    "unknown_batch": ("batch unknown", "red", "The episode's batch key is not known: it belongs to no batch."),
+    "unknown_length": ("length unknown", "red", "The episode's length is not known, so it has no weight."),
+    "unknown_value": ("value unknown", "red", "A value estimate here or later is not known."),
     "revisit": ("revisit", "gray", "A later visit to the anchor; only the first counts."),
 }
 

@@ -25,11 +25,12 @@ def config_page() -> str:
         for path in sorted((ROOT / layer).rglob("*.py"))
     ]
     aliases = {name: value for _, tree in modules for name, value in _aliases(tree)}
+    classes = {node.name: node for _, tree in modules for node in tree.body if isinstance(node, ast.ClassDef)}
     sections = [
-        _config_section(node, module, aliases)
+        _config_section(node, module, aliases, _all_fields(node, classes))
         for module, tree in modules
         for node in tree.body
-        if isinstance(node, ast.ClassDef) and _is_config(node)
+        if isinstance(node, ast.ClassDef) and _is_config(node, classes)
     ]
     return "\n".join([intro, *sections])
 
@@ -48,10 +49,35 @@ def _aliases(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
                 yield name, ast.parse(f"Literal[{', '.join(words)}]", mode="eval").body
 
 
-def _is_config(node: ast.ClassDef) -> bool:
-    """A pydantic model that can be built from defaults (reports have none)."""
-    based = any(isinstance(base, ast.Name) and base.id == "BaseModel" for base in node.bases)
-    return based and any(field.value is not None for field, _ in _fields(node))
+def _is_config(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> bool:
+    """A pydantic model that can be built from defaults (reports have none), and is no mere base of others."""
+    based = any("BaseModel" in _base_names(ancestor) for ancestor in _ancestry(node, classes))
+    fields = _all_fields(node, classes) if based and "ABC" not in _base_names(node) else []
+    return any(field.value is not None for field, _ in fields)
+
+
+def _base_names(node: ast.ClassDef) -> list[str]:
+    return [base.id for base in node.bases if isinstance(base, ast.Name)]
+
+
+def _ancestry(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> list[ast.ClassDef]:
+    """The class and its bases in method resolution order (C3)."""
+    bases = [classes[name] for name in _base_names(node) if name in classes and classes[name] is not node]
+    lines = [_ancestry(base, classes) for base in bases] + [bases]
+    order = [node]
+    while lines := [line for line in lines if line]:
+        head = next(line[0] for line in lines if not any(line[0] in other[1:] for other in lines))
+        order.append(head)
+        lines = [[found for found in line if found is not head] for line in lines]
+    return order
+
+
+def _all_fields(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> list[tuple[ast.AnnAssign, str]]:
+    """Fields in pydantic's order: inherited ones first, each in its last version."""
+    found: dict[str, tuple[ast.AnnAssign, str]] = {}
+    for ancestor in reversed(_ancestry(node, classes)):
+        found.update({ast.unparse(field.target): (field, meaning) for field, meaning in _fields(ancestor)})
+    return [pair for pair in found.values() if "ClassVar" not in ast.unparse(pair[0].annotation)]
 
 
 def _fields(node: ast.ClassDef) -> Iterator[tuple[ast.AnnAssign, str]]:
@@ -65,10 +91,12 @@ def _fields(node: ast.ClassDef) -> Iterator[tuple[ast.AnnAssign, str]]:
                     yield statement, ""
 
 
-def _config_section(node: ast.ClassDef, module: str, aliases: dict[str, ast.expr]) -> str:
+def _config_section(
+    node: ast.ClassDef, module: str, aliases: dict[str, ast.expr], fields: list[tuple[ast.AnnAssign, str]]
+) -> str:
     summary = (ast.get_docstring(node) or "").split("\n\n")[0].replace("\n", " ")
     rows = []
-    for field, meaning in _fields(node):
+    for field, meaning in fields:
         default, limits = _default_and_limits(field.value)
         kind = ast.unparse(_Expand(aliases).visit(field.annotation))
         cells = (f"`{ast.unparse(field.target)}`", f"`{kind}`", default, limits, meaning)

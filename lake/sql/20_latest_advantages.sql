@@ -1,13 +1,18 @@
 -- latest_advantages: the advantages that count.
 -- Grain: one row per step and series. For each (series_id, group_id) the rows of the newest succeeded credit job; a
--- series is one estimator with one set of parameters, and several series stand side by side.
+-- series is one estimator with one set of parameters, and several series stand side by side. A job that found a group
+-- without episodes (credit_groups.episodes = 0: its grouping was defined anew) takes the group's earlier rows back.
 -- Columns: those of `advantages`.
 CREATE VIEW latest_advantages AS
 SELECT a.*
 FROM advantages AS a
 JOIN (
     SELECT g.series_id, g.group_id, arg_max(g.job_id, (coalesce(r.sequence, -1), r.ended_at, g.job_id)) AS job_id
-    FROM (SELECT DISTINCT series_id, group_id, job_id FROM advantages) AS g
+    FROM (
+        SELECT DISTINCT series_id, group_id, job_id FROM advantages
+        UNION ALL
+        SELECT series_id, group_id, job_id FROM credit_groups WHERE episodes = 0
+    ) AS g
     JOIN job_runs AS r USING (job_id)
     GROUP BY g.series_id, g.group_id
 ) AS newest USING (series_id, group_id, job_id);

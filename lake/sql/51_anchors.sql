@@ -2,7 +2,7 @@
 -- Grain: one row per credit job, group and anchor.
 -- Columns: size (steps in the anchor), episodes (that passed it), mean_return_to_go, sd_return_to_go (sample deviation,
 -- NULL below two), states (distinct texts: more than one where the anchor key leaves something out), actions (distinct
--- actions taken there, tool calls included), top_action_share (of the most frequent one: 1 means that the anchor has
+-- actions taken there, tool calls without their ids included), top_action_share (of the most frequent one: 1 means that the anchor has
 -- nothing to compare), error_share (states known to be error texts: likely a false anchor), mean_step_index.
 CREATE VIEW anchors AS
 WITH visits AS (
@@ -17,7 +17,8 @@ WITH visits AS (
         a.return_to_go,
         s.state_hash,
         s.state_is_error,
-        (s.action, s.tool_calls) AS choice
+        -- Without the ids of calls, which are random.
+        (s.action, regexp_replace(s.tool_calls, '"id": ?"[^"\\]*",? ?', '', 'g')) AS choice
     FROM advantages AS a
     JOIN steps AS s ON s.episode_id = a.episode_id AND s.step_index = a.step_index
     WHERE a.anchor_key IS NOT NULL

@@ -1,10 +1,12 @@
 -- funnel: what became of a run's rollouts, from generated to trained.
 -- Grain: one row per run and stage, in the order of stage_number: generated, scored, credited, selected, trained.
 -- Columns: episodes and steps that reached the stage; missing (episodes of the run that did not); reasons: why, as a
--- list of {reason, episodes}, most frequent first (for generated: how the rollouts ended).
+-- list of {reason, episodes}, most frequent first (for generated: how the rollouts ended); step_reasons: why single
+-- steps of episodes that did reach it did not, as a list of {reason, steps} (selected only; empty elsewhere).
 -- scored: an env_return, a reward or a score is known. credited: a latest advantage is defined. selected: not dropped
--- by the newest selection job that saw its group; everything, where none did; its reasons are the filters. trained: a
--- training job consumed it. Only generated counts steps that are not active.
+-- by the newest selection job that saw the episode, whatever the selection's name; everything, where none did; its
+-- reasons are the filters. An episode whose active steps were all dropped is not selected. trained: a training job
+-- consumed it. Only generated counts steps that are not active.
 CREATE VIEW funnel AS
 WITH known_rewards AS (
     SELECT episode_id, step_index FROM steps WHERE is_active AND reward IS NOT NULL
@@ -22,24 +24,32 @@ newest_selections AS (
     SELECT s.*
     FROM selections AS s
     JOIN (
-        SELECT g.group_id, arg_max(g.job_id, (r.ended_at, g.job_id)) AS job_id
-        FROM (SELECT DISTINCT group_id, job_id FROM selections) AS g
+        -- By the order of terminal rows, as for scores and advantages: clocks may disagree.
+        SELECT g.episode_id, arg_max(g.job_id, (coalesce(r.sequence, -1), r.ended_at, g.job_id)) AS job_id
+        FROM (SELECT DISTINCT episode_id, job_id FROM selections) AS g
         JOIN job_runs AS r USING (job_id)
-        GROUP BY g.group_id
-    ) AS newest USING (group_id, job_id)
+        GROUP BY g.episode_id
+    ) AS newest USING (episode_id, job_id)
 ),
 
 dropped AS (
     SELECT
         episode_id,
-        any_value(filter) AS filter
+        coalesce(min(filter), 'dropped') AS filter
     FROM newest_selections
     WHERE step_index IS NULL AND NOT kept
     GROUP BY episode_id
 ),
 
 dropped_steps AS (
-    SELECT DISTINCT episode_id, step_index FROM newest_selections WHERE step_index IS NOT NULL AND NOT kept
+    SELECT
+        s.episode_id,
+        s.step_index,
+        coalesce(min(n.filter), 'dropped') AS filter
+    FROM newest_selections AS n
+    JOIN steps AS s ON s.episode_id = n.episode_id AND s.step_index = n.step_index
+    WHERE n.step_index IS NOT NULL AND NOT n.kept AND s.is_active
+    GROUP BY s.episode_id, s.step_index
 ),
 
 credited AS (
@@ -57,8 +67,8 @@ of_episodes AS (
         coalesce(k.steps, 0) AS steps_scored,
         k.steps IS NOT NULL OR r.episode_id IS NOT NULL AS is_scored,
         c.steps AS steps_credited,
-        d.episode_id IS NULL AS is_selected,
-        coalesce(d.filter, 'dropped') AS filter,
+        d.episode_id IS NULL AND coalesce(x.steps < a.active, true) AS is_selected,
+        coalesce(d.filter, x.filter) AS filter,
         a.active - coalesce(x.steps, 0) AS steps_selected,
         t.steps AS steps_trained
     FROM episodes AS e
@@ -69,7 +79,7 @@ of_episodes AS (
     LEFT JOIN dropped AS d ON d.episode_id = e.episode_id
     LEFT JOIN (SELECT episode_id, count(*) FILTER (is_active) AS active FROM steps GROUP BY episode_id) AS a
         ON a.episode_id = e.episode_id
-    LEFT JOIN (SELECT episode_id, count(*) AS steps FROM dropped_steps GROUP BY episode_id) AS x
+    LEFT JOIN (SELECT episode_id, count(*) AS steps, min(filter) AS filter FROM dropped_steps GROUP BY episode_id) AS x
         ON x.episode_id = e.episode_id
     LEFT JOIN trained AS t ON t.episode_id = e.episode_id
 ),
@@ -115,6 +125,19 @@ reasons AS (
         WHERE reason IS NOT NULL GROUP BY run_id, stage_number, reason
     )
     GROUP BY run_id, stage_number
+),
+
+step_reasons AS (
+    SELECT
+        run_id,
+        4 AS stage_number,
+        list({'reason': filter, 'steps': n} ORDER BY n DESC, filter) AS reasons
+    FROM (
+        SELECT e.run_id, x.filter, count(*) AS n
+        FROM dropped_steps AS x JOIN of_episodes AS e ON e.episode_id = x.episode_id
+        WHERE e.is_selected GROUP BY e.run_id, x.filter
+    )
+    GROUP BY run_id
 )
 
 SELECT
@@ -124,7 +147,9 @@ SELECT
     count(*) FILTER (s.reached) AS episodes,
     coalesce(sum(s.steps) FILTER (s.reached), 0)::BIGINT AS steps,
     count(*) FILTER (NOT s.reached) AS missing,
-    coalesce(any_value(r.reasons), []) AS reasons
+    coalesce(any_value(r.reasons), []) AS reasons,
+    coalesce(any_value(x.reasons), []) AS step_reasons
 FROM stages AS s
 LEFT JOIN reasons AS r ON r.run_id = s.run_id AND r.stage_number = s.stage_number
+LEFT JOIN step_reasons AS x ON x.run_id = s.run_id AND x.stage_number = s.stage_number
 GROUP BY s.run_id, s.stage_number, s.stage;

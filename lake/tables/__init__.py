@@ -17,7 +17,16 @@ from lake.tables.facts import (
     STEPS,
     TOKENS,
 )
-from lake.tables.judgements import ADVANTAGES, ANNOTATIONS, GROUPINGS, RATIOS, SCORES, SELECTIONS
+from lake.tables.judgements import (
+    ADVANTAGES,
+    ANNOTATIONS,
+    CREDIT_GROUPS,
+    GROUPINGS,
+    RATIOS,
+    RESPONSES,
+    SCORES,
+    SELECTIONS,
+)
 from lake.tables.lineage import BATCHES, CHECKPOINTS, JOBS, METRICS
 
 __all__ = [
@@ -26,6 +35,7 @@ __all__ = [
     "BATCHES",
     "BLOBS",
     "CHECKPOINTS",
+    "CREDIT_GROUPS",
     "EPISODES",
     "FORMAT_VERSION",
     "GROUPINGS",
@@ -36,6 +46,7 @@ __all__ = [
     "REJECTS",
     "RELATIONS",
     "RESOLUTION_ORDER",
+    "RESPONSES",
     "RETRACTIONS",
     "SCORES",
     "SELECTIONS",
@@ -65,6 +76,8 @@ TABLES: dict[str, Table] = {
         SELECTIONS,
         RATIOS,
         ANNOTATIONS,
+        CREDIT_GROUPS,
+        RESPONSES,
         JOBS,
         BATCHES,
         CHECKPOINTS,
@@ -82,8 +95,10 @@ RESOLUTION_ORDER = (
     "ratios",
     "selections",
     "groupings",
+    "credit_groups",
     "advantages",
     "scores",
+    "responses",
     "rejects",
     "episodes",
     "retractions",

@@ -155,3 +155,90 @@ ANNOTATIONS = Table(
         Column("text", Type.TEXT, "In words; NULL in both takes the label back."),
     ),
 )
+
+CREDIT_GROUPS = Table(
+    name="credit_groups",
+    grain="What a credit job found in one group: its outcomes, its anchors, its advantages.",
+    key=("group_id", "job_id"),
+    visibility=Visibility.ACCEPTED,
+    sort=("run_id", "group_id"),
+    row_bytes=256,
+    columns=(
+        Column("group_id", Type.ID, "The group the estimator used.", required=True),
+        Column("run_id", Type.WORD, "The run of all its episodes; NULL if it joins several."),
+        JOB,
+        SERIES,
+        WRITE_ID,
+        Column(
+            "input_fingerprint",
+            Type.ID,
+            "Hash of what the group was computed from: its episodes as written, and their scores; NULL if not known. "
+            "The next job of the series leaves a group out whose hash is the same.",
+        ),
+        Column("is_dead", Type.BOOL, "Two or more scored episodes, all with the same score.", required=True),
+        Column(
+            "findings", Type.WORD, "Comma-separated names of failed integrity checks; empty if none.", required=True
+        ),
+        Column(
+            "episodes",
+            Type.SMALL_INT,
+            "Episodes of the group; 0 where it has none any more, which takes its earlier rows back.",
+            required=True,
+        ),
+        Column("scored", Type.SMALL_INT, "Those with a score that take part.", required=True),
+        Column("policy_versions", Type.SMALL_INT, "Distinct known policy versions among them.", required=True),
+        Column("steps", Type.SMALL_INT, "Active steps.", required=True),
+        Column("defined_steps", Type.SMALL_INT, "Steps with a known advantage.", required=True),
+        Column("score_mean", Type.FLOAT, "Mean of the scores; NULL without any."),
+        Column("score_std", Type.FLOAT, "Their sample deviation; NULL below two."),
+        Column("score_min", Type.FLOAT, "Smallest score."),
+        Column("score_max", Type.FLOAT, "Largest score."),
+        Column("advantage_mean", Type.FLOAT, "Mean of the known advantages, over steps."),
+        Column("advantage_std", Type.FLOAT, "Their sample deviation; NULL below two."),
+        Column("advantage_min", Type.FLOAT, "Smallest advantage."),
+        Column("advantage_max", Type.FLOAT, "Largest advantage."),
+        Column("anchors", Type.SMALL_INT, "Distinct anchor states.", required=True),
+        Column("singleton_steps", Type.SMALL_INT, "Steps whose anchor no other step has.", required=True),
+        Column("shared_steps", Type.SMALL_INT, "Steps whose anchor two or more episodes visited.", required=True),
+        Column("anchor_episodes_mean", Type.FLOAT, "Mean over shared anchors of the episodes that visited them."),
+        Column(
+            "last_actions_mean",
+            Type.FLOAT,
+            "Mean over shared anchors of the distinct actions that led there. Many ways into one text: a false anchor.",
+        ),
+        Column(
+            "one_action_anchors",
+            Type.SMALL_INT,
+            "Shared anchors where all took the same action: nothing is compared there. NULL if actions were not read.",
+        ),
+        Column(
+            "error_anchors",
+            Type.SMALL_INT,
+            "Shared anchors whose state is an error text. NULL if that was not read.",
+        ),
+        Column("error_steps", Type.SMALL_INT, "Steps in those anchors. NULL if that was not read."),
+        Column("sign_disagreements", Type.SMALL_INT, "Steps where A_E and A_S have opposite signs.", required=True),
+    ),
+)
+
+RESPONSES = Table(
+    name="responses",
+    grain="An answer of a judge (a model asked over the network) that concerned an episode: asked once, then read.",
+    key=("request_id", "episode_id"),
+    visibility=Visibility.ACCEPTED,
+    distinct=True,
+    hides_retracted=True,
+    sort=("request_id",),
+    row_bytes=2048,
+    columns=(
+        Column("request_id", Type.ID, "Hash of what was asked, of whom, with which options.", required=True),
+        EPISODE,
+        JOB,
+        WRITE_ID,
+        Column("model", Type.WORD, "Who answered.", required=True),
+        Column("at", Type.TIME, "When.", required=True),
+        Column("prompt_tokens", Type.INT, "Tokens read, if it said so."),
+        Column("completion_tokens", Type.INT, "Tokens written, if it said so."),
+        Column("answer", Type.TEXT, "The answer.", required=True),
+    ),
+)

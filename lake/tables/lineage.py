@@ -15,7 +15,12 @@ JOBS = Table(
         SERIES,
         WRITE_ID,
         Column("event", Type.WORD, "Which row this is.", required=True, values=("started", "succeeded", "failed")),
-        Column("kind", Type.WORD, "ingest, collect, credit, render, train.", required=True),
+        Column(
+            "kind",
+            Type.WORD,
+            "ingest, collect, score, reward, judge, credit, group, select, render, train, ...",
+            required=True,
+        ),
         Column("at", Type.TIME, "When the row was written.", required=True),
         Column("sequence", Type.INT, "Order of terminal rows, whatever the clocks said; NULL in started rows."),
         Column("run_id", Type.WORD, "The run the job produced, if it did."),

@@ -1,12 +1,37 @@
 """Credit: what every step of a trajectory contributed, as a table of advantages.
 
 `GiGPO(...).advantages(steps)` is a pure function from a lazy frame of steps to a lazy frame of advantages; it knows no
-lake. `summarise` says what a result looks like. `pipelines/sql/gigpo.sql` is the same estimator in DuckDB SQL.
+lake, and neither does any other estimator of `ESTIMATORS`. `summarise` says what a result looks like.
+`pipelines/sql/gigpo.sql` is the same estimator in DuckDB SQL. Names load on first use: `trajlake credit -h` needs none.
 """
 
-from pipelines.credit.anchors import Anchors, ExactText, SimilarText
-from pipelines.credit.diagnostics import CreditSummary, summarise
-from pipelines.credit.estimators.gigpo import GiGPO
-from pipelines.credit.flags import Flag
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Anchors", "CreditSummary", "ExactText", "Flag", "GiGPO", "SimilarText", "summarise"]
+if TYPE_CHECKING:
+    from pipelines.credit.anchors import Anchors, ExactText, SimilarText
+    from pipelines.credit.diagnostics import CreditSummary, summarise
+    from pipelines.credit.estimators import ESTIMATORS
+    from pipelines.credit.estimators.gigpo import GiGPO
+    from pipelines.credit.flags import Flag
+
+__all__ = ["ESTIMATORS", "Anchors", "CreditSummary", "ExactText", "Flag", "GiGPO", "SimilarText", "summarise"]
+
+_HOME = {
+    "ESTIMATORS": "estimators",
+    "Anchors": "anchors",
+    "CreditSummary": "diagnostics",
+    "ExactText": "anchors",
+    "Flag": "flags",
+    "GiGPO": "estimators.gigpo",
+    "SimilarText": "anchors",
+    "summarise": "diagnostics",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name on first use (PEP 562)."""
+    if name in _HOME:
+        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    msg = f"module `{__name__}` has no attribute `{name}`; public names: {', '.join(__all__)}"
+    raise AttributeError(msg)

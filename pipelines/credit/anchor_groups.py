@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from pipelines.credit import packed_sort
 from pipelines.credit.batch import StepBatch
-from pipelines.credit.normalise import Moments, Norm
-from pipelines.credit.segments import Bools, Floats, Scalar, Segments
+from pipelines.credit.normalise import Moments, Scaling
+from pipelines.credit.segments import Bools, Floats, Segments, scatter
 
 Revisits: TypeAlias = Literal["keep", "first"]
 
@@ -56,18 +57,17 @@ class AnchorGroups:
     @classmethod
     def of(cls, batch: StepBatch, anchor_key: pl.Series) -> Self:
         """Gather the rows of `batch` by group and key."""
-        parts = {"group": batch.groups.ids_N(), "anchor": anchor_key, "episode": batch.episodes.ids_N()}
-        columns = pl.DataFrame(parts).rechunk()  # sorting is 1.7 times as fast in one chunk
-        order = columns.select(pl.arg_sort_by("group", "anchor", maintain_order=True)).to_series()
-        changes = columns.lazy().select(pl.all().gather(order)).select(pl.all().ne_missing(pl.all().shift())).collect()
-        opens_anchor_M = (changes["group"] | changes["anchor"]).to_numpy()
-        return cls(
-            order_M=order.cast(pl.Int64).to_numpy(),
-            anchors=Segments.opening_at(opens_anchor_M),
-            visits=Segments.opening_at(opens_anchor_M | changes["episode"].to_numpy()),
-        )
+        known = anchor_key.dtype == pl.Int64 and anchor_key.null_count() == 0
+        packed = packed_sort.gather(anchor_key.to_numpy(), batch.groups) if known else None
+        order_M, opens_anchor_M = packed or _by_columns(batch, anchor_key)
+        episode_M = batch.episodes.ids_N()[order_M]
+        opens_visit_M = opens_anchor_M.copy()
+        opens_visit_M[1:] |= episode_M[1:] != episode_M[:-1]
+        return cls(order_M, Segments.opening_at(opens_anchor_M), Segments.opening_at(opens_visit_M))
 
-    def credit(self, score_N: Floats, included_N: Bools, norm: Norm, revisits: Revisits) -> StepCredit:
+    def credit(
+        self, score_N: Floats, included_N: Bools, norm: Scaling, revisits: Revisits, ddof: Literal[0, 1] = 1
+    ) -> StepCredit:
         """Normalise step scores inside each anchor group.
 
         Args:
@@ -76,6 +76,7 @@ class AnchorGroups:
             norm: see `normalise.py`. An anchor group of one member gives exactly 0.
             revisits: `keep`: every visit is a member. `first`: only the first visit of each trajectory is; later ones
                 get 0, like a state nobody shares. (Measuring them by the members' statistics would have no bound.)
+            ddof: 1 for the sample deviation, 0 for the population's.
         """
         score_M = score_N[self.order_M]
         candidate_M = included_N[self.order_M] & ~np.isnan(score_M)
@@ -83,22 +84,28 @@ class AnchorGroups:
         first_visit_M[self.visits.starts_K] = True
         member_M = candidate_M & first_visit_M if revisits == "first" else candidate_M
         later_M = candidate_M & ~member_M
-        moments = Moments.of(score_M, member_M, self.anchors)
+        moments = Moments.of(score_M, member_M, self.anchors, ddof)
         a_step_M = moments.normalise(score_M, member_M, self.anchors, norm, singleton="zero")
         a_step_M[later_M] = 0.0
         # Each visit with a member counts once, at its first row.
         counted_M = np.zeros(len(score_M), np.bool_)
         counted_M[self.visits.starts_K] = self.visits.any(member_M)
+        anchors, order_M = self.anchors, self.order_M
         return StepCredit(
-            a_step_N=self._scatter(a_step_M),
-            size_N=self._scatter(self.anchors.spread(moments.count_K.astype(np.int32))),
-            episodes_N=self._scatter(self.anchors.spread(self.anchors.count(counted_M).astype(np.int32))),
-            single_N=self._scatter(member_M & self.anchors.spread(moments.count_K == 1)),
-            tied_N=self._scatter(member_M & self.anchors.spread(moments.tied_K)),
-            revisit_N=self._scatter(later_M),
+            a_step_N=scatter(a_step_M, order_M),
+            size_N=scatter(anchors.spread(moments.count_K.astype(np.int32)), order_M),
+            episodes_N=scatter(anchors.spread(anchors.count(counted_M).astype(np.int32)), order_M),
+            single_N=scatter(member_M & anchors.spread(moments.count_K == 1), order_M),
+            tied_N=scatter(member_M & anchors.spread(moments.tied_K), order_M),
+            revisit_N=scatter(later_M, order_M),
         )
 
-    def _scatter(self, values_M: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
-        values_N = np.empty_like(values_M)
-        values_N[self.order_M] = values_M
-        return values_N
+
+def _by_columns(batch: StepBatch, anchor_key: pl.Series) -> packed_sort.Gathered:
+    """As `packed_sort.gather`, for keys of any kind, NULL among them."""
+    columns = pl.DataFrame({"group": batch.groups.ids_N(), "anchor": anchor_key}).rechunk()
+    order = columns.select(pl.arg_sort_by("group", "anchor", maintain_order=True)).to_series()
+    changes = columns.select(pl.all().gather(order)).select(pl.all().ne_missing(pl.all().shift()))
+    opens_M = (changes["group"] | changes["anchor"]).to_numpy().copy()
+    opens_M[:1] = True
+    return order.cast(pl.Int64).to_numpy(), opens_M

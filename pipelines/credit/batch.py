@@ -10,7 +10,8 @@ import numpy as np
 import polars as pl
 
 from pipelines.credit.checks import check_steps
-from pipelines.credit.columns import KEYS
+from pipelines.credit.columns import KEYS, InputNeeds
+from pipelines.credit.extras import check_extras
 from pipelines.credit.segments import Bools, Floats, Segments
 
 
@@ -19,7 +20,7 @@ class StepBatch:
     """Checked, active steps sorted by (group, episode, step), and the runs of rows they form.
 
     Attributes:
-        frame: keys and anchor columns, one row per active step.
+        frame: keys, anchor columns and what else the estimator needs, one row per active step.
         episodes: rows -> episodes.
         groups: rows -> task groups.
         siblings: episodes -> task groups.
@@ -41,14 +42,15 @@ class StepBatch:
     broken_E: Bools
 
     @classmethod
-    def of(cls, inputs: pl.DataFrame) -> Self | None:
+    def of(cls, inputs: pl.DataFrame, needs: InputNeeds | None = None) -> Self | None:
         """Sort, check and drop inactive rows; None if no row is left.
 
         Args:
             inputs: columns as `select_inputs` gives them.
+            needs: what was selected, so that the columns beyond the usual ones are checked too.
 
         Raises:
-            ContractError: see `check_steps`.
+            ContractError: see `check_steps` and `check_extras`.
         """
         if not _is_sorted(inputs):
             inputs = inputs.sort(KEYS)
@@ -56,6 +58,8 @@ class StepBatch:
         frame = inputs if inputs["is_active"].all() else inputs.filter("is_active")
         if frame.is_empty():
             return None
+        if needs is not None:
+            check_extras(frame, needs)
         episodes, groups = _runs(frame, "episode_id"), _runs(frame, "group_id")
         firsts = frame.select("episode_score", "status").gather(episodes.starts_K)
         opens_group_N = np.zeros(len(frame), np.bool_)
@@ -71,6 +75,14 @@ class StepBatch:
             truncated_E=(firsts["status"] == "truncated").to_numpy(),
             broken_E=firsts["status"].is_in(["aborted", "failed"]).to_numpy(),
         )
+
+    def step_numbers(self, name: str) -> Floats:
+        """A numeric column of the frame, NaN where NULL."""
+        return _floats(self.frame[name])
+
+    def episode_numbers(self, name: str) -> Floats:
+        """A numeric column whose value belongs to the whole episode: one per episode, NaN where NULL."""
+        return _floats(self.frame[name].gather(self.episodes.starts_K))
 
 
 def _is_sorted(frame: pl.DataFrame) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.credit.batch import StepBatch
-from pipelines.credit.normalise import Moments, Norm, Singleton
+from pipelines.credit.normalise import Moments, Scaling, Singleton
 from pipelines.credit.segments import Bools, Floats
 
 Baseline: TypeAlias = Literal["trajectories", "rows"]
@@ -36,10 +36,10 @@ def episode_credit(
     score_E: Floats,
     excluded_E: Bools,
     *,
-    norm: Norm,
-    baseline: Baseline,
-    singleton: Singleton,
-    penalty: float,
+    norm: Scaling,
+    baseline: Baseline = "trajectories",
+    singleton: Singleton = "zero",
+    penalty: float = 0.0,
 ) -> EpisodeCredit:
     """Normalise episode scores inside each task group.
 
@@ -67,7 +67,7 @@ def episode_credit(
     return EpisodeCredit(a_episode_N, siblings.count_K.astype(np.int32), siblings.tied_K)
 
 
-def _scaled_penalty(siblings: Moments, norm: Norm, singleton: Singleton, penalty: float) -> Floats:
+def _scaled_penalty(siblings: Moments, norm: Scaling, singleton: Singleton, penalty: float) -> Floats:
     """What a malformed action costs in each group, in the unit of A_E: c, or c / max(std, c) where scores are scaled.
 
     The deviation does not contain the penalty, so dividing by it alone would have no bound: with judge scores of .9,

@@ -1,87 +1,133 @@
-"""The input of a credit job: which episodes, their scores, their steps, as one lazy frame.
+"""The episodes of a credit job: which ones, in which group, with which scores.
 
-Where the episode score comes from is one choice per job: the return the environment reported, or a scorer's newest
-values. An episode without one has NULL, never 0.
+Where scores come from is one choice per job: the return the environment reported, or the values of a scorer or reward,
+which has a row in `scores` under its name. An episode without a value has NULL, never 0. Siblings are compared under
+one version of a scorer: the one its newest job ran.
 """
 
 from dataclasses import dataclass
 
 import polars as pl
 
-from lake.errors import DataRefusedError, QueryError, UsageError
+from lake.errors import UsageError
 from lake.snapshot import Snapshot
+from pipelines.credit.columns import COMPONENT
+from pipelines.predicates import select_where
 
 ENV_RETURN = "env_return"
-_STEP_COLUMNS = ("reward", "is_active", "is_action_valid")
+ENV_REWARD = "env_reward"
+REWARD_JOB = "reward_job"
+"""The job whose step scores are the episode's rewards, where rewards come from a scorer."""
+_COLUMNS = ("episode_id", "group_id", "run_id", "status", "write_id", "num_steps", "env_return")
+_OF_VERSION = """
+WITH mine AS (
+    SELECT s.episode_id, s.job_id, s.scorer_version, s.value, coalesce(r.sequence, -1) AS sequence, r.ended_at
+    FROM scores AS s JOIN job_runs AS r USING (job_id)
+    WHERE s.scorer = $scorer AND (s.step_index IS NULL) = $of_episodes
+),
+
+newest AS (SELECT arg_max(scorer_version, (sequence, ended_at, job_id)) AS version FROM mine)
+"""
+_VALUES = f"""{_OF_VERSION}
+SELECT episode_id, value FROM mine WHERE scorer_version = (SELECT version FROM newest)
+QUALIFY row_number() OVER (PARTITION BY episode_id ORDER BY sequence DESC, ended_at DESC, job_id DESC) = 1
+"""
+_JOBS = f"""{_OF_VERSION}
+SELECT episode_id, arg_max(job_id, (sequence, ended_at, job_id)) AS {REWARD_JOB}
+FROM mine WHERE scorer_version = (SELECT version FROM newest) GROUP BY episode_id
+"""
 
 
-@dataclass(frozen=True)
-class CreditInput:
-    """What a credit job reads."""
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where a credit job takes its episodes and their scores from."""
 
-    episodes: pl.DataFrame
-    """episode_id, group_id, run_id, status, write_id, episode_score; one row per selected episode."""
-    steps: pl.LazyFrame
-    """The estimator's input: one row per step."""
+    where: str | None = None
+    """SQL predicate over `episodes`; None takes all."""
+    score: str = ENV_RETURN
+    """Episode score: `env_return`, or the name of a scorer or reward."""
+    rewards: str = ENV_REWARD
+    """Step rewards: `env_reward` (as recorded), or the name of a scorer or reward of steps."""
+    grouping: str | None = None
+    """Name of a definition in `groupings`; None takes the groups as collected."""
 
 
-def select_episodes(snapshot: Snapshot, where: str | None, score: str) -> pl.DataFrame:
-    """Episodes that a predicate selects, with their scores.
+def select_episodes(snapshot: Snapshot, sources: Sources, components: tuple[str, ...] = ()) -> pl.DataFrame:
+    """Episodes of a credit job.
 
     Args:
         snapshot: where to read.
-        where: a SQL predicate over `episodes`; None selects all.
-        score: `env_return`, or the name of a scorer.
+        sources: which episodes, and whose scores.
+        components: scorers or rewards an estimator weighs one by one.
+
+    Returns:
+        One row per episode, sorted by (group_id, episode_id): episode_id, group_id (the one the job uses),
+        collected_group_id, run_id, status, write_id, num_steps, episode_score, a float64 column `score_<name>` per
+        component, and `reward_job` where step rewards come from a scorer.
 
     Raises:
-        UsageError: a predicate that is no predicate, or a scorer that scored nothing.
+        UsageError: a predicate that is no predicate, a scorer that scored nothing, an unknown grouping.
         DataRefusedError: no episode is selected.
     """
-    query = f"SELECT episode_id, group_id, run_id, status, write_id, env_return FROM episodes WHERE ({where or 'true'})"
-    try:
-        episodes = snapshot.sql(query)
-    except QueryError as error:
-        msg = f"--where {where!r} is no predicate over `episodes`: {error}"
-        raise UsageError(msg) from error
-    if episodes.is_empty():
-        chosen = "the lake holds no episodes" if where is None else f"no episode satisfies {where!r}"
-        msg = f"{chosen}; `trajlake sql 'SELECT run_id, count(*) FROM episodes GROUP BY 1'` tells what is there"
-        raise DataRefusedError(msg)
-    if score == ENV_RETURN:
-        return episodes.rename({"env_return": "episode_score"})
-    values = _newest_scores(snapshot, score)
-    return episodes.drop("env_return").join(values, on="episode_id", how="left")
+    episodes = select_where(snapshot, _COLUMNS, sources.where).with_columns(collected_group_id="group_id")
+    if sources.grouping is not None:
+        episodes = _regrouped(snapshot, episodes, sources.grouping)
+    if sources.score == ENV_RETURN:
+        episodes = episodes.rename({"env_return": "episode_score"})
+    else:
+        scores = newest_scores(snapshot, sources.score).rename({"value": "episode_score"})
+        episodes = episodes.drop("env_return").join(scores, on="episode_id", how="left")
+    for name in components:
+        scores = newest_scores(snapshot, name).rename({"value": COMPONENT + name})
+        episodes = episodes.join(scores, on="episode_id", how="left")
+    if sources.rewards != ENV_REWARD:
+        jobs = snapshot.sql(_JOBS, {"scorer": sources.rewards, "of_episodes": False})
+        if jobs.is_empty():
+            raise UsageError(_unknown(snapshot, sources.rewards, ENV_REWARD, "steps"))
+        episodes = episodes.join(jobs, on="episode_id", how="left")
+    return episodes.sort("group_id", "episode_id")
 
 
-def read_inputs(snapshot: Snapshot, episodes: pl.DataFrame, state_columns: tuple[str, ...]) -> CreditInput:
-    """Steps of the selected episodes, joined with their scores.
+def newest_scores(snapshot: Snapshot, scorer: str) -> pl.DataFrame:
+    """episode_id and value: what the newest version of a scorer or reward says of whole episodes.
 
-    Args:
-        snapshot: where to read.
-        episodes: from `select_episodes`.
-        state_columns: columns the anchor definition reads.
+    Raises:
+        UsageError: it scored no episode.
     """
-    steps = snapshot.scan("steps").select("episode_id", "step_index", *state_columns, *_STEP_COLUMNS)
-    facts = episodes.lazy().select("episode_id", "group_id", "status", "episode_score")
-    return CreditInput(episodes, steps.join(facts, on="episode_id", how="inner"))
+    values = snapshot.sql(_VALUES, {"scorer": scorer, "of_episodes": True})
+    if values.is_empty():
+        raise UsageError(_unknown(snapshot, scorer, ENV_RETURN, "episodes"))
+    return values
 
 
-def records_step_rewards(snapshot: Snapshot, episodes: pl.DataFrame) -> bool:
-    """Whether the environment gave any step of these episodes a reward."""
+def records_step_rewards(snapshot: Snapshot, sources: Sources) -> bool:
+    """Whether any step of the selected episodes has a reward.
+
+    Raises:
+        As `select_episodes`.
+    """
+    if sources.rewards != ENV_REWARD:
+        return True
+    episodes = select_where(snapshot, ("episode_id",), sources.where)
     steps = snapshot.scan("steps").filter(pl.col("reward").is_not_null()).select("episode_id")
     return steps.join(episodes.lazy(), on="episode_id", how="semi").head(1).collect().height > 0
 
 
-def _newest_scores(snapshot: Snapshot, scorer: str) -> pl.DataFrame:
-    """episode_id and episode_score: the whole-episode values of the scorer's newest job for each episode."""
-    values = snapshot.sql(
-        "SELECT episode_id, value AS episode_score FROM scores JOIN job_runs USING (job_id)"
-        " WHERE scorer = ? AND step_index IS NULL"
-        " QUALIFY row_number() OVER (PARTITION BY episode_id ORDER BY ended_at DESC, job_id) = 1",
-        [scorer],
-    )
-    if values.is_empty():
-        known = snapshot.sql("SELECT DISTINCT scorer FROM scores ORDER BY 1")["scorer"].to_list()
-        msg = f"no scores of {scorer!r} for episodes; valid: {', '.join([ENV_RETURN, *known])}"
-        raise UsageError(msg)
-    return values
+def _regrouped(snapshot: Snapshot, episodes: pl.DataFrame, grouping: str) -> pl.DataFrame:
+    """The episodes of a grouping, in its groups."""
+    from lake.errors import DataRefusedError
+    from pipelines.groupings import read_grouping
+
+    groups = read_grouping(snapshot, grouping).select("episode_id", "group_id")
+    found = episodes.drop("group_id").join(groups, on="episode_id")
+    if found.is_empty():
+        msg = f"no selected episode is in the grouping {grouping!r}; leave --where out, or run `trajlake group` again"
+        raise DataRefusedError(msg)
+    return found
+
+
+def _unknown(snapshot: Snapshot, scorer: str, recorded: str, level: str) -> str:
+    """What to say of a scorer without a value at the level that is asked for."""
+    condition = "step_index IS NULL" if level == "episodes" else "step_index IS NOT NULL"
+    known = snapshot.sql(f"SELECT DISTINCT scorer FROM scores WHERE {condition} ORDER BY 1")["scorer"].to_list()
+    return f"no scores of {scorer!r} for {level}; valid: {', '.join(dict.fromkeys([recorded, *known]))}"

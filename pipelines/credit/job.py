@@ -1,109 +1,233 @@
-"""The credit job: an estimator over a lake's episodes into `advantages`, with lineage, skipped if nothing changed."""
+"""The credit job: an estimator over a lake's episodes into `advantages`, with lineage, for the groups that changed.
+
+Groups are computed range by range in bounded memory, on whatever executor is given; each range commits under a
+write_id of its own, and all of them become visible with the job's terminal row, or none does.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import polars as pl
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, SerializeAsAny
 
+from lake.jobs import Job
 from lake.lake import Lake
 from lake.snapshot import Snapshot
-from pipelines.credit import anchor_groups, anchors, batch, episode_credit, normalise, returns, segments, similarity
-from pipelines.credit.diagnostics import CreditSummary, summarise
-from pipelines.credit.estimators import gigpo
-from pipelines.credit.estimators.gigpo import GiGPO
-from pipelines.credit.inputs import ENV_RETURN, read_inputs, records_step_rewards, select_episodes
+from pipelines.credit.diagnosis import CreditDiagnosis
+from pipelines.credit.estimators.protocol import Estimator
+from pipelines.credit.group_diagnostics import SCHEMA
+from pipelines.credit.group_inputs import group_fingerprints, total_fingerprint
+from pipelines.credit.incremental import Changes, empty_rows, find_changes, newest_job_of, summary_of
+from pipelines.credit.inputs import ENV_RETURN, ENV_REWARD, Sources, records_step_rewards, select_episodes
+from pipelines.credit.integrity import IntegrityConfig, IntegrityReport
+from pipelines.credit.memory import MEMORY_GB, budget_rows
+from pipelines.credit.range_task import PURITY_COLUMNS, RangeResult, Task, columns_read, run_range
+from pipelines.credit.ranges import Range, plan_ranges, rows_per_range
+from pipelines.credit.source_code import deciding_modules
+from pipelines.executor import Executor, LocalExecutor
 
 KIND = "credit"
-_CODE = (gigpo, anchor_groups, anchors, batch, episode_credit, normalise, returns, segments, similarity)
-"""Modules whose source decides the numbers."""
+_EPISODES = pl.when(pl.col("steps") > 0).then("episodes").otherwise(0).alias("episodes")
 
 
 class CreditReport(BaseModel):
     """What a credit job did."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
 
     job_id: int
+    """The job that ran; where there was nothing to do, the newest of those that hold the groups' advantages."""
     series_id: int
     skipped: bool
-    """The same inputs and parameters already had a result, which stands."""
-    estimator: GiGPO
+    """Every group's rows were computed from the same inputs and parameters: they stand."""
+    estimator: SerializeAsAny[Estimator]
     """The configuration that was used."""
-    summary: CreditSummary
+    summary: CreditDiagnosis
+    """Figures over all selected groups, whichever job computed them."""
+    groups_computed: int = 0
+    groups_kept: int = 0
+    """Groups whose earlier rows stand."""
+    groups_ended: int = 0
+    """Groups that have no episodes any more: their rows no longer count."""
+    steps_computed: int = 0
+    findings: tuple[str, ...] = ()
+    """What the integrity checks found in the computed groups, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a job is going to do."""
+
+    snapshot: Snapshot
+    sources: Sources
+    estimator: Estimator
+    episodes: pl.DataFrame
+    groups: pl.DataFrame
 
 
 def run_credit(
-    lake: Lake, estimator: GiGPO, *, where: str | None = None, score: str = ENV_RETURN, force: bool = False
+    lake: Lake,
+    estimator: Estimator,
+    *,
+    where: str | None = None,
+    score: str = ENV_RETURN,
+    rewards: str = ENV_REWARD,
+    grouping: str | None = None,
+    integrity: IntegrityConfig | None = None,
+    purity: bool = True,
+    force: bool = False,
+    executor: Executor | None = None,
+    memory_gb: float = MEMORY_GB,
 ) -> CreditReport:
-    """Compute advantages of all steps of the selected episodes and write them to `advantages`.
+    """Compute advantages of all steps of the selected episodes whose groups changed, and write them to `advantages`.
+
+    A group is computed if its newest rows in the series come from other episodes, scores or parameters than it has
+    now; a batch-normalised estimator (`estimator.incremental` is False) computes all groups if any changed.
 
     Args:
         lake: where to read and write.
         estimator: the configuration.
         where: SQL predicate over `episodes`; None takes all.
-        score: source of the episode score: `env_return`, or a scorer's name.
-        force: compute even if the same inputs and parameters have a result.
+        score: source of the episode score: `env_return`, or a scorer's or reward's name.
+        rewards: source of the step rewards: `env_reward`, or a scorer's or reward's name.
+        grouping: name of a definition in `groupings`; None compares episodes in the groups they were collected with.
+        integrity: which checks warn, and which refuse.
+        purity: look at the actions and error texts of shared anchors, for `credit_groups`; their texts are read.
+        force: compute all groups.
+        executor: where ranges run; threads of this process unless given.
+        memory_gb: what the ranges that run at once may take together, in GB (10^9 bytes).
 
     Raises:
-        DataRefusedError: no episode is selected.
-        UsageError: a bad predicate or an unknown scorer.
+        DataRefusedError: no episode is selected, or a check that refuses found something.
+        UsageError: a bad predicate, an unknown scorer or grouping.
         ContractError: steps that break the estimator's contract, naming the episode.
+        WorkerLostError: worker processes died again and again.
     """
     snapshot = lake.snapshot()
-    episodes = select_episodes(snapshot, where, score)
-    fingerprint = snapshot.fingerprint(episodes, score=score, scores=_scores_state(snapshot, score))
-    series = {"estimator": "gigpo", "config": estimator.model_dump(mode="json"), "score": score}
-    job = lake.job(
-        kind=KIND,
-        parameters=series | {"where": where},
-        series=series,
-        code=_CODE,
-        fingerprint=fingerprint,
-        snapshot=snapshot,
-    )
-    if not force and (found := lake.find_job(KIND, job.series_id, fingerprint)) is not None:
-        standing = snapshot.scan("advantages").filter(pl.col("job_id") == found)
-        return CreditReport(
-            job_id=found, series_id=job.series_id, skipped=True, estimator=estimator, summary=summarise(standing)
-        )
+    estimator = _pinned(estimator)
+    sources = Sources(where=where, score=score, rewards=rewards, grouping=grouping)
+    needs = columns_read(estimator).needs
+    episodes = select_episodes(snapshot, sources, needs.components)
+    groups = group_fingerprints(episodes, of_batch=not estimator.incremental)
+    plan = _Plan(snapshot, sources, estimator, episodes, groups)
+    job = _job(lake, plan)
+    changes = find_changes(snapshot, job.series_id, groups, where=where, force=force)
+    if changes.nothing:
+        return _standing(plan, job.series_id, changes)
+    executor = executor or LocalExecutor()
     with job:
-        columns = tuple(estimator.anchors.columns(["state", "state_hash"]))
-        inputs = read_inputs(snapshot, episodes, columns)
-        rows = estimator.advantages(inputs.steps).collect()
-        summary = summarise(rows.lazy())
-        job.write(
-            "advantages", _with_runs(rows, episodes).with_columns(pl.col("advantage").is_not_null().alias("defined"))
-        )
-        job.counts |= {
-            "rows_in": rows.height,
-            "rows_out": rows.height,
-            "rows_dropped": 0,
-            **summary.model_dump(mode="json"),
-        }
-    return CreditReport(job_id=job.job_id, series_id=job.series_id, skipped=False, estimator=estimator, summary=summary)
+        task = Task(estimator, integrity or IntegrityConfig(), rewards, purity, job.part())
+        todo = episodes.join(changes.changed, on="group_id", how="semi", maintain_order="left")
+        results = _collected(job, executor, task, _ranges(plan, task, todo, executor, memory_gb))
+        return _finish(job, plan, changes, results)
 
 
-def _with_runs(rows: pl.DataFrame, episodes: pl.DataFrame) -> pl.DataFrame:
-    """Rows with their episode's run_id, in the same order."""
-    runs = episodes["run_id"].unique()
-    if len(runs) == 1:
-        return rows.with_columns(run_id=pl.lit(runs[0]))
-    of_episodes = episodes.select("episode_id", "run_id")
-    return rows.join(of_episodes, on="episode_id", how="left", maintain_order="left")
-
-
-def with_step_source(lake: Lake, estimator: GiGPO, where: str | None, score: str) -> GiGPO:
+def with_step_source(
+    lake: Lake, estimator: Estimator, where: str | None, score: str, rewards: str = ENV_REWARD
+) -> Estimator:
     """The estimator with the step source that the recorded data supports.
 
     If the environment recorded no step reward at all, the episode score stands as the reward of the last step; one
-    choice for the whole job, recorded in its parameters.
+    choice for the whole job, recorded in its parameters. An estimator without that option stays as it is.
     """
-    snapshot = lake.snapshot()
-    recorded = records_step_rewards(snapshot, select_episodes(snapshot, where, score))
+    if "step_source" not in type(estimator).model_fields:
+        return estimator
+    recorded = records_step_rewards(lake.snapshot(), Sources(where=where, score=score, rewards=rewards))
     return estimator.model_copy(update={"step_source": "rewards" if recorded else "terminal_score"})
 
 
-def _scores_state(snapshot: Snapshot, score: str) -> str | None:
-    """What must change for new scores to count: the jobs that wrote them."""
-    if score == ENV_RETURN:
-        return None
-    jobs = snapshot.scan("scores").filter(pl.col("scorer") == score).select("job_id").unique().collect()
-    return ",".join(map(str, sorted(jobs["job_id"].to_list())))
+def _pinned(estimator: Estimator) -> Estimator:
+    """The estimator with an anchor definition that names the code of a user's function by its hash."""
+    pinned = getattr(getattr(estimator, "anchors", None), "pinned", None)
+    return estimator if pinned is None else estimator.model_copy(update={"anchors": pinned()})
+
+
+def _job(lake: Lake, plan: _Plan) -> Job:
+    sources, estimator = plan.sources, plan.estimator
+    series = {
+        "estimator": estimator.name,
+        "config": estimator.model_dump(mode="json"),
+        "score": sources.score,
+        "rewards": sources.rewards,
+        "grouping": sources.grouping,
+    }
+    return lake.job(
+        kind=KIND,
+        parameters=series | {"where": sources.where},
+        series=series,
+        code=deciding_modules(*type(estimator).code()),
+        fingerprint=total_fingerprint(plan.groups, where=sources.where),
+        snapshot=plan.snapshot,
+    )
+
+
+def _ranges(
+    plan: _Plan, task: Task, episodes: pl.DataFrame, executor: Executor, memory_gb: float
+) -> Iterator[tuple[Task, Range]]:
+    rows = None
+    if plan.estimator.incremental:
+        columns = dict.fromkeys((*columns_read(plan.estimator).of_steps, *(PURITY_COLUMNS if task.purity else ())))
+        budget = budget_rows(plan.snapshot, tuple(columns), memory_gb, executor.workers)
+        rows = rows_per_range(int(episodes["num_steps"].sum()), budget, executor.workers)
+    judgements = () if task.rewards == ENV_REWARD else ("scores",)
+    if not episodes.is_empty():
+        yield from ((task, part) for part in plan_ranges(plan.snapshot, episodes, rows, judgements))
+
+
+def _collected(job: Job, executor: Executor, task: Task, items: Iterator[tuple[Task, Range]]) -> list[RangeResult]:
+    """Results of all ranges; what they wrote is accepted by the job."""
+    results = []
+    for result in executor.map(run_range, items):
+        if result.written is not None:
+            job.take(result.written)
+        results.append(result)
+    return results
+
+
+def _finish(job: Job, plan: _Plan, changes: Changes, results: list[RangeResult]) -> CreditReport:
+    """Write what was found of the groups, and the figures of the terminal row."""
+    report = IntegrityReport.merged([result.integrity for result in results])
+    report.raise_refused()
+    _write_groups(job, changes, [result.groups for result in results])
+    computed = [result.groups for result in results]
+    kept = changes.kept.select(SCHEMA.names())
+    summary = summary_of(pl.concat([kept, *computed]))
+    rows_out = sum(result.written.rows for result in results if result.written is not None)
+    done = CreditReport(
+        job_id=job.job_id,
+        series_id=job.series_id,
+        skipped=False,
+        estimator=plan.estimator,
+        summary=summary,
+        groups_computed=changes.changed.height,
+        groups_kept=changes.kept.height,
+        groups_ended=changes.ended.height,
+        steps_computed=rows_out,
+        findings=tuple(report.lines()),
+    )
+    figures = done.model_dump(mode="json", include={"groups_computed", "groups_kept", "groups_ended"})
+    job.counts |= {"rows_in": rows_out, "rows_out": rows_out, "rows_dropped": 0, **figures}
+    job.counts |= {**summary.model_dump(mode="json"), **report.counts()}
+    return done
+
+
+def _write_groups(job: Job, changes: Changes, computed: list[pl.DataFrame]) -> None:
+    """One row of `credit_groups` for each group that changed or ended.
+
+    A group none of whose episodes has a row in `advantages` is one without episodes: earlier rows of it end.
+    """
+    if computed:
+        hashes = changes.changed.select("group_id", "input_fingerprint")
+        job.write("credit_groups", pl.concat(computed).join(hashes, on="group_id").with_columns(_EPISODES))
+    job.write("credit_groups", empty_rows(changes.ended))
+
+
+def _standing(plan: _Plan, series_id: int, changes: Changes) -> CreditReport:
+    return CreditReport(
+        job_id=newest_job_of(changes.kept),
+        series_id=series_id,
+        skipped=True,
+        estimator=plan.estimator,
+        summary=summary_of(changes.kept),
+        groups_kept=changes.kept.height,
+    )

@@ -1,6 +1,8 @@
-"""Centring and scaling inside a group: the one normalisation that episode and step advantages share.
+"""Centring and scaling inside a group: the one normalisation that all estimators share.
 
 `mean_norm`: x - mean. `mean_std_norm`: (x - mean) / (std + 1e-6), with the sample standard deviation (n - 1).
+`leave_one_out`: x minus the mean of the others, which is n / (n - 1) * (x - mean). `mean_ratio`: (x - mean) / (mean +
+1e-6), for values that are not negative.
 A group whose values agree to 1e-9 gives exactly 0: in the reference code float noise over a tiny deviation turns equal
 scores into advantages of 0.5.
 
@@ -15,10 +17,11 @@ import numpy as np
 from pipelines.credit.segments import Bools, Floats, Ints, Segments
 
 Norm: TypeAlias = Literal["mean_norm", "mean_std_norm"]
+Scaling: TypeAlias = Literal["mean_norm", "mean_std_norm", "leave_one_out", "mean_ratio"]
 Singleton: TypeAlias = Literal["zero", "raw"]
 
 EPSILON = 1e-6
-"""Added to the standard deviation."""
+"""Added to the standard deviation or mean that is divided by."""
 TIE = 1e-9
 """Values that differ by no more than this, relative to the largest and at least absolutely, count as equal."""
 
@@ -30,7 +33,7 @@ class Moments:
     Attributes:
         count_K: members.
         mean_K: their mean; 0 without members.
-        std_K: sample standard deviation; 0 for tied groups and for fewer than two members.
+        std_K: standard deviation; 0 for tied groups and for fewer than two members.
         tied_K: at least two members, all equal: max - min <= 1e-9 * max(1, |max|).
     """
 
@@ -40,20 +43,27 @@ class Moments:
     tied_K: Bools
 
     @classmethod
-    def of(cls, values_N: Floats, member_N: Bools, groups: Segments) -> Self:
-        """Statistics per group over the rows where `member_N` is true; other values are not looked at."""
+    def of(cls, values_N: Floats, member_N: Bools, groups: Segments, ddof: Literal[0, 1] = 1) -> Self:
+        """Statistics per group over the rows where `member_N` is true; other values are not looked at.
+
+        Args:
+            values_N: any values.
+            member_N: rows that take part.
+            groups: the groups, as runs of rows.
+            ddof: 1 for the sample deviation, 0 for the population's.
+        """
         count_K = groups.count(member_N)
         mean_K = groups.sum(np.where(member_N, values_N, 0.0)) / np.maximum(count_K, 1)
         squares_N = np.where(member_N, values_N - groups.spread(mean_K), 0.0)
         np.square(squares_N, out=squares_N)
-        variance_K = groups.sum(squares_N) / np.maximum(count_K - 1, 1)
+        variance_K = groups.sum(squares_N) / np.maximum(count_K - ddof, 1)
         high_K = groups.max(np.where(member_N, values_N, -np.inf))
         low_K = groups.min(np.where(member_N, values_N, np.inf))
         tied_K = (count_K >= 2) & (high_K - low_K <= TIE * np.maximum(1.0, np.abs(high_K)))
         return cls(count_K, mean_K, np.where(tied_K, 0.0, np.sqrt(variance_K)), tied_K)
 
     def normalise(
-        self, values_N: Floats, member_N: Bools, groups: Segments, norm: Norm, singleton: Singleton
+        self, values_N: Floats, member_N: Bools, groups: Segments, norm: Scaling, singleton: Singleton
     ) -> Floats:
         """Advantages of the members; NaN for every other row.
 
@@ -61,7 +71,7 @@ class Moments:
             values_N: the values the statistics were taken from.
             member_N: rows that take part.
             groups: the groups, as runs of rows.
-            norm: centre only, or centre and scale.
+            norm: how to centre and scale, see above.
             singleton: a group of one member gives exactly 0 (`zero`), or its value with mean 0 and std 1 (`raw`).
 
         Returns:
@@ -71,6 +81,10 @@ class Moments:
         result_N: Floats = values_N - groups.spread(np.where(raw_K, 0.0, self.mean_K))
         if norm == "mean_std_norm":
             result_N /= groups.spread(np.where(raw_K, 1.0, self.std_K) + EPSILON)
+        elif norm == "leave_one_out":
+            result_N *= groups.spread(np.where(raw_K, 1.0, self.count_K / np.maximum(self.count_K - 1, 1)))
+        elif norm == "mean_ratio":
+            result_N /= groups.spread(np.where(raw_K, 1.0, self.mean_K + EPSILON))
         result_N[groups.spread(self.tied_K | ((self.count_K == 1) & ~raw_K))] = 0.0
         result_N[~member_N] = np.nan
         return result_N

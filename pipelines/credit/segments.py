@@ -71,3 +71,10 @@ class Segments:
     def ids_N(self) -> npt.NDArray[np.int32]:
         """Number of the run each row lies in: 0, 1, 2, ..."""
         return self.spread(np.arange(len(self.starts_K), dtype=np.int32))
+
+
+def scatter(values_M: npt.NDArray[Scalar], order_M: Ints) -> npt.NDArray[Scalar]:
+    """Undo a gathering: the value of gathered row m goes to row `order_M[m]`."""
+    values_N = np.empty_like(values_M)
+    values_N[order_M] = values_M
+    return values_N

@@ -1,5 +1,6 @@
 """A locked-in process: attacks that work in an open process, and none of which works in a locked one."""
 
+import ctypes
 import json
 import os
 import platform
@@ -21,7 +22,7 @@ PROBE = r'''
 import ctypes, json, os, resource, signal, socket, subprocess, sys, threading
 
 told = json.loads(sys.stdin.buffer.read())
-folder, port, parent = told["folder"], told["port"], told["parent"]
+folder, port, parent, shared = told["folder"], told["port"], told["parent"], told["shared"]
 inside = folder + "/given.txt"
 
 def connect(kind, address, family=socket.AF_INET):
@@ -44,6 +45,11 @@ def raise_limits():
 def write(path, flags=os.O_WRONLY | os.O_CREAT):
     handle = os.open(path, flags, 0o600)
     return os.write(handle, b"x")
+
+def own_pipe():
+    import fcntl
+    reader, writer = os.pipe()
+    return fcntl.fcntl(reader, fcntl.F_SETOWN, parent) or fcntl.fcntl(reader, 10, signal.SIGUSR1) or "owned"
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -78,6 +84,11 @@ ATTACKS = {
     "a program": lambda: subprocess.run(["/bin/true"]).returncode,
     "another program": lambda: os.posix_spawn("/bin/true", ["true"], {}),
     "a signal": lambda: os.kill(parent, signal.SIGUSR1),
+    "a signal by a pipe": own_pipe,
+    "the parent's priority": lambda: os.setpriority(os.PRIO_PROCESS, parent, 5) or "set",
+    "the parent's processors": lambda: os.sched_setaffinity(parent, os.sched_getaffinity(parent)) or "set",
+    "the parent's scheduling": lambda: os.sched_setscheduler(parent, os.SCHED_BATCH, os.sched_param(0)) or "set",
+    "shared memory of others": lambda: checked(libc.shmctl(shared, 0, None)),
     "limits": raise_limits,
     "much memory": lambda: len(bytearray(3 << 30)),
     "a namespace": lambda: checked(libc.unshare(0x20000)),
@@ -104,6 +115,9 @@ NEEDS_PRIVILEGE = {"a namespace"}
 """Works in an open process of root only."""
 
 
+LIBC = ctypes.CDLL(None)
+
+
 class Room:
     """A folder with a file to read, one to keep secret, and somebody listening."""
 
@@ -123,6 +137,7 @@ class Room:
         port = self.listener.getsockname()[1]
         # The target of signals is a process of its own, which a test can do without.
         told = {"attack": attack, "folder": str(self.folder), "port": port, "parent": self.victim.pid}
+        told["shared"] = self.shared
         return json.dumps(told).encode()
 
     def open_process(self, attack: str) -> dict[str, object]:
@@ -146,6 +161,7 @@ class Room:
         return found
 
     def __enter__(self) -> "Room":
+        self.shared = LIBC.shmget(0, 4096, 0o600)
         self.victim = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
         return self
 
@@ -154,6 +170,7 @@ class Room:
         self.victim.communicate()
         self.listener.close()
         self.unix.close()
+        LIBC.shmctl(self.shared, 0, None)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -187,6 +204,32 @@ def test_a_missing_layer_leaves_its_hole(tmp_path: Path) -> None:
         assert "result" in room.locked_process("udp", policy)
         policy = Policy(read=read, memory_bytes=2 << 30, layers=without["rlimits"])
         assert "result" in room.locked_process("much memory", policy)
+
+
+def test_a_folder_that_is_listed_is_not_read(tmp_path: Path) -> None:
+    """What lies in it may be read if it is named: how a folder is given without what is hidden in it."""
+    with Room(tmp_path) as room:
+        runtime = (*isolation.runtime_folders(), str(tmp_path / "jail"))
+        listed = Policy(read=runtime, listed=(str(tmp_path),))
+        assert room.locked_process("a listing", listed) == {"result": 4}
+        assert room.locked_process("a file outside", listed) == {"error": "PermissionError", "number": 13}
+        assert room.locked_process("the given file", listed) == {"error": "PermissionError", "number": 13}
+        given = Policy(read=(*runtime, str(tmp_path / "given.txt")), listed=(str(tmp_path),))
+        assert room.locked_process("the given file", given) == {"result": "given"}
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="the kernel does not count root's processes and threads")
+def test_processes_and_threads_are_counted_for_an_ordinary_user(tmp_path: Path) -> None:
+    with Room(tmp_path) as room:
+        policy = Policy(read=(*isolation.runtime_folders(), str(tmp_path / "jail")), tasks=1)
+        assert room.locked_process("a thread", policy) == {"error": "RuntimeError", "number": None}
+
+
+def test_a_lock_that_fails_names_its_layer() -> None:
+    """In a process of its own: what a lock has done before it fails stays done."""
+    code = "from lake import isolation; isolation.lock(isolation.Policy(read=('/no/such/place',)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "NotLockedError: landlock: [Errno 2] No such file or directory: '/no/such/place'" in done.stderr
 
 
 def test_what_cannot_be_locked_does_not_run(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from lake.lake import Lake
 from lake.objects import Objects
 from lake.store import Store
 from pipelines.credit import GiGPO, summarise
+from pipelines.credit.estimators.batch_std import BatchStd
 from pipelines.credit.job import run_credit, with_step_source
 
 TERMINAL = GiGPO(step_source="terminal_score")
@@ -163,4 +164,26 @@ def test_an_empty_lake_is_refused(tmp_path: Path) -> None:
 
 def test_summary_of_a_skipped_job_equals_the_first(target: Lake) -> None:
     report = run_credit(target, TERMINAL)
-    assert summarise(target.scan("advantages")) == report.summary
+    counted = summarise(target.scan("advantages")).model_dump()
+    assert report.summary.model_dump(include=set(counted)) == counted
+
+
+def test_what_shared_anchors_are_worth_is_a_row_per_group_unless_nobody_asks(target: Lake) -> None:
+    looked = ["one_action_anchors", "last_actions_mean", "error_anchors", "error_steps"]
+    asked = run_credit(target, TERMINAL)
+    groups = target.scan("credit_groups").filter(job_id=asked.job_id).collect()
+    assert groups.select(looked).null_count().sum_horizontal().item() == 0
+    # Rollout i of a task takes action "a<i>" everywhere, so no shared state saw one action alone.
+    assert asked.summary.one_action_anchors == 0
+    unasked = run_credit(target, TERMINAL, purity=False, force=True)
+    groups_again = target.scan("credit_groups").filter(job_id=unasked.job_id).collect()
+    assert groups_again.select(looked).null_count().sum_horizontal().item() == len(looked) * groups.height
+    assert unasked.summary.one_action_anchors is None
+    assert unasked.series_id == asked.series_id
+    same = [name for name in groups.columns if name not in (*looked, "job_id", "write_id")]
+    assert_frame_equal(groups_again.select(same), groups.select(same), check_row_order=False)
+
+
+def test_a_batch_key_that_is_no_column_is_refused(target: Lake) -> None:
+    with pytest.raises(UsageError, match="no column nope; valid: episode_id, "):
+        run_credit(target, BatchStd(batch_key="nope"))

@@ -195,13 +195,15 @@ def test_several_encodings_need_a_choice_or_the_models_own(tmp_path: Path) -> No
     assert selection.drops.filter(pl.col("reason") == "no_tokens")["episodes"].to_list() == [5]
 
 
-def test_the_newest_credit_job_is_the_default(tmp_path: Path) -> None:
+def test_the_series_of_the_newest_credit_job_is_the_default(tmp_path: Path) -> None:
     lk = token_lake(tmp_path)
     with pytest.raises(DataRefusedError, match="trajlake credit gigpo"):
         resolve_advantages(lk.snapshot(), None)
     first, second = add_credit(lk, gamma=0.5), add_credit(lk, gamma=0.9)
     snapshot = lk.snapshot()
-    assert resolve_advantages(snapshot, None).job_id == second
+    newest = resolve_advantages(snapshot, None)
+    assert (newest.job_id, newest.jobs) == (None, (second,))
+    assert newest.series_id == resolve_advantages(snapshot, ids.to_text(second)).series_id
     assert resolve_advantages(snapshot, ids.to_text(first)).job_id == first
     with pytest.raises(UsageError, match=r"no succeeded credit job and no series.*" + ids.to_text(second)):
         resolve_advantages(snapshot, ids.to_text(5))

@@ -58,7 +58,8 @@ def test_oracle_with_similar_states(
     for row in rows:
         row["state"] = data.draw(st.none() | st.sampled_from(texts))
     config = GiGPO(**{**config.model_dump(), "anchors": {"kind": "similarity", "threshold": threshold}})
-    found = config.advantages(frame(rows).lazy()).collect()
+    # The texts above are not those that the rows' hashes belong to, and equal hashes mean equal texts.
+    found = config.advantages(frame(rows).drop("state_hash").lazy()).collect()
     assert_same(found, expected(rows, config, found.schema, hashed=False))
 
 

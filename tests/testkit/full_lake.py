@@ -12,6 +12,8 @@ import polars as pl
 
 import lake
 from lake import Lake
+from lake.columns import Type
+from lake.tables import TABLES
 from testkit.episodes import episode
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -118,6 +120,8 @@ def span(episode_id: int, group_id: int) -> dict[str, Any]:
 def judgements(episode_id: int, group_id: int) -> dict[str, dict[str, Any]]:
     """A row for each of the other judgement tables."""
     keys = {"episode_id": episode_id, "group_id": group_id, "run_id": "run"}
+    of_group = TABLES["credit_groups"]
+    counts = {c.name: 1 for c in of_group.columns if c.required and c.type is Type.SMALL_INT}
     return {
         "groupings": keys | {"grouping": "half", "collected_group_id": group_id},
         "selections": keys | {"selection": "short", "kept": False, "filter": "length", "reason": "31 > 30"},
@@ -130,6 +134,8 @@ def judgements(episode_id: int, group_id: int) -> dict[str, dict[str, Any]]:
             "n_action": 1,
             "logprobs": [-0.5],
         },
+        "credit_groups": {"group_id": group_id, "run_id": "run", "is_dead": False, "findings": ""} | counts,
+        "responses": {"request_id": episode_id, "episode_id": episode_id, "model": "m", "at": AT, "answer": "0.5"},
         "annotations": keys | {"annotation_id": episode_id, "author": "ann", "label": "good", "at": AT, "text": "yes"},
     }
 

@@ -25,6 +25,7 @@ from lake.store import Store
 from lake.tables import TABLES
 from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
+from pipelines.executor import LocalExecutor
 from testkit.clocks import clock_of
 from testkit.episodes import episode
 
@@ -135,6 +136,14 @@ def credit(uri: str) -> None:
     print(run_credit(lk, GiGPO()).model_dump_json(include={"job_id", "skipped"}))
 
 
+def credit_ranges(uri: str) -> None:
+    """As `credit`, one group after the other."""
+    lk = opened(uri)
+    gate()
+    report = run_credit(lk, GiGPO(), executor=LocalExecutor(1), memory_gb=1e-6)
+    print(report.model_dump_json(include={"job_id", "skipped"}))
+
+
 def maintain(uri: str, operation: str, *episode_ids: str) -> None:
     """Run one operation of maintenance; retract and forget take episode ids."""
     lk = opened(uri)
@@ -159,6 +168,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "record": record,
     "create": create,
     "credit": credit,
+    "credit_ranges": credit_ranges,
     "maintain": maintain,
 }
 

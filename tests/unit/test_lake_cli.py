@@ -241,7 +241,7 @@ def test_doctor_finds_a_healthy_lake_fine_and_notes_dead_writes(cli: Cli, full: 
     assert done.code == 0, done.out
     verdicts = {row["check"]: row for row in json.loads(done.out)}
     assert verdicts["dead writes"]["verdict"] == "note"
-    assert "11 write attempts" in verdicts["dead writes"]["detail"]
+    assert "13 write attempts" in verdicts["dead writes"]["detail"]
     assert {row["verdict"] for name, row in verdicts.items() if name != "dead writes"} == {"fine"}
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import lake
 from lake import Lake, ids, jobs
-from lake.errors import ContractError, LakeAccessError, UsageError
+from lake.errors import ConflictError, ContractError, LakeAccessError, UsageError
 from lake.jobs import Job, code_hash, series_id
 from lake.tables import TABLES
 from testkit.episodes import episode
@@ -438,3 +438,41 @@ def test_every_job_of_a_full_lake_is_one_row_of_job_runs(tmp_path: Path) -> None
         ("train", "succeeded", 3),
     ]
     assert TABLES["jobs"].key == ("job_id", "event")
+
+
+def test_a_guard_that_refuses_makes_the_job_fail_and_its_rows_stay_unseen(lk: Lake, steps: pl.DataFrame) -> None:
+    def refuse() -> None:
+        raise ConflictError("somebody was first")
+
+    with pytest.raises(ConflictError, match="somebody was first"), lk.job(kind="score", guard=refuse) as job:
+        job.write("advantages", advantages(steps))
+    (row,) = lk.scan("jobs").filter(pl.col("job_id") == job.job_id, pl.col("event") != "started").collect().to_dicts()
+    assert (row["event"], row["error"], row["accepted_write_ids"]) == ("failed", "somebody was first", [])
+    assert lk.scan("advantages").filter(pl.col("job_id") == job.job_id).collect().is_empty()
+
+
+def test_a_guard_sees_every_job_that_ended_before(lk: Lake) -> None:
+    """It runs again when another terminal row comes between: of two that exclude each other one succeeds."""
+    looks = []
+
+    def alone() -> None:
+        ended = lk.scan("jobs").filter(event="succeeded", kind="score").collect().height
+        looks.append(ended)
+        if ended:
+            raise ConflictError("scored already")
+        if len(looks) == 1:
+            with lk.job(kind="other"):
+                """Its terminal row comes between the look and the commit."""
+
+    with lk.job(kind="score", guard=alone):
+        pass
+    assert looks == [0, 0]
+    with pytest.raises(ConflictError), lk.job(kind="score", guard=alone):
+        pass
+
+
+def test_a_job_that_failed_asks_no_guard(lk: Lake) -> None:
+    asked = []
+    with pytest.raises(ZeroDivisionError), lk.job(kind="score", guard=lambda: asked.append(1)):
+        raise ZeroDivisionError
+    assert asked == []

@@ -24,7 +24,17 @@ from testkit.episodes import assert_whole, episode
 from testkit.processes import Worker, at_the_gate
 
 FORMAT_1 = Path(__file__).resolve().parents[1] / "golden" / "lakes" / "format_1"
-NEW_TABLES = {"spans", "blobs", "retractions", "groupings", "selections", "ratios", "annotations"}
+NEW_TABLES = {
+    "spans",
+    "blobs",
+    "retractions",
+    "groupings",
+    "selections",
+    "ratios",
+    "annotations",
+    "credit_groups",
+    "responses",
+}
 NEW_COLUMNS = {"episodes": {"blob_ids"}, "rejects": {"episode_id"}, "jobs": {"sequence"}}
 
 

@@ -150,7 +150,11 @@ def test_only_what_is_mentioned_is_bound(lk: Lake) -> None:
         ('SELECT * FROM "steps"', {"steps"}),
         ("SELECT * FROM main.steps", {"steps"}),
         ("SELECT * FROM job_runs", {"job_runs", "jobs"}),
-        ("SELECT * FROM latest_advantages", {"latest_advantages", "advantages", "job_runs", "jobs"}),
+        (
+            "SELECT * FROM latest_advantages",
+            # `episodes` is a column of `credit_groups` here: a word is all that is looked at.
+            {"latest_advantages", "advantages", "credit_groups", "episodes", "job_runs", "jobs"},
+        ),
         ("SELECT 'jobs'", {"jobs"}),
         ("SELECT steps_of FROM my_steps", set()),
         ("SHOW TABLES", {*TABLES, *views()}),

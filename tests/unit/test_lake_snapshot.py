@@ -73,7 +73,7 @@ def test_the_rows_of_a_failed_job_do_not_exist(lk: Lake) -> None:
     heights = {name: snapshot.scan(name).collect().height for name in TABLES}
     assert (heights["advantages"], heights["scores"]) == (8, 8)
     assert heights["tokens"] == 12 + 8, "what the engine recorded, and what the jobs that succeeded rendered"
-    assert len(snapshot.dead_write_ids) == 11
+    assert len(snapshot.dead_write_ids) == 13
     assert (heights["episodes"], heights["batches"], heights["checkpoints"]) == (9, 3, 3)
 
 

@@ -2,11 +2,17 @@
 
 import statistics
 from collections import Counter, defaultdict
+from pathlib import Path
 from typing import Any
 
+import msgspec
+import polars as pl
 import pytest
 
+import lake
 from lake import Lake
+from testkit import episodes as make
+from testkit.full_lake import advantages
 from testkit.judged_lake import Row, consumed, deviation, ended, grouped, judged_lake, known, newest, rows, same
 
 
@@ -79,6 +85,23 @@ def test_anchors_say_what_is_compared_where(lk: Lake) -> None:
     same(rows(lk, "anchors"), expected, "job_id", "group_id", "anchor_key")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "actions"),
+    [(['{"id": "1"}', '{"id": "1"}'], 1), (['{"id": "1"}', '{"id": "2"}'], 2)],
+    ids=["the same call", "other arguments"],
+)
+def test_the_id_of_a_call_makes_no_other_action(tmp_path: Path, arguments: list[str], actions: int) -> None:
+    lk = lake.open(tmp_path / "lake", create=True)
+    records = [make.episode("t", index, steps=1) for index in range(2)]
+    for index, record in enumerate(records):
+        call = {"id": f"call_{index}", "type": "function", "function": {"name": "find", "arguments": arguments[index]}}
+        record.steps[0] = msgspec.structs.replace(record.steps[0], state="hall", action="", tool_calls=[call])
+    lk.append(records, run_id="run")
+    with lk.job(kind="credit") as job:
+        job.write("advantages", advantages(lk.scan("steps").collect()).with_columns(anchor_key=pl.lit(1)))
+    assert lk.sql("SELECT size, actions FROM anchors").rows() == [(2, actions)]
+
+
 # ---------------------------------------------------------------- hygiene and the funnel
 
 
@@ -132,7 +155,7 @@ def funnel_of(lk: Lake, run_id: str) -> list[tuple[str, dict[int, int], Counter[
     steps = grouped(rows(lk, "steps"), "episode_id")
     scores = newest(rows(lk, "scores WHERE value IS NOT NULL OR true"), when, "series_id", "scorer", "episode_id")
     credit = grouped(newest(rows(lk, "advantages"), when, "series_id", "group_id"), "episode_id")
-    selections = grouped(newest(rows(lk, "selections"), when, "group_id"), "episode_id")
+    selections = grouped(newest(rows(lk, "selections"), when, "episode_id"), "episode_id")
     seen: dict[int, set[int]] = defaultdict(set)
     for row in consumed(lk):
         seen[row["episode_id"]] |= set(range(row["first_step"], row["last_step"] + 1))

@@ -17,7 +17,7 @@ from viewer.transcript import scale_of
 def test_a_credit_job_is_called_by_its_estimator_and_its_numbers() -> None:
     config = GiGPO(gamma=0.9).model_dump(mode="json")
     text = describe(json.dumps({"estimator": "gigpo", "config": config, "score": "env_return", "where": None}))
-    assert text.startswith("gigpo, score env_return, gamma 0.9, omega 1, combination sum")
+    assert text.startswith("gigpo, score env_return, gamma 0.9, invalid_action_penalty 0.1, omega 1, truncated keep")
     assert "anchors" not in text
     assert "None" not in text
 

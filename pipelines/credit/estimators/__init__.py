@@ -1,1 +1,88 @@
-"""Estimators: steps in, advantages out. One file each, the formula in the class docstring."""
+"""Estimators: steps in, advantages out. One file each, the formula in the class docstring.
+
+`ESTIMATORS` names them all and loads none: a class is imported when it is asked for.
+"""
+
+import ast
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipelines.credit.estimators.refused import REFUSED
+
+if TYPE_CHECKING:
+    from pipelines.credit.estimators.protocol import Estimator
+
+__all__ = ["ESTIMATORS", "estimator_class", "one_line"]
+
+
+_HERE = Path(__file__).parent
+
+
+class _Registry(Mapping[str, "type[Estimator]"]):
+    """Name -> class, imported on first use. Iterating gives the names alone."""
+
+    def __init__(self, homes: dict[str, str]) -> None:
+        self._homes = homes
+
+    def __getitem__(self, name: str) -> "type[Estimator]":
+        module, attribute = self._homes[name].split(":")
+        found: type[Estimator] = getattr(import_module(f"{__name__}.{module}"), attribute)
+        return found
+
+    def file(self, name: str) -> Path:
+        """The source file of a class."""
+        return _HERE / f"{self._homes[name].split(':')[0]}.py"
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._homes)
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+
+_REGISTRY = _Registry(
+    {
+        "batch_std": "batch_std:BatchStd",
+        "discounted_grpo": "discounted_grpo:DiscountedGRPO",
+        "dr_grpo": "dr_grpo:DrGRPO",
+        "gae": "gae:GAE",
+        "gdpo": "gdpo:GDPO",
+        "gigpo": "gigpo:GiGPO",
+        "gigpo_loo": "gigpo_loo:GiGPOLOO",
+        "grpo": "grpo:GRPO",
+        "hgpo": "hgpo:HGPO",
+        "maxrl": "maxrl:MaxRL",
+        "opo": "opo:OPO",
+        "reinforce_pp": "reinforce_pp:ReinforcePP",
+        "reinforce_pp_baseline": "reinforce_pp_baseline:ReinforcePPBaseline",
+        "rloo": "rloo:RLOO",
+    }
+)
+ESTIMATORS: Mapping[str, "type[Estimator]"] = _REGISTRY
+"""Every estimator by name."""
+
+
+def one_line(name: str) -> str:
+    """What an estimator is: the first line of its module, which is read and not imported."""
+    text = ast.get_docstring(ast.parse(_REGISTRY.file(name).read_text(encoding="utf-8"))) or ""
+    return text.partition("\n")[0]
+
+
+def estimator_class(name: str) -> "type[Estimator]":
+    """The class of a name.
+
+    Raises:
+        UsageError: the name is refused (with the reason and what to use instead), or not known (with those that are).
+    """
+    from lake.errors import UsageError
+
+    if name in REFUSED:
+        refusal = REFUSED[name]
+        msg = f"{name} is not offered: {refusal.reason}. Instead: {refusal.instead}."
+        raise UsageError(msg)
+    if name not in ESTIMATORS:
+        msg = f"no estimator {name!r}; valid: {', '.join(ESTIMATORS)}"
+        raise UsageError(msg)
+    return ESTIMATORS[name]

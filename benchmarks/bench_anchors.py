@@ -1,0 +1,150 @@
+"""Similarity anchors against the reference's loop, and regular-expression anchors on many long states.
+
+    python benchmarks/bench_anchors.py [--rows 1000] [--characters 600] [--threshold 0.9] [--steps 1000000]
+
+Similarity: the reference compares every row with the first member of every cluster of its group, by difflib. Texts are
+pages of English words (this repository's documentation), seen with small edits, in small groups and in one large group;
+`strangers` never match. Both run in this process, one after the other, CPU time; the partitions must be equal.
+Substitutions: CPU time for the keys of a batch in which each distinct state occurs ten times.
+Prints Markdown tables for docs/benchmarks.md.
+"""
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parents[1])]
+
+Groups = list[list[str]]
+
+
+def reference(texts: Sequence[str], threshold: float) -> list[str]:
+    """The first member of each text's cluster, without any shortcut."""
+    firsts: list[str] = []
+    found = []
+    for text in texts:
+        for first in firsts:
+            if SequenceMatcher(None, text, first).ratio() >= threshold:
+                found.append(first)
+                break
+        else:
+            firsts.append(text)
+            found.append(text)
+    return found
+
+
+def ours(texts: Sequence[str], threshold: float) -> list[str]:
+    """The same by the package."""
+    from pipelines.credit.similarity import cluster_representatives
+
+    found = cluster_representatives(texts, threshold)
+    return [found[text] for text in texts]
+
+
+class Pages:
+    """Texts of a given length made of English words, and edits of them."""
+
+    def __init__(self, characters: int) -> None:
+        docs = sorted((Path(__file__).parents[1] / "docs").rglob("*.md"))
+        self._words = " ".join(path.read_text("utf-8") for path in docs).split()
+        self._characters = characters
+        self._rng = random.Random(0)
+
+    def page(self) -> str:
+        """A page of random words."""
+        return " ".join(self._rng.choices(self._words, k=self._characters))[: self._characters]
+
+    def seen(self, page: str) -> str:
+        """A page with up to 1 % of its characters replaced."""
+        characters = list(page)
+        for _ in range(self._rng.randint(0, self._characters // 100)):
+            characters[self._rng.randrange(len(characters))] = self._rng.choice("0123456789abc")
+        return "".join(characters)
+
+    def groups(self, rows: int, siblings: int, pages: int) -> Groups:
+        """Groups of siblings who each see one of a few pages; 0 pages: everyone sees another one."""
+        found = []
+        for _ in range(rows // siblings):
+            few = [self.page() for _ in range(pages)]
+            found.append([self.seen(self._rng.choice(few)) if few else self.page() for _ in range(siblings)])
+        return found
+
+
+def cpu_seconds(function: Callable[[], Any]) -> tuple[float, Any]:
+    """CPU time of the faster of two runs, and the result."""
+    best = float("inf")
+    for _ in range(2):
+        began = time.process_time()
+        result = function()
+        best = min(best, time.process_time() - began)
+    return best, result
+
+
+def compare(name: str, groups: Groups, threshold: float) -> None:
+    """Print a line of the table."""
+    slow, expected = cpu_seconds(lambda: [reference(texts, threshold) for texts in groups])
+    fast, found = cpu_seconds(lambda: [ours(texts, threshold) for texts in groups])
+    if found != expected:
+        msg = f"{name}: another partition than the reference's"
+        raise AssertionError(msg)
+    rows = sum(map(len, groups))
+    joined = 1 - sum(len(set(firsts)) for firsts in expected) / rows
+    print(f"| {name} | {rows} | {joined:.0%} | {slow:.2f} | {fast:.3f} | {slow / fast:.1f} |", flush=True)
+
+
+def substitutions(steps: int, characters: int) -> None:
+    """CPU time for the keys of steps of which each distinct state occurs ten times."""
+    import numpy as np
+    import polars as pl
+
+    from lake.ids import text_hash
+    from pipelines.credit.anchors import Substitution, Substitutions
+    from pipelines.credit.batch import StepBatch
+    from pipelines.credit.columns import InputNeeds, select_inputs
+
+    pages = Pages(characters - 12)
+    views = [pages.page() for _ in range(1000)]
+    states = [f"Move {n // len(views):6d}. {views[n % len(views)]}" for n in range(steps // 10)]
+    chosen = np.random.default_rng(0).integers(0, len(states), steps)
+    distinct = pl.DataFrame({"state": states, "state_hash": [text_hash(state) for state in states]})
+    frame = distinct[chosen].with_columns(
+        pl.Series("group_id", np.arange(steps) // 160),
+        pl.Series("episode_id", np.arange(steps) // 20),
+        pl.Series("step_index", np.arange(steps) % 20),
+    )
+    definition = Substitutions(substitutions=(Substitution(pattern=r"^Move +[0-9]+\. "),))
+    needs = InputNeeds(anchor_columns=definition.columns(frame.columns))
+    batch = StepBatch.of(select_inputs(frame.lazy(), needs).collect(), needs)
+    if batch is None:
+        return
+    seconds, keys = cpu_seconds(lambda: definition.keys(batch, np.ones(steps, np.bool_)))
+    print(f"| {steps:,} | {len(states):,} | {keys.n_unique():,} | {seconds:.2f} | {steps / seconds:,.0f} |")
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=1000)
+    parser.add_argument("--characters", type=int, default=600)
+    parser.add_argument("--threshold", type=float, default=0.9)
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    options = parser.parse_args()
+    pages = Pages(options.characters)
+    print("| texts | rows | joined | reference, CPU s | ours, CPU s | ratio |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    kinds = [("8 siblings, 3 pages", 8, 3), ("8 siblings, strangers", 8, 0), ("16 siblings, 6 pages", 16, 6)]
+    for name, siblings, few in kinds:
+        compare(name, pages.groups(options.rows, siblings, few), options.threshold)
+    compare("one group, 10 pages", pages.groups(options.rows, options.rows, 10), options.threshold)
+    print("\n| steps | distinct states | keys | CPU s | steps/s |")
+    print("| --- | --- | --- | --- | --- |")
+    substitutions(options.steps, options.characters)
+
+
+if __name__ == "__main__":
+    main()

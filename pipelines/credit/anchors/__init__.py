@@ -1,0 +1,88 @@
+"""Anchor states: which steps of sibling trajectories count as "the same place".
+
+A definition gives every step a key; steps of one task group with equal keys form an anchor group. Keys are 63-bit
+hashes, stable across processes and machines, never Python's equality (where 1 == 1.0 == True). A NULL key is an unknown
+state. One small file per definition; docs/guides/which-anchor.md says which to choose.
+"""
+
+from typing import Annotated, TypeAlias
+
+from pydantic import Field
+
+from pipelines.credit import matching_blocks, similarity, similarity_bounds
+from pipelines.credit.anchors import (
+    canonical_json,
+    chain,
+    chosen_columns,
+    definition,
+    exact,
+    filters,
+    history,
+    json_text,
+    similar,
+    states,
+    substitutions,
+    user_function,
+)
+from pipelines.credit.anchors.chain import Chain
+from pipelines.credit.anchors.chosen_columns import ChosenColumns
+from pipelines.credit.anchors.definition import Definition
+from pipelines.credit.anchors.exact import ExactText
+from pipelines.credit.anchors.filters import NoErrors, ToolResults
+from pipelines.credit.anchors.history import LastStates, history_keys
+from pipelines.credit.anchors.json_text import CanonicalJson
+from pipelines.credit.anchors.similar import SimilarText
+from pipelines.credit.anchors.substitutions import Substitution, Substitutions
+from pipelines.credit.anchors.user_function import UserFunction
+
+__all__ = [
+    "MODULES",
+    "Anchors",
+    "CanonicalJson",
+    "Chain",
+    "ChosenColumns",
+    "Definition",
+    "ExactText",
+    "LastStates",
+    "NoErrors",
+    "SimilarText",
+    "Substitution",
+    "Substitutions",
+    "ToolResults",
+    "UserFunction",
+    "history_keys",
+]
+
+Anchors: TypeAlias = Annotated[
+    CanonicalJson
+    | Chain
+    | ChosenColumns
+    | ExactText
+    | LastStates
+    | NoErrors
+    | SimilarText
+    | Substitutions
+    | ToolResults
+    | UserFunction,
+    Field(discriminator="kind"),
+]
+"""An anchor definition; as JSON for example `{"kind": "exact"}` or `{"kind": "similarity", "threshold": 0.9}`."""
+
+MODULES = (
+    definition,
+    states,
+    exact,
+    substitutions,
+    canonical_json,
+    json_text,
+    chosen_columns,
+    history,
+    filters,
+    similar,
+    user_function,
+    chain,
+    matching_blocks,
+    similarity,
+    similarity_bounds,
+)
+"""Modules whose source decides the keys: part of a credit job's code."""

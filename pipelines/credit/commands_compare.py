@@ -1,0 +1,59 @@
+"""Command `compare`: two credit jobs side by side."""
+
+import click
+
+from lake.cli_options import as_of_option, echo_rows, format_option, lake_option, opened
+
+
+@click.command()
+@click.argument("job1")
+@click.argument("job2")
+@lake_option
+@click.option(
+    "--rows",
+    type=click.Choice(["levels", "signal", "groups", "examples"]),
+    default="levels",
+    show_default=True,
+    help="What to print: agreement by level, groups by their signal, every group, or the largest changes.",
+)
+@click.option(
+    "--examples", type=click.IntRange(0, 100_000), default=10, show_default=True, help="Steps to show at most."
+)
+@click.option("--memory-limit", metavar="SIZE", help="Memory of the queries, for example 2GB; beyond it they spill.")
+@as_of_option
+@format_option
+def compare(
+    job1: str,
+    job2: str,
+    lake_uri: str,
+    rows: str,
+    examples: int,
+    memory_limit: str | None,
+    as_of: str | None,
+    output_format: str,
+) -> None:
+    """Compare the advantages of two credit jobs.
+
+    JOB is a credit job's id or its beginning, or SERIES@latest. A job holds only the groups that had changed since its
+    series' last job; SERIES@latest is all of the series. Columns ending in _1 are of JOB1, those in _2 of JOB2.
+    """
+    import polars as pl
+
+    from pipelines.credit.compare import compare as compare_jobs
+
+    found = compare_jobs(opened(lake_uri, as_of), job1, job2, examples=examples, memory=memory_limit)
+    steps = found.levels.row(0, named=True)
+    share = "-" if steps["flip_share"] is None else f"{steps['flip_share']:.1%}"
+    changes = dict(found.groups["change"].value_counts().iter_rows())
+    click.echo(f"1: {found.one.title}", err=True)
+    click.echo(f"2: {found.two.title}", err=True)
+    click.echo(f"{steps['shared']} steps defined in both, {steps['flips']} ({share}) change their sign", err=True)
+    click.echo(
+        f"{found.groups.height} groups: {changes.get('gained', 0)} gain a signal, {changes.get('lost', 0)} lose theirs",
+        err=True,
+    )
+    frame: pl.DataFrame = getattr(found, rows)
+    if rows == "levels" and output_format == "table":
+        # Three columns are read, twenty are not.
+        frame = frame.transpose(include_header=True, header_name="measure", column_names="level")
+    echo_rows(frame, output_format)

@@ -1,0 +1,153 @@
+"""The command of one estimator: options of the job, options of the estimator, and the report in words."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lake.cli_options import lake_option
+from pipelines.credit.estimators import one_line
+
+if TYPE_CHECKING:
+    from pipelines.credit.estimators.protocol import Estimator
+    from pipelines.credit.job import CreditReport
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+_OPTIONS: tuple[Decorator, ...] = (
+    lake_option,
+    click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\". Default: all."),
+    click.option(
+        "--score", default="env_return", show_default=True, help="Episode score: env_return, or a scorer or reward."
+    ),
+    click.option(
+        "--rewards", default="env_reward", show_default=True, help="Step rewards: env_reward, or a scorer or reward."
+    ),
+    click.option("--grouping", help="Compare in the groups of this definition (`trajlake group`), not as collected."),
+    click.option(
+        "--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of the estimator, e.g. gamma=0.9."
+    ),
+    click.option(
+        "--config",
+        type=click.Path(dir_okay=False),
+        help="TOML file: options in [credit.NAME], checks in [credit.integrity].",
+    ),
+    click.option(
+        "--check", "checks", multiple=True, metavar="KEY=VALUE", help="An integrity check, e.g. singleton=refuse."
+    ),
+    click.option(
+        "--purity/--no-purity",
+        default=True,
+        show_default=True,
+        help="Look at actions and error texts of shared states, for credit_groups; their texts are read.",
+    ),
+    click.option("--force", is_flag=True, help="Compute all groups, changed or not."),
+    click.option(
+        "--executor",
+        type=click.Choice(["local", "processes", "ray"]),
+        default="local",
+        show_default=True,
+        help="Where groups are computed: threads, processes of this machine, or a Ray cluster.",
+    ),
+    click.option(
+        "--workers", type=click.IntRange(min=1), help="Ranges of groups computed at once. Default: a core each."
+    ),
+    click.option(
+        "--memory",
+        "memory_gb",
+        type=click.FloatRange(min=0, min_open=True),
+        default=2.0,
+        show_default=True,
+        help="GB that the ranges computed at once may take together.",
+    ),
+)
+
+
+def estimator_command(estimator: "type[Estimator]") -> click.Command:
+    """The command that runs an estimator over a lake."""
+
+    def run(**options: Any) -> None:
+        _run(estimator, **options)
+
+    for option in reversed(_OPTIONS):
+        run = option(run)
+    names = ", ".join(estimator.model_fields)
+    text = f"{one_line(estimator.name)}\n\nOptions for --set: {names}. docs/guides/ explains them."
+    return click.command(name=estimator.name, help=text, short_help=one_line(estimator.name))(run)
+
+
+def _run(estimator: "type[Estimator]", **given: Any) -> None:
+    """Build the configuration, run the job, report."""
+    import lake
+    from pipelines.credit.integrity import IntegrityConfig
+    from pipelines.credit.job import run_credit, with_step_source
+    from pipelines.executor import executor_named
+
+    target = lake.open(given.pop("lake_uri"))
+    config = given.pop("config")
+    options = _options(config, estimator.name, given.pop("settings"), list(estimator.model_fields))
+    chosen = _built(estimator, options, estimator.name)
+    checks = _options(config, "integrity", given.pop("checks"), list(IntegrityConfig.model_fields))
+    integrity = _built(IntegrityConfig, checks, "credit.integrity")
+    open_source = "step_source" not in options and getattr(chosen, "episode_source", "score") == "score"
+    if open_source:
+        chosen = with_step_source(target, chosen, given["where"], given["score"], given["rewards"])
+    executor = executor_named(given.pop("executor"), given.pop("workers"))
+    report = run_credit(target, chosen, integrity=integrity, executor=executor, **given)
+    if open_source and getattr(chosen, "step_source", None) == "terminal_score":
+        click.echo("no step rewards are recorded: the episode score is the last step's reward", err=True)
+    _report(report)
+
+
+def _report(report: "CreditReport") -> None:
+    """What was done, in words."""
+    from lake import ids
+
+    for line in report.findings:
+        click.echo(line, err=True)
+    if report.skipped:
+        click.echo(
+            f"nothing to do: job {ids.to_text(report.job_id)} has these inputs and parameters (--force repeats it)"
+        )
+    summary = report.summary
+    click.echo(
+        f"{summary.episodes} episodes, {summary.steps} steps in {summary.groups} groups: {summary.live_groups} live, "
+        f"{summary.dead_groups} dead, {summary.singleton_groups} singleton, {summary.unscored_groups} unscored"
+    )
+    share = f"{summary.shared_fraction:.1%} of steps share their anchor state with a sibling; "
+    click.echo(f"{share if summary.has_anchors else ''}{summary.undefined_steps} advantages undefined")
+    for line in summary.warnings():
+        click.echo(line, err=True)
+    if not report.skipped:
+        click.echo(f"{report.groups_computed} groups computed, {report.groups_kept} stood, {report.groups_ended} ended")
+        click.echo(f"job {ids.to_text(report.job_id)}, series {ids.to_text(report.series_id)}")
+
+
+def _options(config: str | None, section: str, pairs: tuple[str, ...], valid: list[str]) -> dict[str, Any]:
+    """Options from the file, then from KEY=VALUE pairs."""
+    from lake.errors import UsageError
+    from lake.settings import from_file, from_pairs
+
+    found = from_file(config, ("credit", section)) if config else {}
+    if unknown := set(found) - set(valid):
+        msg = f"{config}: [credit.{section}] has unknown options {sorted(unknown)}; valid: {', '.join(valid)}"
+        raise UsageError(msg)
+    return found | from_pairs(pairs)
+
+
+def _built(model: Any, options: dict[str, Any], name: str) -> Any:
+    """A configuration, or what is wrong with the options."""
+    from pydantic import ValidationError
+
+    from lake.errors import UsageError
+
+    try:
+        return model.model_validate(options)
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(map(str, found['loc']))}: {found['msg']} (got {found['input']!r})"
+            if found["loc"]
+            else found["msg"].removeprefix("Value error, ")
+            for found in error.errors()
+        )
+        msg = f"{name}: {faults}. Options: {', '.join(model.model_fields)}"
+        raise UsageError(msg) from error

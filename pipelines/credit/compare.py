@@ -1,0 +1,102 @@
+"""Two credit jobs side by side, before a GPU is spent.
+
+Where they agree, where a step's sign turns, which groups gain or lose their signal. Everything is aggregated by DuckDB
+over the tables (`pipelines/sql/compare_*.sql`): what comes back is a row per level, a row per group and a few examples;
+joins that outgrow the memory spill to a temporary folder.
+"""
+
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import polars as pl
+
+from lake.errors import DataRefusedError
+from lake.query import Limits, Session
+from lake.show import printable, tool_calls
+from lake.snapshot import Snapshot
+from pipelines.credit.chosen_jobs import STATE, CreditRows, choose
+
+LEVELS = ("advantage", "a_episode", "a_step")
+"""Columns of `advantages` that are compared."""
+ZERO = 1e-9
+"""An advantage no larger than this has no sign: rounding leaves such remainders where a score equals its mean."""
+_EXCERPT = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What two credit jobs have in common and what not; `_1` is the first of them, `_2` the second."""
+
+    one: CreditRows
+    two: CreditRows
+    levels: pl.DataFrame
+    """A row for each of LEVELS: level, and the columns of `pipelines/sql/compare_level.sql`."""
+    groups: pl.DataFrame
+    """A row per collected group, those whose signal changed first; see `pipelines/sql/compare_groups.sql`."""
+    examples: pl.DataFrame
+    """episode_id, step_index, advantage_1, advantage_2, change, run_id, group_id, action (an excerpt): the steps whose
+    advantage changed most."""
+
+    @property
+    def signal(self) -> pl.DataFrame:
+        """Groups by what they are in each: state_1, state_2, change, groups."""
+        keys = ["state_1", "state_2", "change"]
+        return self.groups.group_by(keys).agg(groups=pl.len().cast(pl.Int64)).sort(keys)
+
+
+def compare(snapshot: Snapshot, one: str, two: str, *, examples: int = 10, memory: str | None = None) -> Comparison:
+    """Compare the advantages of two credit jobs, step by step and group by group.
+
+    Args:
+        snapshot: where they are.
+        one: a credit job's id or its beginning, or `SERIES@latest`.
+        two: another, likewise.
+        examples: steps to show at most.
+        memory: limit for DuckDB, for example `2GB`; None leaves it its own (80 % of the machine's).
+
+    Raises:
+        UsageError: no such job or series.
+        DataRefusedError: no step is covered by both.
+    """
+    chosen = choose(snapshot, one), choose(snapshot, two)
+    sources = {"one": chosen[0].source, "two": chosen[1].source}
+    with Session(snapshot.files, snapshot.objects, lambda: snapshot.retracted, Limits(memory=memory)) as session:
+
+        def ask(name: str, params: dict[str, Any], **parts: str) -> pl.DataFrame:
+            return session.query(compare_sql(name, **sources, **parts), params)
+
+        levels = pl.concat(
+            ask("level", {"zero": ZERO}, level=level).insert_column(0, pl.Series("level", [level])) for level in LEVELS
+        )
+        groups = ask("groups", {"zero": ZERO}, state=STATE)
+        if groups.filter(~pl.col("change").is_in(["only_1", "only_2"])).is_empty():
+            raise DataRefusedError(_nothing_shared(*chosen, levels.row(0, named=True)))
+        found = ask("examples", {"examples": examples})
+    shown = [_excerpt(*row) for row in found.select("action", "tool_calls").rows()]
+    told = found.drop("tool_calls").with_columns(pl.Series("action", shown, dtype=pl.String))
+    return Comparison(*chosen, levels, groups, told)
+
+
+def compare_sql(name: str, **parts: str) -> str:
+    """A shipped query with the parts that no parameter can be: relations and columns, never a user's text.
+
+    Args:
+        name: level, groups or examples.
+        parts: one, two (relations); level (a column) or state (an expression).
+    """
+    text = (files("pipelines") / "sql" / f"compare_{name}.sql").read_text(encoding="utf-8")
+    return text.format(**parts)
+
+
+def _nothing_shared(one: CreditRows, two: CreditRows, counts: dict[str, Any]) -> str:
+    return (
+        f"{one.title} and {two.title} have no group in common ({counts['covered_1']} and {counts['covered_2']} steps); "
+        "compare jobs over the same episodes. A job holds only the groups that had changed; SERIES@latest takes all"
+    )
+
+
+def _excerpt(action: str, calls: str | None) -> str:
+    """What the policy did, as one line."""
+    said = " ".join(printable(" ".join([action, *tool_calls(calls)])).split())
+    return said if len(said) <= _EXCERPT else f"{said[: _EXCERPT - 3]}..."

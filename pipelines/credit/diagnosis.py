@@ -1,0 +1,103 @@
+"""A credit job in a few figures and, where they look wrong, in words: what to read before training on it."""
+
+import polars as pl
+
+from pipelines.credit.diagnostics import CreditSummary
+
+HEALTHY_SINGLETONS = 0.35
+"""GiGPO trains well with fewer singleton steps than this (arXiv 2505.10978)."""
+MOSTLY = 0.5
+MANY_ERRORS = 0.05
+_ADDED = ("episodes", "steps", "shared_steps", "singleton_steps", "anchors", "sign_disagreements")
+PAGE = "docs/guides/which-anchor.md"
+
+
+class CreditDiagnosis(CreditSummary):
+    """The counts of a credit job, and what its anchors are worth."""
+
+    has_anchors: bool
+    """The estimator compared steps at all."""
+    anchors: int
+    """Distinct anchor states."""
+    one_action_anchors: int | None
+    """Shared anchors where all took the same action; None if actions were not read."""
+    error_anchors: int | None
+    """Shared anchors whose state is an error text; None if that was not read."""
+    error_steps: int | None
+    """Steps in those."""
+    sign_disagreements: int
+    """Steps where A_E and A_S have opposite signs."""
+
+    def warnings(self) -> list[str]:
+        """What looks wrong, each with what to do. Empty if nothing does."""
+        found = []
+        judged = self.live_groups + self.dead_groups
+        if self.groups and self.unscored_groups + self.singleton_groups > MOSTLY * self.groups:
+            alone = self.unscored_groups + self.singleton_groups
+            found.append(
+                f"{alone} of {self.groups} groups have fewer than two scored episodes: nothing is compared there. "
+                "Score them (`trajlake score`), or look at how groups are keyed"
+            )
+        if judged and self.dead_groups > MOSTLY * judged:
+            found.append(
+                f"{self.dead_groups} of {judged} groups are dead: all their episodes have the same score, A_E is 0. "
+                "Take tasks of another difficulty, more siblings, or a finer score"
+            )
+        if self.steps and self.undefined_steps > MOSTLY * self.steps:
+            found.append(
+                f"{self.undefined_steps} of {self.steps} advantages are unknown: scores, rewards or states are NULL. "
+                "`trajlake sql 'SELECT flags, count(*) FROM advantages GROUP BY 1'` says which"
+            )
+        if self.has_anchors and self.steps:
+            found.extend(self._anchor_warnings())
+        return found
+
+    def _anchor_warnings(self) -> list[str]:
+        found = []
+        alone = self.singleton_steps / self.steps
+        if alone > HEALTHY_SINGLETONS:
+            found.append(
+                f"{alone:.0%} of steps are in a state that no other step has (healthy: below {HEALTHY_SINGLETONS:.0%}) "
+                "and get no A_S. Normalise the state text: `trajlake anchors` measures what each definition would "
+                f"give, {PAGE} says how to choose"
+            )
+        if self.error_steps and self.error_steps > MANY_ERRORS * self.shared_steps:
+            found.append(
+                f"{self.error_steps} of {self.shared_steps} shared steps are in error texts, which many situations "
+                f'have in common. Leave them out with anchors {{"kind": "no_errors"}}; see {PAGE}'
+            )
+        return found
+
+
+def diagnose(groups: pl.LazyFrame) -> CreditDiagnosis:
+    """Add up the groups of a credit job.
+
+    Args:
+        groups: rows of `credit_groups`, one per group; those with `episodes` = 0 do not count.
+
+    Returns:
+        The figures; those of actions and error texts are None if no group has them.
+    """
+    scored, dead = pl.col("scored"), pl.col("is_dead")
+    row = (
+        groups.filter(pl.col("episodes") > 0)
+        .select(
+            pl.col(*_ADDED).cast(pl.Int64).sum(),  # sums of 32-bit integers would wrap
+            (pl.col("steps") - pl.col("defined_steps")).cast(pl.Int64).sum().alias("undefined_steps"),
+            pl.len().alias("groups"),
+            ((scored >= 2) & ~dead).sum().alias("live_groups"),
+            dead.sum().alias("dead_groups"),
+            (scored == 1).sum().alias("singleton_groups"),
+            (scored == 0).sum().alias("unscored_groups"),
+            (pl.col("anchors") > 0).any().alias("has_anchors"),
+            *(_known_sum(name) for name in ("one_action_anchors", "error_anchors", "error_steps")),
+        )
+        .collect()
+        .row(0, named=True)
+    )
+    return CreditDiagnosis.model_validate(row)
+
+
+def _known_sum(name: str) -> pl.Expr:
+    """The sum of the known values; NULL if there are none."""
+    return pl.when(pl.col(name).count() > 0).then(pl.col(name).cast(pl.Int64).sum()).alias(name)

@@ -1,0 +1,36 @@
+"""Group mean, batch deviation (Lite PPO)."""
+
+from typing import ClassVar
+
+import numpy as np
+
+from pipelines.credit.batch import StepBatch
+from pipelines.credit.estimators.options import BatchOptions
+from pipelines.credit.estimators.siblings import Comparison, SiblingEstimator, credit_of_episodes
+from pipelines.credit.flags import Flag
+from pipelines.credit.normalise import EPSILON, Moments
+from pipelines.credit.segments import Bools, Floats
+
+
+class BatchStd(BatchOptions, SiblingEstimator):
+    r"""GRPO with the deviation of the whole batch (arXiv 2508.08221, "Lite PPO"; TRL `scale_rewards="batch"`).
+
+    .. code-block:: text
+
+        A = (R(tau) - mean_g R) / (std_b R + 1e-6)        for every step of tau
+
+    over its task group g and its batch b, one score per trajectory, sample deviation of the scores themselves (not of
+    the centred ones, see `reinforce_pp_baseline`). A group where scores hardly differ is not blown up to the size of
+    the others. TRL adds 1e-4. An episode of no batch (batch key NULL) is a sibling and has no advantage.
+    """
+
+    name: ClassVar[str] = "batch_std"
+
+    def _compare(self, batch: StepBatch, score_E: Floats, excluded_E: Bools) -> Comparison:
+        member_E = ~excluded_E & ~np.isnan(score_E)
+        siblings = Moments.of(score_E, member_E, batch.siblings)
+        centred_E = siblings.normalise(score_E, member_E, batch.siblings, "mean_norm", "zero")
+        batches = self._batches_E(batch)
+        a_episode_E = centred_E / (batches.deviation(score_E, member_E) + EPSILON)
+        flags = {Flag.UNKNOWN_BATCH: batch.episodes.spread(~batches.known_N)}
+        return Comparison(credit_of_episodes(batch, a_episode_E, siblings), flags)

@@ -1,0 +1,39 @@
+"""MaxRL: each trajectory against the mean of its siblings, in units of that mean."""
+
+from typing import ClassVar
+
+import numpy as np
+
+from lake.errors import ContractError
+from pipelines.credit.batch import StepBatch
+from pipelines.credit.estimators.siblings import Comparison, ScaledSiblings
+from pipelines.credit.normalise import Scaling
+from pipelines.credit.segments import Bools, Floats
+
+
+class MaxRL(ScaledSiblings):
+    r"""Maximum likelihood reinforcement learning (arXiv 2602.02710; `maxrl` in the authors' verl fork).
+
+    .. code-block:: text
+
+        A = (R(tau) - mean_g R) / (mean_g R + 1e-6)        for every step of tau, over its task group g
+
+    Made for scores of 0 and 1, where the mean is the success rate p: the gradient weighs a task by 1/p and approaches
+    that of log p. A group without a success gives 0. Scores must not be negative: the quotient would change its sign.
+    The authors' code gives a lone trajectory its score times 1e6; here it is 0.
+    """
+
+    name: ClassVar[str] = "maxrl"
+    scaling: ClassVar[Scaling] = "mean_ratio"
+
+    def _compare(self, batch: StepBatch, score_E: Floats, excluded_E: Bools) -> Comparison:
+        negative = np.flatnonzero((score_E < 0.0) & ~excluded_E)
+        if negative.size:
+            first = int(negative[0])
+            episode = batch.frame["episode_id"][int(batch.episodes.starts_K[first])]
+            msg = (
+                f"steps: episode {episode!r} has the score {score_E[first]}, and {self.name} divides by the mean score "
+                "of a group, so scores must be 0 or more. Use a reward in [0, 1], or another estimator: rloo, dr_grpo."
+            )
+            raise ContractError(msg)
+        return super()._compare(batch, score_E, excluded_E)

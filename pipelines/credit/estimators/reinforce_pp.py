@@ -1,0 +1,50 @@
+"""REINFORCE++: returns-to-go, normalised over the batch."""
+
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from pipelines.credit.batch import StepBatch
+from pipelines.credit.credit_rows import CreditRows
+from pipelines.credit.estimators.options import BatchOptions, ReturnOptions
+from pipelines.credit.flags import Flag
+
+
+class ReinforcePP(BatchOptions, ReturnOptions):
+    r"""Global advantage normalisation (arXiv 2501.03262; verl `reinforce_plus_plus`), at the level of steps.
+
+    .. code-block:: text
+
+        G_i = sum_{k >= t} gamma^(k - t) r_k             (no bootstrap)
+        A_i = (G_i - mean_b G) / (std_b G + 1e-6)        over all steps of the batch b, sample deviation
+
+    Siblings are not needed: one rollout per task will do. verl discounts and averages over tokens, so that long actions
+    weigh more, and adds 1e-8 to the variance. KL in the reward is not part of it (see `token_kl`).
+    """
+
+    name: ClassVar[str] = "reinforce_pp"
+
+    gamma: float = Field(default=1.0, ge=0.0, le=1.0)
+    """Discount of the return-to-go."""
+
+    def credit(self, batch: StepBatch) -> CreditRows:
+        """Advantages of checked, sorted, active steps; see `Estimator.credit`."""
+        return_N = self._returns_N(batch)
+        excluded_E = self._excluded_E(batch, batch.score_E)
+        batches = self._batches_N(batch)
+        whitened = batches.whiten(return_N, ~batch.episodes.spread(excluded_E) & ~np.isnan(return_N))
+        flags = {
+            **self._fate_flags(batch, excluded_E),
+            **self._return_flags(return_N),
+            Flag.CONSTANT_BATCH: whitened.tied_N,
+            Flag.SINGLETON_BATCH: whitened.single_N,
+            Flag.UNKNOWN_BATCH: ~batches.known_N,
+        }
+        return CreditRows(
+            advantage_N=np.where(self._masked_N(batch), np.nan, whitened.values_N),
+            size_P=self._siblings_P(batch, return_N, excluded_E),
+            flags=flags,
+            return_N=return_N,
+            a_step_N=whitened.values_N,
+        )

@@ -1,0 +1,109 @@
+"""Figures of each group over advantages in canonical order.
+
+By segment reductions: a group-by would cost as much again as the advantages themselves.
+
+Axes: `_N` rows, `_E` episodes, `_P` groups.
+"""
+
+import numpy as np
+import polars as pl
+
+from pipelines.credit.flags import Flag
+from pipelines.credit.segments import Bools, Floats, Segments
+
+
+def of_steps(rows: pl.DataFrame) -> pl.DataFrame:
+    """Per group: its advantages and its anchors.
+
+    An anchor of n member rows is counted as n times 1/n: no grouping by anchor is needed.
+
+    Args:
+        rows: advantages as an estimator returns them, sorted by (group_id, episode_id, step_index).
+
+    Returns:
+        group_id, is_dead, steps, defined_steps, advantage_mean, _std, _min, _max, anchors, singleton_steps,
+        shared_steps, anchor_episodes_mean, sign_disagreements; NULL where there is nothing to take a figure of.
+    """
+    groups = _runs(rows, "group_id")
+    flags = _Flags(rows["flags"])
+    advantage_N, a_step_N = _floats(rows["advantage"]), _floats(rows["a_step"])
+    size_N, episodes_N = rows["anchor_size"].to_numpy(), rows["anchor_episodes"].to_numpy()
+    member_N = ~np.isnan(a_step_N) & (size_N > 0) & ~flags.carry(Flag.REVISIT)
+    shared_N = episodes_N >= 2
+    part_N = np.where(member_N, 1.0 / np.maximum(size_N, 1), 0.0)
+    shared_part_N = np.where(shared_N, part_N, 0.0)
+    shared_P = np.round(groups.sum(shared_part_N))
+    met_P = np.round(groups.sum(shared_part_N * episodes_N))
+    disagree_N = _floats(rows["a_episode"]) * a_step_N < 0
+    return pl.DataFrame(
+        {
+            "group_id": rows["group_id"].gather(groups.starts_K),
+            "is_dead": flags.carry(Flag.DEAD_GROUP)[groups.starts_K],
+            "steps": groups.lengths_K,
+            "defined_steps": groups.count(~np.isnan(advantage_N)),
+            **_spread_of(advantage_N, groups),
+            "anchors": np.round(groups.sum(part_N)),
+            "singleton_steps": groups.count(member_N & (size_N == 1)),
+            "shared_steps": groups.count(shared_N),
+            "anchor_episodes_mean": _known(met_P / np.maximum(shared_P, 1.0), shared_P > 0),
+            "sign_disagreements": groups.count(disagree_N),
+        }
+    )
+
+
+def of_episodes(rows: pl.DataFrame) -> pl.DataFrame:
+    """Per episode: episode_id, and takes_part (it is scored, and not excluded).
+
+    Args:
+        rows: as for `of_steps`.
+    """
+    starts_E = _runs(rows, "episode_id").starts_K
+    first = rows.select("episode_id", "flags")[starts_E]
+    flags = _Flags(first["flags"])
+    takes_part_E = ~(flags.carry(Flag.EXCLUDED) | flags.carry(Flag.UNSCORED))
+    return first.select("episode_id", pl.Series("takes_part", takes_part_E))
+
+
+class _Flags:
+    """The flags of rows, looked at once per distinct text."""
+
+    def __init__(self, texts_N: pl.Series) -> None:
+        distinct = texts_N.unique()
+        self._texts = distinct.to_list()
+        self._codes_N = texts_N.cast(pl.Enum(distinct)).to_physical().to_numpy()
+
+    def carry(self, flag: Flag) -> Bools:
+        """Whether each row has a flag."""
+        has = np.array([flag.value in text.split(",") for text in self._texts], np.bool_)
+        carry_N: Bools = has[self._codes_N]
+        return carry_N
+
+
+def _spread_of(values_N: Floats, groups: Segments) -> dict[str, pl.Series]:
+    """Mean, sample deviation, smallest and largest of the known values of each group."""
+    known_N = ~np.isnan(values_N)
+    count_P = groups.count(known_N)
+    mean_P = groups.sum(np.where(known_N, values_N, 0.0)) / np.maximum(count_P, 1)
+    square_N = np.where(known_N, values_N - groups.spread(mean_P), 0.0) ** 2
+    std_P = np.sqrt(groups.sum(square_N) / np.maximum(count_P - 1, 1))
+    return {
+        "advantage_mean": _known(mean_P, count_P > 0),
+        "advantage_std": _known(std_P, count_P > 1),
+        "advantage_min": _known(groups.min(np.where(known_N, values_N, np.inf)), count_P > 0),
+        "advantage_max": _known(groups.max(np.where(known_N, values_N, -np.inf)), count_P > 0),
+    }
+
+
+def _known(values_P: Floats, known_P: Bools) -> pl.Series:
+    return pl.Series(np.where(known_P, values_P, np.nan), nan_to_null=True)
+
+
+def _floats(column: pl.Series) -> Floats:
+    return column.fill_null(np.nan).to_numpy()
+
+
+def _runs(rows: pl.DataFrame, name: str) -> Segments:
+    values = rows[name]
+    opens_N = values.ne_missing(values.shift()).to_numpy().copy()
+    opens_N[:1] = True
+    return Segments.opening_at(opens_N)

@@ -1,0 +1,145 @@
+"""Integrity of groups: what must hold before the members of a group are compared, checked and told, never hoped for.
+
+A baseline over the wrong siblings is silent: groups of one made a whole framework's baseline vanish, and nobody could
+see the groups. Each check is off, a warning or a refusal, and what it finds also lands in the group's row of
+`credit_groups`. Checks are pure; they read ids, numbers and hashes, and of texts only the initial messages.
+
+A check whose columns are not there, or are NULL, says nothing: unknown is not wrong.
+"""
+
+import polars as pl
+from pydantic import BaseModel, ConfigDict, Field
+
+from lake import ids
+from pipelines.credit.integrity_report import FINDINGS, Action, IntegrityReport, Problem
+
+__all__ = ["Action", "IntegrityConfig", "IntegrityReport", "Problem", "check_groups"]
+
+_UNKNOWN = pl.lit(None, pl.UInt32)
+_WRONG = {
+    "broken_steps": pl.col("broken") > 0,
+    "incomplete": pl.col("episodes") < pl.col("expected"),
+    "mixed_policies": pl.col("policies") > 1,
+    "oversized": pl.col("episodes") > pl.col("expected"),
+    "several_starts": pl.col("starts") > 1,
+    "several_tasks": pl.col("tasks") > 1,
+    "singleton": pl.col("scored") < 2,
+}
+"""Finding -> whether a group has it, by the group's figures."""
+
+
+class IntegrityConfig(BaseModel):
+    """What to check, and what to do about it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    complete: Action = "warn"
+    """As many episodes as the collector meant to run (`expected_group_size`). Findings: `incomplete`, `oversized`."""
+    one_task: Action = "refuse"
+    """All episodes of the group are of one task. Finding: `several_tasks`."""
+    one_start: Action = "warn"
+    """All begin with the same messages and the same first state. Finding: `several_starts`."""
+    singleton: Action = "warn"
+    """Two or more episodes have a score: below that there is no baseline. Finding: `singleton`."""
+    contiguous: Action = "refuse"
+    """Steps are 0, 1, 2, ... and as many as the episode says. Estimators refuse the first gap they meet in any case;
+    here all groups with one are named. Finding: `broken_steps`."""
+    mixed_policies: Action = "warn"
+    """All episodes come from one policy and one version of its weights. Finding: `mixed_policies`."""
+    expected_group_size: int | None = Field(default=None, ge=1)
+    """Size every group must have, in place of what the collector recorded."""
+    examples: int = Field(default=3, ge=0)
+    """Groups named per finding."""
+
+
+def check_groups(
+    episodes: pl.LazyFrame, steps: pl.LazyFrame | None = None, config: IntegrityConfig | None = None
+) -> IntegrityReport:
+    """Check the groups of a credit job. Whole groups at a time; reports of several calls can be merged.
+
+    Args:
+        episodes: one row per episode: `episode_id`, `group_id` (the one the job uses), and where known `task_id`,
+            `expected_group_size`, `policy`, `policy_version`, `num_steps`, `initial_messages`, `episode_score`.
+        steps: all their steps, inactive ones included: `episode_id`, `step_index`, and where known `state_hash`; or
+            `pipelines.credit.range_steps.episode_figures` of them.
+        config: what to check.
+
+    Returns:
+        The report. Nothing is raised here: `raise_refused` does.
+    """
+    config = config or IntegrityConfig()
+    groups = _figures(episodes, steps, config).collect().sort("group_id")
+    actions: dict[str, Action] = {name: getattr(config, finding.check) for name, finding in FINDINGS.items()}
+    problems = []
+    for name in (name for name, action in actions.items() if action != "off"):
+        having = groups.filter(_WRONG[name])
+        if having.height:
+            rows = having.head(config.examples).iter_rows(named=True)
+            shown = tuple(f"{_shown(row['group_id'])}: {FINDINGS[name].figures(row)}" for row in rows)
+            problems.append(Problem(finding=name, action=actions[name], groups=having.height, examples=shown))
+    names = [pl.when(_WRONG[problem.finding]).then(pl.lit(problem.finding)) for problem in problems]
+    joined = pl.concat_str(pl.lit(None, pl.String), *names, separator=",", ignore_nulls=True).alias("findings")
+    findings = groups.select("group_id", joined).filter(pl.col("findings") != "")
+    return IntegrityReport(groups.height, tuple(problems), findings)
+
+
+def _figures(episodes: pl.LazyFrame, steps: pl.LazyFrame | None, config: IntegrityConfig) -> pl.LazyFrame:
+    """What the checks compare, one row per group; NULL where it is not known."""
+    table = _episode_figures(episodes, steps)
+    present = table.collect_schema().names()
+
+    def distinct(*names: str) -> pl.Expr:
+        """Most distinct known values of a column."""
+        counts = [pl.col(name).drop_nulls().n_unique() for name in names if name in present]
+        return pl.max_horizontal(*counts) if counts else _UNKNOWN
+
+    expected = pl.col("expected_group_size").max() if "expected_group_size" in present else _UNKNOWN
+    return table.group_by("group_id").agg(
+        pl.len().alias("episodes"),
+        (expected if config.expected_group_size is None else pl.lit(config.expected_group_size)).alias("expected"),
+        (pl.col("broken").sum() if "broken" in present else _UNKNOWN).alias("broken"),
+        distinct("policy", "policy_version").alias("policies"),
+        distinct("initial_messages", "first_state").alias("starts"),
+        distinct("task_id").alias("tasks"),
+        (pl.col("episode_score").count() if "episode_score" in present else pl.len()).alias("scored"),
+    )
+
+
+def _episode_figures(episodes: pl.LazyFrame, steps: pl.LazyFrame | None) -> pl.LazyFrame:
+    """Episodes with, where known, `first_state` and `broken`: whether their steps are anything but 0, 1, 2, ..."""
+    if steps is not None:
+        episodes = episodes.join(_step_figures(steps), on="episode_id", how="left")
+    present = episodes.collect_schema().names()
+    if "initial_messages" in present:
+        # Hashed at once, so that no text is kept (NULL has a hash too). The hash serves within this one query only.
+        messages = pl.col("initial_messages")
+        episodes = episodes.with_columns(pl.when(messages.is_not_null()).then(messages.hash()))
+    if steps is not None:
+        count = pl.col("count").fill_null(0)
+        broken = (count > 0) & ((pl.col("first") != 0) | (pl.col("last") + 1 != count) | (pl.col("distinct") != count))
+        if "num_steps" in present:
+            broken |= (count != pl.col("num_steps")).fill_null(value=False)
+        episodes = episodes.with_columns(broken.alias("broken"))
+    return episodes
+
+
+def _step_figures(steps: pl.LazyFrame) -> pl.LazyFrame:
+    """Per episode: how its steps are numbered, and the hash of its first state; as it is, if that is what is given."""
+    if "distinct" in steps.collect_schema():
+        return steps
+    index = pl.col("step_index")
+    figures = [
+        pl.len().alias("count"),
+        index.min().alias("first"),
+        index.max().alias("last"),
+        index.n_unique().alias("distinct"),
+    ]
+    if "state_hash" in steps.collect_schema():
+        steps = steps.with_columns(pl.when(index == 0).then("state_hash").alias("first_state"))
+        figures.append(pl.col("first_state").max())
+    return steps.group_by("episode_id").agg(figures)
+
+
+def _shown(group_id: object) -> str:
+    """A group's id as people see it."""
+    return ids.to_text(group_id) if isinstance(group_id, int) and 0 <= group_id <= ids.MASK else repr(group_id)

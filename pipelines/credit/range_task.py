@@ -1,0 +1,150 @@
+"""One range of a credit job: its steps in, its advantages written, what it found out given back.
+
+A range runs in the job's own process, in another one or on another machine, perhaps twice; nothing it needs is outside
+its task, and nothing it writes counts before the job takes its answer.
+"""
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from lake.errors import UsageError
+from lake.job_parts import JobPart, Written
+from lake.reading import collected
+from lake.tables import TABLES
+from pipelines.credit.columns import COMPONENT, InputNeeds
+from pipelines.credit.estimators.protocol import Estimator
+from pipelines.credit.group_diagnostics import group_diagnostics
+from pipelines.credit.inputs import ENV_REWARD, REWARD_JOB
+from pipelines.credit.integrity import IntegrityConfig, IntegrityReport, check_groups
+from pipelines.credit.range_steps import arranged, episode_figures, read_rows, scan_rows
+from pipelines.credit.ranges import Range
+
+_CHECKED = ("task_id", "expected_group_size", "policy", "policy_version", "initial_messages")
+"""Columns of `episodes` that the integrity checks look at."""
+PURITY_COLUMNS = ("state_is_error", "action", "tool_calls")
+"""Columns of `steps` that tell what shared anchors are worth."""
+_STEP_COLUMNS = ("episode_id", "step_index", "reward", "is_active", "is_action_valid")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What every range of a job shares."""
+
+    estimator: Estimator
+    integrity: IntegrityConfig
+    rewards: str
+    """Step rewards: `env_reward`, or the scorer whose values they are."""
+    purity: bool
+    """Look at the actions and error texts of shared anchors."""
+    part: JobPart
+
+
+@dataclass(frozen=True, slots=True)
+class RangeResult:
+    """What a range wrote and found."""
+
+    written: Written | None
+    groups: pl.DataFrame
+    """Rows of `credit_groups`, without those columns that the job fills in."""
+    integrity: IntegrityReport
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What is read of a lake for an estimator."""
+
+    needs: InputNeeds
+    of_steps: tuple[str, ...]
+    of_episodes: tuple[str, ...]
+
+
+def columns_read(estimator: Estimator) -> Columns:
+    """The columns of `steps` and of `episodes` that an estimator needs.
+
+    A name that both tables have is the step's, unless the estimator asks for the episode's.
+
+    Raises:
+        UsageError: it asks for a column of `episodes` that there is not.
+    """
+    in_steps = TABLES["steps"].names
+    needs = estimator.needed([*in_steps, *(name for name in TABLES["episodes"].names if name not in in_steps)])
+    wanted = dict.fromkeys((*needs.step_columns, *needs.anchor_columns))
+    of_steps = [name for name in wanted if name in in_steps and name not in needs.episode_columns]
+    of_episodes = [*(name for name in wanted if name not in of_steps), *needs.episode_columns]
+    if unknown := [name for name in of_episodes if name not in TABLES["episodes"].names]:
+        msg = f"{estimator.name}: no column {', '.join(unknown)}; valid: {', '.join(TABLES['episodes'].names)}"
+        raise UsageError(msg)
+    return Columns(
+        needs,
+        tuple(dict.fromkeys((*_STEP_COLUMNS, "state_hash", *of_steps))),
+        tuple(name for name in dict.fromkeys(of_episodes) if name not in (*_STEP_COLUMNS, "group_id")),
+    )
+
+
+def run_range(item: tuple[Task, Range]) -> RangeResult:
+    """Compute and write the advantages of a range.
+
+    Raises:
+        ContractError: steps that break the estimator's contract, naming the episode.
+    """
+    task, part = item
+    steps, episodes = read_range(task, part)
+    rows = task.estimator.advantages(steps.lazy()).collect()
+    report = check_groups(episodes.lazy(), episode_figures(steps).lazy(), task.integrity)
+    written = task.part.write(
+        "advantages", _with_runs(rows, episodes).with_columns(defined=pl.col("advantage").is_not_null())
+    )
+    groups = group_diagnostics(rows.lazy(), episodes.lazy(), _texts(task, part, rows), report.findings)
+    return RangeResult(written, collected(groups), report)
+
+
+def read_range(task: Task, part: Range) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The estimator's input, and the range's episodes with everything that is known of them."""
+    options = task.part.objects.polars_options
+    columns = columns_read(task.estimator)
+    episodes = part.episodes
+    extras = [name for name in dict.fromkeys((*columns.of_episodes, *_CHECKED)) if name not in episodes.columns]
+    read = read_rows("episodes", part.files["episodes"], options, ("episode_id", *extras), episodes)
+    episodes = episodes.join(read, on="episode_id", how="left", maintain_order="left")
+    steps = read_rows("steps", part.files["steps"], options, columns.of_steps, episodes)
+    given = ["episode_score", *(COMPONENT + name for name in columns.needs.components), *columns.of_episodes]
+    if (episodes["status"] != "completed").any():  # a column that is absent means completed
+        given.append("status")
+    steps = arranged(steps, episodes, list(dict.fromkeys(given)))
+    if task.rewards != ENV_REWARD:
+        steps = _with_scored_rewards(task, part, steps)
+    return steps, episodes
+
+
+def _texts(task: Task, part: Range, rows: pl.DataFrame) -> pl.LazyFrame | None:
+    """What was done and seen at each step of the range; None if nobody asks, or no state is compared."""
+    if not task.purity or rows["anchor_key"].null_count() == rows.height:
+        return None
+    columns = ("episode_id", "step_index", *PURITY_COLUMNS)
+    return scan_rows("steps", part.files["steps"], task.part.objects.polars_options, columns, part.episodes)
+
+
+def _with_scored_rewards(task: Task, part: Range, steps: pl.DataFrame) -> pl.DataFrame:
+    """The steps with a scorer's values as rewards; NULL for steps that it did not score."""
+    wanted = part.episodes.select("episode_id", pl.col(REWARD_JOB).alias("job_id"))
+    scores = read_rows(
+        "scores",
+        part.files["scores"],
+        task.part.objects.polars_options,
+        ("episode_id", "step_index", "job_id", "value"),
+        part.episodes,
+        keep=(pl.col("scorer") == task.rewards) & pl.col("step_index").is_not_null(),
+    )
+    values = scores.join(wanted, on=["episode_id", "job_id"], how="semi").select("episode_id", "step_index", "value")
+    joined = steps.drop("reward").join(values, on=["episode_id", "step_index"], how="left", maintain_order="left")
+    return joined.rename({"value": "reward"})
+
+
+def _with_runs(rows: pl.DataFrame, episodes: pl.DataFrame) -> pl.DataFrame:
+    """Rows with their episode's run_id, in the same order."""
+    runs = episodes["run_id"].unique()
+    if len(runs) == 1:
+        return rows.with_columns(run_id=pl.lit(runs[0]))
+    of_episodes = episodes.select("episode_id", "run_id")
+    return rows.join(of_episodes, on="episode_id", how="left", maintain_order="left")

@@ -1,0 +1,150 @@
+"""Where the parts of a job run: here, in a few processes of this machine, or on a Ray cluster.
+
+An executor maps a function over items and gives the results in the order of the items. It may run an item a second time
+if the process that had it is gone, so a task must be one that may run again: what it writes counts only once its result
+is used (`lake.job_parts`). Results never depend on the executor: tasks share nothing.
+"""
+
+import multiprocessing
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor as Pool
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Literal, Protocol, TypeVar
+
+from lake.errors import UsageError, WorkerLostError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+ExecutorName = Literal["local", "processes", "ray"]
+EXECUTORS: tuple[ExecutorName, ...] = ("local", "processes", "ray")
+TRIES = 3
+"""How often an item is started before a job gives up on processes that die under it."""
+
+
+class Executor(Protocol):
+    """Runs the parts of a job."""
+
+    @property
+    def workers(self) -> int:
+        """Items that run at once: each holds its own data in memory."""
+
+    def map(self, task: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        """Results of `task` for each item, in the items' order.
+
+        Args:
+            task: a function of a module. It must be one that may run twice for an item.
+            items: what to run it on; with `task` and the results they travel to other processes, where there are any.
+
+        Raises:
+            WorkerLostError: the process of an item died again and again.
+            Exception: whatever the task raises, once; items that have not started by then are not run.
+        """
+
+
+class LocalExecutor:
+    """Threads of this process, or processes of this machine.
+
+    Polars, NumPy and Parquet leave Python's lock, so threads compute one item while another is written. Processes are
+    for tasks that spend their time in Python, such as similarity anchors; each takes half a second to start.
+
+    Args:
+        workers: items at once; None takes a core each, at most 4.
+        processes: run them in processes.
+    """
+
+    def __init__(self, workers: int | None = None, *, processes: bool = False) -> None:
+        if workers is not None and workers < 1:
+            msg = f"{workers} workers can do nothing; give 1 or more"
+            raise UsageError(msg)
+        self._workers = workers or min(4, len(os.sched_getaffinity(0)))
+        self._processes = processes
+
+    @property
+    def workers(self) -> int:
+        """Items that run at once."""
+        return self._workers
+
+    def map(self, task: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        """See `Executor.map`."""
+        todo = list(items)
+        if self._processes and todo:
+            yield from self._map_processes(task, todo)
+        elif self._workers == 1 or len(todo) < 2:
+            yield from map(task, todo)
+        else:
+            with ThreadPoolExecutor(self._workers) as pool:
+                yield from _windowed(pool, task, todo, self._workers)
+
+    def _map_processes(self, task: Callable[[Item], Result], items: list[Item]) -> Iterator[Result]:
+        """As `map`; when a process is lost, what had not come back runs again in new ones."""
+        done = tries = 0
+        while done < len(items):
+            before = done
+            # Not forked: Polars' threads would be copied in the middle of their work.
+            context = multiprocessing.get_context("spawn")
+            with ProcessPoolExecutor(min(self._workers, len(items)), context, initializer=_end_with_parent) as pool:
+                try:
+                    for result in _windowed(pool, task, items[done:], self._workers):
+                        done += 1
+                        yield result
+                except BrokenProcessPool as error:
+                    tries = 1 if done > before else tries + 1
+                    if tries >= TRIES:
+                        raise WorkerLostError(lost(done, len(items))) from error
+
+
+def _end_with_parent() -> None:
+    """Let this process end when the one that started it does, killed or not: its work would be for nobody."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "called in a worker"
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def lost(done: int, items: int) -> str:
+    """What to say when workers die again and again."""
+    return (
+        f"a worker process died {TRIES} times in a row ({done} of {items} parts were done; nothing of the job is "
+        "visible). Often the machine was out of memory: give a smaller --memory or fewer --workers, and run it again"
+    )
+
+
+def _windowed(pool: Pool, task: Callable[[Item], Result], items: list[Item], width: int) -> Iterator[Result]:
+    """Results in order, with at most one item waiting per worker; after an error nothing more is started."""
+    running: deque[Future[Result]] = deque()
+    waiting = iter(items)
+    try:
+        while True:
+            while len(running) < 2 * width and (item := next(waiting, None)) is not None:
+                running.append(pool.submit(task, item))
+            if not running:
+                return
+            yield running.popleft().result()
+    finally:
+        for future in running:
+            future.cancel()
+
+
+def executor_named(name: str, workers: int | None = None) -> Executor:
+    """The executor that a command line names: `local`, `processes` or `ray`.
+
+    Raises:
+        UsageError: another name, or workers below 1.
+        MissingExtraError: ray is not installed.
+    """
+    if name == "ray":
+        from pipelines.executor_ray import RayExecutor
+
+        return RayExecutor(workers)
+    if name not in EXECUTORS:
+        msg = f"no executor {name!r}; valid: {', '.join(EXECUTORS)}"
+        raise UsageError(msg)
+    return LocalExecutor(workers, processes=name == "processes")

@@ -1,0 +1,65 @@
+"""Command `group`: counterfactual groups."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lake.cli_options import echo_rows, format_option, lake_option
+
+if TYPE_CHECKING:
+    from pipelines.groupings import Grouping
+
+
+@click.command()
+@click.argument("name", required=False)
+@lake_option
+@click.option(
+    "--step", "steps", multiple=True, metavar="STEP[:KEY=VALUE,...]", help="A step, e.g. subsample:size=8,draws=4."
+)
+@click.option("--config", type=click.Path(dir_okay=False), help="TOML file; its section [group] has name and steps.")
+@click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\". Default: all.")
+@click.option("--force", is_flag=True, help="Write even if the same episodes and definition have a result.")
+@format_option
+def group(
+    name: str | None,
+    lake_uri: str,
+    steps: tuple[str, ...],
+    config: str | None,
+    where: str | None,
+    force: bool,
+    output_format: str,
+) -> None:
+    """Form other groups than those that were collected and write them to `groupings` as NAME.
+
+    \b
+    Steps, applied in order:
+      subsample     size, draws, seed, short=drop|keep     fewer rollouts a group
+      drop_failed   statuses                               without failed and aborted ones
+      merge_runs    also_equal                             one group across runs, same start
+      staleness_cap max_behind, unknown=drop|keep          without old policies
+
+    With several draws each is a grouping of its own: NAME/0, NAME/1, ...
+    """
+    import lake
+    from lake import ids
+    from pipelines.groupings import run_grouping
+
+    report = run_grouping(lake.open(lake_uri), _grouping(name, steps, config), where=where, force=force)
+    for kind, words, rows in report.notes:
+        click.echo(f"{kind}: {rows} {words}", err=True)
+    done = "nothing to do: this is the result of" if report.skipped else "written by"
+    click.echo(f"{done} job {ids.to_text(report.job_id)}", err=True)
+    echo_rows(report.table, output_format)
+
+
+def _grouping(name: str | None, steps: tuple[str, ...], config: str | None) -> "Grouping":
+    from lake.settings import from_file
+    from pipelines.groupings.definition import STEPS, Grouping
+    from pipelines.spelling import spelled, validated
+
+    found: dict[str, Any] = from_file(config, ["group"]) if config else {}
+    if name is not None:
+        found["name"] = name
+    if steps:
+        found["steps"] = [spelled(text, STEPS, "step") for text in steps]
+    return validated(Grouping, found, "group")

@@ -1,0 +1,147 @@
+"""Command `score`: reward functions and built-in scorers over a lake."""
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lake.cli_options import lake_option
+
+if TYPE_CHECKING:
+    from lake.lake import Lake
+    from pipelines.score.config import ScoreConfig
+    from pipelines.score.job import Progress, ScoreReport
+
+
+@click.command()
+@click.argument("target", required=False)
+@lake_option
+@click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\". Default: all.")
+@click.option("--reward", metavar="NAME", help="Instead of TARGET: a weighted reward, [reward.NAME] of --config.")
+@click.option("--name", help="Name under which the scores are kept. Default: the function's.")
+@click.option("--arg", "arguments", multiple=True, metavar="KEY=VALUE", help="An argument for the function.")
+@click.option("--retry-failed", is_flag=True, help="Score again the episodes that have an error, and nothing else.")
+@click.option("--force", is_flag=True, help="Score all, whether they have a score or not.")
+@click.option("--default-step-reward", type=float, help="Reward of steps that the function gave none.")
+@click.option("--allow-network", is_flag=True, help="Let a function that requires the network run, without a sandbox.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of [score], e.g. batch_size=16.")
+@click.option("--config", type=click.Path(dir_okay=False), help="TOML file with the options under [score].")
+def score(
+    target: str | None,
+    lake_uri: str,
+    where: str | None,
+    reward: str | None,
+    name: str | None,
+    arguments: tuple[str, ...],
+    retry_failed: bool,
+    force: bool,
+    default_step_reward: float | None,
+    allow_network: bool,
+    settings: tuple[str, ...],
+    config: str | None,
+) -> None:
+    """Score episodes with TARGET, and write the scores to the table `scores`.
+
+    TARGET is module.py:function, a reward function of yours (docs/guides/reward-functions.md), or the name of a
+    built-in scorer (docs/guides/scorers.md). Episodes that this version of it has scored are left alone; a version is a
+    hash of its source and of what it imports from its own folder.
+
+    \b
+    Options of [score]: name, arguments, step_index, default_step_reward, batch_size, allow_network,
+    concurrency, environment, commit_seconds, commit_episodes, limits (of the sandbox).
+
+    Functions run in a sandbox. One that declares requires_network (a judge) runs without, if --allow-network says so.
+    """
+    import lake
+    from lake.errors import UsageError
+
+    if (target is None) == (reward is None):
+        msg = "give what to score with: module.py:function, a built-in scorer, or --reward NAME --config FILE"
+        raise UsageError(msg)
+    if reward is not None:
+        _score_reward(lake.open(lake_uri), reward, config, where, force=force)
+        return
+    from pipelines.score.job import run_score
+
+    given = {"name": name, "default_step_reward": default_step_reward, "allow_network": allow_network or None}
+    options = _options(config, settings, arguments, {key: value for key, value in given.items() if value is not None})
+    report = run_score(
+        lake.open(lake_uri),
+        str(target),
+        where=where,
+        config=options,
+        retry_failed=retry_failed,
+        force=force,
+        progress=_show,
+    )
+    _tell(report)
+
+
+def _options(
+    config: str | None, settings: tuple[str, ...], arguments: tuple[str, ...], given: dict[str, Any]
+) -> "ScoreConfig":
+    """Options from the file, then from --set, then from their own flags."""
+    from lake.settings import from_file, from_pairs
+    from pipelines.score.config import ScoreConfig
+    from pipelines.spelling import validated
+
+    found = from_file(config, ("score",)) if config else {}
+    found |= from_pairs(settings) | given
+    if arguments:
+        before = found.get("arguments")
+        found["arguments"] = (before if isinstance(before, dict) else {}) | from_pairs(arguments)
+    section = f"[score], options {', '.join(ScoreConfig.model_fields)}"
+    return validated(ScoreConfig, found, section)
+
+
+def _score_reward(lk: "Lake", reward: str, config: str | None, where: str | None, *, force: bool) -> None:
+    from lake import ids
+    from lake.errors import UsageError
+    from pipelines.score.rewards import load_reward, run_reward
+
+    if config is None:
+        msg = f"--reward {reward} needs --config FILE, a TOML file with the section [reward.{reward}]"
+        raise UsageError(msg)
+    report = run_reward(lk, load_reward(config, reward), where=where, force=force)
+    made = ", ".join(f"{alias} = {component}" for alias, component in report.components.items())
+    click.echo(f"reward {reward}@{report.version}: {made}")
+    click.echo(
+        f"{report.episodes} episodes: {report.known} known, {report.unknown} unknown, {report.unchanged} unchanged"
+    )
+    if report.job_id is not None and not report.skipped:
+        click.echo(f"job {ids.to_text(report.job_id)}, series {ids.to_text(report.series_id)}")
+
+
+def _show(progress: "Progress") -> None:
+    """A line on stderr after every commit."""
+    rate = progress.done / progress.seconds if progress.seconds > 0 else 0.0
+    text = f"{progress.done} of {progress.total} episodes scored, {progress.failed} with errors, {rate:.0f} a second"
+    click.echo(text, err=True)
+    sys.stderr.flush()
+
+
+def _tell(report: "ScoreReport") -> None:
+    from lake import ids
+    from lake.show import printable
+
+    click.echo(f"scorer {report.scorer}@{report.version}")
+    if not report.scored and not report.overtaken:
+        click.echo(f"nothing to do: {report.present} of {report.selected} episodes have their score")
+        return
+    click.echo(
+        f"{report.scored} episodes scored in {report.seconds:.1f} s: {report.known} with a score, {report.failed} with "
+        f"errors; {report.steps} steps; {report.present} had their score"
+    )
+    if report.overtaken:
+        click.echo(f"{report.overtaken} were scored by another run, or taken out of the lake, meanwhile", err=True)
+    if report.unmatched:
+        click.echo(f"{report.unmatched} step outputs match no step", err=True)
+    if report.answers:
+        click.echo(f"{report.answers} answers of judges were asked anew", err=True)
+    for example in report.examples:
+        click.echo(f"  {printable(example)}", err=True)
+    if report.printed:
+        click.echo(f"the function printed:\n{printable(report.printed).rstrip()}", err=True)
+    if report.failed:
+        click.echo("--retry-failed scores again those with errors", err=True)
+    click.echo(f"jobs {' '.join(map(ids.to_text, report.job_ids))}, series {ids.to_text(report.series_id)}")

@@ -1,0 +1,249 @@
+"""A user's function as a scorer: what it declares, its version, its consent, and the calls that score episodes.
+
+Nothing of it runs here. What it declares is read in the sandbox; a function that requires the network is refused unless
+the user allows it, and runs in a worker process without walls then.
+"""
+
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+import msgspec
+import polars as pl
+
+from lake import ids
+from lake.errors import UsageError
+from lake.snapshot import Snapshot
+from pipelines.score import judging
+from pipelines.score.config import NETWORK_SECONDS, ScoreConfig
+from pipelines.score.responses import known_answers, response_rows
+from pipelines.score.reward_function import STEP_INDICES, Mode
+from pipelines.score.rollouts import ARGUMENTS, Rollout, joint_call, one_call, parts, read_rollouts
+from pipelines.score.rows import Reading, Scored, add_result
+from pipelines.score.sandbox import FunctionSource, Outcome, Sandbox, SandboxLimits, inspect_function
+from pipelines.score.source import Source, find_source
+
+_PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE")
+"""Variables that whoever may use the network needs to reach it."""
+_ADAPTER = "pipelines.score.reward_function:as_reward_function"
+"""What makes a reward function of whatever the module holds; it is called in the worker."""
+Unit = list[Rollout]
+"""The rollouts of one call."""
+
+
+class UserFunction:
+    """A reward function from a user's file.
+
+    Args:
+        source: where it is.
+        config: how it is run.
+
+    Raises:
+        UsageError: it requires the network and that is not allowed, or it cannot be imported.
+        SandboxUnavailableError: this machine cannot isolate it as asked.
+    """
+
+    def __init__(self, source: Source, config: ScoreConfig) -> None:
+        facts = inspect_function(str(source.path), source.name, config.limits, _ADAPTER)
+        declared = facts.get("declared") or {}
+        self.source = source
+        self.config = config
+        self.name = config.name or source.name
+        self.mode: Mode = facts["mode"]
+        self.is_grouped = self.mode == "group"
+        self.needs_network = bool(facts.get("requires_network"))
+        if self.needs_network and not config.allow_network:
+            msg = (
+                f"{source.path.name}:{source.name} requires the network, so it cannot run in the sandbox: it would run "
+                "as an ordinary process of yours. Read it, then allow it: --allow-network, or allow_network = true in "
+                "[score]"
+            )
+            raise UsageError(msg)
+        taken = set(facts.get("parameters") or ())
+        self._wanted = frozenset(ARGUMENTS) if facts.get("accepts_any") else _wanted(taken)
+        step_index = config.step_index or declared.get("step_index")
+        self._reading = Reading(
+            step_index=step_index if step_index in STEP_INDICES else "auto",
+            default_step_reward=config.default_step_reward,
+        )
+        self._declared = declared
+        self.printed = ""
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What decides the scores beside the source, and what is worth keeping with the job."""
+        return {
+            "mode": self.mode,
+            "arguments": self.config.arguments,
+            "step_index": self._reading.step_index,
+            "default_step_reward": self.config.default_step_reward,
+            "batch_size": self.config.batch_size if self.mode == "batch" else None,
+        }
+
+    @property
+    def version(self) -> str:
+        """Hash of the source and the parameters, as 13 characters."""
+        decisive = msgspec.json.encode(self.parameters, order="deterministic").decode()
+        return ids.to_text(ids.key_hash("function", self.source.hash, decisive))
+
+    def is_current(self) -> bool:
+        """Whether the source is still what the version stands for; fresh workers read what is there."""
+        try:
+            return find_source(f"{self.source.path}:{self.source.name}").hash == self.source.hash
+        except UsageError:
+            return False
+
+    def score(self, snapshot: Snapshot, episodes: pl.DataFrame) -> Iterator[Scored]:
+        """Score episodes, a batch at a time, in the order of the files.
+
+        Args:
+            snapshot: where to read.
+            episodes: run_id, group_id, episode_id, num_steps.
+
+        Raises:
+            LakeAccessError: a file of the lake is missing or damaged.
+        """
+        source = FunctionSource(str(self.source.path), self.source.name, self.mode, _ADAPTER)
+        limits = self._limits()
+        sent: deque[list[Unit]] = deque()
+
+        def calls() -> Iterator[list[bytes]]:
+            for units, known in self._batches(snapshot, episodes, limits.rows_per_batch):
+                sent.append(units)
+                yield [self._call(unit, known) for unit in units]
+
+        with Sandbox(source, limits) as sandbox:
+            reading = Reading(self._reading.step_index, self._reading.default_step_reward, sandbox.level)
+            for outcomes in sandbox.map(calls()):
+                scored = Scored()
+                for unit, outcome in zip(sent.popleft(), outcomes, strict=True):
+                    self._add(scored, unit, outcome, reading)
+                self.printed = sandbox.printed
+                yield scored
+
+    def _limits(self) -> SandboxLimits:
+        limits = self.config.limits
+        if not self.needs_network:
+            return limits
+        names = {*self.config.environment, *_PROXIES} & os.environ.keys()
+        concurrency, timeout = self._declared.get("concurrency"), self._declared.get("timeout")
+        return limits.model_copy(
+            update={
+                "min_level": "none",
+                "max_level": "none",
+                "environment": {name: os.environ[name] for name in names} | limits.environment,
+                "workers": concurrency if isinstance(concurrency, int) and concurrency > 0 else self.config.concurrency,
+                # An answer is waited for: the next call should not wait behind it.
+                "rows_per_batch": 1,
+                "seconds_per_row": float(timeout)
+                if isinstance(timeout, int | float) and timeout > 0
+                else max(limits.seconds_per_row, NETWORK_SECONDS),
+            }
+        )
+
+    def _batches(
+        self, snapshot: Snapshot, episodes: pl.DataFrame, calls: int
+    ) -> Iterator[tuple[list[Unit], dict[int, dict[str, str]]]]:
+        """Calls by the batch, with the stored answers of their episodes."""
+        for part in parts(episodes):
+            known = known_answers(snapshot, part["episode_id"]) if self.needs_network else {}
+            units = self._units(read_rollouts(snapshot, part, self._wanted))
+            for low in range(0, len(units), calls):
+                yield units[low : low + calls], known
+
+    def _units(self, rollouts: list[Rollout]) -> list[Unit]:
+        if self.mode == "pointwise":
+            return [[rollout] for rollout in rollouts]
+        groups: list[Unit] = []
+        for rollout in rollouts:
+            if groups and groups[-1][0].group_id == rollout.group_id:
+                groups[-1].append(rollout)
+            else:
+                groups.append([rollout])
+        return groups if self.mode == "group" else _filled(groups, self.config.batch_size)
+
+    def _call(self, unit: Unit, known: dict[int, dict[str, str]]) -> bytes:
+        """The call's keyword arguments, as JSON."""
+        arguments = dict(self.config.arguments)
+        if self.needs_network:
+            arguments[judging.ARGUMENT] = {
+                request: answer for rollout in unit for request, answer in known.get(rollout.episode_id, {}).items()
+            }
+        call = one_call(unit[0], arguments) if self.mode == "pointwise" else joint_call(unit, arguments)
+        return msgspec.json.encode(call)
+
+    def _add(self, scored: Scored, unit: Unit, outcome: Outcome, reading: Reading) -> None:
+        value, error = outcome.value, outcome.error
+        if self.needs_network and error is None:
+            value, answers = _answers_apart(value)
+            episode_ids = [rollout.episode_id for rollout in unit]
+            if answers:
+                scored.responses.append(response_rows(answers, episode_ids, datetime.now(UTC)))
+        if error is not None and outcome.kind not in ("exception", "invalid"):
+            error = f"{outcome.kind}: {error}"
+        if self.mode == "pointwise":
+            add_result(scored, unit[0], value, error, reading)
+            return
+        values: list[Any] = value if isinstance(value, list) else []
+        if error is None and len(values) != len(unit):
+            told = f"{len(values)} results" if isinstance(value, list) else "no list"
+            error = f"the function returned {told} for {len(unit)} rollouts; valid: a list with one for each, in order"
+        if error is not None:
+            values = [None] * len(unit)
+        siblings = len(unit) if self.mode == "group" else None
+        for rollout, one in zip(unit, values, strict=True):
+            add_result(scored, rollout, one, error, reading, siblings)
+
+
+def _wanted(parameters: set[str]) -> frozenset[str]:
+    """The arguments behind a function's parameters; batch-wise ones have other names for two of them."""
+    renamed = {"rollouts_messages": "messages", "ground_truth_list": "ground_truth"}
+    return frozenset({"messages"} | {renamed.get(name, name) for name in parameters})
+
+
+def _filled(groups: Sequence[Unit], size: int) -> list[Unit]:
+    """Groups put together to batches; only one that is larger than a batch is split."""
+    batches: list[Unit] = []
+    for group in groups:
+        if batches and len(batches[-1]) + len(group) <= size:
+            batches[-1] = [*batches[-1], *group]
+        else:
+            batches += [list(group[low : low + size]) for low in range(0, len(group), size)]
+    return batches
+
+
+def _answers_apart(value: Any) -> tuple[Any, list[dict[str, Any]]]:
+    """A result and the judges' new answers that came with it; a worker may say anything."""
+    found: Any = []
+    if isinstance(value, dict):
+        value = dict(value)
+        found = value.pop(judging.RESULT, [])
+    elif isinstance(value, list) and value and isinstance(value[-1], dict) and judging.RESULT in value[-1]:
+        found = value[-1][judging.RESULT]
+        value = value[:-1]
+    return value, [answer for answer in found if isinstance(answer, dict)] if isinstance(found, list) else []
+
+
+class Work(Protocol):
+    """A scorer as the job sees it."""
+
+    name: str
+    is_grouped: bool
+    printed: str
+    """The end of what it printed."""
+
+    @property
+    def version(self) -> str:
+        """Equal versions give equal scores."""
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """For the job's row."""
+
+    def is_current(self) -> bool:
+        """Whether it is still what its version stands for."""
+
+    def score(self, snapshot: Snapshot, episodes: pl.DataFrame) -> Iterator[Scored]:
+        """Rows of the episodes, batch by batch."""

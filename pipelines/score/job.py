@@ -1,0 +1,302 @@
+"""The score job: a reward function or a built-in scorer over exactly the episodes that its version has not scored.
+
+Scores are committed as they come, each range as a job of its own, every few seconds: a killed run loses what came after
+its last commit, and the next run goes on from there. Two runs at once share nothing but the table: whoever commits
+second finds the other's scores in the compare-and-swap of its terminal row, and drops its own of the same episodes.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import polars as pl
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from lake import jobs
+from lake.errors import ConflictError, UsageError
+from lake.lake import Lake
+from lake.snapshot import Snapshot
+from pipelines.score.builtin import BuiltIn
+from pipelines.score.config import ScoreConfig
+from pipelines.score.functions import UserFunction, Work
+from pipelines.score.pending import Pending, find_pending, taken
+from pipelines.score.rows import EXAMPLES, Scored
+from pipelines.score.scorers import SCORERS, Scorer
+from pipelines.score.source import find_source
+
+KIND = "score"
+_TRIES = 20
+
+
+class ScoreReport(BaseModel):
+    """What a score run did."""
+
+    model_config = ConfigDict(frozen=True)
+
+    scorer: str
+    version: str
+    series_id: int
+    job_ids: list[int]
+    """One per commit."""
+    selected: int
+    """Episodes that were asked for."""
+    present: int
+    """Those that had their score already."""
+    scored: int
+    """Episodes with new rows."""
+    known: int
+    """Those of them with a score; with one of a step, where the scorer judges steps alone."""
+    failed: int
+    """Those of them with an error: no value, or step outputs that match no step."""
+    unmatched: int
+    """Step outputs that match no step."""
+    steps: int
+    """Rows of steps."""
+    overtaken: int
+    """Episodes that another run scored meanwhile, or that were taken out of the lake: their rows were dropped."""
+    answers: int
+    """Answers of judges that were asked anew."""
+    seconds: float
+    examples: list[str]
+    """The first errors, each with its episode."""
+    printed: str
+    """The end of what the function printed."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands, after a commit."""
+
+    done: int
+    """Episodes scored so far."""
+    total: int
+    """Episodes to score."""
+    failed: int
+    """Those with an error."""
+    seconds: float
+    """Since the start."""
+
+
+def scorer_of(target: str | Scorer | Work, config: ScoreConfig) -> Work:
+    """What `trajlake score TARGET` runs.
+
+    Args:
+        target: `module.py:function`, the name of a built-in scorer, one made by hand, or anything that works as one.
+        config: how it is run.
+
+    Raises:
+        UsageError: neither; the message says what is valid.
+    """
+    if isinstance(target, Scorer):
+        return BuiltIn(target, config.name)
+    if not isinstance(target, str):
+        return target
+    if ":" in target or target.endswith(".py"):
+        return UserFunction(find_source(target), config)
+    if target not in SCORERS:
+        msg = f"{target!r} is no scorer; valid: module.py:function, or one of {', '.join(SCORERS)}"
+        raise UsageError(msg)
+    try:
+        return BuiltIn(SCORERS[target](**config.arguments), config.name)
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        msg = f"scorer {target}: {faults}. Options: {', '.join(SCORERS[target].model_fields) or 'none'}"
+        raise UsageError(msg) from error
+
+
+def run_score(
+    lake: Lake,
+    target: str | Scorer | Work,
+    *,
+    where: str | None = None,
+    config: ScoreConfig | None = None,
+    retry_failed: bool = False,
+    force: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+) -> ScoreReport:
+    """Score the selected episodes that this version of the scorer has not scored.
+
+    Args:
+        lake: where to read and write.
+        target: `module.py:function`, the name of a built-in scorer, or one made by hand; see `scorer_of`.
+        where: SQL predicate over `episodes`; None takes all. A group-wise function gets all siblings of these.
+        config: how it is run.
+        retry_failed: score again those that have an error, and nothing else.
+        force: score all, whether they have a score or not.
+        progress: told after every commit.
+
+    Raises:
+        UsageError: no such scorer or function, wrong options, a bad predicate, or a network that is not allowed.
+        DataRefusedError: no episode is selected.
+        SandboxUnavailableError: this machine cannot isolate the function as asked.
+        ConflictError: the function's source changed while it ran, or other processes scored the same episodes again
+            and again; run it again.
+    """
+    if retry_failed and force:
+        msg = "retry_failed takes the failed episodes alone, force takes all: give one of them"
+        raise UsageError(msg)
+    config = config or ScoreConfig()
+    work = scorer_of(target, config)
+    snapshot = lake.snapshot()
+    series = {"scorer": work.name, "version": work.version}
+    series_id = jobs.series_id(KIND, series, ())
+    pending = find_pending(snapshot, where, series_id, grouped=work.is_grouped, retry_failed=retry_failed, force=force)
+    parameters = series | work.parameters | {"where": where}
+    run = _Run(lake, snapshot, work, series, series_id, parameters, set(pending.jobs))
+    total = len(pending.episodes)
+    committed = time.monotonic()
+    try:
+        for scored in work.score(snapshot, pending.episodes) if total else ():
+            run.add(scored)
+            if run.waiting >= config.commit_episodes or time.monotonic() - committed >= config.commit_seconds:
+                run.commit()
+                committed = time.monotonic()
+                if progress is not None:
+                    progress(Progress(run.done, total, run.failed, run.seconds))
+    finally:
+        # Interrupted or not: what has been scored stays.
+        run.commit()
+    return run.report(pending)
+
+
+@dataclass
+class _Run:
+    """Scores on their way into the lake."""
+
+    lake: Lake
+    snapshot: Snapshot
+    work: Work
+    series: dict[str, Any]
+    series_id: int
+    parameters: dict[str, Any]
+    jobs: set[int]
+    """Jobs whose scores do not count as another run's: those known at the start, and our own."""
+    job_ids: list[int] = field(default_factory=list)
+    done: int = 0
+    known: int = 0
+    failed: int = 0
+    unmatched: int = 0
+    steps: int = 0
+    overtaken: int = 0
+    answers: int = 0
+    examples: list[str] = field(default_factory=list)
+    waiting: int = 0
+    """Episodes that are not committed yet."""
+    _parts: list[Scored] = field(default_factory=list)
+    _began: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self._began
+
+    def add(self, scored: Scored) -> None:
+        """Take a batch."""
+        self._parts.append(scored)
+        self.waiting += scored.episodes
+        self.done += scored.episodes
+        self.unmatched += scored.unmatched
+        self.examples += scored.examples[: EXAMPLES - len(self.examples)]
+
+    def report(self, pending: Pending) -> ScoreReport:
+        """What was done."""
+        return ScoreReport(
+            scorer=self.work.name,
+            version=self.series["version"],
+            series_id=self.series_id,
+            job_ids=self.job_ids,
+            selected=pending.selected,
+            present=pending.present,
+            scored=self.done - self.overtaken,
+            known=self.known,
+            failed=self.failed,
+            unmatched=self.unmatched,
+            steps=self.steps,
+            overtaken=self.overtaken,
+            answers=self.answers,
+            seconds=self.seconds,
+            examples=self.examples,
+            printed=self.work.printed,
+        )
+
+    def commit(self) -> None:
+        """Make what was scored visible, without what another run has scored or someone has taken out meanwhile.
+
+        Raises:
+            ConflictError: that happens again and again, or the scorer's source has changed.
+        """
+        if not self._parts:
+            return
+        if not self.work.is_current():
+            self._parts = []
+            msg = (
+                f"the source of {self.work.name} changed while it ran: what was not committed is dropped; run it again"
+            )
+            raise ConflictError(msg)
+        scores = pl.concat([part.frame() for part in self._parts])
+        answers = [frame for part in self._parts for frame in part.responses]
+        responses = pl.concat(answers) if answers else None
+        episode_ids = scores["episode_id"].unique()
+        for attempt in range(_TRIES):
+            now = self.lake.snapshot()
+            here = now.scan("episodes").filter(pl.col("episode_id").is_in(episode_ids.implode()))
+            there = here.select("episode_id").collect()["episode_id"]
+            others = self._taken(now, there)
+            kept = scores.filter(
+                pl.col("episode_id").is_in(there.implode()), ~pl.col("episode_id").is_in(others.implode())
+            )
+            if responses is not None:
+                # An answer that told something of an episode that was taken out is not kept for its siblings either.
+                gone = responses.filter(~pl.col("episode_id").is_in(there.implode()))
+                responses = responses.join(gone, on="request_id", how="anti")
+            counts = _counts(kept) | {"overtaken": len(episode_ids) - kept["episode_id"].n_unique()}
+            try:
+                self._write(kept, responses, counts)
+                break
+            except ConflictError:
+                if attempt == _TRIES - 1:
+                    raise
+        self.known += counts["known"]
+        self.failed += counts["failed"]
+        self.steps += counts["steps"]
+        self.overtaken += counts["overtaken"]
+        self.answers += 0 if responses is None else responses["request_id"].n_unique()
+        self._parts = []
+        self.waiting = 0
+
+    def _taken(self, snapshot: Snapshot, episode_ids: pl.Series) -> pl.Series:
+        return taken(snapshot, self.series_id, episode_ids, frozenset(self.jobs))
+
+    def _write(self, scores: pl.DataFrame, responses: pl.DataFrame | None, counts: dict[str, int]) -> None:
+        if scores.is_empty() and (responses is None or responses.is_empty()):
+            return
+        episode_ids = scores["episode_id"].unique()
+
+        def guard() -> None:
+            if len(self._taken(self.lake.snapshot(), episode_ids)):
+                msg = f"another run has scored the same episodes with {self.work.name} meanwhile"
+                raise ConflictError(msg)
+
+        named = scores.with_columns(scorer=pl.lit(self.work.name), scorer_version=pl.lit(self.series["version"]))
+        with self.lake.job(
+            kind=KIND, parameters=self.parameters, series=self.series, snapshot=self.snapshot, guard=guard
+        ) as job:
+            job.write("scores", named)
+            if responses is not None:
+                job.write("responses", responses)
+            job.counts |= {"rows_in": len(episode_ids), "rows_out": len(named), **counts}
+        self.jobs.add(job.job_id)
+        self.job_ids.append(job.job_id)
+
+
+def _counts(scores: pl.DataFrame) -> dict[str, int]:
+    """Episodes with a score (of steps, for a scorer that judges steps alone), with an error, and rows of steps."""
+    is_whole, is_known = pl.col("step_index").is_null(), pl.col("value").is_not_null()
+    whole = scores.filter(is_whole)
+    of_steps = scores.join(whole, on="episode_id", how="anti")
+    return {
+        "known": sum(rows.filter(is_known)["episode_id"].n_unique() for rows in (whole, of_steps)),
+        "failed": scores.filter(pl.col("error").is_not_null())["episode_id"].n_unique(),
+        "steps": scores["step_index"].count(),
+    }

@@ -1,0 +1,152 @@
+"""What a reward is made of: weighted components or one SQL expression over them, from TOML."""
+
+from typing import Any, Literal, Self
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from lake import ids
+from lake.errors import UsageError
+from lake.settings import from_file
+from pipelines.score.reward_expression import Expression
+from pipelines.score.scorers import SCORERS
+from pipelines.spelling import validated
+
+_RESERVED = frozenset(("episode_id", "step_index", "value", "place"))
+
+
+class Component(BaseModel):
+    """One scorer's share of a reward."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    scorer: str = Field(min_length=1)
+    """Name in `scores.scorer`, or name@version; without a version, the one that was written last."""
+    weight: float = 1.0
+    """Factor in the weighted sum; `sql` weighs by itself."""
+    name: str = Field(default="", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")
+    """How `sql` and the metrics call it; empty: the scorer's name, where that is a word."""
+    of: Literal["same", "episode"] = "same"
+    """At steps: the scorer's value of the step, or of its whole episode."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare(cls, value: Any) -> Any:
+        """A text is a scorer of weight 1."""
+        return {"scorer": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        if self.scorer.startswith("@") or self.scorer.endswith("@"):
+            msg = f"{self.scorer!r} is no scorer; write NAME or NAME@VERSION"
+            raise ValueError(msg)
+        if self.name.lower() in _RESERVED:
+            msg = f"a component cannot be called {self.name!r}; choose another name"
+            raise ValueError(msg)
+        return self
+
+    @property
+    def scorer_name(self) -> str:
+        """The scorer without its version."""
+        return self.scorer.rpartition("@")[0] or self.scorer
+
+    @property
+    def version(self) -> str | None:
+        """The version that was asked for."""
+        return self.scorer.rpartition("@")[2] if "@" in self.scorer else None
+
+    @property
+    def alias(self) -> str:
+        """How `sql` and the metrics call it."""
+        return self.name or self.scorer_name
+
+
+class RewardDefinition(BaseModel):
+    """A reward: sum of weight * score over the components, or an expression over their scores.
+
+    With `on_null = "renormalise"` the weights of the known components are scaled up to the sum of all weights:
+    sum over known of w v * (sum of w / sum over known of w). Without any known component it stays unknown.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$", max_length=200)
+    """Its name, in TOML and in `scores.scorer`."""
+    components: tuple[Component, ...] = Field(min_length=1)
+    """The scores that it is made of."""
+    sql: str | None = None
+    """SQL expression over the components' names instead of the weighted sum, for example `-power(one - other, 2)`."""
+    on_null: Literal["null", "renormalise"] = "null"
+    """An unknown component makes the sum unknown, or is left out with its weight."""
+    level: Literal["episode", "both"] = "episode"
+    """What gets a reward: every episode, or these and the steps that a component scored."""
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        aliases = [component.alias for component in self.components]
+        if len({alias.lower() for alias in aliases}) < len(aliases):
+            msg = f"components {aliases} are not told apart by their names; give each a `name` (case does not count)"
+            raise ValueError(msg)
+        if self.name in SCORERS:
+            msg = f"{self.name!r} is the name of a built-in scorer; call the reward something else"
+            raise ValueError(msg)
+        if self.name in [component.scorer_name for component in self.components]:
+            msg = f"{self.name!r} would be a component of itself"
+            raise ValueError(msg)
+        if self.level == "both" and all(component.of == "episode" for component in self.components):
+            msg = 'level is "both", but no component scores steps: one of them needs of = "same"'
+            raise ValueError(msg)
+        if self.sql is None:
+            self._check_weights()
+        else:
+            self._check_sql(aliases, self.sql)
+        return self
+
+    def _check_weights(self) -> None:
+        weights = [component.weight for component in self.components]
+        if 0.0 in weights:
+            msg = "a component of weight 0 changes nothing, unless it is unknown; leave it out"
+            raise ValueError(msg)
+        if self.on_null == "renormalise" and min(weights) < 0.0:
+            msg = 'on_null = "renormalise" needs positive weights: others could cancel out'
+            raise ValueError(msg)
+
+    def _check_sql(self, aliases: list[str], sql: str) -> None:
+        if any(component.weight != 1.0 for component in self.components) or self.on_null != "null":
+            msg = "`sql` weighs the components, and says what becomes of unknown ones (coalesce), by itself"
+            raise ValueError(msg)
+        if faulty := [alias for alias in aliases if not alias.isidentifier() or alias.lower() in _RESERVED]:
+            msg = f"`sql` cannot name the components {faulty}; give each a `name` of letters, digits and _"
+            raise ValueError(msg)
+        try:
+            Expression(sql, aliases)
+        except UsageError as error:
+            raise ValueError(str(error)) from error
+
+    def versioned(self, versions: dict[str, str]) -> str:
+        """Version of the reward: hash of the definition and of its components' versions, as 13 characters.
+
+        Args:
+            versions: alias -> version of each component.
+        """
+        definition = msgspec.json.encode(self.model_dump(mode="json"), order="deterministic").decode()
+        resolved = [versions[component.alias] for component in self.components]
+        return ids.to_text(ids.key_hash("reward", definition, *resolved))
+
+
+def load_reward(path: str, name: str) -> RewardDefinition:
+    """The reward [reward.NAME] of a TOML file.
+
+    Args:
+        path: the file; other sections are left alone.
+        name: of the reward.
+
+    Raises:
+        UsageError: no such file or section, or a definition that is wrong.
+    """
+    rewards = from_file(path, ("reward",))
+    if not isinstance(rewards.get(name), dict):
+        valid = ", ".join(sorted(rewards)) or "none; write [reward.NAME] with `components`"
+        msg = f"{path} has no reward {name!r}; it has {valid}"
+        raise UsageError(msg)
+    return validated(RewardDefinition, {"name": name} | rewards[name], f"{path}, [reward.{name}]")

@@ -1,0 +1,221 @@
+"""From the lake's rows to the arguments of a reward function, as JSON, in bounded memory.
+
+Episodes come in parts that follow the order of the files (run, group, episode), so a part touches few of them. A
+conversation is put together from texts that are JSON already: nothing is decoded but to be counted.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from lake import ids
+from lake.blobs import inlined
+from lake.errors import LakeAccessError
+from lake.reading import collected
+from lake.snapshot import Snapshot
+
+KEYS = ("run_id", "group_id", "episode_id")
+"""Order of the lake's files."""
+STEPS_A_PART = 8192
+EPISODES_A_PART = 1024
+"""Bounds of a part; a part has one group at least, whatever its size."""
+_IDS = ("episode_id", "group_id")
+_PLAIN = (
+    "run_id",
+    "task_id",
+    "rollout_index",
+    "attempt",
+    "environment",
+    "split",
+    "agent_id",
+    "policy",
+    "policy_version",
+    "seed",
+    "status",
+    "terminated",
+    "stop_reason",
+    "env_return",
+    "num_steps",
+)
+_DOCUMENTS = ("ground_truth", "tools", "extra")
+_CHAT = ("initial_messages", "final_observation")
+_STEP_COLUMNS = (
+    "episode_id",
+    "step_index",
+    "state",
+    "state_role",
+    "context",
+    "action",
+    "reasoning",
+    "tool_calls",
+    "reward",
+    "is_action_valid",
+)
+ARGUMENTS = ("messages", "ground_truth", *_IDS, *_PLAIN, "tools", "extra", "steps")
+"""What a function is called with; batch- and group-wise ones get a list of each, and `rollouts_messages`."""
+_ENCODER = msgspec.json.Encoder()
+_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+_NULL = msgspec.Raw(b"null")
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One episode, ready to be scored."""
+
+    episode_id: int
+    group_id: int
+    run_id: str
+    steps_S: tuple[int, ...]
+    """Numbers of its active steps."""
+    messages_S: tuple[int, ...]
+    """Index in `messages` of each step's assistant message."""
+    arguments: dict[str, Any]
+    """Argument -> value; JSON as `msgspec.Raw`."""
+
+
+def parts(episodes: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """Rows of chosen episodes in the order of the files, groups whole, a bounded number of steps at a time.
+
+    Args:
+        episodes: run_id, group_id, episode_id, num_steps, and what else is needed later.
+    """
+    ordered = episodes.sort(*KEYS)
+    starts = [0]
+    size = steps = 0
+    groups = ordered.select("group_id", rows=pl.lit(1)).with_row_index("at").group_by("group_id", maintain_order=True)
+    bounds = groups.agg(pl.col("at").first(), pl.len())
+    sums = ordered["num_steps"].cum_sum()
+    for at, length in bounds.select("at", "len").iter_rows():
+        group_steps = sums[at + length - 1] - (sums[at - 1] if at else 0)
+        if size and (size + length > EPISODES_A_PART or steps + group_steps > STEPS_A_PART):
+            starts.append(at)
+            size = steps = 0
+        size += length
+        steps += group_steps
+    for low, high in zip(starts, [*starts[1:], len(ordered)], strict=True):
+        if high > low:
+            yield ordered[low:high]
+
+
+def read_rollouts(snapshot: Snapshot, part: pl.DataFrame, wanted: Collection[str]) -> list[Rollout]:
+    """The episodes of a part, in its order.
+
+    Args:
+        snapshot: where to read.
+        part: run_id, group_id, episode_id of some episodes.
+        wanted: names of the arguments that the function takes; of `ARGUMENTS`, the others are left out.
+
+    Raises:
+        LakeAccessError: a file is missing or damaged, or a message in it is no JSON.
+    """
+    documents = [*_CHAT, *(name for name in _DOCUMENTS if name in wanted)]
+    heads = _rows(snapshot, "episodes", part, ("episode_id", "group_id", *_PLAIN, *documents), documents)
+    heads = part.select("episode_id").join(heads, on="episode_id", how="inner", maintain_order="left")
+    steps = _rows(snapshot, "steps", part, _STEP_COLUMNS, ("context", "tool_calls"), active=True)
+    of_episode: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for row in steps.sort("episode_id", "step_index").iter_rows(named=True):
+        of_episode[row["episode_id"]].append(row)
+    return [_rollout(head, of_episode[head["episode_id"]], wanted) for head in heads.iter_rows(named=True)]
+
+
+def one_call(rollout: Rollout, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of a pointwise call; those the user gave count more."""
+    return rollout.arguments | arguments
+
+
+def joint_call(rollouts: Sequence[Rollout], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of a batch- or group-wise call: a list of each, in one order."""
+    names = rollouts[0].arguments if rollouts else {}
+    lists = {name: [rollout.arguments[name] for rollout in rollouts] for name in names}
+    renamed = {"messages": "rollouts_messages", "ground_truth": "ground_truth_list"}
+    return {renamed.get(name, name): values for name, values in lists.items()} | arguments
+
+
+def _rows(
+    snapshot: Snapshot,
+    table: str,
+    part: pl.DataFrame,
+    columns: Sequence[str],
+    documents: Sequence[str],
+    *,
+    active: bool = False,
+) -> pl.DataFrame:
+    """Rows of some episodes with their big payloads put back; ranges of the sort keys spare files and row groups."""
+    groups = part["group_id"]
+    rows = snapshot.scan(table).filter(
+        pl.col("group_id").is_between(groups.min(), groups.max()),
+        pl.col("run_id").is_in(part["run_id"].unique().implode()),
+        pl.col("episode_id").is_in(part["episode_id"].implode()),
+    )
+    if active:
+        rows = rows.filter("is_active")
+    return inlined(snapshot, collected(rows.select(columns)), documents)
+
+
+def _rollout(head: dict[str, Any], rows: list[dict[str, Any]], wanted: Collection[str]) -> Rollout:
+    try:
+        messages, places = _conversation(head, rows)
+    except msgspec.DecodeError as error:
+        msg = f"episode {ids.to_text(head['episode_id'])} has messages that are no JSON list: {error}"
+        raise LakeAccessError(msg) from error
+    steps_S = tuple(row["step_index"] for row in rows)
+    values: dict[str, Any] = {"messages": _array(messages)}
+    values |= {name: ids.to_text(head[name]) for name in _IDS}
+    values |= {name: head[name] for name in _PLAIN}
+    values |= {name: _raw(head[name]) for name in _DOCUMENTS if name in wanted}
+    if "steps" in wanted:
+        values["steps"] = _array([_step(row, place) for row, place in zip(rows, places, strict=True)])
+    arguments = {name: value for name, value in values.items() if name in wanted}
+    return Rollout(head["episode_id"], head["group_id"], head["run_id"], steps_S, tuple(places), arguments)
+
+
+def _conversation(head: dict[str, Any], rows: list[dict[str, Any]]) -> tuple[list[bytes | msgspec.Raw], list[int]]:
+    """All messages, and where the assistant's are. A source that kept no messages has its states for the user's."""
+    messages: list[bytes | msgspec.Raw] = _listed(head["initial_messages"])
+    places = []
+    for position, row in enumerate(rows):
+        added = _listed(row["context"])
+        messages += added
+        if row["state"] and not added and (position or not messages):
+            messages.append(_ENCODER.encode({"role": row["state_role"] or "user", "content": row["state"]}))
+        places.append(len(messages))
+        messages.append(_answer(row))
+    return messages + _listed(head["final_observation"]), places
+
+
+def _answer(row: dict[str, Any]) -> bytes:
+    message: dict[str, Any] = {"role": "assistant", "content": row["action"]}
+    if row["reasoning"]:
+        message["reasoning_content"] = row["reasoning"]
+    if row["tool_calls"]:
+        message["tool_calls"] = msgspec.Raw(row["tool_calls"].encode())
+    return _ENCODER.encode(message)
+
+
+def _step(row: dict[str, Any], place: int) -> bytes:
+    return _ENCODER.encode(
+        {
+            "index": row["step_index"],
+            "message_index": place,
+            "state": row["state"],
+            "action": row["action"],
+            "reward": row["reward"],
+            "is_action_valid": row["is_action_valid"],
+        }
+    )
+
+
+def _listed(text: str | None) -> list[Any]:
+    return _LIST.decode(text) if text else []
+
+
+def _raw(text: str | None) -> msgspec.Raw:
+    return msgspec.Raw(text.encode()) if text else _NULL
+
+
+def _array(items: Sequence[bytes | msgspec.Raw]) -> msgspec.Raw:
+    return msgspec.Raw(b"[" + b",".join(bytes(item) for item in items) + b"]")

@@ -1,0 +1,148 @@
+"""From what a function returned for a rollout to rows of `scores`.
+
+Every rollout gets one row for the episode, whatever happened, and one for every step that was rewarded. An unknown
+score is NULL. `error` says why something is missing: the function failed or said so itself, or its step outputs match
+no step; a row with an error is what `--retry-failed` takes up.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from lake import ids
+from lake.records import printable
+from pipelines.score.align import align
+from pipelines.score.results import EvaluateResult, StepOutput, checked
+from pipelines.score.reward_function import StepIndex
+from pipelines.score.rollouts import Rollout
+
+SCHEMA = {
+    "episode_id": pl.Int64,
+    "step_index": pl.Int32,
+    "group_id": pl.Int64,
+    "run_id": pl.String,
+    "value": pl.Float64,
+    "isolation": pl.String,
+    "reason": pl.String,
+    "error": pl.String,
+    "metrics": pl.String,
+}
+"""Columns of `scores` without scorer, version and what the job fills in."""
+LONGEST_TEXT = 8192
+"""Characters of a reason or an error that are kept."""
+DEFAULT_REASON = "default step reward"
+EXAMPLES = 5
+"""Errors that are spelled out in the summary."""
+SIBLINGS = "siblings"
+"""Key of the metrics that holds how many rollouts a group-wise call judged."""
+_EXTRAS = ("trajectory_info", "final_control_plane_info", "agg_score", "standard_error")
+
+
+@dataclass
+class Scored:
+    """Rows of some episodes, and what became of them."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    """As `SCHEMA`."""
+    episodes: int = 0
+    unmatched: int = 0
+    """Step outputs that match no step."""
+    examples: list[str] = field(default_factory=list)
+    """The first few errors, each with its episode."""
+    frames: list[pl.DataFrame] = field(default_factory=list)
+    """More rows, as frames."""
+    responses: list[pl.DataFrame] = field(default_factory=list)
+    """Rows of `responses`."""
+
+    def frame(self) -> pl.DataFrame:
+        """All rows."""
+        return pl.concat([pl.DataFrame(self.rows, schema=SCHEMA, orient="row"), *self.frames])
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How results are read."""
+
+    step_index: StepIndex = "auto"
+    default_step_reward: float | None = None
+    """Reward of active steps without an output, if the user said so."""
+    isolation: str | None = None
+
+
+def add_result(
+    scored: Scored,
+    rollout: Rollout,
+    value: Any,
+    error: str | None,
+    reading: Reading,
+    siblings: int | None = None,
+) -> None:
+    """Add the rows of one rollout.
+
+    Args:
+        scored: where they go.
+        rollout: whose.
+        value: what the function returned for it, as JSON data.
+        error: why it returned nothing; None if it did.
+        reading: how to read it.
+        siblings: of a group-wise call: how many rollouts it judged. Kept with the metrics: a group that has lost one,
+            even one that was forgotten, is another group.
+    """
+    result = EvaluateResult(error=error) if error is not None else _read(value)
+    fault = result.error
+    if fault is None and not result.is_score_valid:
+        fault = "the function says that its score is not valid" + (f": {result.reason}" if result.reason else "")
+    found = align(
+        (not result.error and result.step_outputs) or (), rollout.steps_S, rollout.messages_S, reading.step_index
+    )
+    keys = {"episode_id": rollout.episode_id, "group_id": rollout.group_id, "run_id": rollout.run_id}
+    keys["isolation"] = reading.isolation
+    score = None if fault is not None else result.score
+    told = "; ".join(text for text in (fault, found.error) if text) or None
+    row = keys | {"step_index": None, "value": score, "reason": _text(result.reason), "error": _text(told)}
+    scored.rows.append(row | {"metrics": _metrics(result, siblings)})
+    outputs = dict(found.outputs)
+    if result.error is None and reading.default_step_reward is not None:
+        default = reading.default_step_reward
+        outputs |= {
+            step: StepOutput(step, default, reason=DEFAULT_REASON) for step in rollout.steps_S if step not in outputs
+        }
+    for step in sorted(outputs):
+        output = outputs[step]
+        values = {"step_index": step, "value": output.base_reward, "reason": _text(output.reason), "error": None}
+        scored.rows.append(keys | values | {"metrics": _json(output.metrics)})
+    scored.episodes += 1
+    scored.unmatched += len(found.faults)
+    if told is not None and len(scored.examples) < EXAMPLES:
+        scored.examples.append(example(rollout.episode_id, told))
+
+
+def example(episode_id: int, error: str) -> str:
+    """An error with its episode, for a summary."""
+    return f"episode {ids.to_text(episode_id)}: {error}"
+
+
+def _read(value: Any) -> EvaluateResult:
+    try:
+        return checked(value)
+    except (TypeError, ValueError) as error:
+        return EvaluateResult(error=f"the function {error}")
+
+
+def _metrics(result: EvaluateResult, siblings: int | None) -> str | None:
+    extras = {name: found for name in _EXTRAS if (found := getattr(result, name)) is not None}
+    counted = {} if siblings is None else {SIBLINGS: siblings}
+    return _json(dict(result.metrics) | extras | counted)
+
+
+def _json(value: Any) -> str | None:
+    return printable(msgspec.json.encode(value).decode()) if value else None
+
+
+def _text(text: Any) -> str | None:
+    if text is None:
+        return None
+    said = printable(str(text))
+    return said if len(said) <= LONGEST_TEXT else f"{said[:LONGEST_TEXT]} ... [{len(said)} characters]"

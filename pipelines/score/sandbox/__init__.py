@@ -1,0 +1,59 @@
+"""User reward functions in persistent, locked-in worker processes: they compute, and nothing else.
+
+    from pipelines.score.sandbox import FunctionSource, Sandbox, SandboxLimits, inspect_function
+
+    facts = inspect_function("rewards.py", "my_reward")          # read in the sandbox, never imported here
+    with Sandbox(FunctionSource("rewards.py", "my_reward", facts["mode"]), SandboxLimits(workers=2)) as sandbox:
+        outcomes = sandbox.call([{"messages": [...], "ground_truth": "4"}])
+        for outcomes in sandbox.map(batches):                    # ordered, all workers busy
+            ...
+
+What a function gets: the keyword arguments of its call, decoded afresh for every call. A call is a dict of JSON data,
+whose values may be `msgspec.Raw` (JSON that is already text), or one whole JSON object as bytes. Its module's folder is
+on `sys.path`; that folder (hidden files and folders left out), the standard library, the installed packages, `lake` and
+`pipelines` are all it can read. It has one working thread per library, no network, no files to write, no other
+processes; it has the clock and randomness. Prints go to `Sandbox.printed`, of which the last 8 KiB are kept.
+
+What happens to a call that goes wrong: it alone gets an `Outcome` with the reason, all others are scored. A timeout is
+a SIGKILL from the parent. When a worker dies, the calls it had not answered are repeated one by one, and a call is
+blamed only for a death in a fresh worker, alone. A function that cannot be imported gives every call the same error.
+
+What holds it (`lake.isolation`; the level is `Sandbox.level` and belongs in every score row):
+
+* strong: resource limits, no capabilities, no_new_privs, Landlock, seccomp. Linux 6.2 or later, x86_64 or aarch64.
+* bwrap: where there is no Landlock but bubblewrap: the same, with namespaces in Landlock's place.
+* basic: resource limits and seccomp: files can be read and written.
+* none: resource limits alone, as on macOS.
+
+Below `SandboxLimits.min_level` nothing runs. What remains at level strong: a function can lie about its own scores;
+it can learn that a file exists and how large it is, not what is in it; it can burn processor time until its deadline.
+Memory between calls of one worker is shared, so a function can remember earlier calls: never share a worker between
+two functions, which is why a `Sandbox` has one.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lake.errors import SandboxUnavailableError
+    from pipelines.score.sandbox.contract import FunctionSource, Outcome, SandboxLimits
+    from pipelines.score.sandbox.pool import Sandbox, inspect_function
+
+__all__ = ["FunctionSource", "Outcome", "Sandbox", "SandboxLimits", "SandboxUnavailableError", "inspect_function"]
+
+_HOME = {
+    "FunctionSource": "pipelines.score.sandbox.contract",
+    "Outcome": "pipelines.score.sandbox.contract",
+    "Sandbox": "pipelines.score.sandbox.pool",
+    "SandboxLimits": "pipelines.score.sandbox.contract",
+    "SandboxUnavailableError": "lake.errors",
+    "inspect_function": "pipelines.score.sandbox.pool",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name on first use: a worker needs none of them, and starts faster."""
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    msg = f"module `{__name__}` has no attribute `{name}`; public names: {', '.join(__all__)}"
+    raise AttributeError(msg)

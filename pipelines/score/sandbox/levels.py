@@ -1,0 +1,89 @@
+"""Which isolation this machine can give: tried, not guessed, once per process.
+
+From strong to weak: `strong` (all layers of `lake.isolation`), `bwrap` (bubblewrap's namespaces instead of Landlock),
+`basic` (limits and seccomp), `none` (limits).
+"""
+
+import subprocess
+import sys
+from functools import cache
+
+from lake import isolation
+from lake.errors import SandboxUnavailableError
+from pipelines.score.sandbox.bubblewrap import program, wrapped
+from pipelines.score.sandbox.contract import Level, SandboxLimits
+
+ORDER: tuple[Level, ...] = ("none", "basic", "bwrap", "strong")
+LAYERS: dict[Level, tuple[str, ...]] = {
+    "none": ("rlimits",),
+    "basic": tuple(layer for layer in isolation.LAYERS if layer != "landlock"),
+    "bwrap": tuple(layer for layer in isolation.LAYERS if layer != "landlock"),
+    "strong": isolation.LAYERS,
+}
+"""What a process of a level asks of `lake.isolation`."""
+_TRIAL_SECONDS = 30.0
+_TRIAL_MODULE = "keyword"
+"""A module of the standard library that does nothing: it must still run when all is locked."""
+
+
+def choose(limits: SandboxLimits) -> Level:
+    """The strongest level that can be had here, up to `max_level`.
+
+    Raises:
+        SandboxUnavailableError: it is weaker than `min_level`; names what is missing, why, and how to accept less.
+    """
+    if ORDER.index(limits.max_level) < ORDER.index(limits.min_level):
+        msg = f"max_level={limits.max_level!r} is weaker than min_level={limits.min_level!r}; lower min_level as well"
+        raise SandboxUnavailableError(msg)
+    reasons: dict[Level, str] = {}
+    best = next((level for level in _from_strong(limits.max_level) if not _noted(level, reasons)), None)
+    if best is not None and ORDER.index(best) >= ORDER.index(limits.min_level):
+        return best
+    why = "; ".join(f"{level}: {reason}" for level, reason in reasons.items())
+    instead = "it cannot be run at all"
+    if best is not None:
+        instead = f"it can be held at level {best}"
+        why += f"; run it on a machine that has what is missing, or, if you trust it, accept less: min_level = {best!r}"
+    msg = f"user code must be held at level {limits.min_level} (min_level); here {instead}: {why}"
+    raise SandboxUnavailableError(msg)
+
+
+def _from_strong(most: Level) -> list[Level]:
+    return list(reversed(ORDER[: ORDER.index(most) + 1]))
+
+
+def _noted(level: Level, reasons: dict[Level, str]) -> bool:
+    """Whether a level cannot be had; then its reason is noted."""
+    if (reason := obstacle(level)) is not None:
+        reasons[level] = reason
+    return reason is not None
+
+
+@cache
+def obstacle(level: Level) -> str | None:
+    """Why a level cannot be had on this machine; None if a trial process was held at that level."""
+    absent = isolation.missing()
+    if lacking := [f"no {layer}: {absent[layer]}" for layer in LAYERS[level] if layer in absent]:
+        return ", ".join(lacking)
+    if level == "bwrap" and program() is None:
+        return "no bubblewrap: the program bwrap is not installed"
+    policy = isolation.Policy(read=isolation.runtime_folders(), layers=LAYERS[level])
+    command = isolation.command()
+    if level == "bwrap":
+        command = wrapped(command, policy)
+    try:
+        done = subprocess.run(
+            command,
+            input=isolation.orders(_TRIAL_MODULE, policy, {}),
+            capture_output=True,
+            env={"LANG": "C.UTF-8"},
+            cwd="/",
+            timeout=_TRIAL_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{sys.executable} could not be started: {error}"
+    if done.returncode == 0:
+        return None
+    said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+    return f"a trial failed: {said or f'exit status {done.returncode}'}"

@@ -1,0 +1,284 @@
+"""One worker process, seen from outside: start it, ask it, and end it at the first sign of trouble.
+
+The parent keeps the time, counts the worker's threads, reads no more than a reply may have, and keeps the end of what
+it prints. There is no way to talk a worker out of trouble: it is killed, and the caller decides what to ask its heir.
+"""
+
+import os
+import secrets
+import selectors
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from lake import isolation
+from lake.errors import SandboxUnavailableError
+from pipelines.score.sandbox import frames, replies
+from pipelines.score.sandbox.contract import Kind, Outcome
+from pipelines.score.sandbox.launch import Launch
+
+PRINTED_BYTES = 8192
+"""How much of the end of a worker's prints is kept."""
+_GRACE = 0.25
+"""Seconds beyond a call's own: until the worker says that it began, and until its reply is read."""
+_WATCH_SECONDS = 0.1
+"""How often a worker's threads are counted while it works."""
+_PIPE_BYTES = 1 << 20
+_F_SETPIPE_SZ = 1031
+_READ_BYTES = 1 << 18
+
+
+@dataclass(frozen=True)
+class Death:
+    """Why a worker was killed, or how it died."""
+
+    kind: Kind
+    reason: str
+
+
+class _DeadError(Exception):
+    def __init__(self, kind: Kind, reason: str) -> None:
+        super().__init__(reason)
+        self.death = Death(kind, reason)
+
+
+class Worker:
+    """A worker process; start it, ask it, close it.
+
+    Attributes:
+        served: calls it has answered.
+        printed: the last PRINTED_BYTES of what it printed.
+        facts: what its function is.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        self.served = 0
+        self.printed = bytearray()
+        self.facts = replies.Facts()
+        self._closed = False
+        self._watched = time.monotonic()
+        self._inbox = bytearray()
+        self._outbox = memoryview(b"")
+        self._selector = selectors.DefaultSelector()
+        self._process = subprocess.Popen(
+            launch.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=launch.environment,
+            cwd="/",
+            start_new_session=True,
+        )
+        # Raw handles: Python's buffered pipes would block.
+        self._to, self._from, self._talk = (
+            pipe.fileno()  # type: ignore[union-attr]
+            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr)
+        )
+        for handle in (self._to, self._from, self._talk):
+            os.set_blocking(handle, False)
+        with suppress(OSError):
+            _widen(self._to)
+        self._selector.register(self._from, selectors.EVENT_READ)
+        self._selector.register(self._talk, selectors.EVENT_READ)
+
+    def start(self) -> Death | None:
+        """Wait until the function is loaded, or say why it is not.
+
+        Raises:
+            SandboxUnavailableError: the process could not be locked in.
+        """
+        sequence = secrets.randbits(64)
+        limit = self._launch.limits.start_seconds
+        locked = False
+        try:
+            self._post(self._launch.told(sequence))
+            self._reply(sequence, limit, 0, 0)
+            locked = True
+            self.facts = replies.facts(self._reply(sequence, limit, 0, 0)[1])
+            self._require_read()
+        except _DeadError as dead:
+            self.close()
+            if self._process.returncode == isolation.EXIT_NOT_LOCKED and not locked:
+                msg = f"{self.printed.decode('utf-8', 'replace').strip()}; no user code was run"
+                raise SandboxUnavailableError(msg) from None
+            return dead.death
+        except replies.ForgedReplyError as error:
+            self.close()
+            return Death("invalid", str(error))
+        if self.facts.error is not None:
+            self.close()
+            return Death(self.facts.kind, replies.printable(self.facts.error[: frames.TEXT]))
+        return None
+
+    def ask(self, calls: list[bytes]) -> tuple[list[Outcome], Death | None]:
+        """Outcomes in order; fewer than calls, and the reason, if the worker did not survive them.
+
+        Args:
+            calls: each its encoded keyword arguments.
+        """
+        sequence = secrets.randbits(64)
+        mode = self._launch.function.mode
+        found: list[Outcome] = []
+        try:
+            self._post(frames.request(sequence, calls))
+            while len(found) < len(calls):
+                count, body = self._reply(
+                    sequence, self._launch.limits.seconds_per_row, len(found), len(calls) - len(found)
+                )
+                found += replies.outcomes(body, count, mode)
+            self._require_read()
+        except _DeadError as dead:
+            self.close()
+            return found, dead.death
+        except replies.ForgedReplyError as error:
+            self.close()
+            return found, Death("invalid", str(error))
+        self.served += len(calls)
+        return found, None
+
+    def kill(self) -> None:
+        """Make it end at once; whoever asks it notices. May be called from any thread."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Kill it, with all that belongs to it, and keep the end of what it printed."""
+        if self._closed:
+            return
+        self._closed = True
+        self.kill()
+        self._process.wait()
+        self._listen_to_the_end()
+        self._selector.close()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+
+    def _post(self, data: bytes) -> None:
+        if self._inbox:
+            msg = "its worker sent bytes that nobody asked for"
+            raise replies.ForgedReplyError(msg)
+        self._outbox = memoryview(data)
+        self._selector.register(self._to, selectors.EVENT_WRITE)
+
+    def _require_read(self) -> None:
+        if self._outbox:
+            msg = "its worker answered a request that it had not read"
+            raise replies.ForgedReplyError(msg)
+
+    def _reply(self, sequence: int, limit: float, first: int, most: int) -> tuple[int, bytes]:
+        """Number of outcomes and body of the next reply; hands the request over meanwhile."""
+        deadline = time.monotonic() + limit + frames.REPORT_SECONDS + _GRACE
+        count, length = -1, 0
+        while True:
+            if count < 0 and len(self._inbox) >= frames.REPLY.size:
+                count, length = self._opened(sequence, first, most)
+            if count >= 0 and len(self._inbox) >= length:
+                body = bytes(self._inbox[:length])
+                del self._inbox[:length]
+                return count, body
+            self._wait(deadline, limit)
+
+    def _opened(self, sequence: int, first: int, most: int) -> tuple[int, int]:
+        header = bytes(self._inbox[: frames.REPLY.size])
+        del self._inbox[: frames.REPLY.size]
+        if most:
+            return replies.body_length(header, sequence, first, most)
+        return 0, replies.hello_length(header, sequence)
+
+    def _wait(self, deadline: float, limit: float) -> None:
+        """Read and write what can be, for a moment."""
+        now = time.monotonic()
+        if now >= deadline:
+            raise _DeadError("timeout", f"it took longer than {limit:g} s")
+        if now >= self._watched + _WATCH_SECONDS:
+            self._watched = now
+            self._watch()
+        for key, _ in self._selector.select(min(deadline - now, _WATCH_SECONDS)):
+            if key.fd == self._to:
+                self._send()
+            elif key.fd == self._talk:
+                if self._listen() == b"":
+                    self._selector.unregister(self._talk)
+            else:
+                self._receive()
+
+    def _send(self) -> None:
+        with suppress(BlockingIOError):
+            try:
+                self._outbox = self._outbox[os.write(self._to, self._outbox) :]
+            except BrokenPipeError:
+                self._outbox = memoryview(b"")  # its end is noticed where its replies are read
+        if not self._outbox:
+            self._selector.unregister(self._to)
+
+    def _listen(self) -> bytes | None:
+        """Read some of what it prints; nothing at its end, None if there is nothing now."""
+        try:
+            text = os.read(self._talk, _READ_BYTES)
+        except BlockingIOError:
+            return None
+        self.printed = (self.printed + text)[-PRINTED_BYTES:]
+        return text
+
+    def _listen_to_the_end(self) -> None:
+        for _ in range(_PIPE_BYTES // 4096):
+            if not self._listen():
+                break
+
+    def _receive(self) -> None:
+        try:
+            data = os.read(self._from, _READ_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            raise _DeadError(*self._end())
+        self._inbox += data
+
+    def _end(self) -> tuple[Kind, str]:
+        """How the process died, or that it lives but will not be heard from."""
+        try:
+            status = self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return "killed", "it closed its worker's connection"
+        # Bubblewrap tells of a signal as a shell does.
+        number = status - 128 if self._launch.level == "bwrap" and status > 128 else -status
+        if number == signal.SIGKILL:
+            return "memory", "its process was killed by the system, most likely for want of memory"
+        if number in set(signal.Signals):
+            return "killed", f"its process died of {signal.Signals(number).name}{self._last_line()}"
+        return "killed", f"its process ended with exit status {status}{self._last_line()}"
+
+    def _last_line(self) -> str:
+        self._listen_to_the_end()
+        text = self.printed.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        return f"; it last printed: {replies.printable(text[:300])}" if text else ""
+
+    def _watch(self) -> None:
+        """Kill a worker of too many threads: the kernel does not count those of root."""
+        most = self._launch.limits.max_threads
+        if (count := _threads(self._process.pid, wrapped=self._launch.level == "bwrap")) > most:
+            raise _DeadError("killed", f"it started {count} threads; it may have {most} (max_threads)")
+
+
+def _widen(handle: int) -> None:
+    """A pipe that holds a whole request: fewer turns."""
+    import fcntl
+
+    fcntl.fcntl(handle, _F_SETPIPE_SZ, _PIPE_BYTES)
+
+
+def _threads(pid: int, *, wrapped: bool) -> int:
+    """Threads of a process, or of what it started in its namespace; 0 where that cannot be read."""
+    count = 0
+    with suppress(OSError, ValueError, IndexError):
+        count = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[17])
+        if wrapped:
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            count = max([count, *(_threads(int(child), wrapped=True) for child in children)])
+    return count

@@ -1,0 +1,162 @@
+"""A function's workers, seen from outside: calls go in, one outcome per call comes out, in order, whatever happens.
+
+Each worker has a thread of its own here. It must live as long as the worker: a locked process is killed when the thread
+that started it ends.
+"""
+
+import queue
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from lake.errors import UsageError
+from pipelines.score.sandbox.contract import FunctionSource, Outcome, SandboxLimits
+from pipelines.score.sandbox.launch import prepare
+from pipelines.score.sandbox.link import PRINTED_BYTES, Worker
+from pipelines.score.sandbox.replies import printable
+from pipelines.score.sandbox.seat import Seat
+
+Call = dict[str, Any] | bytes | msgspec.Raw
+"""Keyword arguments of one call: a dict of JSON data, whose values (not what is in them) may be msgspec.Raw, which is
+JSON text; or one JSON object that is text already."""
+_AHEAD = 3
+"""Messages per worker that `map` has under way before it waits for the oldest."""
+_to_json = msgspec.json.Encoder().encode
+_to_msgpack = msgspec.msgpack.Encoder().encode
+
+
+class Sandbox:
+    """Persistent worker processes of one function, locked in.
+
+    Args:
+        function: what they call.
+        limits: of calls and workers; the defaults where None.
+
+    Raises:
+        UsageError: there is no such file, or it lies in a folder that a function should not read.
+        SandboxUnavailableError: isolation here is weaker than `min_level`; names the missing layers.
+
+    Attributes:
+        level: isolation of every call: strong, bwrap, basic or none.
+    """
+
+    def __init__(self, function: FunctionSource, limits: SandboxLimits | None = None) -> None:
+        self._limits = limits or SandboxLimits()
+        launch = prepare(function, self._limits)
+        self.level = launch.level
+        self._seats = [Seat(launch) for _ in range(self._limits.workers)]
+        self._free: queue.SimpleQueue[Seat] = queue.SimpleQueue()
+        for seat in self._seats:
+            self._free.put(seat)
+        self._threads = ThreadPoolExecutor(self._limits.workers, "sandbox")
+
+    @property
+    def printed(self) -> str:
+        """The end of what the function printed, in all workers."""
+        return printable("".join(seat.printed.decode("utf-8", "replace") for seat in self._seats))[-PRINTED_BYTES:]
+
+    def call(self, calls: Sequence[Call]) -> list[Outcome]:
+        """One outcome per call, in their order.
+
+        Args:
+            calls: keyword arguments of each.
+
+        Raises:
+            SandboxUnavailableError: a worker could not be locked in; nothing was run.
+        """
+        return [outcome for part in self._submit(calls) for outcome in part.result()]
+
+    def map(self, batches: Iterable[Sequence[Call]]) -> Iterator[list[Outcome]]:
+        """The outcomes of each batch, in their order; batches are read ahead to keep all workers busy.
+
+        Args:
+            batches: of any size; each is divided among the workers.
+
+        Raises:
+            SandboxUnavailableError: a worker could not be locked in; nothing was run.
+        """
+        ahead: deque[list[Future[list[Outcome]]]] = deque()
+        for batch in batches:
+            ahead.append(self._submit(batch))
+            while ahead and (_done(ahead[0]) or sum(map(len, ahead)) > _AHEAD * self._limits.workers):
+                yield [outcome for part in ahead.popleft() for outcome in part.result()]
+        while ahead:
+            yield [outcome for part in ahead.popleft() for outcome in part.result()]
+
+    def close(self) -> None:
+        """End all workers; what they were still asked is dropped."""
+        for seat in self._seats:
+            seat.stop()
+        self._threads.shutdown(cancel_futures=True)
+        for seat in self._seats:
+            seat.close()
+
+    def _submit(self, calls: Sequence[Call]) -> list[Future[list[Outcome]]]:
+        rows = [_encoded(call) for call in calls]
+        size = self._limits.rows_per_batch
+        return [self._threads.submit(self._score, rows[first : first + size]) for first in range(0, len(rows), size)]
+
+    def _score(self, rows: list[bytes]) -> list[Outcome]:
+        seat = self._free.get()
+        try:
+            return seat.score(rows)
+        finally:
+            self._free.put(seat)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _done(parts: list[Future[list[Outcome]]]) -> bool:
+    return all(part.done() for part in parts)
+
+
+def _encoded(call: Call) -> bytes:
+    """MessagePack where it can be, because workers decode it fastest; else JSON. A worker tells them apart."""
+    if isinstance(call, bytes | msgspec.Raw):
+        return bytes(call)
+    try:
+        return _to_json(call) if msgspec.Raw in map(type, call.values()) else _to_msgpack(call)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        msg = f"the arguments of a call must be JSON data: {error}"
+        raise UsageError(msg) from None
+
+
+def inspect_function(
+    path: str, name: str, limits: SandboxLimits | None = None, adapter: str | None = None
+) -> dict[str, Any]:
+    """What a function is, found out in a worker: its module is not imported here.
+
+    Args:
+        path: its module's file.
+        name: its name there.
+        limits: of the worker; the defaults where None.
+        adapter: see `FunctionSource`.
+
+    Returns:
+        `mode`, `is_async`, `parameters` (names), `accepts_any` (whether it takes **kwargs), `requires_network`, and
+        `declared`: the attributes its decorator set (`__trajlake_reward__`).
+
+    Raises:
+        UsageError: it cannot be loaded, or there is no such function.
+        SandboxUnavailableError: isolation here is weaker than `min_level`.
+    """
+    worker = Worker(prepare(FunctionSource(path, name, adapter=adapter), limits or SandboxLimits()))
+    try:
+        death = worker.start()
+    finally:
+        worker.close()
+    if death is not None:
+        msg = f"{path}:{name} cannot be loaded: {death.reason}"
+        raise UsageError(msg)
+    facts = msgspec.structs.asdict(worker.facts)
+    return {key: value for key, value in facts.items() if key not in ("kind", "error")}

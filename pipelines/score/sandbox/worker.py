@@ -1,0 +1,263 @@
+"""The worker: one user function, called again and again, in a process that is locked in before this file runs.
+
+What it sends is believed by nobody. It is written to keep honest functions apart from accidents (prints, exceptions,
+changed arguments, exits), not to stop hostile ones: those are stopped by the lock around the process and by the parent.
+"""
+
+import fcntl
+import importlib.util
+import inspect
+import json
+import os
+import random
+import resource
+import sys
+import sysconfig
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple, cast
+
+import msgspec
+
+from pipelines.score.sandbox import frames
+from pipelines.score.sandbox.plain import NoResultError, plain
+
+_OURS = (str(Path(__file__).parents[2]), str(Path(__file__).parents[3] / "lake"))
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_clock = time.perf_counter
+_Outcome = tuple[str, Any, str | None, float]
+_encode = msgspec.msgpack.Encoder().encode
+_from_json = msgspec.json.Decoder(dict[str, Any]).decode
+_from_msgpack = msgspec.msgpack.Decoder(dict[str, Any]).decode
+_FIRST_MAP = 0x80
+"""A MessagePack map begins with a byte from here on; JSON never does."""
+
+
+class _User(NamedTuple):
+    """The function, and how it is called."""
+
+    call: Callable[..., Any]
+    mode: str
+
+
+def main() -> None:
+    """Load the function that the orders name, say what it is, and answer calls until the parent hangs up."""
+    requests, replies = _hidden_streams()
+    sequence, (told,) = frames.read_request(requests)
+    orders = json.loads(bytes(told))
+    frames.write_all(replies, frames.REPLY.pack(sequence, 0, 0, 0))
+    if orders["locked"]:
+        _offer_event_loops()
+    try:
+        function = _function(orders["path"], orders["name"])
+        if orders["adapter"]:
+            function = _adapted(function, orders["adapter"])
+        hello = _facts(function)
+    except BaseException as error:  # user code ran: whatever it raised is told
+        kind, _, text, _ = _failure(error, 0.0)
+        hello = {"kind": kind, "error": text}
+    body = json.dumps(hello).encode()
+    frames.write_all(replies, frames.REPLY.pack(sequence, 0, 0, len(body)) + body)
+    if "error" not in hello:
+        user = _User(function, orders["mode"])
+        with suppress(EOFError):
+            while True:
+                _answer(user, requests, replies)
+    # No clean-up: the process holds nothing that needs it, and the function's threads and exit handlers may hang.
+    os._exit(0)
+
+
+def _hidden_streams() -> tuple[int, int]:
+    """Handles to read requests from and to write replies to; stdin is empty and stdout is stderr from here on."""
+    # Somewhere: who closes or writes to handles he does not know hits them less often.
+    places = random.sample(range(64, min(900, resource.getrlimit(resource.RLIMIT_NOFILE)[0])), 2)
+    requests = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, places[0])
+    replies = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, places[1])
+    empty, end = os.pipe()
+    os.close(end)
+    os.dup2(empty, 0)
+    os.close(empty)
+    os.dup2(2, 1)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+    return requests, replies
+
+
+class _PipeEnd:
+    """As much of a socket as an event loop needs to wake itself."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def fileno(self) -> int:
+        return self._handle
+
+    def setblocking(self, flag: bool) -> None:
+        os.set_blocking(self._handle, flag)
+
+    def recv(self, length: int) -> bytes:
+        return os.read(self._handle, length)
+
+    def send(self, data: bytes) -> int:
+        return os.write(self._handle, data)
+
+    def close(self) -> None:
+        os.close(self._handle)
+
+
+def _offer_event_loops() -> None:
+    """Let asyncio work without sockets: its event loop makes a pair of them, to wake itself from other threads."""
+    import socket
+
+    def pair(*_: object, **__: object) -> tuple[Any, Any]:
+        return tuple(map(_PipeEnd, os.pipe()))  # type: ignore[return-value]
+
+    socket.socketpair = pair
+
+
+def _function(path: str, name: str) -> Callable[..., Any]:
+    """Import the module, and find the function."""
+    module = _module(Path(path))
+    found = getattr(module, name, None)
+    if callable(found):
+        return cast("Callable[..., Any]", found)
+    there = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
+    what = "is no function" if found is not None else "does not exist"
+    msg = f"`{name}` {what} in {path}; functions there: {', '.join(sorted(there)) or 'none'}"
+    raise LookupError(msg)
+
+
+def _adapted(function: Callable[..., Any], adapter: str) -> Callable[..., Any]:
+    module, _, name = adapter.partition(":")
+    made = getattr(importlib.import_module(module), name)(function)
+    return cast("Callable[..., Any]", made)
+
+
+def _module(path: Path) -> ModuleType:
+    sys.path.insert(0, str(path.parent))
+    # A module called like one that others need must not take its place.
+    name = f"_reward_{path.stem}" if path.stem in sys.stdlib_module_names or path.stem in sys.modules else path.stem
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        msg = f"{path} is no Python module; its name must end in .py"
+        raise ImportError(msg)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _facts(function: Callable[..., Any]) -> dict[str, Any]:
+    """What the parent may know about the function: JSON data only."""
+    declared = getattr(function, "__trajlake_reward__", {})
+    declared = msgspec.to_builtins(dict(declared), str_keys=True, enc_hook=str)
+    inner = inspect.unwrap(function)
+    is_async = any(inspect.iscoroutinefunction(each) for each in (function, inner, type(function).__call__))
+    parameters = inspect.signature(function).parameters.values()
+    return {
+        "mode": declared.get("mode", "pointwise"),
+        "is_async": is_async,
+        "parameters": [each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)],
+        "accepts_any": any(each.kind is each.VAR_KEYWORD for each in parameters),
+        "requires_network": bool(declared.get("requires_network", False)),
+        "declared": declared,
+    }
+
+
+@cache
+def _loop() -> Any:
+    """One event loop for all calls."""
+    import asyncio
+
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    return loop
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+def _answer(user: _User, requests: int, replies: int) -> None:
+    """Read one request, and answer all its calls in order."""
+    sequence, rows = frames.read_request(requests)
+    ready: list[bytes] = []
+    sent = size = 0
+    reported = _clock()
+    for row in rows:
+        began = _clock()
+        if ready and (began - reported > frames.REPORT_SECONDS or size > frames.FLUSH_BYTES):
+            _reply(replies, sequence, sent, ready)
+            sent += len(ready)
+            ready, size, reported = [], 0, _clock()
+        outcome = _packed(_outcome(user, row, began))
+        size += len(outcome)
+        ready.append(outcome)
+    _reply(replies, sequence, sent, ready)
+
+
+def _reply(replies: int, sequence: int, first: int, ready: list[bytes]) -> None:
+    body = b"".join((b"\xdc", len(ready).to_bytes(2, "big"), *ready))
+    frames.write_all(replies, frames.REPLY.pack(sequence, first, len(ready), len(body)) + body)
+
+
+def _outcome(user: _User, row: memoryview, began: float) -> _Outcome:
+    try:
+        arguments = _from_msgpack(row) if row and row[0] >= _FIRST_MAP else _from_json(row)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        return "invalid", None, f"the arguments of this call are no JSON object: {error}", 0.0
+    try:
+        value = user.call(**arguments)
+        if hasattr(value, "__await__"):
+            value = _loop().run_until_complete(_awaited(value))
+        return "ok", plain(value, user.mode), None, _clock() - began
+    except BaseException as error:  # user code ran: whatever it raised is its outcome
+        return _failure(error, began)
+
+
+def _packed(outcome: _Outcome) -> bytes:
+    try:
+        packed = _encode(outcome)
+    except (OverflowError, TypeError, ValueError, RecursionError) as error:
+        return _encode(("invalid", None, f"it returned what is no JSON data: {error}"[: frames.TEXT], outcome[3]))
+    if len(packed) <= frames.RESULT_BYTES:
+        return packed
+    text = f"it returned {len(packed):,} bytes; a result may have {frames.RESULT_BYTES:,}"
+    return _encode(("invalid", None, text, outcome[3]))
+
+
+def _is_own(file: str) -> bool:
+    """Whether code is the user's: neither ours, nor installed, nor of the standard library."""
+    return file.endswith(".py") and not file.startswith((*_OURS, *_INSTALLED))
+
+
+def _failure(error: BaseException, began: float) -> _Outcome:
+    """What to tell about an exception: its type, its text, and the innermost line of the user's own that it passed."""
+    seconds = _clock() - began
+    if isinstance(error, NoResultError):
+        return "invalid", None, str(error)[: frames.TEXT], seconds
+    if isinstance(error, MemoryError):
+        return "memory", None, "it needs more memory than a worker has (memory_mb)", seconds
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except BaseException:  # __str__ is user code too
+        text = type(error).__name__
+    place = ""
+    trace = error.__traceback__
+    for _ in range(100):
+        if trace is None:
+            break
+        file = trace.tb_frame.f_code.co_filename
+        if _is_own(file):
+            place = f" ({Path(file).name}, line {trace.tb_lineno})"
+        trace = trace.tb_next
+    text = text[: frames.TEXT - len(place)].encode("utf-8", "backslashreplace").decode()
+    return "exception", None, text + place, seconds
+
+
+if __name__ == "__main__":
+    main()

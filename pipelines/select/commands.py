@@ -1,0 +1,83 @@
+"""Command `select`: filters over a lake."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lake.cli_options import echo_rows, format_option, lake_option
+
+if TYPE_CHECKING:
+    from pipelines.select import Selection
+
+
+@click.command()
+@click.argument("name", required=False)
+@lake_option
+@click.option(
+    "--filter",
+    "filters",
+    multiple=True,
+    metavar="FILTER[:KEY=VALUE,...]",
+    help="A filter, e.g. dead_groups, length:min_steps=2,max_steps=30, or max_steps=30. In order.",
+)
+@click.option("--config", type=click.Path(dir_okay=False), help="TOML file; its section [select] has name and filters.")
+@click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\". Default: all.")
+@click.option(
+    "--score", help="What rewards are: env_return, a scorer or a reward. Default: the credit job's, or env_return."
+)
+@click.option(
+    "--credit", metavar="JOB", help="Compare within a credit job's groups: id, its beginning, or SERIES@latest."
+)
+@click.option("--force", is_flag=True, help="Write even if the same inputs and filters have a result.")
+@format_option
+def select(
+    name: str | None,
+    lake_uri: str,
+    filters: tuple[str, ...],
+    config: str | None,
+    where: str | None,
+    score: str | None,
+    credit: str | None,
+    force: bool,
+    output_format: str,
+) -> None:
+    """Choose what is trained on and write it to `selections` as NAME, each drop with its reason.
+
+    \b
+    Filters, applied in order (docs/guides/select-and-compare.md):
+      dead_groups      singletons, unknown               groups without signal
+      min_reward       at_least, unknown                 low scores
+      diversity        min_distinct, min_share           groups that always do the same
+      length           min_|max_ steps, tokens, characters, action_characters; unknown
+      over_long        episodes, finish_reasons          cut off by a limit
+      staleness        max_behind, now, within, unknown  old policies
+      success_balance  max_ratio, success, one_sided, seed, unknown
+      top_q            fraction | count, seed, unknown   the best of each task
+      dedup            by, within                        the same again
+      status           keep                              how it ended
+      combined         filters, keep=all|any             side by side (in the file)
+    """
+    import lake
+    from lake import ids
+    from pipelines.select import run_select
+
+    chosen = _selection(name, filters, config)
+    report = run_select(lake.open(lake_uri), chosen, where=where, score=score, credit=credit, force=force)
+    done = "nothing to do: this is the result of" if report.skipped else "written by"
+    click.echo(f"{chosen.name}: {report.kept} of {report.episodes} episodes kept", err=True)
+    click.echo(f"{done} job {ids.to_text(report.job_id)}", err=True)
+    echo_rows(report.report, output_format)
+
+
+def _selection(name: str | None, filters: tuple[str, ...], config: str | None) -> "Selection":
+    from lake.settings import from_file
+    from pipelines.select.filters import FILTERS
+    from pipelines.select.selection import Selection
+    from pipelines.spelling import spelled, validated
+
+    found: dict[str, Any] = from_file(config, ["select"]) if config else {}
+    if name is not None:
+        found["name"] = name
+    if filters:
+        found["filters"] = [spelled(text, FILTERS, "filter") for text in filters]
+    return validated(Selection, found, "select")

@@ -1,0 +1,84 @@
+"""What filters know about episodes: one narrow row each, read with SQL so that texts never leave the database.
+
+Always there: episode_id, group_id (the group that filters compare in: as collected, or as a credit job used it),
+collected_group_id, run_id, task_id, write_id, status, num_steps, score (float64, NULL = unscored).
+"""
+
+import polars as pl
+
+from lake.snapshot import Snapshot
+from pipelines.predicates import select_where
+
+_KEYS = ("episode_id", "group_id", "run_id", "task_id", "write_id", "status", "num_steps", "env_return")
+_CALLS = r"""
+CASE
+    WHEN tool_calls IS NULL OR tool_calls = '[]' THEN ''
+    WHEN json_valid(tool_calls) AND json_type(tool_calls) = 'ARRAY' THEN list_transform(
+        tool_calls::JSON[],
+        lambda c : CASE WHEN json_type(c) = 'OBJECT' THEN json_merge_patch(c, '{"id": null}') ELSE c END
+    )::VARCHAR
+    ELSE tool_calls
+END
+"""
+"""Tool calls without the ids that the engine made up for them: those differ where the calls do not."""
+_ACTION = f"action || chr(31) || {_CALLS}"
+OF_EPISODES = {"policy": "policy", "policy_version": "policy_version", "completion_tokens": "completion_tokens"}
+"""Facts that are columns of `episodes`."""
+OF_STEPS = {
+    "characters": f"sum(length(action) + coalesce(length(reasoning), 0) + length({_CALLS}))::BIGINT",
+    "oldest_version": "min(policy_version)",
+    "actions": f"md5(string_agg(md5({_ACTION}), '' ORDER BY step_index))",
+    "decisions": f"md5(string_agg(md5(state_hash || chr(31) || {_ACTION}), '' ORDER BY step_index))",
+}
+"""Facts that sum up an episode's active steps. characters: what the policy wrote (action, reasoning, tool calls).
+oldest_version: of the weights of any step. actions, decisions: hash of the sequence of actions, and of (state, action)
+pairs; ids of tool calls left out."""
+OF_TOKENS = {"engine_tokens": "max(sampled)::BIGINT"}
+"""Facts that sum up the engine's token rows; of several encodings, the one with most tokens."""
+_SAMPLED = """
+(
+    SELECT episode_id, sum(n_action) AS sampled FROM tokens WHERE provenance = 'engine'
+    GROUP BY episode_id, encoding_id
+)
+"""
+CREDIT_STATE = "credit_state"
+"""live, dead, singleton or unscored: the state of the episode's group in the credit job; NULL without one."""
+
+
+def read_episodes(snapshot: Snapshot, where: str | None) -> pl.DataFrame:
+    """Keys, status, length and environment return of the selected episodes.
+
+    Raises:
+        UsageError: a bad predicate.
+        DataRefusedError: no episode is selected.
+    """
+    return select_where(snapshot, (*_KEYS, "group_id AS collected_group_id"), where)
+
+
+def read_facts(
+    snapshot: Snapshot, episodes: pl.DataFrame, needed: frozenset[str], *, everything: bool = False
+) -> pl.DataFrame:
+    """Episodes with the facts that filters need.
+
+    Args:
+        snapshot: where to read.
+        episodes: from `read_episodes`.
+        needed: names of facts.
+        everything: these are all episodes of the snapshot, so nobody else's rows need to be kept out.
+    """
+    tables = {
+        "episodes": OF_EPISODES,
+        "(SELECT * FROM steps WHERE is_active)": OF_STEPS,
+        _SAMPLED: OF_TOKENS,
+    }
+    # Ids instead of the predicate again: that may be a different one each time it is asked (random() < 0.1).
+    inside = "" if everything else "WHERE episode_id IN (SELECT unnest($ids::BIGINT[]))"
+    params = None if everything else {"ids": episodes["episode_id"].to_list()}
+    for table, facts in tables.items():
+        chosen = ", ".join(f"{facts[name]} AS {name}" for name in sorted(needed & facts.keys()))
+        if not chosen:
+            continue
+        grouped = "" if table == "episodes" else "GROUP BY episode_id"
+        found = snapshot.sql(f"SELECT episode_id, {chosen} FROM {table} {inside} {grouped}", params)
+        episodes = episodes.join(found, on="episode_id", how="left", maintain_order="left")
+    return episodes

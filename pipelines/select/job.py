@@ -1,0 +1,169 @@
+"""The select job: filters over a lake's episodes into `selections`, with lineage, skipped if nothing changed."""
+
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+
+import polars as pl
+
+from lake.errors import DataRefusedError
+from lake.jobs import Job
+from lake.lake import Lake
+from lake.snapshot import Snapshot
+from pipelines import lots
+from pipelines.credit.chosen_jobs import CreditRows, choose
+from pipelines.credit.inputs import ENV_RETURN
+from pipelines.select import base, credited, facts, scored, selection
+from pipelines.select.credited import with_credit
+from pipelines.select.facts import read_episodes, read_facts
+from pipelines.select.filters import Combined, Filter
+from pipelines.select.scored import scores_hash, with_scores
+from pipelines.select.selection import Outcome, Selection, apply
+
+KIND = "select"
+_CODE = (base, credited, facts, lots, scored, selection)
+"""Modules whose source decides what is kept, beside those of the filters that are used."""
+_NEWEST = """
+SELECT job_id FROM (SELECT DISTINCT job_id FROM selections WHERE selection = ?) JOIN job_runs USING (job_id)
+ORDER BY coalesce(sequence, -1) DESC, ended_at DESC, job_id DESC LIMIT 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SelectReport:
+    """What a select job did."""
+
+    job_id: int
+    series_id: int
+    skipped: bool
+    """The same inputs and filters already had a result, which stands."""
+    episodes: int
+    """Episodes that were asked about."""
+    kept: int
+    """Those that stay."""
+    report: pl.DataFrame
+    """One row per filter, in order: filter, dropped_episodes, dropped_steps, episodes_left, steps_left."""
+
+
+def run_select(
+    lake: Lake,
+    chosen: Selection,
+    *,
+    where: str | None = None,
+    score: str | None = None,
+    credit: str | None = None,
+    force: bool = False,
+) -> SelectReport:
+    """Apply filters to episodes and write what is kept and dropped, with reasons, to `selections`.
+
+    Args:
+        lake: where to read and write.
+        chosen: the filters.
+        where: SQL predicate over `episodes`; None takes all. Episodes outside it get no row.
+        score: what reward-based filters look at: `env_return`, or a scorer's or reward's name. None takes the score of
+            the credit job, or `env_return` without one.
+        credit: a credit job (id or its beginning) or `SERIES@latest`: filters compare within its groups, and dead
+            groups are those that it flagged. Episodes that it did not cover are dropped for that reason.
+        force: write even if the same inputs and filters have a result.
+
+    Raises:
+        DataRefusedError: no episode is selected, or the filters leave none; the message has the counts.
+        UsageError: a bad predicate, an unknown score, no such credit job.
+    """
+    snapshot = lake.snapshot()
+    rows = None if credit is None else choose(snapshot, credit)
+    score = score or (ENV_RETURN if rows is None else rows.parameters.get("score", ENV_RETURN))
+    episodes = with_scores(snapshot, read_episodes(snapshot, where), score)
+    inputs: dict[str, str | int | None] = {
+        "score": score,
+        "scores": scores_hash(episodes),
+        "credit": None if rows is None else str(rows.jobs),
+    }
+    fingerprint = snapshot.fingerprint(episodes, **inputs)
+    series = chosen.model_dump(mode="json") | {"score": score, "credit": None if rows is None else rows.text}
+    job = lake.job(
+        kind=KIND,
+        parameters=series | {"where": where},
+        series=series,
+        code=_code(chosen),
+        fingerprint=fingerprint,
+        snapshot=snapshot,
+    )
+    outcome = _outcome(snapshot, chosen, episodes, rows, everything=where is None)
+    kept = int(outcome.report["episodes_left"][-1])
+    if not kept:
+        raise DataRefusedError(_nothing_left(chosen, episodes, outcome.report))
+    found = None if force else _standing(lake, job.series_id, fingerprint, chosen.name)
+    if found is None:
+        _write(job, chosen.name, episodes, outcome)
+    return SelectReport(
+        job_id=job.job_id if found is None else found,
+        series_id=job.series_id,
+        skipped=found is not None,
+        episodes=episodes.height,
+        kept=kept,
+        report=outcome.report,
+    )
+
+
+def _write(job: Job, name: str, episodes: pl.DataFrame, outcome: Outcome) -> None:
+    keys = episodes.select("episode_id", "run_id", group_id="collected_group_id")
+    kept = int(outcome.report["episodes_left"][-1])
+    with job:
+        job.write(
+            "selections", outcome.rows.with_columns(selection=pl.lit(name)).join(keys, on="episode_id", how="left")
+        )
+        job.counts |= {
+            "rows_in": episodes.height,
+            "rows_out": kept,
+            "rows_dropped": episodes.height - kept,
+            "filters": outcome.report.to_dicts(),
+        }
+
+
+def newest_job(snapshot: Snapshot, name: str) -> int | None:
+    """The newest succeeded job that wrote a selection of that name; None if none did."""
+    found = snapshot.sql(_NEWEST, [name])
+    return None if found.is_empty() else int(found["job_id"][0])
+
+
+def _outcome(
+    snapshot: Snapshot, chosen: Selection, episodes: pl.DataFrame, credit: CreditRows | None, *, everything: bool
+) -> Outcome:
+    """The filters' result; before them, what the credit job did not cover is dropped."""
+    known = read_facts(snapshot, episodes, chosen.facts, everything=everything)
+    steps = snapshot.scan("steps")
+    if credit is None:
+        return apply(chosen, known, steps)
+    covered = with_credit(snapshot, known, credit)
+    outcome = apply(chosen, covered, steps)
+    absent = known.join(covered, on="episode_id", how="anti")
+    reason = f"credit {credit.text} did not cover it"
+    rows = absent.select(
+        "episode_id", pl.lit(None, pl.Int32).alias("step_index"), kept=pl.lit(value=False)
+    ).with_columns(filter=pl.lit("credit"), reason=pl.lit(reason))
+    first = pl.DataFrame(
+        [("credit", absent.height, int(absent["num_steps"].sum()), covered.height, int(covered["num_steps"].sum()))],
+        schema=outcome.report.schema,
+        orient="row",
+    )
+    return Outcome(pl.concat([rows, outcome.rows]), pl.concat([first, outcome.report]))
+
+
+def _code(chosen: Selection) -> list[ModuleType]:
+    """The modules that decide, each once: those of the filters that are used among them."""
+    parts: list[Filter] = list(chosen.filters)
+    parts += [inner for part in chosen.filters if isinstance(part, Combined) for inner in part.filters]
+    used = sorted({type(part).__module__ for part in parts})
+    return [*_CODE, *(sys.modules[name] for name in used)]
+
+
+def _standing(lake: Lake, series_id: int, fingerprint: int, name: str) -> int | None:
+    """The job whose result stands: with these filters and inputs, and the newest of its name, which readers take."""
+    found = lake.find_job(KIND, series_id, fingerprint)
+    return found if found is not None and found == newest_job(lake.snapshot(), name) else None
+
+
+def _nothing_left(chosen: Selection, episodes: pl.DataFrame, report: pl.DataFrame) -> str:
+    why = ", ".join(f"{label} {n}" for label, n in report.select("filter", "dropped_episodes").rows() if n)
+    return f"selection {chosen.name!r} leaves none of {episodes.height} episodes (dropped: {why}); loosen a filter"

@@ -1,0 +1,83 @@
+"""Parts of a definition as people spell them on the command line: `KIND`, `KIND:KEY=VALUE,...`, `KEY=VALUE`."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar, get_origin
+
+import msgspec
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from lake.errors import UsageError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def spelled(text: str, kinds: Mapping[str, type[BaseModel]], noun: str) -> dict[str, Any]:
+    """One part as the mapping that its model validates.
+
+    Args:
+        text: `subsample:size=8,draws=4`; `dead_groups`; `max_steps=30`, where only one kind has such an option; or
+            `min_reward=0.5`, where a kind has a main one. Values are JSON if they parse as JSON, else text; lists are
+            written `a|b`.
+        kinds: name -> model; the model's `kind` field says the same.
+        noun: what a part is called in messages.
+
+    Raises:
+        UsageError: no such kind or option.
+    """
+    head, colon, tail = (part.strip() for part in text.partition(":"))
+    key, equals, _ = head.partition("=")
+    if equals:
+        key = key.strip()
+        if (main := getattr(kinds.get(key), "primary", None)) is not None:
+            return spelled(f"{key}:{main}{text.strip().removeprefix(key).lstrip()}", kinds, noun)
+        owners = [kind for kind, model in kinds.items() if key in set(model.model_fields) - {"kind"}]
+        if len(owners) != 1:
+            said = f"belongs to {' and '.join(owners)}: write KIND:{key}=..." if owners else "is no option of any"
+            msg = f"--{noun} {text!r}: {key!r} {said}. {_valid(kinds)}"
+            raise UsageError(msg)
+        head, tail = owners[0], text
+    elif head not in kinds:
+        msg = f"--{noun} {text!r}: there is no {noun} {head!r}. {_valid(kinds)}"
+        raise UsageError(msg)
+    pairs = tail.split(",") if equals or colon else []
+    return {"kind": head} | dict(_pair(pair, text, kinds[head], noun) for pair in pairs)
+
+
+def validated(model: type[Model], settings: Mapping[str, Any], section: str) -> Model:
+    """A definition from its settings; faults as one line.
+
+    Raises:
+        UsageError: what is wrong, by field.
+    """
+    try:
+        return model.model_validate(settings)
+    except ValidationError as error:
+        faults = "; ".join(_fault(".".join(map(str, found["loc"])), found) for found in error.errors())
+        msg = f"{section}: {faults}. Fields: {', '.join(model.model_fields)}"
+        raise UsageError(msg) from error
+
+
+def _fault(field: str, found: ErrorDetails) -> str:
+    return f"`{field}` is missing" if found["type"] == "missing" else f"{field}: {found['msg']}"
+
+
+def _pair(pair: str, text: str, model: type[BaseModel], noun: str) -> tuple[str, Any]:
+    key, equals, value = (part.strip() for part in pair.partition("="))
+    if not equals or key not in set(model.model_fields) - {"kind"}:
+        valid = ", ".join(name for name in model.model_fields if name != "kind") or "none"
+        msg = f"--{noun} {text!r}: {pair.strip()!r} is no option; write KEY=VALUE with one of {valid}"
+        raise UsageError(msg)
+    several = get_origin(model.model_fields[key].annotation) is tuple
+    return key, [_value(part) for part in value.split("|")] if several else _value(value)
+
+
+def _value(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+def _valid(kinds: Mapping[str, type[BaseModel]]) -> str:
+    return f"Valid: {', '.join(kinds)}"

@@ -1,0 +1,45 @@
+"""docs/guides/credit-at-scale.md: its code runs, and prints what the page says."""
+
+import re
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from pipelines.credit.estimators import ESTIMATORS
+from pipelines.executor import EXECUTORS, TRIES
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs/guides/credit-at-scale.md").read_text("utf-8")
+BLOCK = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
+
+
+def test_the_code_prints_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = BLOCK.findall(PAGE)
+    assert len(blocks) == PAGE.count("```python") == 2
+    names: dict[str, object] = {}
+    for code, expected in blocks:
+        said = StringIO()
+        with redirect_stdout(said):
+            exec(code, names)
+        assert said.getvalue() == expected
+
+
+def test_the_estimators_that_need_a_whole_batch_are_named() -> None:
+    whole = [name for name in ESTIMATORS if not ESTIMATORS[name].incremental]
+    (line,) = re.findall(r"\*\*Batch-normalised estimators\*\* \((.*?)\)", PAGE)
+    assert re.findall(r"`(\w+)`", line) == sorted(whole)
+
+
+def test_every_executor_has_a_row_and_the_tries_are_right() -> None:
+    assert re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE) == list(EXECUTORS)
+    assert TRIES == 3
+    assert "run again, three times in all" in PAGE
+
+
+def test_the_tests_that_the_page_names_are_there() -> None:
+    root = Path(__file__).resolve().parents[2]
+    named = re.findall(r"`((?:tests|benchmarks)/[\w/]+\.py)`", PAGE)
+    assert len(named) == 4
+    assert all((root / path).is_file() for path in named)

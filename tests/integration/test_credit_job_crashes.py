@@ -1,0 +1,190 @@
+"""Credit in ranges: complete or absent, whichever process is killed, and the same bits on every executor.
+
+Ranges of one group each, so that a job has several commits. Local ranges die with the job; in processes and on Ray a
+worker can die alone, before its commit or after it, when its answer is lost.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import lake
+from lake import Lake
+from pipelines.credit import GiGPO
+from pipelines.credit.job import run_credit
+from pipelines.executor import LocalExecutor
+from testkit.credit_worker import TINY, DoomedGiGPO
+from testkit.fault_model import rollouts
+from testkit.processes import Worker, at_the_gate, environment
+
+RAY = pytest.mark.skipif(find_spec("ray") is None, reason='Ray is not installed: pip install "trajlake[ray]"')
+GROUPS = 4
+KEYS = ["group_id", "episode_id", "step_index"]
+VALUES = [*KEYS, "return_to_go", "a_episode", "a_step", "advantage", "anchor_key", "flags"]
+
+
+@pytest.fixture
+def lk(tmp_path: Path) -> Lake:
+    """A lake with a few groups, in several files."""
+    made = lake.open(tmp_path / "lake", create=True)
+    for number in range(GROUPS):
+        with made.job(kind="collect", run_id="run") as job:
+            job.record(rollouts(random.Random(number), f"task {number}", 3))
+    return made
+
+
+def shown(lk: Lake) -> pl.DataFrame:
+    """What readers see of credit, each step at most once."""
+    rows = lk.scan("advantages").select(VALUES).collect().sort(KEYS)
+    assert rows.select(KEYS).is_unique().all()
+    return rows
+
+
+def expected(lk: Lake) -> pl.DataFrame:
+    """All advantages, computed at once."""
+    facts = lk.scan("episodes").select("episode_id", "status", pl.col("env_return").alias("episode_score"))
+    return GiGPO().advantages(lk.scan("steps").join(facts, on="episode_id")).select(VALUES).collect().sort(KEYS)
+
+
+def status(lk: Lake) -> list[str]:
+    return lk.sql("SELECT status FROM job_runs WHERE kind = 'credit' ORDER BY started_at")["status"].to_list()
+
+
+def start(lk: Lake, executor: str, fate: str, folder: Path) -> subprocess.Popen[str]:
+    folder.mkdir(exist_ok=True)
+    program = [sys.executable, "-m", "testkit.credit_worker", lk.uri, executor, fate, str(folder)]
+    return subprocess.Popen(
+        program,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(HOME=str(folder), RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0"),
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[dict[str, int], str]:
+    out, err = process.communicate(timeout=180)
+    return json.loads(out.splitlines()[-1]) if process.returncode == 0 else {}, err
+
+
+# ---------------------------------------------------------------- a worker dies
+
+
+@pytest.mark.parametrize(
+    ("executor", "fate"),
+    [
+        ("processes", "before"),
+        ("processes", "after"),
+        pytest.param("ray", "after", marks=RAY),
+        pytest.param("ray", "before", marks=[RAY, pytest.mark.slow]),
+    ],
+)
+def test_a_worker_that_is_killed_costs_nothing(lk: Lake, tmp_path: Path, executor: str, fate: str) -> None:
+    report, err = finish(start(lk, executor, fate, tmp_path / "marks"))
+    assert report["groups_computed"] == GROUPS, err
+    assert (tmp_path / "marks" / f"range-{GROUPS + 1}").exists(), "nobody was killed"
+    assert shown(lk).equals(expected(lk), null_equal=True)
+    if fate == "after":
+        assert lk.snapshot().dead_write_ids, "a commit whose answer was lost stays dead"
+    assert status(lk) == ["succeeded"]
+
+
+@pytest.mark.parametrize("executor", ["processes", pytest.param("ray", marks=[RAY, pytest.mark.slow])])
+def test_workers_that_always_die_leave_nothing(lk: Lake, tmp_path: Path, executor: str) -> None:
+    process = start(lk, executor, "always", tmp_path / "marks")
+    _, err = finish(process)
+    assert process.returncode != 0
+    assert "WorkerLostError" in err
+    assert shown(lk).is_empty()
+    assert lk.scan("credit_groups").collect().is_empty()
+    assert status(lk) == ["failed"]
+
+
+# ---------------------------------------------------------------- the driver dies
+
+
+@pytest.mark.parametrize("executor", ["local", "processes", pytest.param("ray", marks=[RAY, pytest.mark.slow])])
+def test_a_driver_that_is_killed_leaves_nothing_and_is_run_again(lk: Lake, tmp_path: Path, executor: str) -> None:
+    marks = tmp_path / "marks"
+    process = start(lk, executor, "wait", marks)
+    deadline = time.monotonic() + 120
+    while not ((marks / "range-2").exists() and list(Path(lk.uri, "advantages").glob("*.parquet"))):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "no range was written"
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    (marks / "go").touch()
+    assert shown(lk).is_empty()
+    assert status(lk) == ["started"]
+    report = run_credit(lk, GiGPO(), executor=LocalExecutor(1), memory_gb=TINY)
+    assert report.groups_computed == GROUPS
+    assert shown(lk).equals(expected(lk), null_equal=True)
+    process.communicate(timeout=60)  # which ends when its workers have ended too
+
+
+PLACES = [
+    (f"commit:{table} {number} {side}", stands)
+    for table, number, side, stands in (
+        ("advantages", 2, "before", False),
+        ("advantages", GROUPS, "after", False),
+        ("credit_groups", 1, "before", False),
+        ("credit_groups", 1, "after", False),
+        ("jobs", 2, "after", True),
+    )
+]
+
+
+@pytest.mark.parametrize(("place", "stands"), PLACES)
+def test_a_job_of_several_ranges_killed_beside_a_commit(lk: Lake, place: str, stands: bool) -> None:
+    worker = Worker("credit_ranges", lk.uri, faults=f"{place} kill")
+    at_the_gate(worker)
+    assert worker.wait() == -9, worker.error
+    assert shown(lk).is_empty() != stands
+    assert lk.scan("credit_groups").collect().is_empty() != stands
+    again = run_credit(lk, GiGPO())
+    assert again.skipped == stands
+    assert shown(lk).equals(expected(lk), null_equal=True)
+
+
+def test_an_update_that_is_killed_leaves_the_old_rows(lk: Lake) -> None:
+    """An incremental job dies between its ranges: the series still shows what the job before it found."""
+    run_credit(lk, GiGPO())
+    groups = lk.scan("episodes").collect().partition_by("group_id", maintain_order=True)
+    lk.retract([group["episode_id"][0] for group in groups[:2]])
+    before = shown(lk)
+    worker = Worker("credit_ranges", lk.uri, faults="commit:advantages 2 before kill")
+    at_the_gate(worker)
+    assert worker.wait() == -9, worker.error
+    assert shown(lk).equals(before, null_equal=True)
+    report = run_credit(lk, GiGPO())
+    assert (report.groups_computed, report.groups_kept) == (2, GROUPS - 2)
+    latest = lk.sql("SELECT * FROM latest_advantages").select(VALUES).sort(KEYS)
+    assert latest.equals(expected(lk), null_equal=True)
+
+
+def test_two_identical_jobs_at_once_show_every_step_once(lk: Lake) -> None:
+    workers = [Worker("credit_ranges", lk.uri) for _ in range(2)]
+    at_the_gate(*workers)
+    reports = [json.loads(worker.finish()) for worker in workers]
+    latest = lk.sql("SELECT * FROM latest_advantages").select(VALUES).sort(KEYS)
+    assert latest.equals(expected(lk), null_equal=True)
+    done = {report["job_id"] for report in reports}
+    assert run_credit(lk, GiGPO()).job_id in done
+
+
+def test_the_doomed_estimator_is_gigpo(lk: Lake) -> None:
+    """What the tests above compare: the fates change nothing in the numbers."""
+    facts = lk.scan("episodes").select("episode_id", "status", pl.col("env_return").alias("episode_score"))
+    rows = DoomedGiGPO().advantages(lk.scan("steps").join(facts, on="episode_id")).select(VALUES).collect()
+    assert rows.sort(KEYS).equals(expected(lk), null_equal=True)

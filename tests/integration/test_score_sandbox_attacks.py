@@ -1,0 +1,149 @@
+"""Attacks on whoever runs a reward function: each works in an open process, and none in the sandbox.
+
+As the user who runs the tests and, if that is root, as an ordinary user too. Where the interpreter lies in a folder
+that only root can read, the ordinary user is given the right to read all files, and no other: that makes the open side
+easier, and the sandbox must hold all the same.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.score.sandbox import FunctionSource, Outcome, Sandbox, SandboxLimits
+from pipelines.score.sandbox.levels import obstacle
+from testkit import sandbox_arena
+from testkit.processes import environment
+from testkit.sandbox_attacks import NAMES, PEACE
+
+NOBODY = 65534
+STRONG = pytest.mark.skipif(obstacle("strong") is not None, reason=f"no strong isolation here: {obstacle('strong')}")
+BWRAP = pytest.mark.skipif(obstacle("bwrap") is not None, reason=f"no level bwrap here: {obstacle('bwrap')}")
+READ_ALL = ["--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]
+FIFTEEN = {
+    "network",
+    "UDP",
+    "unix socket",
+    "file write",
+    "file read",
+    "passwd",
+    "shadow",
+    "parent's environment",
+    "fork bomb",
+    "memory bomb",
+    "thread bomb",
+    "exec",
+    "big file",
+    "kill parent",
+    "parent's memory",
+    "own limits",
+}
+
+
+def arena(user: str, level: str) -> dict[str, Any]:
+    """What came of all attacks, as one user, at one level."""
+    command = [sys.executable, sandbox_arena.__file__]
+    if user == "nobody":
+        if os.getuid() != 0:
+            pytest.skip("only root can become another user: run as oneself alone")
+        if shutil.which("setpriv") is None:
+            pytest.skip("setpriv (util-linux) is not installed: it is needed to become another user")
+        ids = ["--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"]
+        command = ["setpriv", *ids, *READ_ALL, *command]
+    with tempfile.TemporaryDirectory() as folder:
+        room = Path(folder, "room")
+        room.mkdir()
+        for path in (folder, room):
+            os.chown(path, *((NOBODY, NOBODY) if user == "nobody" else (os.getuid(), os.getgid())))
+        told = environment(**{sandbox_arena.SECRET: "s3cret"})
+        done = subprocess.run([*command, str(room), level], capture_output=True, text=True, check=False, env=told)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["level"] == level
+    assert found["user"] == (NOBODY if user == "nobody" else os.getuid())
+    assert tuple(found["results"]) == NAMES
+    return dict(found)
+
+
+def may_read(path: str) -> bool:
+    """Whether an open process of this user may (os.access does not know of capabilities)."""
+    try:
+        return bool(Path(path).read_bytes())
+    except PermissionError:
+        return False
+
+
+def not_held(found: dict[str, Any]) -> dict[str, Any]:
+    """Attacks that got something, left something behind, or were not refused with a reason."""
+    kinds = {"exception", "memory", "killed"}
+    return {
+        name: each
+        for name, each in found["results"].items()
+        if each["kind"] not in kinds or each["value"] is not None or not each["error"] or each["traces"]
+    }
+
+
+def test_no_attack_is_forgotten() -> None:
+    assert set(NAMES) >= FIFTEEN
+
+
+@STRONG
+@pytest.mark.parametrize("user", ["oneself", "nobody"])
+def test_attacks_work_in_the_open_and_not_in_the_sandbox(user: str) -> None:
+    found = arena(user, "strong")
+    refused = {name for name, each in found["results"].items() if "got" not in each["open"]}
+    assert refused == (set() if user == "nobody" or may_read("/etc/shadow") else {"shadow"})
+    assert not_held(found) == {}
+    assert found["peace"] == 1.0, "the sandbox still works"
+    # What the open attacks did was seen, so that no traces of the sandboxed ones says something.
+    traces = {name: each["open_traces"] for name, each in found["results"].items() if each["open_traces"]}
+    assert traces == {
+        "file write": ["written"],
+        "write beside itself": ["rewards/written"],
+        "change of itself": ["attacks.py"],
+        "file removal": ["doomed"],
+        "big file": ["big"],
+        "kill parent": ["dead victim"],
+        "signal by a pipe": ["dead victim"],
+        "slow the parent": ["slow victim"],
+    }
+
+
+@BWRAP
+def test_bubblewrap_holds_as_well() -> None:
+    """As oneself alone: bubblewrap refuses to run for a user who was given a right."""
+    found = arena("oneself", "bwrap")
+    assert not_held(found) == {}
+    assert found["peace"] == 1.0
+
+
+def at_level(folder: Path, level: str, name: str) -> Outcome:
+    """One attack at a level that is weaker than it could be."""
+    path = Path(shutil.copy(sandbox_arena.sandbox_attacks.__file__, folder / "attacks.py"))
+    limits = SandboxLimits(max_level=level, min_level="none")  # type: ignore[arg-type]
+    with Sandbox(FunctionSource(str(path), "attack"), limits) as sandbox:
+        assert sandbox.level == level
+        where = {"folder": str(folder), "port": 0, "victim": os.getpid(), "parent": os.getpid(), "address": 0}
+        return sandbox.call([{"messages": [{"content": name}], "ground_truth": where}])[0]
+
+
+@pytest.mark.skipif(obstacle("basic") is not None, reason=f"no level basic here: {obstacle('basic')}")
+def test_basic_isolation_has_the_hole_it_is_said_to_have(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    assert at_level(tmp_path, "basic", "file read").value == {"score": 1.0, "got": "secret"}
+    for name in ("fork bomb", "exec", "socket pair", "slow the parent", "big file", "memory bomb"):
+        assert at_level(tmp_path, "basic", name).kind in {"exception", "memory"}, name
+
+
+def test_no_isolation_limits_and_nothing_else(tmp_path: Path) -> None:
+    assert at_level(tmp_path, "none", "fork bomb").value == {"score": 1.0, "got": 3}
+    assert at_level(tmp_path, "none", "socket pair").value == {"score": 1.0, "got": 0}
+    assert at_level(tmp_path, "none", "memory bomb").kind == "memory"
+    assert at_level(tmp_path, "none", "inherited environment").kind == "exception"
+    assert at_level(tmp_path, "none", PEACE).value == 1.0

@@ -1,0 +1,195 @@
+"""Hostile reward functions: each spoils its own call and no other, and never the parent.
+
+Every deed stands between good calls in one batch. The good ones are scored, in order, whatever happens.
+"""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipelines.score.sandbox import FunctionSource, Outcome, Sandbox, SandboxLimits, link, seat
+from pipelines.score.sandbox.levels import obstacle
+from testkit import sandbox_hostile
+
+pytestmark = pytest.mark.skipif(
+    obstacle("strong") is not None, reason=f"no strong isolation here: {obstacle('strong')}"
+)
+
+# Deed -> kind of its outcome, and words of its reason (or its value, where it does no harm to its own call).
+DEEDS: dict[str, tuple[str, object]] = {
+    "swallow": ("timeout", "longer than 1 s"),
+    "exit": ("exception", "SystemExit: 3"),
+    "hard exit": ("killed", "exit status 4"),
+    "interrupt": ("exception", "KeyboardInterrupt"),
+    "unprintable": ("exception", "_Unprintable"),
+    "long text": ("exception", "ValueError: xxx"),
+    "odd text": ("exception", "ValueError: \\ud800 \\x00 \\x1b[31m \n"),
+    "exit like a shell": ("killed", "exit status 137"),
+    "crash": ("killed", "SIGSEGV"),
+    "abort": ("killed", "SIGABRT"),
+    "alarm": ("killed", "SIGALRM"),
+    "memory": ("memory", "memory_mb"),
+    "print": ("ok", 5.0),
+    "garbage on stdout": ("ok", 5.0),
+    "garbage everywhere": ("invalid", "no reply to the request"),
+    "zeros everywhere": ("invalid", "no reply to the request"),
+    "forged kind": ("invalid", "contradicts itself"),
+    "forged contradiction": ("invalid", "contradicts itself"),
+    "forged count": ("invalid", "no reply to the request"),
+    "forged shortage": ("invalid", "0 outcomes where it said 1"),
+    "forged size": ("invalid", "announced a reply of 2,147,483,648 bytes"),
+    "forged delay": ("timeout", "longer than 1 s"),
+    "forged depth": ("invalid", "no list of outcomes"),
+    "nan": ("invalid", "nan; a number must be finite"),
+    "infinity": ("invalid", "-inf as 'score'; a number must be finite"),
+    "huge text": ("invalid", "it returned 52,42"),
+    "huge list": ("invalid", "more than 1,000,000 values"),
+    "many values": ("invalid", "more than 1,000,000 values"),
+    "deep": ("invalid", "nested deeper than 64 levels"),
+    "very deep": ("invalid", "nested too deeply"),
+    "cyclic": ("invalid", "contains itself"),
+    "object": ("invalid", "an object of type object"),
+    "function": ("invalid", "no JSON data"),
+    "generator": ("invalid", "an object of type generator"),
+    "no number": ("exception", "not today"),
+    "huge number": ("invalid", "too large"),
+    "huge number inside": ("invalid", "no JSON data"),
+    "recursion": ("exception", "RecursionError"),
+    "builtins": ("killed", "exit status 1"),
+    "close three": ("ok", 5.0),
+    "close everything": ("killed", ""),
+    "thread": ("ok", 5.0),
+    "limits": ("exception", "not allowed"),
+}
+
+
+def good(value: float) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": f"good {value}"}], "more": [value]}
+
+
+def bad(deed: str) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": deed}]}
+
+
+def sandbox(folder: Path, **limits: object) -> Sandbox:
+    path = shutil.copy(sandbox_hostile.__file__, folder / "hostile.py")
+    return Sandbox(FunctionSource(str(path), "hostile"), SandboxLimits(**{"seconds_per_row": 1.0, **limits}))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Outcome]]:
+    """Each deed between two good calls, in one sandbox one after the other."""
+    with sandbox(tmp_path_factory.mktemp("hostile")) as held:
+        return {deed: held.call([good(1.0), bad(deed), good(2.0)]) for deed in DEEDS}
+
+
+@pytest.mark.parametrize("deed", DEEDS)
+def test_a_hostile_call_spoils_itself_alone(outcomes: dict[str, list[Outcome]], deed: str) -> None:
+    first, spoiled, last = outcomes[deed]
+    assert (first.kind, first.value, first.error) == ("ok", 1.0, None)
+    assert (last.kind, last.value, last.error) == ("ok", 2.0, None)
+    kind, what = DEEDS[deed]
+    assert spoiled.kind == kind, spoiled
+    if kind == "ok":
+        assert spoiled.value == what
+        assert spoiled.error is None
+    else:
+        assert spoiled.value is None
+        assert spoiled.error is not None
+        assert str(what) in spoiled.error
+        assert len(spoiled.error) <= 2_500
+
+
+def test_no_deed_is_forgotten() -> None:
+    assert set(sandbox_hostile.DEEDS) == set(DEEDS) | {"recursion without limit", "patch", "hoard", "forged nan"}
+
+
+def test_a_stack_that_grows_without_limit_ends_its_worker_or_its_memory(tmp_path: Path) -> None:
+    with sandbox(tmp_path, seconds_per_row=20.0, memory_mb=256) as held:
+        first, spoiled, last = held.call([good(1.0), bad("recursion without limit"), good(2.0)])
+    assert spoiled.kind in {"killed", "memory", "exception"}, spoiled
+    assert (first.value, last.value) == (1.0, 2.0)
+
+
+def test_a_function_can_lie_about_its_own_rewards_and_nothing_else(tmp_path: Path) -> None:
+    """It has replaced the code of its worker: the scores may be anything, but they are scores, and all are there."""
+    with sandbox(tmp_path) as held:
+        found = held.call([good(1.0), bad("patch"), good(2.0), good(3.0)])
+        assert len(found) == 4
+        assert {each.kind for each in found} <= {"ok", "exception", "invalid", "killed", "timeout"}
+    with sandbox(tmp_path) as other:
+        assert [each.value for each in other.call([good(1.0), good(2.0)])] == [1.0, 2.0]
+
+
+def test_a_perfect_forgery_is_held_to_the_rules_of_values(tmp_path: Path) -> None:
+    """It speaks for another call of the same function, and may cost one its answer: these are its own rewards."""
+    with sandbox(tmp_path) as held:
+        found = held.call([good(1.0), bad("forged nan"), good(2.0)])
+        assert [each.kind for each in held.call([good(3.0)])] == ["ok"]
+    assert (found[0].kind, found[0].error) == ("invalid", "it returned nan; a number must be finite")
+    assert len(found) == 3
+    assert {each.kind for each in found} <= {"ok", "invalid", "timeout"}
+
+
+def test_memory_of_earlier_calls_is_not_held_against_a_later_one(tmp_path: Path) -> None:
+    """Forty MiB per call stay behind, and a worker has 256: workers are replaced, no call fails."""
+    with sandbox(tmp_path, memory_mb=256, seconds_per_row=10.0) as held:
+        assert [each.kind for each in held.call([bad("hoard")] * 12)] == ["ok"] * 12
+
+
+def test_prints_are_kept_apart_and_bounded(tmp_path: Path) -> None:
+    with sandbox(tmp_path) as held:
+        assert [each.value for each in held.call([bad("print"), bad("garbage on stdout"), good(1.0)])] == [5.0, 5.0, 1]
+        assert 0 < len(held.printed) <= link.PRINTED_BYTES
+
+
+def test_a_failing_call_costs_one_more_worker_than_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+
+    class Counted(seat.Worker):
+        def __init__(self, *arguments: object) -> None:
+            started.append(self)
+            super().__init__(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(seat, "Worker", Counted)
+    calls = [good(float(number)) for number in range(30)]
+    calls[17] = bad("hard exit")
+    with sandbox(tmp_path) as held:
+        found = held.call(calls)
+    assert [each.value for each in found] == [None if n == 17 else float(n) for n in range(30)]
+    # The first dies with the batch, the second answers up to the culprit and dies, the third shows it to be the
+    # culprit, and the fourth answers the rest.
+    assert len(started) == 4
+
+
+def test_a_worker_that_dies_at_import_is_not_started_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+
+    class Counted(seat.Worker):
+        def __init__(self, *arguments: object) -> None:
+            started.append(self)
+            super().__init__(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(seat, "Worker", Counted)
+    for name, body, kind, words, most in (
+        ("raises", "raise ValueError('at import')", "exception", "ValueError: at import (raises.py, line 1)", 1),
+        ("exits", "import sys; sys.exit('bye')", "exception", "SystemExit: bye", 1),
+        ("dies", "import os; os._exit(7)", "killed", "exit status 7", 2),
+        ("pretends", "import os; os._exit(97)", "killed", "exit status 97", 2),
+        ("hangs", "while True: pass", "timeout", "longer than 0.5 s", 2),
+        ("broken", "def f(:", "exception", "SyntaxError", 1),
+        ("lies", "import os\nfor n in range(64, 1024):\n  try: os.write(n, bytes(99))\n  except OSError: pass\n"
+         "def f(**_): return 1", "invalid", "do not say what the function is", 2),
+    ):  # fmt: skip
+        path = tmp_path / f"{name}.py"
+        path.write_text(body)
+        started.clear()
+        limits = SandboxLimits(start_seconds=0.5 if name == "hangs" else 30, rows_per_batch=2)
+        with Sandbox(FunctionSource(str(path), "f"), limits) as held:
+            found = held.call([good(1.0)] * 9)
+        assert [each.kind for each in found] == [kind] * 9, name
+        assert {each.error for each in found} == {found[0].error}
+        assert words in str(found[0].error)
+        assert str(found[0].error).startswith("`f` cannot be loaded: ")
+        assert len(started) == most, name

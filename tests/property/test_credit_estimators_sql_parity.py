@@ -1,0 +1,45 @@
+"""The SQL twins agree with the estimators: advantages to 1e-9, sizes and flags exactly."""
+
+from typing import Any
+
+import duckdb
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
+
+from pipelines.credit.estimator_sql import estimator_relation
+from pipelines.credit.estimators.gae import GAE
+from pipelines.credit.estimators.protocol import Estimator
+from testkit.estimator_strategies import estimators, wide_frame, wide_rows
+
+NUMBERS = ["return_to_go", "a_episode", "a_step", "advantage"]
+
+
+def assert_twin(steps: pl.DataFrame, estimator: Estimator) -> None:
+    connection = duckdb.connect()
+    connection.register("some_steps", steps.to_arrow())
+    found = estimator_relation(connection, estimator, "some_steps").pl()
+    wanted = estimator.advantages(steps.lazy()).collect()
+    assert found.schema == wanted.schema
+    assert_frame_equal(found.drop(NUMBERS), wanted.drop(NUMBERS))
+    assert_frame_equal(found.select(NUMBERS), wanted.select(NUMBERS), abs_tol=1e-9, rel_tol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["dr_grpo", "gae", "grpo", "maxrl", "rloo"])
+@settings(deadline=None, max_examples=15)
+@given(data=st.data())
+def test_sql_twin(name: str, data: st.DataObject) -> None:
+    rows: list[dict[str, Any]] = data.draw(wide_rows(positive=name == "maxrl"))
+    assert_twin(wide_frame(rows), data.draw(estimators(name)))
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(0.95, 0.9), (0.999, 1.0), (1.0, 0.0), (1.0, 1.0), (0.01, 1.0)])
+def test_gae_on_an_episode_longer_than_any_power_of_its_decay(gamma: float, lam: float) -> None:
+    rows = [
+        {"episode_id": 1, "group_id": 0, "step_index": i, "reward": ((7 * i) % 11 - 5) / 4}
+        | {"value_estimate": ((3 * i) % 7) / 3, "final_value_estimate": 2.0, "status": "truncated"}
+        for i in range(4000)
+    ]
+    assert_twin(wide_frame(rows), GAE(gamma=gamma, lam=lam))

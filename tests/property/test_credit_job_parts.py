@@ -1,0 +1,242 @@
+"""The parts of a credit job, each against the obvious slow way: steps put in order, groups cut into ranges, inputs
+hashed, figures taken.
+"""
+
+import random
+from typing import Any
+
+import numpy as np
+import polars as pl
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
+
+from lake.visibility import DataFile
+from pipelines.credit import GiGPO, group_figures
+from pipelines.credit.group_inputs import group_fingerprints, total_fingerprint
+from pipelines.credit.range_steps import arranged, episode_figures
+from pipelines.credit.ranges import _Files, rows_per_range
+from testkit.credit_strategies import frame, step_rows
+
+# ---------------------------------------------------------------- steps in order
+
+
+@st.composite
+def files_of_steps(draw: st.DrawFn) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Steps as some files hold them, and episodes of which some have no steps and some steps have none."""
+    numbers = draw(st.lists(st.integers(0, 30), min_size=1, max_size=8, unique=True))
+    lengths = [draw(st.integers(0, 4)) for _ in numbers]
+    rows = [
+        {"episode_id": e, "step_index": i, "state_hash": draw(st.integers(0, 5))}
+        for e, n in zip(numbers, lengths, strict=True)
+        for i in range(n)
+    ]
+    if draw(st.booleans()):
+        rows = draw(st.permutations(rows))
+    schema = {"episode_id": pl.Int64, "step_index": pl.Int32, "state_hash": pl.Int64}
+    known = draw(st.lists(st.sampled_from([*numbers, 40, 41]), min_size=1, unique=True))
+    episodes = pl.DataFrame(
+        {
+            "episode_id": known,
+            "group_id": [draw(st.integers(0, 3)) for _ in known],
+            "score": [draw(st.sampled_from([None, 0.5])) for _ in known],
+        },
+        schema={"episode_id": pl.Int64, "group_id": pl.Int64, "score": pl.Float64},
+    )
+    return pl.DataFrame(rows, schema=schema), episodes.sort("group_id", "episode_id")
+
+
+@given(files_of_steps())
+def test_steps_are_put_in_order_as_a_join_and_a_sort_do(given_: tuple[pl.DataFrame, pl.DataFrame]) -> None:
+    steps, episodes = given_
+    found = arranged(steps, episodes, ["score"])
+    expected = steps.join(episodes, on="episode_id").sort("group_id", "episode_id", "step_index")
+    assert_frame_equal(found, expected.select(found.columns), check_exact=True)
+
+
+@given(files_of_steps())
+def test_figures_of_episodes_are_those_of_a_group_by(given_: tuple[pl.DataFrame, pl.DataFrame]) -> None:
+    steps = arranged(*given_, [])
+    index = pl.col("step_index")
+    expected = steps.group_by("episode_id").agg(
+        pl.len().alias("count"),
+        index.min().alias("first"),
+        index.max().alias("last"),
+        index.n_unique().alias("distinct"),
+        pl.col("state_hash").filter(index == 0).first().alias("first_state"),
+    )
+    found = episode_figures(steps).sort("episode_id")
+    assert_frame_equal(found, expected.sort("episode_id"), check_dtypes=False)
+
+
+# ---------------------------------------------------------------- figures of groups
+
+
+@settings(max_examples=60)
+@given(step_rows())
+def test_figures_of_groups_are_those_of_a_group_by(steps: list[dict[str, Any]]) -> None:
+    rows = GiGPO(revisits="first", default_step_reward=0.0).advantages(frame(steps).lazy()).collect()
+    if rows.is_empty():
+        assert group_figures.of_steps(rows).is_empty()
+        return
+    flags = pl.col("flags").str.split(",")
+    member = pl.col("a_step").is_not_null() & (pl.col("anchor_size") > 0) & ~flags.list.contains("revisit")
+    shared = pl.col("anchor_episodes") >= 2
+    advantage = pl.col("advantage")
+    expected = rows.group_by("group_id").agg(
+        flags.list.contains("dead_group").first().alias("is_dead"),
+        pl.len().alias("steps"),
+        advantage.count().alias("defined_steps"),
+        advantage.mean().alias("advantage_mean"),
+        advantage.std().alias("advantage_std"),
+        advantage.min().alias("advantage_min"),
+        advantage.max().alias("advantage_max"),
+        pl.col("anchor_key").filter(member).n_unique().alias("anchors"),
+        (member & (pl.col("anchor_size") == 1)).sum().alias("singleton_steps"),
+        shared.sum().alias("shared_steps"),
+        pl.struct("anchor_key", "anchor_episodes").filter(member & shared).unique().struct[1].mean().alias("met"),
+        (pl.col("a_episode") * pl.col("a_step") < 0).sum().alias("sign_disagreements"),
+    )
+    found = group_figures.of_steps(rows)
+    expected = expected.rename({"met": "anchor_episodes_mean"}).select(found.columns)
+    assert_frame_equal(
+        found.sort("group_id"), expected.sort("group_id"), check_dtypes=False, rel_tol=1e-9, abs_tol=1e-9
+    )
+    fates = group_figures.of_episodes(rows)
+    out = rows.group_by("episode_id").agg(
+        takes_part=~flags.list.eval(pl.element().is_in(["excluded", "unscored"])).list.any().first()
+    )
+    assert_frame_equal(fates.sort("episode_id"), out.sort("episode_id"))
+
+
+# ---------------------------------------------------------------- hashes of inputs
+
+MEMBERS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "group_id": st.integers(0, 3),
+            "write_id": st.integers(0, 2),
+            "episode_score": st.sampled_from([None, 0.0, 1.0, -1.0]),
+            "score_other": st.sampled_from([None, 0.0, 1.0]),
+        }
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+def selected(members: list[dict[str, Any]]) -> pl.DataFrame:
+    """Members as `select_episodes` gives them."""
+    types = {"group_id": pl.Int64, "write_id": pl.Int64, "episode_score": pl.Float64, "score_other": pl.Float64}
+    frame = pl.DataFrame(members, schema=types).with_row_index("episode_id")
+    return frame.with_columns(
+        pl.col("episode_id").cast(pl.Int64),
+        collected_group_id="group_id",
+        run_id=pl.lit("r"),
+        status=pl.lit("completed"),
+        num_steps=pl.lit(2, pl.Int32),
+    ).sort("group_id", "episode_id")
+
+
+def inputs(frame: pl.DataFrame) -> dict[int, frozenset[Any]]:
+    names = ["episode_id", "write_id", "episode_score", "score_other"]
+    return {
+        key[0]: frozenset(part.select(names).iter_rows())
+        for key, part in frame.partition_by("group_id", as_dict=True).items()
+    }
+
+
+def hashes(frame: pl.DataFrame, **options: bool) -> dict[int, int]:
+    return dict(group_fingerprints(frame, **options).select("group_id", "input_fingerprint").iter_rows())
+
+
+@given(MEMBERS, st.data())
+def test_a_groups_hash_is_its_members_and_their_scores(members: list[dict[str, Any]], data: st.DataObject) -> None:
+    one = selected(members)
+    other_members = [dict(member) for member in members]
+    changed = data.draw(st.sampled_from(other_members))
+    name = data.draw(st.sampled_from(["write_id", "episode_score", "score_other", "group_id"]))
+    changed[name] = data.draw(st.sampled_from([0, 1, 2] if name in ("write_id", "group_id") else [None, 0.0, 1.0]))
+    other = selected(other_members)
+    same = {group for group in inputs(one) if inputs(one)[group] == inputs(other).get(group)}
+    before, after = hashes(one), hashes(other)
+    assert {group for group in before if before[group] == after.get(group)} == same
+    whole, then = hashes(one, of_batch=True), hashes(other, of_batch=True)
+    assert (whole == then) == (inputs(one) == inputs(other))
+    if whole != then:
+        assert not set(whole.items()) & set(then.items()), "under a batch every group changes with any of them"
+    assert (total_fingerprint(group_fingerprints(one)) == total_fingerprint(group_fingerprints(other))) == (
+        before == after
+    )
+
+
+def test_hashes_are_pinned() -> None:
+    """They are stored: another machine or version has to find the same."""
+    frame = selected([{"group_id": 1, "write_id": 5, "episode_score": 0.5, "score_other": None}])
+    assert hashes(frame) == {1: PINNED}
+    negative = frame.with_columns(pl.lit(-0.0).alias("episode_score"))
+    assert hashes(negative) == hashes(frame.with_columns(pl.lit(0.0).alias("episode_score")))
+    groups = group_fingerprints(frame)
+    assert groups.row(0, named=True) | {"input_fingerprint": 0} == {
+        "group_id": 1,
+        "input_fingerprint": 0,
+        "episodes": 1,
+        "steps": 2,
+    }
+    assert total_fingerprint(groups, where=None) != total_fingerprint(groups, where="true")
+
+
+PINNED = 269538828213956160
+
+
+# ---------------------------------------------------------------- files of ranges
+
+
+@given(st.integers(0, 2**16))
+def test_every_file_that_holds_a_row_of_the_episodes_is_found(number: int) -> None:
+    rng = random.Random(number)
+    rows = pl.DataFrame(
+        {
+            "episode_id": range(20),
+            "run_id": [rng.choice("ab") for _ in range(20)],
+            "collected_group_id": [rng.randrange(6) for _ in range(20)],
+            "write_id": [rng.randrange(4) for _ in range(20)],
+        }
+    )
+    compacted = [w for w in range(4) if rng.random() < 0.5]
+    files, held = [], {}
+    for name, part in [
+        *((f"w{w}", rows.filter(pl.col("write_id") == w)) for w in range(4) if w not in compacted),
+        *(("mixed", rows.filter(pl.col("write_id").is_in(compacted))) for _ in range(1)),
+    ]:
+        if part.height:
+            ranges = {
+                "run_id": (part["run_id"].min(), part["run_id"].max()),
+                "group_id": (part["collected_group_id"].min(), part["collected_group_id"].max()),
+            }
+            known = {k: v if rng.random() < 0.8 else (None, None) for k, v in ranges.items()}
+            write_id = None if name == "mixed" else int(name[1:])
+            files.append(DataFile(name, part.height, 1, frozenset(), write_id, known))
+            held[name] = set(part["episode_id"])
+    chosen = rows.sample(rng.randint(1, 20), seed=number)
+    for by_write in (True, False):
+        found = {file.path for file in _Files(files, by_write=by_write).holding(chosen)}
+        needed = {name for name, episodes in held.items() if episodes & set(chosen["episode_id"])}
+        assert needed <= found
+    exact = {file.path for file in _Files(files, by_write=True).holding(chosen) if file.write_id is not None}
+    assert exact == {name for name in needed if name != "mixed"}
+
+
+@given(st.integers(0, 10**9), st.integers(1, 10**7), st.integers(1, 64))
+def test_ranges_keep_the_budget_and_every_worker_busy(steps: int, budget: int, workers: int) -> None:
+    rows = rows_per_range(steps, budget, workers)
+    assert 1 <= rows <= max(1, budget)
+    if rows < budget and rows > 200_000:
+        assert steps / rows > workers
+
+
+def test_arranged_moves_nothing_that_is_in_order() -> None:
+    steps = pl.DataFrame({"episode_id": [3, 3, 5], "step_index": [0, 1, 0]})
+    episodes = pl.DataFrame({"episode_id": [3, 5], "group_id": [1, 1]})
+    found = arranged(steps, episodes, [])
+    assert np.shares_memory(found["step_index"].to_numpy(), steps["step_index"].to_numpy())

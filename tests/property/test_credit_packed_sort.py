@@ -1,0 +1,52 @@
+"""Gathering rows by a packed integer gathers what sorting by the columns gathers, or says that it cannot."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.credit import packed_sort
+from pipelines.credit.segments import Segments
+
+KEYS = st.one_of(st.integers(0, 3), st.integers(0, 2**63 - 1))
+GROUPS = st.lists(st.lists(KEYS, min_size=1, max_size=8), min_size=1, max_size=6)
+
+
+def slow(groups: list[list[int]]) -> list[list[tuple[int, int]]]:
+    """Per group, its (key, row) pairs by key, keys in the order of nothing in particular."""
+    rows = iter(range(sum(map(len, groups))))
+    return [sorted((key, next(rows)) for key in group) for group in groups]
+
+
+def segments(groups: list[list[int]]) -> Segments:
+    lengths = np.array([len(group) for group in groups])
+    return Segments(np.cumsum(lengths) - lengths, lengths)
+
+
+@given(GROUPS)
+def test_every_key_of_a_group_is_one_run_in_row_order(groups: list[list[int]]) -> None:
+    keys = np.array([key for group in groups for key in group], np.int64)
+    found = packed_sort.gather(keys, segments(groups))
+    assert found is not None
+    order, opens = found
+    runs = [part.tolist() for part in np.split(order, np.flatnonzero(opens)[1:])]
+    expected = []
+    for group in slow(groups):
+        for key in {key for key, _ in group}:
+            expected.append([row for other, row in group if other == key])
+    assert sorted(runs) == sorted(expected)
+    # Groups stay in their order, and rows of a group together.
+    group_of = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+    assert (np.diff(group_of[order]) >= 0).all()
+
+
+def test_different_keys_whose_bits_agree_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_sort, "_SPREAD", np.uint64(0))
+    one = segments([[7, 7]])
+    assert packed_sort.gather(np.array([7, 7]), one) is not None
+    assert packed_sort.gather(np.array([7, 8]), one) is None
+
+
+def test_without_room_for_a_hash_it_declines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_sort, "_WORD_BITS", 13)
+    assert packed_sort.gather(np.array([1, 1]), segments([[1, 1]])) is None

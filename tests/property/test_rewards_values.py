@@ -1,0 +1,127 @@
+"""Weighted sums, renormalised or not, against a slow oracle; and the same sums written as SQL."""
+
+import json
+import math
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines.score.reward_components import error_of
+from pipelines.score.reward_definition import Component, RewardDefinition
+from pipelines.score.reward_values import rewarded
+from testkit.scorer_oracles import weighted
+
+SCORE = st.one_of(st.none(), st.floats(-1e3, 1e3), st.sampled_from([0.0, 1.0, -0.5]))
+WEIGHTS = st.lists(st.floats(0.01, 10.0), min_size=1, max_size=4)
+
+
+@st.composite
+def tables(draw: Any) -> tuple[list[float], list[list[float | None]]]:
+    weights = draw(WEIGHTS)
+    row = st.lists(SCORE, min_size=len(weights), max_size=len(weights))
+    return weights, draw(st.lists(row, min_size=1, max_size=8))
+
+
+def defined(weights: list[float], **fields: Any) -> RewardDefinition:
+    parts = tuple(Component(scorer=f"s{n}", weight=weight) for n, weight in enumerate(weights))
+    return RewardDefinition(name="r", components=parts, **fields)
+
+
+def frame(rows: list[list[float | None]]) -> pl.DataFrame:
+    names = [f"s{n}" for n in range(len(rows[0]))]
+    keys = pl.DataFrame({"episode_id": range(len(rows))})
+    return pl.concat(
+        [keys, pl.DataFrame(rows, schema=dict.fromkeys(names, pl.Float64), orient="row")], how="horizontal"
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(table=tables(), renormalise=st.booleans())
+def test_weighted_sums(table: tuple[list[float], list[list[float | None]]], renormalise: bool) -> None:
+    weights, rows = table
+    definition = defined(weights, on_null="renormalise" if renormalise else "null")
+    found = rewarded(frame(rows), definition)
+    assert found["episode_id"].to_list() == list(range(len(rows)))
+    for row, value, reason, error, metrics in zip(
+        rows, found["value"], found["reason"], found["error"], found["metrics"], strict=True
+    ):
+        expected = weighted(row, weights, renormalise=renormalise)
+        assert (value is None) == (expected is None)
+        assert (error is None) == (expected is not None)
+        assert (reason is not None) == (expected is not None and None in row)
+        assert list(json.loads(metrics).values()) == row
+        if expected is not None:
+            scale = sum(abs(score or 0.0) * weight for score, weight in zip(row, weights, strict=True))
+            assert math.isclose(value, expected, rel_tol=1e-9, abs_tol=1e-9 * (1.0 + scale))
+
+
+@settings(max_examples=30, deadline=None)
+@given(table=tables())
+def test_laws_of_renormalised_sums(table: tuple[list[float], list[list[float | None]]]) -> None:
+    """Complete rows are plain sums; a reward of equal scores is that score times the weights, whoever is unknown."""
+    weights, rows = table
+    plain, scaled = defined(weights), defined(weights, on_null="renormalise")
+    complete = [[0.0 if score is None else score for score in row] for row in rows]
+    assert rewarded(frame(complete), plain)["value"].equals(rewarded(frame(complete), scaled)["value"])
+    alike = [[None if score is None else 0.5 for score in row] for row in rows]
+    for row, value in zip(alike, rewarded(frame(alike), scaled)["value"], strict=True):
+        assert value is None if row.count(None) == len(row) else math.isclose(value, 0.5 * sum(weights), rel_tol=1e-9)
+
+
+@settings(max_examples=8, deadline=None)
+@given(table=tables())
+def test_a_sum_in_sql_is_the_sum(table: tuple[list[float], list[list[float | None]]]) -> None:
+    weights, rows = table
+    text = " + ".join(f"{weight!r} * s{n}" for n, weight in enumerate(weights))
+    in_sql = rewarded(frame(rows), defined([1.0] * len(weights), sql=text))["value"]
+    for mine, plain in zip(in_sql, rewarded(frame(rows), defined(weights))["value"], strict=True):
+        assert (mine is None) == (plain is None)
+        assert mine is None or math.isclose(mine, plain, rel_tol=1e-12, abs_tol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "value", "reason", "error"),
+    [
+        ([1.0, 0.5], {}, 2.0, None, None),
+        ([1.0, None], {}, None, None, "unknown: s1 (no judge)"),
+        ([None, None], {}, None, None, "unknown: s0 (NULL); s1 (no judge)"),
+        ([1.0, None], {"on_null": "renormalise"}, 3.0, "renormalised without s1 (no judge)", None),
+        ([None, 0.5], {"on_null": "renormalise"}, 1.5, "renormalised without s0 (NULL)", None),
+        ([None, None], {"on_null": "renormalise"}, None, None, "unknown: s0 (NULL); s1 (no judge)"),
+        ([0.0, 0.0], {"on_null": "renormalise"}, 0.0, None, None),
+    ],
+)
+def test_reasons(row: list[Any], options: Any, value: Any, reason: Any, error: Any) -> None:
+    why = pl.Series([None if row[1] is not None else "no judge"], dtype=pl.String)
+    components = frame([row]).with_columns(why.alias(error_of("s1")))
+    found = rewarded(components, defined([1.0, 2.0], **options))
+    assert found.drop("episode_id", "metrics").rows() == [(value, reason, error)]
+
+
+@pytest.mark.parametrize(
+    ("sql", "row", "value", "error"),
+    [
+        ("s0 / s1", [1.0, 0.0], None, "the formula gives no finite number"),
+        ("ln(s0)", [0.0, 1.0], None, "the formula gives no finite number"),
+        ("s0 * 1e308 * 1e308", [1.0, 1.0], None, "the formula gives no finite number"),
+        ("coalesce(s0, s1)", [None, 2.0], 2.0, None),
+        ("s0 - s1", [None, 2.0], None, "unknown: s0 (NULL)"),
+        ("CASE WHEN s0 > 0 THEN 1 END", [0.0, 2.0], None, "the formula gives no finite number"),
+    ],
+)
+def test_formulas_that_fail_are_unknown(sql: str, row: list[Any], value: Any, error: Any) -> None:
+    found = rewarded(frame([row]), defined([1.0, 1.0], sql=sql))
+    assert (found["value"].item(), found["error"].item()) == (value, error)
+
+
+def test_an_overflowing_sum_is_unknown() -> None:
+    found = rewarded(frame([[1e308, 1e308]]), defined([10.0, 10.0]))
+    assert (found["value"].item(), found["error"].item()) == (None, "the formula gives no finite number")
+
+
+def test_minus_zero_is_zero() -> None:
+    found = rewarded(frame([[0.5, 0.5]]), defined([1.0, 1.0], sql="-abs(s0 - s1)"))["value"].item()
+    assert math.copysign(1.0, found) == 1.0

@@ -1,0 +1,139 @@
+"""Whatever happened before: a run calls exactly what its version has not scored, and every episode has one score.
+
+Histories of episodes that come and go, and of runs over parts of the lake that fail here and there, against a model
+that is a dictionary.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import lake
+from lake import Lake
+from pipelines.score.config import ScoreConfig
+from pipelines.score.job import run_score
+from pipelines.score.rollouts import Rollout
+from testkit.score_lakes import InProcess, conversation
+
+TASKS = 3
+COMMIT = st.integers(1, 5)
+EVENTS = st.one_of(
+    st.tuples(st.just("add"), st.integers(0, TASKS - 1)),
+    st.tuples(st.just("remove"), st.integers(0, 20), st.booleans()),
+    st.tuples(
+        st.just("score"),
+        st.sampled_from(["new", "retry", "force"]),
+        st.sets(st.integers(0, TASKS - 1), min_size=1).map(sorted),
+        st.sets(st.integers(0, 6)),
+        COMMIT,
+    ),
+)
+
+
+class History:
+    """A lake, what is in it, and what one scorer has made of it."""
+
+    def __init__(self, folder: Path, *, grouped: bool) -> None:
+        self.lk: Lake = lake.open(folder, create=True)
+        self.grouped = grouped
+        self.places: dict[int, tuple[int, int]] = {}
+        """episode_id -> task and number."""
+        self.next = [0] * TASKS
+        self.done: dict[int, bool] = {}
+        """Pointwise: episode -> its newest score failed."""
+        self.groups: dict[int, tuple[set[int], bool]] = {}
+        """Group-wise: task -> the siblings of its newest score, and whether it failed."""
+        for task in range(TASKS):
+            self.add(task)
+
+    def add(self, task: int) -> None:
+        number = self.next[task]
+        self.next[task] += 1
+        self.lk.append([conversation(f"t{task}", number, turns=1)], run_id="r")
+        found = self.lk.sql(
+            "SELECT episode_id FROM episodes WHERE task_id = ? AND rollout_index = ?", [f"t{task}", number]
+        )
+        self.places[found.item()] = (task, number)
+
+    def remove(self, which: int, forget: bool) -> None:
+        if len(self.places) > 1:
+            gone = sorted(self.places)[which % len(self.places)]
+            (self.lk.forget if forget else self.lk.retract)([gone])
+            del self.places[gone]
+
+    def members(self, task: int) -> set[int]:
+        return {episode for episode, place in self.places.items() if place[0] == task}
+
+    def expected(self, how: str, tasks: Sequence[int]) -> set[int]:
+        chosen = {episode for task in tasks for episode in self.members(task)}
+        if self.grouped:
+
+            def wanted(task: int) -> bool:
+                siblings, failed = self.groups.get(task, (set(), False))
+                same = siblings == self.members(task)
+                return how == "force" or (same and failed if how == "retry" else not same)
+
+            return {episode for task in tasks if wanted(task) for episode in self.members(task)}
+        if how == "force":
+            return chosen
+        return {e for e in chosen if self.done.get(e) is True} if how == "retry" else chosen - self.done.keys()
+
+    def score(self, how: str, tasks: Sequence[int], failing: set[int], commit: int) -> None:
+        expected = self.expected(how, tasks)
+
+        def call(rollouts: Sequence[Rollout]) -> list[Any]:
+            numbers = [self.places[rollout.episode_id][1] for rollout in rollouts]
+            if self.grouped and failing & set(numbers):
+                msg = "on purpose"
+                raise RuntimeError(msg)
+            return [{"error": "on purpose"} if number in failing else float(number) for number in numbers]
+
+        scorer = InProcess(call, grouped=self.grouped)
+        where = f"task_id IN ({', '.join(repr(f't{task}') for task in tasks)})"
+        if not any(self.members(task) for task in tasks):
+            return
+        report = run_score(
+            self.lk, scorer, where=where, retry_failed=how == "retry", force=how == "force",
+            config=ScoreConfig(commit_episodes=commit),
+        )  # fmt: skip
+        called = [episode for unit in scorer.calls for episode in unit]
+        assert len(called) == len(set(called))
+        assert set(called) == expected
+        assert (report.scored, report.overtaken) == (len(expected), 0)
+        assert report.present == report.selected - len(expected)
+        for unit in scorer.calls:
+            numbers = {self.places[episode][1] for episode in unit}
+            if self.grouped:
+                task = self.places[unit[0]][0]
+                assert set(unit) == self.members(task), "whole groups"
+                self.groups[task] = (set(unit), bool(failing & numbers))
+            for episode in unit:
+                number = self.places[episode][1]
+                self.done[episode] = bool(failing & numbers) if self.grouped else number in failing
+
+    def check(self) -> None:
+        rows = self.lk.sql("SELECT episode_id, value, error FROM latest_scores WHERE step_index IS NULL").to_dicts()
+        found = {row["episode_id"]: row["error"] is not None for row in rows}
+        assert len(found) == len(rows), "one score each"
+        assert found == {episode: failed for episode, failed in self.done.items() if episode in self.places}
+        for row in rows:
+            expected = None if found[row["episode_id"]] else float(self.places[row["episode_id"]][1])
+            assert row["value"] == expected
+
+
+@pytest.mark.parametrize("grouped", [False, True], ids=["pointwise", "group-wise"])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(events=st.lists(EVENTS, min_size=2, max_size=7))
+def test_a_run_scores_what_is_not_scored(
+    events: list[tuple[Any, ...]], grouped: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    history = History(tmp_path_factory.mktemp("lake") / "lake", grouped=grouped)
+    actions: dict[str, Callable[..., None]] = {"add": history.add, "remove": history.remove, "score": history.score}
+    for name, *arguments in [*events, ("score", "new", list(range(TASKS)), set(), 2)]:
+        actions[name](*arguments)
+    history.check()
+    assert history.expected("new", range(TASKS)) == set(), "the last run left nothing over"

@@ -1,0 +1,85 @@
+"""A credit job in a process of its own, one range per group, on any executor; some of its processes get killed.
+
+    python -m testkit.credit_worker URI EXECUTOR FATE FOLDER
+
+prints the report as JSON. What happens to the process that computes the second range: nothing (`none`); killed before
+it writes (`before`) or after its commit (`after`), the first time or (`always`) each time; or `wait`: every range
+leaves a mark in FOLDER, and from the second on waits for a file `go` there, so that the driver can be killed meanwhile.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+import lake
+from lake.job_parts import JobPart, Written
+from pipelines.credit import GiGPO
+from pipelines.credit.batch import StepBatch
+from pipelines.credit.credit_rows import CreditRows
+from pipelines.credit.job import run_credit
+from pipelines.executor import executor_named
+
+TINY = 1e-6
+"""A budget of memory that holds one group."""
+
+
+class DoomedGiGPO(GiGPO):
+    """GiGPO whose second range meets its fate; its results are GiGPO's."""
+
+    fate: str = "none"
+    folder: str = ""
+
+    def credit(self, batch: StepBatch) -> CreditRows:
+        if self.fate != "none" and self._number() == 2:
+            self._meet()
+        return super().credit(batch)
+
+    def _number(self) -> int:
+        """Which range this is, by the marks that ranges leave; one that is run again has its number again."""
+        for number in range(1, 100):
+            try:
+                os.close(os.open(Path(self.folder) / f"range-{number}", os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                continue
+            return number
+        raise AssertionError("more ranges than a test has")
+
+    def _meet(self) -> None:
+        if self.fate == "wait":
+            while not (Path(self.folder) / "go").exists():
+                time.sleep(0.02)
+            return
+        if self.fate == "always":
+            (Path(self.folder) / "range-2").unlink()
+        if self.fate != "after":
+            os.kill(os.getpid(), signal.SIGKILL)
+        JobPart.write = _commits_and_dies  # type: ignore[method-assign, assignment]
+
+
+_WRITE = JobPart.write
+
+
+def _commits_and_dies(part: JobPart, name: str, frame: pl.DataFrame) -> Written | None:
+    _WRITE(part, name, frame)
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def main(uri: str, executor: str, fate: str, folder: str) -> None:
+    """Run the job."""
+    doomed = DoomedGiGPO(fate=fate, folder=folder)
+    options: dict[str, Any] = {"executor": executor_named(executor, 2), "memory_gb": TINY}
+    report = run_credit(lake.open(uri), doomed, **options)
+    print(report.model_dump_json(include={"job_id", "skipped", "groups_computed"}))
+
+
+if __name__ == "__main__":
+    # By its name: other processes look the class up there.
+    from testkit import credit_worker
+
+    credit_worker.main(*sys.argv[1:])

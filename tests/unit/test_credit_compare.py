@@ -1,0 +1,258 @@
+"""Comparing credit jobs of a real lake: which are meant, what is said, what is refused, what the command prints."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import polars as pl
+import pytest
+
+import lake
+from lake import Lake, ids
+from lake.errors import DataRefusedError, UsageError
+from lake.records import EpisodeRecord, StepRecord
+from pipelines.credit.chosen_jobs import choose
+from pipelines.credit.compare import LEVELS, Comparison, compare
+from testkit.command_line import Cli, runner
+from testkit.full_lake import advantages
+
+Value = float | None
+
+
+def record(lk: Lake, tasks: int = 2, run_id: str = "run") -> None:
+    """Tasks with two rollouts of three steps each."""
+    steps = [
+        StepRecord(state="a", action="look\x1b[31m around\n" * 20),
+        StepRecord(
+            state="b", action="", tool_calls=[{"id": "c", "function": {"name": "find", "arguments": '{"x": 1}'}}]
+        ),
+        StepRecord(state="c", action="stop"),
+    ]
+    records = [EpisodeRecord(task_id=f"t{t}", rollout_index=n, steps=steps) for t in range(tasks) for n in range(2)]
+    lk.append(records, run_id=run_id)
+
+
+def credit(lk: Lake, values: dict[str, list[Value]], parameters: dict[str, Any] | None = None, dead: str = "") -> int:
+    """A credit job: for each task six advantages, of rollout 0 and of rollout 1; tasks left out are not covered."""
+    steps = lk.sql(
+        "SELECT s.*, e.task_id FROM steps AS s JOIN episodes AS e USING (episode_id)"
+        " ORDER BY e.task_id, e.rollout_index, s.step_index"
+    )
+    frame = pl.concat(
+        advantages(steps.filter(pl.col("task_id") == task)).with_columns(
+            pl.Series("advantage", given, dtype=pl.Float64),
+            pl.Series("a_episode", given, dtype=pl.Float64),
+            a_step=pl.lit(0.0),
+            group_size=pl.lit(2, pl.Int32),
+            flags=pl.lit("dead_group" if task == dead else ""),
+        )
+        for task, given in values.items()
+    ).with_columns(defined=pl.col("advantage").is_not_null())
+    with lk.job(kind="credit", parameters=parameters or {"estimator": "gigpo", "score": "env_return"}) as job:
+        job.write("advantages", frame)
+    return job.job_id
+
+
+@pytest.fixture(scope="module")
+def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """Two jobs of one series and one of another."""
+    lk = lake.open(tmp_path_factory.mktemp("compare") / "lake", create=True)
+    record(lk)
+    credit(lk, {"t0": [1, 1, 1, -1, -1, -1], "t1": [0, 0, 0, 0, 0, 0]}, dead="t1")
+    credit(lk, {"t0": [1, 2, -1, -1, None, -1], "t1": [0.5, 0.5, 0.5, -0.5, -0.5, -0.5]}, {"estimator": "rloo"})
+    credit(lk, {"t1": [0, 0, 0, 0, 0, 1e-12]}, dead="t1")
+    return lk
+
+
+def jobs(lk: Lake) -> list[str]:
+    found = lk.sql("SELECT job_id FROM job_runs WHERE kind = 'credit' ORDER BY sequence")
+    return [ids.to_text(job) for job in found["job_id"]]
+
+
+def series(lk: Lake, job: str) -> str:
+    return ids.to_text(lk.sql("SELECT DISTINCT series_id FROM jobs WHERE job_id = id($job)", {"job": job}).item())
+
+
+# ---------------------------------------------------------------- which rows are meant
+
+
+def test_a_job_is_named_by_its_id_or_by_its_beginning(lk: Lake) -> None:
+    snapshot = lk.snapshot()
+    for job in jobs(lk):
+        for text in (job, job[:6], f" {job.upper()} "):
+            assert choose(snapshot, text).job_id == ids.from_text(job)
+        assert choose(snapshot, job).text == job
+    assert choose(snapshot, jobs(lk)[0]).title == f"{jobs(lk)[0]} (gigpo, score env_return)"
+    assert choose(snapshot, jobs(lk)[1]).title == f"{jobs(lk)[1]} (rloo)"
+
+
+def test_a_series_at_its_latest_takes_each_group_from_its_newest_job(lk: Lake) -> None:
+    first, other, last = jobs(lk)
+    chosen = choose(lk.snapshot(), f"{series(lk, first)[:8]}@latest")
+    assert (chosen.job_id, chosen.text) == (None, f"{series(lk, first)}@latest")
+    assert set(chosen.jobs) == {ids.from_text(first), ids.from_text(last)}
+    found = compare(lk.snapshot(), chosen.text, last)
+    assert found.levels["shared"].to_list()[0] == 6
+    assert found.levels["covered_1"].to_list()[0] == 12
+    assert found.levels["max_change"].to_list()[0] == 0, "t1 comes from the last job"
+    assert compare(lk.snapshot(), first, last).levels["max_change"].to_list()[0] == 1e-12
+    assert other not in chosen.text
+
+
+@pytest.mark.parametrize("wanted", ["", "  ", "@latest", "zzzzz", "not an id", "zzz@latest"])
+def test_what_names_nothing_is_refused_with_the_newest(lk: Lake, wanted: str) -> None:
+    with pytest.raises(UsageError, match=r"names no (succeeded credit job|credit series); the newest: \w{13}"):
+        compare(lk.snapshot(), wanted, jobs(lk)[0])
+
+
+def test_a_beginning_of_several_is_refused_with_them(tmp_path: Path) -> None:
+    lk = lake.open(tmp_path, create=True)
+    with pytest.raises(UsageError, match="none, run trajlake credit first"):
+        choose(lk.snapshot(), "0")
+    record(lk, tasks=1)
+    made: dict[str, str] = {}
+    while True:
+        job = ids.to_text(credit(lk, {"t0": [1, 1, 1, 0, 0, 0]}))
+        if job[0] in made:
+            break
+        made[job[0]] = job
+    with pytest.raises(
+        UsageError, match=rf"'{job[0]}' begins several succeeded credit job; the newest: {job}, {made[job[0]]}"
+    ):
+        choose(lk.snapshot(), job[0])
+
+
+def test_a_job_that_failed_cannot_be_meant(tmp_path: Path) -> None:
+    lk = lake.open(tmp_path, create=True)
+    record(lk, tasks=1)
+    job = lk.job(kind="credit", parameters={})
+    with pytest.raises(ZeroDivisionError), job:
+        raise ZeroDivisionError
+    with pytest.raises(UsageError, match="names no succeeded credit job"):
+        choose(lk.snapshot(), ids.to_text(job.job_id))
+
+
+# ---------------------------------------------------------------- what is said
+
+
+@pytest.fixture(scope="module")
+def found(lk: Lake) -> Comparison:
+    first, second, _ = jobs(lk)
+    return compare(lk.snapshot(), first, second, examples=3)
+
+
+def test_levels_are_compared_over_steps_that_both_define(found: Comparison) -> None:
+    assert found.levels["level"].to_list() == list(LEVELS)
+    row = found.levels.row(0, named=True)
+    counts = {name: row[name] for name in ("covered_1", "covered_2", "defined_2", "shared", "only_1", "only_2")}
+    assert counts == {"covered_1": 12, "covered_2": 12, "defined_2": 11, "shared": 11, "only_1": 1, "only_2": 0}
+    assert (row["flips"], row["woken"], row["silenced"]) == (1, 6, 0)
+    assert row["flip_share"] == pytest.approx(1 / 11)
+    assert row["flip_weight"] == pytest.approx(2 / (2 + 3 + 2 + 2 + 2 + 3)), "1 -> -1 weighs 2 of all |A|"
+    steps = found.levels.row(2, named=True)
+    assert steps["pearson"] is steps["spearman"] is None, "a constant has no correlation"
+
+
+def test_groups_whose_signal_changed_come_first(found: Comparison) -> None:
+    shown = found.groups.select("task_id", "state_1", "state_2", "change", "shared", "only_1", "flips", "max_change")
+    assert shown.rows() == [
+        ("t1", "dead", "live", "gained", 6, 0, 0, 0.5),
+        ("t0", "live", "live", "same", 5, 1, 1, 2.0),
+    ]
+    assert found.signal.rows() == [("dead", "live", "gained", 1), ("live", "live", "same", 1)]
+
+
+def test_examples_show_the_values_and_an_excerpt_of_the_action(found: Comparison) -> None:
+    rows = found.examples.select("step_index", "advantage_1", "advantage_2", "change", "action").rows()
+    assert rows[0][:4] == (2, 1.0, -1.0, -2.0)
+    assert rows[1] == (1, 1.0, 2.0, 1.0, 'find({"x": 1})')
+    assert rows[2][1:4] in [(0.0, 0.5, 0.5), (0.0, -0.5, -0.5)]
+    action = next(row[4] for row in rows if row[4].startswith("look"))
+    assert len(action) == 120
+    assert action.endswith("...")
+    assert "\x1b" not in action
+
+
+def test_only_as_many_examples_as_wanted(lk: Lake) -> None:
+    first, second, _ = jobs(lk)
+    assert compare(lk.snapshot(), first, second, examples=0).examples.is_empty()
+    assert compare(lk.snapshot(), first, second, examples=100, memory="100MB").examples.height == 8
+
+
+def test_groups_of_one_job_alone_are_named(lk: Lake) -> None:
+    first, _, last = jobs(lk)
+    assert compare(lk.snapshot(), first, last).groups.select("task_id", "change", "shared").rows() == [
+        ("t1", "same", 6),
+        ("t0", "only_1", 0),
+    ]
+    assert compare(lk.snapshot(), last, first).groups.filter(pl.col("change") == "only_2")["task_id"].to_list() == [
+        "t0"
+    ]
+
+
+def test_jobs_over_other_episodes_have_nothing_to_compare(tmp_path: Path) -> None:
+    lk = lake.open(tmp_path, create=True)
+    record(lk)
+    one, two = (ids.to_text(credit(lk, {task: [1, 1, 1, 0, 0, 0]})) for task in ("t0", "t1"))
+    with pytest.raises(DataRefusedError, match=r"have no group in common \(6 and 6 steps\)"):
+        compare(lk.snapshot(), one, two)
+
+
+def test_retracted_episodes_are_compared_no_more(tmp_path: Path) -> None:
+    lk = lake.open(tmp_path, create=True)
+    record(lk)
+    one, two = (ids.to_text(credit(lk, {t: [1, 1, v, 0, 0, 0] for t in ("t0", "t1")})) for v in (1, -1))
+    lk.retract(lk.sql("SELECT episode_id FROM episodes WHERE task_id = 't0'")["episode_id"])
+    level = compare(lk.snapshot(), one, two).levels.row(0, named=True)
+    assert (level["shared"], level["flips"]) == (6, 1)
+
+
+# ---------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    from pipelines.commands import COMMANDS
+
+    monkeypatch.setitem(COMMANDS, "compare", ("pipelines.credit.commands_compare:compare", "Compare."))
+    return runner(monkeypatch, capsys)
+
+
+def test_the_command_talks_to_stderr_and_prints_levels(lk: Lake, cli: Cli) -> None:
+    first, second, _ = jobs(lk)
+    done = cli("compare", first[:7], second[:7], "--lake", lk.uri)
+    assert done.code == 0
+    assert done.err.splitlines() == [
+        f"1: {first} (gigpo, score env_return)",
+        f"2: {second} (rloo)",
+        "11 steps defined in both, 1 (9.1%) change their sign",
+        "2 groups: 1 gain a signal, 0 lose theirs",
+    ]
+    lines = [line.split() for line in done.out.splitlines()]
+    assert lines[0] == ["measure", "advantage", "a_episode", "a_step"]
+    assert ["shared", "11", "11", "12"] in lines
+    assert ["flips", "1", "1", "0"] in lines
+
+
+@pytest.mark.parametrize(
+    ("rows", "first_column"),
+    [("levels", "level"), ("signal", "state_1"), ("groups", "group_id"), ("examples", "episode_id")],
+)
+def test_every_table_can_be_had_as_csv_and_json(lk: Lake, cli: Cli, rows: str, first_column: str) -> None:
+    first, second, _ = jobs(lk)
+    ask = ["compare", first, second, "--lake", lk.uri, "--rows", rows, "--format"]
+    assert cli(*ask, "csv").out.startswith(f"{first_column},")
+    found = msgspec.json.decode(cli(*ask, "json").out)
+    assert next(iter(found[0])) == first_column
+    if first_column.endswith("_id"):
+        assert ids.is_text(found[0][first_column])
+
+
+def test_an_older_state_can_be_asked(tmp_path: Path, cli: Cli) -> None:
+    lk = lake.open(tmp_path / "lake", create=True)
+    record(lk, tasks=1)
+    job = ids.to_text(credit(lk, {"t0": [1, 1, 1, 0, 0, 0]}))
+    lk.name_snapshot("before")
+    later = ids.to_text(credit(lk, {"t0": [1, 1, 1, 0, 0, 0]}, {"estimator": "other"}))
+    assert cli("compare", job, later, "--lake", lk.uri).code == 0
+    assert "names no succeeded credit job" in cli("compare", job, later, "--lake", lk.uri, "--as-of", "before").fault

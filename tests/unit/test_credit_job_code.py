@@ -1,0 +1,135 @@
+"""What belongs to a series' code, what a step costs in memory, and parts of jobs that other processes write."""
+
+import pickle
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import polars as pl
+import pytest
+
+import lake
+from lake import EpisodeRecord, Lake, StepRecord
+from lake.errors import ConflictError, ContractError, UsageError
+from lake.job_parts import JobPart, Written
+from pipelines.credit.estimators import ESTIMATORS
+from pipelines.credit.memory import budget_rows
+from pipelines.credit.source_code import deciding_modules
+
+HOW_A_JOB_RUNS = ("job", "ranges", "range_task", "incremental", "memory", "commands", "diagnostics", "compare")
+
+
+def names(modules: tuple[ModuleType, ...]) -> set[str]:
+    return {module.__name__.removeprefix("pipelines.credit.") for module in modules}
+
+
+# ---------------------------------------------------------------- code
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_an_estimators_code_is_its_own_and_what_it_imports(name: str) -> None:
+    found = names(deciding_modules(*ESTIMATORS[name].code()))
+    assert {"batch", "checks", "columns", "credit_rows", "segments", f"estimators.{name}"} <= found
+    assert not found & set(HOW_A_JOB_RUNS), "how a job runs decides no number"
+
+
+def test_code_that_an_estimator_does_not_use_is_not_its_code() -> None:
+    assert "anchor_groups" in names(deciding_modules(*ESTIMATORS["gigpo"].code()))
+    assert "estimators.gae" not in names(deciding_modules(*ESTIMATORS["gigpo"].code()))
+
+
+def test_imports_are_followed_wherever_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import os.path, pipelines.credit.flags\n"
+        "from pipelines.credit import returns\n"
+        "def f():\n    from pipelines.credit.normalise import Norm\n    from . import nothing\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = __import__("mine")
+    monkeypatch.setitem(sys.modules, "mine", mine)
+    found = names(deciding_modules(mine))
+    assert {"mine", "flags", "returns", "normalise", "segments"} <= found
+    assert "batch" not in found
+
+
+# ---------------------------------------------------------------- memory
+
+
+@pytest.fixture
+def lk(tmp_path: Path) -> Lake:
+    made = lake.open(tmp_path / "lake", create=True)
+    steps = [StepRecord(state="x" * 1000, action="go") for _ in range(3)]
+    made.append([EpisodeRecord(run_id="r", task_id="t", steps=steps)])
+    return made
+
+
+def test_texts_make_ranges_shorter_and_workers_share_the_budget(lk: Lake) -> None:
+    snapshot = lk.snapshot()
+    numbers = budget_rows(snapshot, ["episode_id", "state_hash"], 1.0, 1)
+    texts = budget_rows(snapshot, ["episode_id", "state"], 1.0, 1)
+    assert 5 < numbers / texts < 15
+    assert abs(budget_rows(snapshot, ["state_hash"], 1.0, 4) - numbers // 4) <= 1
+    assert budget_rows(snapshot, ["state_hash"], 1e-9, 1) == 1
+
+
+def test_a_lake_without_steps_has_a_budget_too(tmp_path: Path) -> None:
+    empty = lake.open(tmp_path / "empty", create=True).snapshot()
+    assert budget_rows(empty, ["state"], 1.0, 1) == budget_rows(empty, ["state_hash"], 1.0, 1)
+
+
+@pytest.mark.parametrize("budget", [0.0, -1.0, float("nan")])
+def test_a_budget_that_holds_nothing_is_refused(lk: Lake, budget: float) -> None:
+    with pytest.raises(UsageError, match=r"holds nothing; the default is 2\.0"):
+        budget_rows(lk.snapshot(), [], budget, 1)
+
+
+# ---------------------------------------------------------------- parts of jobs
+
+
+def label(lk: Lake) -> pl.DataFrame:
+    """A row for the table `groupings`."""
+    episodes = lk.scan("episodes").select("episode_id", "group_id", "run_id").collect()
+    return episodes.with_columns(grouping=pl.lit("g"), collected_group_id="group_id")
+
+
+def test_a_part_writes_elsewhere_and_counts_when_it_is_taken(lk: Lake) -> None:
+    with lk.job(kind="group") as job:
+        part: JobPart = pickle.loads(pickle.dumps(job.part()))
+        taken, lost = part.write("groupings", label(lk)), part.write("groupings", label(lk))
+        assert isinstance(taken, Written)
+        assert lost is not None
+        assert taken.rows == 1
+        job.take(taken)
+        assert lk.scan("groupings").collect().is_empty(), "not before the job has ended"
+    rows = lk.scan("groupings").collect()
+    assert rows["write_id"].to_list() == [taken.write_id]
+    assert rows["job_id"].to_list() == [job.job_id]
+    assert lk.snapshot().dead_write_ids == {lost.write_id}
+
+
+def test_a_part_of_no_rows_writes_nothing(lk: Lake) -> None:
+    with lk.job(kind="group") as job:
+        assert job.part().write("groupings", label(lk).clear()) is None
+
+
+@pytest.mark.parametrize("name", ["episodes", "jobs", "nonsense"])
+def test_a_part_writes_only_what_a_job_writes(lk: Lake, name: str) -> None:
+    with lk.job(kind="group") as job, pytest.raises(ContractError, match=f"has no table `{name}`; valid: "):
+        job.part().write(name, label(lk))
+
+
+def test_what_a_part_wrote_of_a_forgotten_episode_makes_the_job_fail(lk: Lake) -> None:
+    """The job notices as if it had written the rows itself."""
+    rows = label(lk)
+    job = lk.job(kind="group")
+
+    def forgets_and_takes() -> None:
+        with job:
+            lk.forget(rows["episode_id"].to_list())
+            written = job.part().write("groupings", rows)
+            assert written is not None
+            job.take(written)
+
+    with pytest.raises(ConflictError, match="forgotten while it ran"):
+        forgets_and_takes()
+    assert lk.scan("groupings").collect().is_empty()

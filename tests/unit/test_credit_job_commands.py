@@ -1,0 +1,150 @@
+"""The command `credit`: every estimator and verb, its options, and what it tells."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import pytest
+
+import lake
+from lake import EpisodeRecord, Lake, StepRecord
+from pipelines.credit.commands import VERBS, credit
+from pipelines.credit.estimators import ESTIMATORS, one_line
+from pipelines.credit.estimators.refused import REFUSED
+from testkit.command_line import Cli, runner
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Run a command line in this process."""
+    return runner(monkeypatch, capsys)
+
+
+def rollouts(run: str, scores: Sequence[float | None], reward: float | None = None) -> list[EpisodeRecord]:
+    return [
+        EpisodeRecord(
+            run_id=run,
+            task_id="t",
+            rollout_index=index,
+            env_return=score,
+            steps=[StepRecord(state="hall", action="go", reward=reward)],
+        )
+        for index, score in enumerate(scores)
+    ]
+
+
+@pytest.fixture
+def lk(tmp_path: Path) -> Lake:
+    made = lake.open(tmp_path / "lake", create=True)
+    made.append(rollouts("a", [0.0, 1.0]))
+    return made
+
+
+def test_no_estimator_is_called_like_a_verb_or_like_what_is_refused() -> None:
+    assert not set(ESTIMATORS) & set(VERBS)
+    assert not set(ESTIMATORS) & set(REFUSED)
+
+
+def test_the_help_lists_every_estimator_and_verb_with_a_line(cli: Cli) -> None:
+    shown = " ".join(cli("credit", "-h").out.split())
+    for name in ESTIMATORS:
+        assert f" {name} {one_line(name)}" in shown
+    for name, (_, line) in VERBS.items():
+        assert f" {name} {line}" in shown
+
+
+@pytest.mark.parametrize("name", [*ESTIMATORS, *VERBS])
+def test_every_command_explains_itself(cli: Cli, name: str) -> None:
+    shown = cli("credit", name, "-h")
+    assert shown.code == 0
+    assert shown.out.startswith(f"Usage: trajlake credit {name} [OPTIONS]")
+    if name in ESTIMATORS:
+        words = " ".join(shown.out.split())
+        assert all(option in words for option in ESTIMATORS[name].model_fields)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_says_why_and_what_to_use(cli: Cli, name: str) -> None:
+    fault = cli("credit", name, "--lake", "x").fault
+    assert REFUSED[name].reason in fault
+    assert REFUSED[name].instead in fault
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones(cli: Cli) -> None:
+    assert "no estimator 'nope'; valid: batch_std, " in cli("credit", "nope", "--lake", "x").fault
+
+
+def test_a_job_is_told_in_words_and_the_next_one_does_only_what_is_new(cli: Cli, lk: Lake) -> None:
+    first = cli("credit", "gigpo", "--lake", lk.uri)
+    assert "the episode score is the last step's reward" in first.err
+    assert "2 episodes, 2 steps in 1 groups: 1 live, 0 dead, 0 singleton, 0 unscored" in first.out
+    assert "100.0% of steps share their anchor state with a sibling; 0 advantages undefined" in first.out
+    assert "1 groups computed, 0 stood, 0 ended" in first.out
+    assert "nothing to do: job " in cli("credit", "gigpo", "--lake", lk.uri).out
+    lk.append(rollouts("b", [0.5]))
+    second = cli("credit", "gigpo", "--lake", lk.uri)
+    assert "1 groups computed, 1 stood, 0 ended" in second.out
+    assert "singleton: fewer than two scored episodes, so no baseline, in 1 group" in second.err
+    assert "2 groups computed" in cli("credit", "gigpo", "--lake", lk.uri, "--force").out
+
+
+def test_recorded_rewards_are_taken_unless_told_otherwise(cli: Cli, lk: Lake) -> None:
+    lk.append(rollouts("b", [0.5, 1.0], reward=0.5))
+    assert "last step's reward" not in cli("credit", "gigpo", "--lake", lk.uri).err
+    told = cli("credit", "gigpo", "--lake", lk.uri, "--set", "step_source=terminal_score")
+    assert "last step's reward" not in told.err, "it was asked for"
+    parameters = lk.sql("SELECT parameters FROM job_runs WHERE kind = 'credit' ORDER BY started_at")["parameters"]
+    assert ['"step_source":"rewards"' in text for text in parameters] == [True, False]
+
+
+def test_options_come_from_a_file_and_the_command_line_wins(cli: Cli, lk: Lake, tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text('[credit.rloo]\ntruncated = "mask"\n[credit.integrity]\nsingleton = "refuse"\n')
+    lk.append(rollouts("b", [0.5]))
+    options = ("credit", "rloo", "--lake", lk.uri, "--config", str(config))
+    assert "singleton: fewer than two scored episodes" in cli(*options).fault
+    assert cli(*options, "--check", "singleton=off", "--set", "truncated=exclude").code == 0
+    (parameters,) = lk.sql("SELECT parameters FROM job_runs WHERE status = 'succeeded' AND kind = 'credit'")[
+        "parameters"
+    ]
+    assert '"truncated":"exclude"' in parameters
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--set", "omga=1"), "gigpo: omga: Extra inputs are not permitted (got 1). Options: default_step_reward"),
+        (("--set", "gamma=2"), "gigpo: gamma: Input should be less than or equal to 1"),
+        (("--check", "sngleton=off"), "credit.integrity: sngleton: Extra inputs"),
+        (("--check", "singleton=maybe"), "Input should be 'off', 'warn' or 'refuse'"),
+        (("--where", "nope = 1"), "nope"),
+        (("--score", "judge"), "no scores of 'judge' for episodes"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line(cli: Cli, lk: Lake, options: tuple[str, ...], words: str) -> None:
+    assert words in cli("credit", "gigpo", "--lake", lk.uri, *options).fault
+
+
+def test_a_file_with_unknown_options_names_the_valid_ones(cli: Cli, lk: Lake, tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("[credit.rloo]\ngama = 1\n")
+    fault = cli("credit", "rloo", "--lake", lk.uri, "--config", str(config)).fault
+    assert "[credit.rloo] has unknown options ['gama']; valid: " in fault
+
+
+def test_an_estimator_that_needs_a_batch_says_so(cli: Cli, lk: Lake) -> None:
+    assert "batch_key" in cli("credit", "batch_std", "--lake", lk.uri).fault
+
+
+def test_executors_and_budgets_are_options(cli: Cli, lk: Lake) -> None:
+    done = cli("credit", "grpo", "--lake", lk.uri, "--executor", "local", "--workers", "1", "--memory", "0.5")
+    assert "1 groups computed" in done.out
+    assert cli("credit", "grpo", "--lake", lk.uri, "--memory", "0").code == 2
+
+
+def test_compare_hangs_below_credit() -> None:
+    context = click.Context(credit, info_name="credit")
+    assert credit.list_commands(context) == [*sorted(ESTIMATORS), *VERBS]
+    command = credit.get_command(context, "compare")
+    assert command is not None
+    assert command.name == "compare"

@@ -1,0 +1,120 @@
+"""Local executors: order, errors, and processes that die under their work."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from lake.errors import ContractError, MissingExtraError, UsageError, WorkerLostError
+from pipelines import executor_ray
+from pipelines.executor import EXECUTORS, TRIES, LocalExecutor, executor_named
+
+KINDS = {
+    "one thread": LocalExecutor(1),
+    "threads": LocalExecutor(3),
+    "processes": LocalExecutor(2, processes=True),
+}
+
+
+def slower_first(number: int) -> tuple[int, int]:
+    """A task that later items finish before earlier ones; with the process it ran in."""
+    time.sleep(0.02 * (5 - number))
+    return number * number, os.getpid()
+
+
+def refuses_three(number: int) -> int:
+    """A task with an error of its own."""
+    if number == 3:
+        raise ContractError("three")
+    return number
+
+
+def dies_once(folder: str) -> str:
+    """A task that kills its process the first time it is run for a folder."""
+    mark = Path(folder) / "seen"
+    if not mark.exists():
+        mark.write_text("")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return folder
+
+
+def dies(_: int) -> None:
+    """A task that kills its process every time."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_results_come_in_the_order_of_the_items(kind: str) -> None:
+    results = list(KINDS[kind].map(slower_first, range(5)))
+    assert [value for value, _ in results] == [0, 1, 4, 9, 16]
+    assert ({pid for _, pid in results} == {os.getpid()}) == (kind != "processes")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_items_no_results(kind: str) -> None:
+    assert list(KINDS[kind].map(slower_first, [])) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_of_the_task_comes_out_as_it_is(kind: str) -> None:
+    results = KINDS[kind].map(refuses_three, range(200))
+    with pytest.raises(ContractError, match="three"):
+        list(results)
+
+
+def test_after_an_error_nothing_more_is_started() -> None:
+    started = []
+    gate = threading.Event()
+
+    def task(number: int) -> int:
+        started.append(number)
+        if number == 0:
+            raise ContractError("first")
+        gate.wait(5)
+        return number
+
+    results = LocalExecutor(2).map(task, range(100))
+    threading.Timer(0.2, gate.set).start()  # the pool waits for what runs: at most what was handed to the workers
+    with pytest.raises(ContractError, match="first"):
+        next(results)
+    assert len(started) <= 5
+
+
+def test_a_process_that_is_lost_costs_one_more_try(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in "ab"]
+    for folder in folders:
+        folder.mkdir()
+    done = list(LocalExecutor(1, processes=True).map(dies_once, map(str, folders)))
+    assert done == [str(folder) for folder in folders]
+
+
+def test_processes_that_always_die_are_given_up_with_advice() -> None:
+    with pytest.raises(WorkerLostError, match=rf"died {TRIES} times in a row \(0 of 1 parts.*smaller --memory"):
+        list(LocalExecutor(1, processes=True).map(dies, [1]))
+
+
+def test_workers_default_to_the_cores_that_this_process_has() -> None:
+    assert LocalExecutor().workers == min(4, len(os.sched_getaffinity(0)))
+    assert executor_named("processes", 3).workers == 3
+
+
+@pytest.mark.parametrize("name", [name for name in EXECUTORS if name != "ray"])
+def test_an_executor_without_workers_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="0 workers can do nothing"):
+        executor_named(name, 0)
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="no executor 'dask'; valid: local, processes, ray"):
+        executor_named("dask")
+
+
+def test_without_ray_the_install_line_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(MissingExtraError, match=r'pip install "trajlake\[ray\]"$'):
+        executor_ray.RayExecutor()
+    with pytest.raises(UsageError, match="0 workers"):
+        executor_named("ray", 0)

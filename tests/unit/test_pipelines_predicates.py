@@ -1,0 +1,82 @@
+"""--where is one expression: text that would add rows, tables or statements is refused before it runs."""
+
+from pathlib import Path
+
+import pytest
+
+from lake.errors import DataRefusedError, UsageError
+from pipelines.predicates import bracketed, check_predicate, select_where
+from testkit.lakes import build_lake, siblings
+
+HOSTILE = [
+    "true) UNION SELECT (5",
+    "true) UNION ALL SELECT * FROM steps --",
+    "true) FROM steps WHERE (true",
+    "true), (false",
+    "true, false",
+    "true) ORDER BY (1",
+    "true) LIMIT (1",
+    "true) GROUP BY (1",
+    "true) QUALIFY (true",
+    "true) HAVING (true",
+    "1=1; DROP TABLE episodes",
+    "1=1); COPY episodes TO '/tmp/stolen.csv'; SELECT (1",
+    "task_id = 'a' /*",
+    "task_id = 'a",
+    "x AS y",
+    "x := 5",
+    ")(",
+    ";",
+    "",
+    " \n ",
+    "-- all of it",
+]
+
+
+@pytest.mark.parametrize("where", HOSTILE)
+def test_more_than_an_expression_is_refused(where: str) -> None:
+    with pytest.raises(UsageError, match="--where"):
+        check_predicate(where)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "env_return > 0.5",
+        "env_return > 0.5 -- only the good ones",
+        "task_id IN (SELECT task_id FROM groups WHERE NOT dead)",
+        "status = 'completed' AND (run_id LIKE 'a%' OR run_id = ')')",
+        "episode_id = id('0123456789abc')",
+        "task_id = 'it''s) UNION SELECT (1'",
+        "CASE WHEN true THEN false ELSE true END",
+    ],
+)
+def test_an_expression_passes(where: str) -> None:
+    check_predicate(where)
+    assert bracketed(where) == f"(\n{where}\n)"
+
+
+def test_no_predicate_selects_all() -> None:
+    assert bracketed(None) == "true"
+
+
+def test_selected_rows_are_sorted_and_only_those(tmp_path: Path) -> None:
+    snapshot = build_lake(tmp_path, siblings("t", [1.0, 0.0, 1.0])).snapshot()
+    found = select_where(snapshot, ("episode_id", "env_return"), "env_return > 0.5 -- good")
+    assert found["env_return"].to_list() == [1.0, 1.0]
+    assert found["episode_id"].is_sorted()
+    assert select_where(snapshot, ("episode_id",), None).height == 3
+    liveliest = "group_id IN (SELECT group_id FROM groups WHERE NOT dead)"
+    assert select_where(snapshot, ("episode_id",), liveliest).height == 3
+
+
+def test_what_is_no_predicate_over_episodes_is_named(tmp_path: Path) -> None:
+    snapshot = build_lake(tmp_path, siblings("t", [1.0])).snapshot()
+    with pytest.raises(UsageError, match=r"--where \"colour = 'red'\" is no predicate over `episodes`: .*colour"):
+        select_where(snapshot, ("episode_id",), "colour = 'red'")
+    with pytest.raises(UsageError, match="aggregate"):
+        select_where(snapshot, ("episode_id",), "count(*) > 1")
+    with pytest.raises(UsageError, match=r"(?i)permission|disabled"):
+        select_where(snapshot, ("episode_id",), "EXISTS (SELECT * FROM read_csv('/etc/passwd'))")
+    with pytest.raises(DataRefusedError, match="no episode satisfies"):
+        select_where(snapshot, ("episode_id",), "false")

@@ -1,0 +1,93 @@
+"""Which step a step output means, and what is said of those that mean none."""
+
+from typing import Any
+
+import pytest
+
+from pipelines.score import StepOutput
+from pipelines.score.align import EXAMPLES, align
+
+STEPS = (0, 1, 2, 3)
+MESSAGES = (2, 4, 6, 9)
+
+
+def outputs(*indices: Any) -> list[StepOutput]:
+    return [StepOutput(step_index=index, base_reward=float(n)) for n, index in enumerate(indices)]
+
+
+def rewards(found: Any) -> dict[int, float]:
+    return {step: output.base_reward for step, output in found.outputs.items()}
+
+
+@pytest.mark.parametrize(
+    ("indices", "meaning", "expected"),
+    [
+        ((0, 1, 3), "auto", {0: 0.0, 1: 1.0, 3: 2.0}),
+        ((9, 2), "auto", {3: 0.0, 0: 1.0}),
+        (("9", "2"), "auto", {3: 0.0, 0: 1.0}),
+        ((2,), "step", {2: 0.0}),
+        ((2,), "message", {0: 0.0}),
+        ((), "auto", {}),
+    ],
+)
+def test_an_output_means_a_step_or_a_message(indices: Any, meaning: Any, expected: dict[int, float]) -> None:
+    found = align(outputs(*indices), STEPS, MESSAGES, meaning)
+    assert rewards(found) == expected
+    assert found.faults == []
+    assert found.error is None
+
+
+def test_what_may_mean_both_means_nothing() -> None:
+    found = align(outputs(2), STEPS, MESSAGES)
+    assert found.outputs == {}
+    assert found.faults == [
+        'step_index 2 may mean step 2 or message 2 (step 0): declare @reward_function(step_index="step") or "message"'
+    ]
+
+
+def test_where_both_readings_agree_nothing_is_ambiguous() -> None:
+    """An episode that begins with the assistant: step 0 is message 0."""
+    assert rewards(align(outputs(0), (0, 1), (0, 2))) == {0: 0.0}
+    assert align(outputs(0, 2), (0, 1), (0, 2)).faults == []
+    assert rewards(align(outputs(0, 2), (0, 1), (0, 2))) == {0: 0.0, 1: 1.0}
+
+
+@pytest.mark.parametrize("meaning", ["auto", "step", "message"])
+@pytest.mark.parametrize("index", [-1, 10, "last", "", "1.0", True, "²"])
+def test_what_means_no_step_is_told_with_what_is_valid(index: Any, meaning: Any) -> None:
+    found = align(outputs(index), STEPS, MESSAGES, meaning)
+    assert found.outputs == {}
+    assert found.faults == [f"step_index {index!r}: valid are steps 0 to 3, or messages 2, 4, 6, 9"]
+    assert found.error is not None
+    assert found.error.startswith("1 step outputs match no step: step_index")
+
+
+def test_the_reading_that_fits_more_is_taken_and_the_rest_is_told() -> None:
+    found = align(outputs(2, 4, 6, 7), STEPS, MESSAGES)
+    assert rewards(found) == {0: 0.0, 1: 1.0, 2: 2.0}
+    assert found.faults == ["step_index 7: valid are steps 0 to 3, or messages 2, 4, 6, 9"]
+
+
+def test_a_second_output_for_a_step_is_told_and_the_first_stays() -> None:
+    found = align(outputs(1, 1, "1"), STEPS, MESSAGES)
+    assert rewards(found) == {1: 0.0}
+    assert found.faults == ["step_index 1 means step 1, which has an output already"] * 2
+
+
+def test_an_episode_without_steps_matches_nothing() -> None:
+    found = align(outputs(0), (), ())
+    assert found.faults == ["step_index 0: the episode has no steps"]
+
+
+def test_steps_need_not_begin_at_zero() -> None:
+    """Steps that are not active are not there."""
+    found = align(outputs(3, 5), (3, 5), (1, 4))
+    assert rewards(found) == {3: 0.0, 5: 1.0}
+
+
+def test_many_faults_are_counted_and_a_few_spelled_out() -> None:
+    found = align(outputs(*range(100, 112)), STEPS, MESSAGES)
+    assert len(found.faults) == 12
+    assert found.error is not None
+    assert found.error.count("step_index") == EXAMPLES
+    assert found.error.endswith(f"; and {12 - EXAMPLES} more")

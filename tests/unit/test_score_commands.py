@@ -1,0 +1,163 @@
+"""`trajlake score`: what it prints, where, and how a user's mistake looks."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from lake import Lake
+from lake.errors import TrajlakeError, UsageError
+from pipelines.score.commands import score
+from testkit.score_lakes import conversations, module, score_rows
+
+WORDS = """
+@reward_function
+def words(messages, words: int = 2, **kwargs):
+    if kwargs["rollout_index"] == 1:
+        raise ValueError("odd one")
+    outputs = [StepOutput(step_index=99, base_reward=1.0), StepOutput(step_index=0, base_reward=2.0)]
+    return EvaluateResult(score=float(words), step_outputs=outputs)
+"""
+
+
+@pytest.fixture
+def lk(tmp_path: Path) -> Lake:
+    return conversations(tmp_path / "lake", 2, 3)
+
+
+def run(lk: Lake, *args: Any) -> Result:
+    return CliRunner().invoke(score, [*map(str, args), "--lake", lk.uri], catch_exceptions=False)
+
+
+def refused(lk: Lake, *args: Any) -> str:
+    with pytest.raises(TrajlakeError) as told:
+        run(lk, *args)
+    return str(told.value)
+
+
+def test_a_run_is_summed_up_and_its_faults_are_told(lk: Lake, tmp_path: Path) -> None:
+    target = f"{module(tmp_path, WORDS)}:words"
+    found = run(lk, target, "--arg", "words=5", "--default-step-reward", "0.5", "--set", "commit_episodes=4")
+    assert found.exit_code == 0
+    first, second, third = found.stdout.splitlines()
+    assert first.startswith("scorer words@")
+    assert second.startswith("6 episodes scored in ")
+    assert second.endswith(" s: 4 with a score, 6 with errors; 12 steps; 0 had their score")
+    assert third.startswith("jobs ")
+    lines = found.stderr.splitlines()
+    assert "4 step outputs match no step" in lines
+    assert sum("odd one" in line for line in lines) == 2
+    assert lines[-1] == "--retry-failed scores again those with errors"
+    rows = score_rows(lk, "value, step_index", "rollout_index = 0 AND task_id = 't0'")
+    assert [row["value"] for row in rows] == [5.0, 2.0, 0.5, 0.5]
+    again = run(lk, target, "--arg", "words=5", "--default-step-reward", "0.5")
+    assert again.stdout.splitlines()[1] == "nothing to do: 6 of 6 episodes have their score"
+    assert again.stderr == ""
+    assert "6 episodes scored" in run(lk, target, "--where", "true").stdout, "other options are another version"
+
+
+def test_what_a_function_prints_is_shown_and_steers_no_terminal(lk: Lake, tmp_path: Path) -> None:
+    text = "def f(messages):\n    print('see', len(messages), '\\x1b[31m')\n    return 0.5\n"
+    found = run(lk, f"{module(tmp_path, text)}:f", "--where", "task_id = 't0'")
+    first, *rest = found.stderr.splitlines()
+    assert first == "the function printed:"
+    assert [line.startswith("see 7 ") for line in rest] == [True] * 3
+    assert "\x1b" not in found.stderr
+
+
+def test_options_come_from_a_file_then_from_the_line(lk: Lake, tmp_path: Path) -> None:
+    config = tmp_path / "trajlake.toml"
+    config.write_text(
+        '[score]\nname = "filed"\ndefault_step_reward = 0.25\narguments = {words = 7, other = 1}\n'
+        "[score.limits]\nworkers = 1\nrows_per_batch = 3\n"
+    )
+    target = f"{module(tmp_path, WORDS)}:words"
+    assert run(lk, target, "--config", config, "--arg", "words=8").exit_code == 0
+    (row, *_) = score_rows(lk, "value, scorer", "rollout_index = 0")
+    assert (row["value"], row["scorer"]) == (8.0, "filed")
+    (parameters,) = lk.sql("SELECT DISTINCT parameters FROM job_runs WHERE kind = 'score'")["parameters"]
+    assert '"arguments":{"words":8,"other":1}' in parameters
+    assert run(lk, target, "--config", config, "--name", "lined").stdout.startswith("scorer lined@")
+
+
+def test_a_built_in_scorer_is_run_by_its_name(lk: Lake) -> None:
+    found = run(lk, "env_return", "--arg", "source=rewards", "--where", "task_id = 't0'")
+    assert "3 episodes scored" in found.stdout
+    assert [row["value"] for row in score_rows(lk)] == [3.0, 3.0, 3.0]
+
+
+def test_a_reward_is_composed_from_a_file(lk: Lake, tmp_path: Path) -> None:
+    config = tmp_path / "rewards.toml"
+    config.write_text('[reward.mine]\ncomponents = [{scorer = "env_return", weight = 2.0}]\n')
+    run(lk, "env_return")
+    found = run(lk, "--reward", "mine", "--config", config)
+    assert found.stdout.splitlines()[0].startswith("reward mine@")
+    assert [row["value"] for row in score_rows(lk, "value", "s.scorer = 'mine'")] == [0.0, 2.0, 0.0] * 2
+    again = run(lk, "--reward", "mine", "--config", config)
+    assert "6 unchanged" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((), "give what to score with: module.py:function, a built-in scorer, or --reward NAME --config FILE"),
+        (("env_return", "--reward", "r"), "give what to score with"),
+        (("--reward", "r"), r"--reward r needs --config FILE, a TOML file with the section \[reward.r\]"),
+        (("env_retrun",), "'env_retrun' is no scorer; valid: module.py:function, or one of "),
+        (("gone.py:f",), "gone.py: No such file or directory; give the path of a Python file"),
+        (("gone.py",), "gone.py: No such file or directory"),
+        (("env_return", "--set", "batch_size=0"), r"\[score\], options name, .*: batch_size: Input should be greater"),
+        (("env_return", "--set", "batchsize=1"), r"batchsize: Extra inputs are not permitted"),
+        (("env_return", "--set", "limits.workers"), "is no setting; write KEY=VALUE"),
+        (("env_return", "--config", "gone.toml"), "gone.toml: No such file or directory"),
+        (("env_return", "--where", "true) UNION SELECT 1"), "is no predicate over `episodes`|one SQL expression"),
+    ],
+)
+def test_a_users_mistake_is_one_sentence(args: tuple[str, ...], message: str, lk: Lake) -> None:
+    with pytest.raises(UsageError, match=message):
+        run(lk, *args)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def other(messages): ...", "has no function `f`. Its functions: other"),
+        ("def f(:", "rewards.py, line 2: "),
+        ("f = 3", "`f`"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_told(text: str, message: str, lk: Lake, tmp_path: Path) -> None:
+    assert message in refused(lk, f"{module(tmp_path, text)}:f")
+    assert lk.sql("SELECT count(*) FROM jobs WHERE kind = 'score'").item() == 0
+
+
+def test_a_judge_needs_consent(lk: Lake, tmp_path: Path) -> None:
+    text = "@reward_function(requires_network=True)\ndef f(messages): return 0.5\n"
+    target = f"{module(tmp_path, text)}:f"
+    told = refused(lk, target)
+    assert told == (
+        "rewards.py:f requires the network, so it cannot run in the sandbox: it would run as an ordinary process of "
+        "yours. Read it, then allow it: --allow-network, or allow_network = true in [score]"
+    )
+    assert "6 with a score" in run(lk, target, "--allow-network").stdout
+    assert {row["isolation"] for row in score_rows(lk, "isolation")} == {"none"}
+
+
+def test_a_failure_of_the_machine_prints_no_traceback(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    from testkit.processes import environment
+
+    program = "from lake import cli\nfrom pipelines.score.commands import score\ncli.trajlake = score\ncli.main()\n"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "x.py:f", "--lake", str(tmp_path / "no")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("trajlake: ")
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,66 @@
+"""Which selection a run honours: one select job, and what it kept, read from the table `selections`.
+
+A selection is named by a select job's id, by the beginning of one, or by its own name, which means its newest job.
+Episodes that the job dropped, or never saw, are not trained on. Single steps that it dropped carry no loss; their
+tokens stay in their sequence as context.
+"""
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from lake import ids
+from lake.errors import UsageError
+from lake.snapshot import Snapshot
+
+_JOBS = """
+SELECT s.job_id, any_value(s.selection) AS selection
+FROM selections AS s JOIN job_runs AS r USING (job_id)
+GROUP BY s.job_id
+ORDER BY max(coalesce(r.sequence, -1)) DESC, max(r.ended_at) DESC, s.job_id DESC
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a select job left."""
+
+    job_id: int
+    name: str
+    """Of the selection."""
+    episodes: pl.DataFrame
+    """episode_id: the episodes it kept."""
+    dropped_steps: pl.DataFrame
+    """episode_id, step_index: single steps it dropped out of them."""
+
+    def describe(self) -> str:
+        """For messages: the name, the job and what is left."""
+        steps = f", without {self.dropped_steps.height} of their steps" if self.dropped_steps.height else ""
+        return f"{self.name} (select job {ids.to_text(self.job_id)}): {self.episodes.height} episodes{steps}"
+
+
+def read_kept(snapshot: Snapshot, wanted: str) -> Kept:
+    """What a selection kept.
+
+    Args:
+        snapshot: the data.
+        wanted: a select job's id, the beginning of one, or the name of a selection.
+
+    Raises:
+        UsageError: no such selection, or several jobs begin like that.
+    """
+    jobs = snapshot.sql(_JOBS)
+    texts = pl.Series([ids.to_text(job) for job in jobs["job_id"]], dtype=pl.String)
+    named = jobs.filter(pl.col("selection") == wanted).head(1)
+    found = named if named.height else jobs.filter(texts.str.starts_with(wanted.strip().lower()))
+    if not wanted.strip() or found.height != 1:
+        fault = "begins several select jobs" if wanted.strip() and found.height else "names no select job"
+        newest = ", ".join(f"{name} ({ids.to_text(job)})" for job, name in jobs.head(5).rows())
+        msg = f"--selection {wanted!r} {fault}; the newest: {newest or 'none, make one with trajlake select'}"
+        raise UsageError(msg)
+    job_id, name = found.row(0)
+    rows = snapshot.scan("selections").filter(pl.col("job_id") == job_id)
+    whole = pl.col("step_index").is_null()
+    episodes = rows.filter(whole & pl.col("kept")).select("episode_id").collect()
+    steps = rows.filter(~whole & ~pl.col("kept")).select("episode_id", "step_index")
+    return Kept(job_id, name, episodes, steps.join(episodes.lazy(), on="episode_id", how="semi").collect())
