@@ -24,6 +24,9 @@ def from_file(path: str, section: Sequence[str]) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         msg = f"{path} is not TOML: {error}"
         raise UsageError(msg) from error
+    except RecursionError as error:
+        msg = f"{path} nests arrays or tables too deeply to be read"
+        raise UsageError(msg) from error
     for name in section:
         found = found.get(name, {})
         if not isinstance(found, dict):

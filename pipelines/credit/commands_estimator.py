@@ -17,10 +17,16 @@ _OPTIONS: tuple[Decorator, ...] = (
     lake_option,
     click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\". Default: all."),
     click.option(
-        "--score", default="env_return", show_default=True, help="Episode score: env_return, or a scorer or reward."
+        "--score",
+        default="env_return",
+        show_default=True,
+        help="Episode score: env_return, or a scorer or reward, @VERSION or not.",
     ),
     click.option(
-        "--rewards", default="env_reward", show_default=True, help="Step rewards: env_reward, or a scorer or reward."
+        "--rewards",
+        default="env_reward",
+        show_default=True,
+        help="Step rewards: env_reward, or a scorer or reward, @VERSION or not.",
     ),
     click.option("--grouping", help="Compare in the groups of this definition (`trajlake group`), not as collected."),
     click.option(

@@ -45,8 +45,9 @@ class CreditDiagnosis(CreditSummary):
             )
         if self.steps and self.undefined_steps > MOSTLY * self.steps:
             found.append(
-                f"{self.undefined_steps} of {self.steps} advantages are unknown: scores, rewards or states are NULL. "
-                "`trajlake sql 'SELECT flags, count(*) FROM advantages GROUP BY 1'` says which"
+                f"{self.undefined_steps} of {self.steps} advantages are unknown, being made of NULLs. `trajlake "
+                "sql 'SELECT job_id, flags, count(*) FROM advantages WHERE NOT defined GROUP BY ALL'` says what "
+                "(unknown_length: --set length=steps; unknown_value: no value estimates were stored)"
             )
         if self.has_anchors and self.steps:
             found.extend(self._anchor_warnings())

@@ -52,15 +52,16 @@ def of_steps(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def of_episodes(rows: pl.DataFrame) -> pl.DataFrame:
-    """Per episode: episode_id, and takes_part (it is scored, and not excluded).
+    """Per episode: episode_id, and takes_part (it is scored, not excluded, and the estimator found out anything of it).
 
     Args:
         rows: as for `of_steps`.
     """
-    starts_E = _runs(rows, "episode_id").starts_K
-    first = rows.select("episode_id", "flags")[starts_E]
+    episodes = _runs(rows, "episode_id")
+    first = rows.select("episode_id", "flags")[episodes.starts_K]
     flags = _Flags(first["flags"])
-    takes_part_E = ~(flags.carry(Flag.EXCLUDED) | flags.carry(Flag.UNSCORED))
+    found_N = rows.select(pl.any_horizontal(pl.col("a_episode", "a_step", "advantage").is_not_null())).to_series()
+    takes_part_E = episodes.any(found_N.to_numpy()) & ~(flags.carry(Flag.EXCLUDED) | flags.carry(Flag.UNSCORED))
     return first.select("episode_id", pl.Series("takes_part", takes_part_E))
 
 

@@ -1,8 +1,8 @@
 """What a group is computed from, as one hash: equal hashes mean equal advantages.
 
 A group's hash covers its members as written (episode_id, write_id: facts never change under them), their scores to the
-bit, and whose step scores are their rewards. It depends on neither order, files nor machine, and survives compaction.
-The estimator, its options and its code are the series' business, not the hash's.
+bit, whose step scores are their rewards, and what is looked for in it (`checks`). It depends on neither order, files
+nor machine, and survives compaction. The estimator, its options and its code are the series' business, not the hash's.
 
 Axes: `_E` episodes, `_P` groups.
 """
@@ -21,12 +21,13 @@ _NOT_INPUTS = ("group_id", "collected_group_id", "run_id", "status", "num_steps"
 Words = npt.NDArray[np.uint64]
 
 
-def group_fingerprints(episodes: pl.DataFrame, *, of_batch: bool = False) -> pl.DataFrame:
+def group_fingerprints(episodes: pl.DataFrame, *, of_batch: bool = False, checks: int = 0) -> pl.DataFrame:
     """Hash of each group's input.
 
     Args:
         episodes: rows of `select_episodes`, sorted by (group_id, episode_id).
         of_batch: every group depends on all of them, as under a batch-normalised estimator.
+        checks: hash of what the job looks for in a group beside its advantages: other checks are another answer.
 
     Returns:
         group_id, input_fingerprint (63 bits), episodes, steps: one row per group, sorted by group_id.
@@ -38,6 +39,7 @@ def group_fingerprints(episodes: pl.DataFrame, *, of_batch: bool = False) -> pl.
         hash_E = mixed(hash_E ^ _words(episodes[column]))
     # A sum wraps around, and does not ask in which order siblings stand.
     hash_P = mixed(np.add.reduceat(hash_E, groups.starts_K) + groups.lengths_K.astype(np.uint64))
+    hash_P = mixed(hash_P ^ np.uint64(checks)) if checks else hash_P
     group_P = episodes["group_id"].gather(groups.starts_K)
     if of_batch:
         total = np.array([mixed(hash_P ^ _words(group_P)).sum(dtype=np.uint64)])

@@ -2,7 +2,7 @@
 
 Where scores come from is one choice per job: the return the environment reported, or the values of a scorer or reward,
 which has a row in `scores` under its name. An episode without a value has NULL, never 0. Siblings are compared under
-one version of a scorer: the one its newest job ran.
+one version of a scorer: the one that is named (`NAME@VERSION`), else the one its newest job ran.
 """
 
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ WITH mine AS (
     SELECT s.episode_id, s.job_id, s.scorer_version, s.value, coalesce(r.sequence, -1) AS sequence, r.ended_at
     FROM scores AS s JOIN job_runs AS r USING (job_id)
     WHERE s.scorer = $scorer AND (s.step_index IS NULL) = $of_episodes
+    AND ($version IS NULL OR s.scorer_version = $version)
 ),
 
 newest AS (SELECT arg_max(scorer_version, (sequence, ended_at, job_id)) AS version FROM mine)
@@ -45,9 +46,9 @@ class Sources:
     where: str | None = None
     """SQL predicate over `episodes`; None takes all."""
     score: str = ENV_RETURN
-    """Episode score: `env_return`, or the name of a scorer or reward."""
+    """Episode score: `env_return`, or the name of a scorer or reward, with @VERSION or without."""
     rewards: str = ENV_REWARD
-    """Step rewards: `env_reward` (as recorded), or the name of a scorer or reward of steps."""
+    """Step rewards: `env_reward` (as recorded), or the name of a scorer or reward of steps, @VERSION or not."""
     grouping: str | None = None
     """Name of a definition in `groupings`; None takes the groups as collected."""
 
@@ -81,7 +82,7 @@ def select_episodes(snapshot: Snapshot, sources: Sources, components: tuple[str,
         scores = newest_scores(snapshot, name).rename({"value": COMPONENT + name})
         episodes = episodes.join(scores, on="episode_id", how="left")
     if sources.rewards != ENV_REWARD:
-        jobs = snapshot.sql(_JOBS, {"scorer": sources.rewards, "of_episodes": False})
+        jobs = snapshot.sql(_JOBS, _named(sources.rewards, of_episodes=False))
         if jobs.is_empty():
             raise UsageError(_unknown(snapshot, sources.rewards, ENV_REWARD, "steps"))
         episodes = episodes.join(jobs, on="episode_id", how="left")
@@ -89,12 +90,16 @@ def select_episodes(snapshot: Snapshot, sources: Sources, components: tuple[str,
 
 
 def newest_scores(snapshot: Snapshot, scorer: str) -> pl.DataFrame:
-    """episode_id and value: what the newest version of a scorer or reward says of whole episodes.
+    """episode_id and value: what a scorer or reward says of whole episodes.
+
+    Args:
+        snapshot: where to read.
+        scorer: its name, which stands for its newest version, or NAME@VERSION.
 
     Raises:
         UsageError: it scored no episode.
     """
-    values = snapshot.sql(_VALUES, {"scorer": scorer, "of_episodes": True})
+    values = snapshot.sql(_VALUES, _named(scorer, of_episodes=True))
     if values.is_empty():
         raise UsageError(_unknown(snapshot, scorer, ENV_RETURN, "episodes"))
     return values
@@ -126,8 +131,21 @@ def _regrouped(snapshot: Snapshot, episodes: pl.DataFrame, grouping: str) -> pl.
     return found
 
 
+def _named(scorer: str, *, of_episodes: bool) -> dict[str, str | bool | None]:
+    """Parameters of the queries, from NAME or NAME@VERSION."""
+    name, _, version = scorer.partition("@")
+    return {"scorer": name, "version": version or None, "of_episodes": of_episodes}
+
+
 def _unknown(snapshot: Snapshot, scorer: str, recorded: str, level: str) -> str:
     """What to say of a scorer without a value at the level that is asked for."""
     condition = "step_index IS NULL" if level == "episodes" else "step_index IS NOT NULL"
-    known = snapshot.sql(f"SELECT DISTINCT scorer FROM scores WHERE {condition} ORDER BY 1")["scorer"].to_list()
-    return f"no scores of {scorer!r} for {level}; valid: {', '.join(dict.fromkeys([recorded, *known]))}"
+    query = f"SELECT DISTINCT scorer, scorer_version FROM scores WHERE {condition} ORDER BY ALL"
+    known = snapshot.sql(query)
+    versions = known.filter(scorer=scorer.partition("@")[0])["scorer_version"].to_list()
+    valid = (
+        [recorded, *known["scorer"].to_list()]
+        if not versions
+        else [f"{scorer.partition('@')[0]}@{v}" for v in versions]
+    )
+    return f"no scores of {scorer!r} for {level}; valid: {', '.join(dict.fromkeys(valid))}"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import polars as pl
 from pydantic import BaseModel, ConfigDict, SerializeAsAny
 
+from lake import ids
 from lake.jobs import Job
 from lake.lake import Lake
 from lake.snapshot import Snapshot
@@ -81,8 +82,8 @@ def run_credit(
 ) -> CreditReport:
     """Compute advantages of all steps of the selected episodes whose groups changed, and write them to `advantages`.
 
-    A group is computed if its newest rows in the series come from other episodes, scores or parameters than it has
-    now; a batch-normalised estimator (`estimator.incremental` is False) computes all groups if any changed.
+    A group is computed if its newest rows in the series come from other episodes, scores, parameters or checks than it
+    has now; a batch-normalised estimator (`estimator.incremental` is False) computes all groups if any changed.
 
     Args:
         lake: where to read and write.
@@ -105,10 +106,12 @@ def run_credit(
     """
     snapshot = lake.snapshot()
     estimator = _pinned(estimator)
+    integrity = integrity or IntegrityConfig()
     sources = Sources(where=where, score=score, rewards=rewards, grouping=grouping)
     needs = columns_read(estimator).needs
     episodes = select_episodes(snapshot, sources, needs.components)
-    groups = group_fingerprints(episodes, of_batch=not estimator.incremental)
+    checks = ids.key_hash("checks", integrity.model_dump_json(exclude={"examples"}), purity)
+    groups = group_fingerprints(episodes, of_batch=not estimator.incremental, checks=checks)
     plan = _Plan(snapshot, sources, estimator, episodes, groups)
     job = _job(lake, plan)
     changes = find_changes(snapshot, job.series_id, groups, where=where, force=force)
@@ -116,7 +119,7 @@ def run_credit(
         return _standing(plan, job.series_id, changes)
     executor = executor or LocalExecutor()
     with job:
-        task = Task(estimator, integrity or IntegrityConfig(), rewards, purity, job.part())
+        task = Task(estimator, integrity, rewards, purity, job.part())
         todo = episodes.join(changes.changed, on="group_id", how="semi", maintain_order="left")
         results = _collected(job, executor, task, _ranges(plan, task, todo, executor, memory_gb))
         return _finish(job, plan, changes, results)

@@ -134,7 +134,7 @@ def _with_scored_rewards(task: Task, part: Range, steps: pl.DataFrame) -> pl.Dat
         task.part.objects.polars_options,
         ("episode_id", "step_index", "job_id", "value"),
         part.episodes,
-        keep=(pl.col("scorer") == task.rewards) & pl.col("step_index").is_not_null(),
+        keep=(pl.col("scorer") == task.rewards.partition("@")[0]) & pl.col("step_index").is_not_null(),
     )
     values = scores.join(wanted, on=["episode_id", "job_id"], how="semi").select("episode_id", "step_index", "value")
     joined = steps.drop("reward").join(values, on=["episode_id", "step_index"], how="left", maintain_order="left")

@@ -23,6 +23,7 @@ from pipelines.score.reward_function import STEP_INDICES, Mode
 from pipelines.score.rollouts import ARGUMENTS, Rollout, joint_call, one_call, parts, read_rollouts
 from pipelines.score.rows import Reading, Scored, add_result
 from pipelines.score.sandbox import FunctionSource, Outcome, Sandbox, SandboxLimits, inspect_function
+from pipelines.score.scorers import SCORERS
 from pipelines.score.source import Source, find_source
 
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE")
@@ -41,16 +42,21 @@ class UserFunction:
         config: how it is run.
 
     Raises:
-        UsageError: it requires the network and that is not allowed, or it cannot be imported.
+        UsageError: it bears a built-in's name, requires the network and that is not allowed, or cannot be imported.
         SandboxUnavailableError: this machine cannot isolate it as asked.
     """
 
     def __init__(self, source: Source, config: ScoreConfig) -> None:
+        self.name = config.name or source.name
+        if self.name in SCORERS:
+            msg = (
+                f"{self.name!r} is the name of a built-in scorer: one would be taken for the other; give another --name"
+            )
+            raise UsageError(msg)
         facts = inspect_function(str(source.path), source.name, config.limits, _ADAPTER)
         declared = facts.get("declared") or {}
         self.source = source
         self.config = config
-        self.name = config.name or source.name
         self.mode: Mode = facts["mode"]
         self.is_grouped = self.mode == "group"
         self.needs_network = bool(facts.get("requires_network"))

@@ -127,7 +127,8 @@ def run_score(
         progress: told after every commit.
 
     Raises:
-        UsageError: no such scorer or function, wrong options, a bad predicate, or a network that is not allowed.
+        UsageError: no such scorer or function, wrong options, a bad predicate, a network that is not allowed, or
+            `retry_failed` of a version that has scored nothing.
         DataRefusedError: no episode is selected.
         SandboxUnavailableError: this machine cannot isolate the function as asked.
         ConflictError: the function's source changed while it ran, or other processes scored the same episodes again
@@ -143,6 +144,12 @@ def run_score(
     series_id = jobs.series_id(KIND, series, ())
     pending = find_pending(snapshot, where, series_id, grouped=work.is_grouped, retry_failed=retry_failed, force=force)
     parameters = series | work.parameters | {"where": where}
+    if retry_failed and not pending.jobs:
+        msg = (
+            f"{work.name}@{work.version} has scored nothing yet, so nothing of it has failed; run it without "
+            "--retry-failed. Another source or another argument makes a new version"
+        )
+        raise UsageError(msg)
     run = _Run(lake, snapshot, work, series, series_id, parameters, set(pending.jobs))
     total = len(pending.episodes)
     committed = time.monotonic()

@@ -64,7 +64,7 @@ def test_an_answer_of_the_page_is_the_answer_of_the_lake(lk: Lake, number: int) 
 def test_no_example_fails_and_every_step_output_finds_its_step(lk: Lake) -> None:
     assert lk.sql("SELECT count(*) FROM scores WHERE error IS NOT NULL").item() == 0
     scored = lk.sql("SELECT scorer, count(DISTINCT episode_id) FROM latest_scores GROUP BY 1")
-    names = ("tool_success", "expected_actions", "concise", "shortest", "unusual")
+    names = ("tools_worked", "expected_actions", "concise", "shortest", "unusual")
     assert dict(scored.rows()) == dict.fromkeys(names, 200)
     assert "28 episodes here have none" in " ".join(PAGE.split())
     assert lk.sql("SELECT count(*) FROM latest_scores WHERE scorer = 'expected_actions' AND value IS NULL").item() == 28
@@ -73,24 +73,24 @@ def test_no_example_fails_and_every_step_output_finds_its_step(lk: Lake) -> None
 def test_rewarded_steps_are_the_calls_that_were_made(lk: Lake) -> None:
     """The aligner against the lake itself: a step has a reward exactly if its action calls a tool."""
     rewarded = (
-        "SELECT episode_id, step_index FROM latest_scores WHERE scorer = 'tool_success' AND step_index IS NOT NULL"
+        "SELECT episode_id, step_index FROM latest_scores WHERE scorer = 'tools_worked' AND step_index IS NOT NULL"
     )
     called = "SELECT episode_id, step_index FROM steps WHERE tool_calls IS NOT NULL"
     assert lk.sql(f"({rewarded}) EXCEPT ({called})").is_empty()
     assert lk.sql(f"({called}) EXCEPT ({rewarded})").is_empty()
     failed = (
         "SELECT count(*) FROM latest_scores AS s JOIN steps AS n ON n.episode_id = s.episode_id "
-        "AND n.step_index = s.step_index + 1 WHERE s.scorer = 'tool_success' AND s.value = -1 AND n.state_is_error"
+        "AND n.step_index = s.step_index + 1 WHERE s.scorer = 'tools_worked' AND s.value = -1 AND n.state_is_error"
     )
     at_the_end = (
         "SELECT count(*) FROM latest_scores AS s JOIN episodes AS e USING (episode_id) "
-        "WHERE s.scorer = 'tool_success' AND s.value = -1 AND s.step_index = e.num_steps - 1"
+        "WHERE s.scorer = 'tools_worked' AND s.value = -1 AND s.step_index = e.num_steps - 1"
     )
     assert lk.sql(failed).item() + lk.sql(at_the_end).item() == 73
 
 
 def test_scores_and_step_rewards_become_credit(lk: Lake) -> None:
-    tools = "trajlake score examples/rewards/tool_success.py:tool_success --default-step-reward 0 --name tools --lake L"
+    tools = "trajlake score examples/rewards/tools_worked.py:tools_worked --default-step-reward 0 --name tools --lake L"
     assert "2454 steps" in run(tools, lk)
     assert "26 live" in run("trajlake credit gigpo --rewards tools --lake L", lk)
     told = run("trajlake credit grpo --score shortest --lake L", lk)

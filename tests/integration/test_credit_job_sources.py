@@ -151,6 +151,18 @@ def test_siblings_are_compared_under_one_version_of_a_scorer(lk: Lake) -> None:
     assert set(latest["episode_id"]) == set(everyone), "version 1 is the newest again, of everyone"
 
 
+def test_a_version_is_named_behind_an_at_sign(lk: Lake) -> None:
+    ids_E = episode_ids(lk)
+    for version in ("1", "2"):
+        scored(lk, "judge", version, {e: float(i % 3) * int(version) for i, e in enumerate(ids_E)})
+    pinned, newest = (run_credit(lk, estimator_class("dr_grpo")(), score=s) for s in ("judge@1", "judge"))
+    one, two = (rows_of(lk, report)["a_episode"] for report in (pinned, newest))
+    assert two.to_list() == pytest.approx((one * 2).to_list())
+    assert one.abs().max() > 0
+    with pytest.raises(UsageError, match=r"no scores of 'judge@3' for episodes; valid: judge@1, judge@2$"):
+        run_credit(lk, GiGPO(omega=0), score="judge@3")
+
+
 def test_step_scores_are_rewards(lk: Lake) -> None:
     everyone = episode_ids(lk)
     scored(lk, "progress", "1", {e: float(n) for n, e in enumerate(everyone)}, step=0)

@@ -14,6 +14,7 @@ from lake.objects import Objects
 from lake.store import Store
 from pipelines.credit import GiGPO, summarise
 from pipelines.credit.estimators.batch_std import BatchStd
+from pipelines.credit.integrity import IntegrityConfig
 from pipelines.credit.job import run_credit, with_step_source
 
 TERMINAL = GiGPO(step_source="terminal_score")
@@ -180,10 +181,19 @@ def test_what_shared_anchors_are_worth_is_a_row_per_group_unless_nobody_asks(tar
     assert groups_again.select(looked).null_count().sum_horizontal().item() == len(looked) * groups.height
     assert unasked.summary.one_action_anchors is None
     assert unasked.series_id == asked.series_id
-    same = [name for name in groups.columns if name not in (*looked, "job_id", "write_id")]
+    same = [name for name in groups.columns if name not in (*looked, "job_id", "write_id", "input_fingerprint")]
     assert_frame_equal(groups_again.select(same), groups.select(same), check_row_order=False)
 
 
 def test_a_batch_key_that_is_no_column_is_refused(target: Lake) -> None:
     with pytest.raises(UsageError, match="no column nope; valid: episode_id, "):
         run_credit(target, BatchStd(batch_key="nope"))
+
+
+def test_checks_that_were_not_made_are_made_of_groups_that_stand(target: Lake) -> None:
+    run_credit(target, TERMINAL)
+    with pytest.raises(DataRefusedError, match=r"incomplete"):
+        run_credit(target, TERMINAL, integrity=IntegrityConfig(complete="refuse", expected_group_size=5))
+    assert run_credit(target, TERMINAL).skipped, "a job that refused has changed nothing"
+    assert run_credit(target, TERMINAL, integrity=IntegrityConfig(examples=1)).skipped, "how much is told is no check"
+    assert run_credit(target, TERMINAL, integrity=IntegrityConfig(complete="off")).groups_computed == 3

@@ -145,6 +145,26 @@ def test_what_failed_is_null_with_its_reason_and_can_be_tried_again(lk: Lake, tm
     assert len(score_rows(lk)) == 9
 
 
+def test_nothing_of_a_new_version_has_failed_and_trying_again_says_so(lk: Lake, tmp_path: Path) -> None:
+    path = module(tmp_path, MIXED)
+    scored(lk, f"{path}:mixed")
+    Path(path).write_text(MIXED.replace("raise LookupError", "return 1.0 #"), "utf-8")
+    with pytest.raises(UsageError, match="has scored nothing yet, so nothing of it has failed; run it without"):
+        scored(lk, f"{path}:mixed", retry_failed=True)
+    assert scored(lk, f"{path}:mixed").scored == 9
+
+
+@pytest.mark.parametrize(
+    ("text", "name"), [("def length(messages): return 1.0", None), ("def f(messages): return 1.0", "env_return")]
+)
+def test_a_function_does_not_pass_for_a_built_in_scorer(lk: Lake, tmp_path: Path, text: str, name: str | None) -> None:
+    path = module(tmp_path, text + "\n")
+    target = f"{path}:{'f' if name else 'length'}"
+    with pytest.raises(UsageError, match="is the name of a built-in scorer"):
+        scored(lk, target, config={} if name is None else {"name": name})
+    assert scored(lk, target, config={"name": "mine"}).known == 9
+
+
 HOSTILE = """
 import os, sys, time
 def hostile(messages, rollout_index, task_id, **kwargs):

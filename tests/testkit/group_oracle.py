@@ -71,7 +71,10 @@ def diagnostics(
 def _group(episodes: list[Row], rows: list[Row], step_at: dict[tuple[int, int], Row]) -> Row:
     flags_of = {row["episode_id"]: row["flags"].split(",") for row in rows}
     fates = {e["episode_id"]: flags_of.get(e["episode_id"], ["excluded"]) for e in episodes}
-    members = [e for e in episodes if not {"excluded", "unscored"} & set(fates[e["episode_id"]])]
+    told = {row["episode_id"] for row in rows if {row["a_episode"], row["a_step"], row["advantage"]} != {None}}
+    members = [
+        e for e in episodes if e["episode_id"] in told and not {"excluded", "unscored"} & set(fates[e["episode_id"]])
+    ]
     runs = {e["run_id"] for e in episodes}
     known = [row["advantage"] for row in rows if row["advantage"] is not None]
     disagreements = [

@@ -77,6 +77,9 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
     path.write_text("[reward\n")
     with pytest.raises(UsageError, match="is not TOML"):
         load_reward(str(path), "x")
+    path.write_text("x = " + "[" * 5000)
+    with pytest.raises(UsageError, match="nests arrays or tables too deeply"):
+        load_reward(str(path), "x")
     path.write_text("reward = 3\n")
     with pytest.raises(UsageError, match="'reward' is not a section"):
         load_reward(str(path), "x")

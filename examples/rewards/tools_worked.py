@@ -4,7 +4,7 @@ from pipelines.score import EvaluateResult, MetricResult, StepOutput, reward_fun
 
 
 @reward_function(step_index="message")
-def tool_success(messages, **kwargs):
+def tools_worked(messages, **kwargs):
     outputs = []
     for index, message in enumerate(messages):
         if message.role == "assistant" and message.tool_calls:
