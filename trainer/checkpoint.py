@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from lake.errors import CheckpointError, ContractError
 from trainer.atomic import atomic_folder
-from trainer.backend import SingleDevice
+from trainer.backends.single import SingleDevice
 from trainer.digest import tensor_digest
 
 WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
@@ -45,6 +45,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Torch's CPU random state, hexadecimal."""
     environment: dict[str, str | int] = {}
     """What exact repetition depends on."""
+    validations: list[tuple[int, float]] = []
+    """Measurements on held-out episodes so far: updates done, negative log-likelihood."""
 
 
 def environment() -> dict[str, str | int]:

@@ -1,22 +1,19 @@
 """Commands `train` and `init-model`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lake.cli_options import echo_rows, format_option, lake_option
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from lake.lake import Lake
     from trainer.config import TrainConfig
-    from trainer.training_run import TrainResult
+    from trainer.training_run import Progress, TrainResult
 
-Config = TypeVar("Config", bound="BaseModel")
 _TUNABLE = (
     "model",
     "loss",
@@ -58,6 +55,7 @@ _TUNABLE = (
 @click.option("--checkpoint-every", type=int, help="Optimizer steps between checkpoints. Default: 50.")
 @click.option("--config", "config_file", type=click.Path(), help="TOML file; its section [trainer] sets any field.")
 @click.option("--resume", is_flag=True, help="Continue the run in --out; starts it if there is none.")
+@click.option("--repeat", "repeated", metavar="RUN", help="Do a run again on the data it read: its name, or its job.")
 @click.option("--plan", "plan_only", is_flag=True, help="Say what would be trained, and train nothing.")
 @format_option
 def train(
@@ -66,6 +64,7 @@ def train(
     run_id: str | None,
     config_file: str | None,
     resume: bool,
+    repeated: str | None,
     plan_only: bool,
     output_format: str,
     **flags: Any,
@@ -73,29 +72,72 @@ def train(
     """Train a policy on the lake's trajectories.
 
     Text-only trajectories are tokenised with the model's chat template first, once. A killed run goes on with --resume
-    and ends with the same weights. The last line on stdout is the sha256 of the final weights.
+    and ends with the same weights. A configuration with [[trainer.stages]] trains one stage after the other. The last
+    line on stdout is the sha256 of the final weights.
     """
     import lake
-    from trainer.offline import resume as resume_run
-    from trainer.offline import train as start_run
     from trainer.progress import training_bar
-    from trainer.runs import RunFolder
 
     _quiet()
     lk = lake.open(lake_uri)
     given = {name: flags[name] for name in _TUNABLE if flags[name] is not None}
-    if plan_only:
-        _print_plan(lk, _configured(config_file, given), output_format)
+    run_id = run_id or out.name
+    if repeated is not None:
+        _check_repeat(given, config_file, resume=resume, plan_only=plan_only)
+        with _file_faults(), training_bar() as on_step:
+            _print_result(_repeated(lk, repeated, out, run_id, on_step))
         return
-    record = RunFolder(out).read() if resume else None
-    if record is not None:
-        _check_unchanged(_settings(config_file, given), record.config)
+    settings = _settings(config_file, given)
+    if plan_only:
+        _print_plans(lk, settings, output_format)
+        return
     with _file_faults(), training_bar() as on_step:
-        if record is not None:
-            result = resume_run(lk, out, on_step=on_step)
-        else:
-            result = start_run(lk, _configured(config_file, given), out, run_id=run_id or out.name, on_step=on_step)
-    _print_result(result)
+        _print_result(_trained(lk, settings, out, run_id, on_step, resume=resume))
+
+
+def _trained(
+    lk: "Lake", settings: dict[str, Any], out: Path, run_id: str, on_step: "Progress", *, resume: bool
+) -> "TrainResult":
+    """Start or continue a run, or the stages of one."""
+    from lake.errors import UsageError
+    from trainer.offline import resume as resume_run
+    from trainer.offline import train as start_run
+    from trainer.runs import RunFolder, check_unchanged
+    from trainer.stages import read_stages, train_stages
+
+    stages = read_stages(settings)
+    if stages:
+        begun = any((out / stage.name).exists() for stage in stages)
+        if begun and not resume:
+            msg = f"{out} holds a run already; continue it with --resume, or choose another --out"
+            raise UsageError(msg)
+        return train_stages(lk, stages, out, run_id=run_id, on_step=on_step)
+    record = RunFolder(out).read() if resume else None
+    if record is None:
+        return start_run(lk, _configured(settings), out, run_id=run_id, on_step=on_step)
+    check_unchanged(settings, record.config)
+    return resume_run(lk, out, on_step=on_step)
+
+
+def _repeated(lk: "Lake", repeated: str, out: Path, run_id: str, on_step: "Progress") -> "TrainResult":
+    from trainer.repeat import repeat
+
+    return repeat(lk, repeated, out, run_id=run_id, on_step=on_step)
+
+
+def _check_repeat(given: dict[str, Any], config_file: str | None, *, resume: bool, plan_only: bool) -> None:
+    """A repetition has the configuration of the run it repeats.
+
+    Raises:
+        UsageError: other options were given.
+    """
+    from lake.errors import UsageError
+
+    others = [f"--{name.replace('_', '-')}" for name in given]
+    others += ["--config"] * bool(config_file) + ["--resume"] * resume + ["--plan"] * plan_only
+    if others:
+        msg = f"--repeat takes the run's own configuration: leave out {', '.join(others)}"
+        raise UsageError(msg)
 
 
 @click.command("init-model")
@@ -108,10 +150,11 @@ def train(
 def init_model(lake_uri: str, out: Path, **flags: int | None) -> None:
     """Make a small random model with a tokenizer trained on the lake's own texts, for trying things."""
     import lake
+    from trainer.config import validated
     from trainer.tiny_model import TinyModelConfig, make_tiny_model
 
     _quiet()
-    config = _validated(TinyModelConfig, {name: value for name, value in flags.items() if value is not None})
+    config = validated(TinyModelConfig, {name: value for name, value in flags.items() if value is not None})
     with _file_faults():
         made = make_tiny_model(lake.open(lake_uri).snapshot(), out, config)
     click.echo(
@@ -147,52 +190,27 @@ def _settings(config_file: str | None, given: dict[str, Any]) -> dict[str, Any]:
     return (from_file(config_file, ["trainer"]) if config_file else {}) | given
 
 
-def _configured(config_file: str | None, given: dict[str, Any]) -> "TrainConfig":
+def _configured(settings: dict[str, Any]) -> "TrainConfig":
     from lake.errors import UsageError
-    from trainer.config import TrainConfig
+    from trainer.config import TrainConfig, validated
 
-    settings = _settings(config_file, given)
     missing = [f"--{name}" for name in ("model", "loss") if name not in settings]
     if missing:
         msg = f"{' and '.join(missing)} missing: say which model to train and what to optimise"
         raise UsageError(msg)
-    return _validated(TrainConfig, settings)
+    return validated(TrainConfig, settings)
 
 
-def _validated(model: "type[Config]", settings: dict[str, Any]) -> "Config":
-    """A configuration object; its faults as one line."""
-    from pydantic import ValidationError
+def _print_plans(lk: "Lake", settings: dict[str, Any], output_format: str) -> None:
+    """The plan of a run, or of each of its stages (those that follow another with the first one's model)."""
+    from trainer.stages import read_stages
 
-    from lake.errors import UsageError
-
-    try:
-        return model.model_validate(settings)
-    except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise UsageError(faults) from error
-
-
-def _check_unchanged(settings: dict[str, Any], stored: dict[str, Any]) -> None:
-    """A resumed run keeps its configuration: options given again must say the same.
-
-    Raises:
-        UsageError: names the options that differ.
-    """
-    from lake.errors import UsageError
-
-    changed = list(_differences(settings, stored))
-    if changed:
-        msg = f"a resumed run keeps its configuration, and these differ: {', '.join(changed)}; leave them out"
-        raise UsageError(msg)
-
-
-def _differences(settings: Mapping[str, Any], stored: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for name, value in settings.items():
-        was = stored.get(name)
-        if isinstance(value, Mapping) and isinstance(was, Mapping):
-            yield from _differences(value, was, f"{prefix}{name}.")
-        elif was != value:
-            yield f"{prefix}{name} {value!r} (the run has {was!r})"
+    stages = read_stages(settings)
+    for stage in stages:
+        click.echo(f"stage {stage.name}", err=True)
+        _print_plan(lk, stage.config, output_format)
+    if not stages:
+        _print_plan(lk, _configured(settings), output_format)
 
 
 def _print_plan(lk: "Lake", config: "TrainConfig", output_format: str) -> None:

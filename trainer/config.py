@@ -4,38 +4,44 @@ The resolved copy is stored in the job's row and beside the checkpoints, so a ru
 Order of precedence: the defaults below, then the `[trainer]` section of a TOML file, then command line options.
 """
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-LossName = Literal["sft", "awr", "ppo"]
+from lake.errors import UsageError
+from trainer.aggregation import Aggregation, Unit
+from trainer.losses.awr import AWRConfig
+from trainer.losses.bc_exp import BCExpConfig
+from trainer.losses.cispo import CISPOConfig
+from trainer.losses.dapo import DAPOConfig
+from trainer.losses.dmpo import DMPOConfig
+from trainer.losses.dpo import DPOConfig
+from trainer.losses.dr_grpo import DrGRPOConfig
+from trainer.losses.dro import DROConfig
+from trainer.losses.grpo import GRPOConfig
+from trainer.losses.gspo import GSPOConfig
+from trainer.losses.kto import KTOConfig
+from trainer.losses.ppo import PPOConfig
+from trainer.losses.registry import LOSSES
+from trainer.losses.reinforce import ReinforceConfig
+from trainer.monitor.config import AlarmConfig, ValidationConfig
+
+Dtype = Literal["float32", "bfloat16"]
 Frozen = ConfigDict(frozen=True, extra="forbid")
 
 
-class AWRConfig(BaseModel):
-    """Advantage-weighted regression."""
+class LoRAConfig(BaseModel):
+    """Low-rank adapters (Hu et al. 2021, arXiv 2106.09685) through peft; without dropout, as everything here."""
 
     model_config = Frozen
 
-    beta: float = Field(1.0, gt=0)
-    """Temperature of the weights exp(A / beta), in standard deviations of the plan's advantages."""
-    max_weight: float = Field(20.0, gt=0)
-    """Upper limit of a weight."""
-
-
-class PPOConfig(BaseModel):
-    """Clipped policy gradient."""
-
-    model_config = Frozen
-
-    clip_low: float = Field(0.2, gt=0, lt=1)
-    """The ratio is clipped below at 1 - clip_low."""
-    clip_high: float = Field(0.28, gt=0)
-    """The ratio is clipped above at 1 + clip_high; larger than clip_low, so that rare tokens may grow (DAPO)."""
-    dual_clip: float | None = Field(3.0, gt=1)
-    """Bounds the loss of a negative advantage at -dual_clip * A. None switches it off."""
-    entropy_coefficient: float = Field(0.0, ge=0)
-    """Weight of the entropy bonus, per action token."""
+    rank: int = Field(16, ge=1)
+    """Rank of the adapters."""
+    alpha: float = Field(32.0, gt=0)
+    """The adapters' output is scaled by alpha / rank."""
+    targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    """Names of the linear layers that get adapters, for example q_proj; all-linear: all but the LM head."""
 
 
 class OptimizerConfig(BaseModel):
@@ -74,9 +80,19 @@ class TrainConfig(BaseModel):
     model_config = Frozen
 
     model: str
-    """Folder of the model in Hugging Face layout, with its tokenizer."""
-    loss: LossName
-    """sft: likelihood of the actions. awr: likelihood weighted by exp(advantage). ppo: clipped importance ratios."""
+    """Folder of the model in Hugging Face layout, with its tokenizer; or a .gguf file."""
+    loss: str
+    """What to optimise: the name of a module in `trainer.losses`; docs/guides/losses.md says when to use which."""
+    attention: Literal["auto", "sdpa", "flex", "flash"] = "auto"
+    """Implementation of attention over packed sequences; auto: flash on a GPU with dtype bfloat16, else sdpa."""
+    dtype: Dtype = "float32"
+    """Of matrix products. With bfloat16 the trained weights, gradients and log-sum-exp stay float32."""
+    gradient_checkpointing: bool = False
+    """Keep only the inputs of each layer and compute it again in the backward pass: less memory, a third slower."""
+    lora: LoRAConfig | None = None
+    """Train low-rank adapters instead of the weights; needs the extra trajlake[lora]."""
+    reference: str | None = None
+    """Model of losses that need reference log-probabilities; None: the model as it is before the first update."""
     where: str | None = None
     """SQL predicate over `episodes`; None takes them all."""
     selection: str | None = None
@@ -95,6 +111,12 @@ class TrainConfig(BaseModel):
     """Episodes an optimizer step consumes at most; an epoch's steps are of equal size within one episode."""
     minibatches: int | None = Field(None, ge=1)
     """Optimizer steps an epoch is cut into, instead of episodes_per_step."""
+    aggregation: Aggregation | None = None
+    """How the losses of an optimizer step's tokens are averaged; None: as the loss does by default."""
+    unit: Unit | None = None
+    """Over what: token, turn, sequence or episode; None: as the loss does by default, token where it has none."""
+    aggregation_constant: float | None = Field(None, gt=0)
+    """C of unit_mean_token_sum_norm; None takes max_length."""
     token_budget: int = Field(8192, ge=1)
     """Tokens of one forward and backward pass. Changes memory and speed, not the result beyond rounding."""
     max_length: int = Field(8192, ge=2)
@@ -107,14 +129,46 @@ class TrainConfig(BaseModel):
     """Learning rate over the steps."""
     awr: AWRConfig = AWRConfig()
     """Used by loss awr."""
+    bc_exp: BCExpConfig = BCExpConfig()
+    """Used by loss bc_exp."""
+    reinforce: ReinforceConfig = ReinforceConfig()
+    """Used by loss reinforce."""
     ppo: PPOConfig = PPOConfig()
     """Used by loss ppo."""
+    grpo: GRPOConfig = GRPOConfig()
+    """Used by loss grpo."""
+    dr_grpo: DrGRPOConfig = DrGRPOConfig()
+    """Used by loss dr_grpo."""
+    dapo: DAPOConfig = DAPOConfig()
+    """Used by loss dapo."""
+    gspo: GSPOConfig = GSPOConfig()
+    """Used by loss gspo."""
+    cispo: CISPOConfig = CISPOConfig()
+    """Used by loss cispo."""
+    dro: DROConfig = DROConfig()
+    """Used by loss dro."""
+    dpo: DPOConfig = DPOConfig()
+    """Used by loss dpo."""
+    dmpo: DMPOConfig = DMPOConfig()
+    """Used by loss dmpo."""
+    kto: KTOConfig = KTOConfig()
+    """Used by loss kto."""
     seed: int = Field(0, ge=0)
     """Decides the order of the episodes."""
     checkpoint_every: int = Field(50, ge=1)
     """Optimizer steps between checkpoints; one more is written at the end."""
+    keep_last: int | None = Field(None, ge=1)
+    """Checkpoints that stay on disk, beside the best one of a validated run; None keeps all."""
+    validation: ValidationConfig | None = None
+    """Measure held-out episodes while training, and stop early."""
+    alarms: AlarmConfig = AlarmConfig()
+    """When to warn of a collapsing policy or of data without signal."""
+    loggers: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Where metrics go beside the lake and metrics.jsonl; each is an extra."""
     device: str = "cpu"
     """Torch device."""
+    peak_tflops: float | None = Field(None, gt=0)
+    """Peak arithmetic of the device in 1e12 operations per second, for the metric mfu; None knows common GPUs."""
     threads: int | None = Field(None, ge=1)
     """Torch threads; None keeps torch's own number. Exact repetition needs the same number."""
     read_threads: int = Field(2, ge=1)
@@ -123,3 +177,32 @@ class TrainConfig(BaseModel):
     """Optimizer steps prepared ahead."""
     cache_bytes: int = Field(1 << 30, ge=0)
     """Decoded row groups kept in memory."""
+
+    @field_validator("loss")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in LOSSES:
+            msg = f"no loss is called {value!r}; there are {', '.join(LOSSES)}"
+            raise ValueError(msg)
+        return value
+
+
+Config = TypeVar("Config", bound=BaseModel)
+
+
+def validated(model: type[Config], settings: Mapping[str, Any], place: str = "") -> Config:
+    """A configuration object; its faults as one line.
+
+    Args:
+        model: its class.
+        settings: field values.
+        place: where they stand, for the message.
+
+    Raises:
+        UsageError: names each field that is wrong.
+    """
+    try:
+        return model.model_validate(dict(settings))
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise UsageError(place + faults) from error

@@ -6,6 +6,23 @@ from collections.abc import Mapping
 import torch  # noqa: TID253 - loaded by commands only when they train
 
 
+class TensorDigest:
+    """The digest of tensors that come one after another, in name order."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Take in the next tensor."""
+        tensor = tensor.detach().cpu().contiguous()
+        self._digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        self._digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+
+    def hexdigest(self) -> str:
+        """64 hexadecimal characters."""
+        return self._digest.hexdigest()
+
+
 def tensor_digest(tensors: Mapping[str, torch.Tensor]) -> str:
     """sha256 over (name, dtype, shape, bytes) of every tensor, in name order.
 
@@ -17,9 +34,7 @@ def tensor_digest(tensors: Mapping[str, torch.Tensor]) -> str:
     Returns:
         64 hexadecimal characters.
     """
-    digest = hashlib.sha256()
+    digest = TensorDigest()
     for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+        digest.add(name, tensors[name])
     return digest.hexdigest()

@@ -8,7 +8,7 @@ import torch  # noqa: TID253 - loaded by commands only when they train
 
 from lake import ids
 from lake.snapshot import Snapshot
-from trainer.backend import SingleDevice
+from trainer.backends.single import SingleDevice
 from trainer.batch import PackedBatch
 from trainer.config import TrainConfig
 from trainer.losses import LOSSES
@@ -70,6 +70,7 @@ def _timed_speed(policy: Policy, plan: Plan, config: TrainConfig) -> float:
         boundaries=boundaries,
         predictor_N=target_at - 1,
         target_N=torch.zeros(len(target_at), dtype=torch.int64),
+        weight_N=ones_N / len(target_at),
         advantages_N=ones_N,
         behaviour_logprobs_N=-ones_N,
         temperature_N=ones_N,
@@ -78,7 +79,7 @@ def _timed_speed(policy: Policy, plan: Plan, config: TrainConfig) -> float:
     seconds = []
     for _ in range(3):
         began = time.perf_counter()
-        backend.forward_backward(batch, loss, config, len(target_at))
+        backend.forward_backward(batch, loss, config)
         seconds.append(time.perf_counter() - began)
     policy.model.zero_grad(set_to_none=True)
     return total / min(seconds)

@@ -1,5 +1,6 @@
 """What the lake knows of a training job that was started before: its state, its checkpoints, its attempts."""
 
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -7,6 +8,7 @@ import polars as pl
 from lake import ids
 from lake.errors import CheckpointError
 from lake.lake import Lake
+from trainer.runs import RunFolder
 
 
 def newest_checkpoint(lk: Lake, job_id: int) -> dict[str, Any] | None:
@@ -14,6 +16,13 @@ def newest_checkpoint(lk: Lake, job_id: int) -> dict[str, Any] | None:
     mine = lk.scan("checkpoints").filter(pl.col("job_id") == job_id)
     newest = mine.sort("optimizer_step", "attempt").tail(1).collect()
     return newest.row(0, named=True) if newest.height else None
+
+
+def checkpoints_of(lk: Lake, job_id: int, folder: RunFolder) -> list[tuple[int, Path]]:
+    """Updates done and place of each checkpoint of a job, oldest first; of repeated steps the newest attempt's."""
+    mine = lk.scan("checkpoints").filter(pl.col("job_id") == job_id).sort("optimizer_step", "attempt").collect()
+    places = {row["optimizer_step"]: folder.checkpoints / Path(row["uri"]).name for row in mine.iter_rows(named=True)}
+    return sorted(places.items())
 
 
 def job_status(lk: Lake, job_id: int) -> str:

@@ -3,19 +3,21 @@
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import polars as pl
 from torch import Tensor  # noqa: TID253
 
 from lake.errors import ContractError
 from lake.snapshot import Snapshot
-from trainer.backend import SingleDevice
+from trainer.factories import make_reference
+from trainer.backends.protocol import Backend, Scoring
 from trainer.batch import PackedBatch
 from trainer.config import TrainConfig
-from trainer.losses import LOSSES
+from trainer.losses import Loss, find_loss
 from trainer.metrics import from_sums
+from trainer.passes import fill_batches
 from trainer.plan import OptimizerStep, Plan
 from trainer.schedule import learning_rate
 from trainer.stream import Stream
@@ -29,20 +31,30 @@ class StepReport:
     """What it consumed."""
     metrics: dict[str, float]
     """Names of `trainer.metrics.METRICS`."""
+    alarms: list[str] = field(default_factory=list)
+    """A sentence for each alarm that began with it."""
 
 
 def run_steps(
-    backend: SingleDevice, snapshot: Snapshot, plan: Plan, config: TrainConfig, *, peak: float, first: int = 0
+    backend: Backend,
+    snapshot: Snapshot,
+    plan: Plan,
+    config: TrainConfig,
+    *,
+    peak: float,
+    first: int = 0,
+    reference: Scoring | None = None,
 ) -> Iterator[StepReport]:
     """Train a plan from one of its steps on.
 
     Args:
-        backend: the policy and its optimizer.
+        backend: the policy and its optimizer. Across ranks each has its own micro-batches, and all get the same reports.
         snapshot: the snapshot the plan was made on.
         plan: what to train on.
         config: the run.
         peak: peak learning rate.
         first: first optimizer step to do.
+        reference: frozen policy of losses that need one; None loads the configuration's.
 
     Yields:
         A report after each update.
@@ -50,30 +62,41 @@ def run_steps(
     Raises:
         ContractError: a token id outside the model's vocabulary, or a gradient that is not finite.
     """
-    loss = LOSSES[config.loss]
+    loss = find_loss(config)
+    if loss.needs.reference_logprobs and reference is None:
+        reference = make_reference(config, backend.ranks)
     total = len(plan.steps)
-    with Stream(snapshot, plan, loss.needs, config) as stream:
+    with Stream(snapshot, plan, loss.needs, config, rank=backend.rank, world_size=backend.world_size) as stream:
         began = time.perf_counter()
         for step, batches in stream.steps(first):
-            sums: defaultdict[str, list[Tensor]] = defaultdict(list)
             for batch in batches:
                 _check_vocabulary(batch, backend.policy.vocabulary)
-                for name, value in backend.forward_backward(batch, loss, config, step.loss_tokens).items():
-                    sums[name].append(value)
+            sums = _gradient(backend, reference, loss, config, batches)
             rate = learning_rate(step.index, total, peak, config.schedule)
-            norm = backend.optim_step(rate)
+            norm = backend.optim_step(rate).result()
             now = time.perf_counter()
-            metrics = from_sums({n: math.fsum(map(float, values)) for n, values in sums.items()}, step.loss_tokens)
-            metrics |= {
+            metrics = from_sums(sums, step.loss_tokens) | {
                 "grad_norm": norm,
                 "learning_rate": rate,
                 "action_tokens": step.loss_tokens,
                 "tokens": step.tokens,
-                "micro_batches": len(batches),
+                "micro_batches": len(batches) * backend.world_size,
                 "seconds": now - began,
             }
             began = now
             yield StepReport(step, metrics)
+
+
+def _gradient(
+    backend: Backend, reference: Scoring | None, loss: Loss, config: TrainConfig, batches: Sequence[PackedBatch]
+) -> dict[str, float]:
+    """Add the gradient of an optimizer step; sums behind its metrics, over all ranks."""
+    parts: defaultdict[str, list[Tensor]] = defaultdict(list)
+    filled, statistics = fill_batches(backend, reference, loss, config, batches)
+    for batch in filled:
+        for name, value in backend.forward_backward(batch, loss, config, statistics).result().items():
+            parts[name].append(value)
+    return backend.ranks.added({name: math.fsum(map(float, values)) for name, values in parts.items()})
 
 
 def batches_frame(plan: Plan, reports: list[StepReport]) -> pl.DataFrame:

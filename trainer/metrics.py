@@ -1,52 +1,100 @@
 """Metrics of an optimizer step: what each name means, spelled once, and where they go (the lake and a JSONL file)."""
 
-import json
+import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
 
 import polars as pl
 
+from trainer.losses.ratios import STALENESS_BUCKETS
+
+
+def _versions(first: float, last: float) -> str:
+    """Number of policy versions, in words."""
+    if first == last:
+        return f"{first:g}"
+    return f"{first:g} or more" if math.isinf(last) else f"{first:g} to {last:g}"
+
+
 METRICS = {
-    "loss": "The loss, divided by the optimizer step's trained tokens.",
+    "loss": "The loss of the optimizer step, averaged as the configuration says (aggregation, unit).",
     "logprob": "Mean log-probability of the trained tokens, in nats.",
     "entropy": "Mean entropy of the next-token distribution at the trained tokens, in nats; low: a collapsed policy.",
     "advantage": "Mean advantage over the trained tokens, as the loss got it.",
     "grad_norm": "Norm of the gradient before clipping.",
     "learning_rate": "Learning rate of the update.",
-    "action_tokens": "Trained tokens: the loss's denominator.",
+    "action_tokens": "Trained tokens.",
     "tokens": "Tokens of all sequences, context included.",
     "micro_batches": "Forward and backward passes.",
     "seconds": "Wall time of the update, waiting for data included.",
-    "weight": "awr: mean weight min(exp(A / beta), w_max).",
-    "weight_clipped": "awr: share of tokens whose weight is at the limit.",
-    "weight_ess": "awr: effective sample size of the weights, as a share of the tokens.",
-    "ratio": "ppo: mean ratio pi_theta / behaviour.",
-    "ratio_ess": "ppo: effective sample size of the ratios, as a share of the tokens.",
-    "log_ratio_abs": "ppo: mean |log ratio|.",
-    "kl_k3": "ppo: estimate of KL(behaviour || pi_theta) per token, ratio - 1 - log ratio.",
-    "outside_half_two": "ppo: share of tokens whose ratio is outside [0.5, 2].",
-    "clipped_high": "ppo: share of tokens clipped above (positive advantage).",
-    "clipped_low": "ppo: share of tokens clipped below (negative advantage).",
-    "clipped_dual": "ppo: share of tokens bounded by the dual clip.",
+    "tokens_per_second": "Tokens of the update per second, context included.",
+    "mfu": "Share of the device's peak arithmetic, see trainer.monitor.throughput.",
+    "validation_nll": "Mean negative log-likelihood of the held-out episodes' action tokens, in nats.",
+    "alarms": "Alarms that stand.",
+    "weight": "awr, bc_exp: mean weight min(exp(A / beta), w_max).",
+    "weight_clipped": "awr, bc_exp: share of tokens whose weight is at the limit.",
+    "weight_ess": "awr, bc_exp: effective sample size of the weights, as a share of the tokens.",
+    "ratio": "ratio losses: mean ratio pi_theta / behaviour per token, before any limit (as the five below).",
+    "ratio_ess": "ratio losses: effective sample size of the ratios, as a share of the tokens.",
+    "log_ratio_abs": "ratio losses: mean |log ratio|.",
+    "kl_k3": "ratio losses: estimate of KL(behaviour || pi_theta) per token, ratio - 1 - log ratio.",
+    "outside_half_two": "ratio losses: share of tokens whose ratio is outside [0.5, 2].",
+    "logprobs_missing": "ratio losses: share of tokens whose stored log-probability is not finite; their ratio is 1.",
+    **{
+        metric: text
+        for bucket, first, last in STALENESS_BUCKETS
+        for metric, text in (
+            (bucket, f"ratio losses: share of tokens {_versions(first, last)} policy versions old."),
+            (f"log_ratio_abs_{bucket}", f"ratio losses: mean |log ratio| of the tokens of {bucket}."),
+        )
+    },
+    "clipped_high": "ratio losses: share of tokens clipped above (cispo: whose weight is; else positive advantage).",
+    "clipped_low": "ratio losses: share of tokens clipped below (cispo: whose weight is; else negative advantage).",
+    "clipped_dual": "ppo and its variants: share of tokens bounded by the dual clip.",
+    "unit_ratio": "gspo: mean ratio of the token's unit, the geometric mean over its tokens.",
+    "unit_ratio_ess": "gspo: effective sample size of those, as a share of the tokens.",
+    "correction_weight": "Mean weight of the off-policy correction, 0 where masked.",
+    "correction_weight_ess": "Effective sample size of those weights, as a share of the tokens.",
+    "correction_limited": "Share of tokens whose correction weight is truncated.",
+    "correction_masked": "Share of tokens that the correction leaves out.",
+    "kl_reference": "With a pull to the reference: KL(policy || reference) per token, estimate k3, at most 10 a token.",
+    "log_ratio_reference": "dpo, dmpo, kto: mean log(policy / reference) per token.",
+    "pull": "dro: mean of beta/2 (lp - lp_b)^2.",
+    "pairs": "dpo, dmpo: pairs of the optimizer step.",
+    "margin": "dpo, dmpo: mean over pairs of beta (S_chosen - S_rejected).",
+    "accuracy": "dpo, dmpo: share of pairs whose chosen side scores higher.",
+    "desirable": "kto: desirable units of the optimizer step.",
+    "undesirable": "kto: undesirable units of the optimizer step.",
+    "reward_chosen": "dpo, dmpo, kto: mean beta S of the chosen or desirable units.",
+    "reward_rejected": "dpo, dmpo, kto: mean beta S of the rejected or undesirable units.",
 }
 """Every metric a training step can write, and its meaning."""
+TOTALS = frozenset({"pairs", "desirable", "undesirable"})
+"""Sums that are reported as they are."""
 
 
 def from_sums(sums: Mapping[str, float], denominator: int) -> dict[str, float]:
-    """Token means from sums over an optimizer step; `x_squared` beside `x` becomes `x_ess`.
+    """Metrics from sums over an optimizer step.
 
-    The effective sample size is (sum w)^2 / sum w^2 / n (Kish), taken before any truncation.
+    `x` becomes its mean over the trained tokens, unless it is one of `TOTALS`. `x_squared` beside `x` becomes `x_ess`,
+    the effective sample size (sum w)^2 / sum w^2 / n (Kish). `x/y` becomes `x`, the sum divided by the sum called y;
+    where that is 0 there is nothing to average, and the metric is left out.
+
+    Args:
+        sums: by name.
+        denominator: trained tokens of the optimizer step.
     """
     metrics = {}
     for name, value in sums.items():
-        if not name.endswith("_squared"):
-            metrics[name] = value / denominator
-            continue
-        base = name.removesuffix("_squared")
-        metrics[f"{base}_ess"] = sums[base] ** 2 / value / denominator if value > 0 else 0.0
+        metric, _, over = name.partition("/")
+        if over:
+            if sums[over] > 0:
+                metrics[metric] = value / sums[over]
+        elif name.endswith("_squared"):
+            base = name.removesuffix("_squared")
+            metrics[f"{base}_ess"] = sums[base] ** 2 / value / denominator if value > 0 else 0.0
+        else:
+            metrics[name] = value if name in TOTALS else value / denominator
     return metrics
 
 
@@ -63,35 +111,3 @@ def metrics_frame(rows: list[tuple[int, dict[str, float]]]) -> pl.DataFrame:
     flat = [(step, name, value, now) for step, metrics in rows for name, value in metrics.items()]
     schema = pl.Schema({"step": pl.Int64(), "name": pl.String(), "value": pl.Float64(), "at": pl.Datetime("us", "UTC")})
     return pl.DataFrame(flat, schema=schema, orient="row")
-
-
-class JsonlLog:
-    """Metrics as JSON lines, one per optimizer step, readable while a run goes on.
-
-    A line that a kill cut off is ended first, so that every later line stands alone.
-
-    Args:
-        path: the file; appended to. Use the log as a context.
-        attempt: of the run, written into each line.
-    """
-
-    def __init__(self, path: Path, attempt: int) -> None:
-        self._attempt = attempt
-        torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
-        self._file = path.open("a", encoding="utf-8")
-        if torn:
-            self._file.write("\n")
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one line."""
-        line: dict[str, Any] = {"step": step, "attempt": self._attempt, **metrics}
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()

@@ -9,52 +9,126 @@ model stays in eval mode: without dropout its log-probabilities are those of the
 Axes: `_T` tokens of the packed buffer, `_N` its rows that carry loss, `_V` vocabulary, `_D` width of the model.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch  # noqa: TID253 - loaded by commands only when they train
 from torch import Tensor  # noqa: TID253
 from torch.utils.checkpoint import checkpoint  # noqa: TID253
-from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel  # noqa: TID253
+from transformers import PreTrainedModel  # noqa: TID253
 
-from lake.errors import UsageError
-from trainer.attention import NAME, packed_attention
+from trainer.attention import NAMES, Kind, Layout, choose_attention
 from trainer.batch import PackedBatch
-
-AttentionInterface.register(NAME, packed_attention)
+from trainer.config import Dtype, TrainConfig
+from trainer.lora import add_adapters
+from trainer.model_check import check_policy
+from trainer.model_files import load_model
+from trainer.recompute import recompute_layers
 
 HEAD_ELEMENTS = 1 << 25
 """Logits of one chunk (rows x vocabulary): 128 MiB in float32."""
-_HEAD_ALTERATIONS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-"""Settings by which some architectures change the logits after the head."""
+DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Scorer(torch.nn.Module):
+    """Body, head and log-sum-exp as one module, so that a sharded model gathers and frees its weights around it.
+
+    Args:
+        model: the causal language model.
+        autocast: type of the matrix products, or None for that of the weights.
+    """
+
+    def __init__(self, model: PreTrainedModel, autocast: torch.dtype | None) -> None:
+        super().__init__()
+        self.model: Any = model
+        self.autocast = autocast
+        self.vocabulary = int(self.model.get_input_embeddings().num_embeddings)
+        self._alteration = _alteration(model.config)
+
+    def forward(self, batch: PackedBatch, entropy: bool) -> tuple[Tensor, Tensor | None]:
+        """See `Policy.logprobs`."""
+        device = batch.input_ids_T.device
+        with torch.autocast(device.type, self.autocast, enabled=self.autocast is not None):
+            hidden_ND = self._hidden(batch)[batch.predictor_N]
+            rows = max(1, HEAD_ELEMENTS // self.vocabulary)
+            if len(hidden_ND) <= rows:
+                logprobs_N, entropy_N = self._score(hidden_ND, batch.target_N, batch.temperature_N, entropy)
+                return logprobs_N, entropy_N if entropy else None
+            parts = []
+            for low in range(0, len(hidden_ND), rows):
+                cut = slice(low, low + rows)
+                temperature_N = None if batch.temperature_N is None else batch.temperature_N[cut]
+                arguments = (hidden_ND[cut], batch.target_N[cut], temperature_N, entropy)
+                parts.append(checkpoint(self._score, *arguments, use_reentrant=False, preserve_rng_state=False))
+        logprobs_N = torch.cat([part[0] for part in parts])
+        return logprobs_N, torch.cat([part[1] for part in parts]) if entropy else None
+
+    def _hidden(self, batch: PackedBatch) -> Tensor:
+        """Last hidden states, [T, D]."""
+        output = self.model.base_model(
+            input_ids=batch.input_ids_T[None].long(),
+            position_ids=batch.position_ids_T[None].long(),
+            attention_mask=None,
+            use_cache=False,
+            layout=Layout(batch.boundaries, batch.input_ids_T.device),
+        )
+        hidden_TD: Tensor = output.last_hidden_state[0]
+        return hidden_TD
+
+    def _score(
+        self, hidden_ND: Tensor, target_N: Tensor, temperature_N: Tensor | None, entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies (empty unless asked for) of one chunk."""
+        logits_NV = self.model.get_output_embeddings()(hidden_ND).float()
+        if self._alteration is not None:
+            logits_NV = self._alteration(logits_NV)
+        if temperature_N is not None:
+            logits_NV = logits_NV / temperature_N[:, None]
+        lse_N = logits_NV.logsumexp(dim=-1)
+        chosen_N = logits_NV.gather(-1, target_N[:, None]).squeeze(-1)
+        logprobs_N = (chosen_N - lse_N).clamp(max=0.0)
+        if not entropy:
+            return logprobs_N, logprobs_N.new_empty(0)
+        probabilities_NV = (logits_NV - lse_N[:, None]).exp()
+        return logprobs_N, lse_N - (probabilities_NV * logits_NV).sum(dim=-1)
 
 
 class Policy:
     """A causal language model of which log-probabilities are asked.
 
     Args:
-        model: any transformers causal LM that uses the attention interface. Its attention implementation is replaced:
-            generate with another instance.
+        model: any transformers causal LM that uses the attention interface, on its device. Its attention
+            implementation is replaced: generate with another instance.
+        attention: implementation for packed buffers.
+        dtype: of matrix products; with bfloat16 the weights stay what they are, and are cast for each product.
+        gradient_checkpointing: keep only the inputs of each layer, and compute it again in the backward pass.
 
     Raises:
-        UsageError: the architecture changes logits after its head.
+        UsageError: the attention does not run on this device.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        altered = [n for n in _HEAD_ALTERATIONS if getattr(model.config, n, None) not in (None, 1, 1.0)]
-        if altered:
-            msg = f"{type(model).__name__} changes its logits after the head ({', '.join(altered)}): not supported"
-            raise UsageError(msg)
-        model.set_attn_implementation(NAME)
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        attention: Kind = "auto",
+        dtype: Dtype = "float32",
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        self.attention = choose_attention(attention, model.device, DTYPES[dtype])
+        self.dtype = dtype
+        model.set_attn_implementation(NAMES[self.attention])
         model.train(mode=False)
+        if gradient_checkpointing:
+            recompute_layers(model)
         self.model: Any = model
-        self._body: Any = model.base_model
-        self._head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        self.scorer = Scorer(model, None if dtype == "float32" else DTYPES[dtype])
 
     @property
     def vocabulary(self) -> int:
         """Number of token ids the model can embed."""
-        return int(self.model.get_input_embeddings().num_embeddings)
+        return self.scorer.vocabulary
 
     @property
     def num_parameters(self) -> int:
@@ -71,68 +145,85 @@ class Policy:
         """Log-probabilities of the target tokens under the temperature-scaled distribution.
 
         Args:
-            batch: the packed buffer.
+            batch: the packed buffer, on the model's device.
             entropy: also return the entropy of the distribution.
 
         Returns:
             logprobs_N and entropy_N (None unless asked for), float32, with gradient.
         """
-        hidden_TD = self._hidden(batch)
-        hidden_ND = hidden_TD[batch.predictor_N]
-        rows = max(1, HEAD_ELEMENTS // self.vocabulary)
-        if len(hidden_ND) <= rows:
-            logprobs_N, entropy_N = self._score(hidden_ND, batch.target_N, batch.temperature_N, entropy)
-            return logprobs_N, entropy_N if entropy else None
-        parts = []
-        for low in range(0, len(hidden_ND), rows):
-            cut = slice(low, low + rows)
-            temperature_N = None if batch.temperature_N is None else batch.temperature_N[cut]
-            arguments = (hidden_ND[cut], batch.target_N[cut], temperature_N, entropy)
-            parts.append(checkpoint(self._score, *arguments, use_reentrant=False))
-        logprobs_N = torch.cat([part[0] for part in parts])
-        return logprobs_N, torch.cat([part[1] for part in parts]) if entropy else None
+        result: tuple[Tensor, Tensor | None] = self.scorer(batch, entropy)
+        return result
 
-    def _hidden(self, batch: PackedBatch) -> Tensor:
-        """Last hidden states, [T, D]."""
-        output = self._body(
-            input_ids=batch.input_ids_T[None].long(),
-            position_ids=batch.position_ids_T[None].long(),
-            attention_mask=None,
-            use_cache=False,
-            boundaries=batch.boundaries,
-        )
-        hidden_TD: Tensor = output.last_hidden_state[0]
-        return hidden_TD
+    def state(self) -> dict[str, Tensor]:
+        """Every weight by name, tied ones once; not copies."""
+        named = dict(self.model.named_parameters(remove_duplicate=False)) | dict(self.model.named_buffers())
+        state: dict[str, Tensor] = {}
+        seen: set[int] = set()
+        for name in sorted(self.model.state_dict()):
+            if id(named[name]) not in seen:
+                seen.add(id(named[name]))
+                state[name] = named[name].detach()
+        return state
 
-    def _score(
-        self, hidden_ND: Tensor, target_N: Tensor, temperature_N: Tensor | None, entropy: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies (empty unless asked for) of one chunk."""
-        logits_NV = self._head(hidden_ND).float()
-        if temperature_N is not None:
-            logits_NV = logits_NV / temperature_N[:, None]
-        lse_N = logits_NV.logsumexp(dim=-1)
-        chosen_N = logits_NV.gather(-1, target_N[:, None]).squeeze(-1)
-        logprobs_N = (chosen_N - lse_N).clamp(max=0.0)
-        if not entropy:
-            return logprobs_N, logprobs_N.new_empty(0)
-        probabilities_NV = (logits_NV - lse_N[:, None]).exp()
-        return logprobs_N, lse_N - (probabilities_NV * logits_NV).sum(dim=-1)
+    def trained_state(self) -> dict[str, Tensor]:
+        """The part of `state` that training changes: all of it, or the adapters."""
+        frozen = {name for name, p in self.model.named_parameters(remove_duplicate=False) if not p.requires_grad}
+        return {name: tensor for name, tensor in self.state().items() if name not in frozen}
 
 
-def load_policy(folder: str | Path, device: str = "cpu") -> Policy:
-    """Load a model folder in float32.
+def load_policy(
+    source: str | Path,
+    device: str = "cpu",
+    *,
+    attention: Kind = "auto",
+    dtype: Dtype = "float32",
+    gradient_checkpointing: bool = False,
+) -> Policy:
+    """Load a model with float32 weights, and check that it scores packed sequences as it scores single ones.
+
+    Args:
+        source: Hugging Face folder, or a .gguf file.
+        device: torch device.
+        attention: see `Policy`.
+        dtype: see `Policy`.
+        gradient_checkpointing: see `Policy`.
 
     Raises:
-        UsageError: no such folder, or no causal language model in it.
+        UsageError: no such model, no causal language model, or one that packed training does not serve.
     """
-    path = Path(folder)
-    if not (path / "config.json").is_file():
-        msg = f"{path} holds no model (no config.json); name a Hugging Face folder, or make one: trajlake init-model"
-        raise UsageError(msg)
-    try:
-        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True)
-    except (OSError, ValueError) as error:
-        msg = f"{path} cannot be loaded as a causal language model: {error}"
-        raise UsageError(msg) from error
-    return Policy(model.to(device))
+    model = load_model(source).to(device)
+    policy = Policy(model, attention=attention, dtype=dtype, gradient_checkpointing=gradient_checkpointing)
+    check_policy(policy)
+    return policy
+
+
+def policy_of(config: TrainConfig, device: str | None = None) -> Policy:
+    """The policy that a configuration trains, as it is before the first update, adapters included.
+
+    Args:
+        config: the run.
+        device: torch device, in place of the configuration's.
+
+    Raises:
+        UsageError: see `load_policy`; or peft is missing.
+    """
+    policy = load_policy(
+        config.model,
+        device or config.device,
+        attention=config.attention,
+        dtype=config.dtype,
+        gradient_checkpointing=config.gradient_checkpointing,
+    )
+    if config.lora is not None:
+        add_adapters(policy.model, config.lora, seed=config.seed)
+    return policy
+
+
+def _alteration(config: Any) -> Callable[[Tensor], Tensor] | None:
+    """What an architecture does to logits after its head: Gemma caps them, Cohere and Granite scale them."""
+    cap = getattr(config, "final_logit_softcapping", None)
+    if cap is not None:
+        return lambda logits_NV: cap * torch.tanh(logits_NV / cap)
+    factor = getattr(config, "logit_scale", None) or 1.0
+    factor /= getattr(config, "logits_scaling", None) or 1.0
+    return None if factor == 1.0 else lambda logits_NV: logits_NV * factor

@@ -5,10 +5,12 @@ Selection and plan are made again on resumption, from the pinned snapshot, and m
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
 
@@ -19,18 +21,30 @@ from lake.errors import CheckpointError, ContractError, UsageError
 from lake.jobs import Job
 from lake.lake import Lake
 from lake.pins import Lease
-from trainer.backend import SingleDevice
-from trainer.checkpoint import changed_environment, load_checkpoint
+from trainer.backends.single import SingleDevice
+from trainer.checkpoint import State, changed_environment, load_checkpoint
 from trainer.config import TrainConfig
 from trainer.digest import tensor_digest
-from trainer.lineage import job_status, newest_checkpoint, next_attempt
+from trainer.lineage import checkpoints_of, job_status, newest_checkpoint, next_attempt
 from trainer.losses import LOSSES
 from trainer.model import Policy, load_policy
-from trainer.preparation import Prepared, load_tokenizer, prepare, prepare_at
+from trainer.preparation import Prepared, load_tokenizer, prepare, prepare_at, prepare_pinned
 from trainer.refusals import refuse
 from trainer.runs import RunFolder, RunRecord
 from trainer.schedule import default_learning_rate
-from trainer.training_run import Progress, TrainingRun, TrainResult
+from trainer.training_run import Evaluation, Progress, TrainingRun, TrainResult
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a repeated run has to start from, as the lake holds it."""
+
+    snapshot: Mapping[str, int]
+    """Table versions that the run read."""
+    plan_hash: str
+    """Of its plan, as 13 characters."""
+    model_sha256: str
+    """Digest of the weights that it started from."""
 
 
 def make_deterministic(config: TrainConfig) -> None:
@@ -54,7 +68,16 @@ def resolve(config: TrainConfig, policy: Policy) -> TrainConfig:
     )
 
 
-def train(lk: Lake, config: TrainConfig, out: Path, *, run_id: str, on_step: Progress | None = None) -> TrainResult:
+def train(
+    lk: Lake,
+    config: TrainConfig,
+    out: Path,
+    *,
+    run_id: str,
+    on_step: Progress | None = None,
+    evaluate: Evaluation | None = None,
+    origin: Origin | None = None,
+) -> TrainResult:
     """Start a run.
 
     Args:
@@ -63,10 +86,13 @@ def train(lk: Lake, config: TrainConfig, out: Path, *, run_id: str, on_step: Pro
         out: its folder, in which no run was started before.
         run_id: its name.
         on_step: called after each update.
+        evaluate: called after each update; what it returns is stored among the update's metrics.
+        origin: of the run that this one repeats; None starts on the newest data.
 
     Raises:
         UsageError: the folder holds a run.
         DataRefusedError: the data cannot support the loss.
+        CheckpointError: what is repeated was trained from another model or another plan.
     """
     folder = RunFolder(out)
     with folder.locked():
@@ -76,14 +102,17 @@ def train(lk: Lake, config: TrainConfig, out: Path, *, run_id: str, on_step: Pro
         make_deterministic(config)
         policy = load_policy(config.model, config.device)
         config = resolve(config, policy)
-        prepared = prepare(lk, config, load_tokenizer(config.model))
+        prepared = _prepare(lk, config, origin)
         refuse(prepared.refusals)
         backend = SingleDevice(policy, config.optimizer)
+        digest = tensor_digest(backend.get_weights())
+        if origin is not None:
+            _check_same(origin, config, digest, prepared)
         job = lk.job(
             kind="train",
             run_id=run_id,
             parameters=config.model_dump(mode="json"),
-            code=_code(config),
+            code=_code(),
             snapshot=prepared.snapshot,
         )
         with _leased(lk, prepared, run_id), _left_open_when_interrupted(job):
@@ -94,19 +123,21 @@ def train(lk: Lake, config: TrainConfig, out: Path, *, run_id: str, on_step: Pro
                 snapshot=prepared.snapshot.versions,
                 source=prepared.selection.source,
                 plan_hash=ids.to_text(prepared.plan.plan_hash),
-                model_sha256=tensor_digest(backend.get_weights()),
+                model_sha256=digest,
             )
             folder.write(record)
-            return TrainingRun(job, folder, record, prepared, backend, config).finish(first=0, on_step=on_step)
+            run = TrainingRun(job, folder, record, prepared, backend, config)
+            return run.finish(first=0, on_step=on_step, evaluate=evaluate)
 
 
-def resume(lk: Lake, out: Path, *, on_step: Progress | None = None) -> TrainResult:
+def resume(lk: Lake, out: Path, *, on_step: Progress | None = None, evaluate: Evaluation | None = None) -> TrainResult:
     """Continue a run from its newest checkpoint, or state the result of a finished one.
 
     Args:
         lk: the lake that the run was started on.
         out: its folder.
         on_step: called after each update.
+        evaluate: as for `train`.
 
     Raises:
         CheckpointError: no run there, it failed for good, a checkpoint or the model is missing or damaged, or the plan
@@ -130,18 +161,22 @@ def resume(lk: Lake, out: Path, *, on_step: Progress | None = None) -> TrainResu
         make_deterministic(config)
         backend = SingleDevice(load_policy(config.model, config.device), config.optimizer)
         prepared = _prepare_again(lk, config, record, backend)
-        first = 0 if newest is None else _load(folder, newest, backend, prepared)
+        state = None if newest is None else _load(folder, newest, backend, prepared)
         job = lk.job(
             kind="train",
             run_id=record.run_id,
             parameters=record.config,
-            code=_code(config),
+            code=_code(),
             snapshot=prepared.snapshot,
             job_id=record.job_id,
             attempt=next_attempt(lk, record.job_id),
         )
         with _leased(lk, prepared, record.run_id), _left_open_when_interrupted(job):
-            return TrainingRun(job, folder, record, prepared, backend, config).finish(first=first, on_step=on_step)
+            run = TrainingRun(job, folder, record, prepared, backend, config)
+            run.history = [] if state is None else list(state.validations)
+            run.written = checkpoints_of(lk, record.job_id, folder)
+            first = 0 if state is None else state.optimizer_step
+            return run.finish(first=first, on_step=on_step, evaluate=evaluate)
 
 
 def _leased(lk: Lake, prepared: Prepared, run_id: str) -> Lease:
@@ -164,21 +199,16 @@ def _left_open_when_interrupted(job: Job) -> Iterator[None]:
     job.__exit__(None, None, None)
 
 
-def _code(config: TrainConfig) -> list[ModuleType]:
+_DECIDES = ("aggregation", "assembly", "batch", "collate", "correction", "kl", "loop", "model", "optimizer", "packing")
+_DECIDES += ("passes", "plan", "schedule", "segments", "selection", "sequences", "stream")
+_ROOMS = ("attention", "backends", "losses")
+
+
+def _code() -> list[ModuleType]:
     """The modules whose source decides the result."""
-    names = [
-        "selection",
-        "sequences",
-        "plan",
-        "packing",
-        "collate",
-        "attention",
-        "model",
-        "backend",
-        "loop",
-        "schedule",
-    ]
-    return [import_module(f"trainer.{name}") for name in [*names, f"losses.{config.loss}"]]
+    rooms = [import_module(f"trainer.{room}") for room in _ROOMS]
+    inside = [f"{room.__name__}.{module.name}" for room in rooms for module in iter_modules(room.__path__)]
+    return [*rooms, *map(import_module, [*(f"trainer.{name}" for name in _DECIDES), *inside])]
 
 
 def _prepare_again(lk: Lake, config: TrainConfig, record: RunRecord, backend: SingleDevice) -> Prepared:
@@ -187,23 +217,41 @@ def _prepare_again(lk: Lake, config: TrainConfig, record: RunRecord, backend: Si
     Raises:
         CheckpointError: the model or the plan is another.
     """
-    if tensor_digest(backend.get_weights()) != record.model_sha256:
-        msg = f"the model in {config.model} is not the one that the run started from; put that one back"
-        raise CheckpointError(msg)
     prepared = prepare_at(lk.at(record.snapshot), config, load_tokenizer(config.model), record.source)
-    found = ids.to_text(prepared.plan.plan_hash)
-    if found != record.plan_hash:
-        msg = f"the run's plan comes out differently now ({found}, it was {record.plan_hash}): was trajlake updated?"
-        raise CheckpointError(msg)
+    origin = Origin(record.snapshot, record.plan_hash, record.model_sha256)
+    _check_same(origin, config, tensor_digest(backend.get_weights()), prepared)
     return prepared
 
 
-def _load(folder: RunFolder, row: dict[str, Any], backend: SingleDevice, prepared: Prepared) -> int:
-    """Load the checkpoint of a row of `checkpoints`; its number of updates."""
-    place = folder.path / "checkpoints" / Path(row["uri"]).name
+def _prepare(lk: Lake, config: TrainConfig, origin: Origin | None) -> Prepared:
+    """Selection and plan on the newest snapshot, or on that of the run that is repeated."""
+    tokenizer = load_tokenizer(config.model)
+    if origin is None:
+        return prepare(lk, config, tokenizer)
+    return prepare_pinned(lk.at(dict(origin.snapshot)), config, tokenizer)
+
+
+def _check_same(origin: Origin, config: TrainConfig, model_sha256: str, prepared: Prepared) -> None:
+    """A repetition starts from the same weights and makes the same plan.
+
+    Raises:
+        CheckpointError: it does not.
+    """
+    if model_sha256 != origin.model_sha256:
+        msg = f"the model in {config.model} is not the one that the run started from; put that one back"
+        raise CheckpointError(msg)
+    found = ids.to_text(prepared.plan.plan_hash)
+    if found != origin.plan_hash:
+        msg = f"the run's plan comes out differently now ({found}, it was {origin.plan_hash}): was trajlake updated?"
+        raise CheckpointError(msg)
+
+
+def _load(folder: RunFolder, row: dict[str, Any], backend: SingleDevice, prepared: Prepared) -> State:
+    """Load the checkpoint of a row of `checkpoints`."""
+    place = folder.checkpoints / Path(row["uri"]).name
     state = load_checkpoint(place, backend)
     prepared.notes.extend(changed_environment(state))
     if state.weights_sha256 != row["sha256"] or state.plan_hash != ids.to_text(prepared.plan.plan_hash):
         msg = f"checkpoint {place} is not the one that the table `checkpoints` names; restore it, or train again"
         raise CheckpointError(msg)
-    return state.optimizer_step
+    return state

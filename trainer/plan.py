@@ -1,8 +1,8 @@
 """The plan: which episodes each optimizer step consumes, decided before anything is read, from lengths alone.
 
 An optimizer step is a fixed set of whole episodes. Their order in an epoch is that of a stable hash of (seed, epoch,
-episode_id), so it does not depend on file layout, token budget or machine; packing into micro-batches is mechanical
-below it. The denominator of a step's loss is its number of trained tokens, known from the plan.
+episode_id), so it does not depend on file layout, token budget, number of ranks or machine; packing into micro-batches
+is mechanical below it. What each token weighs (`trainer.aggregation`) is known from the plan too.
 
 Axes: `_M` members (a token row inside a sequence), `_Q` sequences, `_E` episodes.
 """
@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +19,12 @@ import polars as pl
 
 from lake import ids
 from lake.errors import DataRefusedError
+from trainer.aggregation import Atom, Unit, weighting
 from trainer.config import TrainConfig
-from trainer.packing import pack
+from trainer.losses import LOSSES
+from trainer.packing import pack, spread
+from trainer.ranges import Ints, ranges, starts
 from trainer.selection import Selection
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +38,13 @@ class OptimizerStep:
     episodes_E: Ints
     """Positions in `Plan.episode_ids_E`."""
     loss_tokens: int
-    """Denominator of the loss."""
+    """Trained tokens."""
     tokens: int
     """Tokens of all its sequences."""
+    squared_lengths: int
+    """Sum over its sequences of the squared number of tokens: what attention costs."""
+    units: int
+    """Units that the loss is averaged over (`trainer.aggregation.Unit`); the trained tokens where that is the token."""
 
 
 class Plan:
@@ -63,20 +69,28 @@ class Plan:
             raise DataRefusedError(msg)
         self.members = members
         self._config = config
+        self.weighting = weighting(config, LOSSES[config.loss].needs)
+        """How the loss is averaged."""
         sequences = members.group_by("episode_id", "sequence", maintain_order=True).agg(
-            members=pl.len(), tokens=pl.col("end").max(), loss_tokens=pl.col("loss_tokens").sum()
+            members=pl.len(),
+            tokens=pl.col("end").max(),
+            loss_tokens=pl.col("loss_tokens").sum(),
+            turns=pl.col("trained").sum(),
         )
         episodes = sequences.group_by("episode_id", maintain_order=True).agg(
-            sequences=pl.len(), tokens=pl.col("tokens").sum(), loss_tokens=pl.col("loss_tokens").sum()
+            pl.col("tokens", "loss_tokens", "turns").sum(), squared=(pl.col("tokens") ** 2).sum(), sequences=pl.len()
         )
-        self.member_starts_Q = _starts(sequences["members"])
+        self.member_starts_Q = starts(sequences["members"])
         """Sequence q has the members [starts[q], starts[q + 1])."""
-        self.sequence_starts_E = _starts(episodes["sequences"])
+        self.sequence_starts_E = starts(episodes["sequences"])
         """Episode e has the sequences [starts[e], starts[e + 1])."""
         self.tokens_Q = sequences["tokens"].to_numpy().astype(np.int64)
         self.episode_ids_E = episodes["episode_id"].to_numpy().astype(np.int64)
         self._tokens_E = episodes["tokens"].to_numpy().astype(np.int64)
+        self._squared_E = episodes["squared"].to_numpy().astype(np.int64)
         self._loss_tokens_E = episodes["loss_tokens"].to_numpy().astype(np.int64)
+        units = {Unit.TOKEN: "loss_tokens", Unit.TURN: "turns", Unit.SEQUENCE: "sequences"}.get(self.weighting.unit)
+        self._units_E = np.ones(episodes.height, np.int64) if units is None else episodes[units].to_numpy()
         self.steps = [step for epoch in range(config.epochs) for step in self._epoch(epoch)]
 
     def _epoch(self, epoch: int) -> Iterator[OptimizerStep]:
@@ -91,14 +105,38 @@ class Plan:
                 episodes_E=part_E,
                 loss_tokens=int(self._loss_tokens_E[part_E].sum()),
                 tokens=int(self._tokens_E[part_E].sum()),
+                squared_lengths=int(self._squared_E[part_E].sum()),
+                units=int(self._units_E[part_E].sum()),
             )
 
-    def micro_batches(self, step: OptimizerStep) -> list[list[int]]:
-        """Sequence numbers of each micro-batch of an optimizer step."""
-        starts_E = self.sequence_starts_E
-        sequences = [q for e in step.episodes_E for q in range(starts_E[e], starts_E[e + 1])]
-        bins = pack([int(self.tokens_Q[q]) for q in sequences], self._config.token_budget)
-        return [[sequences[item] for item in items] for items in bins]
+    def micro_batches(self, step: OptimizerStep, world_size: int = 1) -> list[list[list[int]]]:
+        """Sequence numbers of each micro-batch of an optimizer step, by rank.
+
+        Atoms stay whole and in order. Every rank has the same number of micro-batches; the last ones may be empty.
+
+        Args:
+            step: the optimizer step.
+            world_size: number of ranks.
+
+        Returns:
+            For each rank its micro-batches, the costliest first (cost: the sum of squared sequence lengths).
+        """
+        sequences_Q, firsts = self._atoms(step)
+        lengths_Q = self.tokens_Q[sequences_Q]
+        tokens, costs = (np.add.reduceat(values_Q, firsts).tolist() for values_Q in (lengths_Q, lengths_Q**2))
+        sequences = sequences_Q.tolist()
+        atoms = [sequences[low:high] for low, high in pairwise([*firsts.tolist(), len(sequences)])]
+        ranks = spread(pack(tokens, self._config.token_budget), costs, world_size)
+        return [[[q for item in items for q in atoms[item]] for items in bins] for bins in ranks]
+
+    def _atoms(self, step: OptimizerStep) -> tuple[Ints, Ints]:
+        """The optimizer step's sequence numbers, and where among them each group begins that must stay together."""
+        first_E = self.sequence_starts_E[step.episodes_E]
+        counts_E = self.sequence_starts_E[step.episodes_E + 1] - first_E
+        sequences_Q = ranges(first_E, counts_E)
+        if self.weighting.atom is Atom.SEQUENCE:
+            return sequences_Q, np.arange(len(sequences_Q))
+        return sequences_Q, np.cumsum(counts_E) - counts_E
 
     def consumed(self, step: OptimizerStep) -> pl.DataFrame:
         """What `batches` records of an optimizer step: one row per episode, with its first and last trained step."""
@@ -174,8 +212,3 @@ def _splitmix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
-
-
-def _starts(counts: pl.Series) -> Ints:
-    """Running starts of consecutive ranges: [0, c0, c0 + c1, ...]."""
-    return np.concatenate([[0], np.cumsum(counts.to_numpy())]).astype(np.int64)

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import polars as pl
+
 from lake import ids
 from lake.errors import DataRefusedError, UsageError
 from lake.lake import Lake
 from lake.snapshot import Snapshot
 from trainer.advantages import AdvantageSource, resolve_advantages
 from trainer.config import TrainConfig
-from trainer.kept import read_kept
-from trainer.losses import LOSSES
+from trainer.kept import Kept, read_kept
+from trainer.losses import LOSSES, Needs
 from trainer.plan import Plan
 from trainer.refusals import Refusal, find_refusals, refuse_text
 from trainer.render import Renderer, engine_encoding, render_missing, rendered_encoding
@@ -41,6 +43,8 @@ class Prepared:
     """What speaks against it; not empty means that it must not be trained."""
     notes: list[str]
     """What a user should know."""
+    validation: Plan | None = None
+    """The held-out episodes, if the run is validated."""
 
 
 def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerBase":
@@ -73,13 +77,13 @@ def prepare(lk: Lake, config: TrainConfig, tokenizer: "PreTrainedTokenizerBase")
     """
     loss = LOSSES[config.loss]
     snapshot = lk.snapshot()
-    kept = None if config.selection is None else read_kept(snapshot, config.selection)
-    episodes = select_episodes(snapshot, config.where, kept)
+    episodes, held_out, _ = _split(snapshot, config)
     notes = []
     if provenance_of(snapshot, episodes["episode_id"], config.tokens) == "rendered":
         if loss.needs.behaviour_logprobs:
             raise DataRefusedError(refuse_text(episodes, loss).message)
-        counts = render_missing(lk, snapshot, Renderer(tokenizer), episodes["episode_id"], {"model": config.model})
+        everything = pl.concat([episodes, held_out])["episode_id"]
+        counts = render_missing(lk, snapshot, Renderer(tokenizer), everything, {"model": config.model})
         notes.append("rendered: " + ", ".join(f"{number} {name}" for name, number in counts.items()))
         snapshot = lk.snapshot()
     source = None
@@ -87,6 +91,17 @@ def prepare(lk: Lake, config: TrainConfig, tokenizer: "PreTrainedTokenizerBase")
         source = resolve_advantages(snapshot, config.advantages)
         notes.append(f"advantages: {source.describe()}")
     return prepare_at(snapshot, config, tokenizer, source, notes)
+
+
+def prepare_pinned(snapshot: Snapshot, config: TrainConfig, tokenizer: "PreTrainedTokenizerBase") -> Prepared:
+    """Everything up to the first update on a snapshot on which a run was prepared before: its texts are rendered.
+
+    Raises:
+        DataRefusedError, UsageError: as for `prepare`.
+    """
+    loss = LOSSES[config.loss]
+    uses = loss.needs.advantages or config.live_only
+    return prepare_at(snapshot, config, tokenizer, resolve_advantages(snapshot, config.advantages) if uses else None)
 
 
 def prepare_at(
@@ -103,10 +118,9 @@ def prepare_at(
     """
     loss = LOSSES[config.loss]
     notes = list(notes or ())
-    kept = None if config.selection is None else read_kept(snapshot, config.selection)
+    episodes, held_out, kept = _split(snapshot, config)
     if kept is not None:
         notes.append(f"selection: {kept.describe()}")
-    episodes = select_episodes(snapshot, config.where, kept)
     provenance = provenance_of(snapshot, episodes["episode_id"], config.tokens)
     own = engine_encoding(tokenizer) if provenance == "engine" else rendered_encoding(tokenizer)
     selection = select(snapshot, config, loss.needs, source=source, own_encoding=own, episodes=episodes, kept=kept)
@@ -115,7 +129,44 @@ def prepare_at(
     if loss.needs.normalised_advantages and selection.advantage_scale == 1.0:
         notes.append(f"all advantages are equal, so {loss.name} weighs every token alike")
     plan = Plan(selection, config)
-    return Prepared(snapshot, selection, plan, find_refusals(snapshot, selection.members, loss), notes)
+    refusals = find_refusals(snapshot, selection.members, loss)
+    validation = None if held_out.is_empty() else _validation_plan(snapshot, config, own, held_out)
+    return Prepared(snapshot, selection, plan, refusals, notes, validation)
+
+
+def _split(snapshot: Snapshot, config: TrainConfig) -> tuple[pl.DataFrame, pl.DataFrame, Kept | None]:
+    """Episodes to train on, episodes held out (empty without validation), and the selection that is honoured.
+
+    Raises:
+        DataRefusedError: validation holds out every episode.
+    """
+    kept = None if config.selection is None else read_kept(snapshot, config.selection)
+    episodes = select_episodes(snapshot, config.where, kept)
+    if config.validation is None:
+        return episodes, episodes.clear(), kept
+    held_out = select_episodes(snapshot, config.validation.where)
+    left = episodes.join(held_out, on="episode_id", how="anti", maintain_order="left")
+    if left.is_empty():
+        msg = f"validation holds out all {episodes.height} selected episodes: narrow validation.where"
+        raise DataRefusedError(msg)
+    return left, held_out, kept
+
+
+def _validation_plan(snapshot: Snapshot, config: TrainConfig, own: int | None, held_out: pl.DataFrame) -> Plan:
+    """One pass over the held-out episodes, every action of which counts."""
+    alone = config.model_copy(
+        update={
+            "loss": "sft",
+            "aggregation": None,
+            "unit": None,
+            "selection": None,
+            "live_only": False,
+            "epochs": 1,
+            "minibatches": None,
+            "validation": None,
+        }
+    )
+    return Plan(select(snapshot, alone, Needs(), own_encoding=own, episodes=held_out), alone)
 
 
 def _check_foreign(selection: Selection, config: TrainConfig, notes: list[str]) -> None:

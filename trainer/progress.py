@@ -20,6 +20,8 @@ def training_bar() -> Iterator[OnStep]:
 
         def on_step(report: StepReport, total: int) -> None:
             loss = f"loss {report.metrics['loss']:.4f}"
+            for sentence in report.alarms:
+                bar.console.print(f"update {report.step.index}: {sentence}", markup=False, highlight=False)
             bar.update(task, completed=report.step.index + 1, total=total, loss=loss)
 
         yield on_step

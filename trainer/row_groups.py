@@ -1,4 +1,4 @@
-"""Decoded row groups of the `tokens` table: read by our own threads, kept in a bounded cache.
+"""Row groups of the `tokens` table as flat arrays, read from a folder or a bucket by our own threads.
 
 pyarrow's dataset scanners abort at interpreter exit when torch is loaded (apache/arrow #45214);
 `ParquetFile.read_row_group` does not, releases the GIL while it decodes, and lets the plan decide what is read. One
@@ -8,26 +8,28 @@ Axes: `_R` rows of the row group, `_T` its context tokens, `_A` its action token
 """
 
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from lake.objects import Objects
+from lake.visibility import DataFile
+from trainer.ranges import Ints, ranges, starts
+
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Flat token arrays of one row group. Row r has the context tokens [context_starts[r], context_starts[r + 1])."""
+    """Flat token arrays of some rows. Row r has the context tokens [context_starts[r], context_starts[r + 1])."""
 
-    context_starts: npt.NDArray[np.int64]
+    context_starts: Ints
     """int64 [R + 1]."""
     context_T: npt.NDArray[np.int32]
     """Context token ids of all rows, end to end."""
-    action_starts: npt.NDArray[np.int64]
+    action_starts: Ints
     """int64 [R + 1]; shared by the three arrays below."""
     action_A: npt.NDArray[np.int32]
     """Action token ids."""
@@ -37,83 +39,80 @@ class RowGroup:
     """Behaviour log-probabilities, NaN where the row has none; None unless asked for."""
 
     @property
-    def nbytes(self) -> int:
-        """Memory held."""
-        arrays = (getattr(self, field.name) for field in fields(self))
-        return sum(array.nbytes for array in arrays if array is not None)
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(self.context_starts) - 1
 
-    def lengths(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def lengths(self, rows: Ints) -> tuple[Ints, Ints]:
         """Numbers of context and of action tokens of some rows."""
         context = self.context_starts[rows + 1] - self.context_starts[rows]
         return context, self.action_starts[rows + 1] - self.action_starts[rows]
 
+    def take(self, rows: Ints) -> "RowGroup":
+        """Some rows in memory of their own, so that the rest can be forgotten."""
+        context, action = self.lengths(rows)
+        context_at = ranges(self.context_starts[rows], context)
+        action_at = ranges(self.action_starts[rows], action)
+        return RowGroup(
+            context_starts=starts(context),
+            context_T=self.context_T[context_at],
+            action_starts=starts(action),
+            action_A=self.action_A[action_at],
+            mask_A=None if self.mask_A is None else self.mask_A[action_at],
+            logprobs_A=None if self.logprobs_A is None else self.logprobs_A[action_at],
+        )
 
-class RowGroupCache:
-    """Row groups of a list of files, decoded once and kept while there is room; safe to use from several threads.
+
+class RowGroupReader:
+    """Reads row groups of a list of files; safe to use from several threads.
 
     Args:
-        paths: Parquet files of `tokens`.
+        files: Parquet files of `tokens`.
+        objects: where they are.
         masks: also decode action masks.
         logprobs: also decode behaviour log-probabilities.
-        limit: bytes kept; the row group in use is kept whatever its size.
     """
 
-    def __init__(self, paths: Sequence[str], *, masks: bool, logprobs: bool, limit: int) -> None:
-        self._paths = paths
+    def __init__(self, files: Sequence[DataFile], objects: Objects, *, masks: bool, logprobs: bool) -> None:
+        self._paths = [file.path for file in files]
+        self._bucket = objects.filesystem({file.path: file.bytes for file in files})
         self._columns = ["context_ids", "action_ids"] + ["action_mask"] * masks + ["action_logprobs"] * logprobs
-        self._limit = limit
+        self.bytes_per_action = 4 + masks + 4 * logprobs
+        """Memory of an action token."""
         self._lock = threading.Lock()
-        self._files: dict[int, pq.FileMetaData] = {}
-        self._groups: OrderedDict[tuple[int, int], Future[RowGroup]] = OrderedDict()
+        self._metadata: dict[int, pq.FileMetaData] = {}
 
-    def group_starts(self, file: int) -> npt.NDArray[np.int64]:
+    def group_starts(self, file: int) -> Ints:
         """First row of each row group of a file, and the end of the last, int64."""
-        metadata = self._metadata(file)
-        rows = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
-        return np.concatenate([[0], np.cumsum(rows)]).astype(np.int64)
+        metadata = self.metadata(file)
+        return starts([metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)])
 
-    def get(self, file: int, group: int) -> RowGroup:
-        """A row group; the first thread to ask decodes it, others wait for that."""
-        key = (file, group)
+    def read(self, file: int, group: int) -> RowGroup:
+        """Decode a row group.
+
+        Raises:
+            OSError: the file is gone or unreadable.
+        """
+        with self._open(file, self.metadata(file)) as parquet:
+            return decode(parquet.read_row_group(group, columns=self._columns, use_threads=False))
+
+    def metadata(self, file: int) -> pq.FileMetaData:
+        """A file's footer, read once."""
         with self._lock:
-            future = self._groups.get(key)
-            mine = future is None
-            if future is None:
-                future = self._groups[key] = Future()
-            self._groups.move_to_end(key)
-        if mine:
-            self._decode_into(future, key)
-        return future.result()
-
-    def _decode_into(self, future: "Future[RowGroup]", key: tuple[int, int]) -> None:
-        file, group = key
-        try:
-            with pq.ParquetFile(self._paths[file], metadata=self._metadata(file)) as parquet:
-                decoded = decode(parquet.read_row_group(group, columns=self._columns, use_threads=False))
-        except (OSError, pa.ArrowException) as error:
+            known = self._metadata.get(file)
+        if known is None:
+            with self._open(file, None) as parquet:
+                known = parquet.metadata
             with self._lock:
-                self._groups.pop(key, None)
-            future.set_exception(error)
-            return
-        future.set_result(decoded)
-        self._evict()
+                self._metadata[file] = known
+        return known
 
-    def _evict(self) -> None:
-        """Forget the least recently used row groups above the limit."""
-        with self._lock:
-            ready = [(key, future.result().nbytes) for key, future in self._groups.items() if future.done()]
-            total = sum(size for _, size in ready)
-            for key, size in ready[:-1]:
-                if total <= self._limit:
-                    break
-                del self._groups[key]
-                total -= size
-
-    def _metadata(self, file: int) -> pq.FileMetaData:
-        with self._lock:
-            if file not in self._files:
-                self._files[file] = pq.read_metadata(self._paths[file])
-            return self._files[file]
+    def _open(self, file: int, metadata: pq.FileMetaData | None) -> pq.ParquetFile:
+        path = self._paths[file]
+        if self._bucket is None:
+            return pq.ParquetFile(path, metadata=metadata)
+        # Buffering asks for a row group's columns, which lie side by side, in one request.
+        return pq.ParquetFile(self._bucket.open(path), metadata=metadata, pre_buffer=True)
 
 
 def decode(table: pa.Table) -> RowGroup:
@@ -150,12 +149,11 @@ def _combined(table: pa.Table, name: str) -> pa.ListArray:
     return array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
 
 
-def _offsets(array: pa.ListArray) -> npt.NDArray[np.int64]:
-    starts: npt.NDArray[np.int64] = array.offsets.to_numpy().astype(np.int64)
-    return starts
+def _offsets(array: pa.ListArray) -> Ints:
+    return array.offsets.to_numpy().astype(np.int64)  # type: ignore[no-any-return]
 
 
-def _aligned(logprobs: pa.ListArray, action_starts: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+def _aligned(logprobs: pa.ListArray, action_starts: Ints) -> npt.NDArray[np.float32]:
     """Log-probabilities at the positions of their actions, NaN for rows without."""
     values: npt.NDArray[np.float32] = logprobs.values.to_numpy()
     if logprobs.null_count == 0:

@@ -8,7 +8,7 @@ final/                 the trained model in Hugging Face layout
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -59,9 +59,14 @@ class RunFolder:
         """Metrics as JSON lines."""
         return self.path / "metrics.jsonl"
 
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of all checkpoints."""
+        return self.path / "checkpoints"
+
     def checkpoint(self, step: int, attempt: int) -> Path:
         """The checkpoint that an attempt wrote after a number of updates."""
-        return self.path / "checkpoints" / f"step-{step:08d}-attempt-{attempt}"
+        return self.checkpoints / f"step-{step:08d}-attempt-{attempt}"
 
     def read(self) -> RunRecord | None:
         """The run's record; None if none was started here.
@@ -100,3 +105,28 @@ class RunFolder:
             yield
         finally:
             os.close(descriptor)
+
+
+def check_unchanged(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+    """A resumed run keeps its configuration: options given again must say the same.
+
+    Args:
+        settings: what is given now, as JSON data.
+        stored: the resolved configuration of the run.
+
+    Raises:
+        UsageError: names the options that differ.
+    """
+    changed = list(_differences(settings, stored))
+    if changed:
+        msg = f"a resumed run keeps its configuration, and these differ: {', '.join(changed)}; leave them out"
+        raise UsageError(msg)
+
+
+def _differences(settings: Mapping[str, Any], stored: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in settings.items():
+        was = stored.get(name)
+        if isinstance(value, Mapping) and isinstance(was, Mapping):
+            yield from _differences(value, was, f"{prefix}{name}.")
+        elif was != value:
+            yield f"{prefix}{name} {value!r} (the run has {was!r})"

@@ -51,7 +51,12 @@ def read_token_rows(snapshot: Snapshot, episode_ids: pl.Series, columns: Sequenc
         return empty.with_columns(file=pl.lit(0, pl.Int32), row=pl.lit(0, pl.Int64))
     ends = np.cumsum([file.rows for file in files])
     starts = ends - [file.rows for file in files]
-    scan = pl.scan_parquet([file.path for file in files], row_index_name="position", missing_columns="insert")
+    scan = pl.scan_parquet(
+        [file.path for file in files],
+        row_index_name="position",
+        missing_columns="insert",
+        storage_options=snapshot.objects.polars_options or None,
+    )
     dead = sorted(frozenset[int]().union(*(file.dead for file in files)))
     if dead:
         scan = scan.filter(~pl.col("write_id").is_in(dead))

@@ -10,7 +10,7 @@ import polars as pl
 
 from lake.snapshot import Snapshot
 from trainer.advantages import AdvantageSource, read_advantages
-from trainer.backend import SingleDevice
+from trainer.backends.single import SingleDevice
 from trainer.config import TrainConfig
 from trainer.loop import StepReport, batches_frame, run_steps
 from trainer.losses import LOSSES

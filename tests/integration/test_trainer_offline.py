@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ import lake
 from lake import Lake
 from lake.errors import CheckpointError, ContractError, DataRefusedError, UsageError
 from testkit.lakes import add_credit, build_lake
+from testkit.offline_runs import configured, interrupted
 from testkit.training import token_episodes, token_lake
 from trainer.checkpoint import read_state
-from trainer.config import TrainConfig
 from trainer.digest import tensor_digest
 from trainer.model import load_policy
 from trainer.offline import resume, train
@@ -32,31 +31,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, Path]:
     add_credit(lk)
     make_tiny_model(lk.snapshot(), folder / "model", TinyModelConfig(vocabulary=300, hidden_size=32))
     return lk, folder / "model"
-
-
-def configured(model: Path, **fields: Any) -> TrainConfig:
-    defaults: dict[str, Any] = {"loss": "sft", "episodes_per_step": 6, "epochs": 2, "checkpoint_every": 3, "threads": 1}
-    return TrainConfig(model=str(model), **(defaults | fields))
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C at a chosen step."""
-
-
-def interrupted(lk: Lake, config: TrainConfig, out: Path, after: int) -> None:
-    """Start (or resume) a run and press Ctrl-C after some updates."""
-    done = 0
-
-    def stop(*_: object) -> None:
-        nonlocal done
-        done += 1
-        if done == after:
-            raise Interrupted
-
-    is_new = RunFolder(out).read() is None
-    run = partial(train, lk, config, out, run_id="r") if is_new else partial(resume, lk, out)
-    with pytest.raises(Interrupted):
-        run(on_step=stop)
 
 
 def rows(lk: Lake, view: str, result: TrainResult, columns: str) -> list[tuple[Any, ...]]:
@@ -105,7 +79,7 @@ def test_the_log_and_the_table_hold_the_same_metrics(world: tuple[Lake, Path], s
 
 
 def test_the_exported_model_has_the_stated_weights(straight: TrainResult) -> None:
-    from trainer.backend import SingleDevice
+    from trainer.backends.single import SingleDevice
     from trainer.config import OptimizerConfig
 
     backend = SingleDevice(load_policy(straight.model), OptimizerConfig())

@@ -44,7 +44,7 @@ def gradient_of(lk: Lake, loss: str, **fields: Any) -> dict[str, torch.Tensor]:
     step, batches = steps[0]
     backend = random_backend()
     for batch in batches:
-        backend.forward_backward(batch, LOSSES[loss], config(loss, **fields), step.loss_tokens)
+        backend.forward_backward(batch, LOSSES[loss], config(loss, **fields))
     return gradients(backend)
 
 

@@ -82,7 +82,7 @@ def test_on_policy_the_gradient_is_that_of_reinforce(tmp_path: Path) -> None:
     with Stream(snapshot, plan, needs, options) as stream:
         ((step, batches),) = stream.steps()
     for batch in batches:
-        backend.forward_backward(batch, LOSSES["ppo"], options, step.loss_tokens)
+        backend.forward_backward(batch, LOSSES["ppo"], options)
     found = gradients(backend)
     for batch in batches:
         logprobs_N, _ = backend.policy.logprobs(batch)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from testkit.training import sequences_of
 from trainer.batch import PackedBatch
-from trainer.collate import Members, TokenArrays, collate, cut
+from trainer.collate import Members, Shares, TokenArrays, collate, cut
 
 Turn = dict[str, Any]
 
@@ -25,6 +25,8 @@ def turns(draw: st.DrawFn) -> Turn:
         "trained": draw(st.booleans()),
         "advantage": draw(st.sampled_from([-1.5, 0.0, 2.0])),
         "temperature": draw(st.sampled_from([0.5, 1.0])),
+        "weight": draw(st.sampled_from([0.25, 1.0])),
+        "step": draw(st.integers(0, 3)),
     }
 
 
@@ -48,7 +50,9 @@ def packed(sequences: list[list[Turn]], *, all_masked: bool = False) -> PackedBa
         loss_tokens_M=np.array([sum(mask) * turn["trained"] for turn, mask in zip(flat, masks, strict=True)]),
         advantage_M=np.array([turn["advantage"] for turn in flat], np.float32),
         temperature_M=np.array([turn["temperature"] for turn in flat], np.float32),
+        step_index_M=np.array([turn["step"] for turn in flat], np.int32),
     )
+    shares = Shares(np.array([turn["weight"] for turn in flat], np.float32))
     action = [token for turn in flat for token in turn["action"]]
     tokens = TokenArrays(
         context_T=np.array([token for turn in flat for token in turn["context"]], np.int32),
@@ -56,11 +60,11 @@ def packed(sequences: list[list[Turn]], *, all_masked: bool = False) -> PackedBa
         mask_A=None if all_masked else np.array([flag for mask in masks for flag in mask], bool),
         logprobs_A=-np.arange(len(action), dtype=np.float32),
     )
-    return collate(members, np.array([len(sequence) for sequence in sequences]), tokens)
+    return collate(members, np.array([len(sequence) for sequence in sequences]), tokens, shares)
 
 
 def expected_rows(sequences: list[list[Turn]], *, all_masked: bool = False) -> tuple[list[int], list[int], list[Any]]:
-    """Ids, positions, and (predictor, target, advantage, log-probability, temperature) of each trained token."""
+    """Ids, positions, and what `rows_of` gives of each trained token."""
     ids: list[int] = []
     positions: list[int] = []
     rows = []
@@ -74,7 +78,8 @@ def expected_rows(sequences: list[list[Turn]], *, all_masked: bool = False) -> t
                 position += 1
             for token, flag in zip(turn["action"], turn["mask"], strict=True):
                 if turn["trained"] and (flag or all_masked):
-                    rows.append((len(ids) - 1, token, turn["advantage"], -float(number), turn["temperature"]))
+                    known = (turn["advantage"], turn["temperature"], turn["weight"], turn["step"])
+                    rows.append((len(ids) - 1, token, -float(number), *known))
                 ids.append(token)
                 positions.append(position)
                 position += 1
@@ -83,12 +88,15 @@ def expected_rows(sequences: list[list[Turn]], *, all_masked: bool = False) -> t
 
 
 def rows_of(batch: PackedBatch) -> list[Any]:
+    """Predictor, target, log-probability, advantage, temperature, weight and step of each trained token."""
     columns = (
         batch.predictor_N,
         batch.target_N,
-        batch.advantages_N,
         batch.behaviour_logprobs_N,
+        batch.advantages_N,
         batch.temperature_N,
+        batch.weight_N,
+        batch.step_index_N,
     )
     return list(zip(*(column.tolist() for column in columns if column is not None), strict=True))
 
@@ -117,5 +125,4 @@ def test_cut_anywhere_it_holds_the_same_sequences(sequences: list[list[Turn]], d
         assert single.input_ids_T.tolist() == ids
         assert single.position_ids_T.tolist() == positions
         alone = rows_of(packed([sequence]))
-        without_logprob = [(row[0], row[1], row[2], row[4]) for row in rows_of(single)]
-        assert without_logprob == [(row[0], row[1], row[2], row[4]) for row in alone]
+        assert [row[:2] + row[3:] for row in rows_of(single)] == [row[:2] + row[3:] for row in alone]

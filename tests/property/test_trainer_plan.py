@@ -82,7 +82,7 @@ def test_the_token_budget_changes_micro_batches_only(episodes: dict[int, list[in
     assert [s.loss_tokens for s in plans[0].steps] == [s.loss_tokens for s in plans[1].steps]
     for plan in plans:
         for step in plan.steps:
-            packed = sorted(q for batch in plan.micro_batches(step) for q in batch)
+            packed = sorted(q for rank in plan.micro_batches(step) for batch in rank for q in batch)
             assert packed == sorted(step.episodes_E.tolist())
 
 

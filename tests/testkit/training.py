@@ -11,7 +11,7 @@ from torch import Tensor  # noqa: TID253
 import lake
 from lake import Lake
 from lake.records import EpisodeRecord, StepRecord, TokensRecord
-from trainer.backend import SingleDevice
+from trainer.backends.single import SingleDevice
 from trainer.batch import PackedBatch
 from trainer.config import OptimizerConfig, TrainConfig
 from trainer.model import Policy
@@ -74,6 +74,7 @@ def random_batch(lengths: Sequence[int], seed: int = 0, *, temperature: float | 
         boundaries=[0, *np.cumsum(lengths).tolist()],
         predictor_N=target_at - 1,
         target_N=ids_T[target_at],
+        weight_N=torch.full((size,), 1 / size),
         advantages_N=torch.from_numpy(rng.normal(size=size).astype(np.float32)),
         behaviour_logprobs_N=torch.from_numpy(rng.uniform(-4, -3, size).astype(np.float32)),
         temperature_N=None if temperature is None else torch.full((size,), temperature),
@@ -83,6 +84,7 @@ def random_batch(lengths: Sequence[int], seed: int = 0, *, temperature: float | 
 def sequences_of(batch: PackedBatch) -> list[PackedBatch]:
     """The same sequences, each in a batch of its own."""
     parts = []
+    assert batch.unit_N is None, "units are cut by `trainer.collate.cut`"
     for low, high in zip(batch.boundaries[:-1], batch.boundaries[1:], strict=True):
         mine_N = (batch.predictor_N >= low) & (batch.predictor_N < high)
 
@@ -96,9 +98,11 @@ def sequences_of(batch: PackedBatch) -> list[PackedBatch]:
                 boundaries=[0, high - low],
                 predictor_N=batch.predictor_N[mine_N] - low,
                 target_N=batch.target_N[mine_N],
+                weight_N=batch.weight_N[mine_N],
                 advantages_N=cut(batch.advantages_N),
                 behaviour_logprobs_N=cut(batch.behaviour_logprobs_N),
                 temperature_N=cut(batch.temperature_N),
+                step_index_N=cut(batch.step_index_N),
             )
         )
     return parts

@@ -9,8 +9,12 @@ import transformers  # noqa: TID253
 
 from lake.errors import UsageError
 from testkit.training import random_batch, sequences_of
-from trainer.attention import packed_attention
+from trainer.attention import Layout, choose_attention, packed_attention
+from trainer.attention import flash as flash_module
+from trainer.attention.flash import flash_attention
+from trainer.attention.flex import flex_packed_attention
 from trainer.model import Policy
+from trainer.model_check import check_policy
 
 SHAPE = {
     "vocab_size": 40,
@@ -24,79 +28,237 @@ SHAPE = {
     "bos_token_id": None,
     "eos_token_id": 0,
 }
-ARCHITECTURES = ["Llama", "Qwen2", "Qwen3", "Mistral", "Olmo2", "SmolLM3", "Phi3"]
+MIXTURE = {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "GPT2": {"n_embd": 32, "n_head": 4, "n_layer": 2},
+    "OPT": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "Qwen3": {"head_dim": 8},
+    "Mistral": {"sliding_window": 4},
+    "Cohere2": {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
+    "Gemma3Text": {"head_dim": 8, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
+    "Gemma2": {"head_dim": 8, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
+    "Granite": {"logits_scaling": 8.0},
+    "Cohere": {"logit_scale": 0.25},
+    "Qwen3Moe": MIXTURE | {"num_experts": 4},
+    "Mixtral": {"num_local_experts": 4},
+    "GptOss": {"head_dim": 8, "num_local_experts": 4, "layer_types": ["sliding_attention", "full_attention"]},
+    "Mamba": {"state_size": 4},
+    "Bloom": {"n_head": 4, "n_layer": 2},
+}
+NAMES = {"Gemma3Text": "Gemma3ForCausalLM", "GPT2": "GPT2LMHeadModel"}
+SERVED = [
+    "Llama",
+    "Qwen2",
+    "Qwen3",
+    "Qwen3Moe",
+    "Mistral",
+    "Mixtral",
+    "Olmo2",
+    "SmolLM3",
+    "Phi",
+    "Phi3",
+    "GPT2",
+    "GPTNeoX",
+    "OPT",
+    "Starcoder2",
+    "Gemma",
+    "Gemma3Text",
+    "Granite",
+    "Cohere",
+    "Cohere2",
+]
 
 
 def model_of(name: str, **shape: Any) -> Any:
-    config = getattr(transformers, f"{name}Config")(**(SHAPE | shape))
+    """A random model whose weights are wide enough that a wrong attention shows."""
+    config = getattr(transformers, f"{name}Config")(**(SHAPE | OPTIONS.get(name, {}) | shape))
     torch.manual_seed(0)
-    return getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    model = getattr(transformers, NAMES.get(name, f"{name}ForCausalLM"))(config).eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.2)
+    return model
 
 
-def plain_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def plain_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None = None, softcap: float | None = None
+) -> torch.Tensor:
     """Causal attention of one sequence, written out; [heads, T, dimension]."""
     groups = query.shape[0] // key.shape[0]
     key, value = key.repeat_interleave(groups, 0), value.repeat_interleave(groups, 0)
     scores = query @ key.transpose(1, 2) / query.shape[-1] ** 0.5
-    future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-    return scores.masked_fill(future, float("-inf")).softmax(-1) @ value
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if window is not None:
+        seen &= torch.ones_like(seen).triu(1 - window)
+    return scores.masked_fill(~seen, float("-inf")).softmax(-1) @ value
 
 
-@pytest.mark.parametrize("key_heads", [1, 2, 4])
-def test_it_is_causal_attention_inside_each_sequence(key_heads: int) -> None:
+def expected_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, boundaries: list[int], **options: Any
+) -> torch.Tensor:
+    """The same of a packed buffer; [1, T, heads, dimension]."""
+    parts = [
+        plain_attention(query[0, :, a:b], key[0, :, a:b], value[0, :, a:b], **options) for a, b in pairwise(boundaries)
+    ]
+    return torch.cat(parts, dim=1).transpose(0, 1)[None]
+
+
+BOUNDARIES = [0, 5, 6, 14]
+
+
+def random_heads(key_heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    boundaries = [0, 5, 6, 14]
     query, key, value = (
         torch.randn(1, heads, 14, 8, generator=generator, requires_grad=True) for heads in (4, key_heads, key_heads)
     )
-    found, _ = packed_attention(torch.nn.Module(), query, key, value, None, boundaries=boundaries, scaling=8**-0.5)
-    parts = [plain_attention(query[0, :, a:b], key[0, :, a:b], value[0, :, a:b]) for a, b in pairwise(boundaries)]
-    expected = torch.cat(parts, dim=1).transpose(0, 1)[None]
+    return query, key, value
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 8])
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+def test_flex_is_causal_attention_inside_each_sequence(key_heads: int, window: int | None) -> None:
+    query, key, value = (tensor.detach() for tensor in random_heads(key_heads))
+    options = {"layout": Layout(BOUNDARIES, query.device), "scaling": 8**-0.5, "sliding_window": window}
+    with torch.no_grad():
+        found, _ = flex_packed_attention(torch.nn.Module(), query, key, value, None, **options)
+    expected = expected_attention(query, key, value, BOUNDARIES, window=window)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-    weights = torch.randn(found.shape, generator=generator)
+
+
+def test_flex_says_where_it_cannot_train() -> None:
+    query, key, value = random_heads(2)
+    with pytest.raises(UsageError, match="no backward pass on a CPU"):
+        flex_packed_attention(torch.nn.Module(), query, key, value, None, layout=Layout(BOUNDARIES, query.device))
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 8])
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+def test_it_is_causal_attention_inside_each_sequence(key_heads: int, window: int | None) -> None:
+    query, key, value = random_heads(key_heads)
+    options = {"layout": Layout(BOUNDARIES, query.device), "scaling": 8**-0.5, "sliding_window": window}
+    found, _ = packed_attention(torch.nn.Module(), query, key, value, None, **options)
+    expected = expected_attention(query, key, value, BOUNDARIES, window=window)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(2))
     ours = torch.autograd.grad((found * weights).sum(), (query, key, value))
     theirs = torch.autograd.grad((expected * weights).sum(), (query, key, value))
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
+def test_flex_caps_scores() -> None:
+    query, key, value = (tensor.detach() for tensor in random_heads(2))
+    layout = Layout(BOUNDARIES, query.device)
+    with torch.no_grad():
+        found, _ = flex_packed_attention(
+            torch.nn.Module(), 9 * query, key, value, None, layout=layout, scaling=8**-0.5, softcap=2.0
+        )
+    expected = expected_attention(9 * query, key, value, BOUNDARIES, softcap=2.0)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(expected, expected_attention(9 * query, key, value, BOUNDARIES))
+
+
+def slow_varlen(query_THD: Any, key_THD: Any, value_THD: Any, starts: Any, ends: Any, *sizes: int, **options: Any) -> Any:
+    """What torch documents of its kernel, which runs on a GPU only."""
+    back, ahead = options["window_size"]
+    assert ahead == 0
+    assert starts.dtype == torch.int32
+    assert torch.equal(starts, ends)
+    assert sizes == (8, 8)
+    assert options["enable_gqa"] is (query_THD.shape[1] != key_THD.shape[1])
+    assert options["scale"] == query_THD.shape[-1] ** -0.5
+    heads = (tensor.transpose(0, 1)[None] for tensor in (query_THD, key_THD, value_THD))
+    return expected_attention(*heads, starts.tolist(), window=None if back < 0 else back + 1)[0]
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("key_heads", [2, 4])
+def test_flash_asks_its_kernel_for_the_same(monkeypatch: pytest.MonkeyPatch, key_heads: int, window: int | None) -> None:
+    monkeypatch.setattr(flash_module, "varlen_attn", slow_varlen)
+    query, key, value = (tensor.detach().bfloat16() for tensor in random_heads(key_heads))
+    options = {"layout": Layout(BOUNDARIES, query.device), "scaling": 8**-0.5, "sliding_window": window}
+    found, _ = flash_attention(torch.nn.Module(), query.float(), key, value, None, **options)
+    assert found.dtype == torch.float32
+    expected = expected_attention(query, key, value, BOUNDARIES, window=window)
+    torch.testing.assert_close(found, expected.float(), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("attention", [packed_attention, flex_packed_attention, flash_attention])
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"boundaries": None}, "boundaries"),
+        ({"layout": None}, "no layout"),
         ({"dropout": 0.1}, "dropout"),
         ({"attention_mask": torch.ones(1, 4)}, "mask"),
-        ({"softcap": 30.0}, "soft-capped"),
         ({"s_aux": torch.ones(4)}, "sinks"),
-        ({"sliding_window": 3}, "4 tokens exceeds the attention window 3"),
     ],
 )
-def test_what_it_does_not_do_is_refused(options: dict[str, Any], words: str) -> None:
+def test_what_it_does_not_do_is_refused(attention: Any, options: dict[str, Any], words: str) -> None:
     tensor = torch.zeros(1, 4, 4, 8)
-    arguments: dict[str, Any] = {"attention_mask": None, "boundaries": [0, 4]} | options
+    arguments: dict[str, Any] = {"attention_mask": None, "layout": Layout([0, 4], tensor.device)} | options
     with pytest.raises(UsageError, match=words):
-        packed_attention(torch.nn.Module(), tensor, tensor, tensor, **arguments)
+        attention(torch.nn.Module(), tensor, tensor, tensor, **arguments)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_an_architecture_scores_packed_sequences_as_single_ones(name: str) -> None:
+@pytest.mark.parametrize("attention", [packed_attention, flash_attention])
+def test_soft_caps_are_left_to_flex(attention: Any) -> None:
+    tensor = torch.zeros(1, 4, 4, 8)
+    with pytest.raises(UsageError, match=r"soft-cap.*flex"):
+        attention(torch.nn.Module(), tensor, tensor, tensor, None, layout=Layout([0, 4], tensor.device), softcap=30.0)
+
+
+def test_attention_is_chosen_by_device_and_dtype() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert choose_attention("auto", cpu, torch.bfloat16) == "sdpa"
+    assert choose_attention("auto", gpu, torch.float32) == "sdpa"
+    assert choose_attention("auto", gpu, torch.bfloat16) == "flash"
+    assert choose_attention("flex", cpu, torch.float32) == "flex"
+    for device, dtype in ((cpu, torch.bfloat16), (gpu, torch.float32)):
+        with pytest.raises(UsageError, match="flash attention needs a GPU"):
+            choose_attention("flash", device, dtype)
+
+
+@pytest.mark.parametrize("kind", ["sdpa", "flex"])
+@pytest.mark.parametrize("name", SERVED)
+def test_an_architecture_scores_packed_sequences_as_single_ones(name: str, kind: Any) -> None:
     """Against the untouched model: one sequence at a time, transformers' own attention and full logits."""
     batch = random_batch([9, 3, 14])
-    logprobs_N, _ = Policy(model_of(name)).logprobs(batch)
+    policy = Policy(model_of(name), attention=kind)
+    with torch.no_grad():
+        logprobs_N, _ = policy.logprobs(batch)
     untouched = model_of(name)
     expected = []
     for part in sequences_of(batch):
         with torch.no_grad():
             logits_TV = untouched(input_ids=part.input_ids_T[None], use_cache=False).logits[0].float()
         expected.append(logits_TV.log_softmax(-1)[part.predictor_N, part.target_N])
-    torch.testing.assert_close(logprobs_N.detach(), torch.cat(expected), atol=1e-4, rtol=0)
+    torch.testing.assert_close(logprobs_N, torch.cat(expected), atol=1e-4, rtol=0)
+    check_policy(policy)
 
 
-@pytest.mark.parametrize("name", ["Llama", "Qwen3"])
+def test_gemma_2_is_served_by_flex() -> None:
+    """It soft-caps attention scores and logits."""
+    check_policy(Policy(model_of("Gemma2"), attention="flex"))
+    with pytest.raises(UsageError, match=r"Gemma2Attention soft-caps its attention.*flex"):
+        check_policy(Policy(model_of("Gemma2"), attention="sdpa"))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("GptOss", "sinks"), ("Mamba", "scores packed sequences differently"), ("StableLm", "no layout")],
+)
+def test_an_architecture_that_is_not_served_is_refused(name: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        check_policy(Policy(model_of(name)))
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen3", "Mistral"])
 def test_an_architecture_has_the_gradients_of_single_sequences(name: str) -> None:
     batch = random_batch([9, 3, 14])
     policy = Policy(model_of(name))
-    policy.logprobs(batch)[0].sum().backward()
+    policy.logprobs(batch)[0].sum().backward()  # type: ignore[no-untyped-call]
     untouched = model_of(name)
     for part in sequences_of(batch):
         logits_TV = untouched(input_ids=part.input_ids_T[None], use_cache=False).logits[0].float()
@@ -106,10 +268,3 @@ def test_an_architecture_has_the_gradients_of_single_sequences(name: str) -> Non
         torch.testing.assert_close(
             parameter.grad, others[parameter_name].grad, atol=1e-4, rtol=1e-3, msg=parameter_name
         )
-
-
-@pytest.mark.parametrize("name", ["Gemma2", "Cohere", "Granite"])
-def test_an_architecture_that_changes_its_logits_is_refused(name: str) -> None:
-    altered = {"Granite": {"logits_scaling": 8.0}, "Cohere": {"logit_scale": 0.0625}}.get(name, {})
-    with pytest.raises(UsageError, match="changes its logits"):
-        Policy(model_of(name, head_dim=8, **altered) if name == "Gemma2" else model_of(name, **altered))

@@ -5,7 +5,7 @@ import torch  # noqa: TID253
 
 from lake.errors import ContractError
 from testkit.training import config, gradients, random_backend, random_batch, random_model, sequences_of
-from trainer.backend import SingleDevice
+from trainer.backends.single import SingleDevice
 from trainer.config import OptimizerConfig
 from trainer.losses import LOSSES
 from trainer.model import Policy
@@ -13,7 +13,7 @@ from trainer.model import Policy
 
 def step(backend: SingleDevice, seed: int = 0, rate: float = 1e-2) -> None:
     batch = random_batch([9, 14], seed)
-    backend.forward_backward(batch, LOSSES["sft"], config(), len(batch.target_N))
+    backend.forward_backward(batch, LOSSES["sft"], config())
     backend.optim_step(rate)
 
 
@@ -26,7 +26,7 @@ def test_gradients_do_not_depend_on_how_a_step_is_cut(loss: str) -> None:
     for batches in ([batch], sequences_of(batch), sequences_of(batch)[::-1]):
         backend = random_backend()
         for part in batches:
-            backend.forward_backward(part, LOSSES[loss], settings, count)
+            backend.forward_backward(part, LOSSES[loss], settings)
         results.append(gradients(backend))
     for other in results[1:]:
         for name, gradient in results[0].items():
@@ -36,8 +36,8 @@ def test_gradients_do_not_depend_on_how_a_step_is_cut(loss: str) -> None:
 def test_sums_add_up_over_micro_batches() -> None:
     batch = random_batch([11, 3, 25])
     backend = random_backend()
-    whole = backend.forward_backward(batch, LOSSES["ppo"], config("ppo"), 7)
-    parts = [backend.forward_backward(part, LOSSES["ppo"], config("ppo"), 7) for part in sequences_of(batch)]
+    whole = backend.forward_backward(batch, LOSSES["ppo"], config("ppo")).result()
+    parts = [backend.forward_backward(part, LOSSES["ppo"], config("ppo")).result() for part in sequences_of(batch)]
     assert "entropy" in whole
     for name, total in whole.items():
         assert sum(float(part[name]) for part in parts) == pytest.approx(float(total), rel=1e-4, abs=1e-4)
@@ -49,8 +49,8 @@ def test_an_update_clips_the_gradient_and_reports_its_norm() -> None:
     norms = []
     for limit in (1e-6, 1e6):
         backend = random_backend(max_grad_norm=limit)
-        backend.forward_backward(batch, LOSSES["sft"], config(), len(batch.target_N))
-        norms.append(backend.optim_step(1e-3))
+        backend.forward_backward(batch, LOSSES["sft"], config())
+        norms.append(backend.optim_step(1e-3).result())
     assert norms[0] == norms[1] > 0
 
 
@@ -58,7 +58,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_alone() -> None:
     backend = random_backend()
     before = {name: tensor.clone() for name, tensor in backend.get_weights().items()}
     batch = random_batch([20])
-    backend.forward_backward(batch, LOSSES["sft"], config(), len(batch.target_N))
+    backend.forward_backward(batch, LOSSES["sft"], config())
     next(backend.policy.model.parameters()).grad[0] = float("nan")
     with pytest.raises(ContractError, match=r"norm is nan.*--lr"):
         backend.optim_step(1e-3)

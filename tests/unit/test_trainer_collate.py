@@ -4,7 +4,8 @@ import numpy as np
 import torch  # noqa: TID253
 
 from testkit.training import random_batch, sequences_of
-from trainer.collate import Members, TokenArrays, collate, cut
+from trainer.batch import PackedBatch
+from trainer.collate import Members, Shares, TokenArrays, collate, cut, dummy
 
 END = 0
 
@@ -14,10 +15,14 @@ def members(**columns: list[object]) -> Members:
     values = {
         "trained_M": np.array(columns.get("trained_M", [True] * size), bool),
         "loss_tokens_M": np.array(columns.get("loss_tokens_M", columns["n_action_M"]), np.int64),
-        "advantage_M": np.array(columns["advantage_M"], np.float32) if "advantage_M" in columns else None,
-        "temperature_M": np.array(columns["temperature_M"], np.float32) if "temperature_M" in columns else None,
+        **{
+            name: np.array(columns[name], np.float32)
+            for name in ("advantage_M", "temperature_M", "staleness_M")
+            if name in columns
+        },
     }
     return Members(
+        step_index_M=np.arange(size, dtype=np.int32),
         n_context_M=np.array(columns["n_context_M"], np.int64),
         n_action_M=np.array(columns["n_action_M"], np.int64),
         **values,
@@ -30,13 +35,18 @@ def tokens(context: list[int], action: list[int], mask: list[bool] | None = None
     return TokenArrays(np.array(context, np.int32), np.array(action, np.int32), np.array(flags), logprobs_T)
 
 
+def packed(members: Members, members_Q: list[int], tokens: TokenArrays) -> PackedBatch:
+    """Laid out; every token weighs 1."""
+    return collate(members, np.array(members_Q), tokens, Shares(np.ones(len(members.n_context_M), np.float32)))
+
+
 def test_turns_of_a_sequence_lie_end_to_end_and_positions_restart_with_each_sequence() -> None:
     # One sequence of two turns (context 1 2, action 3 0; context 4, action 5 0), then one of one turn (6; 7 0).
-    batch = collate(
+    batch = packed(
         members(
             n_context_M=[2, 1, 1], n_action_M=[2, 2, 2], advantage_M=[0.5, -1.0, 2.0], temperature_M=[1.0, 0.5, 0.7]
         ),
-        np.array([2, 1]),
+        [2, 1],
         tokens([1, 2, 4, 6], [3, END, 5, END, 7, END]),
     )
     assert batch.input_ids_T.tolist() == [1, 2, 3, END, 4, 5, END, 6, 7, END]
@@ -53,14 +63,12 @@ def test_turns_of_a_sequence_lie_end_to_end_and_positions_restart_with_each_sequ
 
 
 def test_the_end_token_is_trained_although_padding_shares_its_id() -> None:
-    batch = collate(members(n_context_M=[2], n_action_M=[3]), np.array([1]), tokens([END, END], [5, END, END]))
+    batch = packed(members(n_context_M=[2], n_action_M=[3]), [1], tokens([END, END], [5, END, END]))
     assert batch.target_N.tolist() == [5, END, END]
 
 
 def test_tokens_the_policy_did_not_sample_carry_no_loss() -> None:
-    batch = collate(
-        members(n_context_M=[1], n_action_M=[4]), np.array([1]), tokens([9], [1, 2, 3, 4], [True, False, False, True])
-    )
+    batch = packed(members(n_context_M=[1], n_action_M=[4]), [1], tokens([9], [1, 2, 3, 4], [True, False, False, True]))
     assert batch.target_N.tolist() == [1, 4]
     assert batch.behaviour_logprobs_N is not None
     assert batch.behaviour_logprobs_N.tolist() == [-1.0, -4.0]
@@ -69,10 +77,10 @@ def test_tokens_the_policy_did_not_sample_carry_no_loss() -> None:
 def test_no_mask_means_that_the_policy_sampled_every_action_token() -> None:
     arguments = (
         members(n_context_M=[1, 1], n_action_M=[2, 1], trained_M=[True, False], loss_tokens_M=[2, 0]),
-        np.array([2]),
+        [2],
     )
-    full = collate(*arguments, tokens([8, 9], [1, 2, 3]))
-    none = collate(*arguments, TokenArrays(np.array([8, 9], np.int32), np.array([1, 2, 3], np.int32), None, None))
+    full = packed(*arguments, tokens([8, 9], [1, 2, 3]))
+    none = packed(*arguments, TokenArrays(np.array([8, 9], np.int32), np.array([1, 2, 3], np.int32), None, None))
     assert none.target_N.tolist() == full.target_N.tolist() == [1, 2]
     assert none.behaviour_logprobs_N is None
 
@@ -88,9 +96,9 @@ def test_cutting_gives_back_the_sequences() -> None:
 
 
 def test_untrained_turns_stay_as_context() -> None:
-    batch = collate(
+    batch = packed(
         members(n_context_M=[1, 1], n_action_M=[2, 2], trained_M=[False, True]),
-        np.array([2]),
+        [2],
         tokens([8, 9], [1, 2, 3, 4]),
     )
     assert batch.input_ids_T.tolist() == [8, 1, 2, 9, 3, 4]
@@ -98,6 +106,58 @@ def test_untrained_turns_stay_as_context() -> None:
 
 
 def test_a_turn_may_add_no_context() -> None:
-    batch = collate(members(n_context_M=[1, 0], n_action_M=[1, 2]), np.array([2]), tokens([8], [1, 2, 3]))
+    batch = packed(members(n_context_M=[1, 0], n_action_M=[1, 2]), [2], tokens([8], [1, 2, 3]))
     assert batch.input_ids_T.tolist() == [8, 1, 2, 3]
     assert batch.predictor_N.tolist() == [0, 1, 2]
+
+
+def test_weights_steps_and_units_are_spread_over_tokens_and_cut_with_them() -> None:
+    """Two sequences: turns of 2, 1 (not trained) and 1 tokens, then one of 2; the unit is the sequence."""
+    shares = Shares(np.array([0.5, 0.0, 0.5, 0.25], np.float32), np.array([0, 0, 0, 1]), unit_weight=0.125)
+    batch = collate(
+        members(
+            n_context_M=[1, 1, 1, 1],
+            n_action_M=[2, 1, 1, 2],
+            trained_M=[True, False, True, True],
+            loss_tokens_M=[2, 0, 1, 2],
+            staleness_M=[3.0, 0.0, np.nan, 1.0],
+        ),
+        np.array([3, 1]),
+        tokens([1, 1, 1, 1], [2, 3, 4, 5, 6, 7]),
+        shares,
+    )
+    assert batch.weight_N.tolist() == [0.5, 0.5, 0.5, 0.25, 0.25]
+    assert batch.step_index_N is not None
+    assert batch.step_index_N.tolist() == [0, 0, 2, 3, 3]
+    assert batch.staleness_N is not None
+    assert batch.staleness_N.nan_to_num(-1).tolist() == [3.0, 3.0, -1.0, 1.0, 1.0]
+    first, second = cut(batch, [1, 1])
+    for part, units, count in ((batch, [0, 0, 0, 1, 1], 2), (first, [0, 0, 0], 1), (second, [0, 0], 1)):
+        assert part.unit_N is not None
+        assert part.weight_U is not None
+        assert part.unit_N.tolist() == units
+        assert part.weight_U.tolist() == [0.125] * count
+    assert second.predictor_N.tolist() == [0, 1]
+    assert second.weight_N.tolist() == [0.25, 0.25]
+
+
+def test_a_part_without_trained_tokens_has_no_units() -> None:
+    shares = Shares(np.array([0.0, 1.0], np.float32), np.array([0, 0]))
+    arguments = members(n_context_M=[1, 1], n_action_M=[1, 1], trained_M=[False, True], loss_tokens_M=[0, 1])
+    batch = collate(arguments, np.array([1, 1]), tokens([1, 1], [2, 3]), shares)
+    assert [part.unit_N.tolist() for part in cut(batch, [1, 1]) if part.unit_N is not None] == [[], [0]]
+    assert [part.weight_U.tolist() for part in cut(batch, [1, 1]) if part.weight_U is not None] == [[], [1.0]]
+
+
+def test_a_dummy_has_the_columns_of_its_run_and_weighs_nothing() -> None:
+    like = members(n_context_M=[3], n_action_M=[4], advantage_M=[1.0], temperature_M=[0.5])
+    batch = dummy(like, logprobs=True, units=True)
+    assert batch.dummy
+    assert (len(batch.input_ids_T), len(batch.target_N), batch.boundaries) == (2, 1, [0, 2])
+    assert batch.weight_N.tolist() == [0.0]
+    for name in ("advantages_N", "temperature_N", "behaviour_logprobs_N", "unit_N", "weight_U", "step_index_N"):
+        assert getattr(batch, name) is not None, name
+    assert batch.staleness_N is None
+    plain = dummy(members(n_context_M=[3], n_action_M=[4]), logprobs=False, units=False)
+    assert plain.advantages_N is plain.behaviour_logprobs_N is plain.temperature_N is plain.unit_N is None
+    assert not packed(like, [1], tokens([1, 1, 1], [1, 1, 1, 1])).dummy

@@ -18,6 +18,11 @@ BEHAVIOUR_N = -3 * torch.rand(60, generator=GENERATOR)
 DRIFT_N = 1.5 * torch.randn(60, generator=GENERATOR)
 
 
+def rows_of(logprobs_N: Tensor, *others_N: Tensor) -> LossRows:
+    """Rows that weigh 1 each."""
+    return LossRows(logprobs_N, torch.ones_like(logprobs_N), *others_N)
+
+
 def gradient(function: Callable[[Tensor], Tensor], at_N: Tensor) -> Tensor:
     logprobs_N = at_N.clone().requires_grad_()
     (grad_N,) = torch.autograd.grad(function(logprobs_N), logprobs_N)
@@ -28,12 +33,12 @@ def ppo_gradient(at_N: Tensor, **options: float | None) -> Tensor:
     settings = config("ppo", ppo=options)
     entropy_N = torch.zeros_like(at_N)
     return gradient(
-        lambda lp_N: LOSSES["ppo"].function(LossRows(lp_N, ADVANTAGES_N, BEHAVIOUR_N, entropy_N), settings).total, at_N
+        lambda lp_N: LOSSES["ppo"].function(rows_of(lp_N, ADVANTAGES_N, BEHAVIOUR_N, entropy_N), settings).total, at_N
     )
 
 
 def test_sft_is_the_negative_log_likelihood() -> None:
-    result = LOSSES["sft"].function(LossRows(BEHAVIOUR_N), config())
+    result = LOSSES["sft"].function(rows_of(BEHAVIOUR_N), config())
     assert result.total == pytest.approx(-sum(BEHAVIOUR_N.tolist()), rel=1e-6)
 
 
@@ -52,7 +57,7 @@ def test_awr_loss_is_the_weighted_likelihood_and_no_gradient_goes_through_the_we
     settings = config("awr", awr={"beta": 2.0, "max_weight": 5.0})
     advantages_N = ADVANTAGES_N.clone().requires_grad_()
     logprobs_N = BEHAVIOUR_N.clone().requires_grad_()
-    LOSSES["awr"].function(LossRows(logprobs_N, advantages_N), settings).total.backward()
+    LOSSES["awr"].function(rows_of(logprobs_N, advantages_N), settings).total.backward()
     assert advantages_N.grad is None
     expected_N = [-min(math.exp(a / 2.0), 5.0) for a in ADVANTAGES_N.tolist()]
     assert logprobs_N.grad is not None
@@ -60,12 +65,12 @@ def test_awr_loss_is_the_weighted_likelihood_and_no_gradient_goes_through_the_we
 
 
 def test_awr_without_signal_is_sft() -> None:
-    rows = LossRows(BEHAVIOUR_N, torch.zeros(60))
+    rows = rows_of(BEHAVIOUR_N, torch.zeros(60))
     assert LOSSES["awr"].function(rows, config("awr")).total == LOSSES["sft"].function(rows, config()).total
 
 
 def test_awr_counts_its_limited_weights() -> None:
-    rows = LossRows(BEHAVIOUR_N[:4], torch.tensor([9.0, 9.0, 0.0, -1.0]))
+    rows = rows_of(BEHAVIOUR_N[:4], torch.tensor([9.0, 9.0, 0.0, -1.0]))
     sums = LOSSES["awr"].function(rows, config("awr")).sums
     assert sums["weight_clipped"] == 2
     assert sums["advantage"] == 17
@@ -84,7 +89,7 @@ def slow_ppo(logprob: float, behaviour: float, advantage: float, low: float, hig
 def test_ppo_follows_the_formula(dual: float | None) -> None:
     settings = config("ppo", ppo={"clip_low": 0.2, "clip_high": 0.28, "dual_clip": dual})
     logprobs_N = BEHAVIOUR_N + DRIFT_N
-    rows = LossRows(logprobs_N, ADVANTAGES_N, BEHAVIOUR_N)
+    rows = rows_of(logprobs_N, ADVANTAGES_N, BEHAVIOUR_N)
     expected = sum(
         slow_ppo(lp, b, a, 0.2, 0.28, dual)
         for lp, b, a in zip(logprobs_N.tolist(), BEHAVIOUR_N.tolist(), ADVANTAGES_N.tolist(), strict=True)
@@ -124,7 +129,7 @@ def test_dual_clip_bounds_negative_advantages_only() -> None:
 
 def test_ppo_entropy_bonus_is_subtracted() -> None:
     entropy_N = torch.full((60,), 1.5)
-    rows = LossRows(BEHAVIOUR_N, ADVANTAGES_N, BEHAVIOUR_N, entropy_N)
+    rows = rows_of(BEHAVIOUR_N, ADVANTAGES_N, BEHAVIOUR_N, entropy_N)
     plain = LOSSES["ppo"].function(rows, config("ppo")).total
     bonus = LOSSES["ppo"].function(rows, config("ppo", ppo={"entropy_coefficient": 0.1})).total
     assert (plain - bonus).item() == pytest.approx(0.1 * 1.5 * 60, rel=1e-5)
@@ -133,7 +138,7 @@ def test_ppo_entropy_bonus_is_subtracted() -> None:
 def test_ppo_diagnostics_are_taken_before_clipping() -> None:
     log_ratio_N = torch.tensor([math.log(4.0), math.log(0.25), 0.0, math.log(4.0)])
     advantages_N = torch.tensor([1.0, -1.0, 1.0, -1.0])
-    rows = LossRows(log_ratio_N, advantages_N, torch.zeros(4), torch.zeros(4))
+    rows = rows_of(log_ratio_N, advantages_N, torch.zeros(4), torch.zeros(4))
     sums = {name: value.item() for name, value in LOSSES["ppo"].function(rows, config("ppo")).sums.items()}
     assert sums["ratio"] == pytest.approx(9.25)
     assert sums["outside_half_two"] == 3
@@ -143,9 +148,9 @@ def test_ppo_diagnostics_are_taken_before_clipping() -> None:
 
 def test_a_loss_without_its_inputs_says_what_it_needs() -> None:
     with pytest.raises(ValueError, match="advantages_N"):
-        LOSSES["awr"].function(LossRows(BEHAVIOUR_N), config("awr"))
+        LOSSES["awr"].function(rows_of(BEHAVIOUR_N), config("awr"))
     with pytest.raises(ValueError, match="behaviour_logprobs_N"):
-        LOSSES["ppo"].function(LossRows(BEHAVIOUR_N, ADVANTAGES_N), config("ppo"))
+        LOSSES["ppo"].function(rows_of(BEHAVIOUR_N, ADVANTAGES_N), config("ppo"))
 
 
 def test_likelihood_losses_use_temperature_one_and_ratio_losses_the_sampled_one() -> None:

@@ -1,13 +1,10 @@
 """Metrics: means over the whole optimizer step, and a log that survives a kill."""
 
-import json
-from pathlib import Path
-
 import pytest
 
 from testkit.training import config, random_backend, random_batch
 from trainer.losses import LOSSES
-from trainer.metrics import METRICS, JsonlLog, from_sums, metrics_frame
+from trainer.metrics import METRICS, from_sums, metrics_frame
 
 
 def test_sums_become_token_means() -> None:
@@ -24,26 +21,10 @@ def test_squares_become_the_effective_sample_size() -> None:
 @pytest.mark.parametrize("loss", sorted(LOSSES))
 def test_every_metric_of_every_loss_is_documented(loss: str) -> None:
     batch = random_batch([20])
-    sums = random_backend().forward_backward(batch, LOSSES[loss], config(loss), 10)
+    sums = random_backend().forward_backward(batch, LOSSES[loss], config(loss)).result()
     assert set(from_sums({name: float(value) for name, value in sums.items()}, 10)) <= set(METRICS)
 
 
 def test_rows_are_one_per_step_and_metric() -> None:
     frame = metrics_frame([(4, {"loss": 1.0, "ratio": 2.0}), (5, {"loss": 3.0})])
     assert frame.select("step", "name", "value").rows() == [(4, "loss", 1.0), (4, "ratio", 2.0), (5, "loss", 3.0)]
-
-
-def test_a_line_cut_off_by_a_kill_spoils_no_other(tmp_path: Path) -> None:
-    path = tmp_path / "m.jsonl"
-    path.write_text('{"step": 0, "attempt": 0, "loss": 1.0}\n{"step": 1, "att')
-    with JsonlLog(path, attempt=1) as log:
-        log.write(1, {"loss": 2.0})
-    lines = path.read_text().splitlines()
-    assert json.loads(lines[0])["step"] == 0
-    assert json.loads(lines[2]) == {"step": 1, "attempt": 1, "loss": 2.0}
-
-
-def test_lines_can_be_read_while_a_run_goes_on(tmp_path: Path) -> None:
-    with JsonlLog(tmp_path / "m.jsonl", attempt=0) as log:
-        log.write(0, {"loss": 1.0})
-        assert json.loads((tmp_path / "m.jsonl").read_text()) == {"step": 0, "attempt": 0, "loss": 1.0}

@@ -7,6 +7,7 @@ from lake.errors import UsageError
 from testkit.training import random_batch, random_model, sequences_of
 from trainer import model as model_module
 from trainer.model import Policy, load_policy
+from trainer.model_check import check_policy
 
 LENGTHS = [7, 1, 30, 2, 13]
 
@@ -87,23 +88,64 @@ def test_logprobs_are_never_above_zero() -> None:
 
 def test_generating_with_the_trained_instance_is_refused() -> None:
     policy = Policy(random_model())
-    with pytest.raises(UsageError, match="another instance"):
+    with pytest.raises(UsageError, match="use another one"):
         policy.model(input_ids=torch.tensor([[1, 2, 3]]))
 
 
-def test_a_model_that_changes_its_logits_is_refused() -> None:
-    altered = random_model()
-    altered.config.final_logit_softcapping = 30.0
-    with pytest.raises(UsageError, match="final_logit_softcapping"):
-        Policy(altered)
+def test_a_model_whose_packed_scores_are_others_is_refused() -> None:
+    """Nothing that an architecture does on its own goes unnoticed: here, logits that are shifted behind the head."""
+    odd = random_model()
+    policy = Policy(odd)
+    check_policy(policy)
+    odd.get_output_embeddings().register_forward_hook(lambda *call: call[-1] * (2.0 if call[-1].ndim == 3 else 1.0))
+    with pytest.raises(UsageError, match=r"Qwen2ForCausalLM with sdpa attention scores packed .* choose another"):
+        check_policy(policy)
 
 
-def test_a_sequence_beyond_the_attention_window_is_refused() -> None:
-    windowed = random_model(use_sliding_window=True, sliding_window=8, max_window_layers=0)
-    policy = Policy(windowed)
-    policy.logprobs(random_batch([8, 8]))
-    with pytest.raises(UsageError, match="window 8"):
-        policy.logprobs(random_batch([9]))
+def test_the_check_leaves_the_model_as_it_was() -> None:
+    policy = Policy(random_model())
+    torch.manual_seed(5)
+    drawn = torch.rand(3)
+    torch.manual_seed(5)
+    check_policy(policy)
+    assert torch.equal(torch.rand(3), drawn)
+    assert all(p.grad is None for p in policy.model.parameters())
+    policy.logprobs(random_batch([4]))
+
+
+def test_sixteen_bit_products_leave_float32_behind() -> None:
+    """Autocast: weights, gradients and log-probabilities are float32, and close to those of float32 products."""
+    batch = random_batch(LENGTHS)
+    exact_N, _ = Policy(random_model()).logprobs(batch)
+    policy = Policy(random_model(), dtype="bfloat16")
+    check_policy(policy)
+    narrow_N, entropy_N = policy.logprobs(batch, entropy=True)
+    assert entropy_N is not None
+    assert narrow_N.dtype == entropy_N.dtype == torch.float32
+    assert 0 < (narrow_N - exact_N).abs().mean() < 0.1
+    narrow_N.sum().backward()  # type: ignore[no-untyped-call]
+    assert {p.grad.dtype for p in policy.model.parameters()} == {torch.float32}
+
+
+def test_gradient_checkpointing_changes_nothing_but_memory() -> None:
+    batch = random_batch(LENGTHS)
+    results, saved = [], []
+    for recompute in (False, True):
+        policy = Policy(random_model(), gradient_checkpointing=recompute)
+        kept = [0]
+
+        def pack(tensor: torch.Tensor, kept: list[int] = kept) -> torch.Tensor:
+            kept[0] += tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            logprobs_N, _ = policy.logprobs(batch)
+        logprobs_N.sum().backward()  # type: ignore[no-untyped-call]
+        results.append(torch.cat([p.grad.flatten() for p in policy.model.parameters()]))
+        saved.append(kept[0])
+    assert torch.equal(*results)
+    assert saved[1] < saved[0] / 2
+    assert not policy.model.training
 
 
 def test_a_folder_without_a_model_says_what_to_do(tmp_path: object) -> None:

@@ -1,11 +1,19 @@
 """The losses by name, one file each, formula in the docstring. None of these modules imports torch."""
 
-from trainer.losses.awr import AWR
-from trainer.losses.base import Loss, LossResult, LossRows, Needs, Temperature, Unit
-from trainer.losses.ppo import PPO
-from trainer.losses.sft import SFT
+from trainer.aggregation import Aggregation, Atom, Unit
+from trainer.losses.base import Loss, LossConfig, LossResult, LossRows, Needs, Temperature
+from trainer.losses.registry import LOSSES, find_loss
 
-LOSSES: dict[str, Loss] = {loss.name: loss for loss in (SFT, AWR, PPO)}
-"""Every loss `--loss` can name."""
-
-__all__ = ["AWR", "LOSSES", "PPO", "SFT", "Loss", "LossResult", "LossRows", "Needs", "Temperature", "Unit"]
+__all__ = [
+    "LOSSES",
+    "Aggregation",
+    "Atom",
+    "Loss",
+    "LossConfig",
+    "LossResult",
+    "LossRows",
+    "Needs",
+    "Temperature",
+    "Unit",
+    "find_loss",
+]

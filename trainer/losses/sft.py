@@ -1,8 +1,10 @@
 """Supervised fine-tuning: the likelihood of the recorded actions.
 
-    L = - sum_N lp
+    L_t = -lp
 
-Behaviour cloning; with episodes filtered by reward it is filtered BC (RFT, arXiv 2308.01825).
+Behaviour cloning. Filtered behaviour cloning (RFT, arXiv 2308.01825; STaR, ReST-EM) is this loss on chosen episodes, so
+it is a selection and no loss of its own: `--loss sft --where "env_return >= 1"`, or `--selection` for the best of each
+task. It equals REINFORCE with A = 1[R >= c] over the episodes that are kept.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def sft(rows: LossRows, config: TrainConfig) -> LossResult:
-    """Negative log-likelihood, summed over N."""
+    """Negative log-likelihood."""
     del config
-    return LossResult(total=-rows.logprobs_N.sum(), sums={})
+    return LossResult(total=-(rows.weight_N * rows.logprobs_N).sum(), sums={})
 
 
 SFT = Loss("sft", Needs(), sft)

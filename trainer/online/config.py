@@ -4,7 +4,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pipelines.collect import GroupConfig
 from pipelines.credit import GiGPO
-from trainer.config import PPOConfig, ScheduleConfig, TrainConfig
+from trainer.config import ScheduleConfig, TrainConfig
+from trainer.losses.ppo import PPOConfig
 
 
 class LoopConfig(BaseModel):

@@ -17,7 +17,7 @@ from pipelines.collect import GroupConfig, collect_groups, distinct_seeds
 from pipelines.collect.environments.house import House, HouseConfig, vocabulary
 from pipelines.collect.environments.house_world import Split
 from pipelines.collect.policies.scripted import HouseScript
-from trainer.backend import SingleDevice
+from trainer.backends.single import SingleDevice
 from trainer.config import OptimizerConfig, TrainConfig
 from trainer.model import load_policy
 from trainer.offline import make_deterministic, train

@@ -21,7 +21,7 @@ from pipelines.credit import CreditSummary
 from pipelines.credit.control import shuffle_advantages
 from pipelines.credit.job import run_credit
 from trainer.advantages import AdvantageSource
-from trainer.backend import SingleDevice
+from trainer.backends.single import SingleDevice
 from trainer.online.config import LoopConfig
 from trainer.online.player import Player
 from trainer.render import engine_encoding

@@ -1,0 +1,184 @@
+"""Runs with validation, early stop, retention, stages, hooks, and runs done again from the lake alone."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lake
+from lake import Lake
+from lake.errors import CheckpointError, DataRefusedError, UsageError
+from testkit.lakes import add_credit, build_lake
+from testkit.offline_runs import configured, interrupted
+from trainer.model import Policy
+from trainer.offline import resume, train
+from trainer.repeat import repeat
+from trainer.stages import read_stages, train_stages
+from trainer.tiny_model import TinyModelConfig, make_tiny_model
+from trainer.training_run import TrainResult
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, Path]:
+    """A lake of text episodes with credit, and a tiny model of its texts."""
+    folder = tmp_path_factory.mktemp("world")
+    lk = build_lake(folder / "lake")
+    add_credit(lk)
+    make_tiny_model(lk.snapshot(), folder / "model", TinyModelConfig(vocabulary=300, hidden_size=32))
+    return lk, folder / "model"
+
+
+HELD_OUT = "task_id = (SELECT max(task_id) FROM episodes)"
+
+
+def validated(model: Path, **fields: Any) -> Any:
+    options = {"where": HELD_OUT, "every": 1} | fields.pop("validation", {})
+    return configured(model, validation=options, **fields)
+
+
+def metric(lk: Lake, result: TrainResult, name: str) -> list[tuple[int, float]]:
+    query = "SELECT step, value FROM run_metrics WHERE job_id = ? AND name = ? ORDER BY step"
+    return lk.sql(query, [result.job_id, name]).rows()
+
+
+def test_held_out_episodes_are_measured_and_never_trained(world: tuple[Lake, Path], tmp_path: Path) -> None:
+    lk, model = world
+    result = train(lk, validated(model), tmp_path / "out", run_id="v")
+    measured = metric(lk, result, "validation_nll")
+    assert [step for step, _ in measured] == list(range(result.optimizer_steps))
+    assert measured[-1][1] < measured[0][1]
+    trained = "SELECT count(*) FROM trained_batches AS b JOIN episodes USING (episode_id) WHERE b.job_id = ?"
+    query = f"{trained} AND {HELD_OUT}"
+    assert lk.sql(query, [result.job_id]).item() == 0
+
+
+def test_a_run_that_holds_out_everything_is_refused(world: tuple[Lake, Path], tmp_path: Path) -> None:
+    lk, model = world
+    with pytest.raises(DataRefusedError, match="validation holds out all"):
+        train(lk, validated(model, validation={"where": "true"}), tmp_path / "out", run_id="v")
+
+
+@pytest.fixture(scope="module")
+def stopping(world: tuple[Lake, Path]) -> Any:
+    """A run that stops early: no improvement is ever large enough."""
+    _, model = world
+    return validated(
+        model, epochs=6, keep_last=1, validation={"every": 2, "patience": 2, "min_improvement": 50.0, "export": True}
+    )
+
+
+def test_a_run_stops_early_and_exports_its_best(
+    world: tuple[Lake, Path], stopping: Any, tmp_path: Path
+) -> None:
+    lk, _ = world
+    result = train(lk, stopping, tmp_path / "out", run_id="stops")
+    assert result.optimizer_steps == 6
+    assert any("stopped after 6 updates" in note for note in result.notes)
+    assert any("exported: the weights after 2 updates" in note for note in result.notes)
+    saved = lk.sql("SELECT optimizer_step, sha256 FROM checkpoints WHERE job_id = ? ORDER BY 1", [result.job_id]).rows()
+    assert dict(saved)[2] == result.weights_sha256
+    kept = sorted(path.name.split("-attempt")[0] for path in (tmp_path / "out" / "checkpoints").iterdir())
+    assert kept == ["step-00000002", "step-00000006"]
+
+
+@pytest.mark.parametrize("after", [1, 3, 4, 5])
+def test_a_stopping_run_stops_there_when_resumed(
+    world: tuple[Lake, Path], stopping: Any, tmp_path: Path, after: int
+) -> None:
+    lk, _ = world
+    straight = train(lk, stopping, tmp_path / "straight", run_id=f"straight-{after}")
+    interrupted(lk, stopping, tmp_path / "out", after)
+    again = resume(lk, tmp_path / "out")
+    assert (again.optimizer_steps, again.weights_sha256) == (straight.optimizer_steps, straight.weights_sha256)
+
+
+def test_an_evaluation_is_stored_among_the_metrics(world: tuple[Lake, Path], tmp_path: Path) -> None:
+    lk, model = world
+
+    def evaluate(policy: Policy, done: int) -> dict[str, float]:
+        return {"mine/parameters": float(policy.num_parameters), "mine/done": float(done)}
+
+    result = train(lk, configured(model), tmp_path / "out", run_id="e", evaluate=evaluate)
+    assert metric(lk, result, "mine/done") == [(step, step + 1.0) for step in range(result.optimizer_steps)]
+    line = json.loads((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()[0])
+    assert line["mine/parameters"] == metric(lk, result, "mine/parameters")[0][1]
+
+
+def test_every_update_says_its_speed(world: tuple[Lake, Path], tmp_path: Path) -> None:
+    lk, model = world
+    result = train(lk, configured(model, peak_tflops=1e-3), tmp_path / "out", run_id="s")
+    speed, share = (metric(lk, result, name) for name in ("tokens_per_second", "mfu"))
+    assert len(speed) == len(share) == result.optimizer_steps
+    assert all(value > 0 for _, value in [*speed, *share])
+
+
+STAGES = {
+    "epochs": 1,
+    "episodes_per_step": 6,
+    "threads": 1,
+    "stages": [{"name": "sft", "loss": "sft", "where": "env_return > 0"}, {"name": "rl", "loss": "awr"}],
+}
+
+
+def test_rl_starts_from_the_weights_of_sft(world: tuple[Lake, Path], tmp_path: Path) -> None:
+    lk, model = world
+    stages = read_stages(STAGES | {"model": str(model)})
+    result = train_stages(lk, stages, tmp_path / "out", run_id="two")
+    runs = dict(lk.sql("SELECT run_id, status FROM job_runs WHERE run_id LIKE 'two/%'").rows())
+    assert runs == {"two/sft": "succeeded", "two/rl": "succeeded"}
+    first, second = (json.loads((tmp_path / "out" / name / "run.json").read_text()) for name in ("sft", "rl"))
+    assert second["config"]["model"] == str(tmp_path / "out" / "sft" / "final")
+    assert second["model_sha256"] != first["model_sha256"]
+    assert result.model == tmp_path / "out" / "rl" / "final"
+    again = train_stages(lk, stages, tmp_path / "out", run_id="two")
+    assert again.weights_sha256 == result.weights_sha256
+
+
+def test_a_changed_stage_is_not_resumed(world: tuple[Lake, Path], tmp_path: Path) -> None:
+    lk, model = world
+    train_stages(lk, read_stages(STAGES | {"model": str(model)}), tmp_path / "out", run_id="c")
+    with pytest.raises(UsageError, match="epochs 2"):
+        train_stages(lk, read_stages(STAGES | {"model": str(model), "epochs": 2}), tmp_path / "out", run_id="c")
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ([{"loss": "sft"}], "each stage needs a name"),
+        ([{"name": "a", "loss": "sft"}, {"name": "a", "loss": "sft"}], "each stage needs a name"),
+        ([{"name": "../x", "loss": "sft"}], "each stage needs a name"),
+        ([{"name": "a", "loss": "sft", "epoch": 1}], "stage a: epoch"),
+        ("sft", "stages are tables"),
+    ],
+)
+def test_faulty_stages_are_named(stages: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        read_stages({"model": "m", "stages": stages})
+
+
+def test_a_run_is_repeated_from_the_lake_alone(world: tuple[Lake, Path], tmp_path: Path) -> None:
+    lk, model = world
+    result = train(lk, configured(model, loss="awr"), tmp_path / "out", run_id="original")
+    add_credit(lk, omega=0.25)
+    again = repeat(lake.open(lk.uri), "original", tmp_path / "again", run_id="again")
+    assert again.weights_sha256 == result.weights_sha256
+    assert "bit for bit" in again.notes[0]
+
+
+def test_a_repetition_from_another_model_is_refused(world: tuple[Lake, Path], tmp_path: Path) -> None:
+    lk, _ = world
+    model = tmp_path / "model"
+    make_tiny_model(lk.snapshot(), model, TinyModelConfig(vocabulary=300, hidden_size=32, seed=1))
+    train(lk, configured(model), tmp_path / "out", run_id="moved")
+    shutil.rmtree(model)
+    make_tiny_model(lk.snapshot(), model, TinyModelConfig(vocabulary=300, hidden_size=32, seed=2))
+    with pytest.raises(CheckpointError, match="not the one that the run started from"):
+        repeat(lk, "moved", tmp_path / "again", run_id="again")
+
+
+def test_an_unknown_run_lists_the_known_ones(world: tuple[Lake, Path], tmp_path: Path) -> None:
+    lk, _ = world
+    with pytest.raises(UsageError, match="no training run of that name"):
+        repeat(lk, "nope", tmp_path / "again", run_id="again")

@@ -1,0 +1,142 @@
+"""pass@k, pass^k, the permutation test and success rows against slow, obvious ways of counting."""
+
+from itertools import combinations, product
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.evaluation.intervals import wilson
+from trainer.evaluation.paired import EXACT_TASKS, compare_paired, sign_flip_p
+from trainer.evaluation.pass_at_k import pass_all_k, pass_at_k
+from trainer.evaluation.success import against_rows, per_task, success_rows
+
+outcomes = st.lists(st.booleans(), max_size=7)
+
+
+@given(outcomes, st.integers(1, 8))
+def test_pass_at_k_is_the_share_of_draws_of_k(outcome_G: list[bool], k: int) -> None:
+    draws = list(combinations(outcome_G, k))
+    found = (pass_at_k(len(outcome_G), sum(outcome_G), k), pass_all_k(len(outcome_G), sum(outcome_G), k))
+    if not draws:
+        assert found == (None, None)
+    else:
+        assert found[0] == pytest.approx(sum(map(any, draws)) / len(draws))
+        assert found[1] == pytest.approx(sum(map(all, draws)) / len(draws))
+
+
+def test_pass_at_k_is_unbiased() -> None:
+    """The mean over many tasks of success rate p is 1 - (1 - p)^k, and p^k for pass^k."""
+    rng = np.random.default_rng(0)
+    wins_P = rng.binomial(6, 0.3, 20_000)
+    for k in (1, 2, 4):
+        at = [pass_at_k(6, int(wins), k) or 0.0 for wins in wins_P]
+        every = [pass_all_k(6, int(wins), k) or 0.0 for wins in wins_P]
+        assert np.mean(at) == pytest.approx(1 - 0.7**k, abs=4 * np.std(at) / np.sqrt(len(at)))
+        assert np.mean(every) == pytest.approx(0.3**k, abs=4 * np.std(every) / np.sqrt(len(every)))
+
+
+steps = st.integers(-4, 4).map(lambda n: n / 4)
+
+
+@given(st.lists(steps, max_size=8))
+def test_the_exact_test_counts_sign_patterns(differences: list[float]) -> None:
+    """Zeros included: flipping them changes nothing, so leaving them out is the same."""
+    observed = abs(sum(differences))
+    sums = [
+        abs(sum(s * d for s, d in zip(signs, differences, strict=True)))
+        for signs in product((1, -1), repeat=len(differences))
+    ]
+    expected = sum(total >= observed - 1e-9 for total in sums) / len(sums)
+    assert sign_flip_p(np.array(differences), seed=0) == (pytest.approx(expected), "exact")
+
+
+def test_the_sampled_test_agrees_with_the_exact_one() -> None:
+    rng = np.random.default_rng(5)
+    differences = rng.normal(0.25, 1.0, EXACT_TASKS)
+    exact, how = sign_flip_p(differences, seed=0)
+    assert how == "exact"
+    # One task more that hardly differs: too many to count, and nearly the same question.
+    sampled, how = sign_flip_p(np.append(differences, 1e-7), seed=0)
+    assert how == "sampled"
+    assert sampled == pytest.approx(exact, abs=0.005)
+    assert (sampled, how) == sign_flip_p(np.append(differences, 1e-7), seed=0)
+
+
+def test_a_sampled_p_is_never_zero() -> None:
+    p, how = sign_flip_p(np.ones(60), seed=0)
+    assert how == "sampled"
+    assert 0 < p < 1e-4
+
+
+@given(st.lists(st.tuples(steps, steps), min_size=1, max_size=8))
+def test_a_comparison_turned_round(pairs: list[tuple[float, float]]) -> None:
+    array = np.array(pairs)
+    one, other = compare_paired(array, resamples=100, seed=1), compare_paired(array[:, ::-1], resamples=100, seed=1)
+    assert one.difference == pytest.approx(-(other.difference or 0.0))
+    assert (one.value, one.against, one.p, one.tasks) == (other.against, other.value, other.p, len(pairs))
+    if one.low is not None and one.high is not None and other.low is not None and other.high is not None:
+        assert (one.low, one.high) == pytest.approx((-other.high, -other.low))
+
+
+def test_no_tasks_say_nothing() -> None:
+    assert compare_paired(np.zeros((0, 2)), resamples=100, seed=0) == (None,) * 7 + (0,)
+
+
+scores = st.one_of(st.none(), st.sampled_from([0.0, 0.4, 1.0, 1.5]))
+rollouts = st.lists(
+    st.tuples(st.sampled_from(["a", "b"]), st.sampled_from(["t0", "t1", "t2"]), scores, st.booleans()),
+    min_size=1,
+    max_size=25,
+)
+
+
+def frame(rows: list[tuple[str, str, float | None, bool]]) -> pl.DataFrame:
+    schema = {"name": pl.String, "task": pl.String, "score": pl.Float64, "nested": pl.Boolean}
+    return pl.DataFrame(rows, schema=schema, orient="row").sort("name", "task", maintain_order=True)
+
+
+@settings(max_examples=50)
+@given(rollouts, st.sampled_from([0.4, 1.0]))
+def test_success_rows_are_what_counting_gives(
+    rows: list[tuple[str, str, float | None, bool]], threshold: float
+) -> None:
+    found = success_rows(frame(rows), threshold=threshold, ks=(1, 2), resamples=100)
+    table = {(row["name"], row["measure"]): row for row in found.iter_rows(named=True)}
+    for name in {row[0] for row in rows if not row[3]}:
+        mine = [row for row in rows if row[0] == name and not row[3]]
+        known = [row for row in mine if row[2] is not None]
+        wins = [row for row in known if (row[2] or 0.0) >= threshold]
+        success = table[name, "success"]
+        assert (success["attempts"], success["unscored"]) == (len(known), len(mine) - len(known))
+        if not known:
+            assert success["value"] is None
+            continue
+        assert success["value"] == pytest.approx(len(wins) / len(known))
+        assert (success["low"], success["high"]) == wilson(len(wins), len(known))
+        for k in (1, 2):
+            shares = []
+            for task in {row[1] for row in known}:
+                outcome_G = [(row[2] or 0.0) >= threshold for row in known if row[1] == task]
+                draws = list(combinations(outcome_G, k))
+                shares += [sum(map(any, draws)) / len(draws)] if draws else []
+            row = table[name, f"pass@{k}"]
+            assert row["tasks"] == len(shares)
+            assert row["value"] == (pytest.approx(sum(shares) / len(shares)) if shares else None)
+
+
+@settings(max_examples=50)
+@given(rollouts)
+def test_two_names_are_compared_on_the_tasks_of_both(rows: list[tuple[str, str, float | None, bool]]) -> None:
+    attempts = frame([*rows, ("a", "both", 1.0, False), ("b", "both", 0.0, False)])
+    (row,) = against_rows(attempts, one="a", other="b", ks=(1,), resamples=100).filter(measure="pass@1").to_dicts()
+    plain = attempts.filter(~pl.col("nested"))
+    left, right = (
+        {task: c / n for task, n, c, _ in per_task(plain.filter(name=name), 1.0).iter_rows()} for name in ("a", "b")
+    )
+    shared = left.keys() & right.keys()
+    assert row["tasks"] == len(shared)
+    assert row["value"] == pytest.approx(sum(left[task] for task in shared) / len(shared))
+    assert row["difference"] == pytest.approx(row["value"] - row["against"])

@@ -1,0 +1,109 @@
+"""A small tabular decision process of which everything is known, and slow, obvious estimators."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trainer.evaluation.turns import Floats, Ints, Turns
+
+STATES, ACTIONS, HORIZON = 3, 2, 4
+
+
+@dataclass(frozen=True)
+class Process:
+    """States 0..S-1, two actions, episodes of HORIZON turns or fewer: any turn may be the last."""
+
+    start_S: Floats
+    move_SAS: Floats
+    reward_SA: Floats
+    stop: float
+    behaviour_SA: Floats
+    target_SA: Floats
+    gamma: float
+
+    def value(self, policy_SA: Floats) -> tuple[float, Floats, Floats]:
+        """True value of a policy, Q[t, s, a] and V[t, s], by backward induction."""
+        q = np.zeros((HORIZON, STATES, ACTIONS))
+        v = np.zeros((HORIZON + 1, STATES))
+        for t in reversed(range(HORIZON)):
+            going_on = (1 - self.stop) * self.gamma
+            q[t] = self.reward_SA + going_on * np.einsum("sap,p->sa", self.move_SAS, v[t + 1])
+            v[t] = (policy_SA * q[t]).sum(axis=1)
+        return float(self.start_S @ v[0]), q, v[:HORIZON]
+
+    def episodes(self, count: int, seed: int, tasks: int = 20) -> tuple[Turns, Ints, Ints]:
+        """Episodes of the behaviour policy with their true ratios; states and actions, [E, H]."""
+        rng = np.random.default_rng(seed)
+        shape = (count, HORIZON)
+        log_ratio, reward = np.zeros(shape), np.zeros(shape)
+        states, actions = np.full(shape, -1), np.zeros(shape, np.int64)
+        length = np.zeros(count, np.int64)
+        for e in range(count):
+            state = rng.choice(STATES, p=self.start_S)
+            for t in range(HORIZON):
+                action = rng.choice(ACTIONS, p=self.behaviour_SA[state])
+                states[e, t], actions[e, t] = state, action
+                log_ratio[e, t] = np.log(self.target_SA[state, action] / self.behaviour_SA[state, action])
+                reward[e, t] = self.reward_SA[state, action]
+                length[e] = t + 1
+                if rng.random() < self.stop:
+                    break
+                state = rng.choice(STATES, p=self.move_SAS[state, action])
+        turns = Turns(log_ratio, reward, length, states, np.arange(count) % tasks, self.gamma)
+        return turns, states, actions
+
+
+def a_process(seed: int = 9, *, gamma: float = 0.9, distance: float = 0.5) -> Process:
+    """A random process whose target policy lies between the behaviour policy and another one."""
+    rng = np.random.default_rng(seed)
+    behaviour = rng.dirichlet(np.full(ACTIONS, 4.0), STATES)
+    other = rng.dirichlet(np.full(ACTIONS, 1.0), STATES)
+    return Process(
+        start_S=rng.dirichlet(np.ones(STATES)),
+        move_SAS=rng.dirichlet(np.ones(STATES), (STATES, ACTIONS)),
+        reward_SA=rng.uniform(0, 1, (STATES, ACTIONS)),
+        stop=0.2,
+        behaviour_SA=behaviour,
+        target_SA=(1 - distance) * behaviour + distance * other,
+        gamma=gamma,
+    )
+
+
+def turns_of(episodes: list[list[tuple[float, float, int]]], tasks: list[int], gamma: float = 1.0) -> Turns:
+    """Episodes given as lists of (log ratio, reward, state)."""
+    shape = (len(episodes), max(map(len, episodes)))
+    log_ratio, reward, state = np.zeros(shape), np.zeros(shape), np.full(shape, -1)
+    for e, turns in enumerate(episodes):
+        for t, (ratio, r, s) in enumerate(turns):
+            log_ratio[e, t], reward[e, t], state[e, t] = ratio, r, s
+    lengths = np.array([len(turns) for turns in episodes])
+    return Turns(log_ratio, reward, lengths, state, np.array(tasks), gamma)
+
+
+def slow(name: str, turns: Turns, *, clip: float = 2.0) -> float:
+    """An importance sampling estimate, one episode and one turn after the other."""
+    rows: list[dict[str, Any]] = []
+    for e in range(turns.episodes):
+        weight, products, gain, weighted = 1.0, [], 0.0, 0.0
+        for t in range(int(turns.length_E[e])):
+            ratio = float(np.exp(turns.log_ratio_EH[e, t]))
+            weight *= min(ratio, clip) if name == "clipped" else ratio
+            products.append(weight)
+            gain += turns.gamma**t * turns.reward_EH[e, t]
+            weighted += turns.gamma**t * weight * turns.reward_EH[e, t]
+        rows.append({"products": products, "gain": gain, "weighted": weighted, "rewards": turns.reward_EH[e]})
+    count = len(rows)
+    if name == "behaviour":
+        return sum(row["gain"] for row in rows) / count
+    if name in ("pdis", "clipped"):
+        return sum(row["weighted"] for row in rows) / count
+    last = [row["products"][-1] for row in rows]
+    if name == "wis":
+        return sum(w * row["gain"] for w, row in zip(last, rows, strict=True)) / sum(last)
+    total = 0.0
+    for t in range(turns.horizon):
+        at_t = [row["products"][min(t, len(row["products"]) - 1)] for row in rows]
+        here = sum(w * row["rewards"][t] for w, row in zip(at_t, rows, strict=True) if t < len(row["products"]))
+        total += turns.gamma**t * here / sum(at_t)
+    return total

@@ -1,0 +1,177 @@
+"""How a loss is averaged: what each trained token of an optimizer step weighs, decided by the plan alone.
+
+The loss of an optimizer step is the weighted sum of its tokens' losses. Weights come from lengths after drops and never
+from run-time masks, so gradients simply add up over micro-batches and ranks (verl #5798, transformers #34191 are what
+happens otherwise). For the means the weights of a step sum to 1.
+
+Axes: `_U` units of one optimizer step, `_N` trained tokens, `_M` members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from lake.errors import UsageError
+
+if TYPE_CHECKING:
+    from trainer.config import TrainConfig
+    from trainer.losses.base import Needs
+
+Ints = npt.NDArray[np.int64]
+Weights = npt.NDArray[np.float64]
+
+
+class Unit(StrEnum):
+    """Over what a loss is averaged, and over what a sequence-level loss takes its ratio."""
+
+    TOKEN = "token"
+    """Every trained token for itself."""
+    TURN = "turn"
+    """The action of one step."""
+    SEQUENCE = "sequence"
+    """What was trained in one training sequence: an append-only episode, or a fork of one."""
+    EPISODE = "episode"
+    """All sequences of an episode."""
+
+
+class Aggregation(StrEnum):
+    """How tokens' losses become one number; n trained tokens, U units, n_u trained tokens of unit u."""
+
+    TOKEN_MEAN = "token_mean"
+    """1 / n: long units weigh more (DAPO, arXiv 2503.14476)."""
+    UNIT_MEAN_TOKEN_MEAN = "unit_mean_token_mean"
+    """1 / (U n_u): units weigh the same, tokens of long units less (GRPO, arXiv 2402.03300; GSPO)."""
+    UNIT_MEAN_TOKEN_SUM = "unit_mean_token_sum"
+    """1 / U: the log-probability of a unit is that of all its tokens (REINFORCE)."""
+    UNIT_MEAN_TOKEN_SUM_NORM = "unit_mean_token_sum_norm"
+    """1 / (U C) with a constant C (Dr. GRPO, arXiv 2503.20783)."""
+
+
+class Atom(StrEnum):
+    """What must share a micro-batch."""
+
+    SEQUENCE = "sequence"
+    """A training sequence."""
+    EPISODE = "episode"
+    """All sequences of an episode: its forks."""
+    PAIR = "pair"
+    """Both episodes of a pair."""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Of one optimizer step over all ranks."""
+
+    tokens: int
+    """Trained tokens."""
+    units: int
+    """Units with a trained token."""
+    constant: float
+    """C of unit_mean_token_sum_norm."""
+
+
+def token_mean(tokens_U: Ints, totals: Totals) -> Weights:
+    """1 / n.
+
+    Args:
+        tokens_U: trained tokens of each unit, int64 [U]; here any of the step's.
+        totals: of the step.
+
+    Returns:
+        What each token of a unit weighs, float64 [U].
+    """
+    return np.full(len(tokens_U), 1.0 / totals.tokens)
+
+
+def unit_mean_token_mean(tokens_U: Ints, totals: Totals) -> Weights:
+    """1 / (U n_u); see `token_mean` for arguments."""
+    return 1.0 / (totals.units * tokens_U.astype(np.float64))
+
+
+def unit_mean_token_sum(tokens_U: Ints, totals: Totals) -> Weights:
+    """1 / U; see `token_mean` for arguments."""
+    return np.full(len(tokens_U), 1.0 / totals.units)
+
+
+def unit_mean_token_sum_norm(tokens_U: Ints, totals: Totals) -> Weights:
+    """1 / (U C); see `token_mean` for arguments."""
+    return np.full(len(tokens_U), 1.0 / (totals.units * totals.constant))
+
+
+WEIGHTS: dict[Aggregation, Callable[[Ints, Totals], Weights]] = {
+    Aggregation.TOKEN_MEAN: token_mean,
+    Aggregation.UNIT_MEAN_TOKEN_MEAN: unit_mean_token_mean,
+    Aggregation.UNIT_MEAN_TOKEN_SUM: unit_mean_token_sum,
+    Aggregation.UNIT_MEAN_TOKEN_SUM_NORM: unit_mean_token_sum_norm,
+}
+"""The function of each mode."""
+
+
+def unit_numbers(unit: Unit, trained_M: npt.NDArray[np.bool_], members_Q: Ints, opens_Q: npt.NDArray[np.bool_]) -> Ints:
+    """Which unit each member belongs to, counted through a buffer.
+
+    Args:
+        unit: the unit; for TOKEN all members of a sequence get one number, which `token_mean` does not look at.
+        trained_M: the member carries loss, bool [M]. Only numbers of such members mean anything.
+        members_Q: members of each sequence, int64 [Q]; each sequence has a trained one.
+        opens_Q: the sequence is the first of an episode, bool [Q].
+
+    Returns:
+        int64 [M], ascending; over trained members without gaps.
+    """
+    if unit is Unit.TURN:
+        return np.cumsum(trained_M) - 1
+    number_Q = np.cumsum(opens_Q) - 1 if unit is Unit.EPISODE else np.arange(len(members_Q))
+    return np.repeat(number_Q, members_Q)
+
+
+@dataclass(frozen=True, slots=True)
+class Weighting:
+    """How a run's loss is averaged, resolved."""
+
+    aggregation: Aggregation
+    unit: Unit
+    atom: Atom
+    constant: float
+    """C of unit_mean_token_sum_norm."""
+
+    def weights(self, tokens_U: Ints, *, tokens: int, units: int) -> Weights:
+        """What each trained token of a unit weighs.
+
+        Args:
+            tokens_U: trained tokens of some units of an optimizer step, int64 [U].
+            tokens: trained tokens of the whole step, over all ranks.
+            units: units of the whole step.
+
+        Returns:
+            float64 [U].
+        """
+        return WEIGHTS[self.aggregation](tokens_U, Totals(tokens, units, self.constant))
+
+    def describe(self) -> str:
+        """For people: `unit_mean_token_mean over episode`."""
+        over = "" if self.unit is Unit.TOKEN else f" over {self.unit}s"
+        norm = f", C = {self.constant:g}" if self.aggregation is Aggregation.UNIT_MEAN_TOKEN_SUM_NORM else ""
+        return f"{self.aggregation}{over}{norm}"
+
+
+def weighting(config: TrainConfig, needs: Needs) -> Weighting:
+    """What a configuration and its loss's defaults come to.
+
+    Raises:
+        UsageError: a mean over units, and no unit.
+    """
+    unit = needs.unit if config.unit is None else config.unit
+    aggregation = needs.aggregation if config.aggregation is None else config.aggregation
+    if unit is Unit.TOKEN and aggregation is not Aggregation.TOKEN_MEAN:
+        msg = f"aggregation {aggregation} averages over units: set unit to turn, sequence or episode, not token"
+        raise UsageError(msg)
+    atom = Atom.EPISODE if unit is Unit.EPISODE and needs.atom is Atom.SEQUENCE else needs.atom
+    constant = float(config.max_length) if config.aggregation_constant is None else config.aggregation_constant
+    return Weighting(aggregation, unit, atom, constant)

@@ -1,0 +1,183 @@
+"""What every backend of a transformers model does alike: gradients, updates, and state by name.
+
+Whether tensors are whole or sharded shows in four methods, which `single` and `sharded` fill in.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from concurrent.futures import Future
+
+import torch  # noqa: TID253 - loaded by commands only when they train
+from torch import Tensor  # noqa: TID253
+
+from lake.errors import ContractError
+from trainer.backends.protocol import resolved
+from trainer.backends.ranks import ALONE, Ranks
+from trainer.backends.rows import loss_rows
+from trainer.batch import PackedBatch
+from trainer.config import OptimizerConfig, TrainConfig
+from trainer.digest import TensorDigest
+from trainer.losses import Loss
+from trainer.model import Policy
+from trainer.optimizer import adamw
+
+
+class FrozenPolicy:
+    """A policy that is only asked for log-probabilities: a reference.
+
+    Args:
+        policy: the model.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    def logprobs(self, batch: PackedBatch, *, entropy: bool = False) -> Future[Tensor]:
+        """See `protocol.Scoring`."""
+        with torch.no_grad():
+            logprobs_N, entropy_N = self.policy.logprobs(batch.to(self.policy.device), entropy=entropy)
+        return resolved(logprobs_N if entropy_N is None else entropy_N)
+
+
+class PolicyBackend(FrozenPolicy, ABC):
+    """A policy and its optimizer.
+
+    Args:
+        policy: the model; its parameters are updated in place.
+        config: AdamW's constants.
+        ranks: who takes part.
+    """
+
+    def __init__(self, policy: Policy, config: OptimizerConfig, ranks: Ranks = ALONE) -> None:
+        super().__init__(policy)
+        self.ranks = ranks
+        self._max_grad_norm = config.max_grad_norm
+        self._trained = [p for p in policy.model.parameters() if p.requires_grad]
+        self.optimizer = adamw(policy.model.parameters(), config)
+
+    @property
+    def rank(self) -> int:
+        """See `protocol.Backend`."""
+        return self.ranks.rank
+
+    @property
+    def world_size(self) -> int:
+        """See `protocol.Backend`."""
+        return self.ranks.world_size
+
+    def forward_backward(
+        self, batch: PackedBatch, loss: Loss, config: TrainConfig, statistics: Mapping[str, float] | None = None
+    ) -> Future[dict[str, Tensor]]:
+        """See `protocol.Backend`."""
+        batch = batch.to(self.policy.device)
+        logprobs_N, entropy_N = self.policy.logprobs(batch, entropy=loss.needs.entropy)
+        if batch.dummy:
+            (0.0 * logprobs_N.sum()).backward()  # type: ignore[no-untyped-call]
+            return resolved({})
+        result = loss.function(loss_rows(batch, loss, logprobs_N, entropy_N, statistics), config)
+        result.total.backward()  # type: ignore[no-untyped-call]
+        sums = {"loss": result.total.detach(), "logprob": logprobs_N.detach().sum(), **result.sums}
+        if entropy_N is not None:
+            sums["entropy"] = entropy_N.detach().sum()
+        return resolved(sums)
+
+    def optim_step(self, learning_rate: float) -> Future[float]:
+        """See `protocol.Backend`."""
+        norm = self._clip()
+        if not math.isfinite(norm):
+            msg = f"the gradient's norm is {norm}; lower --lr, or look for extreme advantages or log-probabilities"
+            raise ContractError(msg)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return resolved(norm)
+
+    def get_weights(self) -> dict[str, Tensor]:
+        """See `protocol.Backend`."""
+        return self._gathered(self.policy.trained_state())
+
+    def get_all_weights(self) -> dict[str, Tensor]:
+        """The same of every weight, frozen ones included."""
+        return self._gathered(self.policy.state())
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """See `protocol.Backend`."""
+        own = self.policy.trained_state()
+        if own.keys() != weights.keys():
+            odd = sorted(own.keys() ^ weights.keys())
+            msg = f"the weights are of another model: {len(odd)} names differ, for example {odd[0]}"
+            raise ContractError(msg)
+        for name, tensor in weights.items():
+            if tensor.shape != own[name].shape or tensor.dtype != own[name].dtype:
+                found, wanted = (f"{t.dtype} {tuple(t.shape)}" for t in (tensor, own[name]))
+                msg = f"weight {name} is {found}; the model has {wanted}"
+                raise ContractError(msg)
+            # Copied into memory that torch allocated: mapped file memory is not aligned, and kernels may sum in
+            # another order there.
+            own[name].copy_(self._placed(tensor, own[name]))
+
+    def local_optimizer_state(self) -> dict[str, Tensor]:
+        """AdamW's state as this rank holds it, named parameter/field; not copies."""
+        return {
+            f"{name}/{field}": tensor
+            for name, parameter in sorted(self.policy.model.named_parameters())
+            for field, tensor in sorted(self.optimizer.state.get(parameter, {}).items())
+        }
+
+    def get_optimizer_state(self) -> dict[str, Tensor]:
+        """See `protocol.Backend`."""
+        return self._gathered(self.local_optimizer_state())
+
+    def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
+        """See `protocol.Backend`; `Optimizer.load_state_dict` would cast the dtypes."""
+        parameters = dict(self.policy.model.named_parameters())
+        restored: dict[Tensor, dict[str, Tensor]] = {}
+        for key, tensor in state.items():
+            name, _, field = key.rpartition("/")
+            if name not in parameters:
+                msg = f"the optimizer state is of another model: it names parameter {name}"
+                raise ContractError(msg)
+            restored.setdefault(parameters[name], {})[field] = self._restored(tensor, parameters[name])
+        self.optimizer.state.clear()
+        self.optimizer.state.update(restored)
+
+    def digest(self) -> str:
+        """See `protocol.Backend`."""
+        return self.digest_of(self.policy.trained_state())
+
+    def model_digest(self) -> str:
+        """See `protocol.Backend`."""
+        return self.digest_of(self.policy.state())
+
+    def digest_of(self, tensors: Mapping[str, Tensor]) -> str:
+        """`trainer.digest.tensor_digest` of tensors that this rank holds in part; one whole tensor at a time."""
+        digest = TensorDigest()
+        for name in sorted(tensors):
+            whole = self._whole(tensors[name])
+            if self.rank == 0:
+                digest.add(name, whole)
+        return self.ranks.told_by_zero(digest.hexdigest)
+
+    def _restored(self, tensor: Tensor, parameter: Tensor) -> Tensor:
+        """A copy of a field of the optimizer's state, where AdamW keeps it: its step counter is no array."""
+        if tensor.ndim == 0:
+            return tensor.to(parameter.device if parameter.is_cuda else "cpu", copy=True)
+        return self._placed(tensor, parameter).clone()
+
+    @abstractmethod
+    def _clip(self) -> float:
+        """Scale the gradient down to the limit; its norm before."""
+
+    @abstractmethod
+    def _whole(self, tensor: Tensor) -> Tensor:
+        """The whole of a tensor that this rank holds in part."""
+
+    @abstractmethod
+    def _gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The whole of each tensor, on rank 0."""
+
+    @abstractmethod
+    def _placed(self, tensor: Tensor, like: Tensor) -> Tensor:
+        """This rank's part of a whole tensor, laid out as another is."""

@@ -1,0 +1,103 @@
+"""The processes of one training run: who am I, what do the others have, and what rank 0 alone does.
+
+Ranks are started by `torchrun -m trainer ...` or `trajlake train --ranks N`. Rank 0 alone touches the lake and the run
+folder; what it found out there, the others are told.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch  # noqa: TID253 - loaded by commands only when they train
+from torch import distributed  # noqa: TID253
+
+from lake.errors import TrajlakeError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process among those of the run."""
+
+    rank: int = 0
+    """Number of this process."""
+    world_size: int = 1
+    """Number of processes."""
+    device: str = "cpu"
+    """This process's device."""
+    joined: bool = False
+    """A process group connects them (also a single one)."""
+
+    def told_by_zero(self, find_out: Callable[[], T]) -> T:
+        """Let rank 0 do something, and give all ranks its result.
+
+        Args:
+            find_out: called on rank 0 alone; its result must pickle.
+
+        Raises:
+            SystemExit: on the other ranks, where rank 0 failed: it says why.
+        """
+        if self.world_size == 1:
+            return find_out()
+        told: list[Any] = [None, False]
+        if self.rank == 0:
+            try:
+                told = [find_out(), True]
+            except TrajlakeError:
+                distributed.broadcast_object_list(told, src=0, device=torch.device("cpu"))
+                raise
+        distributed.broadcast_object_list(told, src=0, device=torch.device("cpu"))
+        if not told[1]:
+            raise SystemExit(1)
+        result: T = told[0]
+        return result
+
+    def added(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Sums by name, added over all ranks; a rank may lack names."""
+        if self.world_size == 1:
+            return dict(sums)
+        parts: list[Any] = [None] * self.world_size
+        distributed.all_gather_object(parts, dict(sums))
+        total: dict[str, float] = {}
+        for part in parts:
+            for name, value in part.items():
+                total[name] = total.get(name, 0.0) + value
+        return total
+
+    def wait(self) -> None:
+        """Return when every rank has come here."""
+        if self.world_size > 1:
+            distributed.barrier()
+
+
+ALONE = Ranks()
+"""One process, no process group."""
+
+
+def launched() -> bool:
+    """Whether this process was started as one of several ranks."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def join_ranks(device: str) -> Ranks:
+    """Connect to the other ranks, if this process was started as one of several.
+
+    Args:
+        device: cpu, or cuda: then each process takes the GPU of its number on this machine.
+    """
+    if not launched():
+        return Ranks(device=device)
+    if device.startswith("cuda"):
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+        torch.cuda.set_device(device)
+    if not distributed.is_initialized():
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo")
+    return Ranks(distributed.get_rank(), distributed.get_world_size(), device, joined=True)
+
+
+def leave_ranks() -> None:
+    """Disconnect from the other ranks."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()

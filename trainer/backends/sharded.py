@@ -1,0 +1,86 @@
+"""FSDP2: weights, gradients and moments in shards, one per rank (Zhao et al. 2023, arXiv 2304.11277; fully_shard).
+
+Each layer's weights are gathered before its forward and backward pass and freed afterwards; embedding, final norm and
+head stay gathered over one pass. Gradients are summed over ranks, not averaged: the plan's weights are those of the
+whole optimizer step. Between updates every rank holds its shard in float32; with dtype bfloat16 the gathered weights are
+bfloat16 and gradients are summed in float32.
+"""
+
+from collections.abc import Mapping
+
+import torch  # noqa: TID253 - loaded by commands only when they train
+from torch import Tensor, distributed  # noqa: TID253
+from torch.distributed.device_mesh import init_device_mesh  # noqa: TID253
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard  # noqa: TID253
+from torch.distributed.tensor import DTensor, distribute_tensor  # noqa: TID253
+
+from trainer.backends.base import PolicyBackend
+from trainer.backends.ranks import Ranks
+from trainer.config import OptimizerConfig
+from trainer.model import Policy
+from trainer.recompute import layers_of
+
+
+def shard_policy(policy: Policy, ranks: Ranks) -> None:
+    """Spread a policy's weights over the ranks, in place; every rank has loaded the same weights.
+
+    Args:
+        policy: the model.
+        ranks: who takes part.
+    """
+    mesh = init_device_mesh(torch.device(ranks.device).type, (ranks.world_size,))
+    narrow = policy.scorer.autocast
+    policy.scorer.autocast = None
+    precision = MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for layer in layers_of(policy.model):
+        fully_shard(layer, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
+    fully_shard(policy.scorer, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
+    for module in policy.scorer.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            # gloo knows sums only.
+            module.set_force_sum_reduction_for_comms(True)
+
+
+class Sharded(PolicyBackend):
+    """Trains one policy over several ranks.
+
+    Args:
+        policy: the model, loaded whole on every rank; it is sharded in place.
+        config: AdamW's constants.
+        ranks: who takes part.
+    """
+
+    def __init__(self, policy: Policy, config: OptimizerConfig, ranks: Ranks) -> None:
+        shard_policy(policy, ranks)
+        super().__init__(policy, config, ranks)
+
+    def _clip(self) -> float:
+        gradients = [p.grad.to_local() for p in self._trained if isinstance(p.grad, DTensor)]
+        squared = torch.zeros((), dtype=torch.float64, device=self.policy.device)
+        for gradient in gradients:
+            squared += gradient.float().square().sum(dtype=torch.float64)
+        distributed.all_reduce(squared)
+        norm = float(squared.sqrt())
+        factor = min(1.0, self._max_grad_norm / (norm + 1e-6))
+        for gradient in gradients:
+            gradient.mul_(factor)
+        return norm
+
+    def _whole(self, tensor: Tensor) -> Tensor:
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+    def _gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        whole = {}
+        for name, tensor in tensors.items():
+            value = self._whole(tensor).cpu()
+            if self.rank == 0:
+                whole[name] = value
+        return whole
+
+    def _placed(self, tensor: Tensor, like: Tensor) -> Tensor:
+        if not isinstance(like, DTensor):
+            return tensor.to(like.device)
+        # Every rank has the whole tensor and cuts its own shard: nothing is sent.
+        whole = tensor.to(like.device)
+        return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)

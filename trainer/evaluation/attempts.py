@@ -1,0 +1,83 @@
+"""Attempts at tasks, with their scores: what success rates are counted from.
+
+An attempt is an episode that was started from the task. What came out of another episode (a sub-agent, a fork, a
+continuation) is none. The score is the return that the environment reported, or a scorer's value; one that is not known
+stays NULL, and is counted apart.
+"""
+
+import polars as pl
+
+from lake.errors import UsageError
+from lake.snapshot import Snapshot
+from trainer.selection import select_episodes
+
+ENV_RETURN = "env_return"
+BY = ("run_id", "policy_version", "policy")
+"""What rollouts are put together by."""
+_LABELS = {
+    "run_id": "run_id",
+    "policy": "coalesce(policy, '-')",
+    "policy_version": "coalesce(policy, '-') || '@' || coalesce(policy_version::VARCHAR, '-')",
+}
+_EPISODES = """
+SELECT
+    episode_id,
+    {label} AS name,
+    coalesce(environment, '') || '/' || task_id AS task,
+    env_return AS score,
+    coalesce(relation IN ('subagent', 'fork', 'continuation'), false) AS nested
+FROM episodes
+ORDER BY name, task, rollout_index, attempt, episode_id
+"""
+_VALUES = """
+WITH mine AS (
+    SELECT s.episode_id, s.scorer_version, s.value, coalesce(r.sequence, -1) AS sequence, r.ended_at, s.job_id
+    FROM scores AS s JOIN job_runs AS r USING (job_id)
+    WHERE s.scorer = $scorer AND s.step_index IS NULL AND ($version IS NULL OR s.scorer_version = $version)
+)
+SELECT episode_id, value FROM mine
+WHERE scorer_version = (SELECT arg_max(scorer_version, (sequence, ended_at, job_id)) FROM mine)
+QUALIFY row_number() OVER (PARTITION BY episode_id ORDER BY sequence DESC, ended_at DESC, job_id DESC) = 1
+"""
+
+
+def read_attempts(snapshot: Snapshot, *, by: str, score: str = ENV_RETURN, where: str | None = None) -> pl.DataFrame:
+    """Attempts with their scores.
+
+    Args:
+        snapshot: the data.
+        by: run_id, policy_version (policy and version, as NAME@VERSION) or policy.
+        score: env_return, or a scorer as NAME (its newest version) or NAME@VERSION.
+        where: SQL predicate over `episodes`; None takes all.
+
+    Returns:
+        One row per episode: episode_id, name (what it is put together by), task (environment/task_id), score (float64,
+        NULL if not known), nested (it came out of another episode).
+
+    Raises:
+        UsageError: a wrong predicate, or a scorer that scored no episode.
+        DataRefusedError: no episode.
+    """
+    chosen = select_episodes(snapshot, where)
+    rows = snapshot.sql(_EPISODES.replace("{label}", _LABELS[by]))
+    rows = rows.join(chosen, on="episode_id", how="semi", maintain_order="left")
+    if score == ENV_RETURN:
+        return rows
+    return rows.drop("score").join(scores_of(snapshot, score), on="episode_id", how="left", maintain_order="left")
+
+
+def scores_of(snapshot: Snapshot, scorer: str) -> pl.DataFrame:
+    """episode_id and score: what one version of a scorer says of whole episodes.
+
+    Raises:
+        UsageError: it scored none.
+    """
+    name, _, version = scorer.partition("@")
+    values = snapshot.sql(_VALUES, {"scorer": name, "version": version or None}).rename({"value": "score"})
+    if values.is_empty():
+        known = snapshot.sql("SELECT DISTINCT scorer, scorer_version FROM scores WHERE step_index IS NULL ORDER BY ALL")
+        versions = known.filter(scorer=name)["scorer_version"].to_list()
+        valid = [f"{name}@{v}" for v in versions] or [ENV_RETURN, *known["scorer"].unique().sort().to_list()]
+        msg = f"no episode has a score of {scorer!r}; valid: {', '.join(valid)}"
+        raise UsageError(msg)
+    return values

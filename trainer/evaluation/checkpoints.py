@@ -1,0 +1,138 @@
+"""Which checkpoint is meant, and its policy.
+
+A checkpoint is named by a folder (a model in Hugging Face layout, a run of `trajlake train`, one of its checkpoints), a
+.gguf file, or a row of the table `checkpoints`, as RUN, RUN@STEP, JOB or JOB@STEP; without a step, the newest.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from lake import ids
+from lake.errors import CheckpointError, UsageError
+from lake.snapshot import Snapshot
+from trainer.runs import RunFolder
+
+if TYPE_CHECKING:
+    from trainer.model import Policy
+
+STATE_FILE = "state.json"
+"""What a checkpoint's folder holds, and a model's does not."""
+_EXPECTED = "a model folder, a run's folder, a checkpoint's folder, a .gguf file, or RUN[@STEP] or JOB[@STEP]"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a checkpoint lies."""
+
+    path: Path
+    """A model folder, a .gguf file, or a checkpoint's folder."""
+    name: str
+    """What it is called unless the user gives it a name."""
+    policy_version: int | None = None
+    """Updates that made it, if known."""
+
+    @property
+    def is_checkpoint(self) -> bool:
+        """It is a training run's saved state, and not an ordinary model."""
+        return (self.path / STATE_FILE).is_file()
+
+
+def find_checkpoint(snapshot: Snapshot, text: str) -> Place:
+    """The place of a checkpoint.
+
+    Args:
+        snapshot: where the table `checkpoints` is read.
+        text: what the user calls it.
+
+    Raises:
+        UsageError: nothing is called that, or several things are.
+        CheckpointError: its folder is gone.
+    """
+    path = Path(text)
+    if path.exists():
+        return _on_disk(path.resolve())
+    rows = _rows(snapshot, text)
+    if rows.is_empty():
+        msg = f"there is no checkpoint {text!r}; give {_EXPECTED}. {_newest(snapshot)}"
+        raise UsageError(msg)
+    if rows["job_id"].n_unique() > 1:
+        jobs = ", ".join(ids.to_text(job) for job in rows["job_id"].unique(maintain_order=True))
+        msg = f"{text!r} names checkpoints of several jobs: {jobs}; give one of these, as JOB[@STEP]"
+        raise UsageError(msg)
+    row = rows.sort("optimizer_step", "attempt").row(-1, named=True)
+    place = Path(row["uri"])
+    if not (place / STATE_FILE).is_file():
+        msg = f"checkpoint {text!r} lay in {place}, which is not there any more; name another one, or its folder"
+        raise CheckpointError(msg)
+    return Place(place, f"{row['run_id']}@{row['optimizer_step']}", row["policy_version"])
+
+
+def open_policy(place: Place, device: str) -> tuple["Policy", str]:
+    """The policy of a checkpoint with float32 weights, and where its tokenizer is.
+
+    Raises:
+        UsageError: no such model.
+        CheckpointError: missing, damaged, or of another model.
+    """
+    from trainer.model import load_policy
+
+    if not place.is_checkpoint:
+        return load_policy(place.path, device), str(place.path)
+
+    from trainer.backends.single import SingleDevice
+    from trainer.checkpoint import load_checkpoint, read_state
+    from trainer.config import OptimizerConfig, TrainConfig
+    from trainer.model import policy_of
+
+    config = TrainConfig.model_validate(read_state(place.path).config).model_copy(update={"dtype": "float32"})
+    policy = policy_of(config, device)
+    load_checkpoint(place.path, SingleDevice(policy, OptimizerConfig()))
+    return policy, config.model
+
+
+def _on_disk(path: Path) -> Place:
+    if (path / STATE_FILE).is_file():
+        return _of_run(path, RunFolder(path.parent.parent))
+    run = RunFolder(path)
+    record = run.read()
+    if record is None:
+        of_run = RunFolder(path.parent).read() if path.name == run.final.name else None
+        name = path.stem if path.suffix == ".gguf" else path.name
+        return Place(path, name if of_run is None else f"{of_run.run_id}@final")
+    if run.final.is_dir():
+        return Place(run.final, f"{record.run_id}@final")
+    saved = sorted(run.checkpoints.glob(f"step-*/{STATE_FILE}"))
+    if not saved:
+        msg = f"the run in {path} has no checkpoint yet; go on with trajlake train --resume"
+        raise CheckpointError(msg)
+    return _of_run(saved[-1].parent, run)
+
+
+def _of_run(path: Path, run: RunFolder) -> Place:
+    """A saved state, named after its run and the updates that made it."""
+    from trainer.checkpoint import read_state
+
+    done = read_state(path).optimizer_step
+    record = run.read()
+    return Place(path, f"{path.name if record is None else record.run_id}@{done}", done)
+
+
+def _rows(snapshot: Snapshot, text: str) -> pl.DataFrame:
+    """Rows of `checkpoints` that RUN[@STEP] or JOB[@STEP] can mean; the first part of a job's id will do."""
+    name, _, step = text.rpartition("@") if "@" in text else (text, "", "")
+    rows = snapshot.scan("checkpoints").collect()
+    texts = pl.Series([ids.to_text(job) for job in rows["job_id"]], dtype=pl.String)
+    short = name.strip().lower()
+    rows = rows.filter((pl.col("run_id") == name) | (texts.str.starts_with(short) if short else False))
+    if not step:
+        return rows
+    return rows.filter(pl.col("optimizer_step") == int(step)) if step.isdecimal() else rows.clear()
+
+
+def _newest(snapshot: Snapshot) -> str:
+    rows = snapshot.scan("checkpoints").sort("at", descending=True).select("run_id", "optimizer_step").head(5).collect()
+    listed = ", ".join(f"{run}@{step}" for run, step in rows.rows())
+    return f"The newest in the lake: {listed}" if listed else "The table `checkpoints` is empty"

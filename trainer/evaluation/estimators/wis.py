@@ -1,0 +1,41 @@
+"""Weighted importance sampling, of whole episodes (Precup, Sutton, Singh 2000).
+
+    V = sum_i W_i G_i / sum_i W_i        W_i = prod_t w_t
+
+The weights are made to add up to 1: biased towards the behaviour policy's value, consistent, and never outside the
+range of the returns.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from trainer.evaluation.estimators.base import Value, divided
+from trainer.evaluation.turns import Floats, Turns
+
+TOWARDS_BEHAVIOUR = "towards behaviour"
+
+
+@dataclass(frozen=True)
+class WIS:
+    """Self-normalised importance sampling of episodes."""
+
+    name: ClassVar[str] = "wis"
+
+    def weights(self, turns: Turns) -> Floats:
+        """Weights of whole episodes."""
+        return turns.weight_EH[:, -1]
+
+    def value(self, turns: Turns) -> Value:
+        """See `Estimator.value`."""
+        weight_E = turns.weight_EH[:, -1]
+        weighted_E = weight_E * turns.return_E
+
+        def value(counts_E: Floats) -> float:
+            return divided(float(counts_E @ weighted_E), float(counts_E @ weight_E))
+
+        return value
+
+    def bias(self, turns: Turns) -> str:
+        """Of order 1/n."""
+        del turns
+        return TOWARDS_BEHAVIOUR

@@ -1,0 +1,144 @@
+"""Off-policy evaluation: what stored episodes of one policy say of another's value, and whether they may say it.
+
+A value is told only if its effective sample size allows it (`reliability`); otherwise the row says why not and what
+there is. Values rank policies; they are no success rates, which only playing gives.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from lake.errors import DataRefusedError, UsageError
+from lake.snapshot import Snapshot
+from trainer.evaluation.estimators import Estimator, all_estimators
+from trainer.evaluation.intervals import bootstrap_by_task
+from trainer.evaluation.ope_data import STORED, read_turns
+from trainer.evaluation.reliability import reliability
+from trainer.evaluation.scored import Scored, find_scored
+from trainer.evaluation.turns import Turns
+
+MAX_MISMATCH = 0.1
+"""Mean |log-ratio| per token up to which a checkpoint can be the one that acted; bfloat16 engines come to 0.04."""
+ROWS = pl.Schema(
+    {
+        "estimator": pl.String(),
+        "value": pl.Float64(),
+        "low": pl.Float64(),
+        "high": pl.Float64(),
+        "episodes": pl.Int64(),
+        "tasks": pl.Int64(),
+        "ess": pl.Float64(),
+        "ess_share": pl.Float64(),
+        "max_share": pl.Float64(),
+        "bias": pl.String(),
+        "refused": pl.String(),
+    }
+)
+"""One row per estimator: value and 95 % interval (bootstrap by task), both NULL where refused; effective sample size,
+its share of the weights, the largest weight's share of their sum, where the estimate errs, and why it is refused."""
+_GAPS = """
+SELECT episode_id, policy_version, abs_difference, tokens
+FROM rescored_steps WHERE series_id = ? AND log_ratio IS NOT NULL
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """An off-policy evaluation."""
+
+    rows: pl.DataFrame
+    """Rows of `ROWS`."""
+    left_out: dict[str, int]
+    """Episodes that take no part, by reason."""
+    notes: list[str]
+    """What a user should know."""
+
+
+def evaluate(
+    snapshot: Snapshot,
+    target: str,
+    behaviour: str,
+    *,
+    score: str = "env_return",
+    where: str | None = None,
+    gamma: float = 1.0,
+    clip: float = 2.0,
+    ridge: float = 1.0,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Evaluation:
+    """Estimate the value of a policy from another one's episodes.
+
+    Args:
+        snapshot: the data; both checkpoints have scored it (`trajlake rescore`).
+        target: the checkpoint to evaluate.
+        behaviour: the checkpoint that acted, or `stored`: its log-probabilities as the engine recorded them.
+        score: see `trainer.evaluation.ope_data.read_turns`.
+        where: SQL predicate over `episodes`; None takes all.
+        gamma: discount per turn.
+        clip: largest ratio of a turn for `clipped`.
+        ridge: shrinkage of the value tables of `dr` and `fqe`.
+        resamples: draws of the bootstrap.
+        seed: of the draws.
+
+    Raises:
+        UsageError: a checkpoint that has scored nothing, a wrong predicate or scorer, options out of range.
+        DataRefusedError: the episodes cannot support importance weights, or the behaviour checkpoint did not act.
+    """
+    if not 0 < gamma <= 1 or clip < 1 or ridge <= 0:
+        msg = f"gamma {gamma}, clip {clip}, ridge {ridge}: valid are 0 < gamma <= 1, clip >= 1, ridge > 0"
+        raise UsageError(msg)
+    wanted = find_scored(snapshot, target)
+    acted = None if behaviour == STORED else find_scored(snapshot, behaviour)
+    notes = ["values rank policies; a success rate takes playing (trajlake eval)"]
+    if acted is None:
+        notes.append("the engine's log-probabilities differ from the trainer's by arithmetic alone: see view mismatch")
+    elif wanted.code_hash != acted.code_hash:
+        msg = (
+            f"{wanted.checkpoint!r} and {acted.checkpoint!r} were scored by different versions of trajlake, so that "
+            "their difference is not one of policies alone; run trajlake rescore again with both"
+        )
+        raise DataRefusedError(msg)
+    data = read_turns(snapshot, wanted, acted, score=score, where=where, gamma=gamma)
+    if acted is not None:
+        notes.append(_compared_with_recorded(snapshot, acted, data.episode_ids_E))
+    estimators = all_estimators(clip=clip, ridge=ridge)
+    rows = [_row(estimator, data.turns, resamples, seed) for estimator in estimators]
+    return Evaluation(pl.DataFrame(rows, schema=ROWS, orient="row"), data.left_out, notes)
+
+
+def _row(estimator: Estimator, turns: Turns, resamples: int, seed: int) -> tuple[object, ...]:
+    found = reliability(estimator.weights(turns))
+    refusal = None if estimator.name == "behaviour" else found.refusal
+    value, low, high = None, None, None
+    if refusal is None:
+        estimate = estimator.value(turns)
+        value = estimate(np.ones(turns.episodes))
+        interval = bootstrap_by_task(estimate, turns.task_E, resamples=resamples, seed=seed)
+        low, high = (None, None) if interval is None else interval
+    tasks = int(turns.task_E.max()) + 1
+    share = found.ess / found.n
+    bias = estimator.bias(turns)
+    return estimator.name, value, low, high, turns.episodes, tasks, found.ess, share, found.max_share, bias, refusal
+
+
+def _compared_with_recorded(snapshot: Snapshot, acted: Scored, episode_ids: pl.Series) -> str:
+    """How far the behaviour checkpoint is from what was recorded of the policy that acted, for the user.
+
+    Raises:
+        DataRefusedError: farther than arithmetic explains.
+    """
+    mine = snapshot.sql(_GAPS, [acted.series_id]).filter(pl.col("episode_id").is_in(episode_ids.implode()))
+    gaps = mine.group_by("policy_version").agg(gap=pl.col("abs_difference").sum() / pl.col("tokens").sum()).sort("gap")
+    if gaps.is_empty():
+        return f"nothing was recorded that could tell whether {acted.checkpoint!r} is the policy that acted"
+    version, gap = gaps.row(-1)
+    if gap > MAX_MISMATCH:
+        msg = (
+            f"{acted.checkpoint!r} is not the policy that acted at policy_version {version}: its log-probabilities "
+            f"differ from the recorded ones by {gap:.3f} nats per token, allowed are {MAX_MISMATCH}; name the "
+            "checkpoint that acted, narrow --where to its episodes, or take --behaviour stored"
+        )
+        raise DataRefusedError(msg)
+    return f"{acted.checkpoint!r} differs from the recorded log-probabilities by {gap:.2g} nats per token"

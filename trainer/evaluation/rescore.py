@@ -1,0 +1,232 @@
+"""The rescore job: a checkpoint's log-probabilities of stored actions, each asked for exactly once.
+
+What was scored is committed every few seconds, each commit a job of its own: a killed run loses what came after its
+last commit, and the next one goes on from there. A series is one set of weights and one version of the code, so
+two checkpoints are comparable where their series come from the same code. Two runs at once share nothing but the table:
+whoever commits second finds the other's rows, and drops its own of the same actions.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from lake import jobs
+from lake.errors import ConflictError, UsageError
+from lake.lake import Lake
+from lake.snapshot import Snapshot
+from trainer.config import TrainConfig, validated
+from trainer.digest import tensor_digest
+from trainer.evaluation.checkpoints import Place, find_checkpoint, open_policy
+from trainer.evaluation.ratio_rows import ratio_rows
+from trainer.evaluation.scored import KIND, names_of
+from trainer.evaluation.scoring import KEYS, chunks, pending, score
+from trainer.preparation import load_tokenizer, prepare
+
+if TYPE_CHECKING:
+    from trainer.model import Policy
+
+COMMIT_SECONDS = 30.0
+"""Between commits."""
+EPISODES_A_STEP = 32
+"""Episodes that are laid out together."""
+_TRIES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class RescoreReport:
+    """What a run did."""
+
+    checkpoint: str
+    """Its name in `ratios`."""
+    weights_sha256: str
+    series_id: int
+    job_ids: list[int]
+    """One per commit."""
+    scored: int
+    """Actions with new rows."""
+    present: int
+    """Actions that had theirs."""
+    overtaken: int
+    """Actions that another run scored meanwhile, or that were taken out of the lake."""
+    drops: dict[str, int]
+    """Steps that cannot be scored, by reason (`trainer.selection.Drop`)."""
+    tokens: int
+    """Tokens of the new rows' actions."""
+    seconds: float
+    notes: list[str]
+    """What a user should know."""
+
+
+def rescore(
+    lk: Lake,
+    checkpoint: str,
+    *,
+    name: str | None = None,
+    options: dict[str, Any] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    commit_seconds: float = COMMIT_SECONDS,
+) -> RescoreReport:
+    """Score the selected actions that a checkpoint has not scored.
+
+    Args:
+        lk: where to read and write.
+        checkpoint: see `trainer.evaluation.checkpoints`.
+        name: of the checkpoint in `ratios`; None names it after its folder or run.
+        options: fields of TrainConfig: where, selection, tokens, token_budget, max_length, device, ...
+        progress: told actions done and actions to do.
+        commit_seconds: longest time between commits.
+
+    Raises:
+        UsageError: no such checkpoint, a bad predicate, or a name that other weights have.
+        CheckpointError: the checkpoint is damaged or gone.
+        DataRefusedError: nothing can be scored.
+        ConflictError: other processes scored the same actions again and again.
+    """
+    began = time.monotonic()
+    place = find_checkpoint(lk.snapshot(), checkpoint)
+    name = name or place.name
+    options = dict(options or {})
+    policy, tokenizer_of = open_policy(place, options.get("device", "cpu"))
+    digest = tensor_digest(policy.state())
+    _check_name(lk.snapshot(), name, digest)
+    fixed = {"model": tokenizer_of, "loss": "sft", "live_only": False, "episodes_per_step": EPISODES_A_STEP}
+    config = validated(TrainConfig, options | fixed)
+    prepared = prepare(lk, config, load_tokenizer(tokenizer_of))
+    run = _Run(lk, prepared.snapshot, place, policy, name, digest, checkpoint, config)
+    selection = pending(prepared.selection, run.done(prepared.snapshot))
+    total = int(selection.members["trained"].sum())
+    committed = time.monotonic()
+    with lk.lease(prepared.snapshot, f"rescore {name}"):
+        for chunk in chunks(selection):
+            for rows in score(policy, prepared.snapshot, chunk, config):
+                run.add(rows)
+                if time.monotonic() - committed >= commit_seconds:
+                    run.commit()
+                    committed = time.monotonic()
+                if progress is not None:
+                    progress(run.seen, total)
+        run.commit()
+    judged = int(prepared.selection.members["trained"].sum())
+    return RescoreReport(
+        checkpoint=name,
+        weights_sha256=digest,
+        series_id=run.series_id,
+        job_ids=run.job_ids,
+        scored=run.scored,
+        present=judged - total,
+        overtaken=run.seen - run.scored,
+        drops={row["reason"]: row["steps"] for row in prepared.selection.drops.iter_rows(named=True)},
+        tokens=run.tokens,
+        seconds=time.monotonic() - began,
+        notes=prepared.notes,
+    )
+
+
+def _code() -> list[ModuleType]:
+    """The modules whose source decides a log-probability."""
+    return [
+        import_module(f"trainer.{name}") for name in ("model", "collate", "evaluation.scoring", "evaluation.ratio_rows")
+    ]
+
+
+def _check_name(snapshot: Snapshot, name: str, digest: str) -> None:
+    """A name stands for one set of weights.
+
+    Raises:
+        UsageError: it stands for others already.
+    """
+    others = names_of(snapshot).filter((pl.col("checkpoint") == name) & (pl.col("weights_sha256") != digest))
+    if others.height:
+        msg = (
+            f"{name!r} names other weights in `ratios` (sha256 {others['weights_sha256'][0][:12]}..., these are "
+            f"{digest[:12]}...); give these another --name"
+        )
+        raise UsageError(msg)
+
+
+@dataclass
+class _Run:
+    """Rows on their way into the lake."""
+
+    lk: Lake
+    snapshot: Snapshot
+    place: Place
+    policy: "Policy"
+    name: str
+    digest: str
+    spelled: str
+    config: TrainConfig
+    job_ids: list[int] = field(default_factory=list)
+    seen: int = 0
+    scored: int = 0
+    tokens: int = 0
+    _waiting: list[pl.DataFrame] = field(default_factory=list)
+
+    @property
+    def _series(self) -> dict[str, Any]:
+        return {"weights_sha256": self.digest, "dtype": "float32"}
+
+    @property
+    def series_id(self) -> int:
+        """Of all jobs that score with these weights and this code."""
+        return jobs.series_id(KIND, self._series, _code())
+
+    def done(self, snapshot: Snapshot) -> pl.DataFrame:
+        """`KEYS` of what the series has scored."""
+        return snapshot.scan("ratios").filter(pl.col("series_id") == self.series_id).select(KEYS).collect()
+
+    def add(self, rows: pl.DataFrame) -> None:
+        """Take scored actions."""
+        self._waiting.append(rows)
+        self.seen += rows.height
+        self.tokens += int(rows["n_action"].sum())
+
+    def commit(self) -> None:
+        """Make what waits visible, without what another run has scored or someone has taken out meanwhile.
+
+        Raises:
+            ConflictError: that happens again and again.
+        """
+        if not self._waiting:
+            return
+        rows = ratio_rows(self.snapshot, pl.concat(self._waiting), self.name, self.place.policy_version)
+        self._waiting = []
+        for attempt in range(_TRIES):
+            now = self.lk.snapshot()
+            here = now.scan("episodes").select("episode_id").collect()
+            kept = rows.join(here, on="episode_id", how="semi").join(self.done(now), on=KEYS, how="anti")
+            try:
+                self._write(kept)
+            except ConflictError:
+                if attempt == _TRIES - 1:
+                    raise
+                continue
+            self.scored += kept.height
+            return
+
+    def _write(self, rows: pl.DataFrame) -> None:
+        if rows.is_empty():
+            return
+
+        def guard() -> None:
+            if not self.done(self.lk.snapshot()).join(rows, on=KEYS, how="semi").is_empty():
+                msg = f"another run has scored the same actions with {self.name} meanwhile"
+                raise ConflictError(msg)
+
+        parameters = self._series | {
+            "checkpoint": self.name,
+            "spelled": self.spelled,
+            "path": str(self.place.path),
+            "config": self.config.model_dump(mode="json"),
+        }
+        with self.lk.job(
+            kind=KIND, parameters=parameters, series=self._series, code=_code(), snapshot=self.snapshot, guard=guard
+        ) as job:
+            job.write("ratios", rows)
+            job.counts |= {"rows_in": rows.height, "rows_out": rows.height, "tokens": int(rows["n_action"].sum())}
+        self.job_ids.append(job.job_id)

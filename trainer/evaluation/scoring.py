@@ -1,0 +1,95 @@
+"""Log-probabilities of stored actions under a policy, read through the plan and the stream that training uses.
+
+Every token of a scored action gets its log-probability, sampled or not; the table's action mask says which were. The
+distribution is that of the stored sampling temperature, and of temperature 1 where none is known or it was 0.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+import torch  # noqa: TID253 - loaded by commands only when they score
+
+from lake.snapshot import Snapshot
+from trainer.config import TrainConfig
+from trainer.losses import Needs, Temperature
+from trainer.plan import OptimizerStep, Plan
+from trainer.selection import Selection
+from trainer.stream import Stream
+
+if TYPE_CHECKING:
+    from trainer.model import Policy
+
+CHUNK_TOKENS = 4_000_000
+"""Tokens that are planned and read together: neighbours in the files, whatever the plan's order."""
+KEYS = ("episode_id", "step_index", "encoding_id")
+_NEEDS = Needs(temperature=Temperature.AS_SAMPLED)
+
+
+def pending(selection: Selection, done: pl.DataFrame) -> Selection:
+    """A selection whose trained steps are those to score: all of their action's tokens, without what is done.
+
+    Args:
+        selection: the judged rows.
+        done: `KEYS` of the rows that have their log-probabilities.
+
+    Returns:
+        The selection, cut after the last step to score of each sequence; without members if all is done.
+    """
+    marks = done.select(KEYS).unique().with_columns(done=pl.lit(value=True))
+    members = selection.members.join(marks, on=KEYS, how="left", maintain_order="left")
+    wanted = pl.col("trained") & pl.col("done").is_null()
+    members = members.with_columns(
+        trained=wanted,
+        n_trained=pl.col("n_action"),
+        loss_tokens=pl.when(wanted).then(pl.col("n_action")).otherwise(0).cast(pl.Int64),
+        temperature=pl.when(pl.col("temperature") > 0).then(pl.col("temperature")).otherwise(1.0),
+    ).drop("done")
+    last = pl.col("step_index").filter(pl.col("trained")).max().over("episode_id", "sequence")
+    return replace(selection, members=members.filter(pl.col("step_index") <= last))
+
+
+def chunks(selection: Selection, tokens: int = CHUNK_TOKENS) -> Iterator[Selection]:
+    """Parts of a selection: whole episodes that lie together in the files, up to a number of tokens."""
+    sizes = selection.members.group_by("episode_id").agg(
+        file=pl.col("file").min(), row=pl.col("row").min(), tokens=(pl.col("n_context") + pl.col("n_action")).sum()
+    )
+    sizes = sizes.sort("file", "row", "episode_id").with_columns(
+        chunk=((pl.col("tokens").cum_sum() - pl.col("tokens")) // tokens).cast(pl.Int64)
+    )
+    for part in sizes.partition_by("chunk", maintain_order=True):
+        mine = pl.col("episode_id").is_in(part["episode_id"].implode())
+        yield replace(selection, members=selection.members.filter(mine))
+
+
+def score(policy: "Policy", snapshot: Snapshot, selection: Selection, config: TrainConfig) -> Iterator[pl.DataFrame]:
+    """Score the trained steps of a selection.
+
+    Args:
+        policy: who is asked.
+        snapshot: the snapshot that the selection was made on.
+        selection: of `pending`.
+        config: token budget, threads, episodes at a time.
+
+    Yields:
+        A frame per plan step: `KEYS`, n_action, temperature, logprobs (list of float32, one per token of the action).
+    """
+    plan = Plan(selection, config)
+    with Stream(snapshot, plan, _NEEDS, config) as stream, torch.no_grad():
+        for step, batches in stream.steps():
+            parts = [policy.logprobs(batch.to(policy.device))[0].float().cpu() for batch in batches]
+            yield _rows(plan, step, torch.cat(parts).numpy())
+
+
+def _rows(plan: Plan, step: OptimizerStep, logprobs_N: "np.ndarray[tuple[int], np.dtype[np.float32]]") -> pl.DataFrame:
+    """The log-probabilities of a plan step by row of `tokens`: they come in the order of its micro-batches."""
+    (bins,) = plan.micro_batches(step)
+    starts_Q = plan.member_starts_Q
+    members_M = np.concatenate([np.arange(starts_Q[q], starts_Q[q + 1]) for part in bins for q in part])
+    members = plan.members[members_M].filter(pl.col("trained")).select(*KEYS, "n_action", "temperature")
+    ends = members["n_action"].cast(pl.Int64).cum_sum()
+    numbered = np.searchsorted(ends.to_numpy(), np.arange(len(logprobs_N)), side="right")
+    lists = pl.DataFrame({"row": numbered, "logprobs": logprobs_N}).group_by("row", maintain_order=True).all()
+    return members.with_columns(lists["logprobs"])

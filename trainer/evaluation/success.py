@@ -1,0 +1,155 @@
+"""Success of runs or policies: how often, with which certainty, and against one another.
+
+An attempt succeeds if its score reaches a threshold. Success is a share of attempts, with Wilson's interval. pass@k,
+pass^k and the mean score are means over tasks, with the bootstrap over tasks. Two names are compared on the tasks that
+both attempted, task by task (`paired`).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+
+from lake.errors import DataRefusedError, UsageError
+from trainer.evaluation.intervals import bootstrap_of_mean, wilson
+from trainer.evaluation.paired import Comparison, compare_paired
+from trainer.evaluation.pass_at_k import pass_all_k, pass_at_k
+
+ROWS = pl.Schema(
+    {
+        "name": pl.String(),
+        "measure": pl.String(),
+        "value": pl.Float64(),
+        "low": pl.Float64(),
+        "high": pl.Float64(),
+        "tasks": pl.Int64(),
+        "attempts": pl.Int64(),
+        "unscored": pl.Int64(),
+    }
+)
+"""One row per name and measure: value and its 95 % interval, the tasks and scored attempts behind it, and attempts
+without a score, which are in none of the figures."""
+
+
+def success_rows(
+    attempts: pl.DataFrame, *, threshold: float = 1.0, ks: Sequence[int] = (1,), resamples: int = 1000, seed: int = 0
+) -> pl.DataFrame:
+    """Success, mean score, pass@k and pass^k of every name.
+
+    Args:
+        attempts: of `trainer.evaluation.attempts.read_attempts`; nested episodes are left out.
+        threshold: a score from here on is a success.
+        ks: numbers of attempts for pass@k and pass^k.
+        resamples: draws of the bootstrap.
+        seed: of the draws.
+
+    Returns:
+        Rows of `ROWS`, by name. value is NULL where nothing is known.
+    """
+    rows: list[tuple[object, ...]] = []
+    for (name,), part in attempts.filter(~pl.col("nested")).group_by("name", maintain_order=True):
+        tasks = per_task(part, threshold)
+        unscored = part["score"].null_count()
+        done = int(tasks["attempts"].sum())
+        for measure, value, interval, used in _measures(tasks, ks, resamples, seed):
+            low, high = (None, None) if interval is None else interval
+            rows.append((name, measure, value, low, high, used, done, unscored))
+    return pl.DataFrame(rows, schema=ROWS, orient="row")
+
+
+def per_task(attempts: pl.DataFrame, threshold: float) -> pl.DataFrame:
+    """task, attempts, successes, score (the mean): scored attempts of each task, sorted by task."""
+    return (
+        attempts.filter(pl.col("score").is_not_null())
+        .group_by("task")
+        .agg(
+            attempts=pl.len().cast(pl.Int64),
+            successes=(pl.col("score") >= threshold).sum().cast(pl.Int64),
+            score=pl.col("score").mean(),
+        )
+        .sort("task")
+    )
+
+
+def measure_of(tasks: pl.DataFrame, measure: str) -> list[float | None]:
+    """A measure of each task: `score`, `pass@K` or `pass^K`; None where the task has too few attempts."""
+    if measure == "score":
+        return tasks["score"].to_list()
+    function = pass_at_k if measure.startswith("pass@") else pass_all_k
+    k = int(measure[5:])
+    return [function(n, c, k) for n, c in tasks.select("attempts", "successes").iter_rows()]
+
+
+def measures(ks: Sequence[int]) -> list[str]:
+    """Names of the measures by task: pass^1 is pass@1."""
+    return ["score", *(f"pass@{k}" for k in ks), *(f"pass^{k}" for k in ks if k > 1)]
+
+
+Measured = tuple[str, float | None, tuple[float, float] | None, int]
+
+
+def _measures(tasks: pl.DataFrame, ks: Sequence[int], resamples: int, seed: int) -> list[Measured]:
+    """(measure, value, interval, tasks used)."""
+    trials, wins = int(tasks["attempts"].sum()), int(tasks["successes"].sum())
+    known = trials > 0
+    found: list[Measured] = [
+        ("success", wins / trials if known else None, wilson(wins, trials) if known else None, tasks.height)
+    ]
+    for measure in measures(ks):
+        values = [value for value in measure_of(tasks, measure) if value is not None]
+        interval = bootstrap_of_mean(np.array(values, np.float64), resamples=resamples, seed=seed)
+        found.append((measure, sum(values) / len(values) if values else None, interval, len(values)))
+    return found
+
+
+def against_rows(
+    attempts: pl.DataFrame,
+    *,
+    one: str,
+    other: str,
+    threshold: float = 1.0,
+    ks: Sequence[int] = (1,),
+    resamples: int = 1000,
+    seed: int = 0,
+) -> pl.DataFrame:
+    """Two names, measure by measure, on the tasks that both attempted.
+
+    Args:
+        attempts: of `read_attempts`.
+        one: a name.
+        other: what it is compared against.
+        threshold: a score from here on is a success.
+        ks: numbers of attempts.
+        resamples: draws of the bootstrap, and of the permutation test where there are too many to count.
+        seed: of the draws.
+
+    Returns:
+        measure, value (of `one`), against (of `other`), difference, its 95 % interval low and high, p (two-sided
+        permutation test), test (exact or sampled), tasks (shared ones that the measure is known for in both).
+
+    Raises:
+        UsageError: a name that is not there.
+        DataRefusedError: no shared task with scores.
+    """
+    plain = attempts.filter(~pl.col("nested"))
+    names = plain["name"].unique().sort().to_list()
+    for name in (one, other):
+        if name not in names:
+            msg = f"there is no {name!r} to compare; valid: {', '.join(map(str, names))}"
+            raise UsageError(msg)
+    left, right = (per_task(plain.filter(pl.col("name") == name), threshold) for name in (one, other))
+    shared = left.select("task").join(right.select("task"), on="task", how="inner")
+    if shared.is_empty():
+        msg = f"{one!r} and {other!r} have no task with scores in common ({left.height} and {right.height} tasks)"
+        raise DataRefusedError(msg)
+    left, right = (part.join(shared, on="task", how="semi").sort("task") for part in (left, right))
+    rows = []
+    for measure in measures(ks):
+        pairs = [
+            (a, b)
+            for a, b in zip(measure_of(left, measure), measure_of(right, measure), strict=True)
+            if a is not None and b is not None
+        ]
+        found = compare_paired(np.array(pairs, np.float64).reshape(-1, 2), resamples=resamples, seed=seed)
+        rows.append({"measure": measure} | found._asdict())
+    return pl.DataFrame(rows, schema=Comparison.schema("measure"))

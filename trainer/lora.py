@@ -1,0 +1,119 @@
+"""LoRA: small trained matrices beside frozen weights, by peft. A checkpoint holds them alone.
+
+Adapters are put into the model in place, so that it stays the transformers model that it was. They start at no effect
+(B = 0), from a seed. `merged` gives the weights of an ordinary model that computes the same.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch  # noqa: TID253 - loaded by commands only when they train
+from torch import Tensor  # noqa: TID253
+
+from lake.errors import UsageError
+from trainer.config import LoRAConfig
+
+ADAPTER = "default"
+"""peft's name for the adapters."""
+
+
+def add_adapters(model: Any, config: LoRAConfig, *, seed: int) -> None:
+    """Put adapters into a model and freeze everything else.
+
+    Args:
+        model: the transformers model.
+        config: rank, scale, which layers.
+        seed: of the adapters' initial weights.
+
+    Raises:
+        UsageError: peft is not installed, or no layer has one of the names.
+    """
+    peft = _peft()
+    options = _peft_config(peft, config, base=None)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            peft.inject_adapter_in_model(options, model)
+        except ValueError as error:
+            names = sorted({n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)})
+            msg = f"no layer to adapt is named {config.targets}; the model's linear layers are {', '.join(names)}"
+            raise UsageError(msg) from error
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+
+
+def has_adapters(model: Any) -> bool:
+    """Whether a model holds adapters."""
+    return any(_is_adapter(name) for name, _ in model.named_parameters())
+
+
+def merged(weights: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
+    """Weights of the model without adapters that computes the same: W + alpha / rank * B A.
+
+    Args:
+        weights: every weight of the adapted model by name, adapters included, as plain tensors.
+        model: the adapted model, which knows each layer's scale and orientation.
+
+    Returns:
+        Weights by the names of the model before it was adapted; new tensors where something was added.
+    """
+    plain = {name.replace(".base_layer.", "."): t for name, t in weights.items() if not _is_adapter(name)}
+    for prefix, layer in model.named_modules():
+        if f"{prefix}.lora_A.{ADAPTER}.weight" not in weights:
+            continue
+        down, up = (weights[f"{prefix}.lora_{side}.{ADAPTER}.weight"] for side in "AB")
+        change = (up.float() @ down.float()) * layer.scaling[ADAPTER]
+        base = weights[f"{prefix}.base_layer.weight"]
+        change = change.T if layer.fan_in_fan_out else change
+        plain[f"{prefix}.weight"] = (base.float() + change).to(base.dtype)
+    return plain
+
+
+def save_adapters(folder: Path, weights: dict[str, Tensor], config: LoRAConfig, base: str) -> None:
+    """Write adapters as a folder that peft and inference engines load.
+
+    Args:
+        folder: where to; made.
+        weights: the adapters by name, as plain tensors.
+        config: what they were made with.
+        base: the model that they belong to.
+    """
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True)
+    named = {f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": t.contiguous() for name, t in weights.items()}
+    save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    options = _peft_config(_peft(), config, base=base)
+    options.inference_mode = True
+    options.save_pretrained(str(folder))
+
+
+def _is_adapter(name: str) -> bool:
+    return ".lora_" in name
+
+
+def _peft_config(peft: Any, config: LoRAConfig, base: str | None) -> Any:
+    targets = config.targets if isinstance(config.targets, str) else list(config.targets)
+    return peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        target_modules=targets,
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base,
+    )
+
+
+def _peft() -> Any:
+    """The package peft.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        import peft
+    except ImportError as error:
+        msg = 'LoRA needs the package peft: pip install "trajlake[lora]"'
+        raise UsageError(msg) from error
+    return peft

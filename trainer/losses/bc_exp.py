@@ -1,0 +1,38 @@
+"""Behaviour cloning weighted by exp(A_S / beta): imitate most what beat others from the same state.
+
+    L_t = -min(exp(A_S / beta), w_max) lp
+
+A_S is the step advantage inside its anchor group (column `a_step` of a GiGPO credit job), taken as it is: a step whose
+state no sibling visited has A_S = 0 and weighs 1, as in plain cloning, so nothing is shifted. Against `awr`, the
+episode's own advantage A_E stays out: which episodes to imitate is the selection's matter (`--where "env_return >=
+1"`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from trainer.losses.awr import weighted_likelihood
+from trainer.losses.base import Loss, LossConfig, LossResult, LossRows, Needs
+
+if TYPE_CHECKING:
+    from trainer.config import TrainConfig
+
+
+class BCExpConfig(LossConfig):
+    """Behaviour cloning weighted by the step advantage."""
+
+    beta: float = Field(1.0, gt=0)
+    """Temperature of the weights exp(A_S / beta), in units of A_S."""
+    max_weight: float = Field(20.0, gt=0)
+    """Upper limit of a weight."""
+
+
+def bc_exp(rows: LossRows, config: TrainConfig) -> LossResult:
+    """Likelihood weighted by the exponential of the step advantage."""
+    return weighted_likelihood(rows, beta=config.bc_exp.beta, max_weight=config.bc_exp.max_weight)
+
+
+BC_EXP = Loss("bc_exp", Needs(advantages=True, step_advantages=True), bc_exp)

@@ -1,0 +1,38 @@
+"""Direct preference optimisation (Rafailov et al. 2023, arXiv 2305.18290) on pairs of trajectories.
+
+    S_u = sum_t (lp_t - lp_ref,t)
+    L_p = -log sigmoid(beta (S_chosen - S_rejected))
+
+over action tokens (ETO, arXiv 2403.02502), with label smoothing and a likelihood term as `trainer.losses.preference`
+says. `length_normalised` divides S by the unit's number of tokens (TRL's sigmoid_norm), so that long trajectories do
+not dominate. Over several turns the partition function of DPO's derivation does not cancel: `dmpo` is the form that
+mends it; pairs of single steps that share their context do not have the problem.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainer.losses.base import Loss, LossResult, LossRows, required
+from trainer.losses.preference import PAIR_NEEDS, PairConfig, log_ratio_to_reference, pair_result
+from trainer.segments import unit_mean, unit_sum
+
+if TYPE_CHECKING:
+    from trainer.config import TrainConfig
+
+
+class DPOConfig(PairConfig):
+    """Direct preference optimisation."""
+
+    length_normalised: bool = False
+    """Compare mean log-ratios per token instead of sums; beta then is larger by about the length."""
+
+
+def dpo(rows: LossRows, config: TrainConfig) -> LossResult:
+    """Sigmoid loss over pairs of summed log-ratios."""
+    over = unit_mean if config.dpo.length_normalised else unit_sum
+    unit_N, weight_U = required(rows.unit_N, "unit_N"), required(rows.weight_U, "weight_U")
+    return pair_result(rows, over(log_ratio_to_reference(rows), unit_N, len(weight_U)), config.dpo)
+
+
+DPO = Loss("dpo", PAIR_NEEDS, dpo)

@@ -1,0 +1,91 @@
+"""Group sequence policy optimisation (Zheng et al. 2025, arXiv 2507.18071): one ratio for a whole unit.
+
+    s_u = exp(1/T_u sum_t (lp_t - lp_b,t))
+    log s_t = sg(log s_u) + lp_t - sg(lp_t)
+    L = 1/U sum_U 1/T_u sum_t max(-s_t A, -clip(s_t, 1 - e_lo, 1 + e_hi) A)
+
+sg stops the gradient: s_t has the value of s_u and the gradient of its own token (the paper's GSPO-token, which is GSPO
+where A is constant in the unit). A unit is clipped as a whole, so the clip is narrow: 3e-4 and 4e-4. log s is at most
+10, as in verl.
+
+The paper's sequence is a response. For an agent it must be said what it is: by default the episode, which is refused
+where advantages differ inside one (a step-level estimator); set `unit` to turn, where they cannot, or to episode to
+insist (SkyRL #1278 is what happens when nobody says).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from trainer.aggregation import Aggregation, Unit
+from trainer.kl import MAX_LOG_RATIO
+from trainer.losses.base import Loss, LossResult, LossRows, Needs, Temperature, required
+from trainer.losses.policy import RatioConfig, anchored_log_ratio, corrected, prepare_correction, regularised
+from trainer.losses.ppo import clip_sums, surrogate
+from trainer.segments import unit_mean
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainer.config import TrainConfig
+
+MAX_LOG_UNIT_RATIO = 10.0
+"""Upper limit of log s."""
+
+
+class GSPOConfig(RatioConfig):
+    """One ratio for a whole unit."""
+
+    clip_low: float = Field(3e-4, gt=0, lt=1)
+    """The unit's ratio is clipped below at 1 - clip_low."""
+    clip_high: float = Field(4e-4, gt=0)
+    """The unit's ratio is clipped above at 1 + clip_high."""
+
+
+def unit_ratio(log_ratio_N: Tensor, unit_N: Tensor, units: int) -> Tensor:
+    """s_t: the geometric mean of its unit's ratios in value, its own token's in gradient.
+
+    Args:
+        log_ratio_N: log(pi_theta / anchor), [N], with gradient.
+        unit_N: unit of each token, int64 [N].
+        units: U.
+
+    Returns:
+        Ratios [N].
+    """
+    log_U = unit_mean(log_ratio_N.detach(), unit_N, units)
+    log_N = log_U[unit_N] + log_ratio_N - log_ratio_N.detach()
+    return log_N.clamp(-MAX_LOG_RATIO, MAX_LOG_UNIT_RATIO).exp()
+
+
+def gspo(rows: LossRows, config: TrainConfig) -> LossResult:
+    """Clipped surrogate of the unit's ratio."""
+    options = config.gspo
+    advantages_N = required(rows.advantages_N, "advantages_N")
+    unit_N, weight_U = required(rows.unit_N, "unit_N"), required(rows.weight_U, "weight_U")
+    ratio_N = unit_ratio(anchored_log_ratio(rows, options), unit_N, len(weight_U))
+    limits = {"clip_low": options.clip_low, "clip_high": options.clip_high}
+    loss_N = surrogate(ratio_N, advantages_N, dual_clip=None, **limits)
+    loss_N, sums = corrected(rows, options, loss_N, weighted=options.correction.decoupled)
+    detached_N = ratio_N.detach()
+    sums |= {"unit_ratio": detached_N.sum(), "unit_ratio_squared": detached_N.square().sum()}
+    return regularised(rows, options, loss_N, sums | clip_sums(detached_N, advantages_N, **limits))
+
+
+GSPO = Loss(
+    "gspo",
+    Needs(
+        advantages=True,
+        behaviour_logprobs=True,
+        entropy=True,
+        temperature=Temperature.AS_SAMPLED,
+        unit=Unit.EPISODE,
+        unit_above_token=True,
+        unit_advantages=True,
+        aggregation=Aggregation.UNIT_MEAN_TOKEN_MEAN,
+    ),
+    gspo,
+    prepare_correction("gspo"),
+)

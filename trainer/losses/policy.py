@@ -1,0 +1,173 @@
+"""What the policy gradient losses share: the anchor of the ratio, off-policy correction, KL and entropy terms.
+
+    L = sum_N w (c L_t + k_kl KL_t - k_H H_t)
+
+w is the plan's weight, c the weight of the correction (`trainer.correction`), KL_t of `trainer.kl`, H_t the entropy.
+The correction acts on the policy term L_t alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self
+
+from pydantic import Field, model_validator
+
+from trainer.aggregation import Unit
+from trainer.correction import (
+    NORMALISER_SUMS,
+    OVER_UNITS,
+    TRUNCATIONS,
+    Correction,
+    CorrectionConfig,
+    CorrectionMethod,
+    correct,
+    normaliser,
+    normaliser_sums,
+)
+from trainer.kl import KLConfig, KLEstimator, estimate, penalty
+from trainer.losses.base import LossConfig, LossResult, LossRows, Needs, Prepare, added, required
+from trainer.losses.ratios import behaviour_log_ratio, log_ratio, ratio_sums
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainer.config import TrainConfig
+
+
+class PolicyConfig(LossConfig, ABC):
+    """Settings of every policy gradient loss."""
+
+    entropy_coefficient: float = Field(0.0, ge=0)
+    """Weight of the entropy bonus, per action token."""
+    kl: KLConfig = KLConfig()
+    """Pull towards the reference policy."""
+
+    def resolve(self, needs: Needs) -> Needs:
+        """A reference if there is a pull to it, and what its weight takes."""
+        pulled = self.kl.coefficient > 0
+        return replace(
+            needs,
+            reference_logprobs=needs.reference_logprobs or pulled,
+            behaviour_logprobs=needs.behaviour_logprobs or (pulled and self.kl.ratio_weighted),
+        )
+
+
+class CorrectedConfig(PolicyConfig, ABC):
+    """Settings of a policy gradient loss that can be corrected for where its data comes from."""
+
+    correction: CorrectionConfig = CorrectionConfig()
+    """Off-policy correction."""
+
+    def resolve(self, needs: Needs) -> Needs:
+        """What the correction looks at."""
+        needs = super().resolve(needs)
+        method = self.correction.method
+        over_units = method in OVER_UNITS
+        return replace(
+            needs,
+            behaviour_logprobs=needs.behaviour_logprobs or method is not CorrectionMethod.NONE,
+            proximal_logprobs=needs.proximal_logprobs or self.correction.decoupled,
+            statistics=NORMALISER_SUMS if self.correction.normalise else needs.statistics,
+            unit=Unit.SEQUENCE if over_units and needs.unit is Unit.TOKEN else needs.unit,
+            unit_above_token=needs.unit_above_token or over_units,
+        )
+
+
+class RatioConfig(CorrectedConfig, ABC):
+    """Settings of a loss with a ratio of its own."""
+
+    @model_validator(mode="after")
+    def _counts_the_distance_once(self) -> Self:
+        chosen = self.correction
+        if chosen.method in TRUNCATIONS and not chosen.decoupled:
+            msg = (
+                f"correction {chosen.method} would weigh a second time by the ratio that this loss takes anyway: set "
+                f"correction.decoupled, choose a mask, or use loss reinforce"
+            )
+            raise ValueError(msg)
+        if chosen.normalise and not chosen.decoupled:
+            msg = "correction.normalise: the weights are 0 or 1 unless correction.decoupled is set"
+            raise ValueError(msg)
+        return self
+
+
+def anchored_log_ratio(rows: LossRows, config: CorrectedConfig) -> Tensor:
+    """The loss's own log-ratio: to the behaviour policy, or to the proximal one if decoupled; [N], with gradient."""
+    if config.correction.decoupled:
+        return log_ratio(rows.logprobs_N, required(rows.proximal_logprobs_N, "proximal_logprobs_N"))
+    return behaviour_log_ratio(rows)
+
+
+def correction_of(rows: LossRows, config: CorrectionConfig) -> Correction:
+    """Weights for where the tokens come from: to the proximal policy if decoupled, else to the current one."""
+    policy_N = rows.logprobs_N
+    if config.decoupled:
+        policy_N = required(rows.proximal_logprobs_N, "proximal_logprobs_N")
+    log_rho_N = log_ratio(policy_N.detach(), required(rows.behaviour_logprobs_N, "behaviour_logprobs_N"))
+    units = 0 if rows.weight_U is None else len(rows.weight_U)
+    return correct(log_rho_N, rows.unit_N, units, config)
+
+
+def prepare_correction(name: str) -> Prepare:
+    """`Loss.prepare` of a corrected loss: what the mean weight is made of."""
+
+    def prepare(rows_B: Sequence[LossRows], config: TrainConfig) -> Mapping[str, Tensor]:
+        chosen: CorrectionConfig = getattr(config, name).correction
+        return added(normaliser_sums(correction_of(rows, chosen), rows.weight_N) for rows in rows_B)
+
+    return prepare
+
+
+def corrected(
+    rows: LossRows, config: CorrectedConfig, loss_N: Tensor, *, weighted: bool
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The policy term with the correction's weights.
+
+    Args:
+        rows: the micro-batch.
+        config: of the loss.
+        loss_N: policy term per token, [N].
+        weighted: multiply by the weights; False takes only which tokens they leave.
+
+    Returns:
+        The term, [N], and sums behind the correction's metrics.
+    """
+    chosen = config.correction
+    if chosen.method is CorrectionMethod.NONE:
+        return loss_N, {}
+    correction = correction_of(rows, chosen)
+    weight_N = correction.weight_N if weighted else correction.keep_N.to(loss_N.dtype)
+    if chosen.normalise:
+        weight_N = weight_N / normaliser(rows.statistics)
+    sums = {
+        "correction_weight": weight_N.sum(),
+        "correction_weight_squared": weight_N.square().sum(),
+        "correction_limited": correction.limited_N.sum(),
+        "correction_masked": (~correction.keep_N).sum(),
+    }
+    return weight_N * loss_N, sums
+
+
+def regularised(rows: LossRows, config: PolicyConfig, loss_N: Tensor, sums: Mapping[str, Tensor]) -> LossResult:
+    """Add the KL and entropy terms, weigh by the plan, and report.
+
+    Args:
+        rows: the micro-batch.
+        config: of the loss.
+        loss_N: policy term per token, [N].
+        sums: the loss's own sums.
+    """
+    found = {"advantage": required(rows.advantages_N, "advantages_N").sum(), **sums}
+    if rows.behaviour_logprobs_N is not None:
+        found |= ratio_sums(rows)
+    if config.kl.coefficient > 0:
+        reference_N = required(rows.reference_logprobs_N, "reference_logprobs_N")
+        log_ratio_N = behaviour_log_ratio(rows) if config.kl.ratio_weighted else None
+        loss_N = loss_N + config.kl.coefficient * penalty(rows.logprobs_N, reference_N, log_ratio_N, config.kl)
+        found["kl_reference"] = estimate(rows.logprobs_N.detach(), reference_N, KLEstimator.K3).sum()
+    if config.entropy_coefficient > 0:
+        loss_N = loss_N - config.entropy_coefficient * required(rows.entropy_N, "entropy_N")
+    return LossResult(total=(rows.weight_N * loss_N).sum(), sums=found)

@@ -1,0 +1,80 @@
+"""What the losses on preferences share: scores of units against the reference, and pairs of units.
+
+    S_u = sum_t f_t (lp_t - lp_ref,t)          over the action tokens of unit u
+    z_p = beta (S_chosen - S_rejected)
+    L_p = -(1 - e) log sigmoid(z_p) - e log sigmoid(-z_p) - alpha lp_chosen / T_chosen
+
+e is label smoothing (cDPO), alpha the weight of the likelihood of what was chosen (RPO, arXiv 2404.19733), which keeps
+it from falling together with the rejected one. Environment tokens never enter: they cancel only where both sides saw
+the same. Axes: `_N` tokens, `_U` units, `_P` pairs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from trainer.aggregation import Atom, Unit
+from trainer.losses.base import LossConfig, LossResult, LossRows, Needs, required
+from trainer.segments import unit_mean
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PAIR_NEEDS = Needs(reference_logprobs=True, pairs=True, unit=Unit.EPISODE, unit_above_token=True, atom=Atom.PAIR)
+"""Of every loss on pairs."""
+
+
+class PairConfig(LossConfig, ABC):
+    """Settings of every loss on pairs."""
+
+    beta: float = Field(0.1, gt=0)
+    """How strongly the reference holds: the smaller, the further the policy may go."""
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """Probability that a preference is the wrong way round."""
+    nll_coefficient: float = Field(0.0, ge=0)
+    """Weight of the chosen one's negative log-likelihood per token (RPO)."""
+
+
+def log_ratio_to_reference(rows: LossRows) -> Tensor:
+    """How much more likely than under the reference: lp - lp_ref, [N], with gradient."""
+    return rows.logprobs_N - required(rows.reference_logprobs_N, "reference_logprobs_N").detach()
+
+
+def pair_result(rows: LossRows, score_U: Tensor, config: PairConfig) -> LossResult:
+    """Sigmoid loss over pairs.
+
+    Args:
+        rows: the micro-batch, whose pairs are whole.
+        score_U: S of each unit, [U], with gradient.
+        config: of the loss.
+    """
+    from torch.nn.functional import logsigmoid
+
+    pair_U, sign_U = required(rows.pair_U, "pair_U"), required(rows.sign_U, "sign_U").to(score_U.dtype)
+    unit_N, weight_U = required(rows.unit_N, "unit_N"), required(rows.weight_U, "weight_U")
+    units = len(weight_U)
+    # There are at most as many pairs as units; numbers that no pair bears have weight 0.
+    weight_P = weight_U.new_zeros(units).index_add(0, pair_U, weight_U)
+    margin_P = score_U.new_zeros(units).index_add(0, pair_U, sign_U * score_U)
+    logit_P = config.beta * margin_P
+    smoothing = config.label_smoothing
+    loss_P = -(1 - smoothing) * logsigmoid(logit_P) - smoothing * logsigmoid(-logit_P)
+    chosen_U = (sign_U > 0).to(score_U.dtype)
+    if config.nll_coefficient > 0:
+        likelihood_U = unit_mean(rows.logprobs_N, unit_N, units)
+        loss_P = loss_P - config.nll_coefficient * score_U.new_zeros(units).index_add(
+            0, pair_U, chosen_U * likelihood_U
+        )
+    reward_U = config.beta * score_U.detach()
+    sums = {
+        "pairs": chosen_U.sum(),
+        "margin/pairs": logit_P.detach().sum(),
+        "accuracy/pairs": (logit_P > 0).sum(),
+        "reward_chosen/pairs": (chosen_U * reward_U).sum(),
+        "reward_rejected/pairs": ((1 - chosen_U) * reward_U).sum(),
+        "log_ratio_reference": log_ratio_to_reference(rows).detach().sum(),
+    }
+    return LossResult(total=(weight_P * loss_P).sum(), sums=sums)

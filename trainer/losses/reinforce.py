@@ -1,0 +1,58 @@
+"""REINFORCE on stored data (Williams 1992), each episode's log-probability times its advantage.
+
+    L = -1/U sum_U sum_t sg(c_t) A lp_t
+
+c is the weight of `correction`: by default the ratio of the current to the behaviour policy, truncated at 2, which is 1
+on data of the current policy. With leave-one-out advantages (`trajlake credit rloo`, arXiv 2402.14740) this is
+episode-level RLOO over multi-turn trajectories: per episode the sum of its action tokens' log-probabilities over all
+turns times R_i minus the mean of its siblings.
+
+`correction.method = "none"` makes it advantage-weighted likelihood at temperature 1, which needs no log-probabilities.
+Use it on data of the current policy sampled at temperature 1, or knowing that it is biased; negative advantages push
+without bound then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from trainer.aggregation import Aggregation, Unit
+from trainer.correction import CorrectionConfig, CorrectionMethod
+from trainer.losses.base import Loss, LossResult, LossRows, Needs, Temperature, required
+from trainer.losses.policy import CorrectedConfig, corrected, prepare_correction, regularised
+
+if TYPE_CHECKING:
+    from trainer.config import TrainConfig
+
+
+class ReinforceConfig(CorrectedConfig):
+    """REINFORCE with a truncated importance weight."""
+
+    correction: CorrectionConfig = CorrectionConfig(method=CorrectionMethod.TOKEN_TRUNCATE)
+    """Importance weight; method none leaves it out."""
+
+    def resolve(self, needs: Needs) -> Needs:
+        """Ratios are taken at the temperature of sampling."""
+        needs = super().resolve(needs)
+        return replace(needs, temperature=Temperature.AS_SAMPLED) if needs.behaviour_logprobs else needs
+
+
+def reinforce(rows: LossRows, config: TrainConfig) -> LossResult:
+    """Policy gradient weighted by the correction."""
+    loss_N = -required(rows.advantages_N, "advantages_N") * rows.logprobs_N
+    loss_N, sums = corrected(rows, config.reinforce, loss_N, weighted=True)
+    return regularised(rows, config.reinforce, loss_N, sums)
+
+
+REINFORCE = Loss(
+    "reinforce",
+    Needs(
+        advantages=True,
+        entropy=True,
+        unit=Unit.EPISODE,
+        aggregation=Aggregation.UNIT_MEAN_TOKEN_SUM,
+    ),
+    reinforce,
+    prepare_correction("reinforce"),
+)

@@ -1,0 +1,115 @@
+"""Models and tokenizers from disk: a Hugging Face folder, or a GGUF file, whose quantised weights become float32.
+
+Nothing is downloaded.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch  # noqa: TID253 - loaded by commands only when they train
+
+from lake.errors import UsageError
+from trainer.atomic import atomic_folder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def load_model(source: str | Path) -> Any:
+    """A causal language model with float32 weights, on the CPU.
+
+    Args:
+        source: Hugging Face folder, or a .gguf file.
+
+    Raises:
+        UsageError: no such model, no causal language model in it, or a GGUF file without the package gguf.
+    """
+    from transformers import AutoModelForCausalLM
+
+    path = Path(source)
+    place, options = _place(path)
+    if not options and not (path / "config.json").is_file():
+        msg = f"{path} holds no model (no config.json); name a Hugging Face folder, or make one: trajlake init-model"
+        raise UsageError(msg)
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, local_files_only=True, **options)
+    except (OSError, ValueError) as error:
+        msg = f"{path} cannot be loaded as a causal language model: {error}"
+        raise UsageError(msg) from error
+    return _unquantised(model) if options else model
+
+
+def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a model.
+
+    Args:
+        source: Hugging Face folder, or a .gguf file.
+
+    Raises:
+        UsageError: none there, or a slow one.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    place, options = _place(Path(source))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(place), local_files_only=True, **options)
+    except (OSError, ValueError) as error:
+        msg = f"{source} holds no tokenizer: {error}; name a Hugging Face folder, or make one: trajlake init-model"
+        raise UsageError(msg) from error
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        msg = f"the tokenizer in {source} is {type(tokenizer).__name__}; only fast ones (tokenizer.json) will do"
+        raise UsageError(msg)
+    return tokenizer
+
+
+def convert_model(source: Path, folder: Path) -> int:
+    """Write a GGUF model as a Hugging Face folder, float32, with its tokenizer.
+
+    Args:
+        source: the .gguf file.
+        folder: where to; must not exist.
+
+    Returns:
+        Number of parameters.
+
+    Raises:
+        UsageError: the folder exists, or the file cannot be read.
+    """
+    if folder.exists():
+        msg = f"{folder} exists already; choose another --out"
+        raise UsageError(msg)
+    model = load_model(source)
+    with atomic_folder(folder) as partial:
+        model.save_pretrained(partial)
+        load_tokenizer(source).save_pretrained(partial)
+    return int(model.num_parameters())
+
+
+def _place(path: Path) -> tuple[Path, dict[str, str]]:
+    """The folder of a model, and what transformers needs to find a GGUF file in it.
+
+    Raises:
+        UsageError: a GGUF file that is missing, or cannot be read for want of the package gguf.
+    """
+    if path.suffix != ".gguf":
+        return path, {}
+    if not path.is_file():
+        msg = f"{path} is not there; name a .gguf file, or a Hugging Face folder"
+        raise UsageError(msg)
+    try:
+        import gguf
+    except ImportError as error:
+        msg = f'{path} needs the package gguf: pip install "trajlake[gguf]"'
+        raise UsageError(msg) from error
+    del gguf
+    return path.parent, {"gguf_file": path.name}
+
+
+def _unquantised(model: Any) -> Any:
+    """The same model without the mark of its quantisation, with which transformers would refuse to save it."""
+    settings = model.config.to_dict()
+    settings.pop("quantization_config", None)
+    plain = type(model)(type(model.config)(**settings))
+    plain.load_state_dict(model.state_dict())
+    plain.generation_config = model.generation_config
+    return plain.eval()

@@ -1,0 +1,1 @@
+"""Watching a run: held-out episodes, alarms, speed, and where the figures are shown."""

@@ -1,0 +1,146 @@
+"""Where an update's metrics go beside the lake: a JSONL file always, TensorBoard and Weights & Biases if asked for.
+
+The lake is the record; these are for watching. A logger takes a step and its metrics, and nothing else.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self
+
+from lake.errors import MissingExtraError
+
+LoggerName = Literal["tensorboard", "wandb"]
+
+
+class Logger(Protocol):
+    """Takes metrics."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of one optimizer step."""
+
+
+class JsonlLogger:
+    """Metrics as JSON lines, one per optimizer step, readable while a run goes on.
+
+    A line that a kill cut off is ended first, so that every later line stands alone.
+
+    Args:
+        path: the file; appended to. Use the logger as a context.
+        attempt: of the run, written into each line.
+    """
+
+    def __init__(self, path: Path, attempt: int) -> None:
+        self._attempt = attempt
+        torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+        self._file = path.open("a", encoding="utf-8")
+        if torn:
+            self._file.write("\n")
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append one line."""
+        line: dict[str, Any] = {"step": step, "attempt": self._attempt, **metrics}
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+class TensorBoardLogger:
+    """Metrics as TensorBoard scalars.
+
+    Args:
+        folder: of the event files; one more file for each attempt.
+
+    Raises:
+        MissingExtraError: TensorBoard is not installed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise MissingExtraError(_missing("tensorboard")) from error
+        self._writer: Any = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add one scalar per metric."""
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Write what is buffered."""
+        self._writer.close()
+
+
+class WandbLogger:
+    """Metrics as a Weights & Biases run, which a resumed run continues.
+
+    The environment decides the rest (WANDB_MODE, WANDB_PROJECT, WANDB_API_KEY); the key is never read here.
+
+    Args:
+        folder: where wandb keeps its files.
+        run_id: name of the run.
+        key: the same for every attempt of a run, and for no other run.
+        config: shown beside the curves.
+
+    Raises:
+        MissingExtraError: wandb is not installed.
+    """
+
+    def __init__(self, folder: Path, run_id: str, key: str, config: Mapping[str, Any]) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise MissingExtraError(_missing("wandb")) from error
+        self._run: Any = wandb.init(dir=str(folder), name=run_id, id=key, resume="allow", config=dict(config))
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log one step; steps that a resumed run repeats are taken by wandb as they come."""
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        """End the run."""
+        self._run.finish()
+
+
+@contextmanager
+def open_loggers(
+    names: Sequence[LoggerName], folder: Path, *, run_id: str, key: str, attempt: int, config: Mapping[str, Any]
+) -> Iterator[list[Logger]]:
+    """The loggers of a run, closed at the end whatever happens.
+
+    Args:
+        names: which, beside the JSONL file.
+        folder: of the run.
+        run_id: its name.
+        key: text that names the training job.
+        attempt: of the run.
+        config: the resolved configuration.
+
+    Raises:
+        MissingExtraError: one of them is not installed.
+    """
+    with ExitStack() as stack:
+        loggers: list[Logger] = [stack.enter_context(JsonlLogger(folder / "metrics.jsonl", attempt))]
+        if "tensorboard" in names:
+            board = TensorBoardLogger(folder / "tensorboard")
+            stack.callback(board.close)
+            loggers.append(board)
+        if "wandb" in names:
+            run = WandbLogger(folder, run_id, key, config)
+            stack.callback(run.close)
+            loggers.append(run)
+        yield loggers
+
+
+def _missing(name: str) -> str:
+    return f'{name} is not installed: pip install "trajlake[{name}]", or leave it out of `loggers`'
