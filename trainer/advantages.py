@@ -4,6 +4,7 @@ A series (one estimator with one set of parameters) covers groups that several j
 what changed; for each group its newest job counts. The series of the newest succeeded credit job is the default.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import polars as pl
@@ -13,9 +14,7 @@ from lake.errors import DataRefusedError, UsageError
 from lake.snapshot import Snapshot
 
 _SERIES = "SELECT DISTINCT job_id FROM latest_advantages WHERE series_id = ? ORDER BY job_id"
-_ROWS = """
-SELECT episode_id, step_index, group_id, advantage, flags FROM latest_advantages WHERE series_id = ?
-"""
+_KEYS = ("episode_id", "step_index", "group_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,22 +74,29 @@ def _series(snapshot: Snapshot, series_id: int) -> AdvantageSource:
     return AdvantageSource(series_id, None, tuple(snapshot.sql(_SERIES, [series_id])["job_id"].to_list()))
 
 
-def read_advantages(snapshot: Snapshot, source: AdvantageSource, episode_ids: pl.Series | None = None) -> pl.DataFrame:
+def read_advantages(
+    snapshot: Snapshot,
+    source: AdvantageSource,
+    episode_ids: pl.Series | None = None,
+    columns: Sequence[str] = ("advantage", "flags"),
+) -> pl.DataFrame:
     """Advantages by step.
 
     Args:
         snapshot: the data.
         source: which.
         episode_ids: int64 [E]; None takes all.
+        columns: of the table `advantages`.
 
     Returns:
-        episode_id, step_index, group_id, advantage (NULL where unknown), flags: one row per step, in any order.
+        episode_id, step_index, group_id and the columns: one row per step, in any order. What is not known is NULL.
     """
     if source.job_id is not None:
         rows = snapshot.scan("advantages").filter(pl.col("job_id") == source.job_id)
-        frame = rows.select("episode_id", "step_index", "group_id", "advantage", "flags").collect()
+        frame = rows.select(*_KEYS, *columns).collect()
     else:
-        frame = snapshot.sql(_ROWS, [source.series_id])
+        listed = ", ".join((*_KEYS, *columns))
+        frame = snapshot.sql(f"SELECT {listed} FROM latest_advantages WHERE series_id = ?", [source.series_id])
     if episode_ids is not None:
         frame = frame.filter(pl.col("episode_id").is_in(episode_ids.implode()))
     return frame

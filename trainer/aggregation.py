@@ -61,7 +61,7 @@ class Atom(StrEnum):
     EPISODE = "episode"
     """All sequences of an episode: its forks."""
     PAIR = "pair"
-    """Both episodes of a pair."""
+    """Both sides of a pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +171,9 @@ def weighting(config: TrainConfig, needs: Needs) -> Weighting:
     aggregation = needs.aggregation if config.aggregation is None else config.aggregation
     if unit is Unit.TOKEN and aggregation is not Aggregation.TOKEN_MEAN:
         msg = f"aggregation {aggregation} averages over units: set unit to turn, sequence or episode, not token"
+        raise UsageError(msg)
+    if needs.pairs and unit is not Unit.EPISODE:
+        msg = f"a loss on pairs compares whole sides, which count as episodes: leave unit out, not {unit}"
         raise UsageError(msg)
     atom = Atom.EPISODE if unit is Unit.EPISODE and needs.atom is Atom.SEQUENCE else needs.atom
     constant = float(config.max_length) if config.aggregation_constant is None else config.aggregation_constant

@@ -16,7 +16,7 @@ _SUFFIX = ".partial"
 def atomic_folder(target: Path) -> Iterator[Path]:
     """A fresh folder to write into; it becomes `target`, in place of what was there, when the block ends well."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}{_SUFFIX}")
+    partial = partial_place(target)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     yield partial
@@ -28,10 +28,15 @@ def atomic_folder(target: Path) -> Iterator[Path]:
     _sync(target.parent)
 
 
+def partial_place(target: Path) -> Path:
+    """Where a folder or file is written before it gets its name."""
+    return target.with_name(f".{target.name}{_SUFFIX}")
+
+
 def atomic_text(target: Path, text: str) -> None:
     """Write a text file in one piece."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}{_SUFFIX}")
+    partial = partial_place(target)
     partial.write_text(text, encoding="utf-8")
     _sync(partial)
     partial.replace(target)

@@ -38,6 +38,10 @@ class PackedBatch:
     """Number of the token's unit inside this buffer, 0..U-1 in order, int64 [N]; None where the unit is the token."""
     weight_U: Tensor | None = None
     """1 / number of units of the optimizer step, float32 [U]; None where the unit is the token."""
+    pair_U: Tensor | None = None
+    """Number of the unit's pair inside this buffer, 0..P-1 in order, int64 [U]; None without pairs."""
+    sign_U: Tensor | None = None
+    """+1 for a chosen or desirable unit, -1 for the others, float32 [U]; None without preferences."""
     step_index_N: Tensor | None = None
     """The episode's step that the token belongs to, int32 [N]."""
     advantages_N: Tensor | None = None

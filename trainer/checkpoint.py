@@ -1,13 +1,16 @@
 """Checkpoints: everything a run needs to go on bit for bit, in one folder that is there in full or not at all.
 
-    weights.safetensors    the model, tied weights once
+    weights.safetensors    what is trained: the model, tied weights once; with LoRA the adapters alone
     optimizer.safetensors  AdamW's state, named parameter/field
     state.json             position, pinned data, configuration, random state, environment, and the digests of both
 
-Nothing is pickled. Digests are verified on loading, so a damaged checkpoint is an error and never a wrong model.
+Several ranks write folders `weights` and `optimizer` instead, with a file per rank. Either kind is read by any number
+of ranks. Nothing is pickled. Digests are verified on loading, so a damaged checkpoint is an error, never a wrong model.
 """
 
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +20,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from lake.errors import CheckpointError, ContractError
-from trainer.atomic import atomic_folder
-from trainer.backends.single import SingleDevice
-from trainer.digest import tensor_digest
+from trainer.backends.base import PolicyBackend
+from trainer.backends.shards import load_shards, save_shards, shapes_in, shared_folder
+from trainer.digest import file_digest, tensor_digest
 
 WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
+WEIGHT_SHARDS, OPTIMIZER_SHARDS = "weights", "optimizer"
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +45,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the weights."""
     optimizer_sha256: str = ""
     """Digest of the optimizer state."""
+    base_sha256: str = ""
+    """Digest of the weights that are not trained; empty if all are."""
+    files: dict[str, str] = {}
+    """sha256 of each rank's files, where there are several."""
     torch_rng: str = ""
     """Torch's CPU random state, hexadecimal."""
     environment: dict[str, str | int] = {}
@@ -49,18 +57,23 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Measurements on held-out episodes so far: updates done, negative log-likelihood."""
 
 
-def environment() -> dict[str, str | int]:
-    """What exact repetition on one machine depends on."""
+def environment(ranks: int = 1) -> dict[str, str | int]:
+    """What exact repetition on one machine depends on.
+
+    Args:
+        ranks: processes that train.
+    """
     return {
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),
         "isa": torch.backends.cpu.get_cpu_capability(),
         "machine": platform.machine(),
+        "ranks": ranks,
     }
 
 
-def save_checkpoint(folder: Path, backend: SingleDevice, state: State) -> State:
-    """Write a checkpoint.
+def save_checkpoint(folder: Path, backend: PolicyBackend, state: State) -> State:
+    """Write a checkpoint; across ranks every one calls it.
 
     Args:
         folder: its place; replaced if there is one.
@@ -70,22 +83,30 @@ def save_checkpoint(folder: Path, backend: SingleDevice, state: State) -> State:
     Returns:
         The state as written.
     """
-    weights, moments = backend.get_weights(), backend.get_optimizer_state()
+    weights, moments = backend.policy.trained_state(), backend.local_optimizer_state()
     full = msgspec.structs.replace(
         state,
-        weights_sha256=tensor_digest(weights),
-        optimizer_sha256=tensor_digest(moments),
+        weights_sha256=backend.digest(),
+        optimizer_sha256=backend.digest_of(moments),
+        base_sha256=backend.base_digest(),
         torch_rng=bytes(torch.get_rng_state().tolist()).hex(),
-        environment=environment(),
+        environment=environment(backend.world_size),
     )
-    with atomic_folder(folder) as partial:
-        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, partial / WEIGHTS)
-        save_file({name: tensor.contiguous() for name, tensor in moments.items()}, partial / OPTIMIZER)
-        (partial / STATE).write_bytes(msgspec.json.encode(full))
+    with shared_folder(folder, backend.ranks) as partial:
+        if backend.ranks.joined:
+            save_shards(partial / WEIGHT_SHARDS, weights, backend.ranks)
+            save_shards(partial / OPTIMIZER_SHARDS, moments, backend.ranks)
+            backend.ranks.wait()
+            full = msgspec.structs.replace(full, files=backend.ranks.told_by_zero(lambda: _file_digests(partial)))
+        else:
+            save_file({name: tensor.contiguous() for name, tensor in weights.items()}, partial / WEIGHTS)
+            save_file({name: tensor.contiguous() for name, tensor in moments.items()}, partial / OPTIMIZER)
+        if backend.rank == 0:
+            (partial / STATE).write_bytes(msgspec.json.encode(full))
     return full
 
 
-def load_checkpoint(folder: Path, backend: SingleDevice) -> State:
+def load_checkpoint(folder: Path, backend: PolicyBackend) -> State:
     """Load a checkpoint into a backend and restore the random state.
 
     Args:
@@ -98,28 +119,108 @@ def load_checkpoint(folder: Path, backend: SingleDevice) -> State:
     Raises:
         CheckpointError: missing, damaged, or of another model.
     """
-    state = read_state(folder)
-    weights = _load(folder / WEIGHTS, state.weights_sha256)
-    moments = _load(folder / OPTIMIZER, state.optimizer_sha256)
-    try:
-        backend.load_weights(weights)
-        backend.load_optimizer_state(moments)
-    except ContractError as error:
-        msg = f"checkpoint {folder}: {error}"
-        raise CheckpointError(msg) from error
+    state = load_weights(folder, backend)
+    with _of(folder):
+        if state.files:
+            moments = _empty_moments(folder, backend)
+            load_shards(folder / OPTIMIZER_SHARDS, moments, backend.ranks)
+            backend.adopt_optimizer_state({n: t[0] if n.endswith("/step") else t for n, t in moments.items()})
+        else:
+            backend.load_optimizer_state(_load(folder / OPTIMIZER, state.optimizer_sha256))
     torch.set_rng_state(torch.tensor(list(bytes.fromhex(state.torch_rng)), dtype=torch.uint8))
     return state
 
 
-def changed_environment(state: State) -> list[str]:
-    """What differs from the environment a checkpoint was written in, as sentences; empty if nothing does."""
-    now = environment()
+def load_weights(folder: Path, backend: PolicyBackend) -> State:
+    """Load the weights of a checkpoint alone.
+
+    Args:
+        folder: its place.
+        backend: gets the weights.
+
+    Returns:
+        Its state.
+
+    Raises:
+        CheckpointError: missing, damaged, of another model, or adapters of another base model.
+    """
+    state = read_state(folder)
+    with _of(folder):
+        if state.files:
+            backend.ranks.told_by_zero(lambda: _verify_files(folder, state))
+            load_shards(folder / WEIGHT_SHARDS, backend.policy.trained_state(), backend.ranks)
+        else:
+            backend.load_weights(_load(folder / WEIGHTS, state.weights_sha256))
+        if backend.base_digest() != state.base_sha256:
+            msg = "its adapters were trained on another base model than this one"
+            raise ContractError(msg)
+    return state
+
+
+def changed_environment(state: State, ranks: int = 1) -> list[str]:
+    """What differs from the environment a checkpoint was written in, as sentences; empty if nothing does.
+
+    Args:
+        state: of the checkpoint.
+        ranks: processes that train now.
+    """
+    now = environment(ranks)
     return [
         f"the checkpoint was written with {name} {before} and training goes on with {now.get(name)}: the result will "
         f"agree with an undisturbed run's closely, not bit for bit"
         for name, before in state.environment.items()
         if now.get(name) != before
     ]
+
+
+@contextmanager
+def _of(folder: Path) -> Iterator[None]:
+    """Faults of weights and states, with the checkpoint's name."""
+    try:
+        yield
+    except ContractError as error:
+        msg = f"checkpoint {folder}: {error}"
+        raise CheckpointError(msg) from error
+
+
+def _empty_moments(folder: Path, backend: PolicyBackend) -> dict[str, torch.Tensor]:
+    """Tensors for the optimizer state that a checkpoint's shards hold, laid out like the parameters."""
+    parameters = dict(backend.policy.model.named_parameters())
+    empty: dict[str, torch.Tensor] = {}
+    for key, (size, dtype) in shapes_in(folder / OPTIMIZER_SHARDS).items():
+        name, _, field = key.rpartition("/")
+        if name not in parameters:
+            msg = f"the optimizer state is of another model: it names parameter {name}"
+            raise ContractError(msg)
+        parameter = parameters[name].detach()
+        # A fused AdamW keeps its step counter on the GPU.
+        device = parameter.device if parameter.is_cuda else torch.device("cpu")
+        is_scalar = field == "step"
+        empty[key] = (
+            torch.zeros(size, dtype=dtype, device=device) if is_scalar else torch.zeros_like(parameter, dtype=dtype)
+        )
+    return empty
+
+
+def _file_digests(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): file_digest(path) for path in sorted(folder.rglob("*.safetensors"))}
+
+
+def _verify_files(folder: Path, state: State) -> None:
+    """Every rank's files are there, as they were written.
+
+    Raises:
+        CheckpointError: names the first that is not.
+    """
+    for name, expected in state.files.items():
+        path = folder / name
+        found = file_digest(path) if path.is_file() else "missing"
+        if found != expected:
+            msg = (
+                f"checkpoint {folder}: {name} is damaged ({found[:16]}, recorded was {expected[:16]}); restore it, or "
+                f"train again into another --out"
+            )
+            raise CheckpointError(msg)
 
 
 def read_state(folder: Path) -> State:

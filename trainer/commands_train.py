@@ -1,5 +1,6 @@
 """Commands `train` and `init-model`."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lake.cli_options import echo_rows, format_option, lake_option
+from trainer.loss_names import LOSS_NAMES
 
 if TYPE_CHECKING:
     from lake.lake import Lake
@@ -37,7 +39,7 @@ _TUNABLE = (
 @lake_option
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the run: checkpoints, final/.")
 @click.option("--model", help="Model folder in Hugging Face layout.")
-@click.option("--loss", type=click.Choice(["sft", "awr", "ppo"]), help="What to optimise.")
+@click.option("--loss", type=click.Choice(LOSS_NAMES), help="What to optimise.")
 @click.option("--run", "run_id", help="Name of the run. Default: the name of --out.")
 @click.option("--where", help='SQL predicate over episodes, for example "env_return > 0". Default: all.')
 @click.option("--selection", help="Train on what a selection kept: its name, or a select job. Default: no selection.")
@@ -56,6 +58,7 @@ _TUNABLE = (
 @click.option("--config", "config_file", type=click.Path(), help="TOML file; its section [trainer] sets any field.")
 @click.option("--resume", is_flag=True, help="Continue the run in --out; starts it if there is none.")
 @click.option("--repeat", "repeated", metavar="RUN", help="Do a run again on the data it read: its name, or its job.")
+@click.option("--ranks", type=int, help="Processes that train together, sharded (FSDP2). Default: one, not sharded.")
 @click.option("--plan", "plan_only", is_flag=True, help="Say what would be trained, and train nothing.")
 @format_option
 def train(
@@ -65,6 +68,7 @@ def train(
     config_file: str | None,
     resume: bool,
     repeated: str | None,
+    ranks: int | None,
     plan_only: bool,
     output_format: str,
     **flags: Any,
@@ -78,6 +82,8 @@ def train(
     import lake
     from trainer.progress import training_bar
 
+    if ranks is not None and not plan_only:
+        _launch(ranks)
     _quiet()
     lk = lake.open(lake_uri)
     given = {name: flags[name] for name in _TUNABLE if flags[name] is not None}
@@ -95,24 +101,44 @@ def train(
         _print_result(_trained(lk, settings, out, run_id, on_step, resume=resume))
 
 
+def _launch(ranks: int) -> None:
+    """Start this command again as several ranks, unless this is one of them; returns in the ranks alone.
+
+    Raises:
+        UsageError: less than one rank.
+    """
+    from lake.errors import UsageError
+    from trainer.backends.ranks import launched
+
+    if ranks < 1:
+        msg = f"--ranks is {ranks}; it takes a number of processes, from 1"
+        raise UsageError(msg)
+    if not launched():
+        from trainer.backends.launch import launch_ranks
+
+        raise SystemExit(launch_ranks(ranks, sys.argv[1:]))
+
+
 def _trained(
     lk: "Lake", settings: dict[str, Any], out: Path, run_id: str, on_step: "Progress", *, resume: bool
 ) -> "TrainResult":
     """Start or continue a run, or the stages of one."""
     from lake.errors import UsageError
+    from trainer.backends.ranks import join_ranks
     from trainer.offline import resume as resume_run
     from trainer.offline import train as start_run
     from trainer.runs import RunFolder, check_unchanged
     from trainer.stages import read_stages, train_stages
 
     stages = read_stages(settings)
+    ranks = join_ranks(str(settings.get("device", "cpu")))
     if stages:
-        begun = any((out / stage.name).exists() for stage in stages)
+        begun = ranks.told_by_zero(lambda: any((out / stage.name).exists() for stage in stages))
         if begun and not resume:
             msg = f"{out} holds a run already; continue it with --resume, or choose another --out"
             raise UsageError(msg)
         return train_stages(lk, stages, out, run_id=run_id, on_step=on_step)
-    record = RunFolder(out).read() if resume else None
+    record = ranks.told_by_zero(RunFolder(out).read) if resume else None
     if record is None:
         return start_run(lk, _configured(settings), out, run_id=run_id, on_step=on_step)
     check_unchanged(settings, record.config)
@@ -215,13 +241,14 @@ def _print_plans(lk: "Lake", settings: dict[str, Any], output_format: str) -> No
 
 def _print_plan(lk: "Lake", config: "TrainConfig", output_format: str) -> None:
     from trainer.estimate import estimate_seconds
-    from trainer.model import load_policy
+    from trainer.model import policy_of
+    from trainer.model_files import load_tokenizer
     from trainer.offline import make_deterministic, resolve
-    from trainer.preparation import load_tokenizer, prepare
+    from trainer.preparation import prepare
     from trainer.report import plan_rows
 
     make_deterministic(config)
-    policy = load_policy(config.model, config.device)
+    policy = policy_of(config)
     config = resolve(config, policy)
     prepared = prepare(lk, config, load_tokenizer(config.model))
     for note in prepared.notes:
@@ -232,7 +259,10 @@ def _print_plan(lk: "Lake", config: "TrainConfig", output_format: str) -> None:
 
 def _print_result(result: "TrainResult") -> None:
     from lake import ids
+    from trainer.backends.ranks import leave_ranks
 
+    if not leave_ranks().leads:
+        return
     for note in result.notes:
         click.echo(note, err=True)
     click.echo(f"job {ids.to_text(result.job_id)}: {result.optimizer_steps} optimizer steps, model in {result.model}")

@@ -26,6 +26,7 @@ from trainer.losses.ppo import PPOConfig
 from trainer.losses.registry import LOSSES
 from trainer.losses.reinforce import ReinforceConfig
 from trainer.monitor.config import AlarmConfig, ValidationConfig
+from trainer.pairs import PairsConfig
 
 Dtype = Literal["float32", "bfloat16"]
 Frozen = ConfigDict(frozen=True, extra="forbid")
@@ -74,6 +75,34 @@ class ScheduleConfig(BaseModel):
     """Where it ends, as a share of its peak (not for constant)."""
 
 
+class MixtureSource(BaseModel):
+    """Some of the episodes, and their share of an epoch."""
+
+    model_config = Frozen
+
+    weight: float = Field(gt=0)
+    """Share of an epoch's episodes, relative to the other sources' weights."""
+    where: str | None = None
+    """SQL predicate over `episodes`; None takes them all."""
+    run: str | None = None
+    """Only episodes of this run_id."""
+    selection: str | None = None
+    """Only what this selection kept: a select job, or a selection's name."""
+
+    @property
+    def predicate(self) -> str | None:
+        """`where` and `run` as one SQL predicate over `episodes`."""
+        parts = [] if self.where is None else [f"(\n{self.where}\n)"]
+        if self.run is not None:
+            parts.append("run_id = '" + self.run.replace("'", "''") + "'")
+        return " AND ".join(parts) or None
+
+    def describe(self) -> str:
+        """For messages: what it is made of."""
+        named = {"where": self.where, "run": self.run, "selection": self.selection}
+        return ", ".join(f"{name} {value}" for name, value in named.items() if value is not None) or "everything"
+
+
 class TrainConfig(BaseModel):
     """One training run."""
 
@@ -98,6 +127,15 @@ class TrainConfig(BaseModel):
     selection: str | None = None
     """Select job (13 characters or their beginning), or a selection's name, which means its newest job: only what it
     kept is trained on. None leaves the table `selections` unread."""
+    mixture: tuple[MixtureSource, ...] = ()
+    """Sources with weights; an epoch draws episodes of each in proportion (`trainer.mixture`). An episode belongs to
+    the first source that has it; what is in none is left out. `where` and `selection` hold for all of them. Empty: no
+    mixture."""
+    max_staleness: int | None = Field(None, ge=0)
+    """Leave out steps that were sampled more than this many policy versions before the newest one among the selected
+    episodes of the same collecting run (`trainer.staleness`). None: none are too old."""
+    unknown_staleness: Literal["keep", "drop"] = "keep"
+    """What max_staleness does with steps whose policy version is not known."""
     advantages: str | None = None
     """Credit job or series, as 13 characters; None takes the series of the newest succeeded credit job."""
     live_only: bool | None = None
@@ -108,7 +146,8 @@ class TrainConfig(BaseModel):
     epochs: int = Field(1, ge=1)
     """Passes over the selected episodes, each in an order of its own."""
     episodes_per_step: int = Field(8, ge=1)
-    """Episodes an optimizer step consumes at most; an epoch's steps are of equal size within one episode."""
+    """Episodes an optimizer step consumes at most; an epoch's steps are of equal size within one episode. A pair
+    counts as two, also one of steps."""
     minibatches: int | None = Field(None, ge=1)
     """Optimizer steps an epoch is cut into, instead of episodes_per_step."""
     aggregation: Aggregation | None = None
@@ -153,6 +192,8 @@ class TrainConfig(BaseModel):
     """Used by loss dmpo."""
     kto: KTOConfig = KTOConfig()
     """Used by loss kto."""
+    pairs: PairsConfig = PairsConfig()
+    """What losses on preferences (dpo, dmpo, kto) compare with what."""
     seed: int = Field(0, ge=0)
     """Decides the order of the episodes."""
     checkpoint_every: int = Field(50, ge=1)
@@ -176,7 +217,8 @@ class TrainConfig(BaseModel):
     prefetch: int = Field(2, ge=1)
     """Optimizer steps prepared ahead."""
     cache_bytes: int = Field(1 << 30, ge=0)
-    """Decoded row groups kept in memory."""
+    """Tokens kept in memory, in bytes. Where not all that is trained fits, it is read in windows of as many optimizer
+    steps as half of it holds: each row group once a window."""
 
     @field_validator("loss")
     @classmethod

@@ -81,9 +81,9 @@ class CorrectionConfig(FrozenModel):
 
     method: CorrectionMethod = CorrectionMethod.NONE
     """What is done about rho = corrected policy / behaviour policy; see `trainer.correction`."""
-    low: float | None = Field(None, ge=0)
+    low: float | None = Field(None, ge=0, allow_inf_nan=False)
     """Lower limit, for icepop and geometric_mask; None takes the method's own (0.5, 0.999)."""
-    high: float | None = Field(None, gt=0)
+    high: float | None = Field(None, gt=0, allow_inf_nan=False)
     """Upper limit; None takes the method's own (token 2, icepop 5, sequence_truncate 5, sequence_mask 3, geometric
     1.001)."""
     decoupled: bool = False

@@ -1,7 +1,8 @@
-"""Fingerprint of a set of tensors: what is in them, not how a file happens to store them."""
+"""Fingerprints: of a set of tensors, which is what is in them and not how a file happens to store them; of a file."""
 
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch  # noqa: TID253 - loaded by commands only when they train
 
@@ -38,3 +39,9 @@ def tensor_digest(tensors: Mapping[str, torch.Tensor]) -> str:
     for name in sorted(tensors):
         digest.add(name, tensors[name])
     return digest.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """sha256 of a file's bytes, as 64 hexadecimal characters."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,7 +11,7 @@ from lake.snapshot import Snapshot
 from trainer.backends.single import SingleDevice
 from trainer.batch import PackedBatch
 from trainer.config import TrainConfig
-from trainer.losses import LOSSES
+from trainer.losses import LOSSES, find_loss
 from trainer.model import Policy
 from trainer.plan import Plan
 
@@ -54,8 +54,13 @@ def _earlier_speed(snapshot: Snapshot, policy: Policy, config: TrainConfig) -> t
 
 
 def _timed_speed(policy: Policy, plan: Plan, config: TrainConfig) -> float:
-    """Tokens per second of one forward and backward pass over sequences of the plan's mean length."""
-    loss = LOSSES[config.loss]
+    """Tokens per second of one forward and backward pass over sequences of the plan's mean length.
+
+    The time of a loss is that of the model, so it is timed with the plainest. A backward pass takes about twice a
+    forward pass; losses with a reference or a first pass have one more of these each.
+    """
+    needs = find_loss(config).needs
+    passes = 1 + (needs.reference_logprobs + bool(needs.statistics)) / 3
     length = max(2, min(_TIMED_TOKENS, plan.tokens // plan.sequences))
     count = max(1, _TIMED_TOKENS // length)
     share = plan.loss_tokens / plan.tokens
@@ -63,23 +68,19 @@ def _timed_speed(policy: Policy, plan: Plan, config: TrainConfig) -> float:
     boundaries = list(range(0, total + 1, length))
     inner = torch.arange(total)[torch.arange(total) % length > 0]
     target_at = inner[:: max(1, round(1 / share))]
-    ones_N = torch.ones(len(target_at))
     batch = PackedBatch(
         input_ids_T=torch.zeros(total, dtype=torch.int64),
         position_ids_T=torch.arange(total) % length,
         boundaries=boundaries,
         predictor_N=target_at - 1,
         target_N=torch.zeros(len(target_at), dtype=torch.int64),
-        weight_N=ones_N / len(target_at),
-        advantages_N=ones_N,
-        behaviour_logprobs_N=-ones_N,
-        temperature_N=ones_N,
+        weight_N=torch.full((len(target_at),), 1 / len(target_at)),
     )
     backend = SingleDevice(policy, config.optimizer)
     seconds = []
     for _ in range(3):
         began = time.perf_counter()
-        backend.forward_backward(batch, loss, config)
+        backend.forward_backward(batch, LOSSES["sft"], config)
         seconds.append(time.perf_counter() - began)
     policy.model.zero_grad(set_to_none=True)
-    return total / min(seconds)
+    return total / min(seconds) / passes

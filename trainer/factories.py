@@ -22,18 +22,18 @@ accumulation is the plan's: every micro-batch of an optimizer step adds its weig
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from trainer.backends.base import FrozenPolicy
+from trainer.backends.base import FrozenPolicy, PolicyBackend
 from trainer.backends.ranks import ALONE, Ranks
 from trainer.backends.single import SingleDevice
 from trainer.model import Policy, load_policy, policy_of
 from trainer.schedule import default_learning_rate, learning_rate
 
 if TYPE_CHECKING:
-    from trainer.backends.protocol import Backend, Scoring
+    from trainer.backends.protocol import Scoring
     from trainer.config import TrainConfig
 
 
-def make_backend(config: "TrainConfig", ranks: Ranks = ALONE, policy: Policy | None = None) -> "Backend":
+def make_backend(config: "TrainConfig", ranks: Ranks = ALONE, policy: Policy | None = None) -> PolicyBackend:
     """A policy in training, with AdamW: on one device, or sharded over ranks.
 
     Args:

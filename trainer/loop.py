@@ -3,7 +3,7 @@
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
 import polars as pl
@@ -11,10 +11,10 @@ from torch import Tensor  # noqa: TID253
 
 from lake.errors import ContractError
 from lake.snapshot import Snapshot
-from trainer.factories import make_reference
 from trainer.backends.protocol import Backend, Scoring
 from trainer.batch import PackedBatch
 from trainer.config import TrainConfig
+from trainer.factories import make_reference
 from trainer.losses import Loss, find_loss
 from trainer.metrics import from_sums
 from trainer.passes import fill_batches
@@ -44,11 +44,11 @@ def run_steps(
     peak: float,
     first: int = 0,
     reference: Scoring | None = None,
-) -> Iterator[StepReport]:
+) -> Generator[StepReport, None, None]:
     """Train a plan from one of its steps on.
 
     Args:
-        backend: the policy and its optimizer. Across ranks each has its own micro-batches, and all get the same reports.
+        backend: the policy and its optimizer. Across ranks each runs micro-batches of its own, and reports are alike.
         snapshot: the snapshot the plan was made on.
         plan: what to train on.
         config: the run.

@@ -4,6 +4,7 @@ Adapters are put into the model in place, so that it stays the transformers mode
 (B = 0), from a seed. `merged` gives the weights of an ordinary model that computes the same.
 """
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,18 @@ def add_adapters(model: Any, config: LoRAConfig, *, seed: int) -> None:
         seed: of the adapters' initial weights.
 
     Raises:
-        UsageError: peft is not installed, or no layer has one of the names.
+        UsageError: peft is not installed, no layer has one of the names, or one is the embedding or the LM head.
     """
     peft = _peft()
     options = _peft_config(peft, config, base=None)
-    with torch.random.fork_rng(devices=[]):
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    for name, module in model.named_modules():
+        if any(module is end for end in ends) and name.rpartition(".")[2] in config.targets:
+            msg = f"{name} cannot have adapters, only layers between embedding and LM head can: take it out of targets"
+            raise UsageError(msg)
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        # GPT-2 keeps its matrices transposed, and peft notices by itself.
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")
         torch.manual_seed(seed)
         try:
             peft.inject_adapter_in_model(options, model)
@@ -38,14 +46,6 @@ def add_adapters(model: Any, config: LoRAConfig, *, seed: int) -> None:
             names = sorted({n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)})
             msg = f"no layer to adapt is named {config.targets}; the model's linear layers are {', '.join(names)}"
             raise UsageError(msg) from error
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()
-
-
-def has_adapters(model: Any) -> bool:
-    """Whether a model holds adapters."""
-    return any(_is_adapter(name) for name, _ in model.named_parameters())
 
 
 def merged(weights: dict[str, Tensor], model: Any) -> dict[str, Tensor]:

@@ -69,7 +69,7 @@ METRICS = {
     "reward_rejected": "dpo, dmpo, kto: mean beta S of the rejected or undesirable units.",
 }
 """Every metric a training step can write, and its meaning."""
-TOTALS = frozenset({"pairs", "desirable", "undesirable"})
+TOTALS = frozenset({"loss", "pairs", "desirable", "undesirable"})
 """Sums that are reported as they are."""
 
 

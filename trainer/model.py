@@ -43,7 +43,8 @@ class Scorer(torch.nn.Module):
         super().__init__()
         self.model: Any = model
         self.autocast = autocast
-        self.vocabulary = int(self.model.get_input_embeddings().num_embeddings)
+        embedding: Any = model.get_input_embeddings()
+        self.vocabulary = int(embedding.num_embeddings)
         self._alteration = _alteration(model.config)
 
     def forward(self, batch: PackedBatch, entropy: bool) -> tuple[Tensor, Tensor | None]:
@@ -136,6 +137,11 @@ class Policy:
         return sum(p.numel() for p in self.model.parameters())
 
     @property
+    def num_trained(self) -> int:
+        """Number of parameters that training changes."""
+        return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+
+    @property
     def device(self) -> torch.device:
         """Where the weights are."""
         device: torch.device = self.model.device
@@ -156,14 +162,21 @@ class Policy:
 
     def state(self) -> dict[str, Tensor]:
         """Every weight by name, tied ones once; not copies."""
-        named = dict(self.model.named_parameters(remove_duplicate=False)) | dict(self.model.named_buffers())
-        state: dict[str, Tensor] = {}
-        seen: set[int] = set()
-        for name in sorted(self.model.state_dict()):
-            if id(named[name]) not in seen:
-                seen.add(id(named[name]))
-                state[name] = named[name].detach()
-        return state
+        named = self._named()
+        return {name: named[name].detach() for name, first in self.tied_names().items() if name == first}
+
+    def tied_names(self) -> dict[str, str]:
+        """Of each weight's name the first, in order of the alphabet, under which the same weight is known."""
+        named = self._named()
+        first: dict[int, str] = {}
+        for name in sorted(named):
+            first.setdefault(id(named[name]), name)
+        return {name: first[id(tensor)] for name, tensor in sorted(named.items())}
+
+    def _named(self) -> dict[str, Tensor]:
+        """What the model stores, by every name."""
+        every = dict(self.model.named_parameters(remove_duplicate=False)) | dict(self.model.named_buffers())
+        return {name: every[name] for name in self.model.state_dict()}
 
     def trained_state(self) -> dict[str, Tensor]:
         """The part of `state` that training changes: all of it, or the adapters."""

@@ -64,7 +64,7 @@ def _own_logprobs(policy: "Policy", batch: PackedBatch) -> Tensor:
     parts = []
     autocast = policy.scorer.autocast
     with torch.autocast(policy.device.type, autocast, enabled=autocast is not None):
-        for ids_T in batch.input_ids_T.split(_LENGTHS):
+        for ids_T in torch.split_with_sizes(batch.input_ids_T, _LENGTHS):
             logits_TV = model(input_ids=ids_T[None], use_cache=False).logits[0].float()
             parts.append(logits_TV[:-1].log_softmax(-1).gather(-1, ids_T[1:, None]).squeeze(-1))
     model.set_attn_implementation(used)

@@ -18,20 +18,21 @@ import torch  # noqa: TID253 - loaded by commands only when they train
 
 from lake import ids
 from lake.errors import CheckpointError, ContractError, UsageError
-from lake.jobs import Job
 from lake.lake import Lake
-from lake.pins import Lease
-from trainer.backends.single import SingleDevice
+from trainer.backends.base import PolicyBackend
+from trainer.backends.ranks import join_ranks
 from trainer.checkpoint import State, changed_environment, load_checkpoint
 from trainer.config import TrainConfig
-from trainer.digest import tensor_digest
+from trainer.factories import make_backend
 from trainer.lineage import checkpoints_of, job_status, newest_checkpoint, next_attempt
-from trainer.losses import LOSSES
-from trainer.model import Policy, load_policy
-from trainer.preparation import Prepared, load_tokenizer, prepare, prepare_at, prepare_pinned
+from trainer.losses import find_loss
+from trainer.model import Policy
+from trainer.model_files import load_tokenizer
+from trainer.preparation import Prepared, prepare, prepare_at, prepare_pinned
 from trainer.refusals import refuse
 from trainer.runs import RunFolder, RunRecord
 from trainer.schedule import default_learning_rate
+from trainer.together import RunJob, leased, locked, prepared_together, run_job
 from trainer.training_run import Evaluation, Progress, TrainingRun, TrainResult
 
 
@@ -48,9 +49,12 @@ class Origin:
 
 
 def make_deterministic(config: TrainConfig) -> None:
-    """Let torch use only algorithms that repeat exactly, with a fixed number of threads."""
+    """Let torch use only algorithms that repeat exactly, with a fixed number of threads.
+
+    Some attention kernels of a GPU have no such form: there it warns, and the run is close to repeatable.
+    """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(mode=True)
+    torch.use_deterministic_algorithms(mode=True, warn_only=config.device != "cpu")
     # Filling fresh memory would only help code that reads it uninitialised.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if config.threads is not None:
@@ -61,9 +65,9 @@ def resolve(config: TrainConfig, policy: Policy) -> TrainConfig:
     """The configuration with what it leaves open filled in: learning rate, threads, live_only."""
     return config.model_copy(
         update={
-            "learning_rate": config.learning_rate or default_learning_rate(policy.num_parameters),
+            "learning_rate": config.learning_rate or default_learning_rate(policy.num_trained),
             "threads": torch.get_num_threads(),
-            "live_only": LOSSES[config.loss].needs.advantages if config.live_only is None else config.live_only,
+            "live_only": find_loss(config).needs.advantages if config.live_only is None else config.live_only,
         }
     )
 
@@ -94,38 +98,36 @@ def train(
         DataRefusedError: the data cannot support the loss.
         CheckpointError: what is repeated was trained from another model or another plan.
     """
-    folder = RunFolder(out)
-    with folder.locked():
-        if folder.read() is not None:
-            msg = f"{out} holds a run already; continue it with --resume, or choose another --out"
-            raise UsageError(msg)
+    ranks, folder = join_ranks(config.device), RunFolder(out)
+    with locked(folder, ranks):
+        ranks.told_by_zero(lambda: _check_empty(folder))
         make_deterministic(config)
-        policy = load_policy(config.model, config.device)
-        config = resolve(config, policy)
-        prepared = _prepare(lk, config, origin)
-        refuse(prepared.refusals)
-        backend = SingleDevice(policy, config.optimizer)
-        digest = tensor_digest(backend.get_weights())
+        backend = make_backend(config, ranks)
+        config = resolve(config, backend.policy)
+        prepared = prepared_together(lk, config, lambda: _prepare(lk, config, origin), ranks)
+        ranks.told_by_zero(lambda: refuse(prepared.refusals))
+        digest = backend.model_digest()
         if origin is not None:
             _check_same(origin, config, digest, prepared)
-        job = lk.job(
-            kind="train",
-            run_id=run_id,
-            parameters=config.model_dump(mode="json"),
-            code=_code(),
-            snapshot=prepared.snapshot,
+        parameters = config.model_dump(mode="json")
+        job = run_job(
+            lambda: lk.job(
+                kind="train", run_id=run_id, parameters=parameters, code=_code(), snapshot=prepared.snapshot
+            ),
+            ranks,
         )
-        with _leased(lk, prepared, run_id), _left_open_when_interrupted(job):
+        with leased(lk, prepared, run_id, ranks), _left_open_when_interrupted(job):
             record = RunRecord(
                 job_id=job.job_id,
                 run_id=run_id,
-                config=config.model_dump(mode="json"),
+                config=parameters,
                 snapshot=prepared.snapshot.versions,
                 source=prepared.selection.source,
                 plan_hash=ids.to_text(prepared.plan.plan_hash),
                 model_sha256=digest,
             )
-            folder.write(record)
+            if ranks.leads:
+                folder.write(record)
             run = TrainingRun(job, folder, record, prepared, backend, config)
             return run.finish(first=0, on_step=on_step, evaluate=evaluate)
 
@@ -144,48 +146,88 @@ def resume(lk: Lake, out: Path, *, on_step: Progress | None = None, evaluate: Ev
             came out differently.
     """
     folder = RunFolder(out)
-    with folder.locked():
-        record = folder.read()
-        if record is None:
-            msg = f"{out} holds no run to resume; leave out --resume to start one"
-            raise CheckpointError(msg)
-        newest = newest_checkpoint(lk, record.job_id)
-        status = job_status(lk, record.job_id)
-        if status == "succeeded" and newest is not None:
+    ranks = join_ranks(_device(folder))
+    with locked(folder, ranks):
+        before = ranks.told_by_zero(lambda: _before(lk, folder))
+        record, newest = before.record, before.newest
+        if before.finished and newest is not None:
             notes = ["this run had finished already"]
             return TrainResult(record.job_id, newest["optimizer_step"], newest["sha256"], folder.final, notes)
-        if status != "started":
-            msg = f'the run in {out} {status}; `trajlake sql "SELECT error FROM job_runs"` says why; start another'
-            raise CheckpointError(msg)
         config = TrainConfig.model_validate(record.config)
         make_deterministic(config)
-        backend = SingleDevice(load_policy(config.model, config.device), config.optimizer)
+        backend = make_backend(config, ranks)
         prepared = _prepare_again(lk, config, record, backend)
         state = None if newest is None else _load(folder, newest, backend, prepared)
-        job = lk.job(
-            kind="train",
-            run_id=record.run_id,
-            parameters=record.config,
-            code=_code(),
-            snapshot=prepared.snapshot,
-            job_id=record.job_id,
-            attempt=next_attempt(lk, record.job_id),
+        job = run_job(
+            lambda: lk.job(
+                kind="train",
+                run_id=record.run_id,
+                parameters=record.config,
+                code=_code(),
+                snapshot=prepared.snapshot,
+                job_id=record.job_id,
+                attempt=next_attempt(lk, record.job_id),
+            ),
+            ranks,
         )
-        with _leased(lk, prepared, record.run_id), _left_open_when_interrupted(job):
+        with leased(lk, prepared, record.run_id, ranks), _left_open_when_interrupted(job):
             run = TrainingRun(job, folder, record, prepared, backend, config)
             run.history = [] if state is None else list(state.validations)
-            run.written = checkpoints_of(lk, record.job_id, folder)
+            run.written = before.written
             first = 0 if state is None else state.optimizer_step
             return run.finish(first=first, on_step=on_step, evaluate=evaluate)
 
 
-def _leased(lk: Lake, prepared: Prepared, run_id: str) -> Lease:
-    """Keeps the run's data from vacuum while it trains."""
-    return lk.lease(prepared.snapshot, f"train {run_id}")
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """What a run left behind, to go on from."""
+
+    record: RunRecord
+    newest: dict[str, Any] | None
+    """Row of its newest checkpoint."""
+    written: list[tuple[int, Path]]
+    """Updates done and place of its checkpoints."""
+    finished: bool
+
+
+def _before(lk: Lake, folder: RunFolder) -> _Before:
+    """What a run left behind.
+
+    Raises:
+        CheckpointError: no run there, or it failed for good.
+    """
+    record = folder.read()
+    if record is None:
+        msg = f"{folder.path} holds no run to resume; leave out --resume to start one"
+        raise CheckpointError(msg)
+    newest = newest_checkpoint(lk, record.job_id)
+    status = job_status(lk, record.job_id)
+    finished = status == "succeeded" and newest is not None
+    if status != "started" and not finished:
+        msg = f'the run in {folder.path} {status}; `trajlake sql "SELECT error FROM job_runs"` says why; start another'
+        raise CheckpointError(msg)
+    return _Before(record, newest, checkpoints_of(lk, record.job_id, folder), finished)
+
+
+def _device(folder: RunFolder) -> str:
+    """The device of a run, which decides how its ranks are connected."""
+    record = folder.read()
+    return "cpu" if record is None else str(record.config["device"])
+
+
+def _check_empty(folder: RunFolder) -> None:
+    """A run is started in a folder of its own.
+
+    Raises:
+        UsageError: the folder holds one.
+    """
+    if folder.read() is not None:
+        msg = f"{folder.path} holds a run already; continue it with --resume, or choose another --out"
+        raise UsageError(msg)
 
 
 @contextmanager
-def _left_open_when_interrupted(job: Job) -> Iterator[None]:
+def _left_open_when_interrupted(job: RunJob) -> Iterator[None]:
     """A job's block whose terminal row says succeeded, or failed for faults that a second try would meet again.
 
     Anything else (Ctrl-C, a full disk, no memory) leaves the job as a kill would: open, to be resumed.
@@ -199,7 +241,18 @@ def _left_open_when_interrupted(job: Job) -> Iterator[None]:
     job.__exit__(None, None, None)
 
 
-_DECIDES = ("aggregation", "assembly", "batch", "collate", "correction", "kl", "loop", "model", "optimizer", "packing")
+_DECIDES: tuple[str, ...] = (
+    "aggregation",
+    "assembly",
+    "batch",
+    "collate",
+    "correction",
+    "kl",
+    "loop",
+    "model",
+    "optimizer",
+    "packing",
+)
 _DECIDES += ("passes", "plan", "schedule", "segments", "selection", "sequences", "stream")
 _ROOMS = ("attention", "backends", "losses")
 
@@ -211,7 +264,7 @@ def _code() -> list[ModuleType]:
     return [*rooms, *map(import_module, [*(f"trainer.{name}" for name in _DECIDES), *inside])]
 
 
-def _prepare_again(lk: Lake, config: TrainConfig, record: RunRecord, backend: SingleDevice) -> Prepared:
+def _prepare_again(lk: Lake, config: TrainConfig, record: RunRecord, backend: PolicyBackend) -> Prepared:
     """The same plan from the same data and the same model.
 
     Raises:
@@ -219,7 +272,7 @@ def _prepare_again(lk: Lake, config: TrainConfig, record: RunRecord, backend: Si
     """
     prepared = prepare_at(lk.at(record.snapshot), config, load_tokenizer(config.model), record.source)
     origin = Origin(record.snapshot, record.plan_hash, record.model_sha256)
-    _check_same(origin, config, tensor_digest(backend.get_weights()), prepared)
+    _check_same(origin, config, backend.model_digest(), prepared)
     return prepared
 
 
@@ -246,11 +299,11 @@ def _check_same(origin: Origin, config: TrainConfig, model_sha256: str, prepared
         raise CheckpointError(msg)
 
 
-def _load(folder: RunFolder, row: dict[str, Any], backend: SingleDevice, prepared: Prepared) -> State:
+def _load(folder: RunFolder, row: dict[str, Any], backend: PolicyBackend, prepared: Prepared) -> State:
     """Load the checkpoint of a row of `checkpoints`."""
     place = folder.checkpoints / Path(row["uri"]).name
     state = load_checkpoint(place, backend)
-    prepared.notes.extend(changed_environment(state))
+    prepared.notes.extend(changed_environment(state, backend.world_size))
     if state.weights_sha256 != row["sha256"] or state.plan_hash != ids.to_text(prepared.plan.plan_hash):
         msg = f"checkpoint {place} is not the one that the table `checkpoints` names; restore it, or train again"
         raise CheckpointError(msg)

@@ -20,7 +20,7 @@ def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
     Returns:
         Bins as lists of item numbers, in the order in which they were opened; every item is in exactly one.
     """
-    order = sorted(range(len(lengths)), key=lambda item: (-lengths[item], item))
+    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)  # equal ones stay in order
     bins: list[list[int]] = []
     room: list[tuple[int, int]] = []
     for item in order:
@@ -37,27 +37,30 @@ def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return bins
 
 
-def spread(bins: Sequence[Sequence[int]], costs: Sequence[int], ranks: int) -> list[list[list[int]]]:
-    """Give each rank equally many bins of about equal cost.
+def spread(lengths: Sequence[int], costs: Sequence[int], budget: int, ranks: int) -> list[list[list[int]]]:
+    """Pack items into bins and give each rank equally many of them, of about equal cost.
 
-    Bins are split, the costliest first, until their number is a multiple of the ranks; where nothing is left to split,
-    ranks get empty bins at their end. Then rounds are dealt out in order of cost, in each round the costliest bin to
-    the rank with the least so far.
+    There are as few rounds as best fit decreasing allows. Where the budget permits it, items go, the costliest first,
+    to the cheapest bin with room; else bins are split, the costliest first, until each rank has one in each round.
+    Then rounds are dealt out in order of cost, in each round the costliest bin to the rank with the least so far.
 
     Args:
-        bins: items of each bin.
+        lengths: tokens of each item.
         costs: cost of each item, not negative.
+        budget: tokens of a bin.
         ranks: 1 or more.
 
     Returns:
-        Bins of each rank; every item is in exactly one.
+        Bins of each rank; every item is in exactly one. Where there are too few items, ranks have empty bins at their
+        end.
     """
-    pieces = [(sum(costs[item] for item in items), list(items)) for items in bins]
-    wanted = -(-len(pieces) // ranks) * ranks
-    while len(pieces) < wanted and (whole := _costliest_to_split(pieces)) is not None:
-        pieces[whole : whole + 1] = _halves(pieces[whole][1], costs)
+    bins = pack(lengths, budget)
+    wanted = -(-len(bins) // ranks) * ranks
+    if ranks > 1:
+        bins = _evened(lengths, costs, budget, wanted) or _split(bins, costs, wanted)
+    pieces = [(sum(costs[item] for item in items), items) for items in bins]
+    pieces.sort(key=lambda piece: (-piece[0], piece[1]))
     pieces += [(0, [])] * (wanted - len(pieces))
-    pieces.sort(key=lambda piece: (-piece[0], piece[1][:1] or [len(costs)]))
     load = [0] * ranks
     dealt: list[list[list[int]]] = [[] for _ in range(ranks)]
     for first in range(0, wanted, ranks):
@@ -68,17 +71,29 @@ def spread(bins: Sequence[Sequence[int]], costs: Sequence[int], ranks: int) -> l
     return dealt
 
 
-def _costliest_to_split(pieces: Sequence[tuple[int, list[int]]]) -> int | None:
-    """Position of the costliest bin of several items, if there is one."""
-    several = [(-cost, number) for number, (cost, items) in enumerate(pieces) if len(items) > 1]
-    return min(several)[1] if several else None
+def _evened(lengths: Sequence[int], costs: Sequence[int], budget: int, count: int) -> list[list[int]]:
+    """Bins of about equal cost (longest processing time first, Graham 1969); none if some item finds no room."""
+    bins: list[list[int]] = [[] for _ in range(count)]
+    cost, used = [0] * count, [0] * count
+    for item in sorted(range(len(lengths)), key=lambda item: (-costs[item], item)):
+        room = [n for n in range(count) if not bins[n] or used[n] + lengths[item] <= budget]
+        if not room:
+            return []
+        into = min(room, key=lambda n: (cost[n], n))
+        bins[into].append(item)
+        cost[into] += costs[item]
+        used[into] += lengths[item]
+    return [items for items in bins if items]
 
 
-def _halves(items: Sequence[int], costs: Sequence[int]) -> list[tuple[int, list[int]]]:
-    """Two bins of about equal cost, neither empty: each item, the costliest first, to the cheaper one."""
-    halves: list[tuple[int, list[int]]] = [(0, []), (0, [])]
-    for item in sorted(items, key=lambda item: (-costs[item], item)):
-        to = 0 if (halves[0][0], len(halves[0][1])) <= (halves[1][0], len(halves[1][1])) else 1
-        cost, before = halves[to]
-        halves[to] = (cost + costs[item], [*before, item])
-    return halves
+def _split(bins: list[list[int]], costs: Sequence[int], count: int) -> list[list[int]]:
+    """The bins, some of them in two, so that there are `count`, or one for each item."""
+    bins = list(bins)
+    while len(bins) < count and any(len(items) > 1 for items in bins):
+        several = [n for n, items in enumerate(bins) if len(items) > 1]
+        costliest = max(several, key=lambda n: (sum(costs[item] for item in bins[n]), -n))
+        items = bins.pop(costliest)
+        # As an even split without a budget: each half holds less than the whole, which kept it.
+        bins += _evened([0] * len(items), [costs[item] for item in items], 0, 2)
+        bins[-2:] = [[items[at] for at in half] for half in bins[-2:]]
+    return bins

@@ -4,19 +4,19 @@ The same steps make the plan again when a run is resumed, then on the pinned sna
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import polars as pl
 
 from lake import ids
-from lake.errors import DataRefusedError, UsageError
+from lake.errors import DataRefusedError
 from lake.lake import Lake
 from lake.snapshot import Snapshot
 from trainer.advantages import AdvantageSource, resolve_advantages
 from trainer.config import TrainConfig
 from trainer.kept import Kept, read_kept
-from trainer.losses import LOSSES, Needs
+from trainer.losses import Needs, find_loss
+from trainer.pairs import uses_credit
 from trainer.plan import Plan
 from trainer.refusals import Refusal, find_refusals, refuse_text
 from trainer.render import Renderer, engine_encoding, render_missing, rendered_encoding
@@ -47,25 +47,6 @@ class Prepared:
     """The held-out episodes, if the run is validated."""
 
 
-def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a model folder.
-
-    Raises:
-        UsageError: none there, or a slow one.
-    """
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError) as error:
-        msg = f"{folder} holds no tokenizer: {error}; name a Hugging Face folder, or make one: trajlake init-model"
-        raise UsageError(msg) from error
-    if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        msg = f"the tokenizer in {folder} is {type(tokenizer).__name__}; only fast ones (tokenizer.json) will do"
-        raise UsageError(msg)
-    return tokenizer
-
-
 def prepare(lk: Lake, config: TrainConfig, tokenizer: "PreTrainedTokenizerBase") -> Prepared:
     """Everything up to the first update, on the newest snapshot.
 
@@ -75,7 +56,7 @@ def prepare(lk: Lake, config: TrainConfig, tokenizer: "PreTrainedTokenizerBase")
         DataRefusedError: nothing to train on, or text only under a ratio loss.
         UsageError: an unknown credit job or selection.
     """
-    loss = LOSSES[config.loss]
+    loss = find_loss(config)
     snapshot = lk.snapshot()
     episodes, held_out, _ = _split(snapshot, config)
     notes = []
@@ -87,7 +68,7 @@ def prepare(lk: Lake, config: TrainConfig, tokenizer: "PreTrainedTokenizerBase")
         notes.append("rendered: " + ", ".join(f"{number} {name}" for name, number in counts.items()))
         snapshot = lk.snapshot()
     source = None
-    if loss.needs.advantages or config.live_only:
+    if _uses_credit(config):
         source = resolve_advantages(snapshot, config.advantages)
         notes.append(f"advantages: {source.describe()}")
     return prepare_at(snapshot, config, tokenizer, source, notes)
@@ -99,9 +80,8 @@ def prepare_pinned(snapshot: Snapshot, config: TrainConfig, tokenizer: "PreTrain
     Raises:
         DataRefusedError, UsageError: as for `prepare`.
     """
-    loss = LOSSES[config.loss]
-    uses = loss.needs.advantages or config.live_only
-    return prepare_at(snapshot, config, tokenizer, resolve_advantages(snapshot, config.advantages) if uses else None)
+    source = resolve_advantages(snapshot, config.advantages) if _uses_credit(config) else None
+    return prepare_at(snapshot, config, tokenizer, source)
 
 
 def prepare_at(
@@ -116,7 +96,7 @@ def prepare_at(
     Raises:
         DataRefusedError: nothing to train on, or tokens of another tokenizer.
     """
-    loss = LOSSES[config.loss]
+    loss = find_loss(config)
     notes = list(notes or ())
     episodes, held_out, kept = _split(snapshot, config)
     if kept is not None:
@@ -132,6 +112,12 @@ def prepare_at(
     refusals = find_refusals(snapshot, selection.members, loss)
     validation = None if held_out.is_empty() else _validation_plan(snapshot, config, own, held_out)
     return Prepared(snapshot, selection, plan, refusals, notes, validation)
+
+
+def _uses_credit(config: TrainConfig) -> bool:
+    """Whether a run reads a credit job."""
+    needs = find_loss(config).needs
+    return bool(needs.advantages or config.live_only or uses_credit(config.pairs, needs))
 
 
 def _split(snapshot: Snapshot, config: TrainConfig) -> tuple[pl.DataFrame, pl.DataFrame, Kept | None]:
@@ -160,6 +146,8 @@ def _validation_plan(snapshot: Snapshot, config: TrainConfig, own: int | None, h
             "aggregation": None,
             "unit": None,
             "selection": None,
+            "mixture": (),
+            "max_staleness": None,
             "live_only": False,
             "epochs": 1,
             "minibatches": None,

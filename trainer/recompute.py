@@ -28,7 +28,7 @@ def recompute_layers(model: torch.nn.Module) -> None:
         msg = f"{type(model).__name__} does not support gradient checkpointing; leave gradient_checkpointing out"
         raise UsageError(msg)
     for layer in layers:
-        layer.forward = _Recomputed(layer.forward)  # type: ignore[method-assign]
+        layer.forward = _Recomputed(layer.forward)
 
 
 class _Recomputed:

@@ -1,8 +1,9 @@
 """What the stored data cannot support, found before anything is trained.
 
 A ratio loss compares the policy with the distribution that the stored tokens were sampled from. Where that distribution
-is not known exactly, the ratio is wrong without looking wrong. Each refusal says how many steps it concerns, names one,
-and offers the alternative.
+is not known exactly, the ratio is wrong without looking wrong. A loss of whole units takes one advantage for each, a
+loss on preferences takes pairs or both labels. Each refusal says how many steps it concerns, names one, and offers the
+alternative.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import polars as pl
 from lake import ids
 from lake.errors import DataRefusedError
 from lake.snapshot import Snapshot
-from trainer.losses import Loss
+from trainer.losses import Loss, Unit
 
 _ALTERNATIVE = "train with --loss awr or --loss sft, which need no log-probabilities"
 _RECORD = "record the engine's token ids and log-probabilities while collecting"
@@ -38,22 +39,36 @@ def find_refusals(snapshot: Snapshot, members: pl.DataFrame, loss: Loss) -> list
     Args:
         snapshot: the data.
         members: of `Selection`.
-        loss: which.
+        loss: of `find_loss`: which, with its needs resolved.
 
     Returns:
-        Refusals, one per reason; none for likelihood losses.
+        Refusals, one per reason; none for plain likelihood losses.
     """
-    if not loss.needs.behaviour_logprobs:
-        return []
     trained = members.filter(pl.col("trained"))
     if trained.is_empty():
         return []
-    if trained["provenance"].eq("rendered").any():
-        # Rendered rows lack everything else too; one reason says it all.
-        return _found(trained, loss, _CHECKS[:1])
-    return _found(
-        trained.join(_constrained(snapshot, trained), on=["episode_id", "step_index"], how="left"), loss, _CHECKS
+    return [*_distribution(snapshot, trained, loss), *_advantages(trained, loss), *_preferences(trained, loss)]
+
+
+def refuse_step_advantages(credit: pl.DataFrame, source: str) -> None:
+    """Raise if no step has a step advantage A_S: every step would be dropped, and nobody would know why.
+
+    Args:
+        credit: of `read_advantages`: episode_id, step_index, a_step.
+        source: where they come from, for the message.
+
+    Raises:
+        DataRefusedError: none has.
+    """
+    if credit.is_empty() or credit["a_step"].null_count() < credit.height:
+        return
+    example = credit.select("episode_id", "step_index").sort("episode_id", "step_index").row(0)
+    msg = (
+        f"this loss weighs by the step advantage A_S, and {credit.height} of {credit.height} steps of {source} have "
+        f"none (for example {_row(example)}); compute them with trajlake credit gigpo, choose such a job with "
+        f"--advantages, or train with --loss awr, which takes any advantage"
     )
+    raise DataRefusedError(msg)
 
 
 def refuse_text(episodes: pl.DataFrame, loss: Loss) -> Refusal:
@@ -132,6 +147,68 @@ _CHECKS = (
     ),
 )
 """Reason code, which steps, what is wrong with them, what to do instead."""
+_ONE_LABEL = _Check(
+    "one_label",
+    pl.lit(value=True),
+    "are all desirable or all undesirable, or not labelled",
+    "select good and bad episodes, or train with --loss sft on the good ones",
+)
+
+
+_KEYS = {
+    Unit.TURN: ["episode_id", "step_index"],
+    Unit.SEQUENCE: ["episode_id", "sequence"],
+    Unit.EPISODE: ["episode_id"],
+}
+"""Columns that name a unit."""
+
+
+def _distribution(snapshot: Snapshot, trained: pl.DataFrame, loss: Loss) -> list[Refusal]:
+    """Steps whose sampling distribution is not known exactly, where a ratio is taken to it."""
+    if not loss.needs.behaviour_logprobs:
+        return []
+    if trained["provenance"].eq("rendered").any():
+        # Rendered rows lack everything else too; one reason says it all.
+        return _found(trained, loss, _CHECKS[:1])
+    return _found(
+        trained.join(_constrained(snapshot, trained), on=["episode_id", "step_index"], how="left"), loss, _CHECKS
+    )
+
+
+def _advantages(trained: pl.DataFrame, loss: Loss) -> list[Refusal]:
+    """Units whose steps have different advantages, where one ratio stands for the unit and nobody said that it may."""
+    if not loss.needs.unit_advantages or loss.needs.unit not in _KEYS:
+        return []
+    keys, advantage = _KEYS[loss.needs.unit], pl.col("advantage")
+    units = trained.group_by(keys, maintain_order=True).agg(
+        varies=advantage.min() != advantage.max(),
+        steps=pl.len(),
+        step_index=pl.col("step_index").first(),
+        low=advantage.min(),
+        high=advantage.max(),
+    )
+    bad = units.filter("varies")
+    if bad.is_empty():
+        return []
+    example = bad.row(0, named=True)
+    unit = loss.needs.unit
+    row = _row((example["episode_id"], example["step_index"]))
+    message = (
+        f"{loss.name} refused: {bad.height} of {units.height} {unit}s hold steps with different advantages, and one "
+        f"ratio for the whole {unit} cannot tell them apart (for example {row}: from {example['low']:.4g} to "
+        f"{example['high']:.4g}); set unit to turn, inside which they cannot differ, set unit to {unit} to insist, or "
+        f"train on an episode-level estimator (trajlake credit grpo)"
+    )
+    return [Refusal("advantages_vary", message, int(bad["steps"].sum()))]
+
+
+def _preferences(trained: pl.DataFrame, loss: Loss) -> list[Refusal]:
+    """Nothing is preferred to anything."""
+    example = trained.select("episode_id", "step_index").row(0)
+    count = f"{trained.height} of {trained.height}"
+    if loss.needs.labels and ("sign" not in trained.columns or trained["sign"].drop_nulls().n_unique() < 2):
+        return [Refusal(_ONE_LABEL.reason, _message(loss, _ONE_LABEL, count, example), trained.height)]
+    return []
 
 
 def _found(trained: pl.DataFrame, loss: Loss, checks: Sequence[_Check]) -> list[Refusal]:
@@ -147,8 +224,11 @@ def _found(trained: pl.DataFrame, loss: Loss, checks: Sequence[_Check]) -> list[
 
 
 def _message(loss: Loss, check: _Check, count: str, example: tuple[int, int]) -> str:
-    row = f"episode_id={ids.to_text(example[0])}, step_index={example[1]}"
-    return f"{loss.name} refused: {count} steps {check.fault} (for example {row}); {check.instead}"
+    return f"{loss.name} refused: {count} steps {check.fault} (for example {_row(example)}); {check.instead}"
+
+
+def _row(example: tuple[int, int]) -> str:
+    return f"episode_id={ids.to_text(example[0])}, step_index={example[1]}"
 
 
 def _constrained(snapshot: Snapshot, trained: pl.DataFrame) -> pl.DataFrame:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from lake.objects import Objects
 from lake.visibility import DataFile
-from trainer.ranges import Ints, ranges, starts
+from trainer.ranges import Ints, starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,29 +38,10 @@ class RowGroup:
     logprobs_A: npt.NDArray[np.float32] | None
     """Behaviour log-probabilities, NaN where the row has none; None unless asked for."""
 
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return len(self.context_starts) - 1
-
     def lengths(self, rows: Ints) -> tuple[Ints, Ints]:
         """Numbers of context and of action tokens of some rows."""
         context = self.context_starts[rows + 1] - self.context_starts[rows]
         return context, self.action_starts[rows + 1] - self.action_starts[rows]
-
-    def take(self, rows: Ints) -> "RowGroup":
-        """Some rows in memory of their own, so that the rest can be forgotten."""
-        context, action = self.lengths(rows)
-        context_at = ranges(self.context_starts[rows], context)
-        action_at = ranges(self.action_starts[rows], action)
-        return RowGroup(
-            context_starts=starts(context),
-            context_T=self.context_T[context_at],
-            action_starts=starts(action),
-            action_A=self.action_A[action_at],
-            mask_A=None if self.mask_A is None else self.mask_A[action_at],
-            logprobs_A=None if self.logprobs_A is None else self.logprobs_A[action_at],
-        )
 
 
 class RowGroupReader:
@@ -77,6 +58,7 @@ class RowGroupReader:
         self._paths = [file.path for file in files]
         self._bucket = objects.filesystem({file.path: file.bytes for file in files})
         self._columns = ["context_ids", "action_ids"] + ["action_mask"] * masks + ["action_logprobs"] * logprobs
+        self.masks, self.logprobs = masks, logprobs
         self.bytes_per_action = 4 + masks + 4 * logprobs
         """Memory of an action token."""
         self._lock = threading.Lock()

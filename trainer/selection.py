@@ -10,14 +10,22 @@ from enum import StrEnum
 
 import polars as pl
 
-from lake.errors import DataRefusedError, QueryError, UsageError
+from lake.errors import DataRefusedError
 from lake.snapshot import Snapshot
 from trainer.advantages import AdvantageSource, read_advantages
 from trainer.config import TrainConfig
 from trainer.kept import Kept, read_kept
 from trainer.losses import Needs
+from trainer.mixture import assign
+from trainer.pairs import Finding
+from trainer.predicates import matching
+from trainer.preferences import arrange, credit_columns, find_preferences, leave_out
+from trainer.refusals import refuse_step_advantages
 from trainer.sequences import link_sequences
+from trainer.staleness import staleness
 from trainer.token_rows import choose_encoding, read_token_rows
+
+_STEPS = {"episode_id": pl.Int64, "step_index": pl.Int32}
 
 
 class Drop(StrEnum):
@@ -37,12 +45,19 @@ class Drop(StrEnum):
     """The selection of --selection dropped this step out of an episode that it kept."""
     NOT_TRAINABLE = "not_trainable"
     """Another policy took this decision."""
+    STALE = "stale"
+    """It was sampled more than `max_staleness` policy versions before the newest one; `unknown_staleness` says what
+    becomes of steps of unknown version."""
     NO_ACTION_TOKENS = "no_action_tokens"
     """No token of the action was sampled by the policy."""
     NO_CONTEXT = "no_context"
     """Its action opens a sequence, so nothing predicts its first token."""
     OVER_LENGTH = "over_length"
     """It ends after --max-length tokens of its sequence."""
+    UNPAIRED = "unpaired"
+    """It, or its episode, is in no pair; the rows `preferences` of --plan say what each condition left."""
+    UNLABELLED = "unlabelled"
+    """Its episode came out neither well nor badly, or nobody knows how."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +66,8 @@ class Selection:
 
     members: pl.DataFrame
     """Rows of sequences with at least one trained step, up to its last trained step; sorted by episode_id, sequence,
-    step_index. Beside the columns of `trainer.sequences`: trained, loss_tokens, advantage."""
+    step_index. Beside the columns of `trainer.sequences`: trained, loss_tokens, advantage. Those of losses on
+    preferences are arranged as `trainer.preferences.arrange` says."""
     drops: pl.DataFrame
     """reason, episodes, steps, tokens: what carries no loss. tokens counts action tokens."""
     episodes: int
@@ -66,6 +82,10 @@ class Selection:
     """Groups of the selected episodes, if advantages are used."""
     dead_groups: int | None
     """Those without signal."""
+    sources: pl.DataFrame | None = None
+    """episode_id, source: position in the mixture of each selected episode; None without a mixture."""
+    findings: tuple[Finding, ...] = ()
+    """How many candidates were found for pairs or labels, if the loss is one on preferences."""
     advantage_mean: float = 0.0
     """Subtracted from the advantages (0 where the loss takes them as they are)."""
     advantage_scale: float = 1.0
@@ -79,15 +99,7 @@ def select_episodes(snapshot: Snapshot, where: str | None, kept: Kept | None = N
         UsageError: the predicate is no SQL over `episodes`.
         DataRefusedError: no episode satisfies it, or the selection kept none of them.
     """
-    if where is None:
-        episodes = snapshot.scan("episodes").select("episode_id", "num_steps").sort("episode_id").collect()
-    else:
-        query = f"SELECT episode_id, num_steps FROM episodes WHERE (\n{where}\n) ORDER BY episode_id"
-        try:
-            episodes = snapshot.sql(query)
-        except QueryError as error:
-            msg = f"--where {where!r} is no predicate over `episodes`: {error}"
-            raise UsageError(msg) from error
+    episodes = matching(snapshot, where)
     if episodes.is_empty():
         fault = f"no episode satisfies --where {where}" if where else "the lake holds no episodes"
         msg = f"{fault}; `trajlake sql` shows what is there"
@@ -135,25 +147,30 @@ def select(
     Returns:
         What is trained on, and what is not.
     """
-    if kept is None and config.selection is not None:
-        kept = read_kept(snapshot, config.selection)
-    if episodes is None:
-        episodes = select_episodes(snapshot, config.where, kept)
+    kept = read_kept(snapshot, config.selection) if kept is None and config.selection is not None else kept
+    episodes = select_episodes(snapshot, config.where, kept) if episodes is None else episodes
+    episodes, sources, dropped = _mixed(snapshot, config, episodes, kept)
     provenance = provenance_of(snapshot, episodes["episode_id"], config.tokens)
     rows = read_token_rows(snapshot, episodes["episode_id"])
     rows, encoding_id = choose_encoding(rows, provenance, own_encoding)
-    members = link_sequences(rows)
+    members = link_sequences(rows.with_columns(staleness=staleness(snapshot, rows)))
     live_only = needs.advantages if config.live_only is None else config.live_only
-    credit = None if source is None else read_advantages(snapshot, source, episodes["episode_id"])
+    credit = None if source is None else _credit(snapshot, source, episodes["episode_id"], config, needs)
     members = _join(members, _special_steps(snapshot, episodes["episode_id"]), credit)
-    members = _marked(members, kept)
+    members = _marked(members, dropped)
     dead_flags = [] if credit is None else _dead_flags(credit)
-    members = _judge(members, needs, max_length=config.max_length, dead_flags=dead_flags if live_only else [])
+    members = _judge(members, needs, config, dead_flags=dead_flags if live_only else [])
+    preferences = None
+    if needs.pairs or needs.labels:
+        preferences = find_preferences(snapshot, members, credit, config, needs, sources)
+        members = leave_out(members, preferences, Drop.UNPAIRED if needs.pairs else Drop.UNLABELLED)
     drops = _drops(members, episodes)
     members = _trim(members)
+    if preferences is not None:
+        members = arrange(members, preferences)
     mean, scale = _normalisation(members) if needs.normalised_advantages else (0.0, 1.0)
     members = members.with_columns(advantage=(pl.col("advantage") - mean) / scale)
-    dead = None if credit is None else credit.filter(pl.col("flags").is_in(dead_flags))["group_id"].n_unique()
+    groups, dead_groups = _groups(credit, dead_flags)
     return Selection(
         members=members,
         drops=drops,
@@ -161,11 +178,25 @@ def select(
         provenance=provenance,
         encoding_id=encoding_id,
         source=source,
-        groups=None if credit is None else credit["group_id"].n_unique(),
-        dead_groups=dead,
+        groups=groups,
+        dead_groups=dead_groups,
+        sources=sources,
+        findings=() if preferences is None else tuple(preferences.findings),
         advantage_mean=mean,
         advantage_scale=scale,
     )
+
+
+def _mixed(
+    snapshot: Snapshot, config: TrainConfig, episodes: pl.DataFrame, kept: Kept | None
+) -> tuple[pl.DataFrame, pl.DataFrame | None, pl.DataFrame]:
+    """The episodes that some source of the mixture has, their sources, and the single steps that selections dropped."""
+    dropped = pl.DataFrame(schema=_STEPS) if kept is None else kept.dropped_steps
+    if not config.mixture:
+        return episodes, None, dropped
+    mixed = assign(snapshot, config.mixture, episodes)
+    episodes = episodes.join(mixed.episodes, on="episode_id", how="semi", maintain_order="left")
+    return episodes, mixed.episodes, pl.concat([dropped, mixed.dropped_steps]).unique()
 
 
 def _special_steps(snapshot: Snapshot, episode_ids: pl.Series) -> pl.DataFrame:
@@ -175,11 +206,11 @@ def _special_steps(snapshot: Snapshot, episode_ids: pl.Series) -> pl.DataFrame:
     return steps.select("episode_id", "step_index", "is_active", "is_copied_context", "trainable").collect()
 
 
-def _marked(members: pl.DataFrame, kept: Kept | None) -> pl.DataFrame:
-    """Add `filtered`: the selection dropped the step (NULL where it did not)."""
-    if kept is None:
+def _marked(members: pl.DataFrame, dropped_steps: pl.DataFrame) -> pl.DataFrame:
+    """Add `filtered`: a selection dropped the step (NULL where none did)."""
+    if dropped_steps.is_empty():
         return members.with_columns(filtered=pl.lit(None, pl.Boolean))
-    marks = kept.dropped_steps.with_columns(filtered=pl.lit(value=True))
+    marks = dropped_steps.with_columns(filtered=pl.lit(value=True))
     return members.join(marks, on=["episode_id", "step_index"], how="left", maintain_order="left")
 
 
@@ -189,17 +220,38 @@ def _dead_flags(credit: pl.DataFrame) -> list[str]:
     return [flags for flags in found if {"dead_group", "singleton_group"} & set(flags.split(","))]
 
 
+def _groups(credit: pl.DataFrame | None, dead_flags: list[str]) -> tuple[int | None, int | None]:
+    """How many groups there are, and how many of them without signal; None without credit."""
+    if credit is None:
+        return None, None
+    return credit["group_id"].n_unique(), credit.filter(pl.col("flags").is_in(dead_flags))["group_id"].n_unique()
+
+
 def _join(members: pl.DataFrame, special: pl.DataFrame, credit: pl.DataFrame | None) -> pl.DataFrame:
     """Add the flags of special steps, the advantage and its flags (each NULL where there is none)."""
     keys = ["episode_id", "step_index"]
     members = members.join(special, on=keys, how="left", maintain_order="left")
     if credit is None:
         return members.with_columns(advantage=pl.lit(None, pl.Float64), flags=pl.lit(None, pl.String))
-    return members.join(credit.drop("group_id"), on=keys, how="left", maintain_order="left")
+    return members.join(credit.select(*keys, "advantage", "flags"), on=keys, how="left", maintain_order="left")
 
 
-def _judge(members: pl.DataFrame, needs: Needs, *, max_length: int, dead_flags: list[str]) -> pl.DataFrame:
+def _credit(
+    snapshot: Snapshot, source: AdvantageSource, episode_ids: pl.Series, config: TrainConfig, needs: Needs
+) -> pl.DataFrame:
+    """The credit rows, with what the loss needs beside the advantage, or in its place."""
+    columns = ["advantage", "flags", *credit_columns(config, needs), *["a_step"] * needs.step_advantages]
+    credit = read_advantages(snapshot, source, episode_ids, columns)
+    if not needs.step_advantages:
+        return credit
+    refuse_step_advantages(credit, source.describe())
+    return credit.with_columns(advantage="a_step")
+
+
+def _judge(members: pl.DataFrame, needs: Needs, config: TrainConfig, *, dead_flags: list[str]) -> pl.DataFrame:
     """Add reason (NULL = trained), trained and loss_tokens."""
+    too_old = pl.col("staleness") > config.max_staleness if config.max_staleness is not None else pl.lit(value=False)
+    unknown = config.max_staleness is not None and config.unknown_staleness == "drop"
     tests = {
         Drop.DEAD_GROUP: pl.col("flags").is_in(dead_flags),
         Drop.NO_ADVANTAGE: pl.col("advantage").is_null() if needs.advantages else pl.lit(value=False),
@@ -207,9 +259,10 @@ def _judge(members: pl.DataFrame, needs: Needs, *, max_length: int, dead_flags: 
         Drop.COPIED_CONTEXT: pl.col("is_copied_context"),
         Drop.FILTERED: pl.col("filtered"),
         Drop.NOT_TRAINABLE: ~pl.col("trainable"),
+        Drop.STALE: too_old.fill_null(value=unknown),
         Drop.NO_ACTION_TOKENS: pl.col("n_trained") == 0,
         Drop.NO_CONTEXT: (pl.col("prefix_length") + pl.col("n_context")) == 0,
-        Drop.OVER_LENGTH: pl.col("end") > max_length,
+        Drop.OVER_LENGTH: pl.col("end") > config.max_length,
     }
     reason = pl.coalesce(pl.when(test).then(pl.lit(str(name))) for name, test in tests.items())
     members = members.with_columns(reason=reason)

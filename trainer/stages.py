@@ -26,6 +26,7 @@ from typing import Any
 
 from lake.errors import UsageError
 from lake.lake import Lake
+from trainer.backends.ranks import join_ranks
 from trainer.config import TrainConfig, validated
 from trainer.offline import resume, train
 from trainer.runs import RunFolder, check_unchanged
@@ -99,7 +100,8 @@ def train_stages(
         folder, config = out / stage.name, stage.config
         if stage.follows and result is not None:
             config = config.model_copy(update={"model": str(result.model)})
-        record = RunFolder(folder).read()
+        ranks = join_ranks(config.device)
+        record = ranks.told_by_zero(RunFolder(folder).read)
         if record is None:
             result = train(lk, config, folder, run_id=f"{run_id}/{stage.name}", on_step=on_step)
         else:

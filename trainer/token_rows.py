@@ -30,6 +30,8 @@ SCALARS = (
     "top_k",
     "min_p",
     "logprobs_mode",
+    "policy_version",
+    "version_spans",
 )
 
 

@@ -7,7 +7,7 @@ and `run_metrics`), and the weights come out the same.
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,13 +16,11 @@ import msgspec
 import polars as pl
 
 from lake import ids
-from lake.jobs import Job
-from trainer.atomic import atomic_folder
-from trainer.backends.single import SingleDevice
+from trainer.backends.base import PolicyBackend
 from trainer.checkpoint import State, load_checkpoint, save_checkpoint
 from trainer.config import TrainConfig
-from trainer.digest import tensor_digest
 from trainer.estimate import SPEED
+from trainer.export import export_model
 from trainer.loop import StepReport, batches_frame, run_steps
 from trainer.metrics import metrics_frame
 from trainer.model import Policy
@@ -30,9 +28,10 @@ from trainer.monitor.alarms import data_alarms
 from trainer.monitor.loggers import Logger, open_loggers
 from trainer.monitor.validation import Measurement, best, negative_log_likelihood, should_stop
 from trainer.monitor.watch import Watch
-from trainer.preparation import Prepared, load_tokenizer
+from trainer.preparation import Prepared
 from trainer.retention import kept, prune
 from trainer.runs import RunFolder, RunRecord
+from trainer.together import RunJob
 
 Progress = Callable[[StepReport, int], None]
 """Called after each update with its report and the run's number of optimizer steps."""
@@ -60,15 +59,15 @@ class TrainResult:
 class TrainingRun:
     """A run from some optimizer step to its end."""
 
-    job: Job
-    """The training job, started."""
+    job: RunJob
+    """The training job, started; on ranks other than 0 it writes nothing."""
     folder: RunFolder
     """Where checkpoints and the model go."""
     record: RunRecord
     """What was started."""
     prepared: Prepared
     """Data and plan."""
-    backend: SingleDevice
+    backend: PolicyBackend
     """Weights and optimizer as they are after the steps done so far."""
     config: TrainConfig
     """Resolved."""
@@ -93,8 +92,8 @@ class TrainingRun:
             notes.append(f"stopped after {done} updates: no improvement in {self._patience} measurements")
         if config.validation is not None and config.validation.export:
             self._load_best()
-        self._export()
-        digest = tensor_digest(self.backend.get_weights())
+        export_model(self.backend, config, self.folder.final)
+        digest = self.backend.digest()
         self.job.counts |= self._counts(done) | {"weights_sha256": digest}
         return TrainResult(self.job.job_id, done, digest, self.folder.final, notes)
 
@@ -119,7 +118,7 @@ class TrainingRun:
                     logger.write(report.step.index, report.metrics)
                 if done % config.checkpoint_every == 0 or done == total or improved or self._stopped:
                     self._checkpoint(done)
-                if on_step is not None:
+                if on_step is not None and self.backend.ranks.leads:
                     on_step(report, total)
                 if self._stopped:
                     break
@@ -159,6 +158,8 @@ class TrainingRun:
             self.prepared.notes.append(f"exported: the weights after {self._best_step} updates, the best in validation")
 
     def _loggers(self) -> AbstractContextManager[list[Logger]]:
+        if not self.backend.ranks.leads:
+            return nullcontext([])
         return open_loggers(
             self.config.loggers,
             self.folder.path,
@@ -203,15 +204,8 @@ class TrainingRun:
         self.job.write("checkpoints", pl.DataFrame([row]))
         self.pending.clear()
         self.written = kept([*self.written, (done, place)], self.config.keep_last, self._best_step)
-        if self.config.keep_last is not None:
+        if self.config.keep_last is not None and self.backend.ranks.leads:
             prune(self.folder.checkpoints, [path for _, path in self.written])
-
-    def _export(self) -> None:
-        """The model and its tokenizer as an ordinary Hugging Face folder."""
-        tokenizer = load_tokenizer(self.config.model)
-        with atomic_folder(self.folder.final) as partial:
-            self.backend.policy.model.save_pretrained(partial)
-            tokenizer.save_pretrained(partial)
 
     def _counts(self, done: int) -> dict[str, int | float | str]:
         """Figures for the job's terminal row."""

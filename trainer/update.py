@@ -13,7 +13,7 @@ from trainer.advantages import AdvantageSource, read_advantages
 from trainer.backends.single import SingleDevice
 from trainer.config import TrainConfig
 from trainer.loop import StepReport, batches_frame, run_steps
-from trainer.losses import LOSSES
+from trainer.losses import find_loss
 from trainer.metrics import metrics_frame
 from trainer.plan import Plan
 from trainer.refusals import find_refusals, refuse
@@ -59,7 +59,7 @@ def update(
     Raises:
         DataRefusedError: nothing to train on, or data that cannot support the loss.
     """
-    loss = LOSSES[config.loss]
+    loss = find_loss(config)
     covered = read_advantages(snapshot, source)["episode_id"].unique()
     episodes = snapshot.scan("episodes").filter(pl.col("episode_id").is_in(covered.implode()))
     selection = select(

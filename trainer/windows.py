@@ -1,30 +1,28 @@
-"""Which row groups are read when: each once per window of consecutive optimizer steps, ahead of their need.
+"""Which token rows are read when: each row group once per window of consecutive optimizer steps, ahead of their need.
 
 The order of episodes is a hash's, so an optimizer step needs rows from all over the table. Reading whole row groups for
 each step would decode most of the table again and again. Where all wanted rows fit into the cache they are read once,
-for all epochs. Otherwise a window is as many optimizer steps as half of the cache holds; of each row group only the
-window's rows are kept, so that an epoch costs as many passes over the table as it has windows, not one per step. The
-first windows are small: training starts after the row groups of a few steps.
+for all epochs. Otherwise a window is as many optimizer steps as half of the cache holds, and an epoch costs as many
+passes over the table as it has windows, not one per step. The first windows are small: training starts after the row
+groups of a few steps.
 
-Axes: `_M` members of the plan, `_Q` sequences.
+A window's memory is laid out by the plan before anything is read; a decoded row group is copied to its places in it and
+forgotten. Context and action of a row lie side by side, so that an episode is one slice.
+
+Axes: `_M` members of the plan, `_R` rows of a window, `_T` their tokens, `_A` their action tokens.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from lake import ids
 from lake.errors import ContractError
 from trainer.plan import OptimizerStep, Plan
-from trainer.ranges import Ints, ranges
-from trainer.row_groups import RowGroup, RowGroupReader
-
-_DENSE = 0.9
-"""A row group of whose rows at least this share is wanted is kept as it is, without a copy."""
+from trainer.ranges import Ints, ranges, starts
+from trainer.row_groups import RowGroupReader
 
 
 class Locations:
@@ -38,6 +36,7 @@ class Locations:
     Attributes:
         group_M: number of the row group, int64 [M].
         row_M: row inside it, int64 [M].
+        lengths_M2: numbers of context and of action tokens, int64 [M, 2].
         groups: (file, row group of the file) of each number.
     """
 
@@ -48,30 +47,14 @@ class Locations:
         self.groups: list[tuple[int, int]] = []
         self.group_M = np.zeros(len(row_M), np.int64)
         self.row_M = np.zeros(len(row_M), np.int64)
+        self.lengths_M2: Ints = plan.members.select("n_context", "n_action").to_numpy().astype(np.int64)
         for file in files:
             here_M = file_M == file
-            starts = reader.group_starts(file)
-            inner = np.searchsorted(starts, row_M[here_M], side="right") - 1
+            first_rows = reader.group_starts(file)
+            inner = np.searchsorted(first_rows, row_M[here_M], side="right") - 1
             self.group_M[here_M] = inner + len(self.groups)
-            self.row_M[here_M] = row_M[here_M] - starts[inner]
-            self.groups += [(file, number) for number in range(len(starts) - 1)]
-
-
-@dataclass(frozen=True, slots=True)
-class KeptRows:
-    """What a window keeps of a row group."""
-
-    group: RowGroup
-    """The rows."""
-    rows: Ints | None
-    """Their numbers in the file's row group, ascending; None: all of them."""
-
-    def at(self, row: int) -> int:
-        """Where a row of the file's row group is in `group`."""
-        return row if self.rows is None else int(np.searchsorted(self.rows, row))
-
-
-Task = Callable[[], KeptRows]
+            self.row_M[here_M] = row_M[here_M] - first_rows[inner]
+            self.groups += [(file, number) for number in range(len(first_rows) - 1)]
 
 
 class Window:
@@ -82,30 +65,114 @@ class Window:
 
     Args:
         steps: the optimizer steps, at least one.
-        tasks: by number of the row group, what reads it.
-        pool: runs them.
+        wanted_M: members of theirs, ascending.
+        plan: of the run.
+        locations: of its members.
+        reader: reads row groups.
+        pool: runs the reading.
+
+    Attributes:
+        ids_T: token ids of all rows, int32 [T]: of each row its context, then its action.
+        mask_A: action masks, bool [A], if they are read.
+        logprobs_A: behaviour log-probabilities, float32 [A], NaN where there are none, if they are read.
+        starts_R: row r has the tokens [starts_R[r], starts_R[r + 1]).
+        n_context_R: the first ones of which are its context.
+        action_starts_R: and these places in `mask_A` and `logprobs_A`.
     """
 
-    def __init__(self, steps: Sequence[OptimizerStep], tasks: Mapping[int, Task], pool: ThreadPoolExecutor) -> None:
+    def __init__(
+        self,
+        steps: Sequence[OptimizerStep],
+        wanted_M: Ints,
+        plan: Plan,
+        locations: Locations,
+        reader: RowGroupReader,
+        pool: ThreadPoolExecutor,
+    ) -> None:
         self.steps = steps
-        self._tasks = deque(tasks.items())
-        self._pool = pool
-        self._futures: dict[int, Future[KeptRows]] = {}
+        self._plan, self._locations, self._reader, self._pool = plan, locations, reader, pool
+        group_M, row_M = locations.group_M[wanted_M], locations.row_M[wanted_M]
+        order = np.lexsort((row_M, group_M))
+        is_new = np.append(True, (np.diff(group_M[order]) != 0) | (np.diff(row_M[order]) != 0))
+        self._wanted_M = wanted_M
+        self._slot_M = np.empty(len(wanted_M), np.int64)
+        self._slot_M[order] = np.cumsum(is_new) - 1
+        self._member_R = wanted_M[order[is_new]]
+        self.n_context_R, n_action_R = locations.lengths_M2[self._member_R].T
+        self.starts_R = starts(self.n_context_R + n_action_R)
+        self.action_starts_R = starts(n_action_R)
+        groups, firsts = np.unique(locations.group_M[self._member_R], return_index=True)
+        self._waiting = deque(
+            zip(groups.tolist(), firsts.tolist(), [*firsts[1:].tolist(), len(self._member_R)], strict=True)
+        )
+        self._reading: dict[int, Future[None]] = {}
+        self._complete = False
+        tokens, actions = int(self.starts_R[-1]), int(self.action_starts_R[-1])
+        self.ids_T = np.empty(tokens, np.int32)
+        self.mask_A = np.empty(actions, np.bool_) if reader.masks else None
+        self.logprobs_A = np.empty(actions, np.float32) if reader.logprobs else None
 
     def begin(self, count: int | None = None) -> None:
         """Hand the next `count` row groups to the pool; None: all that are left."""
-        for _ in range(len(self._tasks) if count is None else min(count, len(self._tasks))):
-            number, task = self._tasks.popleft()
-            self._futures[number] = self._pool.submit(task)
+        for _ in range(len(self._waiting) if count is None else min(count, len(self._waiting))):
+            number, low, high = self._waiting.popleft()
+            self._reading[number] = self._pool.submit(self._read, number, low, high)
 
     @property
     def waiting(self) -> int:
         """Row groups that nobody began to read."""
-        return len(self._tasks)
+        return len(self._waiting)
 
-    def rows(self, number: int) -> KeptRows:
-        """A row group's rows; waits until they are read."""
-        return self._futures[number].result()
+    def rows(self, chosen_M: Ints) -> Ints:
+        """Numbers of the rows of some members, int64; waits until they are read."""
+        if not self._complete:
+            for number in np.unique(self._locations.group_M[chosen_M]).tolist():
+                self._reading[number].result()
+            # Once nothing is left to wait for, no step looks again.
+            self._complete = not self._waiting and all(map(_succeeded, self._reading.values()))
+        return self._slot_M[np.searchsorted(self._wanted_M, chosen_M)]
+
+    def _read(self, number: int, low: int, high: int) -> None:
+        """Read a row group and copy what is wanted of it to rows [low, high)."""
+        group = self._reader.read(*self._locations.groups[number])
+        rows = self._locations.row_M[self._member_R[low:high]]
+        context, action = group.lengths(rows)
+        self._check_lengths(context, action, low)
+        context_at, action_at = _span(group.context_starts, rows, context), _span(group.action_starts, rows, action)
+        out_T = self.ids_T[self.starts_R[low] : self.starts_R[high]]
+        is_action_T = np.repeat(np.tile([False, True], high - low), np.stack([context, action], axis=1).ravel())
+        out_T[is_action_T] = group.action_A[action_at]
+        out_T[np.logical_not(is_action_T, out=is_action_T)] = group.context_T[context_at]
+        places = slice(self.action_starts_R[low], self.action_starts_R[high])
+        if self.mask_A is not None and group.mask_A is not None:
+            self.mask_A[places] = group.mask_A[action_at]
+        if self.logprobs_A is not None and group.logprobs_A is not None:
+            self.logprobs_A[places] = group.logprobs_A[action_at]
+
+    def _check_lengths(self, context: Ints, action: Ints, low: int) -> None:
+        """The plan was made from n_context and n_action: they must be what the lists hold."""
+        planned = self._locations.lengths_M2[self._member_R[low : low + len(context)]]
+        bad = np.flatnonzero((planned[:, 0] != context) | (planned[:, 1] != action))
+        if len(bad):
+            at = int(bad[0])
+            row = self._plan.members.row(int(self._member_R[low + at]), named=True)
+            msg = (
+                f"table `tokens`, row episode_id={ids.to_text(row['episode_id'])}, step_index={row['step_index']}: "
+                f"n_context {row['n_context']} and n_action {row['n_action']} do not match the lists' lengths "
+                f"{context[at]} and {action[at]}; record the episode again"
+            )
+            raise ContractError(msg)
+
+
+def _succeeded(future: Future[None]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
+
+
+def _span(first_tokens: Ints, rows: Ints, counts: Ints) -> slice | Ints:
+    """Where the tokens of some rows are among those of all: one slice if the rows are neighbours."""
+    if rows[-1] - rows[0] + 1 == len(rows):
+        return slice(first_tokens[rows[0]], first_tokens[rows[-1] + 1])
+    return ranges(first_tokens[rows], counts)
 
 
 class Windows:
@@ -132,8 +199,7 @@ class Windows:
     ) -> None:
         self._plan, self._reader, self._locations, self._pool = plan, reader, locations, pool
         self._limit, self._ramp = limit, ramp
-        n_context_M, n_action_M = (plan.members[name].to_numpy() for name in ("n_context", "n_action"))
-        self._bytes_M = 4 * n_context_M.astype(np.int64) + reader.bytes_per_action * n_action_M
+        self._bytes_M = locations.lengths_M2 @ np.array([4, reader.bytes_per_action])
 
     def cut(self, steps: Sequence[OptimizerStep]) -> Iterator[Window]:
         """Windows over optimizer steps, in order; nothing is read yet."""
@@ -154,40 +220,10 @@ class Windows:
 
     def _window(self, steps: Sequence[OptimizerStep]) -> Window:
         wanted_M = np.unique(self._members(np.unique(np.concatenate([step.episodes_E for step in steps]))))
-        group_M = self._locations.group_M[wanted_M]
-        order = np.argsort(group_M, kind="stable")
-        numbers, firsts = np.unique(group_M[order], return_index=True)
-        parts = np.split(wanted_M[order], firsts[1:])
-        reads = [partial(self._read, number, part) for number, part in zip(numbers.tolist(), parts, strict=True)]
-        return Window(steps, dict(zip(numbers.tolist(), reads, strict=True)), self._pool)
+        return Window(steps, wanted_M, self._plan, self._locations, self._reader, self._pool)
 
     def _members(self, episodes_E: Ints) -> Ints:
-        """Members of episodes."""
+        """Members of entries of the plan."""
         sequences_E, members_Q = self._plan.sequence_starts_E, self._plan.member_starts_Q
         firsts, lasts = members_Q[sequences_E[episodes_E]], members_Q[sequences_E[episodes_E + 1]]
         return ranges(firsts, lasts - firsts)
-
-    def _read(self, number: int, wanted_M: Ints) -> KeptRows:
-        """Read a row group, compare it with the plan, and keep what is wanted."""
-        group = self._reader.read(*self._locations.groups[number])
-        row_M = self._locations.row_M[wanted_M]
-        self._check_lengths(group, row_M, wanted_M)
-        rows = np.unique(row_M)
-        if len(rows) >= _DENSE * group.rows:
-            return KeptRows(group, None)
-        return KeptRows(group.take(rows), rows)
-
-    def _check_lengths(self, group: RowGroup, row_M: Ints, wanted_M: Ints) -> None:
-        """The plan was made from n_context and n_action: they must be what the lists hold."""
-        context, action = group.lengths(row_M)
-        planned = self._plan.members[wanted_M].select("episode_id", "step_index", "n_context", "n_action")
-        bad = (context != planned["n_context"].to_numpy()) | (action != planned["n_action"].to_numpy())
-        if bad.any():
-            at = int(np.flatnonzero(bad)[0])
-            row = planned.row(at, named=True)
-            msg = (
-                f"table `tokens`, row episode_id={ids.to_text(row['episode_id'])}, step_index={row['step_index']}: "
-                f"n_context {row['n_context']} and n_action {row['n_action']} do not match the lists' lengths "
-                f"{context[at]} and {action[at]}; record the episode again"
-            )
-            raise ContractError(msg)

@@ -5,7 +5,18 @@
 -- checkpoint_version. Over the sampled tokens, with d = checkpoint - behaviour, NULL where log_ratio is: abs_difference
 -- (sum of |d|), k3 (sum of e^d - 1 - d), outside (tokens whose ratio e^d is not in [0.9, 1.1]), max_difference.
 CREATE VIEW rescored_steps AS
-WITH paired AS (
+WITH read AS (
+    SELECT episode_id, step_index, encoding_id, n_trained, policy_version, action_mask, action_logprobs
+    FROM tokens WHERE provenance = 'engine'
+    UNION ALL
+    -- Two jobs that rendered the same text at the same time left equal rows.
+    SELECT
+        episode_id, step_index, encoding_id, any_value(n_trained), any_value(policy_version), any_value(action_mask), NULL
+    FROM tokens WHERE provenance = 'rendered'
+    GROUP BY episode_id, step_index, encoding_id
+),
+
+paired AS (
     SELECT
         r.*,
         t.n_trained AS tokens,
@@ -18,7 +29,7 @@ WITH paired AS (
             )
         END AS differences
     FROM ratios AS r
-    JOIN tokens AS t
+    JOIN read AS t
         ON t.episode_id = r.episode_id AND t.step_index = r.step_index AND t.encoding_id = r.encoding_id
 )
 

@@ -47,9 +47,9 @@ steps_of AS (
         sum(k3) / sum(tokens) FILTER (log_ratio IS NOT NULL) AS mean_k3,
         sum(outside) / sum(tokens) FILTER (log_ratio IS NOT NULL) AS outside_share,
         max(max_difference) AS max_difference,
-        exp(quantile_cont(least(log_ratio, 300), 0.05)) AS turn_q05,
-        exp(quantile_cont(least(log_ratio, 300), 0.5)) AS turn_q50,
-        exp(quantile_cont(least(log_ratio, 300), 0.95)) AS turn_q95
+        exp(quantile_cont(least(log_ratio, 300), 0.05) FILTER (log_ratio IS NOT NULL)) AS turn_q05,
+        exp(quantile_cont(least(log_ratio, 300), 0.5) FILTER (log_ratio IS NOT NULL)) AS turn_q50,
+        exp(quantile_cont(least(log_ratio, 300), 0.95) FILTER (log_ratio IS NOT NULL)) AS turn_q95
     FROM rescored_steps
     GROUP BY series_id, run_id, policy_version
 )

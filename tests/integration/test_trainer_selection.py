@@ -10,6 +10,8 @@ import pytest
 from lake import Lake, ids
 from lake.errors import ContractError, DataRefusedError, UsageError
 from lake.records import EpisodeRecord
+from pipelines.credit.estimators.grpo import GRPO
+from pipelines.credit.job import run_credit
 from testkit.lakes import add_credit, build_lake
 from testkit.training import config, token_episodes, token_lake, token_step
 from trainer.advantages import AdvantageSource, read_advantages, resolve_advantages
@@ -234,3 +236,16 @@ def test_rows_that_two_jobs_rendered_at_once_count_once(tmp_path: Path) -> None:
     selection = selected(lk, tokens="rendered")
     assert selection.members.height == rows.height
     assert selection.members["trained"].sum() == rows.height
+
+
+def test_a_loss_on_step_advantages_gets_those(tmp_path: Path) -> None:
+    lk = token_lake(tmp_path, token_episodes())
+    add_credit(lk)
+    selection = selected(lk, "bc_exp", credit=True, live_only=False)
+    expected = lk.sql("SELECT a_step FROM advantages ORDER BY episode_id, step_index")["a_step"]
+    found = selection.members["advantage"] * selection.advantage_scale + selection.advantage_mean
+    assert found.to_list() == pytest.approx(expected.to_list())
+    assert expected.n_unique() > 2
+    run_credit(lk, GRPO(), force=True)
+    with pytest.raises(DataRefusedError, match=r"weighs by the step advantage A_S, and .* have none"):
+        selected(lk, "bc_exp", credit=True)

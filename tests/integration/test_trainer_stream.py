@@ -112,6 +112,24 @@ def test_the_files_do_not_matter(tmp_path: Path) -> None:
     assert results[0] == results[1]
 
 
+def test_compaction_does_not_matter(tmp_path: Path) -> None:
+    """Rows move to other files; a plan of the new snapshot is the same, and so is every tensor."""
+    lk = token_lake(tmp_path, varied_episodes(), writes=4)
+    add_credit(lk)
+    settings = config("ppo", episodes_per_step=5, token_budget=50, epochs=2)
+    before, old = plan_of(lk, settings)[1], streamed(lk, settings)
+    files = len(lk.snapshot().files("tokens"))
+    lk.compact("tokens")
+    after, new = plan_of(lk, settings)[1], streamed(lk, settings)
+    assert len(lk.snapshot().files("tokens")) == 1 < files
+    assert before.plan_hash == after.plan_hash
+    assert [[batch.boundaries for batch in batches] for batches in old] == [[b.boundaries for b in bs] for bs in new]
+    for one, other in zip((b for bs in old for b in bs), (b for bs in new for b in bs), strict=True):
+        for name in type(one).__slots__:
+            value = getattr(one, name)
+            assert not isinstance(value, torch.Tensor) or torch.equal(value, getattr(other, name)), name
+
+
 @pytest.mark.parametrize(("threads", "prefetch"), [(1, 1), (4, 3)])
 def test_threads_and_prefetch_do_not_matter_and_a_run_may_start_anywhere(
     tmp_path: Path, threads: int, prefetch: int
@@ -129,15 +147,72 @@ def test_threads_and_prefetch_do_not_matter_and_a_run_may_start_anywhere(
         assert buffers(first, read_threads=threads, prefetch=prefetch) == whole[first:]
 
 
-def test_denominators_are_the_trained_tokens_of_the_whole_step(tmp_path: Path) -> None:
+def on_ranks(lk: Lake, settings: TrainConfig, ranks: int, first: int = 0) -> list[list[list[PackedBatch]]]:
+    """For each rank the micro-batches of each optimizer step."""
+    snapshot, plan = plan_of(lk, settings)
+    dealt = []
+    for rank in range(ranks):
+        with Stream(snapshot, plan, PPO, settings, rank=rank, world_size=ranks) as stream:
+            dealt.append([batches for _, batches in stream.steps(first)])
+    return dealt
+
+
+@pytest.mark.parametrize("unit", ["token", "turn", "sequence", "episode"])
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_over_all_ranks_every_trained_token_comes_once_and_a_steps_weights_sum_to_one(
+    tmp_path: Path, ranks: int, unit: str
+) -> None:
     lk = token_lake(tmp_path, varied_episodes())
     add_credit(lk)
-    settings = config("ppo", episodes_per_step=4, token_budget=30, epochs=2)
-    snapshot, plan = plan_of(lk, settings)
-    with Stream(snapshot, plan, PPO, settings) as stream:
-        for step, batches in stream.steps():
-            assert step.loss_tokens == sum(len(batch.target_N) for batch in batches)
-            assert step.tokens == sum(len(batch.input_ids_T) for batch in batches)
+    mode = "token_mean" if unit == "token" else "unit_mean_token_mean"
+    settings = config("ppo", episodes_per_step=4, token_budget=60, unit=unit, aggregation=mode)
+    _, plan = plan_of(lk, settings)
+    dealt = on_ranks(lk, settings, ranks)
+    found: Counter[Trained] = Counter()
+    for step, of_ranks in zip(plan.steps, zip(*dealt, strict=True), strict=True):
+        assert len({len(batches) for batches in of_ranks}) == 1, "equally many forward passes"
+        real = [batch for batches in of_ranks for batch in batches if not batch.dummy]
+        found.update(token for batch in real for token in tokens_of(batch))
+        assert step.loss_tokens == sum(len(batch.target_N) for batch in real)
+        assert step.tokens == sum(len(batch.input_ids_T) for batch in real)
+        weight_N = torch.cat([batch.weight_N for batches in of_ranks for batch in batches])
+        assert float(weight_N.double().sum()) == pytest.approx(1, abs=1e-6)
+        if unit != "token":
+            weight_U = torch.cat([b.weight_U for batches in of_ranks for b in batches if b.weight_U is not None])
+            assert float(weight_U.double().sum()) == pytest.approx(1, abs=1e-6)
+            assert int((weight_U > 0).sum()) == step.units
+    assert found == expected_tokens(lk)
+
+
+def test_a_run_may_go_on_with_another_number_of_ranks(tmp_path: Path) -> None:
+    lk = token_lake(tmp_path, varied_episodes())
+    add_credit(lk)
+    settings = config("ppo", episodes_per_step=3, epochs=2)
+
+    def trained(dealt: list[list[list[PackedBatch]]]) -> list[Counter[Trained]]:
+        steps = zip(*dealt, strict=True)
+        return [Counter(t for bs in of for b in bs if not b.dummy for t in tokens_of(b)) for of in steps]
+
+    whole = trained(on_ranks(lk, settings, 1))
+    assert trained(on_ranks(lk, settings, 3))[:2] + trained(on_ranks(lk, settings, 2, first=2)) == whole
+
+
+def test_a_rank_without_work_gets_batches_that_weigh_nothing(tmp_path: Path) -> None:
+    """One episode for three ranks."""
+    lk = token_lake(tmp_path, token_episodes(tasks=1, siblings=2))
+    add_credit(lk)
+    dealt = on_ranks(lk, config("ppo", episodes_per_step=1, unit="episode"), 3)
+    for of_ranks in zip(*dealt, strict=True):
+        batches = [batch for (batch,) in of_ranks]
+        assert [batch.dummy for batch in batches] == [False, True, True]
+        for batch in batches[1:]:
+            assert float(batch.weight_N.sum()) == 0
+            assert batch.weight_U is not None
+            assert float(batch.weight_U.sum()) == 0
+            missing = [
+                n for n in type(batch).__slots__ if (getattr(batch, n) is None) != (getattr(batches[0], n) is None)
+            ]
+            assert missing == []
 
 
 def test_episodes_across_row_groups_are_read_whole(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from lake import EpisodeRecord, StepRecord
 from lake.errors import DataRefusedError, UsageError
 from testkit.lakes import build_lake
 from trainer.model import load_policy
-from trainer.preparation import load_tokenizer
+from trainer.model_files import load_tokenizer
 from trainer.tiny_model import TinyModelConfig, lake_texts, make_tiny_model
 
 SMALL = TinyModelConfig(vocabulary=300, hidden_size=32, layers=1)

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from testkit.off_policy import HORIZON, a_process, slow, turns_of
 from trainer.evaluation.estimators import DoublyRobust, Estimator, Fitted, all_estimators
-from trainer.evaluation.estimators.doubly_robust import cross_fitted, doubly_robust, rank_in_task
-from trainer.evaluation.estimators.fitted import fitted_values
-from trainer.evaluation.reliability import reliability
+from trainer.evaluation.estimators.doubly_robust import FOLDS, cross_fitted, doubly_robust, folds
+from trainer.evaluation.estimators.fitted import fitted_values, visits
 from trainer.evaluation.turns import Turns
 
 SLOW = ("behaviour", "pdis", "wis", "wpdis", "clipped")
@@ -49,7 +48,8 @@ def test_the_behaviour_policy_s_own_value_is_the_recorded_mean(name: str, turns:
     turns = on_policy(turns)
     estimator = named(name)
     assert estimator.value(turns)(once(turns)) == pytest.approx(slow("behaviour", turns), abs=1e-9)
-    found = reliability(estimator.weights(turns))
+    found = estimator.reliability(turns)
+    assert found.mean == pytest.approx(1.0)
     assert found.ess == pytest.approx(found.n)
     assert found.n == (turns.length_E.sum() if name == "fqe" else turns.episodes)
     if name != "fqe":
@@ -119,7 +119,7 @@ def fitted_by_hand(turns: Turns) -> tuple[np.ndarray, np.ndarray]:
 @given(some_turns())
 def test_fitted_values_add_up_to_their_targets(turns: Turns) -> None:
     """The unpenalised intercept: shrinkage moves value between states, and none in or out of a turn."""
-    values = fitted_values(turns, once(turns), 1.0)
+    values = fitted_values(turns, visits(turns), once(turns), 1.0)
     padded = np.concatenate([values, np.zeros((turns.episodes, 1))], axis=1)
     for t in range(turns.horizon):
         here = turns.alive_EH[:, t]
@@ -140,7 +140,7 @@ def test_fitted_values_are_what_least_squares_finds() -> None:
     weights = np.exp(ratios)
     level = weights @ rewards_E / weights.sum()
     solution = np.linalg.solve(design.T @ design + penalty, design.T @ (level + weights * (rewards_E - level)))
-    assert fitted_values(turns, np.ones(30), 1.7)[:, 0] == pytest.approx(design @ solution)
+    assert fitted_values(turns, visits(turns), np.ones(30), 1.7)[:, 0] == pytest.approx(design @ solution)
 
 
 @given(some_turns())
@@ -153,14 +153,27 @@ def test_the_critic_does_not_know_the_episode_it_is_used_for(turns: Turns) -> No
     assert cross_fitted(other, 1.0)[0] == pytest.approx(before[0])
 
 
-@given(st.lists(st.integers(0, 4), max_size=30))
-def test_ranks_count_within_tasks(tasks: list[int]) -> None:
-    seen: dict[int, int] = {}
-    expected = []
-    for task in tasks:
-        expected.append(seen.get(task, 0))
-        seen[task] = expected[-1] + 1
-    assert rank_in_task(np.array(tasks, np.int64)).tolist() == expected
+@given(st.lists(st.integers(0, 4), max_size=40))
+def test_siblings_and_lone_episodes_are_spread_over_the_parts(tasks: list[int]) -> None:
+    fold_E = folds(np.array(tasks, np.int64))
+    assert set(fold_E) <= set(range(FOLDS))
+    for task in set(tasks):
+        mine = [int(fold) for fold, other in zip(fold_E, tasks, strict=True) if other == task]
+        assert len(set(mine)) == min(FOLDS, len(mine)), "siblings repeat a part only when all have had one"
+    assert len(set(folds(np.arange(FOLDS)).tolist())) == FOLDS
+
+
+def test_tasks_of_one_episode_have_a_critic_too() -> None:
+    """It knows the turn's mean of the other episodes, and takes variance away."""
+    turns = turns_of([[(0.3 * (-1) ** n, 1.0 + n % 3, n)] for n in range(50)], list(range(50)))
+    values = cross_fitted(turns, 1.0)[:, 0]
+    assert ((values > 1) & (values < 3)).all()
+    plain = np.var(slow_contributions(turns))
+    assert np.var(doubly_robust(turns, values[:, None], values[:, None])) < 0.8 * plain
+
+
+def slow_contributions(turns: Turns) -> np.ndarray:
+    return np.array([np.exp(turns.log_ratio_EH[e, 0]) * turns.reward_EH[e, 0] for e in range(turns.episodes)])
 
 
 # ---------------------------------------------------------------- a process of which the truth is known

@@ -53,12 +53,11 @@ def packed(sequences: list[list[Turn]], *, all_masked: bool = False) -> PackedBa
         step_index_M=np.array([turn["step"] for turn in flat], np.int32),
     )
     shares = Shares(np.array([turn["weight"] for turn in flat], np.float32))
-    action = [token for turn in flat for token in turn["action"]]
+    actions = sum(len(turn["action"]) for turn in flat)
     tokens = TokenArrays(
-        context_T=np.array([token for turn in flat for token in turn["context"]], np.int32),
-        action_A=np.array(action, np.int32),
+        ids_T=np.array([token for turn in flat for token in [*turn["context"], *turn["action"]]], np.int32),
         mask_A=None if all_masked else np.array([flag for mask in masks for flag in mask], bool),
-        logprobs_A=-np.arange(len(action), dtype=np.float32),
+        logprobs_A=-np.arange(actions, dtype=np.float32),
     )
     return collate(members, np.array([len(sequence) for sequence in sequences]), tokens, shares)
 

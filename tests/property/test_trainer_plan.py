@@ -6,21 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testkit import plans
 from testkit.training import config
-from trainer.plan import Plan, order_keys
+from trainer.hashing import order_keys
+from trainer.plan import Plan
 from trainer.selection import Selection
 
-SCHEMA = {
-    "episode_id": pl.Int64,
-    "sequence": pl.Int32,
-    "step_index": pl.Int32,
-    "n_context": pl.Int32,
-    "n_action": pl.Int32,
-    "end": pl.Int64,
-    "trained": pl.Boolean,
-    "loss_tokens": pl.Int64,
-    "advantage": pl.Float64,
-}
 EPISODES = st.dictionaries(
     st.integers(0, 2**63 - 1), st.lists(st.integers(1, 30), min_size=1, max_size=4), min_size=1, max_size=25
 )
@@ -28,22 +19,7 @@ EPISODES = st.dictionaries(
 
 def selection_of(episodes: dict[int, list[int]]) -> Selection:
     """Episodes given by the lengths of their actions, each after one token of context."""
-    rows = []
-    for episode in sorted(episodes):
-        end = 0
-        for step, length in enumerate(episodes[episode]):
-            end += 1 + length
-            rows.append((episode, 0, step, 1, length, end, True, length, 0.5 * step))
-    return Selection(
-        members=pl.DataFrame(rows, schema=SCHEMA, orient="row"),
-        drops=pl.DataFrame(),
-        episodes=len(episodes),
-        provenance="engine",
-        encoding_id=1,
-        source=None,
-        groups=None,
-        dead_groups=None,
-    )
+    return plans.selection_of({e: [[(length, True) for length in lengths]] for e, lengths in episodes.items()})
 
 
 def episodes_of(plan: Plan) -> list[list[int]]:

@@ -1,7 +1,7 @@
 """The policy gradient losses written out slowly: a loop over tokens, gradients by hand, no tensors.
 
-A token is a dict of floats (and its unit); an oracle returns the total and d total / d lp of every token. Nothing here calls
-the code that it checks.
+A token is a dict of floats (and its unit); an oracle returns the total and d total / d lp of every token. Nothing here
+calls the code that it checks.
 """
 
 import math
@@ -111,13 +111,15 @@ def kl_terms(tokens: list[Token], estimator: str, *, weighted: bool, limit: floa
             continue
         log_ratio = token["lp"] - token["b"]
         ratio = min(math.exp(clamp(log_ratio, -20, 20)), limit)
-        moves = estimator in ("k1", "k3") and -20 < log_ratio and ratio < limit
+        moves = estimator in ("k1", "k3") and log_ratio > -20 and ratio < limit
         through = ratio * value if moves else 0.0
         terms.append((ratio * value, ratio * slope + through))
     return terms
 
 
-def correction_weights(tokens: list[Token], method: str, low: float, high: float, policy: str) -> list[tuple[float, bool]]:
+def correction_weights(
+    tokens: list[Token], method: str, low: float, high: float, policy: str
+) -> list[tuple[float, bool]]:
     """Weight and whether it is kept, of each token; `policy` is lp or prox."""
     found = []
     for token in tokens:
@@ -127,7 +129,7 @@ def correction_weights(tokens: list[Token], method: str, low: float, high: float
             "icepop": token[policy] - token["b"],
             "sequence": sum(mates),
             "geometric": sum(mates) / len(mates),
-        }[method.split("_")[0]]
+        }[method.split("_", maxsplit=1)[0]]
         rho = math.exp(clamp(log_rho, -20, 20))
         if method.endswith("truncate"):
             found.append((min(rho, high), True))

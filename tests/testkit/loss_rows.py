@@ -26,7 +26,9 @@ FIELDS_N = (
 )
 
 
-def random_rows(units: int = 4, *, seed: int = 0, drift: float = 0.3, most_turns: int = 3, even: bool = True) -> LossRows:
+def random_rows(
+    units: int = 4, *, seed: int = 0, drift: float = 0.3, most_turns: int = 3, even: bool = True
+) -> LossRows:
     """Units of one to `most_turns` turns of one to four tokens.
 
     Args:

@@ -41,9 +41,9 @@ def save_near(folder: Path, model: Path, distance: float, seed: int = 1) -> Path
 
 
 def play(
-    model: Path, *, tasks: int, siblings: int, turns: int = 2, temperature: float = 1.0, seed: int = 0, **tokens: Any
+    model: Path, *, tasks: int, siblings: int, turns: int = 2, heat: float = 1.0, seed: int = 0, **tokens: Any
 ) -> list[EpisodeRecord]:
-    """Episodes of a model with the log-probabilities that it sampled with; `tokens` overrides fields of the tokens."""
+    """Episodes of a model at a temperature (`heat`); `tokens` overrides what is recorded of the sampling."""
     from transformers import AutoModelForCausalLM
 
     policy: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
@@ -55,7 +55,7 @@ def play(
         for turn in range(turns):
             going = [rollout for rollout in rollouts if not rollout.ended]
             if going:
-                _act(policy, going, contexts[turn].tolist(), temperature, rng, tokens)
+                _act(policy, going, contexts[turn].tolist(), heat, rng, tokens)
         for index, rollout in enumerate(rollouts):
             episodes.append(
                 EpisodeRecord(
@@ -71,6 +71,12 @@ def play(
     return episodes
 
 
+def play_warm_and_plain(model: Path) -> list[EpisodeRecord]:
+    """Four tasks at temperature 0.7 and five others at 1."""
+    warm = play(model, tasks=4, siblings=4, turns=3, heat=0.7, seed=1)
+    return warm + [row for row in play(model, tasks=9, siblings=4, turns=3) if int(row.task_id[4:]) >= 4]
+
+
 class _Rollout:
     def __init__(self) -> None:
         self.ids: list[int] = []
@@ -79,7 +85,12 @@ class _Rollout:
 
 
 def _act(
-    policy: Any, rollouts: list[_Rollout], context: list[int], temperature: float, rng: np.random.Generator, over: dict[str, Any]
+    policy: Any,
+    rollouts: list[_Rollout],
+    context: list[int],
+    heat: float,
+    rng: np.random.Generator,
+    over: dict[str, Any],
 ) -> None:
     for rollout in rollouts:
         rollout.ids += context
@@ -87,7 +98,7 @@ def _act(
     for _ in range(ACTION):
         ids_BT = torch.tensor([rollout.ids for rollout in rollouts])
         with torch.no_grad():
-            logp_BV = (policy(ids_BT).logits[:, -1].float() / temperature).log_softmax(-1)
+            logp_BV = (policy(ids_BT).logits[:, -1].float() / heat).log_softmax(-1)
         for row, rollout in enumerate(rollouts):
             share = logp_BV[row].double().exp().numpy()
             token = int(rng.choice(len(share), p=share / share.sum()))
@@ -99,7 +110,7 @@ def _act(
             "context_ids": context,
             "action_ids": action,
             "action_logprobs": logprobs[row],
-            "temperature": temperature,
+            "temperature": heat,
             "top_p": 1.0,
             "top_k": 0,
             "min_p": 0.0,

@@ -5,6 +5,9 @@ import math
 import numpy as np
 import pytest
 
+from testkit.off_policy import turns_of
+from trainer.evaluation.estimators import Clipped, Fitted
+from trainer.evaluation.estimators.fitted import shared_states
 from trainer.evaluation.intervals import LEVEL_Z, bootstrap_by_task, wilson
 from trainer.evaluation.reliability import LEAST_ESS, MOST_WEIGHT, reliability
 
@@ -96,3 +99,34 @@ def test_a_weight_above_a_fifth_is_always_refused() -> None:
         found = reliability(np.concatenate([[share], rest]))
         assert found.ess <= 1 / MOST_WEIGHT**2
         assert found.refusal is not None
+
+
+def test_an_estimator_may_object_to_even_weights() -> None:
+    assert reliability(np.ones(100), objection="too much was clipped").refusal == "too much was clipped"
+    few = reliability(np.ones(10), objection="too much was clipped").refusal
+    assert few == "effective sample size 10.0 of 10, needed are 50"
+
+
+def test_clipped_weights_that_lost_too_much_are_refused() -> None:
+    """Half of the episodes are three times as likely under the target, half hardly: clipped at 2 the mean is 1.05."""
+    ratios = [math.log(3.0), math.log(0.1)] * 50
+    turns = turns_of([[(ratio, 1.0, 0)] for ratio in ratios], [0] * 100)
+    assert Clipped(2.0).reliability(turns).refusal is None
+    refused = Clipped(1.2).reliability(turns)
+    assert refused.mean == pytest.approx(0.65)
+    assert refused.refusal == "mean weight 0.650, needed are 0.8: too much was clipped"
+
+
+def test_values_are_not_fitted_to_states_that_do_not_recur() -> None:
+    alone = turns_of([[(0.0, 1.0, n), (0.0, 0.0, n if n % 2 else -n)] for n in range(100)], [0] * 100)
+    assert shared_states(alone) == 0
+    refused = Fitted().reliability(alone).refusal
+    assert refused == "0% of turns in states that recur, needed are 50%"
+    # The same state at another turn is another cell; half of the turns in one start state are enough.
+    half = turns_of([[(0.0, 1.0, 7), (0.0, 0.0, n)] for n in range(100)], [0] * 100)
+    assert shared_states(half) == 0.5
+    assert Fitted().reliability(half).refusal is None
+
+
+def test_the_mean_of_huge_weights_is_finite() -> None:
+    assert reliability(np.full(100, math.exp(300))).mean == pytest.approx(math.exp(300))

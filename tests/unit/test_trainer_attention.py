@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch  # noqa: TID253
-import transformers  # noqa: TID253
 
 from lake.errors import UsageError
+from testkit.architectures import SERVED, model_of
 from testkit.training import random_batch, sequences_of
 from trainer.attention import Layout, choose_attention, packed_attention
 from trainer.attention import flash as flash_module
@@ -15,69 +15,6 @@ from trainer.attention.flash import flash_attention
 from trainer.attention.flex import flex_packed_attention
 from trainer.model import Policy
 from trainer.model_check import check_policy
-
-SHAPE = {
-    "vocab_size": 40,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "bos_token_id": None,
-    "eos_token_id": 0,
-}
-MIXTURE = {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
-OPTIONS: dict[str, dict[str, Any]] = {
-    "GPT2": {"n_embd": 32, "n_head": 4, "n_layer": 2},
-    "OPT": {"ffn_dim": 48, "word_embed_proj_dim": 32},
-    "Qwen3": {"head_dim": 8},
-    "Mistral": {"sliding_window": 4},
-    "Cohere2": {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
-    "Gemma3Text": {"head_dim": 8, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
-    "Gemma2": {"head_dim": 8, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
-    "Granite": {"logits_scaling": 8.0},
-    "Cohere": {"logit_scale": 0.25},
-    "Qwen3Moe": MIXTURE | {"num_experts": 4},
-    "Mixtral": {"num_local_experts": 4},
-    "GptOss": {"head_dim": 8, "num_local_experts": 4, "layer_types": ["sliding_attention", "full_attention"]},
-    "Mamba": {"state_size": 4},
-    "Bloom": {"n_head": 4, "n_layer": 2},
-}
-NAMES = {"Gemma3Text": "Gemma3ForCausalLM", "GPT2": "GPT2LMHeadModel"}
-SERVED = [
-    "Llama",
-    "Qwen2",
-    "Qwen3",
-    "Qwen3Moe",
-    "Mistral",
-    "Mixtral",
-    "Olmo2",
-    "SmolLM3",
-    "Phi",
-    "Phi3",
-    "GPT2",
-    "GPTNeoX",
-    "OPT",
-    "Starcoder2",
-    "Gemma",
-    "Gemma3Text",
-    "Granite",
-    "Cohere",
-    "Cohere2",
-]
-
-
-def model_of(name: str, **shape: Any) -> Any:
-    """A random model whose weights are wide enough that a wrong attention shows."""
-    config = getattr(transformers, f"{name}Config")(**(SHAPE | OPTIONS.get(name, {}) | shape))
-    torch.manual_seed(0)
-    model = getattr(transformers, NAMES.get(name, f"{name}ForCausalLM"))(config).eval()
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            torch.nn.init.normal_(parameter, std=0.2)
-    return model
 
 
 def plain_attention(
@@ -160,7 +97,9 @@ def test_flex_caps_scores() -> None:
     assert not torch.allclose(expected, expected_attention(9 * query, key, value, BOUNDARIES))
 
 
-def slow_varlen(query_THD: Any, key_THD: Any, value_THD: Any, starts: Any, ends: Any, *sizes: int, **options: Any) -> Any:
+def slow_varlen(
+    query_THD: Any, key_THD: Any, value_THD: Any, starts: Any, ends: Any, *sizes: int, **options: Any
+) -> Any:
     """What torch documents of its kernel, which runs on a GPU only."""
     back, ahead = options["window_size"]
     assert ahead == 0
@@ -175,7 +114,9 @@ def slow_varlen(query_THD: Any, key_THD: Any, value_THD: Any, starts: Any, ends:
 
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("key_heads", [2, 4])
-def test_flash_asks_its_kernel_for_the_same(monkeypatch: pytest.MonkeyPatch, key_heads: int, window: int | None) -> None:
+def test_flash_asks_its_kernel_for_the_same(
+    monkeypatch: pytest.MonkeyPatch, key_heads: int, window: int | None
+) -> None:
     monkeypatch.setattr(flash_module, "varlen_attn", slow_varlen)
     query, key, value = (tensor.detach().bfloat16() for tensor in random_heads(key_heads))
     options = {"layout": Layout(BOUNDARIES, query.device), "scaling": 8**-0.5, "sliding_window": window}

@@ -20,7 +20,6 @@ def step(backend: SingleDevice, seed: int = 0, rate: float = 1e-2) -> None:
 @pytest.mark.parametrize("loss", ["sft", "awr", "ppo"])
 def test_gradients_do_not_depend_on_how_a_step_is_cut(loss: str) -> None:
     batch = random_batch([11, 3, 25, 8, 1, 17], temperature=0.9)
-    count = len(batch.target_N)
     settings = config(loss, ppo={"entropy_coefficient": 0.01})
     results = []
     for batches in ([batch], sequences_of(batch), sequences_of(batch)[::-1]):

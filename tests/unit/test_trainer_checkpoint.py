@@ -10,7 +10,16 @@ import torch  # noqa: TID253
 from lake.errors import CheckpointError
 from testkit.training import config, random_backend, random_batch
 from trainer.backends.single import SingleDevice
-from trainer.checkpoint import OPTIMIZER, STATE, WEIGHTS, State, changed_environment, load_checkpoint, save_checkpoint
+from trainer.checkpoint import (
+    OPTIMIZER,
+    STATE,
+    WEIGHTS,
+    State,
+    changed_environment,
+    load_checkpoint,
+    load_weights,
+    save_checkpoint,
+)
 from trainer.digest import tensor_digest
 from trainer.losses import LOSSES
 
@@ -94,6 +103,34 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     other = SingleDevice(Policy(random_model(num_hidden_layers=3)), OptimizerConfig())
     with pytest.raises(CheckpointError, match="of another model"):
         load_checkpoint(tmp_path / "c", other)
+
+
+def test_weights_can_be_loaded_alone(tmp_path: Path) -> None:
+    """What scoring needs: neither moments nor random state."""
+    original, other = trained(), random_backend(seed=5)
+    save_checkpoint(tmp_path / "c", original, POSITION)
+    torch.manual_seed(3)
+    drawn = torch.rand(2)
+    torch.manual_seed(3)
+    assert load_weights(tmp_path / "c", other).optimizer_step == 3
+    assert other.digest() == original.digest()
+    assert other.get_optimizer_state() == {}
+    assert torch.equal(torch.rand(2), drawn)
+
+
+def test_digests_are_those_of_the_tensors(tmp_path: Path) -> None:
+    backend = trained()
+    state = save_checkpoint(tmp_path / "c", backend, POSITION)
+    assert state.weights_sha256 == tensor_digest(backend.get_weights()) == backend.model_digest()
+    assert state.optimizer_sha256 == tensor_digest(backend.get_optimizer_state())
+    assert (state.base_sha256, state.files) == ("", {})
+    assert state.environment["ranks"] == 1
+
+
+def test_another_number_of_ranks_is_told(tmp_path: Path) -> None:
+    state = save_checkpoint(tmp_path / "c", random_backend(), POSITION)
+    (told,) = changed_environment(state, ranks=4)
+    assert "written with ranks 1 and training goes on with 4" in told
 
 
 def test_nothing_is_pickled(tmp_path: Path) -> None:

@@ -29,10 +29,9 @@ def members(**columns: list[object]) -> Members:
     )
 
 
-def tokens(context: list[int], action: list[int], mask: list[bool] | None = None) -> TokenArrays:
-    flags = [True] * len(action) if mask is None else mask
-    logprobs_T = -np.arange(1, len(action) + 1, dtype=np.float32)
-    return TokenArrays(np.array(context, np.int32), np.array(action, np.int32), np.array(flags), logprobs_T)
+def tokens(ids: list[int], mask: list[bool]) -> TokenArrays:
+    """Rows end to end, the mask of all their action tokens, and log-probabilities -1, -2, ..."""
+    return TokenArrays(np.array(ids, np.int32), np.array(mask), -np.arange(1, len(mask) + 1, dtype=np.float32))
 
 
 def packed(members: Members, members_Q: list[int], tokens: TokenArrays) -> PackedBatch:
@@ -47,7 +46,7 @@ def test_turns_of_a_sequence_lie_end_to_end_and_positions_restart_with_each_sequ
             n_context_M=[2, 1, 1], n_action_M=[2, 2, 2], advantage_M=[0.5, -1.0, 2.0], temperature_M=[1.0, 0.5, 0.7]
         ),
         [2, 1],
-        tokens([1, 2, 4, 6], [3, END, 5, END, 7, END]),
+        tokens([1, 2, 3, END, 4, 5, END, 6, 7, END], [True] * 6),
     )
     assert batch.input_ids_T.tolist() == [1, 2, 3, END, 4, 5, END, 6, 7, END]
     assert batch.position_ids_T.tolist() == [0, 1, 2, 3, 4, 5, 6, 0, 1, 2]
@@ -63,12 +62,12 @@ def test_turns_of_a_sequence_lie_end_to_end_and_positions_restart_with_each_sequ
 
 
 def test_the_end_token_is_trained_although_padding_shares_its_id() -> None:
-    batch = packed(members(n_context_M=[2], n_action_M=[3]), [1], tokens([END, END], [5, END, END]))
+    batch = packed(members(n_context_M=[2], n_action_M=[3]), [1], tokens([END, END, 5, END, END], [True] * 3))
     assert batch.target_N.tolist() == [5, END, END]
 
 
 def test_tokens_the_policy_did_not_sample_carry_no_loss() -> None:
-    batch = packed(members(n_context_M=[1], n_action_M=[4]), [1], tokens([9], [1, 2, 3, 4], [True, False, False, True]))
+    batch = packed(members(n_context_M=[1], n_action_M=[4]), [1], tokens([9, 1, 2, 3, 4], [True, False, False, True]))
     assert batch.target_N.tolist() == [1, 4]
     assert batch.behaviour_logprobs_N is not None
     assert batch.behaviour_logprobs_N.tolist() == [-1.0, -4.0]
@@ -79,8 +78,8 @@ def test_no_mask_means_that_the_policy_sampled_every_action_token() -> None:
         members(n_context_M=[1, 1], n_action_M=[2, 1], trained_M=[True, False], loss_tokens_M=[2, 0]),
         [2],
     )
-    full = packed(*arguments, tokens([8, 9], [1, 2, 3]))
-    none = packed(*arguments, TokenArrays(np.array([8, 9], np.int32), np.array([1, 2, 3], np.int32), None, None))
+    full = packed(*arguments, tokens([8, 1, 2, 9, 3], [True] * 3))
+    none = packed(*arguments, TokenArrays(np.array([8, 1, 2, 9, 3], np.int32), None, None))
     assert none.target_N.tolist() == full.target_N.tolist() == [1, 2]
     assert none.behaviour_logprobs_N is None
 
@@ -99,14 +98,14 @@ def test_untrained_turns_stay_as_context() -> None:
     batch = packed(
         members(n_context_M=[1, 1], n_action_M=[2, 2], trained_M=[False, True]),
         [2],
-        tokens([8, 9], [1, 2, 3, 4]),
+        tokens([8, 1, 2, 9, 3, 4], [True] * 4),
     )
     assert batch.input_ids_T.tolist() == [8, 1, 2, 9, 3, 4]
     assert batch.target_N.tolist() == [3, 4]
 
 
 def test_a_turn_may_add_no_context() -> None:
-    batch = packed(members(n_context_M=[1, 0], n_action_M=[1, 2]), [2], tokens([8], [1, 2, 3]))
+    batch = packed(members(n_context_M=[1, 0], n_action_M=[1, 2]), [2], tokens([8, 1, 2, 3], [True] * 3))
     assert batch.input_ids_T.tolist() == [8, 1, 2, 3]
     assert batch.predictor_N.tolist() == [0, 1, 2]
 
@@ -123,7 +122,7 @@ def test_weights_steps_and_units_are_spread_over_tokens_and_cut_with_them() -> N
             staleness_M=[3.0, 0.0, np.nan, 1.0],
         ),
         np.array([3, 1]),
-        tokens([1, 1, 1, 1], [2, 3, 4, 5, 6, 7]),
+        tokens([1, 2, 3, 1, 4, 1, 5, 1, 6, 7], [True] * 6),
         shares,
     )
     assert batch.weight_N.tolist() == [0.5, 0.5, 0.5, 0.25, 0.25]
@@ -144,7 +143,7 @@ def test_weights_steps_and_units_are_spread_over_tokens_and_cut_with_them() -> N
 def test_a_part_without_trained_tokens_has_no_units() -> None:
     shares = Shares(np.array([0.0, 1.0], np.float32), np.array([0, 0]))
     arguments = members(n_context_M=[1, 1], n_action_M=[1, 1], trained_M=[False, True], loss_tokens_M=[0, 1])
-    batch = collate(arguments, np.array([1, 1]), tokens([1, 1], [2, 3]), shares)
+    batch = collate(arguments, np.array([1, 1]), tokens([1, 2, 1, 3], [True] * 2), shares)
     assert [part.unit_N.tolist() for part in cut(batch, [1, 1]) if part.unit_N is not None] == [[], [0]]
     assert [part.weight_U.tolist() for part in cut(batch, [1, 1]) if part.weight_U is not None] == [[], [1.0]]
 
@@ -160,4 +159,4 @@ def test_a_dummy_has_the_columns_of_its_run_and_weighs_nothing() -> None:
     assert batch.staleness_N is None
     plain = dummy(members(n_context_M=[3], n_action_M=[4]), logprobs=False, units=False)
     assert plain.advantages_N is plain.behaviour_logprobs_N is plain.temperature_N is plain.unit_N is None
-    assert not packed(like, [1], tokens([1, 1, 1], [1, 1, 1, 1])).dummy
+    assert not packed(like, [1], tokens([1] * 7, [True] * 4)).dummy

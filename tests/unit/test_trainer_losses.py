@@ -1,161 +1,181 @@
-"""The losses against their formulas, written out slowly, and the identities between them."""
+"""The registry of losses, and what each of them declares that it needs under its settings."""
 
-import math
-from collections.abc import Callable
+import subprocess
+import sys
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import pytest
-import torch  # noqa: TID253
-from torch import Tensor  # noqa: TID253
+from pydantic import ValidationError
 
+from lake.errors import UsageError
+from testkit.loss_rows import evaluate, random_rows
 from testkit.training import config
-from trainer.losses import LOSSES, LossRows, Temperature
-from trainer.losses.awr import weights
-from trainer.losses.ppo import surrogate
+from trainer.config import TrainConfig
+from trainer.loss_names import LOSS_NAMES
+from trainer.losses import LOSSES, Aggregation, Atom, Loss, LossConfig, Needs, Temperature, Unit, find_loss
 
-GENERATOR = torch.Generator().manual_seed(3)
-ADVANTAGES_N = torch.randn(60, generator=GENERATOR)
-BEHAVIOUR_N = -3 * torch.rand(60, generator=GENERATOR)
-DRIFT_N = 1.5 * torch.randn(60, generator=GENERATOR)
-
-
-def rows_of(logprobs_N: Tensor, *others_N: Tensor) -> LossRows:
-    """Rows that weigh 1 each."""
-    return LossRows(logprobs_N, torch.ones_like(logprobs_N), *others_N)
+SAMPLED = {"ppo", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "dro"}
+"""Losses that need the behaviour policy whatever their settings."""
+PREFERENCES = {"dpo", "dmpo", "kto"}
 
 
-def gradient(function: Callable[[Tensor], Tensor], at_N: Tensor) -> Tensor:
-    logprobs_N = at_N.clone().requires_grad_()
-    (grad_N,) = torch.autograd.grad(function(logprobs_N), logprobs_N)
-    return grad_N
+def needs(name: str, options: dict[str, Any] | None = None, **fields: Any) -> Needs:
+    return find_loss(config(name, **({name: options} if options else {}), **fields)).needs
 
 
-def ppo_gradient(at_N: Tensor, **options: float | None) -> Tensor:
-    settings = config("ppo", ppo=options)
-    entropy_N = torch.zeros_like(at_N)
-    return gradient(
-        lambda lp_N: LOSSES["ppo"].function(rows_of(lp_N, ADVANTAGES_N, BEHAVIOUR_N, entropy_N), settings).total, at_N
-    )
+def test_the_names_for_help_texts_are_those_of_the_losses() -> None:
+    assert tuple(LOSSES) == LOSS_NAMES
 
 
-def test_sft_is_the_negative_log_likelihood() -> None:
-    result = LOSSES["sft"].function(rows_of(BEHAVIOUR_N), config())
-    assert result.total == pytest.approx(-sum(BEHAVIOUR_N.tolist()), rel=1e-6)
+@pytest.mark.parametrize("name", LOSS_NAMES)
+def test_each_loss_has_a_module_of_its_name_with_its_formula_and_its_options_in_the_configuration(name: str) -> None:
+    module = import_module(f"trainer.losses.{name}")
+    assert LOSSES[name].name == name
+    assert any(isinstance(value, Loss) and value is LOSSES[name] for value in vars(module).values())
+    assert "    L" in (module.__doc__ or ""), "the formula stands in the module's docstring"
+    if name != "sft":
+        options = getattr(config(name), name)
+        assert isinstance(options, LossConfig)
+        assert type(options).__module__ == module.__name__
+        assert TrainConfig.model_validate(config(name).model_dump(mode="json")) == config(name)
 
 
-def test_awr_weights_follow_the_formula_and_stay_below_the_limit() -> None:
-    weights_N = weights(ADVANTAGES_N, beta=0.5, max_weight=3.0)
-    expected = [min(math.exp(a / 0.5), 3.0) for a in ADVANTAGES_N.tolist()]
-    assert weights_N.tolist() == pytest.approx(expected, rel=1e-6)
+def test_no_loss_imports_torch() -> None:
+    code = "import sys, trainer.config, trainer.losses; print('torch' in sys.modules)"
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
-def test_awr_weights_do_not_overflow() -> None:
-    weights_N = weights(torch.tensor([1e6, -1e6]), beta=1e-3, max_weight=20.0)
-    assert weights_N.tolist() == [20.0, 0.0]
+def test_an_unknown_loss_is_refused_with_the_names_that_there_are() -> None:
+    with pytest.raises(ValidationError, match=r"no loss is called 'dqn'; there are sft, awr, .*, kto"):
+        config("dqn")
 
 
-def test_awr_loss_is_the_weighted_likelihood_and_no_gradient_goes_through_the_weights() -> None:
-    settings = config("awr", awr={"beta": 2.0, "max_weight": 5.0})
-    advantages_N = ADVANTAGES_N.clone().requires_grad_()
-    logprobs_N = BEHAVIOUR_N.clone().requires_grad_()
-    LOSSES["awr"].function(rows_of(logprobs_N, advantages_N), settings).total.backward()
-    assert advantages_N.grad is None
-    expected_N = [-min(math.exp(a / 2.0), 5.0) for a in ADVANTAGES_N.tolist()]
-    assert logprobs_N.grad is not None
-    assert logprobs_N.grad.tolist() == pytest.approx(expected_N, rel=1e-6)
+def test_likelihoods_use_temperature_one_and_ratios_the_sampled_one() -> None:
+    for name in LOSSES:
+        expected = Temperature.AS_SAMPLED if name in SAMPLED | {"reinforce"} else Temperature.ONE
+        assert needs(name).temperature is expected, name
 
 
-def test_awr_without_signal_is_sft() -> None:
-    rows = rows_of(BEHAVIOUR_N, torch.zeros(60))
-    assert LOSSES["awr"].function(rows, config("awr")).total == LOSSES["sft"].function(rows, config()).total
+def test_who_needs_the_behaviour_policy_and_who_a_reference() -> None:
+    assert {name for name in LOSSES if LOSSES[name].needs.behaviour_logprobs} == SAMPLED
+    assert {name for name in LOSSES if needs(name).reference_logprobs} == PREFERENCES
+    assert {name for name in LOSSES if needs(name).advantages} == SAMPLED | {"reinforce", "awr", "bc_exp"}
+    assert {name for name in LOSSES if needs(name).step_advantages} == {"bc_exp"}
+    assert {name for name in LOSSES if needs(name).pairs} == {"dpo", "dmpo"}
+    assert {name for name in LOSSES if needs(name).labels} == {"kto"}
+    assert {name for name in LOSSES if needs(name).atom is Atom.PAIR} == {"dpo", "dmpo"}
 
 
-def test_awr_counts_its_limited_weights() -> None:
-    rows = rows_of(BEHAVIOUR_N[:4], torch.tensor([9.0, 9.0, 0.0, -1.0]))
-    sums = LOSSES["awr"].function(rows, config("awr")).sums
-    assert sums["weight_clipped"] == 2
-    assert sums["advantage"] == 17
-
-
-def slow_ppo(logprob: float, behaviour: float, advantage: float, low: float, high: float, dual: float | None) -> float:
-    """One token's loss, from the definition."""
-    ratio = math.exp(max(-20.0, min(20.0, logprob - behaviour)))
-    objective = min(ratio * advantage, max(1 - low, min(1 + high, ratio)) * advantage)
-    if dual is not None and advantage < 0:
-        objective = max(objective, dual * advantage)
-    return -objective
-
-
-@pytest.mark.parametrize("dual", [None, 3.0, 1.5])
-def test_ppo_follows_the_formula(dual: float | None) -> None:
-    settings = config("ppo", ppo={"clip_low": 0.2, "clip_high": 0.28, "dual_clip": dual})
-    logprobs_N = BEHAVIOUR_N + DRIFT_N
-    rows = rows_of(logprobs_N, ADVANTAGES_N, BEHAVIOUR_N)
-    expected = sum(
-        slow_ppo(lp, b, a, 0.2, 0.28, dual)
-        for lp, b, a in zip(logprobs_N.tolist(), BEHAVIOUR_N.tolist(), ADVANTAGES_N.tolist(), strict=True)
-    )
-    assert LOSSES["ppo"].function(rows, settings).total.item() == pytest.approx(expected, rel=1e-5)
-
-
-def test_at_ratio_one_the_gradient_is_that_of_reinforce() -> None:
-    reinforce_N = gradient(lambda lp_N: -(ADVANTAGES_N * lp_N).sum(), BEHAVIOUR_N)
-    torch.testing.assert_close(ppo_gradient(BEHAVIOUR_N), reinforce_N)
-
-
-def test_without_clipping_the_gradient_is_that_of_importance_weighted_reinforce() -> None:
-    logprobs_N = BEHAVIOUR_N + DRIFT_N
-    importance_N = (logprobs_N - BEHAVIOUR_N).exp()
-    weighted_N = gradient(lambda lp_N: -(importance_N * ADVANTAGES_N * lp_N).sum(), logprobs_N)
-    open_N = ppo_gradient(logprobs_N, clip_low=1 - 1e-9, clip_high=1e9, dual_clip=None)
-    torch.testing.assert_close(open_N, weighted_N)
-
-
-def test_clip_higher_lets_rare_tokens_grow() -> None:
-    ratio_N = torch.tensor([1.25], requires_grad=True)
-    (open_N,) = torch.autograd.grad(
-        surrogate(ratio_N, torch.ones(1), clip_low=0.2, clip_high=0.28, dual_clip=3.0).sum(), ratio_N
-    )
-    (closed_N,) = torch.autograd.grad(
-        surrogate(ratio_N, torch.ones(1), clip_low=0.2, clip_high=0.2, dual_clip=3.0).sum(), ratio_N
-    )
-    assert (open_N.item(), closed_N.item()) == (-1.0, 0.0)
-
-
-def test_dual_clip_bounds_negative_advantages_only() -> None:
-    ratio_N = torch.tensor([50.0, 50.0])
-    loss_N = surrogate(ratio_N, torch.tensor([-2.0, 2.0]), clip_low=0.2, clip_high=0.28, dual_clip=3.0)
-    assert loss_N.tolist() == pytest.approx([6.0, -2.56])
-
-
-def test_ppo_entropy_bonus_is_subtracted() -> None:
-    entropy_N = torch.full((60,), 1.5)
-    rows = rows_of(BEHAVIOUR_N, ADVANTAGES_N, BEHAVIOUR_N, entropy_N)
-    plain = LOSSES["ppo"].function(rows, config("ppo")).total
-    bonus = LOSSES["ppo"].function(rows, config("ppo", ppo={"entropy_coefficient": 0.1})).total
-    assert (plain - bonus).item() == pytest.approx(0.1 * 1.5 * 60, rel=1e-5)
-
-
-def test_ppo_diagnostics_are_taken_before_clipping() -> None:
-    log_ratio_N = torch.tensor([math.log(4.0), math.log(0.25), 0.0, math.log(4.0)])
-    advantages_N = torch.tensor([1.0, -1.0, 1.0, -1.0])
-    rows = rows_of(log_ratio_N, advantages_N, torch.zeros(4), torch.zeros(4))
-    sums = {name: value.item() for name, value in LOSSES["ppo"].function(rows, config("ppo")).sums.items()}
-    assert sums["ratio"] == pytest.approx(9.25)
-    assert sums["outside_half_two"] == 3
-    assert (sums["clipped_high"], sums["clipped_low"], sums["clipped_dual"]) == (1, 1, 1)
-    assert sums["kl_k3"] == pytest.approx(9.25 - 4 - math.log(4.0))
-
-
-def test_a_loss_without_its_inputs_says_what_it_needs() -> None:
-    with pytest.raises(ValueError, match="advantages_N"):
-        LOSSES["awr"].function(rows_of(BEHAVIOUR_N), config("awr"))
-    with pytest.raises(ValueError, match="behaviour_logprobs_N"):
-        LOSSES["ppo"].function(rows_of(BEHAVIOUR_N, ADVANTAGES_N), config("ppo"))
-
-
-def test_likelihood_losses_use_temperature_one_and_ratio_losses_the_sampled_one() -> None:
-    assert {name: loss.needs.temperature for name, loss in LOSSES.items()} == {
-        "sft": Temperature.ONE,
-        "awr": Temperature.ONE,
-        "ppo": Temperature.AS_SAMPLED,
+def test_units_and_aggregation_by_default() -> None:
+    found = {name: (needs(name).unit, needs(name).aggregation) for name in LOSSES}
+    token = (Unit.TOKEN, Aggregation.TOKEN_MEAN)
+    assert {name for name, default in found.items() if default == token} == {
+        "sft",
+        "awr",
+        "bc_exp",
+        "ppo",
+        "dapo",
+        "cispo",
+        "dro",
     }
+    assert found["grpo"] == found["gspo"] == (Unit.EPISODE, Aggregation.UNIT_MEAN_TOKEN_MEAN)
+    assert found["dr_grpo"] == (Unit.EPISODE, Aggregation.UNIT_MEAN_TOKEN_SUM_NORM)
+    assert found["reinforce"] == (Unit.EPISODE, Aggregation.UNIT_MEAN_TOKEN_SUM)
+    assert {found[name][0] for name in PREFERENCES} == {Unit.EPISODE}
+
+
+def test_reinforce_needs_log_probabilities_for_its_correction_only() -> None:
+    plain = needs("reinforce", {"correction": {"method": "none"}})
+    assert (plain.behaviour_logprobs, plain.temperature) == (False, Temperature.ONE)
+    assert needs("reinforce").behaviour_logprobs
+
+
+def test_a_pull_needs_a_reference_and_its_weight_the_behaviour_policy() -> None:
+    pulled = {"correction": {"method": "none"}, "kl": {"coefficient": 0.01}}
+    assert needs("reinforce", pulled).reference_logprobs
+    assert needs("reinforce", pulled).behaviour_logprobs
+    assert needs("reinforce", pulled).temperature is Temperature.AS_SAMPLED
+    unweighted = pulled | {"kl": {"coefficient": 0.01, "ratio_weighted": False}}
+    assert not needs("reinforce", unweighted).behaviour_logprobs
+
+
+def test_a_correction_asks_for_what_it_looks_at() -> None:
+    assert not needs("ppo").proximal_logprobs
+    decoupled = needs("ppo", {"correction": {"method": "token_truncate", "decoupled": True, "normalise": True}})
+    assert decoupled.proximal_logprobs
+    assert decoupled.statistics == ("correction_mass", "correction_kept")
+    assert decoupled.unit is Unit.TOKEN
+    over_units = needs("ppo", {"correction": {"method": "sequence_mask"}})
+    assert (over_units.unit, over_units.aggregation) == (Unit.SEQUENCE, Aggregation.TOKEN_MEAN)
+    assert needs("grpo", {"correction": {"method": "sequence_mask"}}).unit is Unit.EPISODE
+
+
+def test_prepare_is_there_only_where_it_is_wanted() -> None:
+    assert find_loss(config("kto")).prepare is not None
+    assert find_loss(config("ppo")).prepare is None
+    wanted = {"correction": {"method": "icepop", "decoupled": True, "normalise": True}}
+    assert find_loss(config("ppo", ppo=wanted)).prepare is not None
+
+
+def test_the_configuration_overrides_unit_and_aggregation() -> None:
+    found = needs("gspo", unit="turn", aggregation="token_mean")
+    assert (found.unit, found.aggregation) == (Unit.TURN, Aggregation.TOKEN_MEAN)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("gspo", {}), ("dpo", {}), ("kto", {}), ("ppo", {"correction": {"method": "sequence_mask"}})],
+)
+def test_a_function_of_whole_units_refuses_the_token(name: str, options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=rf"{name} as configured looks at whole units: set unit to turn"):
+        needs(name, options, unit="token")
+
+
+@pytest.mark.parametrize("name", ["ppo", "grpo", "gspo", "cispo"])
+@pytest.mark.parametrize("method", ["token_truncate", "sequence_truncate"])
+def test_a_ratio_loss_does_not_count_the_distance_twice(name: str, method: str) -> None:
+    with pytest.raises(ValidationError, match="would weigh a second time"):
+        config(name, **{name: {"correction": {"method": method}}})
+    with pytest.raises(ValidationError, match=r"unless correction\.decoupled is set"):
+        config(name, **{name: {"correction": {"method": "icepop", "normalise": True}}})
+    config(name, **{name: {"correction": {"method": method, "decoupled": True}}})
+    config("reinforce", reinforce={"correction": {"method": method}})
+
+
+def test_reinforce_keeps_its_method_when_only_a_limit_is_given_and_has_nothing_to_decouple() -> None:
+    chosen = config("reinforce", reinforce={"correction": {"high": 5.0}}).reinforce.correction
+    assert (chosen.method, chosen.limits) == ("token_truncate", (0.0, 5.0))
+    with pytest.raises(ValidationError, match="nothing to decouple"):
+        config("reinforce", reinforce={"correction": {"decoupled": True}})
+
+
+INPUTS = {
+    "advantages_N": {"awr", "bc_exp", "reinforce", *SAMPLED},
+    "behaviour_logprobs_N": {"reinforce", *SAMPLED},
+    "reference_logprobs_N": PREFERENCES,
+    "unit_N": {"gspo", *PREFERENCES},
+    "step_index_N": {"dmpo"},
+    "pair_U": {"dpo", "dmpo"},
+    "sign_U": PREFERENCES,
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "name"), [(field, name) for field, names in INPUTS.items() for name in sorted(names)]
+)
+def test_a_loss_without_its_inputs_says_what_it_needs(field: str, name: str) -> None:
+    with pytest.raises(ValueError, match=f"needs {field}"):
+        evaluate(name, replace(random_rows(4), **{field: None}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", LOSS_NAMES)
+def test_a_loss_leaves_alone_what_it_does_not_need(name: str) -> None:
+    rows = random_rows(4)
+    needless = [field for field in INPUTS if name not in INPUTS[field]]
+    bare = replace(rows, entropy_N=None, **dict.fromkeys(needless))  # type: ignore[arg-type]
+    assert evaluate(name, bare).total.item() == evaluate(name, rows).total.item()

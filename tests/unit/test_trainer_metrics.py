@@ -1,14 +1,15 @@
-"""Metrics: means over the whole optimizer step, and a log that survives a kill."""
+"""Metrics: what becomes of sums over a whole optimizer step, and a meaning for every name."""
 
 import pytest
 
+from testkit.loss_rows import evaluate, random_rows
 from testkit.training import config, random_backend, random_batch
 from trainer.losses import LOSSES
-from trainer.metrics import METRICS, from_sums, metrics_frame
+from trainer.metrics import METRICS, TOTALS, from_sums, metrics_frame
 
 
 def test_sums_become_token_means() -> None:
-    assert from_sums({"loss": 6.0, "ratio": 3.0}, 4) == {"loss": 1.5, "ratio": 0.75}
+    assert from_sums({"ratio": 3.0, "entropy": 6.0}, 4) == {"ratio": 0.75, "entropy": 1.5}
 
 
 def test_squares_become_the_effective_sample_size() -> None:
@@ -18,10 +19,35 @@ def test_squares_become_the_effective_sample_size() -> None:
     assert from_sums({"weight": 0.0, "weight_squared": 0.0}, 3)["weight_ess"] == 0.0
 
 
+def test_a_sum_over_another_is_its_mean_and_nothing_where_there_is_nothing_to_average() -> None:
+    sums = {"staleness_0": 2.0, "x/staleness_0": 3.0, "staleness_1": 0.0, "y/staleness_1": 0.0}
+    assert from_sums(sums, 8) == {"staleness_0": 0.25, "x": 1.5, "staleness_1": 0.0}
+
+
+def test_the_loss_and_counts_of_pairs_are_not_divided() -> None:
+    found = from_sums({"loss": 0.5, "pairs": 3.0, "accuracy/pairs": 2.0}, 100)
+    assert found == {"loss": 0.5, "pairs": 3.0, "accuracy": pytest.approx(2 / 3)}
+    assert set(METRICS) >= TOTALS
+
+
+EVERYTHING = {
+    "correction": {"method": "icepop", "decoupled": True},
+    "kl": {"coefficient": 0.1},
+}
+
+
 @pytest.mark.parametrize("loss", sorted(LOSSES))
 def test_every_metric_of_every_loss_is_documented(loss: str) -> None:
-    batch = random_batch([20])
-    sums = random_backend().forward_backward(batch, LOSSES[loss], config(loss)).result()
+    options = EVERYTHING if loss in {"ppo", "grpo", "dr_grpo", "dapo", "gspo", "cispo"} else None
+    sums = evaluate(loss, random_rows(4), options).sums
+    found = from_sums({name: float(value) for name, value in sums.items()}, 10)
+    assert set(found) <= set(METRICS)
+    assert not any(value.requires_grad for value in sums.values())
+
+
+def test_what_a_backend_reports_is_documented() -> None:
+    sums = random_backend().forward_backward(random_batch([20]), LOSSES["ppo"], config("ppo")).result()
+    assert {"loss", "logprob", "entropy"} <= set(sums)
     assert set(from_sums({name: float(value) for name, value in sums.items()}, 10)) <= set(METRICS)
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch  # noqa: TID253
 
 from lake.errors import UsageError
+from testkit.architectures import model_of
 from testkit.training import random_batch, random_model, sequences_of
 from trainer import model as model_module
 from trainer.model import Policy, load_policy
@@ -23,11 +24,12 @@ def test_packed_equals_separate(temperature: float | None) -> None:
     torch.testing.assert_close(entropy_N, torch.cat([p[1] for p in parts if p[1] is not None]), atol=1e-5, rtol=0)
 
 
-def test_packed_equals_decoding_one_token_at_a_time() -> None:
-    """The shift by one: the log-probability of token t comes from the logits at t - 1."""
+@pytest.mark.parametrize("name", ["Qwen2", "Llama", "Mistral", "Gemma3Text", "GPT2"])
+def test_packed_equals_decoding_one_token_at_a_time(name: str) -> None:
+    """The shift by one: the log-probability of token t comes from the logits at t - 1; windows are shorter."""
     batch = random_batch([9, 17], temperature=0.8)
-    packed_N, _ = Policy(random_model()).logprobs(batch)
-    decoder = random_model()
+    packed_N, _ = Policy(model_of(name)).logprobs(batch)
+    decoder = model_of(name)
     expected = []
     for part in sequences_of(batch):
         targets = dict(zip((part.predictor_N + 1).tolist(), part.target_N.tolist(), strict=True))
@@ -39,7 +41,7 @@ def test_packed_equals_decoding_one_token_at_a_time() -> None:
                     expected.append(torch.log_softmax(logits_V / 0.8, dim=-1)[token].item())
                 output = decoder(input_ids=torch.tensor([[token]]), past_key_values=cache, use_cache=True)
                 cache, logits_V = output.past_key_values, output.logits[0, -1].float()
-    torch.testing.assert_close(packed_N.detach(), torch.tensor(expected), atol=1e-5, rtol=0)
+    torch.testing.assert_close(packed_N.detach(), torch.tensor(expected), atol=1e-4, rtol=0)
 
 
 def test_one_sequence_does_not_see_another() -> None:

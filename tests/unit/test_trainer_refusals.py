@@ -1,4 +1,4 @@
-"""What a ratio loss refuses, each with counts, an example row and the alternative."""
+"""What losses refuse, each with counts, an example row and the alternative."""
 
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from lake import ids
 from lake.errors import DataRefusedError
 from lake.records import EpisodeRecord
 from testkit.training import config, token_episodes, token_lake, token_step
-from trainer.losses import LOSSES
-from trainer.refusals import find_refusals, refuse, refuse_text
+from trainer.losses import LOSSES, find_loss
+from trainer.refusals import find_refusals, refuse, refuse_step_advantages, refuse_text
 from trainer.selection import select, select_episodes
 
 FAULTS: list[tuple[str, dict[str, Any], str]] = [
@@ -97,3 +97,73 @@ def test_text_only_episodes_are_refused_before_they_are_rendered(tmp_path: Path)
     steps = lk.sql("SELECT count(*) AS n FROM steps")["n"][0]
     assert refusal.message.startswith(f"ppo refused: {steps} of {steps} steps hold text only")
     assert ids.to_text(episodes["episode_id"][0]) in refusal.message
+
+
+def good_members(tmp_path: Path) -> tuple[Any, pl.DataFrame]:
+    """A snapshot and the members of two episodes of three steps with engine tokens."""
+    rng = np.random.default_rng(1)
+    episodes = [EpisodeRecord(task_id=f"t{n}", steps=[token_step(rng, 3, 2) for _ in range(3)]) for n in range(2)]
+    snapshot = token_lake(tmp_path, episodes).snapshot()
+    return snapshot, select(snapshot, config("sft"), LOSSES["sft"].needs).members
+
+
+@pytest.mark.parametrize("loss", ["reinforce", "ppo", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "dro"])
+def test_every_ratio_loss_refuses_tokens_without_log_probabilities(tmp_path: Path, loss: str) -> None:
+    snapshot, members = good_members(tmp_path)
+    bare = members.with_columns(has_logprobs=pl.lit(value=False), advantage=pl.lit(1.0))
+    assert [refusal.reason for refusal in find_refusals(snapshot, bare, find_loss(config(loss)))] == ["no_logprobs"]
+
+
+@pytest.mark.parametrize("loss", ["sft", "awr", "bc_exp"])
+def test_no_likelihood_does(tmp_path: Path, loss: str) -> None:
+    snapshot, members = good_members(tmp_path)
+    bare = members.with_columns(has_logprobs=pl.lit(value=False), provenance=pl.lit("rendered"))
+    assert find_refusals(snapshot, bare, find_loss(config(loss))) == []
+
+
+def test_reinforce_without_a_correction_compares_with_nobody(tmp_path: Path) -> None:
+    snapshot, members = good_members(tmp_path)
+    bare = members.with_columns(has_logprobs=pl.lit(value=False))
+    plain = find_loss(config("reinforce", reinforce={"correction": {"method": "none"}}))
+    assert find_refusals(snapshot, bare, plain) == []
+
+
+def test_one_ratio_for_an_episode_needs_one_advantage(tmp_path: Path) -> None:
+    snapshot, members = good_members(tmp_path)
+    first = members["episode_id"][0]
+    differs = (pl.col("episode_id") == first) & (pl.col("step_index") == 2)
+    varied = members.with_columns(advantage=pl.when(differs).then(0.25).otherwise(-1.5))
+    (refusal,) = find_refusals(snapshot, varied, find_loss(config("gspo")))
+    assert (refusal.reason, refusal.steps) == ("advantages_vary", 3)
+    assert refusal.message.startswith("gspo refused: 1 of 2 episodes hold steps with different advantages")
+    assert f"episode_id={ids.to_text(first)}, step_index=0: from -1.5 to 0.25" in refusal.message
+    assert "set unit to turn" in refusal.message
+    level = members.with_columns(advantage=pl.lit(-1.5))
+    assert find_refusals(snapshot, level, find_loss(config("gspo"))) == []
+    for unit in ("turn", "sequence", "episode"):
+        assert find_refusals(snapshot, varied, find_loss(config("gspo", unit=unit))) == [], "said explicitly"
+    assert find_refusals(snapshot, varied, find_loss(config("ppo"))) == [], "a ratio per token follows any advantage"
+
+
+def test_both_labels_must_be_there(tmp_path: Path) -> None:
+    snapshot, members = good_members(tmp_path)
+    labelled = members.with_columns(sign=pl.lit(1, pl.Int8))
+    (refusal,) = find_refusals(snapshot, labelled, find_loss(config("kto")))
+    assert (refusal.reason, refusal.steps) == ("one_label", 6)
+    assert "select good and bad episodes" in refusal.message
+    first = pl.col("episode_id") == members["episode_id"][0]
+    both = members.with_columns(sign=pl.when(first).then(1).otherwise(-1))
+    assert find_refusals(snapshot, both, find_loss(config("kto"))) == []
+    assert find_refusals(snapshot, members.clear(), find_loss(config("kto"))) == [], "the plan says that it is empty"
+
+
+def test_a_credit_job_without_step_advantages_is_refused_before_everything_is_dropped() -> None:
+    credit = pl.DataFrame(
+        {"episode_id": [7, 5], "step_index": [0, 1], "a_step": [None, None]}, schema_overrides={"a_step": pl.Float64}
+    )
+    with pytest.raises(DataRefusedError, match="2 of 2 steps of series X have none") as caught:
+        refuse_step_advantages(credit, "series X")
+    assert f"episode_id={ids.to_text(5)}, step_index=1" in str(caught.value)
+    assert "trajlake credit gigpo" in str(caught.value)
+    refuse_step_advantages(credit.with_columns(a_step=pl.Series([None, 0.0])), "series X")
+    refuse_step_advantages(credit.clear(), "series X")

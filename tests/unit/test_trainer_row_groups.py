@@ -1,19 +1,25 @@
-"""Decoded row groups: flat arrays, aligned log-probabilities, a bounded cache that several threads share."""
+"""Decoded row groups: flat arrays, aligned log-probabilities, footers read once."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from lake.objects import Objects
 from lake.tables import TOKENS
-from trainer.row_groups import RowGroupCache, decode
+from lake.visibility import DataFile
+from trainer.ranges import ranges, starts
+from trainer.row_groups import RowGroupReader, decode
 
 NAMES = ["context_ids", "action_ids", "action_mask", "action_logprobs"]
 SCHEMA = pa.schema([TOKENS.arrow().field(name) for name in NAMES])
-ROWS = [
+ROWS: list[dict[str, Any]] = [
     {"context_ids": [1, 2], "action_ids": [3], "action_mask": [True], "action_logprobs": [-1.0]},
     {"context_ids": [], "action_ids": [4, 5], "action_mask": [True, False], "action_logprobs": None},
     {"context_ids": [6], "action_ids": [], "action_mask": [], "action_logprobs": []},
@@ -48,43 +54,44 @@ def test_unknown_logprobs_are_nan_at_their_own_tokens() -> None:
     np.testing.assert_array_equal(group.logprobs_A, np.array([-1, np.nan, np.nan, -2, -3], np.float32))
 
 
+def reader(*paths: str, masks: bool = True, logprobs: bool = True) -> RowGroupReader:
+    files = [DataFile(path, rows=4, bytes=Path(path).stat().st_size, dead=frozenset()) for path in paths]
+    return RowGroupReader(files, Objects(Path(paths[0]).parent), masks=masks, logprobs=logprobs)
+
+
 def test_masks_and_logprobs_are_left_out_unless_asked_for(path: str) -> None:
-    group = RowGroupCache([path], masks=False, logprobs=False, limit=0).get(0, 0)
+    plain = reader(path, masks=False, logprobs=False)
+    group = plain.read(0, 0)
     assert group.logprobs_A is None
     assert group.mask_A is None
     assert group.action_A.tolist() == [3, 4, 5]
+    assert (plain.bytes_per_action, reader(path).bytes_per_action) == (4, 9)
 
 
 def test_a_file_is_read_by_row_group(path: str) -> None:
-    cache = RowGroupCache([path], masks=True, logprobs=True, limit=1 << 20)
-    assert cache.group_starts(0).tolist() == [0, 3, 4]
-    assert cache.get(0, 1).action_A.tolist() == [1, 2]
+    whole = reader(path)
+    assert whole.group_starts(0).tolist() == [0, 3, 4]
+    assert whole.read(0, 1).action_A.tolist() == [1, 2]
 
 
-def test_what_is_kept_stays_below_the_limit(path: str) -> None:
-    roomy, tight = (RowGroupCache([path], masks=True, logprobs=True, limit=limit) for limit in (1 << 20, 1))
-    for cache in (roomy, tight):
-        cache.get(0, 0)
-        cache.get(0, 1)
-    first = roomy.get(0, 0)
-    assert roomy.get(0, 0) is first
-    assert tight.get(0, 1) is tight.get(0, 1)
-    before = tight.get(0, 0)
-    tight.get(0, 1)
-    assert tight.get(0, 0) is not before
-
-
-def test_threads_share_one_decoding(path: str) -> None:
-    cache = RowGroupCache([path], masks=True, logprobs=True, limit=1 << 20)
+def test_a_footer_is_read_once_by_however_many_threads(path: str) -> None:
+    shared = reader(path)
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: cache.get(0, 0), range(64)))
-    assert len({id(group) for group in found}) == 1
-
-
-def test_a_file_that_went_away_is_an_error_for_everybody_who_waits(path: str) -> None:
-    cache = RowGroupCache([path], masks=True, logprobs=True, limit=1 << 20)
-    cache.group_starts(0)
+        list(pool.map(lambda _: shared.read(0, 0), range(32)))
+    first = shared.metadata(0)
     Path(path).unlink()
-    for _ in range(2):
-        with pytest.raises(FileNotFoundError):
-            cache.get(0, 0)
+    assert shared.metadata(0) is first
+
+
+def test_a_file_that_went_away_is_an_error(path: str) -> None:
+    gone = reader(path)
+    Path(path).unlink()
+    with pytest.raises(FileNotFoundError):
+        gone.group_starts(0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 5)), max_size=8))
+def test_ranges_are_the_numbers_of_each_range(spans: list[tuple[int, int]]) -> None:
+    firsts, counts = (np.array([span[i] for span in spans], np.int64) for i in (0, 1))
+    assert ranges(firsts, counts).tolist() == [n for first, count in spans for n in range(first, first + count)]
+    assert starts(counts).tolist() == [sum(counts[:n]) for n in range(len(spans) + 1)]

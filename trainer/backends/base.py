@@ -54,6 +54,7 @@ class PolicyBackend(FrozenPolicy, ABC):
         self.ranks = ranks
         self._max_grad_norm = config.max_grad_norm
         self._trained = [p for p in policy.model.parameters() if p.requires_grad]
+        self._base_digest: str | None = None
         self.optimizer = adamw(policy.model.parameters(), config)
 
     @property
@@ -133,15 +134,22 @@ class PolicyBackend(FrozenPolicy, ABC):
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
         """See `protocol.Backend`; `Optimizer.load_state_dict` would cast the dtypes."""
         parameters = dict(self.policy.model.named_parameters())
-        restored: dict[Tensor, dict[str, Tensor]] = {}
+        restored: dict[str, Tensor] = {}
         for key, tensor in state.items():
-            name, _, field = key.rpartition("/")
+            name = key.rpartition("/")[0]
             if name not in parameters:
                 msg = f"the optimizer state is of another model: it names parameter {name}"
                 raise ContractError(msg)
-            restored.setdefault(parameters[name], {})[field] = self._restored(tensor, parameters[name])
+            restored[key] = self._restored(tensor, parameters[name])
+        self.adopt_optimizer_state(restored)
+
+    def adopt_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take tensors as AdamW's state, as this rank holds it; the counterpart of `local_optimizer_state`."""
+        parameters = dict(self.policy.model.named_parameters())
         self.optimizer.state.clear()
-        self.optimizer.state.update(restored)
+        for key, tensor in state.items():
+            name, _, field = key.rpartition("/")
+            self.optimizer.state[parameters[name]][field] = tensor
 
     def digest(self) -> str:
         """See `protocol.Backend`."""
@@ -150,6 +158,14 @@ class PolicyBackend(FrozenPolicy, ABC):
     def model_digest(self) -> str:
         """See `protocol.Backend`."""
         return self.digest_of(self.policy.state())
+
+    def base_digest(self) -> str:
+        """Digest of the weights that are not trained; empty if all are. Computed once."""
+        if self._base_digest is None:
+            trained = self.policy.trained_state()
+            frozen = {name: tensor for name, tensor in self.policy.state().items() if name not in trained}
+            self._base_digest = self.digest_of(frozen) if frozen else ""
+        return self._base_digest
 
     def digest_of(self, tensors: Mapping[str, Tensor]) -> str:
         """`trainer.digest.tensor_digest` of tensors that this rank holds in part; one whole tensor at a time."""

@@ -30,6 +30,11 @@ class Ranks:
     joined: bool = False
     """A process group connects them (also a single one)."""
 
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0, which touches the lake and the run folder."""
+        return self.rank == 0
+
     def told_by_zero(self, find_out: Callable[[], T]) -> T:
         """Let rank 0 do something, and give all ranks its result.
 
@@ -97,7 +102,10 @@ def join_ranks(device: str) -> Ranks:
     return Ranks(distributed.get_rank(), distributed.get_world_size(), device, joined=True)
 
 
-def leave_ranks() -> None:
-    """Disconnect from the other ranks."""
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
+def leave_ranks() -> Ranks:
+    """Disconnect from the other ranks; says which of them this was."""
+    if not distributed.is_initialized():
+        return ALONE
+    was = Ranks(distributed.get_rank(), distributed.get_world_size())
+    distributed.destroy_process_group()
+    return was

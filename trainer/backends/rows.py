@@ -40,6 +40,8 @@ def loss_rows(
         proximal_logprobs_N=proximal_N,
         unit_N=batch.unit_N,
         weight_U=batch.weight_U,
+        pair_U=batch.pair_U,
+        sign_U=batch.sign_U,
         step_index_N=batch.step_index_N,
         staleness_N=batch.staleness_N,
         statistics=statistics or {},

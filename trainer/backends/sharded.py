@@ -1,9 +1,9 @@
 """FSDP2: weights, gradients and moments in shards, one per rank (Zhao et al. 2023, arXiv 2304.11277; fully_shard).
 
 Each layer's weights are gathered before its forward and backward pass and freed afterwards; embedding, final norm and
-head stay gathered over one pass. Gradients are summed over ranks, not averaged: the plan's weights are those of the
-whole optimizer step. Between updates every rank holds its shard in float32; with dtype bfloat16 the gathered weights are
-bfloat16 and gradients are summed in float32.
+head are gathered for the whole of each pass. Gradients are summed over ranks, not averaged: the plan's weights are
+those of the whole optimizer step. Every rank holds its shard in float32; with dtype bfloat16 the gathered weights are
+bfloat16, and gradients are summed in float32.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ def shard_policy(policy: Policy, ranks: Ranks) -> None:
     precision = MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for layer in layers_of(policy.model):
         fully_shard(layer, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
-    fully_shard(policy.scorer, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
+    fully_shard(policy.scorer, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
     for module in policy.scorer.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

@@ -7,11 +7,10 @@ stays NULL, and is counted apart.
 
 import polars as pl
 
-from lake.errors import UsageError
 from lake.snapshot import Snapshot
+from trainer.scores import ENV_RETURN, scores_of
 from trainer.selection import select_episodes
 
-ENV_RETURN = "env_return"
 BY = ("run_id", "policy_version", "policy")
 """What rollouts are put together by."""
 _LABELS = {
@@ -28,16 +27,6 @@ SELECT
     coalesce(relation IN ('subagent', 'fork', 'continuation'), false) AS nested
 FROM episodes
 ORDER BY name, task, rollout_index, attempt, episode_id
-"""
-_VALUES = """
-WITH mine AS (
-    SELECT s.episode_id, s.scorer_version, s.value, coalesce(r.sequence, -1) AS sequence, r.ended_at, s.job_id
-    FROM scores AS s JOIN job_runs AS r USING (job_id)
-    WHERE s.scorer = $scorer AND s.step_index IS NULL AND ($version IS NULL OR s.scorer_version = $version)
-)
-SELECT episode_id, value FROM mine
-WHERE scorer_version = (SELECT arg_max(scorer_version, (sequence, ended_at, job_id)) FROM mine)
-QUALIFY row_number() OVER (PARTITION BY episode_id ORDER BY sequence DESC, ended_at DESC, job_id DESC) = 1
 """
 
 
@@ -64,20 +53,3 @@ def read_attempts(snapshot: Snapshot, *, by: str, score: str = ENV_RETURN, where
     if score == ENV_RETURN:
         return rows
     return rows.drop("score").join(scores_of(snapshot, score), on="episode_id", how="left", maintain_order="left")
-
-
-def scores_of(snapshot: Snapshot, scorer: str) -> pl.DataFrame:
-    """episode_id and score: what one version of a scorer says of whole episodes.
-
-    Raises:
-        UsageError: it scored none.
-    """
-    name, _, version = scorer.partition("@")
-    values = snapshot.sql(_VALUES, {"scorer": name, "version": version or None}).rename({"value": "score"})
-    if values.is_empty():
-        known = snapshot.sql("SELECT DISTINCT scorer, scorer_version FROM scores WHERE step_index IS NULL ORDER BY ALL")
-        versions = known.filter(scorer=name)["scorer_version"].to_list()
-        valid = [f"{name}@{v}" for v in versions] or [ENV_RETURN, *known["scorer"].unique().sort().to_list()]
-        msg = f"no episode has a score of {scorer!r}; valid: {', '.join(valid)}"
-        raise UsageError(msg)
-    return values

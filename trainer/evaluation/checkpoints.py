@@ -56,7 +56,7 @@ def find_checkpoint(snapshot: Snapshot, text: str) -> Place:
         return _on_disk(path.resolve())
     rows = _rows(snapshot, text)
     if rows.is_empty():
-        msg = f"there is no checkpoint {text!r}; give {_EXPECTED}. {_newest(snapshot)}"
+        msg = f"there is no checkpoint {text!r}; give {_EXPECTED}. {_known(snapshot)}"
         raise UsageError(msg)
     if rows["job_id"].n_unique() > 1:
         jobs = ", ".join(ids.to_text(job) for job in rows["job_id"].unique(maintain_order=True))
@@ -83,41 +83,53 @@ def open_policy(place: Place, device: str) -> tuple["Policy", str]:
         return load_policy(place.path, device), str(place.path)
 
     from trainer.backends.single import SingleDevice
-    from trainer.checkpoint import load_checkpoint, read_state
+    from trainer.checkpoint import load_weights, read_state
     from trainer.config import OptimizerConfig, TrainConfig
     from trainer.model import policy_of
 
     config = TrainConfig.model_validate(read_state(place.path).config).model_copy(update={"dtype": "float32"})
     policy = policy_of(config, device)
-    load_checkpoint(place.path, SingleDevice(policy, OptimizerConfig()))
+    load_weights(place.path, SingleDevice(policy, OptimizerConfig()))
     return policy, config.model
 
 
 def _on_disk(path: Path) -> Place:
     if (path / STATE_FILE).is_file():
-        return _of_run(path, RunFolder(path.parent.parent))
+        return _saved(path, RunFolder(path.parent.parent))
     run = RunFolder(path)
-    record = run.read()
-    if record is None:
-        of_run = RunFolder(path.parent).read() if path.name == run.final.name else None
-        name = path.stem if path.suffix == ".gguf" else path.name
-        return Place(path, name if of_run is None else f"{of_run.run_id}@final")
+    if run.read() is None:
+        of_run = RunFolder(path.parent)
+        if path.name == of_run.final.name and of_run.read() is not None:
+            return _final(of_run)
+        return Place(path, path.stem if path.suffix == ".gguf" else path.name)
     if run.final.is_dir():
-        return Place(run.final, f"{record.run_id}@final")
-    saved = sorted(run.checkpoints.glob(f"step-*/{STATE_FILE}"))
-    if not saved:
+        return _final(run)
+    newest = _newest_saved(run)
+    if newest is None:
         msg = f"the run in {path} has no checkpoint yet; go on with trajlake train --resume"
         raise CheckpointError(msg)
-    return _of_run(saved[-1].parent, run)
+    return _saved(newest, run)
 
 
-def _of_run(path: Path, run: RunFolder) -> Place:
+def _saved(path: Path, run: RunFolder) -> Place:
     """A saved state, named after its run and the updates that made it."""
     from trainer.checkpoint import read_state
 
     done = read_state(path).optimizer_step
     record = run.read()
     return Place(path, f"{path.name if record is None else record.run_id}@{done}", done)
+
+
+def _final(run: RunFolder) -> Place:
+    """What a run ended with."""
+    newest, record = _newest_saved(run), run.read()
+    name = run.path.name if record is None else record.run_id
+    return Place(run.final, f"{name}@final", None if newest is None else _saved(newest, run).policy_version)
+
+
+def _newest_saved(run: RunFolder) -> Path | None:
+    """The folder of the newest checkpoint."""
+    return max((file.parent for file in run.checkpoints.glob(f"step-*/{STATE_FILE}")), default=None)
 
 
 def _rows(snapshot: Snapshot, text: str) -> pl.DataFrame:
@@ -132,7 +144,7 @@ def _rows(snapshot: Snapshot, text: str) -> pl.DataFrame:
     return rows.filter(pl.col("optimizer_step") == int(step)) if step.isdecimal() else rows.clear()
 
 
-def _newest(snapshot: Snapshot) -> str:
+def _known(snapshot: Snapshot) -> str:
     rows = snapshot.scan("checkpoints").sort("at", descending=True).select("run_id", "optimizer_step").head(5).collect()
     listed = ", ".join(f"{run}@{step}" for run, step in rows.rows())
     return f"The newest in the lake: {listed}" if listed else "The table `checkpoints` is empty"

@@ -14,7 +14,6 @@ from lake.snapshot import Snapshot
 from trainer.evaluation.estimators import Estimator, all_estimators
 from trainer.evaluation.intervals import bootstrap_by_task
 from trainer.evaluation.ope_data import STORED, read_turns
-from trainer.evaluation.reliability import reliability
 from trainer.evaluation.scored import Scored, find_scored
 from trainer.evaluation.turns import Turns
 
@@ -31,12 +30,14 @@ ROWS = pl.Schema(
         "ess": pl.Float64(),
         "ess_share": pl.Float64(),
         "max_share": pl.Float64(),
+        "mean_weight": pl.Float64(),
         "bias": pl.String(),
         "refused": pl.String(),
     }
 )
 """One row per estimator: value and 95 % interval (bootstrap by task), both NULL where refused; effective sample size,
-its share of the weights, the largest weight's share of their sum, where the estimate errs, and why it is refused."""
+its share of the weights, the largest weight's share of their sum, the mean weight (1 in expectation before clipping),
+where the estimate errs, and why it is refused."""
 _GAPS = """
 SELECT episode_id, policy_version, abs_difference, tokens
 FROM rescored_steps WHERE series_id = ? AND log_ratio IS NOT NULL
@@ -109,7 +110,7 @@ def evaluate(
 
 
 def _row(estimator: Estimator, turns: Turns, resamples: int, seed: int) -> tuple[object, ...]:
-    found = reliability(estimator.weights(turns))
+    found = estimator.reliability(turns)
     refusal = None if estimator.name == "behaviour" else found.refusal
     value, low, high = None, None, None
     if refusal is None:
@@ -117,10 +118,20 @@ def _row(estimator: Estimator, turns: Turns, resamples: int, seed: int) -> tuple
         value = estimate(np.ones(turns.episodes))
         interval = bootstrap_by_task(estimate, turns.task_E, resamples=resamples, seed=seed)
         low, high = (None, None) if interval is None else interval
-    tasks = int(turns.task_E.max()) + 1
-    share = found.ess / found.n
-    bias = estimator.bias(turns)
-    return estimator.name, value, low, high, turns.episodes, tasks, found.ess, share, found.max_share, bias, refusal
+    return (
+        estimator.name,
+        value,
+        low,
+        high,
+        turns.episodes,
+        int(turns.task_E.max()) + 1,
+        found.ess,
+        found.ess / found.n,
+        found.max_share,
+        found.mean,
+        estimator.bias(turns),
+        refusal,
+    )
 
 
 def _compared_with_recorded(snapshot: Snapshot, acted: Scored, episode_ids: pl.Series) -> str:

@@ -8,7 +8,7 @@ the distribution sampled from (processed, or temperature 1), without truncation 
 import polars as pl
 
 from lake.snapshot import Snapshot
-from trainer.evaluation.scoring import KEYS
+from trainer.evaluation.scored import KEYS
 
 _RECORDED = ("action_logprobs", "action_mask", "constrained", "has_logprobs")
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "logprobs_mode")

@@ -9,6 +9,7 @@ whoever commits second finds the other's rows, and drops its own of the same act
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -23,9 +24,10 @@ from trainer.config import TrainConfig, validated
 from trainer.digest import tensor_digest
 from trainer.evaluation.checkpoints import Place, find_checkpoint, open_policy
 from trainer.evaluation.ratio_rows import ratio_rows
-from trainer.evaluation.scored import KIND, names_of
-from trainer.evaluation.scoring import KEYS, chunks, pending, score
-from trainer.preparation import load_tokenizer, prepare
+from trainer.evaluation.scored import KEYS, KIND, names_of
+from trainer.evaluation.scoring import chunks, pending, score
+from trainer.model_files import load_tokenizer
+from trainer.preparation import prepare
 
 if TYPE_CHECKING:
     from trainer.model import Policy
@@ -89,11 +91,10 @@ def rescore(
     """
     began = time.monotonic()
     place = find_checkpoint(lk.snapshot(), checkpoint)
-    name = name or place.name
     options = dict(options or {})
     policy, tokenizer_of = open_policy(place, options.get("device", "cpu"))
     digest = tensor_digest(policy.state())
-    _check_name(lk.snapshot(), name, digest)
+    name, said = _named(lk.snapshot(), name or place.name, digest)
     fixed = {"model": tokenizer_of, "loss": "sft", "live_only": False, "episodes_per_step": EPISODES_A_STEP}
     config = validated(TrainConfig, options | fixed)
     prepared = prepare(lk, config, load_tokenizer(tokenizer_of))
@@ -123,7 +124,7 @@ def rescore(
         drops={row["reason"]: row["steps"] for row in prepared.selection.drops.iter_rows(named=True)},
         tokens=run.tokens,
         seconds=time.monotonic() - began,
-        notes=prepared.notes,
+        notes=[*said, *prepared.notes],
     )
 
 
@@ -134,19 +135,24 @@ def _code() -> list[ModuleType]:
     ]
 
 
-def _check_name(snapshot: Snapshot, name: str, digest: str) -> None:
-    """A name stands for one set of weights.
+def _named(snapshot: Snapshot, name: str, digest: str) -> tuple[str, list[str]]:
+    """The name of some weights in `ratios`: the one they have there, else the one they are given; and a note.
 
     Raises:
-        UsageError: it stands for others already.
+        UsageError: the name stands for other weights.
     """
-    others = names_of(snapshot).filter((pl.col("checkpoint") == name) & (pl.col("weights_sha256") != digest))
+    known = names_of(snapshot)
+    others = known.filter((pl.col("checkpoint") == name) & (pl.col("weights_sha256") != digest))
     if others.height:
         msg = (
             f"{name!r} names other weights in `ratios` (sha256 {others['weights_sha256'][0][:12]}..., these are "
             f"{digest[:12]}...); give these another --name"
         )
         raise UsageError(msg)
+    mine = known.filter(pl.col("weights_sha256") == digest)["checkpoint"].to_list()
+    if not mine or mine[0] == name:
+        return name, []
+    return mine[0], [f"these weights are in `ratios` as {mine[0]!r} already: {name!r} is not taken"]
 
 
 @dataclass
@@ -171,7 +177,7 @@ class _Run:
     def _series(self) -> dict[str, Any]:
         return {"weights_sha256": self.digest, "dtype": "float32"}
 
-    @property
+    @cached_property
     def series_id(self) -> int:
         """Of all jobs that score with these weights and this code."""
         return jobs.series_id(KIND, self._series, _code())

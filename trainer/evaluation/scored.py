@@ -9,6 +9,8 @@ from lake.errors import UsageError
 from lake.snapshot import Snapshot
 
 KIND = "rescore"
+KEYS = ("episode_id", "step_index", "encoding_id")
+"""What one series has at most one row of `ratios` for."""
 _SHORTEST_HASH = 6
 _NAMES = """
 SELECT

@@ -14,6 +14,7 @@ import torch  # noqa: TID253 - loaded by commands only when they score
 
 from lake.snapshot import Snapshot
 from trainer.config import TrainConfig
+from trainer.evaluation.scored import KEYS
 from trainer.losses import Needs, Temperature
 from trainer.plan import OptimizerStep, Plan
 from trainer.selection import Selection
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 CHUNK_TOKENS = 4_000_000
 """Tokens that are planned and read together: neighbours in the files, whatever the plan's order."""
-KEYS = ("episode_id", "step_index", "encoding_id")
 _NEEDS = Needs(temperature=Temperature.AS_SAMPLED)
 
 

@@ -84,7 +84,7 @@ def check_support(decided: pl.DataFrame, *, stored: bool) -> None:
             continue
         bad = sampled.filter(fault.test())
         if bad.height:
-            row = bad.row(0, named=True)
+            row = bad.sort(_KEYS).row(0, named=True)
             msg = (
                 f"refused: {bad.height} of {sampled.height} actions {fault.message} (for example "
                 f"episode_id={ids.to_text(row['episode_id'])}, step_index={row['step_index']}); {_INSTEAD}"

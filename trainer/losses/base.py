@@ -61,7 +61,7 @@ class Needs:
     unit_above_token: bool = False
     """It is a function of whole units: the token will not do."""
     unit_advantages: bool = False
-    """The advantage must be constant inside a unit, unless the configuration names the unit."""
+    """The advantage must be constant inside a unit; not asked for where the configuration names the unit."""
     aggregation: Aggregation = Aggregation.TOKEN_MEAN
     """How it is averaged, unless the configuration says otherwise."""
     atom: Atom = Atom.SEQUENCE

@@ -4,7 +4,7 @@
 
 A token weighs the same in a short and in a long episode; C is `aggregation_constant`, the same for every optimizer step
 (unless set, max_length). The other half of the paper, advantages without the division by the standard deviation,
-belongs to the credit job: `grpo` or `gigpo` with norm "mean".
+belongs to the credit job: estimator `dr_grpo`.
 """
 
 from __future__ import annotations

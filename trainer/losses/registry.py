@@ -58,7 +58,8 @@ def find_loss(config: TrainConfig) -> Loss:
     options: LossConfig | None = getattr(config, loss.name, None)
     needs = loss.needs if options is None else options.resolve(loss.needs)
     if config.unit is not None:
-        needs = replace(needs, unit=config.unit)
+        # Whoever names the unit means it, also where advantages differ inside.
+        needs = replace(needs, unit=config.unit, unit_advantages=False)
     if config.aggregation is not None:
         needs = replace(needs, aggregation=config.aggregation)
     if needs.unit is Unit.TOKEN and needs.unit_above_token:

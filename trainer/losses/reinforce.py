@@ -15,7 +15,9 @@ without bound then.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
+
+from pydantic import model_validator
 
 from trainer.aggregation import Aggregation, Unit
 from trainer.correction import CorrectionConfig, CorrectionMethod
@@ -26,11 +28,25 @@ if TYPE_CHECKING:
     from trainer.config import TrainConfig
 
 
+class ImportanceConfig(CorrectionConfig):
+    """The importance weight of REINFORCE."""
+
+    method: CorrectionMethod = CorrectionMethod.TOKEN_TRUNCATE
+    """What is done about rho = current policy / behaviour policy; none leaves the weight out."""
+
+    @model_validator(mode="after")
+    def _has_no_ratio_to_decouple(self) -> Self:
+        if self.decoupled:
+            msg = "reinforce has no ratio of its own, so there is nothing to decouple: leave it out"
+            raise ValueError(msg)
+        return self
+
+
 class ReinforceConfig(CorrectedConfig):
     """REINFORCE with a truncated importance weight."""
 
-    correction: CorrectionConfig = CorrectionConfig(method=CorrectionMethod.TOKEN_TRUNCATE)
-    """Importance weight; method none leaves it out."""
+    correction: ImportanceConfig = ImportanceConfig()
+    """Importance weight."""
 
     def resolve(self, needs: Needs) -> Needs:
         """Ratios are taken at the temperature of sampling."""

@@ -15,7 +15,7 @@ from trainer.monitor.config import ValidationConfig
 from trainer.stream import Stream
 
 if TYPE_CHECKING:
-    from trainer.backends.single import SingleDevice
+    from trainer.backends.protocol import Backend
     from trainer.config import TrainConfig
     from trainer.plan import Plan
 
@@ -44,7 +44,7 @@ def should_stop(history: Sequence[Measurement], config: ValidationConfig) -> boo
     return since >= config.patience
 
 
-def negative_log_likelihood(backend: "SingleDevice", snapshot: Snapshot, plan: "Plan", config: "TrainConfig") -> float:
+def negative_log_likelihood(backend: "Backend", snapshot: Snapshot, plan: "Plan", config: "TrainConfig") -> float:
     """Mean negative log-likelihood of a plan's trained tokens, in nats, at temperature 1; the weights stay as they are.
 
     Args:
@@ -54,7 +54,7 @@ def negative_log_likelihood(backend: "SingleDevice", snapshot: Snapshot, plan: "
         config: of the run: threads, prefetch, cache.
     """
     total = 0.0
-    with Stream(snapshot, plan, Needs(), config) as stream:
+    with Stream(snapshot, plan, Needs(), config, rank=backend.rank, world_size=backend.world_size) as stream:
         for _, batches in stream.steps():
             total -= math.fsum(float(backend.logprobs(batch).result().sum()) for batch in batches if not batch.dummy)
-    return total / plan.loss_tokens
+    return backend.ranks.added({"nll": total})["nll"] / plan.loss_tokens

@@ -1,8 +1,7 @@
 """What an off-policy estimator is.
 
-An estimator says how much it listens to each episode (`weights`: the effective sample size is measured on them) and
-gives a function of how often each episode counts: once for the estimate, as often as its task was drawn for the
-bootstrap.
+An estimator says how evenly it listens to the episodes, and gives a function of how often each of them counts: once for
+the estimate, as often as its task was drawn for the bootstrap.
 """
 
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from trainer.evaluation.reliability import Reliability
 from trainer.evaluation.turns import Floats, Turns
 
 Value = Callable[[Floats], float]
@@ -23,8 +23,8 @@ class Estimator(Protocol):
     def name(self) -> str:
         """As the command line names it."""
 
-    def weights(self, turns: Turns) -> Floats:
-        """What the estimate rests on: importance weights, float64 of any length, none negative."""
+    def reliability(self, turns: Turns) -> Reliability:
+        """How evenly the weights are spread that the estimate rests on."""
 
     def value(self, turns: Turns) -> Value:
         """The estimate as a function of how often each episode counts."""

@@ -6,7 +6,8 @@ from typing import ClassVar
 import numpy as np
 
 from trainer.evaluation.estimators.base import Value, mean
-from trainer.evaluation.turns import Floats, Turns
+from trainer.evaluation.reliability import Reliability, reliability
+from trainer.evaluation.turns import Turns
 
 
 @dataclass(frozen=True)
@@ -15,9 +16,9 @@ class Behaviour:
 
     name: ClassVar[str] = "behaviour"
 
-    def weights(self, turns: Turns) -> Floats:
+    def reliability(self, turns: Turns) -> Reliability:
         """Every episode alike."""
-        return np.ones(turns.episodes)
+        return reliability(np.ones(turns.episodes))
 
     def value(self, turns: Turns) -> Value:
         """See `Estimator.value`."""

@@ -3,7 +3,9 @@
     V = (1/n) sum_i sum_t gamma^t prod_{k <= t} min(w_k, c) r_t
 
 Truncated importance sampling (Ionides 2008; Munos et al. 2016, arXiv 1606.02647, for products). Clipping takes weight
-away, so the estimate errs downward where rewards are positive and upward where they are negative; how far is not known.
+away, so the estimate errs downward where rewards are positive and upward where they are negative. How far is seen in
+the mean weight, which is 1 in expectation before clipping: what is missing was taken from the outcomes that the target
+reaches more often. The effective sample size alone would hide that.
 """
 
 from dataclasses import dataclass
@@ -12,7 +14,11 @@ from typing import ClassVar
 import numpy as np
 
 from trainer.evaluation.estimators.base import Value, mean
+from trainer.evaluation.reliability import Reliability, reliability
 from trainer.evaluation.turns import Floats, Turns, exp_clamped
+
+LEAST_MEAN = 0.8
+"""Mean of the clipped weights from which on an estimate may be told: a fifth of the weight lost at most."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +33,12 @@ class Clipped:
     def _weight_EH(self, turns: Turns) -> Floats:
         return exp_clamped(np.cumsum(np.minimum(turns.log_ratio_EH, np.log(self.clip)), axis=1))
 
-    def weights(self, turns: Turns) -> Floats:
-        """Clipped weights of whole episodes."""
-        return self._weight_EH(turns)[:, -1]
+    def reliability(self, turns: Turns) -> Reliability:
+        """Of the clipped weights of whole episodes, which must not have lost too much."""
+        weight_E = self._weight_EH(turns)[:, -1]
+        mean = float(weight_E.mean())
+        lost = f"mean weight {mean:.3f}, needed are {LEAST_MEAN}: too much was clipped" if mean < LEAST_MEAN else None
+        return reliability(weight_E, objection=lost)
 
     def value(self, turns: Turns) -> Value:
         """See `Estimator.value`."""

@@ -5,7 +5,7 @@
 Unbiased if the ratios are right and E_b[w Q(s, a) | s] = V(s), however wrong the values; or if Q and V are those of the
 target policy, however wrong the ratios. The critic here knows states and not actions (Q = V), which meets the first
 condition for any V and makes the second hold for right ratios only: V is there to take variance away. It is fitted
-(`estimators/fitted.py`) on other episodes than the one it is used for, five parts of every task taking turns.
+(`estimators/fitted.py`) on other episodes than the one it is used for, five parts of the episodes taking turns.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,8 @@ from typing import ClassVar
 import numpy as np
 
 from trainer.evaluation.estimators.base import Value, mean
-from trainer.evaluation.estimators.fitted import fitted_values
+from trainer.evaluation.estimators.fitted import fitted_values, visits
+from trainer.evaluation.reliability import Reliability, reliability
 from trainer.evaluation.turns import Floats, Ints, Turns
 
 FOLDS = 5
@@ -41,15 +42,21 @@ def doubly_robust(turns: Turns, action_values_EH: Floats, state_values_EH: Float
 
 def cross_fitted(turns: Turns, ridge: float) -> Floats:
     """State values for each episode, fitted without its own part of its task; float64 [E, H]."""
-    fold_E = rank_in_task(turns.task_E) % FOLDS
+    fold_E = folds(turns.task_E)
+    visits_H = visits(turns)
     values_EH = np.zeros_like(turns.reward_EH)
     for fold in np.unique(fold_E):
         mine_E = fold_E == fold
-        values_EH[mine_E] = fitted_values(turns, (~mine_E).astype(np.float64), ridge)[mine_E]
+        values_EH[mine_E] = fitted_values(turns, visits_H, (~mine_E).astype(np.float64), ridge)[mine_E]
     return values_EH
 
 
-def rank_in_task(task_E: Ints) -> Ints:
+def folds(task_E: Ints) -> Ints:
+    """Number of each episode's part, 0 .. FOLDS-1: siblings go to different ones, and so do tasks of one episode."""
+    return (_rank_in_task(task_E) + task_E) % FOLDS
+
+
+def _rank_in_task(task_E: Ints) -> Ints:
     """0, 1, ... for the episodes of each task, in their order."""
     order = np.argsort(task_E, kind="stable")
     sorted_E = task_E[order]
@@ -68,9 +75,9 @@ class DoublyRobust:
     ridge: float = 1.0
     """Of the fit."""
 
-    def weights(self, turns: Turns) -> Floats:
-        """Weights of whole episodes."""
-        return turns.weight_EH[:, -1]
+    def reliability(self, turns: Turns) -> Reliability:
+        """Of the weights of whole episodes."""
+        return reliability(turns.weight_EH[:, -1])
 
     def value(self, turns: Turns) -> Value:
         """See `Estimator.value`; the critic is fitted once."""

@@ -14,24 +14,56 @@ such that the fitted values of a turn add up to its targets. Therefore pi_e = pi
 many visits to each state the fit is the table of state means. Where every state is seen once it halves the difference
 between the episode's own target and the turn's mean (ridge 1): between importance sampling and ignoring the state.
 
-What it cannot see: a state is the text of the observation, so whatever else decides the future (the history) is
+It needs states that recur: where most are visited once, `ridge` decides more than the data, and no value is told. What
+it cannot see: a state is the text of the observation, so whatever else decides the future (the history) is
 averaged over, and the estimate is biased by that.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from trainer.evaluation.estimators.base import Value, divided
+from trainer.evaluation.reliability import Reliability, reliability
 from trainer.evaluation.turns import Floats, Ints, Turns
 
+LEAST_SHARED = 0.5
+"""Share of turns in states that two or more episodes visited at that turn, from which on a value may be told."""
 
-def fitted_values(turns: Turns, counts_E: Floats, ridge: float) -> Floats:
+
+def shared_states(turns: Turns) -> float:
+    """Share of turns that were taken in a state in which another episode took the same turn."""
+    states = turns.state_EH * np.int64(turns.horizon) + np.arange(turns.horizon)
+    _, count = np.unique(states[turns.alive_EH], return_counts=True)
+    return float(count[count > 1].sum() / count.sum())
+
+
+class Visit(NamedTuple):
+    """One turn of all episodes that took it."""
+
+    episode_N: Ints
+    """Which."""
+    state_N: Ints
+    """Their states, numbered 0, 1, ... within the turn."""
+
+
+def visits(turns: Turns) -> list[Visit]:
+    """The episodes and states of each turn: what every fit of the same episodes has in common."""
+    found = []
+    for turn in range(turns.horizon):
+        episode_N = np.flatnonzero(turns.alive_EH[:, turn])
+        _, state_N = np.unique(turns.state_EH[episode_N, turn], return_inverse=True)
+        found.append(Visit(episode_N, state_N))
+    return found
+
+
+def fitted_values(turns: Turns, visits_H: list[Visit], counts_E: Floats, ridge: float) -> Floats:
     """State values of the target policy, fitted on some episodes, for all of them.
 
     Args:
         turns: the episodes.
+        visits_H: of `visits`.
         counts_E: how often each counts for the fit; those with 0 are only predicted.
         ridge: pull of each state's value towards the mean of its turn, in visits.
 
@@ -41,11 +73,11 @@ def fitted_values(turns: Turns, counts_E: Floats, ridge: float) -> Floats:
     values_EH = np.zeros_like(turns.reward_EH)
     next_E = np.zeros(turns.episodes)
     for turn in reversed(range(turns.horizon)):
-        here = np.flatnonzero(turns.alive_EH[:, turn])
+        here, state_N = visits_H[turn]
         outcome = turns.reward_EH[here, turn] + turns.gamma * next_E[here]
         target = _expected(outcome, turns.ratio_EH[here, turn], counts_E[here])
         next_E = np.zeros(turns.episodes)
-        next_E[here] = _shrunk(turns.state_EH[here, turn], target, counts_E[here], ridge)
+        next_E[here] = _shrunk(state_N, target, counts_E[here], ridge)
         values_EH[:, turn] = next_E
     return values_EH
 
@@ -61,14 +93,13 @@ def _expected(outcome_E: Floats, ratio_E: Floats, counts_E: Floats) -> Floats:
 
 def _shrunk(state_E: Ints, target_E: Floats, counts_E: Floats, ridge: float) -> Floats:
     """Ridge on indicators of states with an unpenalised intercept, in closed form."""
-    _, cell_E = np.unique(state_E, return_inverse=True)
-    visits_C = np.bincount(cell_E, counts_E)
-    sums_C = np.bincount(cell_E, counts_E * target_E)
+    visits_C = np.bincount(state_E, counts_E)
+    sums_C = np.bincount(state_E, counts_E * target_E)
     pull_C = ridge / (visits_C + ridge)
     pulled = float(pull_C @ visits_C)
     intercept = float(pull_C @ sums_C) / pulled if pulled > 0 else 0.0
     fitted_C: Floats = (sums_C + ridge * intercept) / (visits_C + ridge)
-    return fitted_C[cell_E]
+    return fitted_C[state_E]
 
 
 @dataclass(frozen=True)
@@ -80,15 +111,18 @@ class Fitted:
     ridge: float = 1.0
     """Visits that the mean of the turn counts as, in every state's value; above 0."""
 
-    def weights(self, turns: Turns) -> Floats:
-        """Ratios of single turns: no product of them enters."""
-        return turns.ratio_EH[turns.alive_EH]
+    def reliability(self, turns: Turns) -> Reliability:
+        """Of the ratios of single turns: no product of them enters."""
+        shared = shared_states(turns)
+        alone = f"{shared:.0%} of turns in states that recur, needed are {LEAST_SHARED:.0%}"
+        return reliability(turns.ratio_EH[turns.alive_EH], objection=alone if shared < LEAST_SHARED else None)
 
     def value(self, turns: Turns) -> Value:
         """See `Estimator.value`; fitted again for other counts."""
+        visits_H = visits(turns)
 
         def value(counts_E: Floats) -> float:
-            first_E = fitted_values(turns, counts_E, self.ridge)[:, 0]
+            first_E = fitted_values(turns, visits_H, counts_E, self.ridge)[:, 0]
             return divided(float(counts_E @ first_E), float(counts_E.sum()))
 
         return value

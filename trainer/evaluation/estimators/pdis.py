@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from trainer.evaluation.estimators.base import Value, mean
-from trainer.evaluation.turns import Floats, Turns
+from trainer.evaluation.reliability import Reliability, reliability
+from trainer.evaluation.turns import Turns
 
 
 @dataclass(frozen=True)
@@ -19,9 +20,9 @@ class PDIS:
 
     name: ClassVar[str] = "pdis"
 
-    def weights(self, turns: Turns) -> Floats:
-        """Weights of whole episodes."""
-        return turns.weight_EH[:, -1]
+    def reliability(self, turns: Turns) -> Reliability:
+        """Of the weights of whole episodes."""
+        return reliability(turns.weight_EH[:, -1])
 
     def value(self, turns: Turns) -> Value:
         """See `Estimator.value`."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from trainer.evaluation.estimators.base import Value, divided
+from trainer.evaluation.reliability import Reliability, reliability
 from trainer.evaluation.turns import Floats, Turns
 
 TOWARDS_BEHAVIOUR = "towards behaviour"
@@ -21,9 +22,9 @@ class WIS:
 
     name: ClassVar[str] = "wis"
 
-    def weights(self, turns: Turns) -> Floats:
-        """Weights of whole episodes."""
-        return turns.weight_EH[:, -1]
+    def reliability(self, turns: Turns) -> Reliability:
+        """Of the weights of whole episodes."""
+        return reliability(turns.weight_EH[:, -1])
 
     def value(self, turns: Turns) -> Value:
         """See `Estimator.value`."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from trainer.evaluation.estimators.base import Value
 from trainer.evaluation.estimators.wis import TOWARDS_BEHAVIOUR
+from trainer.evaluation.reliability import Reliability, reliability
 from trainer.evaluation.turns import Floats, Turns
 
 
@@ -22,9 +23,9 @@ class WPDIS:
 
     name: ClassVar[str] = "wpdis"
 
-    def weights(self, turns: Turns) -> Floats:
-        """Weights of whole episodes: those of the last turn are the most uneven."""
-        return turns.weight_EH[:, -1]
+    def reliability(self, turns: Turns) -> Reliability:
+        """Of the weights of whole episodes: those of the last turn are the most uneven."""
+        return reliability(turns.weight_EH[:, -1])
 
     def value(self, turns: Turns) -> Value:
         """See `Estimator.value`."""

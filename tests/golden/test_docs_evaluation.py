@@ -1,0 +1,126 @@
+"""docs/guides/evaluation.md: its commands on the real data print what it shows, and its other commands are commands."""
+
+import math
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import lake
+from lake import Lake
+from lake.cli import trajlake
+from lake.ingest import ingest
+from testkit.shared import CHECKOUT, shared_data
+from trainer.evaluation.estimators import all_estimators
+from trainer.evaluation.estimators.clipped import LEAST_MEAN
+from trainer.evaluation.estimators.fitted import LEAST_SHARED
+from trainer.evaluation.ope import MAX_MISMATCH, ROWS
+from trainer.evaluation.paired import EXACT_TASKS, SAMPLED_PATTERNS
+from trainer.evaluation.reliability import LEAST_ESS, LEAST_SHARE
+from trainer.evaluation.rescore import COMMIT_SECONDS
+
+PAGE = (CHECKOUT / "docs" / "guides" / "evaluation.md").read_text("utf-8")
+BLOCKS = re.findall(r"^```(\w*)\n(.+?)\n```$", PAGE, re.MULTILINE | re.DOTALL)
+PROSE = " ".join(re.sub(r"^```.+?^```$", "", PAGE, flags=re.MULTILINE | re.DOTALL).split())
+
+
+@pytest.fixture(scope="module")
+def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    lk = lake.open(tmp_path_factory.mktemp("evaluation") / "lake", create=True)
+    ingest(lk, shared_data("tau_bench", "gpt-4o-airline.json"))
+    return lk
+
+
+@pytest.fixture(scope="module")
+def printed(lk: Lake, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each `sh` command of the page printed, or its one line of a fault."""
+    model = tmp_path_factory.mktemp("model") / "tiny"
+    found = {}
+    for command in (text for kind, text in BLOCKS if kind == "sh"):
+        words = [str(model) if word == "tiny" and "evaluate" not in command else word for word in shlex.split(command)]
+        done = CliRunner().invoke(trajlake, [*words[1:], "--lake", lk.uri])
+        found[command] = done.stdout if done.exit_code == 0 else f"trajlake: {done.exception}"
+    return found
+
+
+def alike(one: str, other: str) -> bool:
+    if one == other:
+        return True
+    try:
+        return math.isclose(float(one), float(other), rel_tol=2e-5)
+    except ValueError:
+        return False
+
+
+def test_commands_print_what_the_page_shows(printed: dict[str, str]) -> None:
+    """A `text` block shows the output of the `sh` block before it."""
+    command, compared = "", 0
+    for kind, text in BLOCKS:
+        if kind == "sh":
+            command = text
+        if kind != "text":
+            continue
+        left, right = printed[command].strip().splitlines(), text.splitlines()
+        assert len(left) == len(right), printed[command]
+        for one, other in zip(left, right, strict=True):
+            assert len(one.split()) == len(other.split()), (one, other)
+            assert all(alike(a, b) for a, b in zip(one.split(), other.split(), strict=True)), (one, other)
+        compared += 1
+    assert compared == 2
+
+
+def test_scoring_text_says_that_nothing_was_recorded(printed: dict[str, str], lk: Lake) -> None:
+    (row,) = lk.sql("SELECT * FROM mismatch").to_dicts()
+    assert (row["checkpoint"], row["episodes"], row["steps"], row["unknown_steps"]) == ("tiny", 4, 60, 60)
+    assert row["mean_abs"] is None
+    assert "gpt-4o-airline" in next(out for command, out in printed.items() if "rescore" in command)
+
+
+def command_lines() -> list[str]:
+    lines = [line for kind, text in BLOCKS if kind in ("", "sh") for line in text.splitlines()]
+    return [line for line in lines if line.startswith("trajlake ")]
+
+
+@pytest.mark.parametrize("line", command_lines())
+def test_every_command_line_is_one(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that take minutes are parsed, not run: no unknown command, option or argument."""
+    monkeypatch.setenv("TRAJLAKE_LAKE", "anywhere")
+    words = shlex.split(line)[1:]
+    context = click.Context(trajlake, info_name="trajlake")
+    command = trajlake.get_command(context, words[0])
+    assert command is not None
+    command.make_context(words[0], words[1:], parent=context)
+
+
+def test_the_numbers_of_the_prose_are_those_of_the_code() -> None:
+    said = [
+        f"more than {MAX_MISMATCH} nats per token",
+        f"effective sample size of {LEAST_ESS:.0f} and {LEAST_SHARE:.0%}".replace("%", " %"),
+        f"`clipped` needs a mean weight of {LEAST_MEAN}",
+        f"every {COMMIT_SECONDS:.0f} seconds",
+        f"while at most {EXACT_TASKS} tasks differ (`exact`), else {SAMPLED_PATTERNS:,} random ones",
+    ]
+    for sentence in said:
+        assert sentence in PROSE
+    assert LEAST_SHARED == 0.5
+    assert "at least half of the turns in states that recur" in PROSE
+
+
+def test_every_estimator_has_its_row() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| .+ \| .*\|$", PAGE.split("| estimator | formula | errs |")[1], re.MULTILINE)
+    names = [estimator.name for estimator in all_estimators()]
+    assert rows == names
+    shown: list[Any] = next(text.splitlines() for _, text in BLOCKS if text.startswith("estimator "))
+    assert shown[0].split() == ROWS.names()
+    assert [line.split()[0] for line in shown[1:]] == names
+
+
+def test_the_interval_of_tasks_is_half_as_wide_again(printed: dict[str, str]) -> None:
+    rows = [line.split() for line in next(iter(printed.values())).splitlines()[1:]]
+    width = {row[1]: float(row[4]) - float(row[3]) for row in rows}
+    assert 1.4 < width["pass@1"] / width["success"] < 1.6
+    assert Path(CHECKOUT / "docs" / "guides" / "evaluation.md").exists()

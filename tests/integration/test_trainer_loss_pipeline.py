@@ -1,0 +1,93 @@
+"""Every loss from stored tokens to gradients: how a step is cut and spread over ranks does not matter, nor do dummies.
+
+The whole chain of the loop on a random model: selection, plan, stream, first pass, loss. Losses on pairs and labels
+need data of their own and are checked with the data.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch  # noqa: TID253
+
+from lake import Lake
+from testkit.lakes import add_credit
+from testkit.training import config, gradients, random_backend, random_model, token_episodes, token_lake
+from trainer.advantages import resolve_advantages
+from trainer.backends.base import FrozenPolicy
+from trainer.loop import run_steps
+from trainer.losses import find_loss
+from trainer.metrics import METRICS
+from trainer.model import Policy
+from trainer.passes import fill_batches
+from trainer.plan import Plan
+from trainer.selection import select
+from trainer.stream import Stream
+
+LOSSES: list[tuple[str, dict[str, Any]]] = [
+    ("reinforce", {}),
+    ("reinforce", {"correction": {"method": "sequence_truncate", "normalise": True}}),
+    ("grpo", {"kl": {"coefficient": 0.1}}),
+    ("dr_grpo", {}),
+    ("ppo", {"correction": {"method": "sequence_mask", "high": 1e6}}),
+    ("dapo", {"correction": {"method": "token_truncate", "decoupled": True, "normalise": True}}),
+    ("gspo", {"clip_low": 0.9, "clip_high": 9.0}),
+    ("cispo", {}),
+    ("dro", {"entropy_coefficient": 0.01}),
+    ("bc_exp", {}),
+]
+
+
+def gradient(
+    lk: Lake, loss_name: str, options: dict[str, Any], world_size: int, **fields: Any
+) -> dict[str, torch.Tensor]:
+    """Gradient of the first optimizer step; ranks one after the other, their statistics those of all."""
+    settings = config(loss_name, minibatches=2, **({loss_name: options} if options else {}), **fields)
+    loss = find_loss(settings)
+    snapshot = lk.snapshot()
+    plan = Plan(select(snapshot, settings, loss.needs, source=resolve_advantages(snapshot, None)), settings)
+    reference = FrozenPolicy(Policy(random_model(seed=7)))
+    backend = random_backend()
+    of_all_ranks = []
+    for rank in range(world_size):
+        with Stream(snapshot, plan, loss.needs, settings, rank=rank, world_size=world_size) as stream:
+            _, batches = next(stream.steps())
+            of_all_ranks += batches
+    filled, statistics = fill_batches(backend, reference, loss, settings, of_all_ranks)
+    for batch in filled:
+        backend.forward_backward(batch, loss, settings, statistics).result()
+    return gradients(backend)
+
+
+@pytest.mark.parametrize(("name", "options"), LOSSES)
+def test_cuts_and_ranks_do_not_matter(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+    lk = token_lake(tmp_path, token_episodes(tasks=3))
+    add_credit(lk)
+    whole = gradient(lk, name, options, 1, token_budget=100_000)
+    assert max(float(tensor.abs().max()) for tensor in whole.values()) > 1e-4
+    for world_size, budget in ((1, 40), (7, 60)):
+        found = gradient(lk, name, options, world_size, token_budget=budget)
+        for parameter, tensor in whole.items():
+            torch.testing.assert_close(found[parameter], tensor, atol=1e-6, rtol=1e-3, msg=parameter)
+
+
+@pytest.mark.parametrize(("name", "options"), [("sft", {}), ("awr", {}), *LOSSES])
+def test_every_loss_trains_and_reports_what_is_documented(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+    lk = token_lake(tmp_path, token_episodes(tasks=3))
+    add_credit(lk)
+    settings = config(name, episodes_per_step=2, **({name: options} if options else {}))
+    snapshot, needs = lk.snapshot(), find_loss(settings).needs
+    plan = Plan(select(snapshot, settings, needs, source=resolve_advantages(snapshot, None)), settings)
+    backend = random_backend()
+    before = backend.digest()
+    reference = FrozenPolicy(Policy(random_model(seed=7)))
+    reports = list(run_steps(backend, snapshot, plan, settings, peak=1e-3, reference=reference))
+    assert len(reports) == len(plan.steps) > 1
+    assert backend.digest() != before
+    for report in reports:
+        assert set(report.metrics) <= set(METRICS)
+        assert all(math.isfinite(value) for value in report.metrics.values())
+        assert ("kl_reference" in report.metrics) == ("kl" in options)
+        assert ("ratio_ess" in report.metrics) == needs.behaviour_logprobs
+        assert ("correction_weight" in report.metrics) == (name == "reinforce" or "correction" in options)

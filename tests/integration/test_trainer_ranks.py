@@ -1,0 +1,172 @@
+"""Sharded training over 1, 2 and 4 gloo ranks, real processes: gradients, updates and resumption of one device.
+
+1. The gradient of an optimizer step does not depend on micro-batches or ranks: weights are the plan's.
+2. The order of episodes does not depend on ranks.
+3. A checkpoint of any number of ranks resumes on any other.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from testkit import rank_tasks
+from testkit.lakes import add_credit
+from testkit.ranks import files_below, on_ranks
+from testkit.training import random_model, token_episodes, token_lake
+from trainer.backends.ranks import ALONE
+from trainer.checkpoint import STATE
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    (loss, {"epochs": 1, "episodes_per_step": 9, **fields})
+    for loss, fields in (
+        ("sft", {"aggregation": "token_mean"}),
+        ("sft", {"aggregation": "unit_mean_token_mean", "unit": "turn"}),
+        ("sft", {"aggregation": "unit_mean_token_mean", "unit": "sequence"}),
+        ("sft", {"aggregation": "unit_mean_token_sum", "unit": "episode"}),
+        ("sft", {"aggregation": "unit_mean_token_sum_norm", "unit": "episode", "aggregation_constant": 8.0}),
+        ("ppo", {"live_only": True}),
+        ("awr", {"live_only": True}),
+        ("gspo", {"live_only": True, "gspo": {"kl": {"coefficient": 0.1}}}),
+        ("reinforce", {"reinforce": {"correction": {"method": "token_truncate", "normalise": True}}}),
+    )
+]
+BUDGETS = (12, 30, 100_000)
+FIELDS = {"epochs": 2, "episodes_per_step": 5, "token_budget": 40}
+CASES_BY_BUDGET = [(loss, {**fields, "token_budget": budget}) for loss, fields in CASES for budget in BUDGETS]
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    lk = token_lake(tmp_path_factory.mktemp("lake") / "lake", token_episodes(4, 4))
+    add_credit(lk)
+    return lk.uri
+
+
+@pytest.fixture(scope="module")
+def undisturbed(uri: str) -> dict[str, Any]:
+    return rank_tasks.trajectory(ALONE, uri, "sft", FIELDS, {})
+
+
+def assert_close(found: dict[str, Any], expected: dict[str, Any], atol: float) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, atol=atol, rtol=0, err_msg=name)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_gradients_do_not_depend_on_micro_batches_or_ranks(uri: str, count: int) -> None:
+    expected = rank_tasks.gradients_of_steps(
+        ALONE, uri, [CASES_BY_BUDGET[at] for at in range(2, len(CASES_BY_BUDGET), 3)]
+    )
+    by_rank = on_ranks(count, rank_tasks.gradients_of_steps, uri, CASES_BY_BUDGET)
+    for at, (loss, fields) in enumerate(CASES_BY_BUDGET):
+        batches = {results[at][0] for results in by_rank}
+        assert len(batches) == 1, "every rank runs as many micro-batches"
+        whole = expected[at // len(BUDGETS)][1]
+        largest = max(np.abs(value).max() for value in whole.values())
+        assert largest > 1e-3, (loss, fields)
+        assert_close(by_rank[0][at][1], whole, atol=1e-6 * max(1.0, largest))
+
+
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 2, 4])
+def test_ranks_train_as_one_device_does(uri: str, undisturbed: dict[str, Any], count: int) -> None:
+    by_rank = on_ranks(count, rank_tasks.trajectory, uri, "sft", FIELDS, {"gradient_checkpointing": True})
+    assert_close(by_rank[0]["weights"], undisturbed["weights"], atol=1e-6)
+    for result in by_rank:
+        assert result["order"] == undisturbed["order"]
+        assert result["digest"] == by_rank[0]["digest"]
+        for found, expected in zip(result["metrics"], undisturbed["metrics"], strict=True):
+            assert found.keys() == expected.keys()
+            for name in ("loss", "logprob", "grad_norm", "learning_rate", "action_tokens", "tokens"):
+                assert found[name] == pytest.approx(expected[name], rel=1e-4), name
+
+
+def test_a_loss_with_statistics_sees_the_whole_step_on_every_rank(tmp_path: Path) -> None:
+    random_model().save_pretrained(tmp_path / "model")
+    folder = str(tmp_path / "model")
+    expected, statistics = rank_tasks.two_passes(ALONE, folder)
+    for count in (2, 4):
+        by_rank = on_ranks(count, rank_tasks.two_passes, folder)
+        assert_close(by_rank[0][0], expected, atol=1e-5)
+        for _, found in by_rank:
+            assert found == pytest.approx(statistics, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(2, 4), (2, 0), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in [(2, 1), (3, 2), (0, 2)])],
+)
+def test_a_checkpoint_resumes_on_another_number_of_ranks(
+    uri: str, undisturbed: dict[str, Any], tmp_path: Path, before: int, after: int
+) -> None:
+    """0: one device without a process group."""
+    folder = str(tmp_path / "c")
+    arguments = (uri, folder, FIELDS, {})
+    if before:
+        digest = on_ranks(before, rank_tasks.saved, *arguments)[0]
+        files = files_below(Path(folder)) - {STATE}
+        assert files
+        assert all(name.endswith(".safetensors") for name in files), "nothing is pickled"
+    else:
+        digest = rank_tasks.saved(ALONE, *arguments)
+    results = on_ranks(after, rank_tasks.resumed, *arguments) if after else [rank_tasks.resumed(ALONE, *arguments)]
+    for loaded, _, order in results:
+        assert loaded == digest, "loaded bit for bit"
+        assert order == undisturbed["order"][3:]
+    assert_close(results[0][1], undisturbed["weights"], atol=1e-6)
+
+
+def test_the_same_number_of_ranks_resumes_bit_for_bit(uri: str, tmp_path: Path) -> None:
+    whole = on_ranks(2, rank_tasks.trajectory, uri, "sft", FIELDS, {})[0]["weights"]
+    arguments = (uri, str(tmp_path / "c"), FIELDS, {})
+    on_ranks(2, rank_tasks.saved, *arguments)
+    found = on_ranks(2, rank_tasks.resumed, *arguments)[0][1]
+    for name, value in whole.items():
+        assert np.array_equal(found[name], value), name
+
+
+def test_a_damaged_or_missing_shard_is_found(uri: str, tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    on_ranks(2, rank_tasks.saved, uri, str(folder), FIELDS, {})
+    flipped, torn = tmp_path / "flipped", tmp_path / "torn"
+    for place in (flipped, torn):
+        shutil.copytree(folder, place)
+    shard = sorted((flipped / "weights").iterdir())[1]
+    content = bytearray(shard.read_bytes())
+    content[-5] ^= 1
+    shard.write_bytes(content)
+    sorted((torn / "optimizer").iterdir())[0].unlink()
+    for place, words in ((flipped, "weights/shard"), (torn, "optimizer/shard")):
+        told, silent = on_ranks(2, rank_tasks.refused, str(place), {})
+        assert silent == "silent"
+        assert f"checkpoint {place}: {words}" in told
+        assert "is damaged" in told
+        assert rank_tasks.refused(ALONE, str(place), {}) == told
+
+
+def test_adapters_are_sharded_too(uri: str, tmp_path: Path) -> None:
+    """Of rank 2 over four ranks: two of them hold nothing of a matrix."""
+    pytest.importorskip("peft", reason="needs trajlake[lora]")
+    expected = rank_tasks.trajectory(ALONE, uri, "sft", FIELDS, {"lora": True})
+    found = on_ranks(4, rank_tasks.trajectory, uri, "sft", FIELDS, {"lora": True})[0]
+    assert all(".lora_" in name for name in found["weights"])
+    assert_close(found["weights"], expected["weights"], atol=1e-6)
+    folder = str(tmp_path / "c")
+    arguments = (uri, folder, FIELDS, {"lora": True})
+    digest = on_ranks(4, rank_tasks.saved, *arguments)[0]
+    assert rank_tasks.resumed(ALONE, *arguments)[0] == digest
+    assert "adapters were trained on another base model" in str(
+        rank_tasks.refused(ALONE, folder, {"lora": True, "seed": 7})
+    )
+
+
+def test_sixteen_bit_products_over_ranks_keep_float32_weights(uri: str, undisturbed: dict[str, Any]) -> None:
+    found = on_ranks(2, rank_tasks.trajectory, uri, "sft", FIELDS, {"dtype": "bfloat16"})[0]
+    for name, value in undisturbed["weights"].items():
+        assert found["weights"][name].dtype == np.float32
+        assert np.abs(found["weights"][name] - value).max() < 0.02
+    losses = [[report["loss"] for report in run["metrics"]] for run in (found, undisturbed)]
+    np.testing.assert_allclose(*losses, rtol=0.02)

@@ -1,0 +1,92 @@
+"""`trajlake train --ranks N` as a user runs it: a launcher, real ranks, a rank that dies, and resumption on fewer."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch  # noqa: TID253
+from safetensors.torch import load_file
+
+import lake
+from lake import Lake
+from testkit.lakes import build_lake
+from testkit.processes import COMMAND, environment, trajlake
+from trainer.tiny_model import TinyModelConfig, make_tiny_model
+
+_PATIENCE = 100
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, list[str]]:
+    """A lake, and the options of a run on it that writes a checkpoint after each of its 24 updates."""
+    folder = tmp_path_factory.mktemp("world")
+    lk = build_lake(folder / "lake")
+    make_tiny_model(lk.snapshot(), folder / "model", TinyModelConfig(vocabulary=300, hidden_size=32))
+    options = ["--lake", lk.uri, "--model", str(folder / "model"), "--loss", "sft", "--lr", "1e-4", "--epochs", "4"]
+    return lk, [*options, "--episodes-per-step", "4", "--checkpoint-every", "1"]
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    return load_file(out / "final" / "model.safetensors")
+
+
+def consumed(uri: str, run_id: str) -> list[tuple[Any, ...]]:
+    query = "SELECT optimizer_step, episode_id FROM trained_batches JOIN job_runs USING (job_id) WHERE run_id = ?"
+    return sorted(lake.open(uri).sql(query, [run_id]).rows())
+
+
+def children_of(process: int) -> list[int]:
+    return list(map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split()))
+
+
+def test_a_rank_dies_and_the_run_goes_on_without_ranks(world: tuple[Lake, list[str]], tmp_path: Path) -> None:
+    lk, options = world
+    whole = trajlake("train", *options, "--out", tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    out = tmp_path / "out"
+    command = [*COMMAND, "train", *options, "--out", str(out), "--ranks", "2"]
+    launcher = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + _PATIENCE
+    while not list(out.glob("checkpoints/step-*")):
+        assert launcher.poll() is None, launcher.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(children_of(launcher.pid)[1], signal.SIGKILL)
+    said, complained = launcher.communicate(timeout=_PATIENCE)
+    assert launcher.returncode != 0, complained
+    assert "weights sha256" not in said
+    assert not (out / "final").exists()
+    resumed = trajlake("train", *options, "--out", out, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "written with ranks 2 and training goes on with 1" in resumed.stderr
+    for name, tensor in weights(tmp_path / "whole").items():
+        torch.testing.assert_close(weights(out)[name], tensor, atol=1e-6, rtol=0, msg=name)
+    assert consumed(lk.uri, "out") == consumed(lk.uri, "whole")
+    assert len(consumed(lk.uri, "out")) == 4 * 24
+
+
+def test_rank_0_speaks_for_all(world: tuple[Lake, list[str]], tmp_path: Path) -> None:
+    lk, options = world
+    options = [*options, "--epochs", "1", "--checkpoint-every", "50"]
+    done = trajlake("train", *options, "--out", tmp_path / "two", "--ranks", "2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("weights sha256") == 1
+    jobs = lk.sql("SELECT status, count(*) AS n FROM job_runs WHERE run_id = 'two' GROUP BY ALL").rows()
+    assert jobs == [("succeeded", 1)]
+    assert len((tmp_path / "two" / "metrics.jsonl").read_text().splitlines()) == 6
+    again = trajlake("train", *options, "--out", tmp_path / "two", "--ranks", "2")
+    assert again.returncode != 0
+    assert again.stderr.count("two holds a run already") == 1
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "trainer"]
+    command = [*torchrun, "train", *options, "--out", str(tmp_path / "two"), "--resume"]
+    finished = subprocess.run(
+        command, capture_output=True, text=True, env=environment(), timeout=_PATIENCE, check=False
+    )
+    assert finished.stdout == done.stdout, finished.stderr
+    none = trajlake("train", *options, "--out", tmp_path / "none", "--ranks", "0")
+    assert "--ranks is 0; it takes a number of processes, from 1" in none.stderr

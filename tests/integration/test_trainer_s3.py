@@ -1,0 +1,91 @@
+"""Training data in a bucket: the same batches as from a folder, bit for bit."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch  # noqa: TID253
+
+import lake
+from lake import Lake
+from lake.errors import LakeAccessError
+from lake.objects import Objects
+from testkit.lakes import add_credit
+from testkit.object_store import Store, s3, s3_server
+from testkit.training import config, token_episodes
+from trainer.advantages import resolve_advantages
+from trainer.config import TrainConfig
+from trainer.losses import LOSSES
+from trainer.plan import Plan
+from trainer.selection import select
+from trainer.stream import Stream
+
+__all__ = ["s3", "s3_server"]
+
+PPO = LOSSES["ppo"].needs
+
+
+def filled(lk: Lake) -> Lake:
+    """Three files of tokens, and their advantages."""
+    for part in np.array_split(np.arange(16), 3):
+        episodes = token_episodes(tasks=4)
+        with lk.job(kind="collect", run_id="demo") as job:
+            job.record([episodes[i] for i in part])
+    add_credit(lk)
+    return lk
+
+
+def streamed(lk: Lake, settings: TrainConfig) -> tuple[int, list[dict[str, Any]]]:
+    """The plan's hash, and every field of every batch."""
+    snapshot = lk.snapshot()
+    plan = Plan(select(snapshot, settings, PPO, source=resolve_advantages(snapshot, None)), settings)
+    with Stream(snapshot, plan, PPO, settings) as stream:
+        batches = [batch for _, batches in stream.steps() for batch in batches]
+    return plan.plan_hash, [{name: getattr(batch, name) for name in type(batch).__slots__} for batch in batches]
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 30])
+def test_a_bucket_gives_the_same_batches_as_a_folder(tmp_path: Path, s3: Store, cache_bytes: int) -> None:
+    settings = config("ppo", episodes_per_step=3, token_budget=40, cache_bytes=cache_bytes, unit="episode")
+    local = streamed(filled(lake.open(tmp_path, create=True)), settings)
+    remote = streamed(filled(lake.open(s3.root, create=True, storage_options=s3.options)), settings)
+    assert local[0] == remote[0]
+    assert len(local[1]) == len(remote[1]) > 3
+    for one, other in zip(local[1], remote[1], strict=True):
+        for name, value in one.items():
+            same = torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name]
+            assert same, name
+
+
+def test_a_row_group_is_one_request(s3: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns that lie side by side are asked for together, and a footer once."""
+    lk = filled(lake.open(s3.root, create=True, storage_options=s3.options))
+    snapshot = lk.snapshot()
+    settings = config("ppo", episodes_per_step=3)
+    plan = Plan(select(snapshot, settings, PPO, source=resolve_advantages(snapshot, None)), settings)
+    asked: list[str] = []
+    read = Objects._read
+
+    def counted(self: Objects, uri: str, start: int, end: int) -> bytes:
+        asked.append(uri)
+        return read(self, uri, start, end)
+
+    monkeypatch.setattr(Objects, "_read", counted)
+    with Stream(snapshot, plan, PPO, settings) as stream:
+        footers = len(asked)
+        assert len(list(stream.steps())) == len(plan.steps)
+    assert footers <= 2 * 3, "a footer's length, then the footer"
+    assert len(asked) - footers == 3
+
+
+def test_a_file_that_is_gone_is_an_error_of_the_lake(s3: Store) -> None:
+    lk = filled(lake.open(s3.root, create=True, storage_options=s3.options))
+    snapshot = lk.snapshot()
+    settings = config("ppo", episodes_per_step=3)
+    plan = Plan(select(snapshot, settings, PPO, source=resolve_advantages(snapshot, None)), settings)
+    with Stream(snapshot, plan, PPO, settings) as stream:
+        gone = snapshot.files("tokens")[0].path
+        snapshot.objects.delete([gone.removeprefix(f"{snapshot.objects.root}/")])
+        with pytest.raises(LakeAccessError, match=r"tokens/"):
+            list(stream.steps())

@@ -1,0 +1,168 @@
+"""Windows: row groups are read once for all the optimizer steps that fit into memory, whatever that changes nothing."""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch  # noqa: TID253
+
+from lake import Lake
+from testkit.training import config, token_episodes, token_lake
+from trainer.config import TrainConfig
+from trainer.losses import LOSSES
+from trainer.plan import Plan
+from trainer.row_groups import RowGroup, RowGroupReader
+from trainer.selection import select
+from trainer.stream import Stream
+from trainer.windows import Locations, Window, Windows
+
+SFT = LOSSES["sft"].needs
+WRITES = 4
+LIMITS = [0, 600, 1500, 1 << 30]
+
+
+class Counting(RowGroupReader):
+    """Counts what is read."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.reads: Counter[tuple[int, int]] = Counter()
+
+    def read(self, file: int, group: int) -> RowGroup:
+        self.reads[file, group] += 1
+        return super().read(file, group)
+
+
+@contextmanager
+def windows_of(lk: Lake, limit: int, ramp: int = 1, **fields: Any) -> Iterator[tuple[Plan, Windows, Counting]]:
+    snapshot = lk.snapshot()
+    settings = config(episodes_per_step=2, **fields)
+    plan = Plan(select(snapshot, settings, SFT), settings)
+    reader = Counting(snapshot.files("tokens"), snapshot.objects, masks=False, logprobs=False)
+    with ThreadPoolExecutor(2) as pool:
+        locations = Locations(plan, reader, pool)
+        yield plan, Windows(plan, reader, locations, pool, limit=limit, ramp=ramp), reader
+
+
+def bytes_of(plan: Plan, window: Window) -> int:
+    """Of the tokens of its optimizer steps: int32 each."""
+    return sum(4 * step.tokens for step in window.steps)
+
+
+@pytest.fixture(scope="module")
+def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    return token_lake(tmp_path_factory.mktemp("windows"), token_episodes(tasks=6), writes=WRITES)
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_windows_hold_every_step_once_in_order_and_keep_the_limit(lk: Lake, limit: int) -> None:
+    with windows_of(lk, limit, epochs=2) as (plan, windows, _):
+        cut = list(windows.cut(plan.steps))
+        assert [step.index for window in cut for step in window.steps] == [step.index for step in plan.steps]
+        assert all(bytes_of(plan, window) <= limit // 2 or len(window.steps) == 1 for window in cut if limit < 1 << 30)
+        assert (len(cut) == 1) == (limit == 1 << 30)
+        assert list(windows.cut([])) == []
+
+
+def test_the_first_windows_are_small(lk: Lake) -> None:
+    with windows_of(lk, 1500, epochs=8) as (plan, windows, _):
+        sizes = [len(window.steps) for window in itertools.islice(windows.cut(plan.steps), 3)]
+        assert sizes[:2] == [1, 2]
+        assert 2 < sizes[2] <= 4
+
+
+def members_of(plan: Plan, window: Window) -> np.ndarray:
+    """Members of its optimizer steps, each once."""
+    episodes = sorted({e for step in window.steps for e in step.episodes_E.tolist()})
+    sequences = [np.arange(plan.sequence_starts_E[e], plan.sequence_starts_E[e + 1]) for e in episodes]
+    return plan.members_of(np.concatenate(sequences))[0]
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_row_group_is_read_once_a_window_at_most(lk: Lake, limit: int) -> None:
+    with windows_of(lk, limit, epochs=3) as (plan, windows, reader):
+        for number, window in enumerate(windows.cut(plan.steps), 1):
+            window.begin()
+            window.rows(members_of(plan, window))
+            assert max(reader.reads.values()) <= number
+        if limit == 1 << 30:
+            assert set(reader.reads.values()) == {1}
+            assert len(reader.reads) == WRITES
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_only_wanted_rows_are_kept_with_context_and_action_side_by_side(lk: Lake, limit: int) -> None:
+    stored = {(row["episode_id"], row["step_index"]): row for row in lk.scan("tokens").collect().iter_rows(named=True)}
+    with windows_of(lk, limit) as (plan, windows, _):
+        for window in windows.cut(plan.steps):
+            window.begin()
+            wanted = members_of(plan, window)
+            rows = window.rows(wanted)
+            assert sorted(rows.tolist()) == list(range(len(wanted)))
+            assert len(window.starts_R) == len(wanted) + 1
+            for member, at in zip(wanted.tolist(), rows.tolist(), strict=True):
+                row = stored[plan.members.row(member, named=True)["episode_id"], plan.members["step_index"][member]]
+                ids = window.ids_T[window.starts_R[at] : window.starts_R[at + 1]].tolist()
+                assert ids == row["context_ids"] + row["action_ids"]
+                assert window.n_context_R[at] == row["n_context"]
+                assert window.action_starts_R[at + 1] - window.action_starts_R[at] == row["n_action"]
+            assert window.mask_A is window.logprobs_A is None, "not asked for"
+
+
+def test_reading_can_begin_in_parts(lk: Lake) -> None:
+    with windows_of(lk, 1 << 30) as (plan, windows, reader):
+        (window,) = windows.cut(plan.steps)
+        assert window.waiting == WRITES
+        window.begin(1)
+        window.begin(1)
+        assert window.waiting == WRITES - 2
+        window.begin()
+        window.begin()
+        assert window.waiting == 0
+        assert len(window.rows(members_of(plan, window))) == plan.members.height
+        assert sum(reader.reads.values()) == WRITES
+
+
+def same(settings: Callable[..., TrainConfig], lk: Lake, first: int, **fields: Any) -> list[dict[str, Any]]:
+    """Every tensor of every batch."""
+    snapshot = lk.snapshot()
+    chosen = settings(**fields)
+    plan = Plan(select(snapshot, chosen, SFT), chosen)
+    with Stream(snapshot, plan, SFT, chosen) as stream:
+        batches = [batch for _, batches in stream.steps(first) for batch in batches]
+    return [
+        {name: value for name in type(batch).__slots__ if isinstance(value := getattr(batch, name), torch.Tensor)}
+        for batch in batches
+    ]
+
+
+@pytest.mark.parametrize("first", [0, 3])
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("limit", LIMITS[:3])
+def test_batches_do_not_depend_on_the_cache(lk: Lake, limit: int, threads: int, first: int) -> None:
+    def settings(**fields: Any) -> TrainConfig:
+        return config(episodes_per_step=2, epochs=2, token_budget=40, **fields)
+
+    expected = same(settings, lk, first)
+    found = same(settings, lk, first, cache_bytes=limit, read_threads=threads, prefetch=threads)
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_file_that_goes_away_is_an_error_and_no_standstill(tmp_path: Path) -> None:
+    lk = token_lake(tmp_path, token_episodes(tasks=4), writes=3)
+    snapshot = lk.snapshot()
+    settings = config(episodes_per_step=2, cache_bytes=0, read_threads=1)
+    plan = Plan(select(snapshot, settings, SFT), settings)
+    with Stream(snapshot, plan, SFT, settings) as stream:
+        Path(snapshot.files("tokens")[1].path).unlink()
+        with pytest.raises(FileNotFoundError):
+            list(stream.steps())

@@ -1,0 +1,155 @@
+"""Laws of aggregation: what the tokens of an optimizer step weigh, against a slow count; under any cut into parts."""
+
+from collections import Counter
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testkit.plans import EPISODES, Episodes, episode_of, plan_of
+from testkit.training import config
+from trainer.aggregation import Aggregation, Atom, Unit, weighting
+from trainer.assembly import shares_of
+from trainer.collate import Shares
+from trainer.losses import Needs
+from trainer.plan import OptimizerStep, Plan
+
+MODES = [("token_mean", unit) for unit in ("token", "turn", "sequence", "episode")] + [
+    (mode, unit)
+    for mode in ("unit_mean_token_mean", "unit_mean_token_sum", "unit_mean_token_sum_norm")
+    for unit in ("turn", "sequence", "episode")
+]
+CONSTANT = 7.0
+
+Key = tuple[int, int, int]
+"""Episode, sequence number in the plan, member number in the plan."""
+
+
+def unit_of(key: Key, unit: str) -> Any:
+    """What a member's tokens are averaged with."""
+    episode, sequence, member = key
+    return {"turn": member, "sequence": sequence, "episode": episode}[unit]
+
+
+def trained_tokens(plan: Plan, step: OptimizerStep) -> dict[Key, int]:
+    """Members of an optimizer step that carry loss, with their trained tokens."""
+    found = {}
+    for e in step.episodes_E:
+        for q in range(plan.sequence_starts_E[e], plan.sequence_starts_E[e + 1]):
+            for m in range(plan.member_starts_Q[q], plan.member_starts_Q[q + 1]):
+                if plan.trained_M[m]:
+                    found[int(plan.episode_ids_E[e]), int(q), int(m)] = int(plan.loss_tokens_M[m])
+    return found
+
+
+def slow_weights(tokens: dict[Key, int], mode: str, unit: str) -> dict[Key, Fraction]:
+    """The definitions, one token row at a time."""
+    if mode == "token_mean":
+        return {key: Fraction(1, sum(tokens.values())) for key in tokens}
+    per_unit: Counter[Any] = Counter()
+    for key, count in tokens.items():
+        per_unit[unit_of(key, unit)] += count
+    share = Fraction(1, len(per_unit))
+    if mode == "unit_mean_token_sum":
+        return dict.fromkeys(tokens, share)
+    if mode == "unit_mean_token_sum_norm":
+        return dict.fromkeys(tokens, share / int(CONSTANT))
+    return {key: share / per_unit[unit_of(key, unit)] for key in tokens}
+
+
+def planned(episodes: Episodes, mode: str, unit: str, **fields: Any) -> Plan:
+    return plan_of(episodes, aggregation=mode, unit=unit, aggregation_constant=CONSTANT, episodes_per_step=5, **fields)
+
+
+def parts_of(plan: Plan, step: OptimizerStep, ranks: int) -> list[tuple[list[int], Shares]]:
+    """Sequences and shares of each rank."""
+    dealt = [[q for items in bins for q in items] for bins in plan.micro_batches(step, ranks)]
+    return [(mine, shares_of(plan, step, np.array(mine))) for mine in dealt if mine]
+
+
+@pytest.mark.parametrize(("mode", "unit"), MODES)
+@given(episodes=EPISODES, budget=st.integers(1, 100), ranks=st.integers(1, 4))
+def test_each_token_weighs_what_the_definition_says_on_any_number_of_ranks(
+    mode: str, unit: str, episodes: Episodes, budget: int, ranks: int
+) -> None:
+    plan = planned(episodes, mode, unit, token_budget=budget)
+    for step in plan.steps:
+        tokens = trained_tokens(plan, step)
+        expected = slow_weights(tokens, mode, unit)
+        found: dict[Key, float] = {}
+        for sequences, shares in parts_of(plan, step, ranks):
+            chosen_M, members_Q = plan.members_of(np.array(sequences))
+            of_member = np.repeat(sequences, members_Q).tolist()
+            for q, m, weight in zip(of_member, chosen_M.tolist(), shares.weight_M.tolist(), strict=True):
+                if plan.trained_M[m]:
+                    found[episode_of(plan, q), q, m] = weight
+                else:
+                    assert weight == 0
+        assert found.keys() == expected.keys()
+        assert all(found[key] == pytest.approx(float(expected[key]), rel=1e-6) for key in found)
+        total = sum(found[key] * tokens[key] for key in found)
+        if mode in ("token_mean", "unit_mean_token_mean"):
+            assert total == pytest.approx(1, rel=1e-5)
+
+
+@pytest.mark.parametrize("unit", ["turn", "sequence", "episode"])
+@given(episodes=EPISODES, ranks=st.integers(1, 4))
+def test_units_are_numbered_in_order_and_counted_over_all_ranks(unit: str, episodes: Episodes, ranks: int) -> None:
+    plan = planned(episodes, "unit_mean_token_mean", unit)
+    for step in plan.steps:
+        tokens = trained_tokens(plan, step)
+        assert step.units == len({unit_of(key, unit) for key in tokens})
+        seen = 0
+        for sequences, shares in parts_of(plan, step, ranks):
+            chosen_M, members_Q = plan.members_of(np.array(sequences))
+            assert shares.unit_M is not None
+            assert shares.unit_weight == 1 / step.units
+            trained_M = plan.trained_M[chosen_M]
+            numbers = shares.unit_M[trained_M].tolist()
+            keys = zip(np.repeat(sequences, members_Q).tolist(), chosen_M.tolist(), strict=True)
+            owners = [unit_of((episode_of(plan, q), q, m), unit) for q, m in keys if plan.trained_M[m]]
+            order = list(dict.fromkeys(owners))
+            assert numbers == [order.index(owner) for owner in owners]
+            seen += len(order)
+        assert seen == step.units, "no unit is cut"
+
+
+@given(EPISODES)
+def test_without_units_nothing_is_numbered(episodes: Episodes) -> None:
+    plan = planned(episodes, "token_mean", "token")
+    for step in plan.steps:
+        assert step.units == step.loss_tokens
+        for _, shares in parts_of(plan, step, 2):
+            assert shares.unit_M is None
+
+
+def test_a_repeated_episode_is_two_units() -> None:
+    """A mixture may draw an episode twice into one optimizer step."""
+    plan = planned({1: [[(2, True)], [(3, True)]]}, "unit_mean_token_mean", "episode")
+    shares = shares_of(plan, plan.steps[0], np.array([0, 1, 0, 1]))
+    assert shares.unit_M is not None
+    assert shares.unit_M.tolist() == [0, 0, 1, 1]
+
+
+def test_defaults_come_from_the_loss_and_the_configuration_overrides_them() -> None:
+    needs = Needs(unit=Unit.SEQUENCE, aggregation=Aggregation.UNIT_MEAN_TOKEN_MEAN)
+    found = weighting(config(), needs)
+    assert (found.unit, found.aggregation, found.atom) == (
+        Unit.SEQUENCE,
+        Aggregation.UNIT_MEAN_TOKEN_MEAN,
+        Atom.SEQUENCE,
+    )
+    assert found.constant == config().max_length
+    found = weighting(config(unit="episode", aggregation="unit_mean_token_sum_norm", aggregation_constant=5), needs)
+    assert (found.unit, found.atom, found.constant) == (Unit.EPISODE, Atom.EPISODE, 5)
+    assert found.describe() == "unit_mean_token_sum_norm over episodes, C = 5"
+    assert weighting(config(), Needs()).describe() == "token_mean"
+    assert weighting(config(unit="episode"), Needs(atom=Atom.PAIR)).atom is Atom.PAIR
+
+
+def test_a_mean_over_units_needs_a_unit() -> None:
+    with pytest.raises(ValueError, match=r"unit_mean_token_sum averages over units: set unit to turn"):
+        weighting(config(aggregation="unit_mean_token_sum"), Needs())

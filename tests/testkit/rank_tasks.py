@@ -1,0 +1,180 @@
+"""What ranks do in tests: functions of a `Ranks` and picklable arguments; without ranks they run on one device."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch  # noqa: TID253
+
+import lake
+from lake.errors import CheckpointError
+from testkit.training import config, random_batch, random_model
+from trainer.advantages import resolve_advantages
+from trainer.backends.base import PolicyBackend
+from trainer.backends.ranks import Ranks
+from trainer.backends.sharded import Sharded
+from trainer.backends.single import SingleDevice
+from trainer.checkpoint import State, load_checkpoint, save_checkpoint
+from trainer.config import LoRAConfig, OptimizerConfig, TrainConfig
+from trainer.factories import make_backend, make_reference
+from trainer.loop import run_steps
+from trainer.lora import add_adapters
+from trainer.losses import Loss, LossResult, LossRows, Needs, find_loss
+from trainer.model import Policy
+from trainer.passes import fill_batches
+from trainer.plan import Plan
+from trainer.selection import select
+from trainer.stream import Stream
+
+Arrays = dict[str, Any]
+"""Numpy arrays by name: what processes send each other."""
+POSITION = State(optimizer_step=3, epoch=0, plan_hash="0123456789abc", snapshot={}, config={})
+
+
+def backend_of(ranks: Ranks, *, seed: int = 0, lora: bool = False, **policy: Any) -> PolicyBackend:
+    """The same random model on one device, or sharded over ranks."""
+    model = random_model(seed)
+    made = Policy(model, **policy)
+    if lora:
+        add_adapters(model, LoRAConfig(rank=2), seed=1)
+        torch.manual_seed(2)
+        for name, parameter in model.named_parameters():
+            if ".lora_B." in name:
+                torch.nn.init.normal_(parameter, std=0.1)
+    options = OptimizerConfig(weight_decay=0.1)
+    return Sharded(made, options, ranks) if ranks.joined else SingleDevice(made, options)
+
+
+def planned(uri: str, settings: TrainConfig) -> tuple[Any, Plan]:
+    """A lake's newest snapshot, and the plan of a configuration on it."""
+    snapshot, needs = lake.open(uri).snapshot(), find_loss(settings).needs
+    source = resolve_advantages(snapshot, None) if needs.advantages else None
+    return snapshot, Plan(select(snapshot, settings, needs, source=source), settings)
+
+
+def gradients_of_steps(ranks: Ranks, uri: str, cases: list[tuple[str, dict[str, Any]]]) -> list[tuple[int, Arrays]]:
+    """For each configuration: micro-batches of the first optimizer step on this rank, and its whole gradient."""
+    results = []
+    for name, fields in cases:
+        settings = config(name, **fields)
+        snapshot, plan = planned(uri, settings)
+        loss, backend = find_loss(settings), backend_of(ranks)
+        with Stream(snapshot, plan, loss.needs, settings, rank=ranks.rank, world_size=ranks.world_size) as stream:
+            _, batches = next(stream.steps())
+        reference = backend_of(ranks, seed=5) if loss.needs.reference_logprobs else None
+        batches, statistics = fill_batches(backend, reference, loss, settings, batches)
+        for batch in batches:
+            backend.forward_backward(batch, loss, settings, statistics).result()
+        results.append((len(batches), gradient(backend)))
+    return results
+
+
+def gradient(backend: PolicyBackend) -> Arrays:
+    """The accumulated gradient, whole, on rank 0."""
+    found = {name: p.grad for name, p in backend.policy.model.named_parameters() if p.grad is not None}
+    return arrays(backend._gathered(found))
+
+
+def arrays(tensors: dict[str, torch.Tensor]) -> Arrays:
+    """Tensors as numpy arrays; copies."""
+    return {name: tensor.detach().clone().numpy() for name, tensor in tensors.items()}
+
+
+def trajectory(ranks: Ranks, uri: str, loss: str, fields: dict[str, Any], policy: dict[str, Any]) -> dict[str, Any]:
+    """A whole plan: weights on rank 0; order and metrics on every rank."""
+    settings = config(loss, **fields)
+    snapshot, plan = planned(uri, settings)
+    backend = backend_of(ranks, **policy)
+    reports = list(run_steps(backend, snapshot, plan, settings, peak=1e-3))
+    return {
+        "weights": arrays(backend.get_weights()),
+        "digest": backend.digest(),
+        "order": [plan.episode_ids_E[report.step.episodes_E].tolist() for report in reports],
+        "metrics": [{n: v for n, v in report.metrics.items() if n != "seconds"} for report in reports],
+    }
+
+
+def saved(ranks: Ranks, uri: str, folder: str, fields: dict[str, Any], policy: dict[str, Any]) -> str:
+    """Three updates and a checkpoint; the digest of the weights."""
+    settings = config("sft", **fields)
+    snapshot, plan = planned(uri, settings)
+    backend = backend_of(ranks, **policy)
+    steps = run_steps(backend, snapshot, plan, settings, peak=1e-3)
+    for _ in range(3):
+        next(steps)
+    steps.close()
+    return save_checkpoint(Path(folder), backend, POSITION).weights_sha256
+
+
+def resumed(
+    ranks: Ranks, uri: str, folder: str, fields: dict[str, Any], policy: dict[str, Any]
+) -> tuple[str, Arrays, list[list[int]]]:
+    """The rest of the plan from a checkpoint: digest as loaded, final weights, order of the episodes."""
+    settings = config("sft", **fields)
+    snapshot, plan = planned(uri, settings)
+    backend = backend_of(ranks, **policy)
+    load_checkpoint(Path(folder), backend)
+    loaded = backend.digest()
+    reports = list(run_steps(backend, snapshot, plan, settings, peak=1e-3, first=3))
+    order = [plan.episode_ids_E[report.step.episodes_E].tolist() for report in reports]
+    return loaded, arrays(backend.get_weights()), order
+
+
+def refused(ranks: Ranks, folder: str, policy: dict[str, Any]) -> str | None:
+    """Why a checkpoint is not loaded; "silent" on ranks that leave it to rank 0 to say so."""
+    backend = backend_of(ranks, **policy)
+    try:
+        load_checkpoint(Path(folder), backend)
+    except CheckpointError as error:
+        return str(error)
+    except SystemExit:
+        return "silent"
+    return None
+
+
+def two_passes(ranks: Ranks, folder: str) -> tuple[Arrays, dict[str, float]]:
+    """The gradient of a loss with statistics and a reference; there is one micro-batch for four ranks too few."""
+    settings = config("sft", model=folder, reference=folder)
+    backend = make_backend(settings, ranks)
+    whole = [random_batch([9, 4, 7], seed) for seed in range(3)]
+    mine = [whole[number] for number in range(ranks.rank, 3, ranks.world_size)]
+    rounds = -(-3 // ranks.world_size)
+    mine += [dummy_batch()] * (rounds - len(mine))
+    filled, statistics = fill_batches(backend, make_reference(settings, ranks), CENTRED, settings, mine)
+    for batch in filled:
+        backend.forward_backward(batch, CENTRED, settings, statistics).result()
+    return gradient(backend), dict(statistics)
+
+
+def dummy_batch() -> Any:
+    """What a rank gets that has no micro-batch left."""
+    batch = random_batch([2], 1)
+    one = torch.zeros(1, dtype=torch.int64)
+    return replace(
+        batch,
+        predictor_N=one,
+        target_N=one,
+        weight_N=torch.zeros(1),
+        advantages_N=None,
+        behaviour_logprobs_N=None,
+        dummy=True,
+    )
+
+
+def _prepare(rows_B: Any, settings: TrainConfig) -> dict[str, torch.Tensor]:
+    del settings
+    return {
+        "gap": sum((r.proximal_logprobs_N - r.reference_logprobs_N + r.logprobs_N).sum() for r in rows_B),
+        "tokens": torch.tensor(float(sum(len(r.logprobs_N) for r in rows_B))),
+    }
+
+
+def _centred(rows: LossRows, settings: TrainConfig) -> LossResult:
+    """Each log-probability less the mean of the whole step, squared."""
+    del settings
+    mean = rows.statistics["gap"] / rows.statistics["tokens"]
+    return LossResult(((rows.logprobs_N - mean).square() * rows.weight_N).sum(), {})
+
+
+CENTRED = Loss("centred", Needs(reference_logprobs=True), _centred, _prepare)
+"""A loss that needs to have seen the whole optimizer step."""

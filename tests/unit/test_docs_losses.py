@@ -1,0 +1,65 @@
+"""docs/guides/losses.md: no loss, option, estimator or method goes unmentioned, and the example runs."""
+
+import contextlib
+import io
+import re
+
+import pytest
+
+from testkit.shared import CHECKOUT
+from testkit.training import config
+from trainer.correction import LIMITS, CorrectionConfig, CorrectionMethod
+from trainer.kl import KLConfig, KLEstimator
+from trainer.losses import LOSSES, Aggregation, Unit
+
+PAGE = (CHECKOUT / "docs" / "guides" / "losses.md").read_text("utf-8")
+ROWS = {row.split("|")[1].strip().strip("`"): row for row in PAGE.splitlines() if row.startswith("| `")}
+AVERAGES = {
+    (Unit.TOKEN, Aggregation.TOKEN_MEAN): "tokens",
+    (Unit.EPISODE, Aggregation.UNIT_MEAN_TOKEN_MEAN): "means of ",
+    (Unit.EPISODE, Aggregation.UNIT_MEAN_TOKEN_SUM): "sums of episodes",
+    (Unit.EPISODE, Aggregation.UNIT_MEAN_TOKEN_SUM_NORM): "sums of episodes, over a constant",
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_each_loss_has_a_row_that_says_what_it_needs_and_how_it_is_averaged(name: str) -> None:
+    cells = [cell.strip() for cell in ROWS[name].split("|")]
+    needs = LOSSES[name].needs
+    assert ("advantages" in cells[3]) == needs.advantages
+    assert ("`lp_b`" in cells[3]) == (needs.behaviour_logprobs or name == "reinforce")
+    assert ("reference" in cells[3]) == needs.reference_logprobs
+    assert ("pairs" in cells[3], "labels" in cells[3]) == (needs.pairs, needs.labels)
+    if not needs.reference_logprobs:
+        assert cells[4].startswith(AVERAGES[needs.unit, needs.aggregation])
+
+
+@pytest.mark.parametrize("name", [name for name in LOSSES if name != "sft"])
+def test_each_option_is_explained(name: str) -> None:
+    for option in type(getattr(config(name), name)).model_fields:
+        assert f"`{option}`" in PAGE, f"{name}.{option}"
+
+
+def test_estimators_and_methods_are_listed_with_their_limits() -> None:
+    for estimator in KLEstimator:
+        assert estimator in ROWS or f"{estimator}` (default)" in PAGE
+    assert KLConfig().estimator is KLEstimator.K3_STRAIGHT
+    assert KLConfig().ratio_weighted
+    for option in [*KLConfig.model_fields, *CorrectionConfig.model_fields]:
+        assert f"`{option}`" in PAGE or option in {"low", "high"}
+    for method in CorrectionMethod:
+        limits = ", ".join(f"{limit:g}" for limit in LIMITS[method] if limit is not None)
+        assert ROWS[method].split("|")[3].strip() == limits
+
+
+def test_the_reasons_of_refusals_are_named() -> None:
+    for reason in ("advantages_vary", "no_pairs", "one_label"):
+        assert f"`{reason}`" in PAGE
+
+
+def test_the_example_prints_what_the_page_says() -> None:
+    ((code, output),) = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, {})
+    assert printed.getvalue() == output

@@ -1,0 +1,113 @@
+"""What an optimizer step computes before its gradient."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch  # noqa: TID253
+
+from testkit.rank_tasks import CENTRED, dummy_batch
+from testkit.training import config, random_backend, random_batch, sequences_of
+from trainer.backends.rows import loss_rows
+from trainer.losses import LOSSES, Loss, LossRows, Needs, find_loss
+from trainer.passes import fill_batches
+
+
+class Counted:
+    """A backend that counts its passes without gradient."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.backend = random_backend(seed)
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.backend, name)
+
+    def logprobs(self, batch: Any, **options: Any) -> Any:
+        self.calls += 1
+        return self.backend.logprobs(batch, **options)
+
+
+def test_a_loss_without_needs_costs_no_pass() -> None:
+    backend: Any = Counted()
+    batches = sequences_of(random_batch([9, 4, 7]))
+    filled, statistics = fill_batches(backend, None, find_loss(config("ppo")), config("ppo"), batches)
+    assert [id(batch) for batch in filled] == [id(batch) for batch in batches]
+    assert (backend.calls, dict(statistics)) == (0, {})
+
+
+def test_reference_log_probabilities_are_the_frozen_models() -> None:
+    settings = config("ppo", ppo={"kl": {"coefficient": 0.1}})
+    loss = find_loss(settings)
+    assert loss.needs.reference_logprobs
+    backend, reference = random_backend(), random_backend(seed=4)
+    batches = sequences_of(random_batch([9, 4], temperature=0.7))
+    filled, _ = fill_batches(backend, reference, loss, settings, batches)
+    for batch in filled:
+        expected_N, _ = reference.policy.logprobs(batch)
+        assert batch.reference_logprobs_N is not None
+        assert torch.equal(batch.reference_logprobs_N, expected_N)
+        assert not batch.reference_logprobs_N.requires_grad
+        assert batch.proximal_logprobs_N is None
+
+
+def test_statistics_are_of_the_whole_step_under_the_weights_at_its_start() -> None:
+    """However it is cut, and whatever dummies stand in it."""
+    batch = random_batch([9, 4, 7])
+    reference = random_backend(seed=4)
+    lp_N = random_backend().logprobs(batch).result()
+    expected = {"gap": float((2 * lp_N - reference.logprobs(batch).result()).sum()), "tokens": float(len(lp_N))}
+    for batches in ([batch], sequences_of(batch), [*sequences_of(batch), dummy_batch()]):
+        backend: Any = Counted()
+        filled, statistics = fill_batches(backend, reference, CENTRED, config(), batches)
+        assert statistics == pytest.approx(expected, rel=1e-5)
+        assert backend.calls == len(batches)
+        for part in filled:
+            assert part.proximal_logprobs_N is not None
+            assert not part.proximal_logprobs_N.requires_grad
+
+
+def test_a_rank_of_dummies_adds_nothing() -> None:
+    _, statistics = fill_batches(random_backend(), random_backend(), CENTRED, config(), [dummy_batch()])
+    assert statistics == {}
+
+
+def test_the_proximal_policy_of_one_pass_is_the_policy_itself() -> None:
+    """No update lies between the start of the step and its passes."""
+    batch = random_batch([9])
+    lp_N = random_backend().policy.logprobs(batch)[0]
+    anchored = Loss("anchored", Needs(proximal_logprobs=True), LOSSES["ppo"].function)
+    proximal_N = loss_rows(batch, anchored, lp_N, None).proximal_logprobs_N
+    assert proximal_N is not None
+    assert torch.equal(proximal_N, lp_N)
+    assert not proximal_N.requires_grad
+    assert loss_rows(batch, LOSSES["ppo"], lp_N, None).proximal_logprobs_N is None
+    stored_N = torch.zeros(len(lp_N))
+    assert loss_rows(replace(batch, proximal_logprobs_N=stored_N), anchored, lp_N, None).proximal_logprobs_N is stored_N
+
+
+def test_a_loss_sees_every_tensor_of_its_batch() -> None:
+    batch = random_batch([9, 5])
+    size = len(batch.target_N)
+    full = replace(
+        batch,
+        unit_N=torch.zeros(size, dtype=torch.int64),
+        weight_U=torch.ones(1),
+        step_index_N=torch.zeros(size, dtype=torch.int32),
+        staleness_N=torch.ones(size),
+        reference_logprobs_N=torch.zeros(size),
+    )
+    rows = loss_rows(full, LOSSES["sft"], torch.zeros(size), torch.ones(size), {"z": 2.0})
+    names = {"weight_N", "advantages_N", "behaviour_logprobs_N", "unit_N", "weight_U", "step_index_N", "staleness_N"}
+    for name in names | {"reference_logprobs_N"}:
+        assert getattr(rows, name) is getattr(full, name), name
+    assert rows.statistics == {"z": 2.0}
+    assert isinstance(rows, LossRows)
+
+
+def test_a_dummy_gives_a_gradient_of_zero_and_no_sums() -> None:
+    backend = random_backend()
+    assert backend.forward_backward(dummy_batch(), LOSSES["sft"], config()).result() == {}
+    for parameter in backend.policy.model.parameters():
+        assert parameter.grad is not None
+        assert not parameter.grad.any()
