@@ -96,10 +96,10 @@ def data_alarms(config: AlarmConfig, snapshot: Snapshot, selection: Selection) -
                 "their siblings all scored the same; collect harder or easier tasks, or score more finely"
             )
     if config.shared_anchors is not None and selection.source is not None:
-        share = shared_anchor_share(snapshot, selection.source)
-        if share is not None and share < config.shared_anchors:
+        shared = shared_anchor_share(snapshot, selection.source)
+        if shared is not None and shared < config.shared_anchors:
             found.append(
-                f"{share:.1%} of the steps share their anchor state with a sibling (below "
+                f"{shared:.1%} of the steps share their anchor state with a sibling (below "
                 f"{config.shared_anchors:.0%}): step advantages vanish; `trajlake anchors` compares other definitions"
             )
     return found

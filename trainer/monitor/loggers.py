@@ -69,7 +69,7 @@ class TensorBoardLogger:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise MissingExtraError(_missing("tensorboard")) from error
-        self._writer: Any = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+        self._writer: Any = SummaryWriter(str(folder))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add one scalar per metric."""
