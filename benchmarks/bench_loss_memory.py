@@ -4,7 +4,7 @@
 
     naive     logits of every position in float32, log_softmax, gather; what a plain training step does
     actions   the LM head at action tokens only, one piece
-    trainer   the same in chunks that are recomputed in the backward pass: `trainer.model.Policy`
+    trainer   the same in chunks that are recomputed in the backward pass: `trainer.policy.model.Policy`
     floor     the trainer with one trained token: what the gradient of the weights and the body take anyhow
 
 The model is one layer of Qwen2.5-0.5B's width with its vocabulary, so that the head is what counts; weights and their
@@ -53,9 +53,9 @@ def measure(kind: str, tokens: int, share: float) -> dict[str, float]:
     """Peak bytes above the model's, seconds, and the gradient's norm, of one forward and backward pass."""
     import torch
 
-    from trainer import model as trainer_model
-    from trainer.batch import PackedBatch
-    from trainer.model import Policy
+    from trainer.data.batch import PackedBatch
+    from trainer.policy import model as trainer_model
+    from trainer.policy.model import Policy
 
     torch.set_num_threads(1)
     policy = Policy(build())

@@ -49,12 +49,12 @@ def raw_decode(path: Path) -> dict[str, float]:
 def stream(path: Path) -> dict[str, float]:
     """One epoch of PPO batches (behaviour log-probabilities come along), consumed and dropped."""
     import lake
-    from trainer.advantages import resolve_advantages
     from trainer.config import TrainConfig
+    from trainer.data.advantages import resolve_advantages
+    from trainer.data.plan import Plan
+    from trainer.data.selection import select
+    from trainer.data.stream import Stream
     from trainer.losses import LOSSES
-    from trainer.plan import Plan
-    from trainer.selection import select
-    from trainer.stream import Stream
 
     snapshot = lake.open(path).snapshot()
     began = time.perf_counter()
@@ -82,7 +82,7 @@ def run_task(task: str, path: Path) -> None:
     """One measured run, in this process."""
     import numpy as np
 
-    import trainer.stream  # noqa: F401 - imported before the clock starts
+    import trainer.data.stream  # noqa: F401 - imported before the clock starts
 
     # A virtual machine's host gives memory at its first touch, which takes longer than decoding into it.
     np.ones(100_000_000, np.float64)
@@ -94,10 +94,10 @@ def leave(path: Path, how: str) -> None:
     """Begin a stream and leave the process in the middle of it, threads at work."""
     import lake
     from trainer.config import TrainConfig
+    from trainer.data.plan import Plan
+    from trainer.data.selection import select
+    from trainer.data.stream import Stream
     from trainer.losses import Needs
-    from trainer.plan import Plan
-    from trainer.selection import select
-    from trainer.stream import Stream
 
     snapshot = lake.open(path).snapshot()
     config = TrainConfig(model="none", loss="sft", cache_bytes=1 << 24, where="episode_id % 4 = 0")

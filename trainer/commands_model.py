@@ -16,7 +16,7 @@ def convert_model(source: Path, out: Path) -> None:
     """
     from transformers.utils import logging
 
-    from trainer.model_files import convert_model as convert
+    from trainer.policy.model_files import convert_model as convert
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     click.echo(f"{out}: {convert(source, out):,} parameters")

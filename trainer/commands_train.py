@@ -14,7 +14,7 @@ from trainer.loss_names import LOSS_NAMES
 if TYPE_CHECKING:
     from lake.lake import Lake
     from trainer.config import TrainConfig
-    from trainer.training_run import Progress, TrainResult
+    from trainer.runs.training_run import Progress, TrainResult
 
 _TUNABLE = (
     "model",
@@ -80,7 +80,7 @@ def train(
     line on stdout is the sha256 of the final weights.
     """
     import lake
-    from trainer.progress import training_bar
+    from trainer.runs.progress import training_bar
 
     if ranks is not None and not plan_only:
         _launch(ranks)
@@ -125,10 +125,10 @@ def _trained(
     """Start or continue a run, or the stages of one."""
     from lake.errors import UsageError
     from trainer.backends.ranks import join_ranks
-    from trainer.offline import resume as resume_run
-    from trainer.offline import train as start_run
-    from trainer.runs import RunFolder, check_unchanged
-    from trainer.stages import read_stages, train_stages
+    from trainer.runs.offline import resume as resume_run
+    from trainer.runs.offline import train as start_run
+    from trainer.runs.runs import RunFolder, check_unchanged
+    from trainer.runs.stages import read_stages, train_stages
 
     stages = read_stages(settings)
     ranks = join_ranks(str(settings.get("device", "cpu")))
@@ -146,7 +146,7 @@ def _trained(
 
 
 def _repeated(lk: "Lake", repeated: str, out: Path, run_id: str, on_step: "Progress") -> "TrainResult":
-    from trainer.repeat import repeat
+    from trainer.runs.repeat import repeat
 
     return repeat(lk, repeated, out, run_id=run_id, on_step=on_step)
 
@@ -177,7 +177,7 @@ def init_model(lake_uri: str, out: Path, **flags: int | None) -> None:
     """Make a small random model with a tokenizer trained on the lake's own texts, for trying things."""
     import lake
     from trainer.config import validated
-    from trainer.tiny_model import TinyModelConfig, make_tiny_model
+    from trainer.policy.tiny_model import TinyModelConfig, make_tiny_model
 
     _quiet()
     config = validated(TinyModelConfig, {name: value for name, value in flags.items() if value is not None})
@@ -229,7 +229,7 @@ def _configured(settings: dict[str, Any]) -> "TrainConfig":
 
 def _print_plans(lk: "Lake", settings: dict[str, Any], output_format: str) -> None:
     """The plan of a run, or of each of its stages (those that follow another with the first one's model)."""
-    from trainer.stages import read_stages
+    from trainer.runs.stages import read_stages
 
     stages = read_stages(settings)
     for stage in stages:
@@ -240,12 +240,12 @@ def _print_plans(lk: "Lake", settings: dict[str, Any], output_format: str) -> No
 
 
 def _print_plan(lk: "Lake", config: "TrainConfig", output_format: str) -> None:
-    from trainer.estimate import estimate_seconds
-    from trainer.model import policy_of
-    from trainer.model_files import load_tokenizer
-    from trainer.offline import make_deterministic, resolve
-    from trainer.preparation import prepare
-    from trainer.report import plan_rows
+    from trainer.data.preparation import prepare
+    from trainer.data.report import plan_rows
+    from trainer.policy.model import policy_of
+    from trainer.policy.model_files import load_tokenizer
+    from trainer.runs.estimate import estimate_seconds
+    from trainer.runs.offline import make_deterministic, resolve
 
     make_deterministic(config)
     policy = policy_of(config)

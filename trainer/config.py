@@ -10,7 +10,8 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from lake.errors import UsageError
-from trainer.aggregation import Aggregation, Unit
+from trainer.data.aggregation import Aggregation, Unit
+from trainer.data.pairs import PairsConfig
 from trainer.losses.awr import AWRConfig
 from trainer.losses.bc_exp import BCExpConfig
 from trainer.losses.cispo import CISPOConfig
@@ -26,7 +27,6 @@ from trainer.losses.ppo import PPOConfig
 from trainer.losses.registry import LOSSES
 from trainer.losses.reinforce import ReinforceConfig
 from trainer.monitor.config import AlarmConfig, ValidationConfig
-from trainer.pairs import PairsConfig
 
 Dtype = Literal["float32", "bfloat16"]
 Frozen = ConfigDict(frozen=True, extra="forbid")
@@ -63,7 +63,7 @@ class OptimizerConfig(BaseModel):
 
 
 class ScheduleConfig(BaseModel):
-    """The learning rate over the run; see `trainer.schedule`."""
+    """The learning rate over the run; see `trainer.runs.schedule`."""
 
     model_config = Frozen
 
@@ -128,12 +128,12 @@ class TrainConfig(BaseModel):
     """Select job (13 characters or their beginning), or a selection's name, which means its newest job: only what it
     kept is trained on. None leaves the table `selections` unread."""
     mixture: tuple[MixtureSource, ...] = ()
-    """Sources with weights; an epoch draws episodes of each in proportion (`trainer.mixture`). An episode belongs to
-    the first source that has it; what is in none is left out. `where` and `selection` hold for all of them. Empty: no
-    mixture."""
+    """Sources with weights; an epoch draws episodes of each in proportion (`trainer.data.mixture`). An episode belongs
+    to the first source that has it; what is in none is left out. `where` and `selection` hold for all of them. Empty:
+    no mixture."""
     max_staleness: int | None = Field(None, ge=0)
     """Leave out steps that were sampled more than this many policy versions before the newest one among the selected
-    episodes of the same collecting run (`trainer.staleness`). None: none are too old."""
+    episodes of the same collecting run (`trainer.data.staleness`). None: none are too old."""
     unknown_staleness: Literal["keep", "drop"] = "keep"
     """What max_staleness does with steps whose policy version is not known."""
     advantages: str | None = None
@@ -161,7 +161,7 @@ class TrainConfig(BaseModel):
     max_length: int = Field(8192, ge=2)
     """Longest sequence in tokens; a longer one is cut at the last step that fits."""
     learning_rate: float | None = Field(None, gt=0)
-    """Peak learning rate; None chooses it from the number of parameters (`trainer.schedule.default_learning_rate`)."""
+    """Peak learning rate; None chooses it from the number of parameters (`default_learning_rate`)."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """AdamW's constants."""
     schedule: ScheduleConfig = ScheduleConfig()

@@ -125,8 +125,8 @@ RATIOS = Table(
         Column(
             "log_ratio",
             Type.FLOAT,
-            "Sum over the sampled tokens of log-probability minus the behaviour policy's; NULL if that is unknown, or of "
-            "another distribution (truncated, constrained, before the temperature).",
+            "Sum over the sampled tokens of log-probability minus the behaviour policy's; NULL if that is unknown, or "
+            "of another distribution (truncated, constrained, before the temperature).",
         ),
         Column("logprobs", Type.LOGPROBS, "Of each token of action_ids.", required=True),
     ),

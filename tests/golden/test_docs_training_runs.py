@@ -4,9 +4,9 @@ import re
 import tomllib
 from pathlib import Path
 
-from trainer import presets
 from trainer.monitor.config import AlarmConfig
-from trainer.stages import read_stages
+from trainer.runs import presets
+from trainer.runs.stages import read_stages
 
 PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "training-runs.md").read_text(encoding="utf-8")
 
@@ -22,7 +22,7 @@ def test_the_file_has_two_stages() -> None:
 
 
 def test_presets_are_there() -> None:
-    (names,) = re.findall(r"`trainer.presets` has (.*?)\.\n", PAGE)
+    (names,) = re.findall(r"`trainer.runs.presets` has (.*?)\.\n", PAGE)
     found = re.findall(r"`(\w+)`", names)
     assert len(found) == 4
     assert all(callable(getattr(presets, name)) for name in found)

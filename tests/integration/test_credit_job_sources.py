@@ -311,7 +311,7 @@ def test_integrity_findings_are_told_stored_and_refused(lk: Lake) -> None:
 
 
 def test_the_trainers_default_is_the_whole_series(lk: Lake) -> None:
-    from trainer.advantages import read_advantages, resolve_advantages
+    from trainer.data.advantages import read_advantages, resolve_advantages
 
     run_credit(lk, GiGPO())
     lk.append([rollout(random.Random(1), "b", "t1", 7)])

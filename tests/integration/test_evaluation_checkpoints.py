@@ -79,7 +79,7 @@ def test_a_checkpoint_that_is_not_there(lk: Lake, text: str) -> None:
 def test_checkpoints_of_a_run(lk: Lake, models: Path, tmp_path: Path) -> None:
     """By the run's name and step, by its job, by its folder, and by the folder of one of its checkpoints."""
     from trainer.config import TrainConfig
-    from trainer.offline import train
+    from trainer.runs.offline import train
 
     config = TrainConfig(
         model=str(models / "b"), loss="sft", epochs=2, episodes_per_step=18, checkpoint_every=2, threads=1

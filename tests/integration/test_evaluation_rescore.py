@@ -293,7 +293,7 @@ def test_staleness_is_told_by_version(models: Path, tmp_path: Path) -> None:
 def test_staleness_within_a_run(models: Path, tmp_path: Path) -> None:
     """What a run ended with knows its version: the updates that made it."""
     from trainer.config import TrainConfig
-    from trainer.offline import train
+    from trainer.runs.offline import train
 
     lk = recorded(tmp_path / "lake", play(models / "b", tasks=4, siblings=4))
     config = TrainConfig(model=str(models / "b"), loss="sft", episodes_per_step=8, threads=1)

@@ -16,11 +16,11 @@ from lake.records import EpisodeRecord
 from pipelines.select import DeadGroups, Filter, Length, MinReward, Selection, run_select
 from testkit.lakes import build_lake
 from testkit.training import config, token_episodes, token_lake, token_step
-from trainer.kept import read_kept
+from trainer.data.kept import read_kept
+from trainer.data.plan import Plan
+from trainer.data.selection import Selection as Trained
+from trainer.data.selection import select, select_episodes
 from trainer.losses import LOSSES
-from trainer.plan import Plan
-from trainer.selection import Selection as Trained
-from trainer.selection import select, select_episodes
 
 RNG = np.random.default_rng(1)
 

@@ -23,7 +23,7 @@ from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
 from testkit.lakes import add_credit, build_lake
 from testkit.shared import shared_data
-from trainer.tiny_model import TinyModelConfig, make_tiny_model
+from trainer.policy.tiny_model import TinyModelConfig, make_tiny_model
 
 MAIN = "from lake.cli import main; main()"
 

@@ -12,12 +12,12 @@ from lake import Lake
 from lake.errors import CheckpointError, DataRefusedError, UsageError
 from testkit.lakes import add_credit, build_lake
 from testkit.offline_runs import configured, interrupted
-from trainer.model import Policy
-from trainer.offline import resume, train
-from trainer.repeat import repeat
-from trainer.stages import read_stages, train_stages
-from trainer.tiny_model import TinyModelConfig, make_tiny_model
-from trainer.training_run import TrainResult
+from trainer.policy.model import Policy
+from trainer.policy.tiny_model import TinyModelConfig, make_tiny_model
+from trainer.runs.offline import resume, train
+from trainer.runs.repeat import repeat
+from trainer.runs.stages import read_stages, train_stages
+from trainer.runs.training_run import TrainResult
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +69,7 @@ def stopping(world: tuple[Lake, Path]) -> Any:
     )
 
 
-def test_a_run_stops_early_and_exports_its_best(
-    world: tuple[Lake, Path], stopping: Any, tmp_path: Path
-) -> None:
+def test_a_run_stops_early_and_exports_its_best(world: tuple[Lake, Path], stopping: Any, tmp_path: Path) -> None:
     lk, _ = world
     result = train(lk, stopping, tmp_path / "out", run_id="stops")
     assert result.optimizer_steps == 6

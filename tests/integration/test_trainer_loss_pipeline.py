@@ -14,16 +14,16 @@ import torch  # noqa: TID253
 from lake import Lake
 from testkit.lakes import add_credit
 from testkit.training import config, gradients, random_backend, random_model, token_episodes, token_lake
-from trainer.advantages import resolve_advantages
 from trainer.backends.base import FrozenPolicy
-from trainer.loop import run_steps
+from trainer.data.advantages import resolve_advantages
+from trainer.data.plan import Plan
+from trainer.data.selection import select
+from trainer.data.stream import Stream
 from trainer.losses import find_loss
-from trainer.metrics import METRICS
-from trainer.model import Policy
-from trainer.passes import fill_batches
-from trainer.plan import Plan
-from trainer.selection import select
-from trainer.stream import Stream
+from trainer.policy.model import Policy
+from trainer.runs.loop import run_steps
+from trainer.runs.metrics import METRICS
+from trainer.runs.passes import fill_batches
 
 LOSSES: list[tuple[str, dict[str, Any]]] = [
     ("reinforce", {}),

@@ -12,11 +12,11 @@ from lake.records import EpisodeRecord
 from pipelines.credit.estimators import ESTIMATORS
 from pipelines.credit.job import run_credit
 from testkit.training import config, gradients, random_backend, random_model, token_episodes, token_lake
-from trainer.advantages import resolve_advantages
+from trainer.data.advantages import resolve_advantages
+from trainer.data.plan import Plan
+from trainer.data.selection import select
+from trainer.data.stream import Stream
 from trainer.losses import find_loss
-from trainer.plan import Plan
-from trainer.selection import select
-from trainer.stream import Stream
 
 
 def slow_gradient(groups: list[list[EpisodeRecord]]) -> dict[str, torch.Tensor]:

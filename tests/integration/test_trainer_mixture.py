@@ -13,10 +13,10 @@ from lake import Lake
 from lake.errors import DataRefusedError, UsageError
 from testkit.training import config, token_episodes
 from trainer.config import MixtureSource
+from trainer.data.plan import Plan
+from trainer.data.selection import Selection, select
+from trainer.data.stream import Stream
 from trainer.losses import Needs
-from trainer.plan import Plan
-from trainer.selection import Selection, select
-from trainer.stream import Stream
 
 
 @pytest.fixture

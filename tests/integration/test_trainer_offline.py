@@ -14,13 +14,13 @@ from lake.errors import CheckpointError, ContractError, DataRefusedError, UsageE
 from testkit.lakes import add_credit, build_lake
 from testkit.offline_runs import configured, interrupted
 from testkit.training import token_episodes, token_lake
-from trainer.checkpoint import read_state
 from trainer.digest import tensor_digest
-from trainer.model import load_policy
-from trainer.offline import resume, train
-from trainer.runs import RunFolder
-from trainer.tiny_model import TinyModelConfig, make_tiny_model
-from trainer.training_run import TrainResult
+from trainer.policy.model import load_policy
+from trainer.policy.tiny_model import TinyModelConfig, make_tiny_model
+from trainer.runs.checkpoint import read_state
+from trainer.runs.offline import resume, train
+from trainer.runs.runs import RunFolder
+from trainer.runs.training_run import TrainResult
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +37,9 @@ def rows(lk: Lake, view: str, result: TrainResult, columns: str) -> list[tuple[A
     return lk.sql(f"SELECT {columns} FROM {view} WHERE job_id = ? ORDER BY ALL", [result.job_id]).rows()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def straight(world: tuple[Lake, Path], tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
-    """The undisturbed run that others are compared with."""
+    """The undisturbed run that others are compared with; the first on its lake, whichever test comes first."""
     lk, model = world
     return train(lk, configured(model), tmp_path_factory.mktemp("straight") / "out", run_id="straight")
 

@@ -23,16 +23,16 @@ from testkit.offline_runs import configured, interrupted
 from testkit.pair_worlds import context_of, meeting_episodes, world
 from testkit.sampled_lake import play, recorded, save_model
 from testkit.training import config, gradients, random_backend, random_model, token_episodes, token_lake, token_step
-from trainer.advantages import resolve_advantages
 from trainer.backends.base import FrozenPolicy
-from trainer.batch import PackedBatch
+from trainer.data.advantages import resolve_advantages
+from trainer.data.batch import PackedBatch
+from trainer.data.plan import OptimizerStep, Plan
+from trainer.data.selection import select
+from trainer.data.stream import Stream
 from trainer.losses import find_loss
-from trainer.model import Policy
-from trainer.offline import resume, train
-from trainer.passes import fill_batches
-from trainer.plan import OptimizerStep, Plan
-from trainer.selection import select
-from trainer.stream import Stream
+from trainer.policy.model import Policy
+from trainer.runs.offline import resume, train
+from trainer.runs.passes import fill_batches
 
 STEPS = {"kind": "step", "graft": True}
 

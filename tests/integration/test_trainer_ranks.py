@@ -17,7 +17,7 @@ from testkit.lakes import add_credit
 from testkit.ranks import files_below, on_ranks
 from testkit.training import random_model, token_episodes, token_lake
 from trainer.backends.ranks import ALONE
-from trainer.checkpoint import STATE
+from trainer.runs.checkpoint import STATE
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     (loss, {"epochs": 1, "episodes_per_step": 9, **fields})

@@ -16,7 +16,7 @@ import lake
 from lake import Lake
 from testkit.lakes import build_lake
 from testkit.processes import COMMAND, environment, trajlake
-from trainer.tiny_model import TinyModelConfig, make_tiny_model
+from trainer.policy.tiny_model import TinyModelConfig, make_tiny_model
 
 _PATIENCE = 100
 

@@ -9,12 +9,12 @@ import pytest
 from lake.records import EpisodeRecord
 from testkit.plans import Episodes, plan_of
 from testkit.training import config, token_episodes, token_lake, token_step
+from trainer.data.plan import Plan
+from trainer.data.plan_figures import balance, judged_steps, packing_figures
+from trainer.data.preparation import Prepared
+from trainer.data.report import plan_rows
+from trainer.data.selection import select
 from trainer.losses import Needs
-from trainer.plan import Plan
-from trainer.plan_figures import balance, judged_steps, packing_figures
-from trainer.preparation import Prepared
-from trainer.report import plan_rows
-from trainer.selection import select
 
 
 def shown(folder: Path, episodes: list[EpisodeRecord], **fields: Any) -> dict[str, tuple[str, str | None]]:

@@ -14,12 +14,12 @@ from lake.objects import Objects
 from testkit.lakes import add_credit
 from testkit.object_store import Store, s3, s3_server
 from testkit.training import config, token_episodes
-from trainer.advantages import resolve_advantages
 from trainer.config import TrainConfig
+from trainer.data.advantages import resolve_advantages
+from trainer.data.plan import Plan
+from trainer.data.selection import select
+from trainer.data.stream import Stream
 from trainer.losses import LOSSES
-from trainer.plan import Plan
-from trainer.selection import select
-from trainer.stream import Stream
 
 __all__ = ["s3", "s3_server"]
 

@@ -14,10 +14,10 @@ from pipelines.credit.estimators.grpo import GRPO
 from pipelines.credit.job import run_credit
 from testkit.lakes import add_credit, build_lake
 from testkit.training import config, token_episodes, token_lake, token_step
-from trainer.advantages import AdvantageSource, read_advantages, resolve_advantages
+from trainer.data.advantages import AdvantageSource, read_advantages, resolve_advantages
+from trainer.data.plan import Plan
+from trainer.data.selection import Selection, provenance_of, select, select_episodes
 from trainer.losses import LOSSES
-from trainer.plan import Plan
-from trainer.selection import Selection, provenance_of, select, select_episodes
 
 RNG = np.random.default_rng(1)
 

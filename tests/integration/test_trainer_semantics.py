@@ -21,11 +21,11 @@ from lake import Lake
 from lake.records import EpisodeRecord
 from testkit.lakes import add_credit
 from testkit.training import config, gradients, random_backend, random_model, token_episodes, token_lake, token_step
-from trainer.advantages import resolve_advantages
+from trainer.data.advantages import resolve_advantages
+from trainer.data.plan import Plan
+from trainer.data.selection import select
+from trainer.data.stream import Stream
 from trainer.losses import LOSSES
-from trainer.plan import Plan
-from trainer.selection import select
-from trainer.stream import Stream
 
 
 def steps_of(lk: Lake, loss: str, **fields: Any) -> tuple[Plan, list[tuple[Any, list[Any]]]]:
@@ -41,7 +41,7 @@ def steps_of(lk: Lake, loss: str, **fields: Any) -> tuple[Plan, list[tuple[Any, 
 def gradient_of(lk: Lake, loss: str, **fields: Any) -> dict[str, torch.Tensor]:
     """Gradient of the first optimizer step, through the whole chain."""
     _, steps = steps_of(lk, loss, **fields)
-    step, batches = steps[0]
+    _, batches = steps[0]
     backend = random_backend()
     for batch in batches:
         backend.forward_backward(batch, LOSSES[loss], config(loss, **fields))

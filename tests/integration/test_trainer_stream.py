@@ -15,13 +15,13 @@ from lake.errors import ContractError
 from lake.records import EpisodeRecord
 from testkit.lakes import add_credit
 from testkit.training import config, token_episodes, token_lake, token_step
-from trainer.advantages import read_advantages, resolve_advantages
-from trainer.batch import PackedBatch
 from trainer.config import TrainConfig
+from trainer.data.advantages import read_advantages, resolve_advantages
+from trainer.data.batch import PackedBatch
+from trainer.data.plan import Plan
+from trainer.data.selection import select
+from trainer.data.stream import Stream
 from trainer.losses import LOSSES
-from trainer.plan import Plan
-from trainer.selection import select
-from trainer.stream import Stream
 
 PPO = LOSSES["ppo"].needs
 

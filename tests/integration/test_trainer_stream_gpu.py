@@ -6,10 +6,10 @@ import pytest
 import torch  # noqa: TID253
 
 from testkit.training import config, token_lake
+from trainer.data.plan import Plan
+from trainer.data.selection import select
+from trainer.data.stream import Stream
 from trainer.losses import Needs
-from trainer.plan import Plan
-from trainer.selection import select
-from trainer.stream import Stream
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -10,8 +10,8 @@ import lake
 from lake.ingest import ingest
 from testkit.shared import shared_data
 from trainer.config import TrainConfig
-from trainer.offline import train
-from trainer.tiny_model import TinyModelConfig, make_tiny_model
+from trainer.policy.tiny_model import TinyModelConfig, make_tiny_model
+from trainer.runs.offline import train
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import lake
 from lake import EpisodeRecord, StepRecord
 from lake.errors import DataRefusedError, UsageError
 from testkit.lakes import build_lake
-from trainer.model import load_policy
-from trainer.model_files import load_tokenizer
-from trainer.tiny_model import TinyModelConfig, lake_texts, make_tiny_model
+from trainer.policy.model import load_policy
+from trainer.policy.model_files import load_tokenizer
+from trainer.policy.tiny_model import TinyModelConfig, lake_texts, make_tiny_model
 
 SMALL = TinyModelConfig(vocabulary=300, hidden_size=32, layers=1)
 

@@ -17,10 +17,10 @@ from lake import Lake
 from lake.errors import ContractError
 from lake.records import EpisodeRecord, StepRecord
 from testkit.training import config, gradients, random_backend, random_model, token_lake, token_step
+from trainer.data.plan import Plan
+from trainer.data.selection import Selection, select
+from trainer.data.stream import Stream
 from trainer.losses import LOSSES
-from trainer.plan import Plan
-from trainer.selection import Selection, select
-from trainer.stream import Stream
 
 SFT = LOSSES["sft"]
 

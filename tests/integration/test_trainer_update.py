@@ -18,15 +18,15 @@ from testkit.training import (
     token_episodes,
     token_lake,
 )
-from trainer.advantages import resolve_advantages
 from trainer.config import TrainConfig
+from trainer.data.advantages import resolve_advantages
+from trainer.data.plan import Plan
+from trainer.data.selection import select
+from trainer.data.stream import Stream
 from trainer.digest import tensor_digest
 from trainer.losses import LOSSES
-from trainer.model import Policy
-from trainer.plan import Plan
-from trainer.selection import select
-from trainer.stream import Stream
-from trainer.update import Update, update
+from trainer.policy.model import Policy
+from trainer.runs.update import Update, update
 
 
 def settings(**fields: Any) -> TrainConfig:

@@ -15,12 +15,12 @@ import torch  # noqa: TID253
 from lake import Lake
 from testkit.training import config, token_episodes, token_lake
 from trainer.config import TrainConfig
+from trainer.data.plan import Plan
+from trainer.data.row_groups import RowGroup, RowGroupReader
+from trainer.data.selection import select
+from trainer.data.stream import Stream
+from trainer.data.windows import Locations, Window, Windows
 from trainer.losses import LOSSES
-from trainer.plan import Plan
-from trainer.row_groups import RowGroup, RowGroupReader
-from trainer.selection import select
-from trainer.stream import Stream
-from trainer.windows import Locations, Window, Windows
 
 SFT = LOSSES["sft"].needs
 WRITES = 4

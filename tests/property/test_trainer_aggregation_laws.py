@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from testkit.plans import EPISODES, Episodes, episode_of, plan_of
 from testkit.training import config
-from trainer.aggregation import Aggregation, Atom, Unit, weighting
-from trainer.assembly import shares_of
-from trainer.collate import Shares
+from trainer.data.aggregation import Aggregation, Atom, Unit, weighting
+from trainer.data.assembly import shares_of
+from trainer.data.collate import Shares
+from trainer.data.plan import OptimizerStep, Plan
 from trainer.losses import Needs
-from trainer.plan import OptimizerStep, Plan
 
 MODES = [("token_mean", unit) for unit in ("token", "turn", "sequence", "episode")] + [
     (mode, unit)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testkit.training import sequences_of
-from trainer.batch import PackedBatch
-from trainer.collate import Members, Shares, TokenArrays, collate, cut
+from trainer.data.batch import PackedBatch
+from trainer.data.collate import Members, Shares, TokenArrays, collate, cut
 
 Turn = dict[str, Any]
 

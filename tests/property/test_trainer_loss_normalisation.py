@@ -17,8 +17,8 @@ from torch import Tensor  # noqa: TID253
 
 from testkit.loss_rows import random_rows, required_, units_of
 from testkit.training import config
-from trainer.aggregation import WEIGHTS, Aggregation, Totals
 from trainer.config import TrainConfig
+from trainer.data.aggregation import WEIGHTS, Aggregation, Totals
 from trainer.losses import LOSSES, LossRows, find_loss
 
 FEATURES = 3

@@ -25,13 +25,13 @@ from testkit.pair_worlds import (
 )
 from testkit.plans import EPISODES, Episodes, episode_of, selection_of
 from testkit.training import config
-from trainer.advantages import resolve_advantages
-from trainer.assembly import shares_of
+from trainer.data.advantages import resolve_advantages
+from trainer.data.assembly import shares_of
+from trainer.data.pairing import match
+from trainer.data.pairs import PairsConfig, episode_pairs, labels
+from trainer.data.plan import Plan
+from trainer.data.selection import Selection, select
 from trainer.losses import find_loss
-from trainer.pairing import match
-from trainer.pairs import PairsConfig, episode_pairs, labels
-from trainer.plan import Plan
-from trainer.selection import Selection, select
 
 OUTCOMES = st.dictionaries(
     st.integers(0, 2**63 - 1), st.sampled_from([0.0, 0.25, 1.0, 1.5, None, float("nan")]), max_size=12

@@ -8,8 +8,8 @@ import pytest
 
 from lake import Lake
 from trainer.config import TrainConfig
-from trainer.offline import resume, train
-from trainer.runs import RunFolder
+from trainer.runs.offline import resume, train
+from trainer.runs.runs import RunFolder
 
 
 def configured(model: Path, **fields: Any) -> TrainConfig:

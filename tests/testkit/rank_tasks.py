@@ -9,22 +9,22 @@ import torch  # noqa: TID253
 import lake
 from lake.errors import CheckpointError
 from testkit.training import config, random_batch, random_model
-from trainer.advantages import resolve_advantages
 from trainer.backends.base import PolicyBackend
 from trainer.backends.ranks import Ranks
 from trainer.backends.sharded import Sharded
 from trainer.backends.single import SingleDevice
-from trainer.checkpoint import State, load_checkpoint, save_checkpoint
 from trainer.config import LoRAConfig, OptimizerConfig, TrainConfig
-from trainer.factories import make_backend, make_reference
-from trainer.loop import run_steps
-from trainer.lora import add_adapters
+from trainer.data.advantages import resolve_advantages
+from trainer.data.plan import Plan
+from trainer.data.selection import select
+from trainer.data.stream import Stream
 from trainer.losses import Loss, LossResult, LossRows, Needs, find_loss
-from trainer.model import Policy
-from trainer.passes import fill_batches
-from trainer.plan import Plan
-from trainer.selection import select
-from trainer.stream import Stream
+from trainer.policy.lora import add_adapters
+from trainer.policy.model import Policy
+from trainer.runs.checkpoint import State, load_checkpoint, save_checkpoint
+from trainer.runs.factories import make_backend, make_reference
+from trainer.runs.loop import run_steps
+from trainer.runs.passes import fill_batches
 
 Arrays = dict[str, Any]
 """Numpy arrays by name: what processes send each other."""

@@ -12,9 +12,9 @@ import lake
 from lake import Lake
 from lake.records import EpisodeRecord, StepRecord, TokensRecord
 from trainer.backends.single import SingleDevice
-from trainer.batch import PackedBatch
 from trainer.config import OptimizerConfig, TrainConfig
-from trainer.model import Policy
+from trainer.data.batch import PackedBatch
+from trainer.policy.model import Policy
 
 VOCABULARY = 40
 SAMPLING: dict[str, Any] = {
@@ -84,7 +84,7 @@ def random_batch(lengths: Sequence[int], seed: int = 0, *, temperature: float | 
 def sequences_of(batch: PackedBatch) -> list[PackedBatch]:
     """The same sequences, each in a batch of its own."""
     parts = []
-    assert batch.unit_N is None, "units are cut by `trainer.collate.cut`"
+    assert batch.unit_N is None, "units are cut by `trainer.data.collate.cut`"
     for low, high in zip(batch.boundaries[:-1], batch.boundaries[1:], strict=True):
         mine_N = (batch.predictor_N >= low) & (batch.predictor_N < high)
 

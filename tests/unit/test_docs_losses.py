@@ -8,9 +8,9 @@ import pytest
 
 from testkit.shared import CHECKOUT
 from testkit.training import config
-from trainer.correction import LIMITS, CorrectionConfig, CorrectionMethod
-from trainer.kl import KLConfig, KLEstimator
 from trainer.losses import LOSSES, Aggregation, Unit
+from trainer.losses.correction import LIMITS, CorrectionConfig, CorrectionMethod
+from trainer.losses.kl import KLConfig, KLEstimator
 
 PAGE = (CHECKOUT / "docs" / "guides" / "losses.md").read_text("utf-8")
 ROWS = {row.split("|")[1].strip().strip("`"): row for row in PAGE.splitlines() if row.startswith("| `")}

@@ -6,9 +6,9 @@ from typing import Any, cast
 import pytest
 
 from lake.snapshot import Snapshot
+from trainer.data.selection import Selection
 from trainer.monitor.alarms import Alarms, data_alarms
 from trainer.monitor.config import AlarmConfig
-from trainer.selection import Selection
 
 
 def test_an_alarm_is_told_once_until_it_has_recovered() -> None:

@@ -13,8 +13,8 @@ from trainer.attention import Layout, choose_attention, packed_attention
 from trainer.attention import flash as flash_module
 from trainer.attention.flash import flash_attention
 from trainer.attention.flex import flex_packed_attention
-from trainer.model import Policy
-from trainer.model_check import check_policy
+from trainer.policy.model import Policy
+from trainer.policy.model_check import check_policy
 
 
 def plain_attention(

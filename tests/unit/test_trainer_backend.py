@@ -8,7 +8,7 @@ from testkit.training import config, gradients, random_backend, random_batch, ra
 from trainer.backends.single import SingleDevice
 from trainer.config import OptimizerConfig
 from trainer.losses import LOSSES
-from trainer.model import Policy
+from trainer.policy.model import Policy
 
 
 def step(backend: SingleDevice, seed: int = 0, rate: float = 1e-2) -> None:

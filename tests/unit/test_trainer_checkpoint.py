@@ -10,7 +10,9 @@ import torch  # noqa: TID253
 from lake.errors import CheckpointError
 from testkit.training import config, random_backend, random_batch
 from trainer.backends.single import SingleDevice
-from trainer.checkpoint import (
+from trainer.digest import tensor_digest
+from trainer.losses import LOSSES
+from trainer.runs.checkpoint import (
     OPTIMIZER,
     STATE,
     WEIGHTS,
@@ -20,8 +22,6 @@ from trainer.checkpoint import (
     load_weights,
     save_checkpoint,
 )
-from trainer.digest import tensor_digest
-from trainer.losses import LOSSES
 
 POSITION = State(optimizer_step=3, epoch=1, plan_hash="0123456789abc", snapshot={"tokens": 4}, config={"loss": "sft"})
 
@@ -98,7 +98,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "c", backend, POSITION)
     from testkit.training import random_model
     from trainer.config import OptimizerConfig
-    from trainer.model import Policy
+    from trainer.policy.model import Policy
 
     other = SingleDevice(Policy(random_model(num_hidden_layers=3)), OptimizerConfig())
     with pytest.raises(CheckpointError, match="of another model"):

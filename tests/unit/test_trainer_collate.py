@@ -4,8 +4,8 @@ import numpy as np
 import torch  # noqa: TID253
 
 from testkit.training import random_batch, sequences_of
-from trainer.batch import PackedBatch
-from trainer.collate import Members, Shares, TokenArrays, collate, cut, dummy
+from trainer.data.batch import PackedBatch
+from trainer.data.collate import Members, Shares, TokenArrays, collate, cut, dummy
 
 END = 0
 

@@ -6,7 +6,7 @@ import pytest
 import torch  # noqa: TID253
 from pydantic import ValidationError
 
-from trainer.correction import (
+from trainer.losses.correction import (
     LIMITS,
     OVER_UNITS,
     CorrectionConfig,

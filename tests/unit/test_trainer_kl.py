@@ -9,7 +9,7 @@ import torch  # noqa: TID253
 from pydantic import ValidationError
 from torch import Tensor  # noqa: TID253
 
-from trainer.kl import KLConfig, KLEstimator, estimate, penalty
+from trainer.losses.kl import KLConfig, KLEstimator, estimate, penalty
 
 LOGITS_V = torch.tensor([0.3, -0.8, 1.1, 0.0, -0.4], dtype=torch.float64)
 REFERENCE_V = torch.tensor([-0.2, 0.5, 0.4, 0.1, -1.0], dtype=torch.float64).log_softmax(0)

@@ -5,7 +5,7 @@ import pytest
 from testkit.loss_rows import evaluate, random_rows
 from testkit.training import config, random_backend, random_batch
 from trainer.losses import LOSSES
-from trainer.metrics import METRICS, TOTALS, from_sums, metrics_frame
+from trainer.runs.metrics import METRICS, TOTALS, from_sums, metrics_frame
 
 
 def test_sums_become_token_means() -> None:

@@ -10,7 +10,7 @@ from testkit.rank_tasks import CENTRED, dummy_batch
 from testkit.training import config, random_backend, random_batch, sequences_of
 from trainer.backends.rows import loss_rows
 from trainer.losses import LOSSES, Loss, LossRows, Needs, find_loss
-from trainer.passes import fill_batches
+from trainer.runs.passes import fill_batches
 
 
 class Counted:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from trainer import presets
 from trainer.config import TrainConfig
+from trainer.runs import presets
 
 
 def test_a_preset_is_its_configuration() -> None:

@@ -11,9 +11,9 @@ from lake import ids
 from lake.errors import DataRefusedError
 from lake.records import EpisodeRecord
 from testkit.training import config, token_episodes, token_lake, token_step
+from trainer.data.refusals import find_refusals, refuse, refuse_step_advantages, refuse_text
+from trainer.data.selection import select, select_episodes
 from trainer.losses import LOSSES, find_loss
-from trainer.refusals import find_refusals, refuse, refuse_step_advantages, refuse_text
-from trainer.selection import select, select_episodes
 
 FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("no_logprobs", {"action_logprobs": None}, "no behaviour log-probabilities"),

@@ -7,9 +7,9 @@ import pytest
 from transformers import PreTrainedTokenizerFast  # noqa: TID253
 
 from lake.errors import DataRefusedError
-from trainer.chat import Turn
-from trainer.render import Renderer, UnrenderableError, engine_encoding, rendered_encoding, tokenizer_hash
-from trainer.tiny_model import CHAT_TEMPLATE, build_tokenizer
+from trainer.data.chat import Turn
+from trainer.data.render import Renderer, UnrenderableError, engine_encoding, rendered_encoding, tokenizer_hash
+from trainer.policy.tiny_model import CHAT_TEMPLATE, build_tokenizer
 
 TEXTS = ["Open the door, please.", "The door is open.", "Walk through it and say what you see: a garden."]
 STRIPS_REASONING = """{%- for message in messages %}<|im_start|>{{ message.role }}

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from lake.objects import Objects
 from lake.tables import TOKENS
 from lake.visibility import DataFile
-from trainer.ranges import ranges, starts
-from trainer.row_groups import RowGroupReader, decode
+from trainer.data.ranges import ranges, starts
+from trainer.data.row_groups import RowGroupReader, decode
 
 NAMES = ["context_ids", "action_ids", "action_mask", "action_logprobs"]
 SCHEMA = pa.schema([TOKENS.arrow().field(name) for name in NAMES])

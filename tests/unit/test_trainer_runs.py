@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from lake.errors import CheckpointError, UsageError
-from trainer.advantages import AdvantageSource
 from trainer.atomic import atomic_folder, atomic_text
-from trainer.runs import RunFolder, RunRecord
+from trainer.data.advantages import AdvantageSource
+from trainer.runs.runs import RunFolder, RunRecord
 
 RECORD = RunRecord(
     job_id=2**62 + 3,

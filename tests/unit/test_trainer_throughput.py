@@ -3,8 +3,8 @@
 import pytest
 
 from testkit.training import random_model
-from trainer.model import Policy
 from trainer.monitor.throughput import ModelShape, model_shape, peak_operations
+from trainer.policy.model import Policy
 
 
 def test_operations_of_two_sequences() -> None:

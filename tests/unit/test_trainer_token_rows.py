@@ -7,7 +7,7 @@ import polars as pl
 
 from lake.tables import TOKENS
 from lake.visibility import DataFile
-from trainer.token_rows import read_token_rows
+from trainer.data.token_rows import read_token_rows
 
 
 class Compacted:

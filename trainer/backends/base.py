@@ -15,12 +15,12 @@ from lake.errors import ContractError
 from trainer.backends.protocol import resolved
 from trainer.backends.ranks import ALONE, Ranks
 from trainer.backends.rows import loss_rows
-from trainer.batch import PackedBatch
 from trainer.config import OptimizerConfig, TrainConfig
+from trainer.data.batch import PackedBatch
 from trainer.digest import TensorDigest
 from trainer.losses import Loss
-from trainer.model import Policy
-from trainer.optimizer import adamw
+from trainer.policy.model import Policy
+from trainer.runs.optimizer import adamw
 
 
 class FrozenPolicy:

@@ -11,10 +11,10 @@ from typing import Protocol, TypeVar
 from torch import Tensor  # noqa: TID253 - loaded by commands only when they train
 
 from trainer.backends.ranks import Ranks
-from trainer.batch import PackedBatch
 from trainer.config import TrainConfig
+from trainer.data.batch import PackedBatch
 from trainer.losses import Loss
-from trainer.model import Policy
+from trainer.policy.model import Policy
 
 T = TypeVar("T")
 

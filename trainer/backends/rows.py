@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor  # noqa: TID253 - loaded by commands only when they train
 
-from trainer.batch import PackedBatch
+from trainer.data.batch import PackedBatch
 from trainer.losses import Loss, LossRows
 
 

@@ -17,8 +17,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor  # noqa: TID253
 from trainer.backends.base import PolicyBackend
 from trainer.backends.ranks import Ranks
 from trainer.config import OptimizerConfig
-from trainer.model import Policy
-from trainer.recompute import layers_of
+from trainer.policy.model import Policy
+from trainer.policy.recompute import layers_of
 
 
 def shard_policy(policy: Policy, ranks: Ranks) -> None:

@@ -8,8 +8,8 @@ stays NULL, and is counted apart.
 import polars as pl
 
 from lake.snapshot import Snapshot
-from trainer.scores import ENV_RETURN, scores_of
-from trainer.selection import select_episodes
+from trainer.data.scores import ENV_RETURN, scores_of
+from trainer.data.selection import select_episodes
 
 BY = ("run_id", "policy_version", "policy")
 """What rollouts are put together by."""

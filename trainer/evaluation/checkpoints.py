@@ -13,10 +13,10 @@ import polars as pl
 from lake import ids
 from lake.errors import CheckpointError, UsageError
 from lake.snapshot import Snapshot
-from trainer.runs import RunFolder
+from trainer.runs.runs import RunFolder
 
 if TYPE_CHECKING:
-    from trainer.model import Policy
+    from trainer.policy.model import Policy
 
 STATE_FILE = "state.json"
 """What a checkpoint's folder holds, and a model's does not."""
@@ -77,15 +77,15 @@ def open_policy(place: Place, device: str) -> tuple["Policy", str]:
         UsageError: no such model.
         CheckpointError: missing, damaged, or of another model.
     """
-    from trainer.model import load_policy
+    from trainer.policy.model import load_policy
 
     if not place.is_checkpoint:
         return load_policy(place.path, device), str(place.path)
 
     from trainer.backends.single import SingleDevice
-    from trainer.checkpoint import load_weights, read_state
     from trainer.config import OptimizerConfig, TrainConfig
-    from trainer.model import policy_of
+    from trainer.policy.model import policy_of
+    from trainer.runs.checkpoint import load_weights, read_state
 
     config = TrainConfig.model_validate(read_state(place.path).config).model_copy(update={"dtype": "float32"})
     policy = policy_of(config, device)
@@ -113,7 +113,7 @@ def _on_disk(path: Path) -> Place:
 
 def _saved(path: Path, run: RunFolder) -> Place:
     """A saved state, named after its run and the updates that made it."""
-    from trainer.checkpoint import read_state
+    from trainer.runs.checkpoint import read_state
 
     done = read_state(path).optimizer_step
     record = run.read()

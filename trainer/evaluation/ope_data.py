@@ -13,11 +13,11 @@ import polars as pl
 from lake import ids
 from lake.errors import DataRefusedError
 from lake.snapshot import Snapshot
+from trainer.data.scores import ENV_RETURN
 from trainer.evaluation.attempts import read_attempts
 from trainer.evaluation.scored import Scored
 from trainer.evaluation.support import check_support, token_facts
 from trainer.evaluation.turns import Turns
-from trainer.scores import ENV_RETURN
 
 ENV_REWARD = "env_reward"
 STORED = "stored"

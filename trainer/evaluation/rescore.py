@@ -21,16 +21,16 @@ from lake.errors import ConflictError, UsageError
 from lake.lake import Lake
 from lake.snapshot import Snapshot
 from trainer.config import TrainConfig, validated
+from trainer.data.preparation import prepare
 from trainer.digest import tensor_digest
 from trainer.evaluation.checkpoints import Place, find_checkpoint, open_policy
 from trainer.evaluation.ratio_rows import ratio_rows
 from trainer.evaluation.scored import KEYS, KIND, names_of
 from trainer.evaluation.scoring import chunks, pending, score
-from trainer.model_files import load_tokenizer
-from trainer.preparation import prepare
+from trainer.policy.model_files import load_tokenizer
 
 if TYPE_CHECKING:
-    from trainer.model import Policy
+    from trainer.policy.model import Policy
 
 COMMIT_SECONDS = 30.0
 """Between commits."""
@@ -56,7 +56,7 @@ class RescoreReport:
     overtaken: int
     """Actions that another run scored meanwhile, or that were taken out of the lake."""
     drops: dict[str, int]
-    """Steps that cannot be scored, by reason (`trainer.selection.Drop`)."""
+    """Steps that cannot be scored, by reason (`trainer.data.selection.Drop`)."""
     tokens: int
     """Tokens of the new rows' actions."""
     seconds: float
@@ -131,7 +131,8 @@ def rescore(
 def _code() -> list[ModuleType]:
     """The modules whose source decides a log-probability."""
     return [
-        import_module(f"trainer.{name}") for name in ("model", "collate", "evaluation.scoring", "evaluation.ratio_rows")
+        import_module(f"trainer.{name}")
+        for name in ("policy.model", "data.collate", "evaluation.scoring", "evaluation.ratio_rows")
     ]
 
 

@@ -14,14 +14,14 @@ import torch  # noqa: TID253 - loaded by commands only when they score
 
 from lake.snapshot import Snapshot
 from trainer.config import TrainConfig
+from trainer.data.plan import OptimizerStep, Plan
+from trainer.data.selection import Selection
+from trainer.data.stream import Stream
 from trainer.evaluation.scored import KEYS
 from trainer.losses import Needs, Temperature
-from trainer.plan import OptimizerStep, Plan
-from trainer.selection import Selection
-from trainer.stream import Stream
 
 if TYPE_CHECKING:
-    from trainer.model import Policy
+    from trainer.policy.model import Policy
 
 CHUNK_TOKENS = 4_000_000
 """Tokens that are planned and read together: neighbours in the files, whatever the plan's order."""

@@ -1,8 +1,8 @@
 """What a loss is: a pure function over the rows that carry loss, and a statement of what it needs from the data.
 
 Axes: `_N` the rows of a packed buffer that carry loss, one per trained action token; `_U` its units (turns, sequences
-or episodes); `_B` micro-batches. Every loss multiplies by the weights of the plan (`trainer.aggregation`) and adds up,
-so the gradient does not depend on how an optimizer step is cut into micro-batches or spread over ranks.
+or episodes); `_B` micro-batches. Every loss multiplies by the weights of the plan (`trainer.data.aggregation`) and adds
+up, so the gradient does not depend on how an optimizer step is cut into micro-batches or spread over ranks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from trainer.aggregation import Aggregation, Atom, Unit
+from trainer.data.aggregation import Aggregation, Atom, Unit
 from trainer.frozen import FrozenModel
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Temperature(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a loss needs from the data. `trainer.refusals` checks it before anything is trained."""
+    """What a loss needs from the data. `trainer.data.refusals` checks it before anything is trained."""
 
     advantages: bool = False
     """An advantage for every trained step, from one credit job."""
@@ -109,7 +109,7 @@ class LossResult:
     total: Tensor
     """Scalar: (loss_N * weight_N).sum(); totals add up over micro-batches and ranks."""
     sums: Mapping[str, Tensor]
-    """Scalars without gradient: sums over N behind the metrics of `trainer.metrics`."""
+    """Scalars without gradient: sums over N behind the metrics of `trainer.runs.metrics`."""
 
 
 LossFunction = Callable[[LossRows, "TrainConfig"], LossResult]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from trainer.losses.base import Loss, LossResult, LossRows, required
 from trainer.losses.preference import PAIR_NEEDS, PairConfig, log_ratio_to_reference, pair_result
-from trainer.segments import unit_mean, unit_sum
+from trainer.losses.segments import unit_mean, unit_sum
 
 if TYPE_CHECKING:
     from trainer.config import TrainConfig

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trainer.aggregation import Aggregation, Unit
+from trainer.data.aggregation import Aggregation, Unit
 from trainer.losses.base import Loss, LossResult, LossRows
 from trainer.losses.grpo import GRPOConfig
 from trainer.losses.policy import prepare_correction

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from trainer.aggregation import Aggregation, Unit
+from trainer.data.aggregation import Aggregation, Unit
 from trainer.losses.base import Loss, LossResult, LossRows
 from trainer.losses.policy import prepare_correction
 from trainer.losses.ppo import CLIPPED_NEEDS, PPOConfig, clipped

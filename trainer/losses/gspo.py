@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from trainer.aggregation import Aggregation, Unit
-from trainer.kl import MAX_LOG_RATIO
+from trainer.data.aggregation import Aggregation, Unit
 from trainer.losses.base import Loss, LossResult, LossRows, Needs, Temperature, required
+from trainer.losses.kl import MAX_LOG_RATIO
 from trainer.losses.policy import RatioConfig, anchored_log_ratio, corrected, prepare_correction, regularised
 from trainer.losses.ppo import clip_sums, surrogate
-from trainer.segments import unit_mean
+from trainer.losses.segments import unit_mean
 
 if TYPE_CHECKING:
     from torch import Tensor

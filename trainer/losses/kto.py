@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from trainer.aggregation import Atom, Unit
+from trainer.data.aggregation import Atom, Unit
 from trainer.losses.base import Loss, LossConfig, LossResult, LossRows, Needs, added, required
 from trainer.losses.preference import log_ratio_to_reference
-from trainer.segments import unit_sum
+from trainer.losses.segments import unit_sum
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -2,8 +2,8 @@
 
     L = sum_N w (c L_t + k_kl KL_t - k_H H_t)
 
-w is the plan's weight, c the weight of the correction (`trainer.correction`), KL_t of `trainer.kl`, H_t the entropy.
-The correction acts on the policy term L_t alone.
+w is the plan's weight, c the weight of the correction (`trainer.losses.correction`), KL_t of `trainer.losses.kl`, H_t
+the entropy. The correction acts on the policy term L_t alone.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import Field, model_validator
 
-from trainer.aggregation import Unit
-from trainer.correction import (
+from trainer.data.aggregation import Unit
+from trainer.losses.base import LossConfig, LossResult, LossRows, Needs, Prepare, added, required
+from trainer.losses.correction import (
     NORMALISER_SUMS,
     OVER_UNITS,
     TRUNCATIONS,
@@ -27,8 +28,7 @@ from trainer.correction import (
     normaliser,
     normaliser_sums,
 )
-from trainer.kl import KLConfig, KLEstimator, estimate, penalty
-from trainer.losses.base import LossConfig, LossResult, LossRows, Needs, Prepare, added, required
+from trainer.losses.kl import KLConfig, KLEstimator, estimate, penalty
 from trainer.losses.ratios import behaviour_log_ratio, log_ratio, ratio_sums
 
 if TYPE_CHECKING:

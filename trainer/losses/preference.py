@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from trainer.aggregation import Atom, Unit
+from trainer.data.aggregation import Atom, Unit
 from trainer.losses.base import LossConfig, LossResult, LossRows, Needs, required
-from trainer.segments import unit_mean
+from trainer.losses.segments import unit_mean
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.kl import MAX_LOG_RATIO
 from trainer.losses.base import LossRows, required
+from trainer.losses.kl import MAX_LOG_RATIO
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lake.errors import UsageError
-from trainer.aggregation import Unit
+from trainer.data.aggregation import Unit
 from trainer.losses.awr import AWR
 from trainer.losses.base import Loss, LossConfig
 from trainer.losses.bc_exp import BC_EXP

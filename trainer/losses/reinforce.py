@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import model_validator
 
-from trainer.aggregation import Aggregation, Unit
-from trainer.correction import CorrectionConfig, CorrectionMethod
+from trainer.data.aggregation import Aggregation, Unit
 from trainer.losses.base import Loss, LossResult, LossRows, Needs, Temperature, required
+from trainer.losses.correction import CorrectionConfig, CorrectionMethod
 from trainer.losses.policy import CorrectedConfig, corrected, prepare_correction, regularised
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lake.snapshot import Snapshot
-from trainer.advantages import AdvantageSource
+from trainer.data.advantages import AdvantageSource
+from trainer.data.selection import Selection
 from trainer.monitor.config import AlarmConfig
-from trainer.selection import Selection
 
 _SHARED = """
 SELECT count(*) FILTER (anchor_episodes > 1) AS shared, count(*) AS steps
@@ -35,7 +35,7 @@ class Alarms:
         """Look at an update.
 
         Args:
-            metrics: of the update, by the names of `trainer.metrics.METRICS`.
+            metrics: of the update, by the names of `trainer.runs.metrics.METRICS`.
 
         Returns:
             A sentence for each alarm that begins here.

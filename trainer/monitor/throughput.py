@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainer.model import Policy
+    from trainer.policy.model import Policy
 
 _PEAKS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12}
 """Dense bfloat16 operations per second, from the vendors' data sheets, by a part of the device's name."""

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lake.snapshot import Snapshot
+from trainer.data.stream import Stream
 from trainer.losses import Needs
 from trainer.monitor.config import ValidationConfig
-from trainer.stream import Stream
 
 if TYPE_CHECKING:
     from trainer.backends.protocol import Backend
     from trainer.config import TrainConfig
-    from trainer.plan import Plan
+    from trainer.data.plan import Plan
 
 Measurement = tuple[int, float]
 """Updates done, negative log-likelihood in nats per token."""

@@ -3,10 +3,10 @@
 import torch  # noqa: TID253 - loaded by commands only when they train
 
 from trainer.config import TrainConfig
-from trainer.loop import StepReport
-from trainer.model import Policy
 from trainer.monitor.alarms import Alarms
 from trainer.monitor.throughput import model_shape, peak_operations
+from trainer.policy.model import Policy
+from trainer.runs.loop import StepReport
 
 
 class Watch:

@@ -19,12 +19,12 @@ from pipelines.collect.environments.house_world import Split
 from pipelines.collect.policies.scripted import HouseScript
 from trainer.backends.single import SingleDevice
 from trainer.config import OptimizerConfig, TrainConfig
-from trainer.model import load_policy
-from trainer.offline import make_deterministic, train
 from trainer.online.config import LoopConfig
 from trainer.online.loop import MakeEnvironment, Round, play, record_episodes, run_rounds
 from trainer.online.player import Player
 from trainer.online.tiny_policy import TinyPolicyConfig, save_policy
+from trainer.policy.model import load_policy
+from trainer.runs.offline import make_deterministic, train
 
 RUN, TRACES, BEFORE, AFTER = "demo", "demo-traces", "demo-before", "demo-after"
 """The demo's runs: the loop, the script's traces, and the two evaluations."""

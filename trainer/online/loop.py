@@ -20,12 +20,12 @@ from pipelines.collect.policies.transformers_policy import SamplingConfig, Trans
 from pipelines.credit import CreditSummary
 from pipelines.credit.control import shuffle_advantages
 from pipelines.credit.job import run_credit
-from trainer.advantages import AdvantageSource
 from trainer.backends.single import SingleDevice
+from trainer.data.advantages import AdvantageSource
+from trainer.data.render import engine_encoding
 from trainer.online.config import LoopConfig
 from trainer.online.player import Player
-from trainer.render import engine_encoding
-from trainer.update import update
+from trainer.runs.update import update
 
 MakeEnvironment = Callable[[], Environment]
 

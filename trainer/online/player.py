@@ -6,7 +6,7 @@ from typing import Any
 import torch  # noqa: TID253 - loaded by commands only when they train
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase  # noqa: TID253
 
-from trainer.model_files import load_tokenizer
+from trainer.policy.model_files import load_tokenizer
 
 
 class Player:

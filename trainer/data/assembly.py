@@ -1,0 +1,160 @@
+"""From a plan's optimizer step and decoded row groups to one rank's micro-batches.
+
+Axes: `_M` members, `_Q` sequences, `_U` units.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from trainer.data.aggregation import Unit, unit_numbers
+from trainer.data.batch import PackedBatch
+from trainer.data.buffers import Arena, Buffers
+from trainer.data.collate import Members, Shares, TokenArrays, collate, cut, dummy
+from trainer.data.plan import OptimizerStep, Plan
+from trainer.data.ranges import Ints
+from trainer.data.windows import Locations, Window
+from trainer.losses import Needs, Temperature
+
+Bools = npt.NDArray[np.bool_]
+
+
+class Assembler:
+    """Lays out optimizer steps.
+
+    Args:
+        plan: what is trained.
+        needs: of the loss: which columns come along.
+        locations: where its tokens lie.
+        rank: whose micro-batches to lay out.
+        world_size: number of ranks.
+        pinned: put batches into page-locked memory.
+    """
+
+    def __init__(
+        self, plan: Plan, needs: Needs, locations: Locations, *, rank: int, world_size: int, pinned: bool
+    ) -> None:
+        self._plan, self._needs, self._locations = plan, needs, locations
+        self._rank, self._world_size, self._pinned = rank, world_size, pinned
+        self._buffers = Buffers()
+        self._takes_M2 = _takes(plan)
+        self._columns = _member_columns(plan, needs, self._takes_M2)
+
+    def batches(self, step: OptimizerStep, window: Window) -> list[PackedBatch]:
+        """This rank's micro-batches of an optimizer step."""
+        bins = self._plan.micro_batches(step, self._world_size)[self._rank]
+        full = [items for items in bins if items]
+        batches = self._laid_out(step, full, window) if full else []
+        missing = len(bins) - len(full)
+        if missing:
+            blank = dummy(
+                self._columns,
+                logprobs=self._needs.behaviour_logprobs,
+                units=self._plan.weighting.unit is not Unit.TOKEN,
+                pairs=self._plan.paired,
+                signs=self._plan.sign_M is not None,
+            )
+            batches += [blank] * missing
+        return batches
+
+    def _laid_out(self, step: OptimizerStep, bins: list[list[int]], window: Window) -> list[PackedBatch]:
+        sequences_Q = np.concatenate([np.array(items) for items in bins])
+        chosen_M, members_Q = self._plan.members_of(sequences_Q)
+        columns = self._columns.take(chosen_M)
+        arena = self._buffers.arena(_room(columns))
+        tokens = self._tokens(chosen_M, window, arena)
+        shares = shares_of(self._plan, step, sequences_Q)
+        batch = collate(columns, members_Q, tokens, shares, arena.array)
+        return cut(batch, [len(items) for items in bins], pinned=self._pinned, allocate=arena.array)
+
+    def _tokens(self, chosen_M: Ints, window: Window, arena: Arena) -> TokenArrays:
+        """Tokens of members, end to end; neighbouring rows are one slice."""
+        row_M = window.rows(chosen_M)
+        is_first_M = np.asarray(np.diff(row_M, prepend=-2) != 1)
+        if self._takes_M2 is not None:
+            partial_M: npt.NDArray[np.bool_] = np.logical_not(self._takes_M2[chosen_M].all(axis=1))
+            is_first_M |= partial_M | np.append(False, partial_M[:-1])
+        firsts = np.flatnonzero(is_first_M)
+        low, high = row_M[firsts], row_M[np.append(firsts[1:], len(chosen_M)) - 1] + 1
+        first_T, last_T = window.starts_R[low], window.starts_R[high]
+        first_A, last_A = window.action_starts_R[low], window.action_starts_R[high]
+        if self._takes_M2 is not None:
+            # Whoever takes only one half of a row is alone in its run.
+            takes_context, takes_action = self._takes_M2[chosen_M[firsts]].T
+            first_T = np.where(takes_context, first_T, first_T + window.n_context_R[low])
+            last_T = np.where(takes_action, last_T, last_T - (last_A - first_A))
+            last_A = np.where(takes_action, last_A, first_A)
+        return TokenArrays(
+            ids_T=_joined(window.ids_T, first_T, last_T, arena),
+            mask_A=None if window.mask_A is None else _joined(window.mask_A, first_A, last_A, arena),
+            logprobs_A=None if window.logprobs_A is None else _joined(window.logprobs_A, first_A, last_A, arena),
+        )
+
+
+def _room(columns: Members) -> int:
+    """Bytes that suffice for a batch: ids and positions of every token, at most 80 bytes for a trained one."""
+    tokens = int(columns.n_context_M.sum() + columns.n_action_M.sum())
+    return 8 * tokens + 80 * int(columns.n_action_M.sum()) + 4096
+
+
+def _joined(values: npt.NDArray[Any], firsts: Ints, lasts: Ints, arena: Arena) -> npt.NDArray[Any]:
+    """Several slices of an array, end to end."""
+    out = arena.array(int((lasts - firsts).sum()), values.dtype)
+    slices = [values[low:high] for low, high in zip(firsts.tolist(), lasts.tolist(), strict=True)]
+    return np.concatenate(slices, out=out)
+
+
+def shares_of(plan: Plan, step: OptimizerStep, sequences_Q: Ints) -> Shares:
+    """What the members of some sequences count.
+
+    Args:
+        plan: of the run.
+        step: one of its optimizer steps.
+        sequences_Q: sequences of it in the order of a buffer, whole atoms: every unit is all here or not at all.
+    """
+    weighting = plan.weighting
+    chosen_M, members_Q = plan.members_of(sequences_Q)
+    trained_M = plan.trained_M[chosen_M]
+    opens_Q = np.isin(sequences_Q, plan.sequence_starts_E)
+    unit_M = unit_numbers(weighting.unit, trained_M, members_Q, opens_Q)
+    tokens_U = np.bincount(unit_M[trained_M], plan.loss_tokens_M[chosen_M][trained_M]).astype(np.int64)
+    weight_U = weighting.weights(tokens_U, tokens=step.loss_tokens, units=step.units)
+    # A turn that is not trained has no number of its own, and no tokens that carry loss either.
+    weight_M = np.where(trained_M, weight_U[np.maximum(unit_M, 0)], 0.0).astype(np.float32)
+    if weighting.unit is Unit.TOKEN:
+        return Shares(weight_M)
+    sign_U = None
+    if plan.sign_M is not None:
+        sign_U = plan.sign_M[chosen_M][trained_M][np.unique(unit_M[trained_M], return_index=True)[1]]
+    # The two sides of a pair are units, one after the other.
+    pair_U = np.arange(len(tokens_U)) // 2 if plan.paired else None
+    return Shares(weight_M, unit_M, 1.0 / step.units, pair_U, sign_U)
+
+
+def _takes(plan: Plan) -> Bools | None:
+    """Whether a member's context and its action belong to its sequence, bool [M, 2]; None where all do."""
+    if "takes_context" not in plan.members.columns:
+        return None
+    return np.asarray(plan.members.select("takes_context", "takes_action").to_numpy())
+
+
+def _member_columns(plan: Plan, needs: Needs, takes_M2: Bools | None) -> Members:
+    members = plan.members
+    lengths_M2 = members.select("n_context", "n_action").to_numpy().astype(np.int64)
+    if takes_M2 is not None:
+        lengths_M2 *= takes_M2
+    temperatures = members["temperature"].filter(members["trained"])
+    scaled = needs.temperature is Temperature.AS_SAMPLED and bool((temperatures != 1).any())
+    known = members["staleness"].null_count() < members.height
+    return Members(
+        n_context_M=lengths_M2[:, 0],
+        n_action_M=lengths_M2[:, 1],
+        trained_M=plan.trained_M,
+        loss_tokens_M=plan.loss_tokens_M,
+        step_index_M=members["step_index"].to_numpy(),
+        advantage_M=members["advantage"].cast(pl.Float32).to_numpy() if needs.advantages else None,
+        temperature_M=members["temperature"].cast(pl.Float32).to_numpy() if scaled else None,
+        staleness_M=members["staleness"].cast(pl.Float32).fill_null(np.nan).to_numpy() if known else None,
+    )

@@ -1,0 +1,225 @@
+"""What is preferred to what: pairs of sibling episodes, pairs of steps that share an anchor, or good and bad episodes.
+
+The credit job says how episodes and steps came out; who is paired with whom follows from its rows alone, never from the
+order of files. A pair has two sides, the chosen one (sign +1) and the rejected one (-1). A side is a whole episode, or
+one action after everything before it in its training sequence. Losses on pairs take the log-probability of an action
+given its context, so both actions of a pair of steps must have been taken in the same context, token by token; a shared
+anchor is not enough, since it is a hash of the state without the history. `graft` puts both onto the chosen one's.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self
+
+import numpy as np
+import polars as pl
+from pydantic import Field, model_validator
+
+from lake import ids
+from trainer.data.contexts import fingerprints
+from trainer.data.hashing import splitmix
+from trainer.data.pairing import Matched, apart, differ, match, same, together
+from trainer.data.ranges import Ints
+from trainer.data.scores import ENV_RETURN
+from trainer.frozen import FrozenModel
+
+if TYPE_CHECKING:
+    from lake.snapshot import Snapshot
+    from trainer.losses import Needs
+
+SIDES = {
+    "pair": pl.Int64,
+    "sign": pl.Int8,
+    "episode_id": pl.Int64,
+    "step_index": pl.Int32,
+    "context_episode_id": pl.Int64,
+    "context_step_index": pl.Int32,
+}
+"""Columns of `Preferences.sides`."""
+_STEP = ["episode_id", "step_index"]
+
+
+class PairsConfig(FrozenModel):
+    """Which episodes or steps are compared by losses on preferences."""
+
+    kind: Literal["episode", "step"] = "episode"
+    """dpo, dmpo: whole sibling episodes, by A_E of the credit job; or single steps that share an anchor, by their
+    return-to-go."""
+    margin: float = Field(0.0, ge=0)
+    """Smallest difference of a pair's A_E or returns. Equal ones are never paired."""
+    per_group: int | None = Field(None, ge=1)
+    """Pairs of a group (kind step: of an anchor) at most; None: as many as there are."""
+    graft: bool = False
+    """Kind step: put both actions onto the context of the chosen one. Otherwise the contexts must be identical."""
+    threshold: float | None = None
+    """kto: an episode whose score reaches this is desirable, below it is not. None: the sign of its A_E decides, and
+    episodes without one, or with A_E = 0, are left out."""
+    score: str = ENV_RETURN
+    """Score that `threshold` is compared with: env_return, or a scorer of whole episodes, @VERSION or not."""
+
+    @model_validator(mode="after")
+    def _all_have_an_effect(self) -> Self:
+        if self.graft and self.kind != "step":
+            msg = 'graft is for pairs of steps: set kind to "step", or leave graft out'
+            raise ValueError(msg)
+        if self.score != ENV_RETURN and self.threshold is None:
+            msg = f"score {self.score!r} is compared with a threshold: set threshold, or leave score out"
+            raise ValueError(msg)
+        return self
+
+
+class Finding(NamedTuple):
+    """How many candidates a condition left."""
+
+    name: str
+    """Of the condition."""
+    number: int
+    """Pairs that satisfy it and the ones before it; or episodes."""
+    note: str
+    """What is counted, and in how many groups it is found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preferences:
+    """What is compared."""
+
+    kind: Literal["label", "episode", "step"]
+    """Labelled episodes, pairs of episodes, pairs of steps."""
+    sides: pl.DataFrame
+    """pair, sign, episode_id, step_index, context_episode_id, context_step_index (NULL where a side is a whole episode;
+    pair NULL where sides are not paired). The context is that of the step itself unless it is grafted."""
+    findings: list[Finding]
+    """How many candidates each condition left."""
+
+
+def uses_credit(config: PairsConfig, needs: "Needs") -> bool:
+    """Whether a loss takes its preferences from a credit job."""
+    return needs.pairs or (needs.labels and config.threshold is None)
+
+
+def episode_pairs(outcomes: pl.DataFrame, config: PairsConfig) -> Preferences:
+    """Pairs of siblings: of each group the best with the worst, the next best with the next worst, and so on.
+
+    Args:
+        outcomes: episode_id, group_id, source (position in a mixture), outcome: a row for each episode. Rows without a
+            finite outcome are in no pair.
+        config: margin, pairs of a group.
+    """
+    keys = ["group_id", "source"]
+    rows = outcomes.filter(pl.col("outcome").is_finite())
+    rows = rows.sort(*keys, "outcome", "episode_id", descending=[False, False, True, False])
+    episode_N = rows["episode_id"].to_numpy()
+    conditions = {"scored siblings": differ(episode_N), "margin": apart(rows["outcome"].to_numpy(), config.margin)}
+    matched = match(_numbered(rows, keys), conditions, config.per_group)
+    sides = _sides(rows.with_columns(step_index=pl.lit(None, pl.Int32)), matched, graft=False)
+    return Preferences("episode", sides, _findings(matched, "groups"))
+
+
+def step_pairs(
+    snapshot: "Snapshot", members: pl.DataFrame, returns: pl.DataFrame, config: PairsConfig, max_length: int
+) -> Preferences:
+    """Pairs of steps of different episodes that share an anchor and did different things there.
+
+    Args:
+        snapshot: the data, whose contexts are compared.
+        members: judged members of sequences; `trained` says which steps can be compared.
+        returns: episode_id, step_index, group_id, source (position in a mixture), anchor_key, return_to_go. Rows
+            without an anchor or a finite return are in no pair.
+        config: margin, pairs of an anchor, graft.
+        max_length: tokens of a grafted side at most.
+    """
+    keys = ["group_id", "source", "anchor_key"]
+    rows = returns.drop_nulls("anchor_key").filter(pl.col("return_to_go").is_finite())
+    rows = rows.join(members.filter("trained").select(*_STEP, "n_action"), on=_STEP)
+    rows = rows.filter(pl.col("episode_id").n_unique().over(keys) > 1)
+    rows = rows.join(fingerprints(snapshot, _paths(members, rows)), on=_STEP)
+    rows = rows.sort(*keys, "return_to_go", *_STEP, descending=[False, False, False, True, False, False])
+    episode_N, action_N, context_N = (rows[name].to_numpy() for name in ("episode_id", "action_hash", "context_hash"))
+    conditions = {
+        "same anchor, other episode": differ(episode_N),
+        "distinct actions": differ(action_N),
+        "margin": apart(rows["return_to_go"].to_numpy(), config.margin),
+    }
+    if config.graft:
+        before_N, n_action_N = (rows[name].to_numpy().astype(np.int64) for name in ("context_tokens", "n_action"))
+        conditions["grafted within max_length"] = together(before_N, n_action_N, max_length)
+    else:
+        conditions["identical contexts"] = same(context_N)
+    matched = match(_numbered(rows, keys), conditions, config.per_group)
+    findings = _findings(matched, "anchors")
+    if config.graft:
+        alike = sum(bool(context_N[chosen] == context_N[rejected]) for chosen, rejected in matched.pairs)
+        findings.append(Finding("identical contexts anyway", alike, "of the pairs"))
+    return Preferences("step", _sides(rows, matched, graft=config.graft), findings)
+
+
+def labels(outcomes: pl.DataFrame, threshold: float | None) -> Preferences:
+    """Good and bad episodes, not paired.
+
+    Args:
+        outcomes: episode_id, outcome: a row for each episode. Rows without a finite outcome get no label.
+        threshold: reached is good, not reached is bad; None: positive is good, negative is bad, 0 is neither.
+    """
+    known = outcomes.filter(pl.col("outcome").is_finite())
+    outcome = pl.col("outcome")
+    sign = outcome.sign() if threshold is None else pl.when(outcome >= threshold).then(1).otherwise(-1)
+    signed = known.with_columns(sign=sign.cast(pl.Int8)).filter(pl.col("sign") != 0).sort("episode_id")
+    sides = signed.select(
+        pair=pl.lit(None, pl.Int64),
+        sign="sign",
+        episode_id="episode_id",
+        step_index=pl.lit(None, pl.Int32),
+        context_episode_id="episode_id",
+        context_step_index=pl.lit(None, pl.Int32),
+    )
+    good = int((signed["sign"] > 0).sum())
+    findings = [
+        ("desirable", good),
+        ("undesirable", signed.height - good),
+        ("neither", outcomes.height - signed.height),
+    ]
+    return Preferences("label", sides, [Finding(name, count, "episodes") for name, count in findings])
+
+
+def _numbered(rows: pl.DataFrame, keys: list[str]) -> Ints:
+    """Number of each row's group, for rows that lie together by their keys."""
+    return rows.select(pl.struct(keys).rle_id()).to_series().to_numpy()
+
+
+def _paths(members: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
+    """The members that lead to some steps, and `wanted`: whether it is one of the steps."""
+    marks = rows.select(*_STEP, wanted=pl.lit(value=True))
+    marked = members.join(marks, on=_STEP, how="left", maintain_order="left")
+    marked = marked.with_columns(wanted=pl.col("wanted").fill_null(value=False) & pl.col("trained"))
+    last = pl.col("step_index").filter(pl.col("wanted")).max().over("episode_id", "sequence")
+    return marked.filter(pl.col("step_index") <= last)
+
+
+def _sides(rows: pl.DataFrame, matched: Matched, *, graft: bool) -> pl.DataFrame:
+    """Both sides of each pair, under an id that is a hash of what is compared."""
+    chosen, rejected = (rows.select(_STEP)[[pair[side] for pair in matched.pairs]] for side in (0, 1))
+    pair = _pair_ids(chosen, rejected)
+    parts = []
+    for sign, side, context in ((1, chosen, chosen), (-1, rejected, chosen if graft else rejected)):
+        parts.append(
+            side.with_columns(
+                pair=pair,
+                sign=pl.lit(sign, pl.Int8),
+                context_episode_id=context["episode_id"],
+                context_step_index=context["step_index"],
+            ).select(*SIDES)
+        )
+    return pl.concat(parts).cast(SIDES).sort("pair", "sign", descending=[False, True])  # type: ignore[arg-type]
+
+
+def _pair_ids(chosen: pl.DataFrame, rejected: pl.DataFrame) -> pl.Series:
+    """63-bit hashes; a whole episode counts as step -1."""
+    key_P = np.zeros(chosen.height, np.uint64)
+    for side in (chosen, rejected):
+        for name in _STEP:
+            key_P = splitmix(key_P ^ side[name].fill_null(-1).to_numpy().astype(np.int64).astype(np.uint64))
+    return pl.Series("pair", (key_P & np.uint64(ids.MASK)).astype(np.int64))
+
+
+def _findings(matched: Matched, groups: str) -> list[Finding]:
+    found = [Finding(name, pairs, f"possible, in {of:,} {groups}") for name, (pairs, of) in matched.possible.items()]
+    return [*found, Finding("chosen", len(matched.pairs), "pairs")]

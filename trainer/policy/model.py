@@ -1,0 +1,242 @@
+"""The policy as the trainer sees it: log-probabilities of chosen tokens in a packed buffer.
+
+Three things that go wrong silently elsewhere are settled here. The forward pass gets reset positions, no attention mask
+and use_cache=False: with a mask of ones or a cache transformers lets packed sequences contaminate each other. The LM
+head runs only where an action token is predicted, in chunks that are recomputed in the backward pass, so that logits
+never exist for the whole buffer. Log-sum-exp and entropy are float32, and log-probabilities are never above 0. The
+model stays in eval mode: without dropout its log-probabilities are those of the engine.
+
+Axes: `_T` tokens of the packed buffer, `_N` its rows that carry loss, `_V` vocabulary, `_D` width of the model.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch  # noqa: TID253 - loaded by commands only when they train
+from torch import Tensor  # noqa: TID253
+from torch.utils.checkpoint import checkpoint  # noqa: TID253
+from transformers import PreTrainedModel  # noqa: TID253
+
+from trainer.attention import NAMES, Kind, Layout, choose_attention
+from trainer.config import Dtype, TrainConfig
+from trainer.data.batch import PackedBatch
+from trainer.policy.lora import add_adapters
+from trainer.policy.model_check import check_policy
+from trainer.policy.model_files import load_model
+from trainer.policy.recompute import recompute_layers
+
+HEAD_ELEMENTS = 1 << 25
+"""Logits of one chunk (rows x vocabulary): 128 MiB in float32."""
+DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Scorer(torch.nn.Module):
+    """Body, head and log-sum-exp as one module, so that a sharded model gathers and frees its weights around it.
+
+    Args:
+        model: the causal language model.
+        autocast: type of the matrix products, or None for that of the weights.
+    """
+
+    def __init__(self, model: PreTrainedModel, autocast: torch.dtype | None) -> None:
+        super().__init__()
+        self.model: Any = model
+        self.autocast = autocast
+        embedding: Any = model.get_input_embeddings()
+        self.vocabulary = int(embedding.num_embeddings)
+        self._alteration = _alteration(model.config)
+
+    def forward(self, batch: PackedBatch, entropy: bool) -> tuple[Tensor, Tensor | None]:
+        """See `Policy.logprobs`."""
+        device = batch.input_ids_T.device
+        with torch.autocast(device.type, self.autocast, enabled=self.autocast is not None):
+            hidden_ND = self._hidden(batch)[batch.predictor_N]
+            rows = max(1, HEAD_ELEMENTS // self.vocabulary)
+            if len(hidden_ND) <= rows:
+                logprobs_N, entropy_N = self._score(hidden_ND, batch.target_N, batch.temperature_N, entropy)
+                return logprobs_N, entropy_N if entropy else None
+            parts = []
+            for low in range(0, len(hidden_ND), rows):
+                cut = slice(low, low + rows)
+                temperature_N = None if batch.temperature_N is None else batch.temperature_N[cut]
+                arguments = (hidden_ND[cut], batch.target_N[cut], temperature_N, entropy)
+                parts.append(checkpoint(self._score, *arguments, use_reentrant=False, preserve_rng_state=False))
+        logprobs_N = torch.cat([part[0] for part in parts])
+        return logprobs_N, torch.cat([part[1] for part in parts]) if entropy else None
+
+    def _hidden(self, batch: PackedBatch) -> Tensor:
+        """Last hidden states, [T, D]."""
+        output = self.model.base_model(
+            input_ids=batch.input_ids_T[None].long(),
+            position_ids=batch.position_ids_T[None].long(),
+            attention_mask=None,
+            use_cache=False,
+            layout=Layout(batch.boundaries, batch.input_ids_T.device),
+        )
+        hidden_TD: Tensor = output.last_hidden_state[0]
+        return hidden_TD
+
+    def _score(
+        self, hidden_ND: Tensor, target_N: Tensor, temperature_N: Tensor | None, entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies (empty unless asked for) of one chunk."""
+        logits_NV = self.model.get_output_embeddings()(hidden_ND).float()
+        if self._alteration is not None:
+            logits_NV = self._alteration(logits_NV)
+        if temperature_N is not None:
+            logits_NV = logits_NV / temperature_N[:, None]
+        lse_N = logits_NV.logsumexp(dim=-1)
+        chosen_N = logits_NV.gather(-1, target_N[:, None]).squeeze(-1)
+        logprobs_N = (chosen_N - lse_N).clamp(max=0.0)
+        if not entropy:
+            return logprobs_N, logprobs_N.new_empty(0)
+        probabilities_NV = (logits_NV - lse_N[:, None]).exp()
+        return logprobs_N, lse_N - (probabilities_NV * logits_NV).sum(dim=-1)
+
+
+class Policy:
+    """A causal language model of which log-probabilities are asked.
+
+    Args:
+        model: any transformers causal LM that uses the attention interface, on its device. Its attention
+            implementation is replaced: generate with another instance.
+        attention: implementation for packed buffers.
+        dtype: of matrix products; with bfloat16 the weights stay what they are, and are cast for each product.
+        gradient_checkpointing: keep only the inputs of each layer, and compute it again in the backward pass.
+
+    Raises:
+        UsageError: the attention does not run on this device.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        attention: Kind = "auto",
+        dtype: Dtype = "float32",
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        self.attention = choose_attention(attention, model.device, DTYPES[dtype])
+        self.dtype = dtype
+        model.set_attn_implementation(NAMES[self.attention])
+        model.train(mode=False)
+        if gradient_checkpointing:
+            recompute_layers(model)
+        self.model: Any = model
+        self.scorer = Scorer(model, None if dtype == "float32" else DTYPES[dtype])
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids the model can embed."""
+        return self.scorer.vocabulary
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of parameters, tied ones once."""
+        return sum(p.numel() for p in self.model.parameters())
+
+    @property
+    def num_trained(self) -> int:
+        """Number of parameters that training changes."""
+        return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        device: torch.device = self.model.device
+        return device
+
+    def logprobs(self, batch: PackedBatch, *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Log-probabilities of the target tokens under the temperature-scaled distribution.
+
+        Args:
+            batch: the packed buffer, on the model's device.
+            entropy: also return the entropy of the distribution.
+
+        Returns:
+            logprobs_N and entropy_N (None unless asked for), float32, with gradient.
+        """
+        result: tuple[Tensor, Tensor | None] = self.scorer(batch, entropy)
+        return result
+
+    def state(self) -> dict[str, Tensor]:
+        """Every weight by name, tied ones once; not copies."""
+        named = self._named()
+        return {name: named[name].detach() for name, first in self.tied_names().items() if name == first}
+
+    def tied_names(self) -> dict[str, str]:
+        """Of each weight's name the first, in order of the alphabet, under which the same weight is known."""
+        named = self._named()
+        first: dict[int, str] = {}
+        for name in sorted(named):
+            first.setdefault(id(named[name]), name)
+        return {name: first[id(tensor)] for name, tensor in sorted(named.items())}
+
+    def _named(self) -> dict[str, Tensor]:
+        """What the model stores, by every name."""
+        every = dict(self.model.named_parameters(remove_duplicate=False)) | dict(self.model.named_buffers())
+        return {name: every[name] for name in self.model.state_dict()}
+
+    def trained_state(self) -> dict[str, Tensor]:
+        """The part of `state` that training changes: all of it, or the adapters."""
+        frozen = {name for name, p in self.model.named_parameters(remove_duplicate=False) if not p.requires_grad}
+        return {name: tensor for name, tensor in self.state().items() if name not in frozen}
+
+
+def load_policy(
+    source: str | Path,
+    device: str = "cpu",
+    *,
+    attention: Kind = "auto",
+    dtype: Dtype = "float32",
+    gradient_checkpointing: bool = False,
+) -> Policy:
+    """Load a model with float32 weights, and check that it scores packed sequences as it scores single ones.
+
+    Args:
+        source: Hugging Face folder, or a .gguf file.
+        device: torch device.
+        attention: see `Policy`.
+        dtype: see `Policy`.
+        gradient_checkpointing: see `Policy`.
+
+    Raises:
+        UsageError: no such model, no causal language model, or one that packed training does not serve.
+    """
+    model = load_model(source).to(device)
+    policy = Policy(model, attention=attention, dtype=dtype, gradient_checkpointing=gradient_checkpointing)
+    check_policy(policy)
+    return policy
+
+
+def policy_of(config: TrainConfig, device: str | None = None) -> Policy:
+    """The policy that a configuration trains, as it is before the first update, adapters included.
+
+    Args:
+        config: the run.
+        device: torch device, in place of the configuration's.
+
+    Raises:
+        UsageError: see `load_policy`; or peft is missing.
+    """
+    policy = load_policy(
+        config.model,
+        device or config.device,
+        attention=config.attention,
+        dtype=config.dtype,
+        gradient_checkpointing=config.gradient_checkpointing,
+    )
+    if config.lora is not None:
+        add_adapters(policy.model, config.lora, seed=config.seed)
+    return policy
+
+
+def _alteration(config: Any) -> Callable[[Tensor], Tensor] | None:
+    """What an architecture does to logits after its head: Gemma caps them, Cohere and Granite scale them."""
+    cap = getattr(config, "final_logit_softcapping", None)
+    if cap is not None:
+        return lambda logits_NV: cap * torch.tanh(logits_NV / cap)
+    factor = getattr(config, "logit_scale", None) or 1.0
+    factor /= getattr(config, "logits_scaling", None) or 1.0
+    return None if factor == 1.0 else lambda logits_NV: logits_NV * factor

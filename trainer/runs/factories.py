@@ -1,0 +1,86 @@
+"""One-line factories for a loop of one's own: the policy, its backend, its reference, and the learning rate.
+
+They are what `trainer.runs.offline` and `trainer.online` use. The finer functions are `load_policy` in
+`trainer.policy.model`, those of `trainer.backends`, and `adamw`, `learning_rate` and `run_steps` in `trainer.runs`.
+Gradient accumulation is the plan's: every micro-batch of an optimizer step adds its weighted part.
+
+    >>> from trainer.config import TrainConfig
+    >>> from trainer.runs.factories import make_backend, make_schedule
+    >>> from trainer.losses import find_loss
+    >>> config = TrainConfig(model=folder, loss="sft", learning_rate=1e-3)
+    >>> backend = make_backend(config)
+    >>> rate_of, loss = make_schedule(config, total_steps=3), find_loss(config)
+    >>> losses = []
+    >>> for step in range(3):
+    ...     sums = [backend.forward_backward(batch, loss, config).result() for batch in batches]
+    ...     losses.append(sum(float(part["loss"]) for part in sums))
+    ...     norm = backend.optim_step(rate_of(step)).result()
+    >>> losses[2] < losses[0]
+    True
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from trainer.backends.base import FrozenPolicy, PolicyBackend
+from trainer.backends.ranks import ALONE, Ranks
+from trainer.backends.single import SingleDevice
+from trainer.policy.model import Policy, load_policy, policy_of
+from trainer.runs.schedule import default_learning_rate, learning_rate
+
+if TYPE_CHECKING:
+    from trainer.backends.protocol import Scoring
+    from trainer.config import TrainConfig
+
+
+def make_backend(config: "TrainConfig", ranks: Ranks = ALONE, policy: Policy | None = None) -> PolicyBackend:
+    """A policy in training, with AdamW: on one device, or sharded over ranks.
+
+    Args:
+        config: model, attention, dtype, adapters, optimizer.
+        ranks: what `trainer.backends.ranks.join_ranks` returned.
+        policy: already loaded; None loads the configuration's.
+
+    Raises:
+        UsageError: the model cannot be loaded, or is not served.
+    """
+    if policy is None:
+        policy = policy_of(config, ranks.device if ranks.joined else None)
+    if not ranks.joined:
+        return SingleDevice(policy, config.optimizer)
+    from trainer.backends.sharded import Sharded
+
+    return Sharded(policy, config.optimizer, ranks)
+
+
+def make_reference(config: "TrainConfig", ranks: Ranks = ALONE) -> "Scoring":
+    """The frozen reference policy: `config.reference`, or the model before the first update.
+
+    Args:
+        config: model, attention, dtype.
+        ranks: who takes part; its weights are sharded over them.
+
+    Raises:
+        UsageError: the model cannot be loaded, or is not served.
+    """
+    device = ranks.device if ranks.joined else config.device
+    source = config.reference or config.model
+    policy = load_policy(source, device, attention=config.attention, dtype=config.dtype)
+    policy.model.requires_grad_(requires_grad=False)
+    if ranks.joined:
+        from trainer.backends.sharded import shard_policy
+
+        shard_policy(policy, ranks)
+    return FrozenPolicy(policy)
+
+
+def make_schedule(config: "TrainConfig", total_steps: int, num_parameters: int = 0) -> Callable[[int], float]:
+    """The learning rate as a function of the optimizer step: warm-up, then cosine, linear or constant.
+
+    Args:
+        config: peak and shape.
+        total_steps: optimizer steps of the run.
+        num_parameters: of the model; they choose the peak where the configuration does not.
+    """
+    peak = config.learning_rate or default_learning_rate(num_parameters)
+    return lambda step: learning_rate(step, total_steps, peak, config.schedule)

@@ -1,0 +1,46 @@
+"""What the lake knows of a training job that was started before: its state, its checkpoints, its attempts."""
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from lake import ids
+from lake.errors import CheckpointError
+from lake.lake import Lake
+from trainer.runs.runs import RunFolder
+
+
+def newest_checkpoint(lk: Lake, job_id: int) -> dict[str, Any] | None:
+    """The row of `checkpoints` with the most updates; None if there is none yet."""
+    mine = lk.scan("checkpoints").filter(pl.col("job_id") == job_id)
+    newest = mine.sort("optimizer_step", "attempt").tail(1).collect()
+    return newest.row(0, named=True) if newest.height else None
+
+
+def checkpoints_of(lk: Lake, job_id: int, folder: RunFolder) -> list[tuple[int, Path]]:
+    """Updates done and place of each checkpoint of a job, oldest first; of repeated steps the newest attempt's."""
+    mine = lk.scan("checkpoints").filter(pl.col("job_id") == job_id).sort("optimizer_step", "attempt").collect()
+    places = {row["optimizer_step"]: folder.checkpoints / Path(row["uri"]).name for row in mine.iter_rows(named=True)}
+    return sorted(places.items())
+
+
+def job_status(lk: Lake, job_id: int) -> str:
+    """Its status in `job_runs`: started (running or interrupted), succeeded or failed.
+
+    Raises:
+        CheckpointError: the lake does not know the job.
+    """
+    found = lk.sql("SELECT status FROM job_runs WHERE job_id = ?", [job_id])["status"]
+    if found.is_empty():
+        msg = f"the lake {lk.uri} does not know job {ids.to_text(job_id)}; name the lake that the run was started on"
+        raise CheckpointError(msg)
+    return str(found[0])
+
+
+def next_attempt(lk: Lake, job_id: int) -> int:
+    """One more than any attempt that left rows; at least 1, since the first attempt is 0."""
+    snapshot = lk.snapshot()
+    mine = pl.col("job_id") == job_id
+    parts = [snapshot.scan(name).filter(mine).select("attempt") for name in ("batches", "metrics", "checkpoints")]
+    return 1 + int(pl.concat(parts).select(pl.col("attempt").max().fill_null(0)).collect()["attempt"][0])

@@ -1,0 +1,114 @@
+"""The one optimizer loop: stream, forward and backward, update, report. Offline and online training both run it."""
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+
+import polars as pl
+from torch import Tensor  # noqa: TID253
+
+from lake.errors import ContractError
+from lake.snapshot import Snapshot
+from trainer.backends.protocol import Backend, Scoring
+from trainer.config import TrainConfig
+from trainer.data.batch import PackedBatch
+from trainer.data.plan import OptimizerStep, Plan
+from trainer.data.stream import Stream
+from trainer.losses import Loss, find_loss
+from trainer.runs.factories import make_reference
+from trainer.runs.metrics import from_sums
+from trainer.runs.passes import fill_batches
+from trainer.runs.schedule import learning_rate
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What an update did."""
+
+    step: OptimizerStep
+    """What it consumed."""
+    metrics: dict[str, float]
+    """Names of `trainer.runs.metrics.METRICS`."""
+    alarms: list[str] = field(default_factory=list)
+    """A sentence for each alarm that began with it."""
+
+
+def run_steps(
+    backend: Backend,
+    snapshot: Snapshot,
+    plan: Plan,
+    config: TrainConfig,
+    *,
+    peak: float,
+    first: int = 0,
+    reference: Scoring | None = None,
+) -> Generator[StepReport, None, None]:
+    """Train a plan from one of its steps on.
+
+    Args:
+        backend: the policy and its optimizer. Across ranks each runs micro-batches of its own, and reports are alike.
+        snapshot: the snapshot the plan was made on.
+        plan: what to train on.
+        config: the run.
+        peak: peak learning rate.
+        first: first optimizer step to do.
+        reference: frozen policy of losses that need one; None loads the configuration's.
+
+    Yields:
+        A report after each update.
+
+    Raises:
+        ContractError: a token id outside the model's vocabulary, or a gradient that is not finite.
+    """
+    loss = find_loss(config)
+    if loss.needs.reference_logprobs and reference is None:
+        reference = make_reference(config, backend.ranks)
+    total = len(plan.steps)
+    with Stream(snapshot, plan, loss.needs, config, rank=backend.rank, world_size=backend.world_size) as stream:
+        began = time.perf_counter()
+        for step, batches in stream.steps(first):
+            for batch in batches:
+                _check_vocabulary(batch, backend.policy.vocabulary)
+            sums = _gradient(backend, reference, loss, config, batches)
+            rate = learning_rate(step.index, total, peak, config.schedule)
+            norm = backend.optim_step(rate).result()
+            now = time.perf_counter()
+            metrics = from_sums(sums, step.loss_tokens) | {
+                "grad_norm": norm,
+                "learning_rate": rate,
+                "action_tokens": step.loss_tokens,
+                "tokens": step.tokens,
+                "micro_batches": len(batches) * backend.world_size,
+                "seconds": now - began,
+            }
+            began = now
+            yield StepReport(step, metrics)
+
+
+def _gradient(
+    backend: Backend, reference: Scoring | None, loss: Loss, config: TrainConfig, batches: Sequence[PackedBatch]
+) -> dict[str, float]:
+    """Add the gradient of an optimizer step; sums behind its metrics, over all ranks."""
+    parts: defaultdict[str, list[Tensor]] = defaultdict(list)
+    filled, statistics = fill_batches(backend, reference, loss, config, batches)
+    for batch in filled:
+        for name, value in backend.forward_backward(batch, loss, config, statistics).result().items():
+            parts[name].append(value)
+    return backend.ranks.added({name: math.fsum(map(float, values)) for name, values in parts.items()})
+
+
+def batches_frame(plan: Plan, reports: list[StepReport]) -> pl.DataFrame:
+    """Rows for the table `batches`: which episodes each update consumed."""
+    return pl.concat([plan.consumed(report.step) for report in reports])
+
+
+def _check_vocabulary(batch: PackedBatch, vocabulary: int) -> None:
+    highest = int(batch.input_ids_T.max())
+    if highest >= vocabulary:
+        msg = (
+            f"table `tokens` holds token id {highest}, and the model knows ids below {vocabulary}: the tokens were "
+            f"made with another tokenizer; choose the model they came from, or --tokens rendered"
+        )
+        raise ContractError(msg)

@@ -1,0 +1,298 @@
+"""Offline training: start a run over the lake, or resume one that was killed, with the same final weights.
+
+Selection and plan are made again on resumption, from the pinned snapshot, and must come out the same; the newest row of
+`checkpoints` says where to go on.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from types import ModuleType
+from typing import Any
+
+import torch  # noqa: TID253 - loaded by commands only when they train
+
+from lake import ids
+from lake.errors import CheckpointError, ContractError, UsageError
+from lake.lake import Lake
+from trainer.backends.base import PolicyBackend
+from trainer.backends.ranks import join_ranks
+from trainer.config import TrainConfig
+from trainer.data.preparation import Prepared, prepare, prepare_at, prepare_pinned
+from trainer.data.refusals import refuse
+from trainer.losses import find_loss
+from trainer.policy.model import Policy
+from trainer.policy.model_files import load_tokenizer
+from trainer.runs.checkpoint import State, changed_environment, load_checkpoint
+from trainer.runs.factories import make_backend
+from trainer.runs.lineage import checkpoints_of, job_status, newest_checkpoint, next_attempt
+from trainer.runs.runs import RunFolder, RunRecord
+from trainer.runs.schedule import default_learning_rate
+from trainer.runs.together import RunJob, leased, locked, prepared_together, run_job
+from trainer.runs.training_run import Evaluation, Progress, TrainingRun, TrainResult
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a repeated run has to start from, as the lake holds it."""
+
+    snapshot: Mapping[str, int]
+    """Table versions that the run read."""
+    plan_hash: str
+    """Of its plan, as 13 characters."""
+    model_sha256: str
+    """Digest of the weights that it started from."""
+
+
+def make_deterministic(config: TrainConfig) -> None:
+    """Let torch use only algorithms that repeat exactly, with a fixed number of threads.
+
+    Some attention kernels of a GPU have no such form: there it warns, and the run is close to repeatable.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(mode=True, warn_only=config.device != "cpu")
+    # Filling fresh memory would only help code that reads it uninitialised.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+
+
+def resolve(config: TrainConfig, policy: Policy) -> TrainConfig:
+    """The configuration with what it leaves open filled in: learning rate, threads, live_only."""
+    return config.model_copy(
+        update={
+            "learning_rate": config.learning_rate or default_learning_rate(policy.num_trained),
+            "threads": torch.get_num_threads(),
+            "live_only": find_loss(config).needs.advantages if config.live_only is None else config.live_only,
+        }
+    )
+
+
+def train(
+    lk: Lake,
+    config: TrainConfig,
+    out: Path,
+    *,
+    run_id: str,
+    on_step: Progress | None = None,
+    evaluate: Evaluation | None = None,
+    origin: Origin | None = None,
+) -> TrainResult:
+    """Start a run.
+
+    Args:
+        lk: data, and where lineage goes.
+        config: the run.
+        out: its folder, in which no run was started before.
+        run_id: its name.
+        on_step: called after each update.
+        evaluate: called after each update; what it returns is stored among the update's metrics.
+        origin: of the run that this one repeats; None starts on the newest data.
+
+    Raises:
+        UsageError: the folder holds a run.
+        DataRefusedError: the data cannot support the loss.
+        CheckpointError: what is repeated was trained from another model or another plan.
+    """
+    ranks, folder = join_ranks(config.device), RunFolder(out)
+    with locked(folder, ranks):
+        ranks.told_by_zero(lambda: _check_empty(folder))
+        make_deterministic(config)
+        backend = make_backend(config, ranks)
+        config = resolve(config, backend.policy)
+        prepared = prepared_together(lk, config, lambda: _prepare(lk, config, origin), ranks)
+        ranks.told_by_zero(lambda: refuse(prepared.refusals))
+        digest = backend.model_digest()
+        if origin is not None:
+            _check_same(origin, config, digest, prepared)
+        parameters = config.model_dump(mode="json")
+        job = run_job(
+            lambda: lk.job(
+                kind="train", run_id=run_id, parameters=parameters, code=_code(), snapshot=prepared.snapshot
+            ),
+            ranks,
+        )
+        with leased(lk, prepared, run_id, ranks), _left_open_when_interrupted(job):
+            record = RunRecord(
+                job_id=job.job_id,
+                run_id=run_id,
+                config=parameters,
+                snapshot=prepared.snapshot.versions,
+                source=prepared.selection.source,
+                plan_hash=ids.to_text(prepared.plan.plan_hash),
+                model_sha256=digest,
+            )
+            if ranks.leads:
+                folder.write(record)
+            run = TrainingRun(job, folder, record, prepared, backend, config)
+            return run.finish(first=0, on_step=on_step, evaluate=evaluate)
+
+
+def resume(lk: Lake, out: Path, *, on_step: Progress | None = None, evaluate: Evaluation | None = None) -> TrainResult:
+    """Continue a run from its newest checkpoint, or state the result of a finished one.
+
+    Args:
+        lk: the lake that the run was started on.
+        out: its folder.
+        on_step: called after each update.
+        evaluate: as for `train`.
+
+    Raises:
+        CheckpointError: no run there, it failed for good, a checkpoint or the model is missing or damaged, or the plan
+            came out differently.
+    """
+    folder = RunFolder(out)
+    ranks = join_ranks(_device(folder))
+    with locked(folder, ranks):
+        before = ranks.told_by_zero(lambda: _before(lk, folder))
+        record, newest = before.record, before.newest
+        if before.finished and newest is not None:
+            notes = ["this run had finished already"]
+            return TrainResult(record.job_id, newest["optimizer_step"], newest["sha256"], folder.final, notes)
+        config = TrainConfig.model_validate(record.config)
+        make_deterministic(config)
+        backend = make_backend(config, ranks)
+        prepared = _prepare_again(lk, config, record, backend)
+        state = None if newest is None else _load(folder, newest, backend, prepared)
+        job = run_job(
+            lambda: lk.job(
+                kind="train",
+                run_id=record.run_id,
+                parameters=record.config,
+                code=_code(),
+                snapshot=prepared.snapshot,
+                job_id=record.job_id,
+                attempt=next_attempt(lk, record.job_id),
+            ),
+            ranks,
+        )
+        with leased(lk, prepared, record.run_id, ranks), _left_open_when_interrupted(job):
+            run = TrainingRun(job, folder, record, prepared, backend, config)
+            run.history = [] if state is None else list(state.validations)
+            run.written = before.written
+            first = 0 if state is None else state.optimizer_step
+            return run.finish(first=first, on_step=on_step, evaluate=evaluate)
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """What a run left behind, to go on from."""
+
+    record: RunRecord
+    newest: dict[str, Any] | None
+    """Row of its newest checkpoint."""
+    written: list[tuple[int, Path]]
+    """Updates done and place of its checkpoints."""
+    finished: bool
+
+
+def _before(lk: Lake, folder: RunFolder) -> _Before:
+    """What a run left behind.
+
+    Raises:
+        CheckpointError: no run there, or it failed for good.
+    """
+    record = folder.read()
+    if record is None:
+        msg = f"{folder.path} holds no run to resume; leave out --resume to start one"
+        raise CheckpointError(msg)
+    newest = newest_checkpoint(lk, record.job_id)
+    status = job_status(lk, record.job_id)
+    finished = status == "succeeded" and newest is not None
+    if status != "started" and not finished:
+        msg = f'the run in {folder.path} {status}; `trajlake sql "SELECT error FROM job_runs"` says why; start another'
+        raise CheckpointError(msg)
+    return _Before(record, newest, checkpoints_of(lk, record.job_id, folder), finished)
+
+
+def _device(folder: RunFolder) -> str:
+    """The device of a run, which decides how its ranks are connected."""
+    record = folder.read()
+    return "cpu" if record is None else str(record.config["device"])
+
+
+def _check_empty(folder: RunFolder) -> None:
+    """A run is started in a folder of its own.
+
+    Raises:
+        UsageError: the folder holds one.
+    """
+    if folder.read() is not None:
+        msg = f"{folder.path} holds a run already; continue it with --resume, or choose another --out"
+        raise UsageError(msg)
+
+
+@contextmanager
+def _left_open_when_interrupted(job: RunJob) -> Iterator[None]:
+    """A job's block whose terminal row says succeeded, or failed for faults that a second try would meet again.
+
+    Anything else (Ctrl-C, a full disk, no memory) leaves the job as a kill would: open, to be resumed.
+    """
+    job.__enter__()
+    try:
+        yield
+    except ContractError as error:
+        job.__exit__(type(error), error, error.__traceback__)
+        raise
+    job.__exit__(None, None, None)
+
+
+_ROOMS = ("attention", "backends", "data", "losses", "policy")
+_ALONE = ("runs.loop", "runs.optimizer", "runs.passes", "runs.schedule")
+
+
+def _code() -> list[ModuleType]:
+    """The modules whose source decides the result."""
+    rooms = [import_module(f"trainer.{room}") for room in _ROOMS]
+    inside = [f"{room.__name__}.{module.name}" for room in rooms for module in iter_modules(room.__path__)]
+    return [*rooms, *map(import_module, [*(f"trainer.{name}" for name in _ALONE), *inside])]
+
+
+def _prepare_again(lk: Lake, config: TrainConfig, record: RunRecord, backend: PolicyBackend) -> Prepared:
+    """The same plan from the same data and the same model.
+
+    Raises:
+        CheckpointError: the model or the plan is another.
+    """
+    prepared = prepare_at(lk.at(record.snapshot), config, load_tokenizer(config.model), record.source)
+    origin = Origin(record.snapshot, record.plan_hash, record.model_sha256)
+    _check_same(origin, config, backend.model_digest(), prepared)
+    return prepared
+
+
+def _prepare(lk: Lake, config: TrainConfig, origin: Origin | None) -> Prepared:
+    """Selection and plan on the newest snapshot, or on that of the run that is repeated."""
+    tokenizer = load_tokenizer(config.model)
+    if origin is None:
+        return prepare(lk, config, tokenizer)
+    return prepare_pinned(lk.at(dict(origin.snapshot)), config, tokenizer)
+
+
+def _check_same(origin: Origin, config: TrainConfig, model_sha256: str, prepared: Prepared) -> None:
+    """A repetition starts from the same weights and makes the same plan.
+
+    Raises:
+        CheckpointError: it does not.
+    """
+    if model_sha256 != origin.model_sha256:
+        msg = f"the model in {config.model} is not the one that the run started from; put that one back"
+        raise CheckpointError(msg)
+    found = ids.to_text(prepared.plan.plan_hash)
+    if found != origin.plan_hash:
+        msg = f"the run's plan comes out differently now ({found}, it was {origin.plan_hash}): was trajlake updated?"
+        raise CheckpointError(msg)
+
+
+def _load(folder: RunFolder, row: dict[str, Any], backend: PolicyBackend, prepared: Prepared) -> State:
+    """Load the checkpoint of a row of `checkpoints`."""
+    place = folder.checkpoints / Path(row["uri"]).name
+    state = load_checkpoint(place, backend)
+    prepared.notes.extend(changed_environment(state, backend.world_size))
+    if state.weights_sha256 != row["sha256"] or state.plan_hash != ids.to_text(prepared.plan.plan_hash):
+        msg = f"checkpoint {place} is not the one that the table `checkpoints` names; restore it, or train again"
+        raise CheckpointError(msg)
+    return state

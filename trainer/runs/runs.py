@@ -1,0 +1,132 @@
+"""A run's folder: what was started there, who is at work in it, and where its checkpoints are.
+
+run.json               the run's record: job, configuration, pinned data
+metrics.jsonl          metrics, a line per optimizer step
+checkpoints/           one folder each
+final/                 the trained model in Hugging Face layout
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lake.errors import CheckpointError, UsageError
+from trainer.atomic import atomic_text
+from trainer.data.advantages import AdvantageSource
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What was started: enough to make the same plan again."""
+
+    job_id: int
+    """The training job."""
+    run_id: str
+    """Name of the run."""
+    config: dict[str, Any]
+    """The resolved TrainConfig."""
+    snapshot: dict[str, int]
+    """Table versions that the run reads."""
+    source: AdvantageSource | None
+    """Where advantages come from."""
+    plan_hash: str
+    """Of `Plan.plan_hash`, as 13 characters."""
+    model_sha256: str
+    """Digest of the weights that the run starts from."""
+
+
+class RunFolder:
+    """The folder of one run.
+
+    Args:
+        path: its place; made when something is written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def final(self) -> Path:
+        """The trained model."""
+        return self.path / "final"
+
+    @property
+    def metrics(self) -> Path:
+        """Metrics as JSON lines."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of all checkpoints."""
+        return self.path / "checkpoints"
+
+    def checkpoint(self, step: int, attempt: int) -> Path:
+        """The checkpoint that an attempt wrote after a number of updates."""
+        return self.checkpoints / f"step-{step:08d}-attempt-{attempt}"
+
+    def read(self) -> RunRecord | None:
+        """The run's record; None if none was started here.
+
+        Raises:
+            CheckpointError: damaged.
+        """
+        path = self.path / "run.json"
+        if not path.exists():
+            return None
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=RunRecord)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            msg = f"{path} is damaged: {error}; train again into another --out"
+            raise CheckpointError(msg) from error
+
+    def write(self, record: RunRecord) -> None:
+        """Store the run's record, in one piece."""
+        atomic_text(self.path / "run.json", msgspec.json.encode(record).decode() + "\n")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out; the lock goes with the process, however it ends.
+
+        Raises:
+            UsageError: another process trains here.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                msg = f"another process trains into {self.path}; wait for it, or choose another --out"
+                raise UsageError(msg) from error
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def check_unchanged(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+    """A resumed run keeps its configuration: options given again must say the same.
+
+    Args:
+        settings: what is given now, as JSON data.
+        stored: the resolved configuration of the run.
+
+    Raises:
+        UsageError: names the options that differ.
+    """
+    changed = list(_differences(settings, stored))
+    if changed:
+        msg = f"a resumed run keeps its configuration, and these differ: {', '.join(changed)}; leave them out"
+        raise UsageError(msg)
+
+
+def _differences(settings: Mapping[str, Any], stored: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in settings.items():
+        was = stored.get(name)
+        if isinstance(value, Mapping) and isinstance(was, Mapping):
+            yield from _differences(value, was, f"{prefix}{name}.")
+        elif was != value:
+            yield f"{prefix}{name} {value!r} (the run has {was!r})"

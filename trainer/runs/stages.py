@@ -1,0 +1,114 @@
+"""Several trainings in a row from one configuration: sft, then offline RL from its weights.
+
+    [trainer]
+    model = "smollm2"
+    episodes_per_step = 16
+
+    [[trainer.stages]]
+    name = "sft"
+    loss = "sft"
+    where = "env_return > 0"
+
+    [[trainer.stages]]
+    name = "rl"
+    loss = "awr"
+
+A stage is an ordinary run in a folder of its own below --out: a job with its checkpoints, resumed where it was. What
+a stage does not set it takes from [trainer]; a stage without a model of its own starts from the weights of the one
+before.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lake.errors import UsageError
+from lake.lake import Lake
+from trainer.backends.ranks import join_ranks
+from trainer.config import TrainConfig, validated
+from trainer.runs.offline import resume, train
+from trainer.runs.runs import RunFolder, check_unchanged
+from trainer.runs.training_run import Progress, TrainResult
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,40}")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One of the trainings."""
+
+    name: str
+    """Also the name of its folder."""
+    config: TrainConfig
+    """What it trains; `model` is the run's for stages that follow another, until that one has ended."""
+    follows: bool
+    """It starts from the weights of the stage before."""
+
+
+def read_stages(settings: Mapping[str, Any]) -> list[Stage]:
+    """The stages of a configuration; empty if it has none.
+
+    Args:
+        settings: of the section [trainer].
+
+    Raises:
+        UsageError: a stage without name or with one that was used, or a field that TrainConfig does not know.
+    """
+    common = {name: value for name, value in settings.items() if name != "stages"}
+    found = settings.get("stages", [])
+    if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
+        msg = "stages are tables: write [[trainer.stages]] above each"
+        raise UsageError(msg)
+    stages: list[Stage] = []
+    for position, entry in enumerate(found):
+        own = dict(entry)
+        name = own.pop("name", None)
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or name in {stage.name for stage in stages}:
+            msg = (
+                f"stage {position + 1}: name is {name!r}; each stage needs a name of its own, of small letters, "
+                "digits, _ and -"
+            )
+            raise UsageError(msg)
+        config = validated(TrainConfig, common | own, f"stage {name}: ")
+        stages.append(Stage(name, config, follows=position > 0 and "model" not in own))
+    return stages
+
+
+def train_stages(
+    lk: Lake, stages: list[Stage], out: Path, *, run_id: str, on_step: Progress | None = None
+) -> TrainResult:
+    """Train the stages in their order, each resumed if it was started before.
+
+    Args:
+        lk: the lake.
+        stages: of `read_stages`.
+        out: folder of the stages' folders.
+        run_id: name of the whole; a stage's run is called run_id/name.
+        on_step: called after each update of any stage.
+
+    Returns:
+        The last stage's result, with the notes of all.
+
+    Raises:
+        UsageError, DataRefusedError, CheckpointError: of a stage; the ones before it stand.
+    """
+    notes: list[str] = []
+    result: TrainResult | None = None
+    for stage in stages:
+        folder, config = out / stage.name, stage.config
+        if stage.follows and result is not None:
+            config = config.model_copy(update={"model": str(result.model)})
+        ranks = join_ranks(config.device)
+        record = ranks.told_by_zero(RunFolder(folder).read)
+        if record is None:
+            result = train(lk, config, folder, run_id=f"{run_id}/{stage.name}", on_step=on_step)
+        else:
+            check_unchanged(config.model_dump(mode="json", exclude_unset=True), record.config)
+            result = resume(lk, folder, on_step=on_step)
+        notes += [f"stage {stage.name}: {note}" for note in result.notes]
+        digest = result.weights_sha256[:16]
+        notes.append(f"stage {stage.name}: {result.optimizer_steps} optimizer steps, weights {digest}")
+    assert result is not None
+    return TrainResult(result.job_id, result.optimizer_steps, result.weights_sha256, result.model, notes)
