@@ -15,13 +15,15 @@ class Watch:
     Args:
         config: of the run.
         policy: the model that is trained.
+        devices: how many train it; seconds and tokens are those of all.
     """
 
-    def __init__(self, config: TrainConfig, policy: Policy) -> None:
+    def __init__(self, config: TrainConfig, policy: Policy, devices: int) -> None:
         self._shape = model_shape(policy)
         self._peak = peak_operations(_device_name(policy.device))
         if config.peak_tflops is not None:
             self._peak = config.peak_tflops * 1e12
+        self._devices = devices
         self._alarms = Alarms(config.alarms)
 
     def look(self, report: StepReport) -> None:
@@ -34,7 +36,7 @@ class Watch:
                 operations = self._shape.update_operations(
                     tokens=step.tokens, squared_lengths=step.squared_lengths, loss_tokens=step.loss_tokens
                 )
-                metrics["mfu"] = operations / seconds / self._peak
+                metrics["mfu"] = operations / seconds / (self._peak * self._devices)
         report.alarms.extend(self._alarms.check(metrics))
         metrics["alarms"] = float(len(self._alarms.standing))
 

@@ -103,7 +103,7 @@ class TrainingRun:
         total = len(plan.steps)
         assert config.learning_rate is not None
         steps = run_steps(self.backend, self.prepared.snapshot, plan, config, peak=config.learning_rate, first=first)
-        watch = Watch(config, self.backend.policy)
+        watch = Watch(config, self.backend.policy, self.backend.world_size)
         with closing(steps), self._loggers() as loggers:
             for report in steps:
                 done = report.step.index + 1
