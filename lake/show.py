@@ -38,8 +38,8 @@ _ADVANTAGES = """
     FROM advantages WHERE episode_id = $episode AND job_id = $job
 """
 _SCORES = """
-    SELECT step_index, scorer, value, reason, error FROM latest_scores WHERE episode_id = $episode
-    ORDER BY step_index NULLS FIRST, scorer, series_id
+    SELECT step_index, scorer, value, reason, error FROM current_scores WHERE episode_id = $episode
+    ORDER BY step_index NULLS FIRST, scorer
 """
 _ANNOTATIONS = """
     SELECT step_index, author, label, value, text FROM latest_annotations WHERE episode_id = $episode

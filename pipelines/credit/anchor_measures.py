@@ -25,7 +25,7 @@ from pipelines.credit.anchors import (
 )
 from pipelines.credit.batch import StepBatch
 from pipelines.credit.columns import KEYS, InputNeeds, select_inputs
-from pipelines.credit.group_diagnostics import choice
+from pipelines.credit.purity import choice
 from pipelines.credit.segments import Bools
 from pipelines.predicates import select_where
 

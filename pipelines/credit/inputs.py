@@ -2,7 +2,8 @@
 
 Where scores come from is one choice per job: the return the environment reported, or the values of a scorer or reward,
 which has a row in `scores` under its name. An episode without a value has NULL, never 0. Siblings are compared under
-one version of a scorer: the one that is named (`NAME@VERSION`), else the one its newest job ran.
+one version of a scorer: the one that is named (`NAME@VERSION`), else the one its newest job ran. Without a version the
+rows are those of the view `current_scores`.
 """
 
 from dataclasses import dataclass
@@ -19,23 +20,22 @@ ENV_REWARD = "env_reward"
 REWARD_JOB = "reward_job"
 """The job whose step scores are the episode's rewards, where rewards come from a scorer."""
 _COLUMNS = ("episode_id", "group_id", "run_id", "status", "write_id", "num_steps", "env_return")
-_OF_VERSION = """
-WITH mine AS (
-    SELECT s.episode_id, s.job_id, s.scorer_version, s.value, coalesce(r.sequence, -1) AS sequence, r.ended_at
-    FROM scores AS s JOIN job_runs AS r USING (job_id)
-    WHERE s.scorer = $scorer AND (s.step_index IS NULL) = $of_episodes
-    AND ($version IS NULL OR s.scorer_version = $version)
-),
-
-newest AS (SELECT arg_max(scorer_version, (sequence, ended_at, job_id)) AS version FROM mine)
+_VERSION = """
+SELECT arg_max(scorer_version, (coalesce(r.sequence, -1), r.ended_at, g.job_id)) AS version
+FROM (SELECT DISTINCT scorer_version, job_id FROM scores WHERE scorer = $scorer) AS g JOIN job_runs AS r USING (job_id)
+WHERE $version IS NULL OR scorer_version = $version
 """
-_VALUES = f"""{_OF_VERSION}
-SELECT episode_id, value FROM mine WHERE scorer_version = (SELECT version FROM newest)
-QUALIFY row_number() OVER (PARTITION BY episode_id ORDER BY sequence DESC, ended_at DESC, job_id DESC) = 1
+_JOBS = f"""
+SELECT s.episode_id, arg_max(s.job_id, (coalesce(r.sequence, -1), r.ended_at, s.job_id)) AS {REWARD_JOB},
+    count(s.step_index) AS steps
+FROM scores AS s JOIN job_runs AS r USING (job_id)
+WHERE s.scorer = $scorer AND s.scorer_version = $version
+GROUP BY s.episode_id
 """
-_JOBS = f"""{_OF_VERSION}
-SELECT episode_id, arg_max(job_id, (sequence, ended_at, job_id)) AS {REWARD_JOB}
-FROM mine WHERE scorer_version = (SELECT version FROM newest) GROUP BY episode_id
+_VALUES = f"""
+SELECT s.episode_id, s.value FROM scores AS s JOIN ({_JOBS}) AS newest
+    ON newest.episode_id = s.episode_id AND newest.{REWARD_JOB} = s.job_id
+WHERE s.scorer = $scorer AND s.scorer_version = $version AND s.step_index IS NULL
 """
 
 
@@ -82,10 +82,7 @@ def select_episodes(snapshot: Snapshot, sources: Sources, components: tuple[str,
         scores = newest_scores(snapshot, name).rename({"value": COMPONENT + name})
         episodes = episodes.join(scores, on="episode_id", how="left")
     if sources.rewards != ENV_REWARD:
-        jobs = snapshot.sql(_JOBS, _named(sources.rewards, of_episodes=False))
-        if jobs.is_empty():
-            raise UsageError(_unknown(snapshot, sources.rewards, ENV_REWARD, "steps"))
-        episodes = episodes.join(jobs, on="episode_id", how="left")
+        episodes = episodes.join(_newest_jobs(snapshot, sources.rewards), on="episode_id", how="left")
     return episodes.sort("group_id", "episode_id")
 
 
@@ -99,10 +96,23 @@ def newest_scores(snapshot: Snapshot, scorer: str) -> pl.DataFrame:
     Raises:
         UsageError: it scored no episode.
     """
-    values = snapshot.sql(_VALUES, _named(scorer, of_episodes=True))
+    values = snapshot.sql(_VALUES, _resolved(snapshot, scorer))
     if values.is_empty():
         raise UsageError(_unknown(snapshot, scorer, ENV_RETURN, "episodes"))
     return values
+
+
+def scorer_versions(snapshot: Snapshot, sources: Sources, components: tuple[str, ...] = ()) -> dict[str, str]:
+    """Which version of each scorer or reward a job takes: name as it was given -> version. Unknown ones are left out.
+
+    Args:
+        snapshot: where to read.
+        sources: whose scores and rewards.
+        components: scorers or rewards an estimator weighs one by one.
+    """
+    named = dict.fromkeys((sources.score, sources.rewards, *components))
+    versions = {name: _resolved(snapshot, name)["version"] for name in named if name not in (ENV_RETURN, ENV_REWARD)}
+    return {name: version for name, version in versions.items() if version is not None}
 
 
 def records_step_rewards(snapshot: Snapshot, sources: Sources) -> bool:
@@ -131,10 +141,19 @@ def _regrouped(snapshot: Snapshot, episodes: pl.DataFrame, grouping: str) -> pl.
     return found
 
 
-def _named(scorer: str, *, of_episodes: bool) -> dict[str, str | bool | None]:
-    """Parameters of the queries, from NAME or NAME@VERSION."""
-    name, _, version = scorer.partition("@")
-    return {"scorer": name, "version": version or None, "of_episodes": of_episodes}
+def _newest_jobs(snapshot: Snapshot, scorer: str) -> pl.DataFrame:
+    """episode_id and `reward_job`: the job whose scores of an episode's steps count."""
+    jobs = snapshot.sql(_JOBS, _resolved(snapshot, scorer))
+    if not jobs["steps"].sum():
+        raise UsageError(_unknown(snapshot, scorer, ENV_REWARD, "steps"))
+    return jobs.drop("steps")
+
+
+def _resolved(snapshot: Snapshot, scorer: str) -> dict[str, str | None]:
+    """Parameters of the queries, from NAME or NAME@VERSION; the version is NULL if it scored nothing."""
+    name, _, wanted = scorer.partition("@")
+    version = snapshot.sql(_VERSION, {"scorer": name, "version": wanted or None}).item()
+    return {"scorer": name, "version": version}
 
 
 def _unknown(snapshot: Snapshot, scorer: str, recorded: str, level: str) -> str:

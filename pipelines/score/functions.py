@@ -17,10 +17,11 @@ from lake import ids
 from lake.errors import UsageError
 from lake.snapshot import Snapshot
 from pipelines.score import judging
+from pipelines.score.arguments import check_arguments
 from pipelines.score.config import NETWORK_SECONDS, ScoreConfig
 from pipelines.score.responses import known_answers, response_rows
 from pipelines.score.reward_function import STEP_INDICES, Mode
-from pipelines.score.rollouts import ARGUMENTS, Rollout, joint_call, one_call, parts, read_rollouts
+from pipelines.score.rollouts import ARGUMENTS, RENAMED, Rollout, joint_call, one_call, parts, read_rollouts
 from pipelines.score.rows import Reading, Scored, add_result
 from pipelines.score.sandbox import FunctionSource, Outcome, Sandbox, SandboxLimits, inspect_function
 from pipelines.score.scorers import SCORERS
@@ -42,7 +43,8 @@ class UserFunction:
         config: how it is run.
 
     Raises:
-        UsageError: it bears a built-in's name, requires the network and that is not allowed, or cannot be imported.
+        UsageError: it bears a built-in's name, requires the network and that is not allowed, cannot be imported, or
+            its arguments do not fit; see `check_arguments`.
         SandboxUnavailableError: this machine cannot isolate it as asked.
     """
 
@@ -67,6 +69,14 @@ class UserFunction:
                 "[score]"
             )
             raise UsageError(msg)
+        self.notes: Sequence[str] = check_arguments(
+            source.name,
+            self.mode,
+            config.arguments,
+            parameters=_texts(declared.get("parameters")),
+            required=_texts(declared.get("required")),
+            takes_all=bool(facts.get("accepts_any")),
+        ) + [f"{name} has no effect: {why}" for name, why in self._idle().items()]
         taken = set(facts.get("parameters") or ())
         self._wanted = frozenset(ARGUMENTS) if facts.get("accepts_any") else _wanted(taken)
         step_index = config.step_index or declared.get("step_index")
@@ -128,6 +138,18 @@ class UserFunction:
                     self._add(scored, unit, outcome, reading)
                 self.printed = sandbox.printed
                 yield scored
+
+    def _idle(self) -> dict[str, str]:
+        """Options that were given and change nothing, and why."""
+        given, idle = self.config.model_fields_set, {}
+        if self.mode != "batch" and "batch_size" in given:
+            idle["batch_size"] = f"a {self.mode} function is not called with batches"
+        if not self.needs_network:
+            why = "the function does not declare requires_network, and runs in the sandbox"
+            idle |= {name: why for name in ("allow_network", "concurrency", "environment") if name in given}
+        elif "workers" in self.config.limits.model_fields_set:
+            idle["limits.workers"] = "a function that requires the network has as many as `concurrency` says"
+        return idle
 
     def _limits(self) -> SandboxLimits:
         limits = self.config.limits
@@ -203,9 +225,14 @@ class UserFunction:
             add_result(scored, rollout, one, error, reading, siblings)
 
 
+def _texts(value: Any) -> list[str]:
+    """Names from what a worker says."""
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
+
+
 def _wanted(parameters: set[str]) -> frozenset[str]:
     """The arguments behind a function's parameters; batch-wise ones have other names for two of them."""
-    renamed = {"rollouts_messages": "messages", "ground_truth_list": "ground_truth"}
+    renamed = {joint: name for name, joint in RENAMED.items()}
     return frozenset({"messages"} | {renamed.get(name, name) for name in parameters})
 
 
@@ -237,6 +264,8 @@ class Work(Protocol):
 
     name: str
     is_grouped: bool
+    notes: Sequence[str]
+    """What its user should know before it runs: options without effect, arguments that may not be meant."""
     printed: str
     """The end of what it printed."""
 

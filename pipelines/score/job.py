@@ -6,6 +6,7 @@ second finds the other's scores in the compare-and-swap of its terminal row, and
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from lake import jobs
 from lake.errors import ConflictError, UsageError
 from lake.lake import Lake
 from lake.snapshot import Snapshot
+from pipelines.faults import faults
 from pipelines.score.builtin import BuiltIn
 from pipelines.score.config import ScoreConfig
 from pipelines.score.functions import UserFunction, Work
@@ -27,6 +29,8 @@ from pipelines.score.source import find_source
 
 KIND = "score"
 _TRIES = 20
+_TEXTS = 100
+"""Different errors and reasons of a commit that are counted; some functions never say the same twice."""
 
 
 class ScoreReport(BaseModel):
@@ -43,16 +47,26 @@ class ScoreReport(BaseModel):
     """Episodes that were asked for."""
     present: int
     """Those that had their score already."""
+    standing_failures: int
+    """Those of them with an error, or with a sibling in the same call that has one."""
     scored: int
     """Episodes with new rows."""
     known: int
     """Those of them with a score; with one of a step, where the scorer judges steps alone."""
     failed: int
     """Those of them with an error: no value, or step outputs that match no step."""
+    unscored: int
+    """Those without a score and without an error: there was nothing to judge."""
+    errors: dict[str, int]
+    """The most frequent errors of episodes, with their numbers of episodes, most frequent first."""
+    reasons: dict[str, int]
+    """The most frequent reasons of episodes that are unscored, alike."""
     unmatched: int
     """Step outputs that match no step."""
     steps: int
     """Rows of steps."""
+    known_steps: int
+    """Those of them with a value."""
     overtaken: int
     """Episodes that another run scored meanwhile, or that were taken out of the lake: their rows were dropped."""
     answers: int
@@ -62,6 +76,11 @@ class ScoreReport(BaseModel):
     """The first errors, each with its episode."""
     printed: str
     """The end of what the function printed."""
+
+    @property
+    def is_barren(self) -> bool:
+        """Episodes were scored, and neither they nor their steps have a value."""
+        return self.scored > 0 and not self.known and not self.known_steps
 
 
 @dataclass(frozen=True)
@@ -89,7 +108,7 @@ def scorer_of(target: str | Scorer | Work, config: ScoreConfig) -> Work:
         UsageError: neither; the message says what is valid.
     """
     if isinstance(target, Scorer):
-        return BuiltIn(target, config.name)
+        return BuiltIn(target, config)
     if not isinstance(target, str):
         return target
     if ":" in target or target.endswith(".py"):
@@ -98,10 +117,9 @@ def scorer_of(target: str | Scorer | Work, config: ScoreConfig) -> Work:
         msg = f"{target!r} is no scorer; valid: module.py:function, or one of {', '.join(SCORERS)}"
         raise UsageError(msg)
     try:
-        return BuiltIn(SCORERS[target](**config.arguments), config.name)
+        return BuiltIn(SCORERS[target](**config.arguments), config)
     except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        msg = f"scorer {target}: {faults}. Options: {', '.join(SCORERS[target].model_fields) or 'none'}"
+        msg = f"scorer {target}: {faults(error)}. Options: {', '.join(SCORERS[target].model_fields) or 'none'}"
         raise UsageError(msg) from error
 
 
@@ -185,6 +203,10 @@ class _Run:
     failed: int = 0
     unmatched: int = 0
     steps: int = 0
+    known_steps: int = 0
+    unscored: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
     overtaken: int = 0
     answers: int = 0
     examples: list[str] = field(default_factory=list)
@@ -215,11 +237,16 @@ class _Run:
             job_ids=self.job_ids,
             selected=pending.selected,
             present=pending.present,
+            standing_failures=pending.failed,
             scored=self.done - self.overtaken,
             known=self.known,
             failed=self.failed,
+            unscored=self.unscored,
+            errors=dict(self.errors.most_common(EXAMPLES)),
+            reasons=dict(self.reasons.most_common(EXAMPLES)),
             unmatched=self.unmatched,
             steps=self.steps,
+            known_steps=self.known_steps,
             overtaken=self.overtaken,
             answers=self.answers,
             seconds=self.seconds,
@@ -266,7 +293,11 @@ class _Run:
                     raise
         self.known += counts["known"]
         self.failed += counts["failed"]
+        self.unscored += counts["unscored"]
         self.steps += counts["steps"]
+        self.known_steps += counts["known_steps"]
+        self.errors.update(_texts(kept, pl.col("error").is_not_null(), "error"))
+        self.reasons.update(_texts(kept, pl.col("value").is_null() & pl.col("error").is_null(), "reason"))
         self.overtaken += counts["overtaken"]
         self.answers += 0 if responses is None else responses["request_id"].n_unique()
         self._parts = []
@@ -298,12 +329,23 @@ class _Run:
 
 
 def _counts(scores: pl.DataFrame) -> dict[str, int]:
-    """Episodes with a score (of steps, for a scorer that judges steps alone), with an error, and rows of steps."""
+    """Episodes with a score (of steps, for a scorer that judges steps alone), with an error, without either; steps."""
     is_whole, is_known = pl.col("step_index").is_null(), pl.col("value").is_not_null()
     whole = scores.filter(is_whole)
     of_steps = scores.join(whole, on="episode_id", how="anti")
+    known = pl.concat([rows.filter(is_known)["episode_id"].unique() for rows in (whole, of_steps)])
+    failed = scores.filter(pl.col("error").is_not_null())["episode_id"].unique()
     return {
-        "known": sum(rows.filter(is_known)["episode_id"].n_unique() for rows in (whole, of_steps)),
-        "failed": scores.filter(pl.col("error").is_not_null())["episode_id"].n_unique(),
+        "known": len(known),
+        "failed": len(failed),
+        "unscored": scores["episode_id"].n_unique() - pl.concat([known, failed]).n_unique(),
         "steps": scores["step_index"].count(),
+        "known_steps": scores.filter(~is_whole & is_known).height,
     }
+
+
+def _texts(scores: pl.DataFrame, test: pl.Expr, column: str) -> dict[str, int]:
+    """The most frequent texts of whole episodes that a test marks, with their numbers."""
+    whole = scores.filter(pl.col("step_index").is_null() & test).drop_nulls(column)
+    counted = whole.group_by(column, maintain_order=True).len().sort("len", descending=True, maintain_order=True)
+    return dict(counted.head(_TEXTS).iter_rows())

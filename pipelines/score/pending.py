@@ -27,6 +27,8 @@ class Pending:
     """Episodes that were asked for; all siblings of theirs included, for a group-wise function."""
     jobs: frozenset[int]
     """Jobs whose scores were known when this was decided."""
+    failed: int
+    """Episodes that are left alone although they have an error, or a sibling in the same call has."""
 
     @property
     def present(self) -> int:
@@ -75,7 +77,8 @@ def find_pending(
         todo = chosen.join(failed, on=key, how="semi")
     else:
         todo = chosen if force else chosen.join(done, on=key, how="anti")
-    return Pending(todo.sort(*KEYS), len(chosen), jobs)
+    left = chosen.join(todo, on="episode_id", how="anti").join(failed, on=key, how="semi")
+    return Pending(todo.sort(*KEYS), len(chosen), jobs, left.height)
 
 
 def taken(snapshot: Snapshot, series_id: int, episode_ids: pl.Series, known: frozenset[int]) -> pl.Series:

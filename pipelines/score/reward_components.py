@@ -128,7 +128,7 @@ def _beside(keys: pl.DataFrame, scores: pl.DataFrame, resolved: Resolved, *, of_
         found = _of(scores, part, resolved).filter(
             pl.col("step_index").is_not_null() if same_step else pl.col("step_index").is_null()
         )
-        found = found.select(*on, pl.col("value").alias(part.alias), why=pl.col("error"))
+        found = found.select(*on, pl.col("value").alias(part.alias), why=pl.coalesce("error", "reason"))
         _require_once(found, on, resolved.spelled[part.alias])
         missing = pl.lit(f"no score of {resolved.spelled[part.alias]}")
         error = pl.when(pl.col(part.alias).is_null()).then(pl.coalesce("why", missing))
@@ -171,7 +171,7 @@ def _rows(snapshot: Snapshot, resolved: Resolved, episodes: pl.DataFrame) -> pl.
     )
     keys = [*_SCORER, "episode_id", "job_id"]
     wanted = rows.join(newest.select(keys).lazy(), on=keys, how="semi")
-    return collected(wanted.select(*_SCORER, "episode_id", "step_index", "value", "error"))
+    return collected(wanted.select(*_SCORER, "episode_id", "step_index", "value", "reason", "error"))
 
 
 def _succeeded(snapshot: Snapshot) -> pl.DataFrame:

@@ -267,7 +267,7 @@ def test_a_built_in_scorer_needs_no_sandbox(lk: Lake) -> None:
     assert {row["value"] for row in score_rows(lk, "value", "s.scorer = 'sum'")} == {3.0}
     made = scored(lk, SCORERS["env_return"]())
     assert made.version == report.version
-    with pytest.raises(UsageError, match=r"scorer env_return: source: .* Options: source"):
+    with pytest.raises(UsageError, match=r"scorer env_return: `source` is 'x'; valid: 'env_return' or 'rewards'"):
         scored(lk, "env_return", config={"arguments": {"source": "x"}})
 
 

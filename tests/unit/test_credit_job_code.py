@@ -8,13 +8,13 @@ from types import ModuleType
 import polars as pl
 import pytest
 
-import lake
 from lake import EpisodeRecord, Lake, StepRecord
 from lake.errors import ConflictError, ContractError, UsageError
 from lake.job_parts import JobPart, Written
 from pipelines.credit.estimators import ESTIMATORS
 from pipelines.credit.memory import budget_rows
 from pipelines.credit.source_code import deciding_modules
+from testkit.copies import empty_lake
 
 HOW_A_JOB_RUNS = ("job", "ranges", "range_task", "incremental", "memory", "commands", "diagnostics", "compare")
 
@@ -57,7 +57,7 @@ def test_imports_are_followed_wherever_they_stand(tmp_path: Path, monkeypatch: p
 
 @pytest.fixture
 def lk(tmp_path: Path) -> Lake:
-    made = lake.open(tmp_path / "lake", create=True)
+    made = empty_lake(tmp_path / "lake")
     steps = [StepRecord(state="x" * 1000, action="go") for _ in range(3)]
     made.append([EpisodeRecord(run_id="r", task_id="t", steps=steps)])
     return made
@@ -73,7 +73,7 @@ def test_texts_make_ranges_shorter_and_workers_share_the_budget(lk: Lake) -> Non
 
 
 def test_a_lake_without_steps_has_a_budget_too(tmp_path: Path) -> None:
-    empty = lake.open(tmp_path / "empty", create=True).snapshot()
+    empty = empty_lake(tmp_path / "empty").snapshot()
     assert budget_rows(empty, ["state"], 1.0, 1) == budget_rows(empty, ["state_hash"], 1.0, 1)
 
 

@@ -82,13 +82,16 @@ def test_a_credit_job_may_decide(cli: Cli, uri: str) -> None:
     [
         ((), "select: `name` is missing; `filters` is missing"),
         (("clean",), "select: `filters` is missing"),
-        (("a b", "--filter", "status"), "select: name: String should match pattern"),
+        (("a b", "--filter", "status"), "select: `name` is 'a b'; valid: letters, digits"),
         (("clean", "--filter", "dead"), "there is no filter 'dead'"),
         (("clean", "--filter", "top_q"), "give fraction or count, one of them"),
         (("clean", "--filter", "status", "--where", "true) UNION (SELECT 1"), "more than one SQL expression"),
         (("clean", "--filter", "status", "--score", "judge"), "no scores of 'judge' for episodes; valid: env_return"),
         (("clean", "--filter", "status", "--credit", "zzzz"), "names no succeeded credit job"),
         (("clean", "--filter", "min_steps=99"), "leaves none of 24 episodes (dropped: length 24)"),
+        (("clean", "--filter", "max_tokens=9"), "length dropped 24 for 'number of tokens unknown'; to keep what is"),
+        (("clean", "--filter", "max_tokens=9"), "--filter KIND:KEY=VALUE,unknown=keep"),
+        (("clean", "--filter", "max_steps=x"), "`filters.0.length.max_steps` is 'x'; valid: a whole number"),
         (("clean", "--config", "missing.toml"), "missing.toml"),
     ],
 )
