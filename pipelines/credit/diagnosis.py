@@ -9,6 +9,9 @@ HEALTHY_SINGLETONS = 0.35
 MOSTLY = 0.5
 MANY_ERRORS = 0.05
 _ADDED = ("episodes", "steps", "shared_steps", "singleton_steps", "anchors", "sign_disagreements")
+_KNOWN = ("one_action_anchors", "error_anchors", "error_steps")
+DIAGNOSED = (*_ADDED, *_KNOWN, "defined_steps", "scored", "is_dead")
+"""The columns of `credit_groups` that a diagnosis reads."""
 PAGE = "docs/guides/which-anchor.md"
 
 
@@ -74,7 +77,7 @@ def diagnose(groups: pl.LazyFrame) -> CreditDiagnosis:
     """Add up the groups of a credit job.
 
     Args:
-        groups: rows of `credit_groups`, one per group; those with `episodes` = 0 do not count.
+        groups: `DIAGNOSED` columns of `credit_groups`, one row per group; those with `episodes` = 0 do not count.
 
     Returns:
         The figures; those of actions and error texts are None if no group has them.
@@ -91,7 +94,7 @@ def diagnose(groups: pl.LazyFrame) -> CreditDiagnosis:
             (scored == 1).sum().alias("singleton_groups"),
             (scored == 0).sum().alias("unscored_groups"),
             (pl.col("anchors") > 0).any().alias("has_anchors"),
-            *(_known_sum(name) for name in ("one_action_anchors", "error_anchors", "error_steps")),
+            *(_known_sum(name) for name in _KNOWN),
         )
         .collect()
         .row(0, named=True)

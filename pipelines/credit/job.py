@@ -15,10 +15,9 @@ from lake.jobs import Job
 from lake.lake import Lake
 from lake.snapshot import Snapshot
 from pipelines.credit.batch_units import batch_units
-from pipelines.credit.diagnosis import CreditDiagnosis
+from pipelines.credit.diagnosis import DIAGNOSED, CreditDiagnosis
 from pipelines.credit.estimators.options import ALL
 from pipelines.credit.estimators.protocol import Estimator
-from pipelines.credit.group_diagnostics import SCHEMA
 from pipelines.credit.group_inputs import group_fingerprints, total_fingerprint
 from pipelines.credit.incremental import Changes, empty_rows, find_changes, newest_job_of, summary_of
 from pipelines.credit.inputs import (
@@ -217,8 +216,7 @@ def _finish(job: Job, plan: _Plan, changes: Changes, results: list[RangeResult])
     report.raise_refused()
     _write_groups(job, changes, [result.groups for result in results])
     computed = [result.groups for result in results]
-    kept = changes.kept.select(SCHEMA.names())
-    summary = summary_of(pl.concat([kept, *computed]))
+    summary = summary_of(pl.concat([frame.select(DIAGNOSED) for frame in (changes.kept, *computed)]))
     rows_out = sum(result.written.rows for result in results if result.written is not None)
     done = CreditReport(
         job_id=job.job_id,
