@@ -12,7 +12,7 @@ from lake import EpisodeRecord, Lake, StepRecord
 from lake.errors import ConflictError, ContractError, UsageError
 from lake.job_parts import JobPart, Written
 from pipelines.credit.estimators import ESTIMATORS
-from pipelines.credit.memory import budget_rows
+from pipelines.credit.memory import budget_rows, bytes_per_step
 from pipelines.credit.source_code import deciding_modules
 from testkit.copies import empty_lake
 
@@ -65,22 +65,23 @@ def lk(tmp_path: Path) -> Lake:
 
 def test_texts_make_ranges_shorter_and_workers_share_the_budget(lk: Lake) -> None:
     snapshot = lk.snapshot()
-    numbers = budget_rows(snapshot, ["episode_id", "state_hash"], 1.0, 1)
-    texts = budget_rows(snapshot, ["episode_id", "state"], 1.0, 1)
-    assert 5 < numbers / texts < 15
-    assert abs(budget_rows(snapshot, ["state_hash"], 1.0, 4) - numbers // 4) <= 1
-    assert budget_rows(snapshot, ["state_hash"], 1e-9, 1) == 1
+    hashes = bytes_per_step(snapshot, ["episode_id", "state_hash"])
+    texts = bytes_per_step(snapshot, ["episode_id", "state"])
+    numbers = budget_rows(hashes, 1.0, 1)
+    assert 5 < numbers / budget_rows(texts, 1.0, 1) < 15
+    assert abs(budget_rows(hashes, 1.0, 4) - numbers // 4) <= 1
+    assert budget_rows(hashes, 1e-9, 1) == 1
 
 
 def test_a_lake_without_steps_has_a_budget_too(tmp_path: Path) -> None:
     empty = empty_lake(tmp_path / "empty").snapshot()
-    assert budget_rows(empty, ["state"], 1.0, 1) == budget_rows(empty, ["state_hash"], 1.0, 1)
+    assert bytes_per_step(empty, ["state"]) == bytes_per_step(empty, ["state_hash"])
 
 
 @pytest.mark.parametrize("budget", [0.0, -1.0, float("nan")])
-def test_a_budget_that_holds_nothing_is_refused(lk: Lake, budget: float) -> None:
+def test_a_budget_that_holds_nothing_is_refused(budget: float) -> None:
     with pytest.raises(UsageError, match=r"holds nothing; the default is 2\.0"):
-        budget_rows(lk.snapshot(), [], budget, 1)
+        budget_rows(400.0, budget, 1)
 
 
 # ---------------------------------------------------------------- parts of jobs
