@@ -180,6 +180,12 @@ def printable(text: str) -> str:
     return "".join(c if c == "\n" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in plain)
 
 
+def one_line(text: str, most: int = 300) -> str:
+    """A text for a line of a terminal: each run of blanks and line ends is a blank; cut after `most` characters."""
+    line = " ".join(printable(text).split())
+    return line if len(line) <= most else f"{line[:most]} ... [{len(line)} characters]"
+
+
 def tool_calls(text: str | None) -> list[str]:
     """Tool calls as `name(arguments)`; what has no such form, as it is."""
     shown = []

@@ -118,6 +118,7 @@ def choose(snapshot: Snapshot, wanted: str) -> CreditRows:
         known = ", ".join(
             map(ids.to_text, (found if prefix and several else jobs)[column].unique(maintain_order=True)[:5])
         )
+        what += "s" if several and prefix and not is_series else ""
         msg = (
             f"{wanted!r} {told} {what}; the newest: {known or 'none, run trajlake credit first'}. "
             "Write a job's id or its beginning, or SERIES@latest"

@@ -115,6 +115,7 @@ def _say(line: str) -> None:
 def _report(report: "CreditReport") -> None:
     """What was done, in words."""
     from lake import ids
+    from pipelines.credit.unknowns import in_words
 
     for line in report.findings:
         click.echo(line, err=True)
@@ -132,7 +133,7 @@ def _report(report: "CreditReport") -> None:
         click.echo(f"scores of {', '.join(dict.fromkeys(named))}")
     share = f"{summary.shared_fraction:.1%} of steps share their anchor state with a sibling; "
     click.echo(f"{share if summary.has_anchors else ''}{summary.undefined_steps} advantages undefined")
-    for line in summary.warnings():
+    for line in (*summary.warnings(), *in_words(report.unknown)):
         click.echo(line, err=True)
     if not report.skipped:
         click.echo(f"{report.groups_computed} groups computed, {report.groups_kept} stood, {report.groups_ended} ended")

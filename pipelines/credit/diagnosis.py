@@ -38,8 +38,9 @@ class CreditDiagnosis(CreditSummary):
         if self.groups and self.unscored_groups + self.singleton_groups > MOSTLY * self.groups:
             alone = self.unscored_groups + self.singleton_groups
             found.append(
-                f"{alone} of {self.groups} groups have fewer than two scored episodes: nothing is compared there. "
-                "Score them (`trajlake score`), or look at how groups are keyed"
+                f"{alone} of {self.groups} groups have fewer than two episodes that take part: nothing is compared "
+                "there. Score them (`trajlake score`), give the estimator what it needs, or look at how groups are "
+                "keyed"
             )
         if judged and self.dead_groups > MOSTLY * judged:
             found.append(
@@ -48,9 +49,8 @@ class CreditDiagnosis(CreditSummary):
             )
         if self.steps and self.undefined_steps > MOSTLY * self.steps:
             found.append(
-                f"{self.undefined_steps} of {self.steps} advantages are unknown, being made of NULLs. `trajlake "
-                "sql 'SELECT job_id, flags, count(*) FROM advantages WHERE NOT defined GROUP BY ALL'` says what "
-                "(unknown_length: --set length=steps; unknown_value: no value estimates were stored)"
+                f"{self.undefined_steps} of {self.steps} advantages are unknown, being made of NULLs: `trajlake "
+                "sql 'SELECT job_id, flags, count(*) FROM latest_advantages WHERE NOT defined GROUP BY ALL'`"
             )
         if self.has_anchors and self.steps:
             found.extend(self._anchor_warnings())

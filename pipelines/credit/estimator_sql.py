@@ -1,7 +1,7 @@
 """The SQL twins of the estimators, for people who work in DuckDB: `pipelines/sql/NAME.sql`, one query each.
 
 What several twins have in common stands once, in `pipelines/sql/parts/`: a line `-- include PART` stands for its text.
-Options travel as prepared parameters, the input relation by name; nothing else is formatted into a query.
+Options travel as prepared parameters, the input relation by name; what stands for absent columns is fixed text.
 """
 
 import re
@@ -13,6 +13,7 @@ import duckdb
 from lake.errors import UsageError
 from pipelines.credit.anchors import ExactText
 from pipelines.credit.estimators import ESTIMATORS
+from pipelines.credit.estimators.options import ALL
 from pipelines.credit.estimators.protocol import Estimator
 
 _INCLUDE = re.compile(r"^-- include (\w+)\n", re.MULTILINE)
@@ -35,6 +36,19 @@ _FAMILY: dict[str, tuple[str, dict[str, Any]]] = {
 """Estimators that share a query: its name, and the options that make it theirs. The others have one of their name."""
 
 
+STATE_HASH = "state_hash"
+_INPUT = "query_table($steps)"
+_DEFAULTS = {
+    "reward": "NULL::DOUBLE",
+    "episode_score": "NULL::DOUBLE",
+    "status": "'completed'",
+    "is_active": "true",
+    "is_action_valid": "true",
+    "completion_tokens": "NULL::DOUBLE",
+}
+"""What stands for a column that is not there and not needed, as in `advantages`."""
+
+
 def estimator_sql(config: Estimator) -> str:
     """Text of the query that computes an estimator, header comment included: its input, options and output.
 
@@ -53,14 +67,15 @@ def estimator_relation(connection: duckdb.DuckDBPyConnection, config: Estimator,
     Args:
         connection: where `steps` is found.
         config: the estimator. Anchors must be exact text.
-        steps: name of a relation with the columns that the query's header lists.
+        steps: name of a relation with the columns that the query's header lists; those that the configuration does
+            not need may be absent.
 
     Returns:
         The rows, sorted by (group_id, episode_id, step_index).
 
     Raises:
-        UsageError: the estimator has no SQL twin, or its anchors are not exact text.
-        duckdb.Error: the relation lacks a column, or a row breaks the contract.
+        UsageError: the estimator has no SQL twin, its anchors are not exact text, or the relation lacks a column.
+        duckdb.Error: there is no such relation, or a row breaks the contract.
     """
     text = estimator_sql(config)
     anchors = getattr(config, "anchors", ExactText())
@@ -74,7 +89,22 @@ def estimator_relation(connection: duckdb.DuckDBPyConnection, config: Estimator,
     if "components" in options:  # a MAP, which travels as two lists
         weights = options["components"]
         options["components"] = {"key": list(weights), "value": list(weights.values())}
-    return connection.sql(text, params={"steps": steps, **options})
+    return connection.sql(_completed(connection, config, text, steps), params={"steps": steps, **options})
+
+
+def _completed(connection: duckdb.DuckDBPyConnection, config: Estimator, text: str, steps: str) -> str:
+    """The query over a relation in which columns that the configuration can do without are filled in."""
+    present = connection.sql("FROM query_table($steps) LIMIT 0", params={"steps": steps}).columns
+    required = config.needed((STATE_HASH,)).required
+    if missing := [name for name in required if name not in present and name != ALL]:
+        told = "; the twin compares states by that hash, not by text" if STATE_HASH in missing else ""
+        msg = (
+            f"{steps}: column {', '.join(missing)} is missing (found: {', '.join(present)}). The SQL twin of "
+            f"{config.name} reads {', '.join(required)}{told}"
+        )
+        raise UsageError(msg)
+    filled = [f"{value} AS {name}" for name, value in _DEFAULTS.items() if name not in present]
+    return text.replace(_INPUT, f"(SELECT *, {', '.join(filled)} FROM {_INPUT})") if filled else text
 
 
 def _text(name: str) -> str:

@@ -47,7 +47,8 @@ def group_diagnostics(
     groups = _outcomes(group_figures.of_episodes(rows).lazy(), episodes)
     counted = ("steps", "defined_steps", "anchors", "singleton_steps", "shared_steps", "sign_disagreements")
     groups = groups.join(group_figures.of_steps(rows).lazy(), on="group_id", how="left")
-    groups = groups.with_columns(pl.col("is_dead").fill_null(value=False), *(pl.col(n).fill_null(0) for n in counted))
+    is_dead = pl.col("is_dead") & (pl.col("scored") >= 2)
+    groups = groups.with_columns(is_dead.fill_null(value=False), *(pl.col(n).fill_null(0) for n in counted))
     if findings is None:
         groups = groups.with_columns(findings=pl.lit(""))
     else:

@@ -2,15 +2,17 @@
 
 Where scores come from is one choice per job: the return the environment reported, or the values of a scorer or reward,
 which has a row in `scores` under its name. An episode without a value has NULL, never 0. Siblings are compared under
-one version of a scorer: the one that is named (`NAME@VERSION`), else the one its newest job ran. Without a version the
+one version of a scorer: the one that is named (`NAME@VERSION`), else the one that ran last. Without a version the
 rows are those of the view `current_scores`.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import polars as pl
 
 from lake.errors import UsageError
+from lake.reading import collected
 from lake.snapshot import Snapshot
 from pipelines.credit.columns import COMPONENT
 from pipelines.predicates import select_where
@@ -21,9 +23,8 @@ REWARD_JOB = "reward_job"
 """The job whose step scores are the episode's rewards, where rewards come from a scorer."""
 _COLUMNS = ("episode_id", "group_id", "run_id", "status", "write_id", "num_steps", "env_return")
 _VERSION = """
-SELECT arg_max(scorer_version, (coalesce(r.sequence, -1), r.ended_at, g.job_id)) AS version
-FROM (SELECT DISTINCT scorer_version, job_id FROM scores WHERE scorer = $scorer) AS g JOIN job_runs AS r USING (job_id)
-WHERE $version IS NULL OR scorer_version = $version
+SELECT any_value(scorer_version) AS version FROM scorer_versions
+WHERE scorer = $scorer AND CASE WHEN $version IS NULL THEN is_current ELSE scorer_version = $version END
 """
 _JOBS = f"""
 SELECT s.episode_id, arg_max(s.job_id, (coalesce(r.sequence, -1), r.ended_at, s.job_id)) AS {REWARD_JOB},
@@ -73,12 +74,16 @@ def select_episodes(snapshot: Snapshot, sources: Sources, components: tuple[str,
     episodes = select_where(snapshot, _COLUMNS, sources.where).with_columns(collected_group_id="group_id")
     if sources.grouping is not None:
         episodes = _regrouped(snapshot, episodes, sources.grouping)
+    if ENV_RETURN in components:
+        episodes = episodes.with_columns(pl.col("env_return").alias(COMPONENT + ENV_RETURN))
     if sources.score == ENV_RETURN:
         episodes = episodes.rename({"env_return": "episode_score"})
     else:
         scores = newest_scores(snapshot, sources.score).rename({"value": "episode_score"})
         episodes = episodes.drop("env_return").join(scores, on="episode_id", how="left")
     for name in components:
+        if name == ENV_RETURN:
+            continue
         scores = newest_scores(snapshot, name).rename({"value": COMPONENT + name})
         episodes = episodes.join(scores, on="episode_id", how="left")
     if sources.rewards != ENV_REWARD:
@@ -91,7 +96,7 @@ def newest_scores(snapshot: Snapshot, scorer: str) -> pl.DataFrame:
 
     Args:
         snapshot: where to read.
-        scorer: its name, which stands for its newest version, or NAME@VERSION.
+        scorer: its name, which stands for its current version, or NAME@VERSION.
 
     Raises:
         UsageError: it scored no episode.
@@ -115,6 +120,21 @@ def scorer_versions(snapshot: Snapshot, sources: Sources, components: tuple[str,
     return {name: version for name, version in versions.items() if version is not None}
 
 
+def namesakes(snapshot: Snapshot, sources: Sources) -> Iterator[str]:
+    """A line if `env_return` is a scorer's name, too: what the environment recorded is taken; how to take the other.
+
+    Args:
+        snapshot: where to read.
+        sources: whose scores were asked for.
+    """
+    version = _resolved(snapshot, ENV_RETURN)["version"] if sources.score == ENV_RETURN else None
+    if version is not None:
+        yield (
+            f"--score {ENV_RETURN} is what the environment recorded in `episodes`; `scores` holds a scorer of that "
+            f"name as well: --score {ENV_RETURN}@{version} takes it"
+        )
+
+
 def records_step_rewards(snapshot: Snapshot, sources: Sources) -> bool:
     """Whether any step of the selected episodes has a reward.
 
@@ -125,7 +145,7 @@ def records_step_rewards(snapshot: Snapshot, sources: Sources) -> bool:
         return True
     episodes = select_where(snapshot, ("episode_id",), sources.where)
     steps = snapshot.scan("steps").filter(pl.col("reward").is_not_null()).select("episode_id")
-    return steps.join(episodes.lazy(), on="episode_id", how="semi").head(1).collect().height > 0
+    return not collected(steps.join(episodes.lazy(), on="episode_id", how="semi").head(1)).is_empty()
 
 
 def _regrouped(snapshot: Snapshot, episodes: pl.DataFrame, grouping: str) -> pl.DataFrame:
@@ -151,8 +171,8 @@ def _newest_jobs(snapshot: Snapshot, scorer: str) -> pl.DataFrame:
 
 def _resolved(snapshot: Snapshot, scorer: str) -> dict[str, str | None]:
     """Parameters of the queries, from NAME or NAME@VERSION; the version is NULL if it scored nothing."""
-    name, _, wanted = scorer.partition("@")
-    version = snapshot.sql(_VERSION, {"scorer": name, "version": wanted or None}).item()
+    name, at, wanted = scorer.partition("@")
+    version = snapshot.sql(_VERSION, {"scorer": name, "version": wanted if at else None}).item()
     return {"scorer": name, "version": version}
 
 

@@ -4,11 +4,12 @@ Groups are computed range by range in bounded memory, on whatever executor is gi
 write_id of its own, and all of them become visible with the job's terminal row, or none does.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import polars as pl
-from pydantic import BaseModel, ConfigDict, SerializeAsAny
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 
 from lake import ids
 from lake.jobs import Job
@@ -24,6 +25,7 @@ from pipelines.credit.inputs import (
     ENV_RETURN,
     ENV_REWARD,
     Sources,
+    namesakes,
     records_step_rewards,
     scorer_versions,
     select_episodes,
@@ -33,6 +35,7 @@ from pipelines.credit.memory import MEMORY_GB, beyond_budget, budget_rows, bytes
 from pipelines.credit.range_task import RangeResult, Task, columns_read, run_range
 from pipelines.credit.ranges import Range, longest_unit, plan_ranges, rows_per_range
 from pipelines.credit.source_code import deciding_modules
+from pipelines.credit.unvalued import unvalued
 from pipelines.executor import Executor, LocalExecutor
 
 KIND = "credit"
@@ -63,6 +66,8 @@ class CreditReport(BaseModel):
     steps_computed: int = 0
     findings: tuple[str, ...] = ()
     """What the integrity checks found in the computed groups, in words."""
+    unknown: dict[str, int] = Field(default_factory=dict)
+    """Steps of the computed groups that have no advantage, by the flag that says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +114,8 @@ def run_credit(
         force: compute all groups.
         executor: where ranges run; threads of this process unless given.
         memory_gb: what the ranges that run at once may take together, in GB (10^9 bytes).
-        notice: told, before anything is computed, of a group or batch that needs more than that.
+        notice: told, before anything is computed, of a group or batch that needs more than that, and of a scorer that
+            has no value for any chosen episode.
 
     Raises:
         DataRefusedError: no episode is selected, or a check that refuses found something.
@@ -126,6 +132,9 @@ def run_credit(
     checks = ids.key_hash("checks", integrity.model_dump_json(exclude={"examples"}), purity)
     groups = group_fingerprints(episodes, of_batch=not estimator.incremental, checks=checks)
     versions = scorer_versions(snapshot, sources, needs.components)
+    if notice is not None:
+        for line in (*namesakes(snapshot, sources), *unvalued(snapshot, sources, episodes, needs.components)):
+            notice(line)
     plan = _Plan(snapshot, sources, estimator, episodes, groups, versions)
     job = _job(lake, plan)
     changes = find_changes(snapshot, job.series_id, groups, where=where, force=force)
@@ -167,10 +176,12 @@ def _job(lake: Lake, plan: _Plan) -> Job:
         "score": sources.score,
         "rewards": sources.rewards,
         "grouping": sources.grouping,
+        # Another version of a reward is another reward: what it says of some groups never stands beside the old one's.
+        "scorer_versions": plan.scorer_versions,
     }
     return lake.job(
         kind=KIND,
-        parameters=series | {"where": sources.where, "scorer_versions": plan.scorer_versions},
+        parameters=series | {"where": sources.where},
         series=series,
         code=deciding_modules(*type(estimator).code()),
         fingerprint=total_fingerprint(plan.groups, where=sources.where),
@@ -230,6 +241,7 @@ def _finish(job: Job, plan: _Plan, changes: Changes, results: list[RangeResult])
         groups_ended=changes.ended.height,
         steps_computed=rows_out,
         findings=tuple(report.lines()),
+        unknown=dict(sum((result.unknown for result in results), Counter())),
     )
     figures = done.model_dump(mode="json", include={"groups_computed", "groups_kept", "groups_ended"})
     job.counts |= {"rows_in": rows_out, "rows_out": rows_out, "rows_dropped": 0, **figures}

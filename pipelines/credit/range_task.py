@@ -4,6 +4,7 @@ A range runs in the job's own process, in another one or on another machine, per
 its task, and nothing it writes counts before the job takes its answer.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 import polars as pl
@@ -20,6 +21,7 @@ from pipelines.credit.integrity import IntegrityConfig, IntegrityReport, check_g
 from pipelines.credit.purity import seen_at_steps
 from pipelines.credit.range_steps import arranged, episode_figures, read_rows
 from pipelines.credit.ranges import Range
+from pipelines.credit.unknowns import count_unknown
 
 _START = "initial_messages"
 _CHECKED = ("task_id", "expected_group_size", "policy", "policy_version", _START)
@@ -50,6 +52,8 @@ class RangeResult:
     groups: pl.DataFrame
     """Rows of `credit_groups`, without those columns that the job fills in."""
     integrity: IntegrityReport
+    unknown: Counter[str]
+    """Steps without an advantage, by reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +102,7 @@ def run_range(item: tuple[Task, Range]) -> RangeResult:
         "advantages", _with_runs(rows, episodes).with_columns(defined=pl.col("advantage").is_not_null())
     )
     groups = group_diagnostics(rows.lazy(), episodes.lazy(), _seen(task, steps, rows), report.findings)
-    return RangeResult(written, collected(groups), report)
+    return RangeResult(written, collected(groups), report, count_unknown(rows))
 
 
 def read_range(task: Task, part: Range) -> tuple[pl.DataFrame, pl.DataFrame]:

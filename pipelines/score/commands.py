@@ -121,13 +121,14 @@ def _options(
 def _score_reward(lk: "Lake", reward: str, config: str | None, where: str | None, *, force: bool) -> None:
     from lake import ids
     from lake.errors import UsageError
-    from lake.show import printable
+    from lake.show import one_line
     from pipelines.score.rewards import load_reward, run_reward
 
     if config is None:
         msg = f"--reward {reward} needs --config FILE, a TOML file with the section [reward.{reward}]"
         raise UsageError(msg)
-    report = run_reward(lk, load_reward(config, reward), where=where, force=force)
+    definition = load_reward(config, reward)
+    report = run_reward(lk, definition, where=where, force=force)
     made = ", ".join(f"{alias} = {component}" for alias, component in report.components.items())
     click.echo(f"reward {reward}@{report.version}: {made}")
     steps = report.known_steps + report.unknown_steps
@@ -136,8 +137,12 @@ def _score_reward(lk: "Lake", reward: str, config: str | None, where: str | None
         f"{report.episodes} episodes: {report.known} known, {report.unknown} unknown, {report.unchanged} unchanged"
         + of_steps
     )
+    if definition.level == "both" and not steps and not report.skipped:
+        click.echo('level is "both", but no component has scored a step: no step has a reward', err=True)
+    if report.made_current:
+        click.echo(f"{reward}@{report.version} is current again", err=True)
     for reason, count in report.reasons.items():
-        click.echo(f"  {count} without a reward: {printable(reason)}", err=True)
+        click.echo(f"  {count} without a reward: {one_line(reason)}", err=True)
     if report.job_id is not None and not report.skipped:
         click.echo(f"job {ids.to_text(report.job_id)}, series {ids.to_text(report.series_id)}")
     if report.unknown and not report.known and not report.known_steps:
@@ -145,18 +150,20 @@ def _score_reward(lk: "Lake", reward: str, config: str | None, where: str | None
 
 
 def _show(progress: "Progress") -> None:
-    """A line on stderr after every commit."""
+    """A line on stderr after every commit, and every `commit_seconds`."""
     rate = progress.done / progress.seconds if progress.seconds > 0 else 0.0
-    text = f"{progress.done} of {progress.total} episodes scored, {progress.failed} with errors, {rate:.0f} a second"
+    told = f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}"
+    text = f"{progress.done} of {progress.total} episodes scored, {progress.failed} with errors, {told} a second"
     click.echo(text, err=True)
     sys.stderr.flush()
 
 
 def _tell(report: "ScoreReport") -> None:
     from lake import ids
-    from lake.show import printable
 
     click.echo(f"scorer {report.scorer}@{report.version}")
+    if report.made_current:
+        click.echo(f"{report.scorer}@{report.version} is current again", err=True)
     if not report.scored and not report.overtaken:
         click.echo(f"nothing to do: {report.present} of {report.selected} episodes have been scored")
         if report.standing_failures:
@@ -168,27 +175,35 @@ def _tell(report: "ScoreReport") -> None:
     )
     if report.overtaken:
         click.echo(f"{report.overtaken} were scored by another run, or taken out of the lake, meanwhile", err=True)
+    _tell_faults(report)
+    if report.failed:
+        click.echo("--retry-failed scores again those with errors", err=True)
+    if report.job_ids:
+        click.echo(f"jobs {' '.join(map(ids.to_text, report.job_ids))}, series {ids.to_text(report.series_id)}")
+    if report.is_barren and report.failed:
+        _end_in_vain(f"no episode has a score: {report.failed} of {report.scored} failed", report.errors)
+
+
+def _tell_faults(report: "ScoreReport") -> None:
+    """Why scores are missing, and what else is worth a look."""
+    from lake.show import one_line, printable
+
     for reason, count in report.reasons.items():
-        click.echo(f"  {count} without a score: {printable(reason)}", err=True)
+        click.echo(f"  {count} without a score: {one_line(reason)}", err=True)
     if report.unmatched:
         click.echo(f"{report.unmatched} step outputs match no step", err=True)
     if report.answers:
         click.echo(f"{report.answers} answers of judges were asked anew", err=True)
     for example in report.examples:
-        click.echo(f"  {printable(example)}", err=True)
+        click.echo(f"  {one_line(example)}", err=True)
     if report.printed:
         click.echo(f"the function printed:\n{printable(report.printed).rstrip()}", err=True)
-    if report.failed:
-        click.echo("--retry-failed scores again those with errors", err=True)
-    click.echo(f"jobs {' '.join(map(ids.to_text, report.job_ids))}, series {ids.to_text(report.series_id)}")
-    if report.is_barren and report.failed:
-        _end_in_vain(f"no episode has a score: {report.failed} of {report.scored} failed", report.errors)
 
 
 def _end_in_vain(what: str, reasons: dict[str, int]) -> None:
     """One line with the most frequent reason, and an exit status for whoever runs this in a script."""
-    from lake.show import printable
+    from lake.show import one_line
 
     why, count = next(iter(reasons.items()), ("no reason is given", 0))
-    click.echo(f"{what}, most often ({count}) because: {printable(why)}", err=True)
+    click.echo(f"{what}, most often ({count}) because: {one_line(why)}", err=True)
     raise click.exceptions.Exit(1)

@@ -5,8 +5,8 @@ the user allows it, and runs in a worker process without walls then.
 """
 
 import os
-from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from lake.snapshot import Snapshot
 from pipelines.score import judging
 from pipelines.score.arguments import check_arguments
 from pipelines.score.config import NETWORK_SECONDS, ScoreConfig
+from pipelines.score.masking import keys_in, masked
 from pipelines.score.responses import known_answers, response_rows
 from pipelines.score.reward_function import STEP_INDICES, Mode
 from pipelines.score.rollouts import ARGUMENTS, RENAMED, Rollout, joint_call, one_call, parts, read_rollouts
@@ -112,7 +113,7 @@ class UserFunction:
             return False
 
     def score(self, snapshot: Snapshot, episodes: pl.DataFrame) -> Iterator[Scored]:
-        """Score episodes, a batch at a time, in the order of the files.
+        """Score episodes, and give what there is every half second at least, be it nothing.
 
         Args:
             snapshot: where to read.
@@ -123,20 +124,20 @@ class UserFunction:
         """
         source = FunctionSource(str(self.source.path), self.source.name, self.mode, _ADAPTER)
         limits = self._limits()
-        sent: deque[list[Unit]] = deque()
+        keys = keys_in(limits.environment)
 
-        def calls() -> Iterator[list[bytes]]:
+        def calls() -> Iterator[list[tuple[Unit, bytes]]]:
             for units, known in self._batches(snapshot, episodes, limits.rows_per_batch):
-                sent.append(units)
-                yield [self._call(unit, known) for unit in units]
+                yield [(unit, self._call(unit, known)) for unit in units]
 
         with Sandbox(source, limits) as sandbox:
             reading = Reading(self._reading.step_index, self._reading.default_step_reward, sandbox.level)
-            for outcomes in sandbox.map(calls()):
+            for answered in sandbox.stream(calls()):
                 scored = Scored()
-                for unit, outcome in zip(sent.popleft(), outcomes, strict=True):
-                    self._add(scored, unit, outcome, reading)
-                self.printed = sandbox.printed
+                for unit, outcome in answered:
+                    said = replace(outcome, value=masked(outcome.value, keys), error=masked(outcome.error, keys))
+                    self._add(scored, unit, said, reading)
+                self.printed = masked(sandbox.printed, keys)
                 yield scored
 
     def _idle(self) -> dict[str, str]:
@@ -208,6 +209,7 @@ class UserFunction:
             value, answers = _answers_apart(value)
             episode_ids = [rollout.episode_id for rollout in unit]
             if answers:
+                scored.answers += len(answers)
                 scored.responses.append(response_rows(answers, episode_ids, datetime.now(UTC)))
         if error is not None and outcome.kind not in ("exception", "invalid"):
             error = f"{outcome.kind}: {error}"
@@ -281,4 +283,4 @@ class Work(Protocol):
         """Whether it is still what its version stands for."""
 
     def score(self, snapshot: Snapshot, episodes: pl.DataFrame) -> Iterator[Scored]:
-        """Rows of the episodes, batch by batch."""
+        """Rows of the episodes as they come; nothing, now and then, where they take long."""

@@ -17,18 +17,23 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from lake import jobs
 from lake.errors import ConflictError, UsageError
 from lake.lake import Lake
+from lake.reading import collected
 from lake.snapshot import Snapshot
 from pipelines.faults import faults
 from pipelines.score.builtin import BuiltIn
 from pipelines.score.config import ScoreConfig
+from pipelines.score.confirm import confirm
 from pipelines.score.functions import UserFunction, Work
 from pipelines.score.pending import Pending, find_pending, taken
+from pipelines.score.rollouts import KEYS
 from pipelines.score.rows import EXAMPLES, Scored
 from pipelines.score.scorers import SCORERS, Scorer
 from pipelines.score.source import find_source
 
 KIND = "score"
 _TRIES = 20
+_ORDER = (*KEYS, "step_index")
+"""Of rows in a file: as the lake's own."""
 _TEXTS = 100
 """Different errors and reasons of a commit that are counted; some functions never say the same twice."""
 
@@ -76,6 +81,8 @@ class ScoreReport(BaseModel):
     """The first errors, each with its episode."""
     printed: str
     """The end of what the function printed."""
+    made_current: bool
+    """Nothing was written, and another version was current: this one is again."""
 
     @property
     def is_barren(self) -> bool:
@@ -85,7 +92,7 @@ class ScoreReport(BaseModel):
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands, after a commit."""
+    """Where a run stands; what it has scored is committed."""
 
     done: int
     """Episodes scored so far."""
@@ -142,7 +149,7 @@ def run_score(
         config: how it is run.
         retry_failed: score again those that have an error, and nothing else.
         force: score all, whether they have a score or not.
-        progress: told after every commit.
+        progress: told after every commit, and every `commit_seconds`.
 
     Raises:
         UsageError: no such scorer or function, wrong options, a bad predicate, a network that is not allowed, or
@@ -170,19 +177,23 @@ def run_score(
         raise UsageError(msg)
     run = _Run(lake, snapshot, work, series, series_id, parameters, set(pending.jobs))
     total = len(pending.episodes)
-    committed = time.monotonic()
+    told = time.monotonic()
     try:
         for scored in work.score(snapshot, pending.episodes) if total else ():
             run.add(scored)
-            if run.waiting >= config.commit_episodes or time.monotonic() - committed >= config.commit_seconds:
+            if run.waiting >= config.commit_episodes or time.monotonic() - told >= config.commit_seconds:
                 run.commit()
-                committed = time.monotonic()
+                told = time.monotonic()
                 if progress is not None:
                     progress(Progress(run.done, total, run.failed, run.seconds))
     finally:
         # Interrupted or not: what has been scored stays.
         run.commit()
-    return run.report(pending)
+    # Asked for, and all there: what its user scored last counts, also after an edit that was taken back.
+    made_current = not run.job_ids and confirm(
+        lake, work.name, series["version"], kind=KIND, series=series, parameters=parameters
+    )
+    return run.report(pending, made_current=made_current)
 
 
 @dataclass
@@ -221,14 +232,16 @@ class _Run:
         return time.monotonic() - self._began
 
     def add(self, scored: Scored) -> None:
-        """Take a batch."""
+        """Take what was scored, which may be nothing."""
+        if not scored.episodes:
+            return
         self._parts.append(scored)
         self.waiting += scored.episodes
         self.done += scored.episodes
         self.unmatched += scored.unmatched
         self.examples += scored.examples[: EXAMPLES - len(self.examples)]
 
-    def report(self, pending: Pending) -> ScoreReport:
+    def report(self, pending: Pending, *, made_current: bool) -> ScoreReport:
         """What was done."""
         return ScoreReport(
             scorer=self.work.name,
@@ -252,6 +265,7 @@ class _Run:
             seconds=self.seconds,
             examples=self.examples,
             printed=self.work.printed,
+            made_current=made_current,
         )
 
     def commit(self) -> None:
@@ -268,14 +282,14 @@ class _Run:
                 f"the source of {self.work.name} changed while it ran: what was not committed is dropped; run it again"
             )
             raise ConflictError(msg)
-        scores = pl.concat([part.frame() for part in self._parts])
+        scores = pl.concat([part.frame() for part in self._parts]).sort(*_ORDER, nulls_last=False)
         answers = [frame for part in self._parts for frame in part.responses]
         responses = pl.concat(answers) if answers else None
         episode_ids = scores["episode_id"].unique()
         for attempt in range(_TRIES):
             now = self.lake.snapshot()
             here = now.scan("episodes").filter(pl.col("episode_id").is_in(episode_ids.implode()))
-            there = here.select("episode_id").collect()["episode_id"]
+            there = collected(here.select("episode_id"))["episode_id"]
             others = self._taken(now, there)
             kept = scores.filter(
                 pl.col("episode_id").is_in(there.implode()), ~pl.col("episode_id").is_in(others.implode())
@@ -299,7 +313,7 @@ class _Run:
         self.errors.update(_texts(kept, pl.col("error").is_not_null(), "error"))
         self.reasons.update(_texts(kept, pl.col("value").is_null() & pl.col("error").is_null(), "reason"))
         self.overtaken += counts["overtaken"]
-        self.answers += 0 if responses is None else responses["request_id"].n_unique()
+        self.answers += sum(part.answers for part in self._parts)
         self._parts = []
         self.waiting = 0
 

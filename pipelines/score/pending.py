@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from lake.reading import collected
 from lake.snapshot import Snapshot
 from pipelines.predicates import select_where
 from pipelines.score.rollouts import KEYS
@@ -95,7 +96,7 @@ def taken(snapshot: Snapshot, series_id: int, episode_ids: pl.Series, known: fro
         pl.col("episode_id").is_in(episode_ids.implode()),
         ~pl.col("job_id").is_in(list(known)),
     )
-    return rows.select(pl.col("episode_id").unique()).collect()["episode_id"]
+    return collected(rows.select(pl.col("episode_id").unique()))["episode_id"]
 
 
 def _scored(snapshot: Snapshot, series_id: int) -> pl.DataFrame:

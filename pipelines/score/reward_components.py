@@ -8,6 +8,7 @@ from lake import ids
 from lake.errors import ContractError, UsageError
 from lake.reading import collected
 from lake.snapshot import Snapshot
+from pipelines.score.confirm import current_versions
 from pipelines.score.reward_definition import Component, RewardDefinition
 
 _SCORER = ["scorer", "scorer_version"]
@@ -35,7 +36,7 @@ class Resolved:
 
 
 def resolve(snapshot: Snapshot, definition: RewardDefinition) -> Resolved:
-    """Find the version of each component: the one asked for, or the one that was written last.
+    """Find the version of each component: the one asked for, or the one that is current.
 
     Args:
         snapshot: where to read.
@@ -53,8 +54,7 @@ def resolve(snapshot: Snapshot, definition: RewardDefinition) -> Resolved:
         .group_by(*_SCORER, "episode_id")
         .agg(pl.col("job_id", "sequence").sort_by("sequence", "job_id").last())
     )
-    last = newest.sort("sequence", "job_id").unique("scorer", keep="last", maintain_order=True)
-    of_scorers = dict(last.select(_SCORER).iter_rows())
+    of_scorers = current_versions(snapshot)
     known: set[tuple[str, str]] = {(name, version) for name, version in newest.select(_SCORER).unique().iter_rows()}
     versions = {}
     for component in definition.components:

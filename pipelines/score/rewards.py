@@ -17,6 +17,7 @@ from lake.lake import Lake
 from lake.snapshot import Snapshot
 from pipelines.predicates import select_where
 from pipelines.score import reward_components, reward_definition, reward_expression, reward_values
+from pipelines.score.confirm import confirm
 from pipelines.score.reward_components import Resolved, component_rows, outdated, resolve
 from pipelines.score.reward_definition import Component, RewardDefinition, load_reward
 from pipelines.score.reward_values import rewarded
@@ -58,6 +59,8 @@ class RewardReport(BaseModel):
     """Steps with a reward, of those that a component scored."""
     unknown_steps: int
     """Those without."""
+    made_current: bool = False
+    """Nothing was written, and another version was current: this one is again."""
     reasons: dict[str, int]
     """Why episodes have none: the most frequent reasons with their numbers of episodes, most frequent first."""
 
@@ -95,14 +98,12 @@ def run_reward(
         unchanged=episodes.height - todo.height,
         **_Counts().told(),
     )
+    plain = series | {"definition": definition.model_dump(mode="json"), "components": resolved.spelled, "where": where}
     if todo.is_empty():
-        return report
-    parameters = series | {
-        "definition": definition.model_dump(mode="json"),
-        "components": resolved.spelled,
-        "where": where,
-        "force": force,
-    }
+        told: dict[str, Any] = {"kind": KIND, "series": series, "code": code, "parameters": plain}
+        made_current = confirm(lake, definition.name, resolved.version, **told)
+        return report.model_copy(update={"made_current": made_current})
+    parameters = plain | {"force": force}
     fingerprint = snapshot.fingerprint(todo, reward=resolved.version, scores=_state(resolved, todo))
     job = lake.job(
         kind=KIND, parameters=parameters, series=series, code=code, fingerprint=fingerprint, snapshot=snapshot

@@ -43,7 +43,7 @@ deltas AS (
     FROM rewarded
     WHERE CASE
         WHEN NOT (abs(value_estimate) <= 1e100 AND abs(final_value_estimate) <= 1e100)
-            THEN error(format('steps: episode {}, step_index {}: value not finite', episode_id, step_index))
+            THEN error(format('steps: episode {}, step_index {}: value not finite, or beyond 1e100', episode_id, step_index))
         ELSE true
     END
     WINDOW in_order AS (PARTITION BY episode_id ORDER BY t)

@@ -28,7 +28,7 @@ lengths AS (
         CASE
             WHEN $length = 'steps' THEN count(*)
             WHEN NOT abs(tokens) <= 1e100
-                THEN error(format('steps: episode {}: completion_tokens not finite', episode_id))
+                THEN error(format('steps: episode {}: completion_tokens not finite, or beyond 1e100', episode_id))
             ELSE tokens
         END AS length
     FROM active

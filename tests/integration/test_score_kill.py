@@ -99,8 +99,8 @@ def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path) -> None:
     one_score_each(lk, 60)
 
 
-@pytest.mark.parametrize(("name", "failed"), [("late", 0), ("stuck", 1)])
-def test_scores_are_committed_by_time_also_where_calls_take_long(name: str, failed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "failed"), [("late", False), ("stuck", True)])
+def test_scores_are_committed_by_time_also_where_calls_take_long(name: str, failed: bool, tmp_path: Path) -> None:
     """All calls are in one message to the worker: what it has answered is in the lake before it has answered all."""
     lk = conversations(tmp_path / "lake", 1, 60, turns=2)
     limits = '{"seconds_per_row": 1.0}'
@@ -115,9 +115,9 @@ def test_scores_are_committed_by_time_also_where_calls_take_long(name: str, fail
     assert 0 < scored[-1] < 60
     rows = lk.sql("SELECT value, error FROM scores")
     assert scored[-1] <= len(rows) < 60
-    known = rows.filter(rows["error"].is_null())["value"]
+    known, errors = rows.filter(rows["error"].is_null())["value"], set(rows["error"].drop_nulls())
     assert known.null_count() == 0
-    assert set(rows["error"].drop_nulls()) == {"timeout: it took longer than 1 s"} if failed else len(known) == len(rows)
+    assert errors == ({"timeout: it took longer than 1 s"} if failed else set())
 
 
 def test_two_runs_at_once_show_no_score_twice(tmp_path: Path) -> None:

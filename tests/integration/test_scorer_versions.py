@@ -89,6 +89,45 @@ def test_current_scores_are_of_one_version_of_each_scorer(lk: Lake) -> None:
     assert lk.sql("SELECT count(DISTINCT scorer_version) FROM latest_scores WHERE scorer = 'judge'").item() == 3
 
 
+def versions(lk: Lake) -> list[tuple[str, str, bool]]:
+    found = lk.sql("SELECT scorer, scorer_version, is_current FROM scorer_versions ORDER BY ALL").rows()
+    return [(scorer, version, is_current) for scorer, version, is_current in found]
+
+
+def test_a_version_is_current_by_what_ran_last_or_said_so(lk: Lake) -> None:
+    assert versions(lk) == [("judge", "v1", False), ("judge", "v2", True), ("judge", "v3", False), ("style", "s", True)]
+    for scorer, version in (("judge", "v2"), ("style", "s")):
+        expected = max(
+            (row for row in current(lk) if row["scorer"] == scorer), key=lambda row: ended(lk)[row["job_id"]]
+        )
+        job = lk.sql("SELECT job_id FROM scorer_versions WHERE scorer = ? AND scorer_version = ?", [scorer, version])
+        assert job.item() == expected["job_id"]
+    with lk.job(kind="score", parameters={"confirms": "judge@v1"}) as job_v1:
+        pass
+    assert [version for _, version, is_current in versions(lk) if is_current] == ["v1", "s"]
+    told = lk.sql("SELECT job_id FROM scorer_versions WHERE scorer_version = 'v1'").item()
+    assert told == job_v1.job_id
+    assert set(lk.sql("SELECT scorer_version FROM current_scores WHERE scorer = 'judge'")["scorer_version"]) == {"v1"}
+    assert run_credit(lk, estimator_class("dr_grpo")(), score="judge").scorer_versions == {"judge": "v1"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "confirms", "succeeds"),
+    [("score", "judge@v1", False), ("credit", "judge@v1", True), ("score", "judge@v9", True), ("score", "v1", True)],
+    ids=["a job that failed", "another kind", "an unknown version", "no scorer"],
+)
+def test_what_confirms_nothing_changes_nothing(lk: Lake, kind: str, confirms: str, succeeds: bool) -> None:
+    before = versions(lk)
+    job = lk.job(kind=kind, parameters={"confirms": confirms})
+    if succeeds:
+        with job:
+            pass
+    else:
+        with pytest.raises(ZeroDivisionError), job:
+            raise ZeroDivisionError
+    assert versions(lk) == before
+
+
 def test_a_version_is_one_whatever_series_its_jobs_are_of(tmp_path: Path) -> None:
     lk = build_lake(tmp_path / "lake", siblings("t", [1.0, 0.0]))
     score(lk, "judge", "v", {0: 1.0, 1: 2.0})
@@ -152,6 +191,12 @@ def test_steps_that_the_current_version_did_not_judge_have_no_reward(lk: Lake) -
         run_credit(lk, estimator_class("gigpo")(), rewards="judge")
 
 
+@pytest.mark.parametrize("wanted", ["judge@", "judge@v9"])
+def test_a_version_that_is_not_there_is_refused(lk: Lake, wanted: str) -> None:
+    with pytest.raises(UsageError, match=f"no scores of '{wanted}' for episodes; valid: judge@v1, judge@v2, judge@v3$"):
+        run_credit(lk, estimator_class("dr_grpo")(), score=wanted)
+
+
 def test_the_command_says_which_version(
     lk: Lake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,6 +205,60 @@ def test_the_command_says_which_version(
     assert "scores of judge@v2\n" in told.out
     assert "scores of judge@v1\n" in cli("credit", "rloo", "--lake", lk.uri, "--score", "judge@v1").out
     assert "scores of" not in cli("credit", "rloo", "--lake", lk.uri).out
+
+
+def reasons(lk: Lake, version: str, *why: str) -> None:
+    """A version without a value; of each episode why."""
+    episodes = rows(lk, "episodes ORDER BY task_id, rollout_index")
+    keys = [{name: row[name] for name in ("episode_id", "group_id", "run_id")} for row in episodes]
+    told = pl.DataFrame([key | {"error": text} for key, text in zip(keys, why, strict=False)])
+    named = {"scorer": "judge", "scorer_version": version, "step_index": pl.lit(None, pl.Int32)}
+    with lk.job(kind="score", series={"version": version}) as job:
+        job.write("scores", told.with_columns(value=pl.lit(None, pl.Float64), **{k: _lit(v) for k, v in named.items()}))
+
+
+def _lit(value: Any) -> pl.Expr:
+    return value if isinstance(value, pl.Expr) else pl.lit(value)
+
+
+def test_a_version_without_a_value_is_told_with_its_reason_and_the_others(
+    lk: Lake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli = runner(monkeypatch, capsys)
+    reasons(lk, "v5", "words is no number", "it timed out", "words is no number", "words is no number")
+    told = cli("credit", "dr_grpo", "--lake", lk.uri, "--score", "judge")
+    assert told.code == 0
+    assert told.err.splitlines()[0] == (
+        "judge@v5 has no value for any of the 4 chosen episodes, most often (3) because: words is no number. "
+        "Other versions: judge@v2, judge@v3, judge@v1"
+    )
+    again = cli("credit", "dr_grpo", "--lake", lk.uri, "--score", "judge")
+    assert "nothing to do" in again.out
+    assert again.err.splitlines()[0] == told.err.splitlines()[0]
+    steps = cli(
+        "credit", "gigpo", "--lake", lk.uri, "--score", "style", "--rewards", "judge@v1", "--where", "rollout_index = 3"
+    )
+    assert "style" not in steps.err
+    assert "judge" not in steps.err
+    assert "has no value" not in cli("credit", "dr_grpo", "--lake", lk.uri, "--score", "judge@v2").err
+    assert "has no value" not in cli("credit", "dr_grpo", "--lake", lk.uri).err
+
+
+def test_chosen_episodes_that_were_never_scored_are_told(
+    lk: Lake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli = runner(monkeypatch, capsys)
+    alone = ("--where", "rollout_index IN (1, 2)")
+    told = cli("credit", "dr_grpo", "--lake", lk.uri, "--score", "style", *alone)
+    assert told.err.splitlines()[0] == (
+        "style@s has no value for any of the 2 chosen episodes, which it has not scored. There is no other version"
+    )
+    told = cli("credit", "gigpo", "--lake", lk.uri, "--rewards", "judge", *alone, "--check", "singleton=off")
+    assert told.err.splitlines()[0].startswith(
+        "judge@v2 has no value for any of the 2 chosen episodes. Other versions: "
+    )
+    options = ("--set", "batch_key=all", "--set", 'components={"style": 1.0}')
+    assert "style@s has no value" in cli("credit", "gdpo", "--lake", lk.uri, *options, *alone).err
 
 
 # ---------------------------------------------------------------- KL in the reward
@@ -209,3 +308,26 @@ def test_kl_to_a_checkpoint_that_is_there_is_scored(
     cli = runner(monkeypatch, capsys)
     assert cli("score", "kl_in_reward", "--lake", lk.uri, "--arg", "checkpoint=ref").code == 0
     assert lk.sql("SELECT value FROM current_scores WHERE step_index IS NULL")["value"].to_list() == [-0.5]
+
+
+def test_a_scorer_named_like_the_recorded_return_is_told(
+    lk: Lake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli = runner(monkeypatch, capsys)
+    assert "--score env_return@" not in cli("credit", "dr_grpo", "--lake", lk.uri).err
+    assert cli("score", "env_return", "--lake", lk.uri).code == 0
+    (version,) = lk.sql("SELECT scorer_version FROM current_scores WHERE scorer = 'env_return' LIMIT 1").row(0)
+    assert f"--score env_return@{version} takes it" in cli("credit", "dr_grpo", "--lake", lk.uri).err
+    named = cli("credit", "dr_grpo", "--lake", lk.uri, "--score", f"env_return@{version}")
+    assert f"scores of env_return@{version}" in named.out
+
+
+def test_versions_of_a_reward_never_stand_side_by_side(lk: Lake) -> None:
+    """Another version opens another series, also where only some groups are computed anew."""
+    dr_grpo = estimator_class("dr_grpo")()
+    first = run_credit(lk, dr_grpo, score="judge@v1")
+    assert first.groups_computed == 1
+    score(lk, "judge", "v9", {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.5})
+    second = run_credit(lk, dr_grpo, score="judge", where="rollout_index < 3")
+    assert second.series_id != first.series_id
+    assert run_credit(lk, dr_grpo, score="judge@v1").skipped, "the old version's rows stand"

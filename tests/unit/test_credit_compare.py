@@ -117,7 +117,7 @@ def test_a_beginning_of_several_is_refused_with_them(tmp_path: Path) -> None:
             break
         made[job[0]] = job
     with pytest.raises(
-        UsageError, match=rf"'{job[0]}' begins several succeeded credit job; the newest: {job}, {made[job[0]]}"
+        UsageError, match=rf"'{job[0]}' begins several succeeded credit jobs; the newest: {job}, {made[job[0]]}"
     ):
         choose(lk.snapshot(), job[0])
 

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import duckdb
+import polars as pl
 import pytest
 
 from lake.errors import UsageError
@@ -110,13 +111,18 @@ def test_further_faults(name: str, rows: list[dict[str, Any]], message: str) -> 
 
 def test_a_component_without_a_column_stops_the_query() -> None:
     estimator = ESTIMATORS["gdpo"].model_validate({"batch_key": "all", "components": {"a": 1.0, "z": 1.0}})
+    with pytest.raises(UsageError, match="stored: column score_z is missing"):
+        run(estimator, steps(0, score_a=1.0))
+    connection = duckdb.connect()
+    connection.register("stored", wide_frame(steps(0, score_a=1.0)).to_arrow())
+    options = estimator.model_dump() | {"components": {"key": ["a", "z"], "value": [1.0, 1.0]}}
     with pytest.raises(duckdb.Error, match="episode 8: a component has no column"):
-        run(estimator, steps(0, score_a=1.0)).fetchall()
+        connection.sql(estimator_sql(estimator), params={"steps": "stored", **options}).fetchall()
 
 
 def test_a_batch_key_without_a_column_stops_the_query() -> None:
-    with pytest.raises(duckdb.Error, match="nowhere"):
-        run(ESTIMATORS["reinforce_pp"].model_validate({"batch_key": "nowhere"}), steps(0)).fetchall()
+    with pytest.raises(UsageError, match="stored: column nowhere is missing"):
+        run(ESTIMATORS["reinforce_pp"].model_validate({"batch_key": "nowhere"}), steps(0))
 
 
 def test_lengths_are_finite() -> None:
@@ -130,3 +136,62 @@ def test_lengths_are_finite() -> None:
 def test_the_relation_is_named_by_parameter_only() -> None:
     with pytest.raises(duckdb.Error, match="does not exist"):
         estimator_relation(duckdb.connect(), GiGPO(), "stored; DROP TABLE x").fetchall()
+
+
+def lean(config: Estimator, *names: str, **columns: Any) -> duckdb.DuckDBPyRelation:
+    """Over a relation that has no other columns than these."""
+    connection = duckdb.connect()
+    rows = wide_frame([{"episode_id": e, "group_id": 1, "step_index": i, **columns} for e in (7, 8) for i in (0, 1)])
+    rows = rows.with_columns(episode_score=pl.col("episode_id").cast(pl.Float64))
+    connection.register("stored", rows.select("episode_id", "group_id", "step_index", *names).to_arrow())
+    return estimator_relation(connection, config, "stored")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "columns"),
+    [
+        ("opo", {"length": "steps"}, ("episode_score",)),
+        ("grpo", {}, ("episode_score",)),
+        ("rloo", {}, ("episode_score",)),
+        ("batch_std", {"batch_key": "all"}, ("episode_score",)),
+        ("gigpo", {"step_source": "terminal_score"}, ("state_hash", "episode_score")),
+    ],
+)
+def test_columns_that_a_configuration_does_not_need_may_be_absent(
+    name: str, options: dict[str, Any], columns: tuple[str, ...]
+) -> None:
+    config = ESTIMATORS[name].model_validate(options)
+    found = lean(config, *columns, state_hash=5).pl()
+    rows = wide_frame(
+        [{"episode_id": e, "group_id": 1, "step_index": i, "state_hash": 5} for e in (7, 8) for i in (0, 1)]
+    )
+    rows = rows.with_columns(episode_score=pl.col("episode_id").cast(pl.Float64))
+    expected = config.advantages(rows.lazy().select("episode_id", "group_id", "step_index", *columns)).collect()
+    assert found["advantage"].to_list() == pytest.approx(expected["advantage"].to_list(), abs=1e-9)
+    assert found["advantage"].null_count() == 0
+    assert found["flags"].to_list() == expected["flags"].to_list()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "missing"),
+    [
+        ("opo", {}, "completion_tokens"),
+        ("gigpo", {}, "state_hash"),
+        ("hgpo", {}, "state_hash"),
+        ("gae", {}, "value_estimate"),
+        ("batch_std", {"batch_key": "policy_version"}, "policy_version"),
+        ("gdpo", {"batch_key": "all", "components": {"mine": 1.0}}, "score_mine"),
+    ],
+)
+def test_a_column_that_is_needed_and_absent_is_named(name: str, options: dict[str, Any], missing: str) -> None:
+    config = ESTIMATORS[name].model_validate(options)
+    with pytest.raises(
+        UsageError, match=rf"^stored: column .*{missing}.* is missing \(found: episode_id, group_id, "
+    ) as told:
+        lean(config, "episode_score", "reward")
+    assert "\n" not in str(told.value)
+
+
+def test_a_number_too_large_is_told_as_such() -> None:
+    with pytest.raises(duckdb.Error, match="episode 8, step_index 0: reward not finite, or beyond 1e100"):
+        run(build("grpo"), steps(0, reward=1e308, episode_score=1.0)).fetchall()

@@ -1,5 +1,6 @@
 """`trajlake score`: what it prints, where, and how a user's mistake looks."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,10 @@ from click.testing import CliRunner, Result
 
 from lake import Lake
 from lake.errors import TrajlakeError, UsageError
-from pipelines.score.commands import score
+from pipelines.score.commands import _tell, score
+from pipelines.score.config import ScoreConfig
+from pipelines.score.job import run_score, scorer_of
+from pipelines.score.rows import Scored
 from pipelines.score.sandbox.failures import NO_NETWORK
 from testkit.score_lakes import conversations, module, score_rows
 
@@ -97,6 +101,15 @@ def test_a_reward_is_composed_from_a_file(lk: Lake, tmp_path: Path) -> None:
     assert [row["value"] for row in score_rows(lk, "value", "s.scorer = 'mine'")] == [0.0, 2.0, 0.0] * 2
     again = run(lk, "--reward", "mine", "--config", config)
     assert "6 unchanged" in again.stdout
+
+
+def test_a_reward_of_steps_without_a_scored_step_is_told(lk: Lake, tmp_path: Path) -> None:
+    config = tmp_path / "rewards.toml"
+    config.write_text('[reward.mine]\nlevel = "both"\ncomponents = [{scorer = "env_return", of = "same"}]\n')
+    run(lk, "env_return")
+    found = run(lk, "--reward", "mine", "--config", config)
+    assert found.stderr == 'level is "both", but no component has scored a step: no step has a reward\n'
+    assert run(lk, "--reward", "mine", "--config", config).stderr == ""
 
 
 @pytest.mark.parametrize(
@@ -289,3 +302,38 @@ def test_a_failure_of_the_machine_prints_no_traceback(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("trajlake: ")
     assert "Traceback" not in done.stderr
+
+
+def test_an_error_is_one_line_however_long_the_function_talks(lk: Lake, tmp_path: Path) -> None:
+    text = "def f(messages, rollout_index, **_):\n    raise ValueError('one\\ntwo\\x1b' + ' word' * 400)\n"
+    found = run(lk, f"{module(tmp_path, text)}:f")
+    assert found.exit_code == 1
+    told = [line for line in found.stderr.splitlines() if "ValueError" in line]
+    assert len(told) == 6, "five episodes, and the reason of the status"
+    assert all("one two" in line and len(line) < 450 for line in told)
+    assert len(found.stderr.splitlines()) == 7
+    assert "\x1b" not in found.stderr
+    (row, *_) = score_rows(lk, "s.error")
+    assert "one\ntwo" in row["error"], "the table has it as it was"
+
+
+def test_a_run_that_wrote_nothing_names_no_jobs(lk: Lake, tmp_path: Path) -> None:
+    """Another run has scored all of it meanwhile."""
+    code = tmp_path / "code"
+    text = "def f(messages, rollout_index, **_):\n    return float(rollout_index)\n"
+    target = f"{module(code, text)}:f"
+    work = scorer_of(target, ScoreConfig())
+
+    class Overtaken:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(work, name)
+
+        def score(self, *given: Any) -> Iterator[Scored]:
+            run_score(lk, target)
+            yield from work.score(*given)
+
+    report = run_score(lk, Overtaken())  # type: ignore[arg-type]
+    assert (report.scored, report.overtaken, report.job_ids, report.made_current) == (0, 6, [], False)
+    with CliRunner().isolation() as (out, *_):
+        _tell(report)
+        assert b"jobs" not in out.getvalue()

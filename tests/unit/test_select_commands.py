@@ -81,7 +81,7 @@ def test_a_credit_job_may_decide(cli: Cli, uri: str) -> None:
     ("arguments", "message"),
     [
         ((), "select: `name` is missing; `filters` is missing"),
-        (("clean",), "select: `filters` is missing"),
+        (("clean",), "give what to select by: --filter FILTER, or filters under [select] of --config FILE"),
         (("a b", "--filter", "status"), "select: `name` is 'a b'; valid: letters, digits"),
         (("clean", "--filter", "dead"), "there is no filter 'dead'"),
         (("clean", "--filter", "top_q"), "give fraction or count, one of them"),

@@ -27,9 +27,9 @@ active AS (
         WHEN coalesce(status NOT IN ('completed', 'truncated', 'aborted', 'failed'), true)
             THEN error(format('steps: episode {}, step_index {}: unknown status', episode_id, step_index))
         WHEN is_used AND NOT abs(reward) <= 1e100
-            THEN error(format('steps: episode {}, step_index {}: reward not finite', episode_id, step_index))
+            THEN error(format('steps: episode {}, step_index {}: reward not finite, or beyond 1e100', episode_id, step_index))
         WHEN NOT abs(episode_score) <= 1e100
-            THEN error(format('steps: episode {}: episode_score not finite', episode_id))
+            THEN error(format('steps: episode {}: episode_score not finite, or beyond 1e100', episode_id))
         ELSE is_used
     END
 ),
