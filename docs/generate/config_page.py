@@ -25,14 +25,21 @@ def config_page() -> str:
         for path in sorted((ROOT / layer).rglob("*.py"))
     ]
     aliases = {name: value for _, tree in modules for name, value in _aliases(tree)}
-    classes = {node.name: node for _, tree in modules for node in tree.body if isinstance(node, ast.ClassDef)}
-    sections = [
-        _config_section(node, module, aliases, _all_fields(node, classes))
-        for module, tree in modules
-        for node in tree.body
-        if isinstance(node, ast.ClassDef) and _is_config(node, classes)
-    ]
+    sections = []
+    for layer in LAYERS:
+        own = [(module, tree) for module, tree in modules if module.partition(".")[0] == layer]
+        classes = _classes(modules) | _classes(own)  # two layers may use a name: a base is sought in one's own first
+        sections += [
+            _config_section(node, module, aliases, _all_fields(node, classes))
+            for module, tree in own
+            for node in tree.body
+            if isinstance(node, ast.ClassDef) and _is_config(node, classes)
+        ]
     return "\n".join([intro, *sections])
+
+
+def _classes(modules: list[tuple[str, ast.Module]]) -> dict[str, ast.ClassDef]:
+    return {node.name: node for _, tree in modules for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
 def _aliases(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:

@@ -1,6 +1,7 @@
 """Where token rows lie, in files that compaction has mixed: dead rows are skipped, positions stay the file's."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
@@ -12,6 +13,8 @@ from trainer.data.token_rows import read_token_rows
 
 class Compacted:
     """A snapshot's `tokens` as compaction may leave it: rows of several writes in one file, some of them dead."""
+
+    objects = SimpleNamespace(polars_options={})
 
     def __init__(self, folder: Path, files: list[list[tuple[int, int, int]]], dead: set[int]) -> None:
         self._files = []
