@@ -4,8 +4,11 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 # One test process per core: many tests wait for processes of their own.
 PARALLEL ?= -n logical --dist worksteal
+COVERAGE ?= --cov --cov-report=term:skip-covered
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start hundreds of processes: none of them compiles the sources again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-slow check docs golden bench
@@ -29,7 +32,7 @@ demo: $(INSTALLED) ## Train a tiny agent from imperfect traces to a good one, in
 	@$(BIN)/trajlake demo
 
 test: $(INSTALLED) ## Run the tests, with the coverage of lake and pipelines
-	@$(BIN)/python -m pytest -q $(PARALLEL) --cov --cov-report=term:skip-covered
+	@$(BIN)/python -m pytest -q $(PARALLEL) $(COVERAGE)
 
 test-slow: $(INSTALLED) ## Run the long repetitions: kills, races, seeds (an hour)
 	@$(BIN)/python -m pytest -q $(PARALLEL) -m slow

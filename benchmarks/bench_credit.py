@@ -2,26 +2,31 @@
 
     python benchmarks/bench_credit.py [sizes|text|update|ray] [--steps 1000000 5000000 20000000] [--repeat 3] [--all]
 
-sizes   GiGPO over states of about 300 bytes with their hash stored, as a ratio to a raw Polars scan and sort of the
-        same columns, and the exponent of growth. --all adds 100M steps, without state texts.
+sizes   GiGPO over states of about 300 bytes with their hash stored, with and without --purity, as a ratio to a raw
+        Polars scan and sort of the same columns, and the exponent of growth. --all adds 100M steps, without state
+        texts, without a baseline, once.
 text    5M steps with states of 600 characters under a regular-expression anchor, which reads the texts.
 update  one changed group among the steps of the last size: seconds and bytes, as fractions of the full job's.
 ray     two Ray workers against local threads, on the last size.
 
 Without a name, all four. Each measurement is a process of its own, so that peak memory is its own; what is compared
-alternates, so that a drifting machine hits both. Prints Markdown tables for docs/benchmarks.md.
+alternates, so that a drifting machine hits both. Seconds depend on what else runs; CPU seconds do less. Prints Markdown
+tables for docs/benchmarks.md.
 """
 
 import argparse
 import json
 import math
+import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +63,11 @@ def credit_all(path: Path) -> None:
     credit(path, force=True)
 
 
+def credit_bare(path: Path) -> None:
+    """The job over everything, without a look at what shared anchors are worth."""
+    credit(path, force=True, purity=False)
+
+
 def credit_on_ray(path: Path) -> float:
     """The same on two Ray workers; when they were there, for their start is not in the figure."""
     from pipelines.executor import executor_named
@@ -89,6 +99,7 @@ TASKS: dict[str, Callable[[Path], float | None]] = {
     "scan_and_sort": scan_and_sort,
     "credit": credit,
     "credit_all": credit_all,
+    "credit_bare": credit_bare,
     "credit_on_ray": credit_on_ray,
     "credit_texts": credit_texts,
     "change_a_group": change_a_group,
@@ -96,18 +107,18 @@ TASKS: dict[str, Callable[[Path], float | None]] = {
 
 
 def run_task(task: str, path: Path) -> None:
-    """One measured run, in this process: seconds (imports left out), peak GB, bytes read and written."""
+    """One measured run, in this process: seconds and CPU seconds (imports left out), peak GB, bytes moved."""
     import duckdb  # noqa: F401 - imported before the clock starts, like the rest
     import polars  # noqa: F401
 
     import pipelines.credit.job  # noqa: F401
 
-    moved = _moved()
+    moved, worked = _moved(), time.process_time()
     called = time.perf_counter()
     began = TASKS[task](path) or called
-    seconds = time.perf_counter() - began
+    seconds, cpu = time.perf_counter() - began, time.process_time() - worked
     peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    print(json.dumps({"seconds": seconds, "peak_gb": peak_gb, "bytes": _moved() - moved}))
+    print(json.dumps({"seconds": seconds, "cpu": cpu, "peak_gb": peak_gb, "bytes": _moved() - moved}))
 
 
 def _moved() -> int:
@@ -126,35 +137,57 @@ def measure(task: str, path: Path) -> dict[str, float]:
 # ---------------------------------------------------------------- tables
 
 
-def sizes(steps: list[int], repeat: int, *, text: bool = True) -> list[tuple[int, float]]:
-    """The table of sizes; steps and median seconds of each."""
+@contextmanager
+def fresh_lake(kept: Path, num_steps: int, **options: Any) -> Iterator[Path]:
+    """A lake that nobody has written to: made once, and its files linked for everyone who wants it.
+
+    Args:
+        kept: folder of the lakes that have been made.
+        num_steps: of the lake.
+        options: of `synthetic.steps_lake`.
+    """
     from synthetic import steps_lake
 
-    print("| steps | scan + sort, s | credit to commit, s | ratio | peak of scan + sort, GB | peak of credit, GB |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    found = []
+    made = kept / f"{num_steps}-{json.dumps(options, sort_keys=True)}"
+    if not made.exists():
+        steps_lake(made, num_steps, **options)
+    with tempfile.TemporaryDirectory(dir=kept) as folder:
+        yield Path(shutil.copytree(made, Path(folder, "lake"), copy_function=os.link))
+
+
+def sizes(kept: Path, steps: list[int], repeat: int) -> None:
+    """The table of sizes, and how seconds grow."""
+    print(
+        "| steps | scan + sort, s | credit, s | ratio | ratio of CPU | without purity, s | ratio | ratio of CPU "
+        "| peak of scan + sort, GB | peak of credit, GB |"
+    )
+    print("| --- " * 10 + "|")
+    found: dict[str, list[tuple[int, float]]] = {"credit_all": [], "credit_bare": []}
     for number in steps:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "lake")
-            steps_lake(path, number, text=text and number < LARGEST)
-            compared = ("scan_and_sort", "credit_all") if number < LARGEST else ("credit_all",)
-            runs = [[measure(task, path) for task in compared] for _ in range(repeat if number < LARGEST else 1)]
-        jobs = [run[-1] for run in runs]
-        seconds = statistics.median(job["seconds"] for job in jobs)
-        base = ["-"] * 3
-        if len(compared) == 2:
-            ratio = statistics.median(run[1]["seconds"] / run[0]["seconds"] for run in runs)
-            base = [
-                f"{statistics.median(run[0]['seconds'] for run in runs):.2f}",
-                f"{ratio:.2f}",
-                f"{max(run[0]['peak_gb'] for run in runs):.2f}",
-            ]
-        peak = max(job["peak_gb"] for job in jobs)
-        print(f"| {number:,} | {base[0]} | {seconds:.2f} | {base[1]} | {base[2]} | {peak:.2f} |", flush=True)
-        found.append((number, seconds))
-    if len(found) > 1:
-        print(f"\nExponent of growth: {_exponent(found):.2f}")
-    return found
+        base = ("scan_and_sort",) if number < LARGEST else ()
+        with fresh_lake(kept, number, text=number < LARGEST) as path:
+            rounds = range(repeat if base else 1)
+            runs = [{task: measure(task, path) for task in (*base, *found)} for _ in rounds]
+        cells = [f"{_median(runs, 'scan_and_sort', 'seconds'):.2f}" if base else "-"]
+        for task, points in found.items():
+            seconds = _median(runs, task, "seconds")
+            points.append((number, seconds))
+            cells += [f"{seconds:.2f}", *(_ratio(runs, task, unit) if base else "-" for unit in ("seconds", "cpu"))]
+        peaks = [[run[task]["peak_gb"] for run in runs for task in group] for group in (base, found)]
+        cells += [f"{max(peak):.2f}" if peak else "-" for peak in peaks]
+        print(f"| {number:,} | {' | '.join(cells)} |", flush=True)
+    if len(steps) > 1:
+        with_purity, without = (_exponent(points) for points in found.values())
+        print(f"\nExponent of growth: {with_purity:.2f}; without purity: {without:.2f}")
+
+
+def _median(runs: list[dict[str, dict[str, float]]], task: str, unit: str) -> float:
+    return statistics.median(run[task][unit] for run in runs)
+
+
+def _ratio(runs: list[dict[str, dict[str, float]]], task: str, unit: str) -> str:
+    """A task to the baseline of its round."""
+    return f"{statistics.median(run[task][unit] / run['scan_and_sort'][unit] for run in runs):.2f}"
 
 
 def _exponent(points: list[tuple[int, float]]) -> float:
@@ -165,13 +198,9 @@ def _exponent(points: list[tuple[int, float]]) -> float:
     return slope
 
 
-def text(repeat: int) -> None:
+def text(kept: Path, repeat: int) -> None:
     """5M steps of 600 characters under a regular expression."""
-    from synthetic import steps_lake
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "lake")
-        steps_lake(path, 5_000_000, state_bytes=600, distinct=DISTINCT_TEXTS)
+    with fresh_lake(kept, 5_000_000, state_bytes=600, distinct=DISTINCT_TEXTS) as path:
         runs = [measure("credit_texts", path) for _ in range(repeat)]
     print("| steps | characters | distinct texts | credit to commit, s | peak, GB |")
     print("| --- | --- | --- | --- | --- |")
@@ -179,13 +208,9 @@ def text(repeat: int) -> None:
     print(f"| 5,000,000 | 600 | {DISTINCT_TEXTS:,} | {seconds:.2f} | {peak:.2f} |")
 
 
-def update(steps: int, repeat: int) -> None:
+def update(kept: Path, steps: int, repeat: int) -> None:
     """One changed group among many."""
-    from synthetic import steps_lake
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "lake")
-        steps_lake(path, steps)
+    with fresh_lake(kept, steps, text=True) as path:
         full = measure("credit_all", path)
         parts = []
         for _ in range(repeat):
@@ -200,13 +225,9 @@ def update(steps: int, repeat: int) -> None:
     print(f"| {steps:,} | one group changed | {seconds:.2f} | {moved / 1e6:,.1f} | {fractions} |")
 
 
-def ray(steps: int, repeat: int) -> None:
+def ray(kept: Path, steps: int, repeat: int) -> None:
     """Two Ray workers against threads."""
-    from synthetic import steps_lake
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "lake")
-        steps_lake(path, steps)
+    with fresh_lake(kept, steps, text=True) as path:
         runs = [[measure(task, path) for task in ("credit_all", "credit_on_ray")] for _ in range(repeat)]
     local, far = (statistics.median(run[i]["seconds"] for run in runs) for i in (0, 1))
     ratio = statistics.median(run[1]["seconds"] / run[0]["seconds"] for run in runs)
@@ -230,14 +251,17 @@ def main() -> None:
     if options.task:
         run_task(options.task, options.lake)
         return
-    if options.what in ("sizes", "everything"):
-        sizes(options.steps + [LARGEST] * options.all, options.repeat)
-    if options.what in ("text", "everything"):
-        text(options.repeat)
-    if options.what in ("update", "everything"):
-        update(options.steps[-1], options.repeat)
-    if options.what in ("ray", "everything"):
-        ray(options.steps[-1], options.repeat)
+    chosen = options.what
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Path(folder)
+        if chosen in ("sizes", "everything"):
+            sizes(kept, options.steps + [LARGEST] * options.all, options.repeat)
+        if chosen in ("update", "everything"):
+            update(kept, options.steps[-1], options.repeat)
+        if chosen in ("ray", "everything"):
+            ray(kept, options.steps[-1], options.repeat)
+        if chosen in ("text", "everything"):
+            text(kept, options.repeat)
 
 
 if __name__ == "__main__":

@@ -180,6 +180,9 @@ def _chosen(target: "Lake", episodes: tuple[str, ...], where: str | None, *, ret
     from lake import ids
     from lake.errors import UsageError
 
+    if where is not None and not where.strip():
+        msg = "--where is empty; give a SQL condition on `episodes`, for example \"task_id = '12'\", or ids"
+        raise UsageError(msg)
     try:
         chosen = [ids.from_text(text) for text in episodes]
     except ValueError as error:

@@ -36,39 +36,38 @@ EXIT_NOT_LOCKED = 97
 _X86_64 = """
 accept4=288 accept=43 acct=163 add_key=248 adjtimex=159 bind=49 bpf=321 capset=126 chmod=90 chown=92 chroot=161
 clock_adjtime=305 clock_settime=227 connect=42 delete_module=176 execve=59 execveat=322 fanotify_init=300 fchmod=91
-fchmodat2=452 fchmodat=268 fchown=93 fchownat=260 finit_module=313 fork=57 fremovexattr=199 fsconfig=431 fsetxattr=190
-fsmount=432 fsopen=430 fspick=433 futimesat=261 init_module=175 inotify_init1=294 inotify_init=253 io_setup=206
-io_submit=209 io_uring_enter=426 io_uring_register=427 io_uring_setup=425 ioperm=173 iopl=172 ioprio_set=251
-kexec_file_load=320 kexec_load=246 keyctl=250 kill=62 lchown=94 listen=50 lremovexattr=198 lsetxattr=189
-memfd_create=319 memfd_secret=447 migrate_pages=256 mknod=133 mknodat=259 mount=165 mount_setattr=442 move_mount=429
-move_pages=279 mq_open=240 mq_unlink=241 msgctl=71 msgget=68 msgrcv=70 msgsnd=69 name_to_handle_at=303
+fchmodat2=452 fchmodat=268 fchown=93 fchownat=260 file_setattr=469 finit_module=313 fork=57 fremovexattr=199
+fsconfig=431 fsetxattr=190 fsmount=432 fsopen=430 fspick=433 futimesat=261 init_module=175 inotify_init1=294
+inotify_init=253 io_setup=206 io_submit=209 io_uring_enter=426 io_uring_register=427 io_uring_setup=425 ioperm=173
+iopl=172 ioprio_set=251 kexec_file_load=320 kexec_load=246 keyctl=250 kill=62 lchown=94 listen=50 lremovexattr=198
+lsetxattr=189 memfd_create=319 memfd_secret=447 migrate_pages=256 mknod=133 mknodat=259 mount=165 mount_setattr=442
+move_mount=429 move_pages=279 mq_open=240 mq_unlink=241 msgctl=71 msgget=68 msgrcv=70 msgsnd=69 name_to_handle_at=303
 open_by_handle_at=304 open_tree=428 open_tree_attr=467 perf_event_open=298 personality=135 pidfd_getfd=438
 pidfd_open=434 pidfd_send_signal=424 pivot_root=155 process_madvise=440 process_mrelease=448 process_vm_readv=310
 process_vm_writev=311 ptrace=101 quotactl=179 quotactl_fd=443 reboot=169 removexattr=197 removexattrat=466
 request_key=249 rt_sigqueueinfo=129 rt_tgsigqueueinfo=297 sched_setaffinity=203 sched_setattr=314 sched_setparam=142
 sched_setscheduler=144 semctl=66 semget=64 semop=65 semtimedop=220 setdomainname=171 setfsgid=123 setfsuid=122
-setgid=106 setgroups=116 sethostname=170 setns=308 setpriority=141 setregid=114 setresgid=119 setresuid=117
-setreuid=113 setrlimit=160 settimeofday=164 setuid=105 setxattr=188 setxattrat=463 shmat=30 shmctl=31 shmget=29
-socket=41 socketpair=53 swapoff=168 swapon=167 syslog=103 tkill=200 truncate=76 umount2=166 unshare=272
-userfaultfd=323 utime=132 utimensat=280 utimes=235 vfork=58
+setgid=106 setgroups=116 sethostname=170 setns=308 setpriority=141 setregid=114 setresgid=119 setresuid=117 setreuid=113
+setrlimit=160 settimeofday=164 setuid=105 setxattr=188 setxattrat=463 shmat=30 shmctl=31 shmget=29 socket=41
+socketpair=53 swapoff=168 swapon=167 syslog=103 tkill=200 truncate=76 umount2=166 unshare=272 userfaultfd=323 utime=132
+utimensat=280 utimes=235 vfork=58
 """
 _AARCH64 = """
 accept4=242 accept=202 acct=89 add_key=217 adjtimex=171 bind=200 bpf=280 capset=91 chroot=51 clock_adjtime=266
 clock_settime=112 connect=203 delete_module=106 execve=221 execveat=281 fanotify_init=262 fchmod=52 fchmodat2=452
-fchmodat=53 fchown=55 fchownat=54 finit_module=273 fremovexattr=16 fsconfig=431 fsetxattr=7 fsmount=432 fsopen=430
-fspick=433 init_module=105 inotify_init1=26 io_setup=0 io_submit=2 io_uring_enter=426 io_uring_register=427
+fchmodat=53 fchown=55 fchownat=54 file_setattr=469 finit_module=273 fremovexattr=16 fsconfig=431 fsetxattr=7 fsmount=432
+fsopen=430 fspick=433 init_module=105 inotify_init1=26 io_setup=0 io_submit=2 io_uring_enter=426 io_uring_register=427
 io_uring_setup=425 ioprio_set=30 kexec_file_load=294 kexec_load=104 keyctl=219 kill=129 listen=201 lremovexattr=15
 lsetxattr=6 memfd_create=279 memfd_secret=447 migrate_pages=238 mknodat=33 mount=40 mount_setattr=442 move_mount=429
 move_pages=239 mq_open=180 mq_unlink=181 msgctl=187 msgget=186 msgrcv=188 msgsnd=189 name_to_handle_at=264
-open_by_handle_at=265 open_tree=428 open_tree_attr=467 perf_event_open=241 personality=92 pidfd_getfd=438
-pidfd_open=434 pidfd_send_signal=424 pivot_root=41 process_madvise=440 process_mrelease=448 process_vm_readv=270
-process_vm_writev=271 ptrace=117 quotactl=60 quotactl_fd=443 reboot=142 removexattr=14 removexattrat=466
-request_key=218 rt_sigqueueinfo=138 rt_tgsigqueueinfo=240 sched_setaffinity=122 sched_setattr=274 sched_setparam=118
-sched_setscheduler=119 semctl=191 semget=190 semop=193 semtimedop=192 setdomainname=162 setfsgid=152 setfsuid=151
-setgid=144 setgroups=159 sethostname=161 setns=268 setpriority=140 setregid=143 setresgid=149 setresuid=147
-setreuid=145 setrlimit=164 settimeofday=170 setuid=146 setxattr=5 setxattrat=463 shmat=196 shmctl=195 shmget=194
-socket=198 socketpair=199 swapoff=225 swapon=224 syslog=116 tkill=130 truncate=45 umount2=39 unshare=97
-userfaultfd=282 utimensat=88
+open_by_handle_at=265 open_tree=428 open_tree_attr=467 perf_event_open=241 personality=92 pidfd_getfd=438 pidfd_open=434
+pidfd_send_signal=424 pivot_root=41 process_madvise=440 process_mrelease=448 process_vm_readv=270 process_vm_writev=271
+ptrace=117 quotactl=60 quotactl_fd=443 reboot=142 removexattr=14 removexattrat=466 request_key=218 rt_sigqueueinfo=138
+rt_tgsigqueueinfo=240 sched_setaffinity=122 sched_setattr=274 sched_setparam=118 sched_setscheduler=119 semctl=191
+semget=190 semop=193 semtimedop=192 setdomainname=162 setfsgid=152 setfsuid=151 setgid=144 setgroups=159 sethostname=161
+setns=268 setpriority=140 setregid=143 setresgid=149 setresuid=147 setreuid=145 setrlimit=164 settimeofday=170
+setuid=146 setxattr=5 setxattrat=463 shmat=196 shmctl=195 shmget=194 socket=198 socketpair=199 swapoff=225 swapon=224
+syslog=116 tkill=130 truncate=45 umount2=39 unshare=97 userfaultfd=282 utimensat=88
 """
 
 
@@ -79,8 +78,8 @@ def _numbers(text: str) -> dict[str, int]:
 _SYSCALLS = {"x86_64": _numbers(_X86_64), "aarch64": _numbers(_AARCH64)}
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SPECIAL = {
-    "x86_64": {"clone": 56, "clone3": 435, "fcntl": 72, "prlimit64": 302, "tgkill": 234},
-    "aarch64": {"clone": 220, "clone3": 435, "fcntl": 25, "prlimit64": 261, "tgkill": 131},
+    "x86_64": {"clone": 56, "clone3": 435, "fcntl": 72, "ioctl": 16, "prlimit64": 302, "tgkill": 234},
+    "aarch64": {"clone": 220, "clone3": 435, "fcntl": 25, "ioctl": 29, "prlimit64": 261, "tgkill": 131},
 }
 
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 22, 24, 38
@@ -94,6 +93,8 @@ _CLONE_THREAD = 0x10000
 _EPERM, _ENOSYS = 1, 38
 _OWNER_COMMANDS = (8, 10, 15)
 """F_SETOWN, F_SETSIG, F_SETOWN_EX of fcntl: they make a pipe send any signal to any process of the same user."""
+_FLAG_COMMANDS = (0x40086602, 0x401C5820)
+"""FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR of ioctl: they change a file's flags, for which it need only be open to read."""
 
 
 class NotLockedError(RuntimeError):
@@ -286,9 +287,16 @@ def _restrict_files(read: Iterable[str], listed: Iterable[str]) -> None:
     os.close(rules)
 
 
-def _filter_calls() -> None:
-    """Install the seccomp filter: calls of the list fail with EPERM, all others pass."""
-    machine = platform.machine()
+def filter_program(machine: str, pid: int) -> list[tuple[int, int, int, int]]:
+    """The seccomp filter: calls of the list fail with EPERM, all others pass.
+
+    Args:
+        machine: `x86_64` or `aarch64`; a call by the door of another architecture kills the process.
+        pid: of the process that is filtered.
+
+    Returns:
+        Instructions of classic BPF: code, jump if true, jump if false, operand.
+    """
     table, architecture = _SYSCALLS[machine], _ARCHITECTURES[machine]
     special = _SPECIAL[machine]
     load, equal, above, masked, answer = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -304,14 +312,21 @@ def _filter_calls() -> None:
     program += [(equal, 0, 4, special["clone"]), (load, 0, 0, 16), (masked, 1, 0, _CLONE_THREAD)]
     program += [(answer, 0, 0, refuse), (answer, 0, 0, allow)]
     # A process may signal its own threads (that is how it aborts).
-    program += [(equal, 0, 4, special["tgkill"]), (load, 0, 0, 16), (equal, 1, 0, os.getpid())]
+    program += [(equal, 0, 4, special["tgkill"]), (load, 0, 0, 16), (equal, 1, 0, pid)]
     program += [(answer, 0, 0, refuse), (answer, 0, 0, allow)]
-    program += [(equal, 0, 6, special["fcntl"]), (load, 0, 0, 24)]
-    program += [(equal, 2 - place, 0 if place < 2 else 1, command) for place, command in enumerate(_OWNER_COMMANDS)]
-    program += [(answer, 0, 0, refuse), (answer, 0, 0, allow)]
+    for name, commands in (("fcntl", _OWNER_COMMANDS), ("ioctl", _FLAG_COMMANDS)):
+        last = len(commands) - 1
+        program += [(equal, 0, last + 4, special[name]), (load, 0, 0, 24)]
+        program += [(equal, last - place, int(place == last), command) for place, command in enumerate(commands)]
+        program += [(answer, 0, 0, refuse), (answer, 0, 0, allow)]
     # Limits may be asked for (new limit NULL), not set.
     program += [(equal, 0, 5, special["prlimit64"]), (load, 0, 0, 32), (equal, 0, 2, 0), (load, 0, 0, 36)]
     program += [(equal, 1, 0, 0), (answer, 0, 0, refuse), (answer, 0, 0, allow)]
+    return program
+
+
+def _filter_calls() -> None:
+    program = filter_program(platform.machine(), os.getpid())
     code = b"".join(struct.pack("=HBBI", *line) for line in program)
     buffer = ctypes.create_string_buffer(code, len(code))
     header = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(buffer)))

@@ -38,8 +38,8 @@ _ADVANTAGES = """
     FROM advantages WHERE episode_id = $episode AND job_id = $job
 """
 _SCORES = """
-    SELECT step_index, scorer, value, reason, error FROM latest_scores WHERE episode_id = $episode
-    ORDER BY step_index NULLS FIRST, scorer, series_id
+    SELECT step_index, scorer, value, reason, error FROM current_scores WHERE episode_id = $episode
+    ORDER BY step_index NULLS FIRST, scorer
 """
 _ANNOTATIONS = """
     SELECT step_index, author, label, value, text FROM latest_annotations WHERE episode_id = $episode
@@ -178,6 +178,12 @@ def printable(text: str) -> str:
     """A text with every character that could steer a terminal replaced; line ends stay."""
     plain = text.replace("\r\n", "\n").replace("\t", "    ")
     return "".join(c if c == "\n" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in plain)
+
+
+def one_line(text: str, most: int = 300) -> str:
+    """A text for a line of a terminal: each run of blanks and line ends is a blank; cut after `most` characters."""
+    line = " ".join(printable(text).split())
+    return line if len(line) <= most else f"{line[:most]} ... [{len(line)} characters]"
 
 
 def tool_calls(text: str | None) -> list[str]:

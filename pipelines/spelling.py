@@ -5,9 +5,9 @@ from typing import Any, TypeVar, get_origin
 
 import msgspec
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 from lake.errors import UsageError
+from pipelines.faults import faults
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -53,13 +53,8 @@ def validated(model: type[Model], settings: Mapping[str, Any], section: str) -> 
     try:
         return model.model_validate(settings)
     except ValidationError as error:
-        faults = "; ".join(_fault(".".join(map(str, found["loc"])), found) for found in error.errors())
-        msg = f"{section}: {faults}. Fields: {', '.join(model.model_fields)}"
+        msg = f"{section}: {faults(error)}. Fields: {', '.join(model.model_fields)}"
         raise UsageError(msg) from error
-
-
-def _fault(field: str, found: ErrorDetails) -> str:
-    return f"`{field}` is missing" if found["type"] == "missing" else f"{field}: {found['msg']}"
 
 
 def _pair(pair: str, text: str, model: type[BaseModel], noun: str) -> tuple[str, Any]:

@@ -1,7 +1,8 @@
--- latest_scores: the scores that count.
+-- latest_scores: the scores that count, of every version of every scorer.
 -- Grain: one row per episode or step (step_index NULL: the whole episode), scorer and series. For each (series_id,
 -- scorer, episode_id) the rows of the newest succeeded job: an episode that was scored again is scored anew as a whole.
--- Columns: those of `scores`. value is NULL where the scorer gave none; error says why.
+-- Another version of a scorer is another series: group by scorer_version too, or take `current_scores`.
+-- Columns: those of `scores`. value is NULL where the scorer gave none; error, or else reason, says why.
 CREATE VIEW latest_scores AS
 SELECT s.*
 FROM scores AS s

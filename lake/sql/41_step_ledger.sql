@@ -2,16 +2,17 @@
 -- Grain: one row per step and credit series; a step that no credit job covered has one row, with series_id NULL.
 -- Columns: the step's keys, action and reward; its latest advantage (A_E = a_episode, A_S = a_step, their combination,
 -- return-to-go, sizes of group and anchor, flags) with the job that computed it; step_scores and episode_scores: the
--- latest scores of the step and of its episode, each a list of {scorer, value, reason, error}, by scorer.
+-- scores of the step and of its episode, each a list of {scorer, value, reason, error}, by scorer (current_scores: one
+-- version of each).
 CREATE VIEW step_ledger AS
 WITH judged AS (
     SELECT
         episode_id,
         step_index,
         list(
-            {'scorer': scorer, 'value': value, 'reason': reason, 'error': error} ORDER BY scorer, series_id, value
+            {'scorer': scorer, 'value': value, 'reason': reason, 'error': error} ORDER BY scorer, value
         ) AS scores
-    FROM latest_scores
+    FROM current_scores
     GROUP BY episode_id, step_index
 )
 SELECT

@@ -1,6 +1,7 @@
 -- reward_hygiene: what is wrong with the rewards, before anyone trains on them.
 -- Grain: one row per run, task and source of reward: env_return (episodes), env_reward (active steps), and each scorer
--- at each level, as `NAME of episodes` or `NAME of steps` (latest scores; rows of a scorer are what it was asked).
+-- at each level, as `NAME of episodes` or `NAME of steps` (current_scores: one version of each; its rows are what it was
+-- asked).
 -- Columns: n (values there should be), unscored (NULL among them), unscored_share, uncovered_episodes (the scorer has no
 -- row for), errors (scorer errors), not_finite (NaN or infinite: 0 in a sound lake), outside_unit (below 0 or above 1),
 -- lowest, highest, mean, sd (sample deviation), distinct_values, constant (two or more, all the same: no signal).
@@ -20,7 +21,7 @@ WITH found AS (
         e.episode_id,
         s.value,
         s.error
-    FROM latest_scores AS s
+    FROM current_scores AS s
     JOIN episodes AS e ON e.episode_id = s.episode_id
 ),
 

@@ -57,9 +57,7 @@ class AnchorGroups:
     @classmethod
     def of(cls, batch: StepBatch, anchor_key: pl.Series) -> Self:
         """Gather the rows of `batch` by group and key."""
-        known = anchor_key.dtype == pl.Int64 and anchor_key.null_count() == 0
-        packed = packed_sort.gather(anchor_key.to_numpy(), batch.groups) if known else None
-        order_M, opens_anchor_M = packed or _by_columns(batch, anchor_key)
+        order_M, opens_anchor_M = gathered(batch.groups, anchor_key)
         episode_M = batch.episodes.ids_N()[order_M]
         opens_visit_M = opens_anchor_M.copy()
         opens_visit_M[1:] |= episode_M[1:] != episode_M[:-1]
@@ -101,9 +99,18 @@ class AnchorGroups:
         )
 
 
-def _by_columns(batch: StepBatch, anchor_key: pl.Series) -> packed_sort.Gathered:
-    """As `packed_sort.gather`, for keys of any kind, NULL among them."""
-    columns = pl.DataFrame({"group": batch.groups.ids_N(), "anchor": anchor_key}).rechunk()
+def gathered(groups: Segments, anchor_key: pl.Series) -> packed_sort.Gathered:
+    """Rows by group and key, as `packed_sort.gather`, for keys of any kind, NULL among them.
+
+    Args:
+        groups: the task groups, as runs of rows.
+        anchor_key: key of each row.
+    """
+    if anchor_key.dtype == pl.Int64 and anchor_key.null_count() == 0:
+        packed = packed_sort.gather(anchor_key.to_numpy(), groups)
+        if packed is not None:
+            return packed
+    columns = pl.DataFrame({"group": groups.ids_N(), "anchor": anchor_key}).rechunk()
     order = columns.select(pl.arg_sort_by("group", "anchor", maintain_order=True)).to_series()
     changes = columns.select(pl.all().gather(order)).select(pl.all().ne_missing(pl.all().shift()))
     opens_M = (changes["group"] | changes["anchor"]).to_numpy().copy()

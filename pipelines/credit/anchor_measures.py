@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from lake.errors import DataRefusedError
+from lake.reading import collected
 from lake.snapshot import Snapshot
 from lake.tables import TABLES
 from pipelines.credit.anchors import (
@@ -25,7 +26,7 @@ from pipelines.credit.anchors import (
 )
 from pipelines.credit.batch import StepBatch
 from pipelines.credit.columns import KEYS, InputNeeds, select_inputs
-from pipelines.credit.group_diagnostics import choice
+from pipelines.credit.purity import choice
 from pipelines.credit.segments import Bools
 from pipelines.predicates import select_where
 
@@ -62,7 +63,7 @@ def measure_anchors(steps: pl.LazyFrame, definitions: Mapping[str, Anchors]) -> 
     read = dict.fromkeys(name for definition in definitions.values() for name in definition.columns(present))
     extras = [name for name in (*_ACTIONS, "state_is_error") if name in present]
     needs = InputNeeds(anchor_columns=tuple(dict.fromkeys((*read, *extras))))
-    batch = StepBatch.of(select_inputs(steps, needs).collect(), needs)
+    batch = StepBatch.of(collected(select_inputs(steps, needs)), needs)
     if batch is None:
         msg = "there are no active steps to measure anchors on; collect or ingest episodes first"
         raise DataRefusedError(msg)

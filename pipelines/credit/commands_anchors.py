@@ -63,6 +63,7 @@ def _read(text: str) -> "tuple[str, Anchors]":
 
     from lake.errors import UsageError
     from pipelines.credit.anchors import Anchors
+    from pipelines.faults import faults
 
     source = text
     if not text.lstrip().startswith("{"):
@@ -75,6 +76,5 @@ def _read(text: str) -> "tuple[str, Anchors]":
     try:
         return text, adapter.validate_json(source)
     except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
-        msg = f"--anchors {text!r}: {faults}. docs/guides/which-anchor.md lists the definitions"
+        msg = f"--anchors {text!r}: {faults(error)}. docs/guides/which-anchor.md lists the definitions"
         raise UsageError(msg) from error

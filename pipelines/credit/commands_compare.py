@@ -34,8 +34,9 @@ def compare(
 ) -> None:
     """Compare the advantages of two credit jobs.
 
-    JOB is a credit job's id or its beginning, or SERIES@latest. A job holds only the groups that had changed since its
-    series' last job; SERIES@latest is all of the series. Columns ending in _1 are of JOB1, those in _2 of JOB2.
+    JOB is a credit job's id or its beginning, or SERIES@latest. A job computes only groups that had changed; it is
+    compared with the others as they stood then. SERIES@latest is the series by now. Columns ending in _1 are of JOB1,
+    those in _2 of JOB2.
     """
     import polars as pl
 
@@ -45,8 +46,8 @@ def compare(
     steps = found.levels.row(0, named=True)
     share = "-" if steps["flip_share"] is None else f"{steps['flip_share']:.1%}"
     changes = dict(found.groups["change"].value_counts().iter_rows())
-    click.echo(f"1: {found.one.title}", err=True)
-    click.echo(f"2: {found.two.title}", err=True)
+    for number, side in enumerate((found.one, found.two), start=1):
+        click.echo(f"{number}: {side.title}{', ' if side.note else ''}{side.note}", err=True)
     click.echo(f"{steps['shared']} steps defined in both, {steps['flips']} ({share}) change their sign", err=True)
     click.echo(
         f"{found.groups.height} groups: {changes.get('gained', 0)} gain a signal, {changes.get('lost', 0)} lose theirs",

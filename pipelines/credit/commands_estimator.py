@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from pipelines.credit.estimators.protocol import Estimator
     from pipelines.credit.job import CreditReport
 
+_ANCHORS = (
+    ". A definition of anchors is easier written in a file: anchors = {...} under [credit.NAME] for --config FILE; "
+    "`trajlake anchors --anchors FILE` tries one, as JSON"
+)
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 _OPTIONS: tuple[Decorator, ...] = (
     lake_option,
@@ -98,15 +102,20 @@ def _run(estimator: "type[Estimator]", **given: Any) -> None:
     if open_source:
         chosen = with_step_source(target, chosen, given["where"], given["score"], given["rewards"])
     executor = executor_named(given.pop("executor"), given.pop("workers"))
-    report = run_credit(target, chosen, integrity=integrity, executor=executor, **given)
+    report = run_credit(target, chosen, integrity=integrity, executor=executor, notice=_say, **given)
     if open_source and getattr(chosen, "step_source", None) == "terminal_score":
         click.echo("no step rewards are recorded: the episode score is the last step's reward", err=True)
     _report(report)
 
 
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
 def _report(report: "CreditReport") -> None:
     """What was done, in words."""
     from lake import ids
+    from pipelines.credit.unknowns import in_words
 
     for line in report.findings:
         click.echo(line, err=True)
@@ -119,9 +128,12 @@ def _report(report: "CreditReport") -> None:
         f"{summary.episodes} episodes, {summary.steps} steps in {summary.groups} groups: {summary.live_groups} live, "
         f"{summary.dead_groups} dead, {summary.singleton_groups} singleton, {summary.unscored_groups} unscored"
     )
+    if report.scorer_versions:
+        named = (f"{name.partition('@')[0]}@{version}" for name, version in report.scorer_versions.items())
+        click.echo(f"scores of {', '.join(dict.fromkeys(named))}")
     share = f"{summary.shared_fraction:.1%} of steps share their anchor state with a sibling; "
     click.echo(f"{share if summary.has_anchors else ''}{summary.undefined_steps} advantages undefined")
-    for line in summary.warnings():
+    for line in (*summary.warnings(), *in_words(report.unknown)):
         click.echo(line, err=True)
     if not report.skipped:
         click.echo(f"{report.groups_computed} groups computed, {report.groups_kept} stood, {report.groups_ended} ended")
@@ -145,15 +157,11 @@ def _built(model: Any, options: dict[str, Any], name: str) -> Any:
     from pydantic import ValidationError
 
     from lake.errors import UsageError
+    from pipelines.faults import faults
 
     try:
         return model.model_validate(options)
     except ValidationError as error:
-        faults = "; ".join(
-            f"{'.'.join(map(str, found['loc']))}: {found['msg']} (got {found['input']!r})"
-            if found["loc"]
-            else found["msg"].removeprefix("Value error, ")
-            for found in error.errors()
-        )
-        msg = f"{name}: {faults}. Options: {', '.join(model.model_fields)}"
+        advice = _ANCHORS if any("anchors" in found["loc"] for found in error.errors()) else ""
+        msg = f"{name}: {faults(error)}. Options: {', '.join(model.model_fields)}{advice}"
         raise UsageError(msg) from error

@@ -50,7 +50,8 @@ def compare(snapshot: Snapshot, one: str, two: str, *, examples: int = 10, memor
 
     Args:
         snapshot: where they are.
-        one: a credit job's id or its beginning, or `SERIES@latest`.
+        one: a credit job's id or its beginning, or `SERIES@latest`. A job that computed only what had changed stands
+            for its series as it was then.
         two: another, likewise.
         examples: steps to show at most.
         memory: limit for DuckDB, for example `2GB`; None leaves it its own (80 % of the machine's).
@@ -92,7 +93,7 @@ def compare_sql(name: str, **parts: str) -> str:
 def _nothing_shared(one: CreditRows, two: CreditRows, counts: dict[str, Any]) -> str:
     return (
         f"{one.title} and {two.title} have no group in common ({counts['covered_1']} and {counts['covered_2']} steps); "
-        "compare jobs over the same episodes. A job holds only the groups that had changed; SERIES@latest takes all"
+        "compare jobs over the same episodes"
     )
 
 

@@ -10,6 +10,7 @@ import polars as pl
 
 from lake import ids
 from lake.lake import Lake
+from lake.reading import collected
 from pipelines.credit.flags import Flag
 
 _VALUES = ["return_to_go", "a_episode", "a_step", "advantage"]
@@ -28,7 +29,7 @@ def shuffle_advantages(lake: Lake, job_id: int, seed: int) -> tuple[int, int]:
         job_id and series_id of the new job.
     """
     snapshot = lake.snapshot()
-    rows = snapshot.scan("advantages").filter(pl.col("job_id") == job_id).drop(_STAMPS).collect()
+    rows = collected(snapshot.scan("advantages").filter(pl.col("job_id") == job_id).drop(_STAMPS))
     rows = rows.sort("group_id", "episode_id", "step_index")
     is_live_N = (~pl.Series(rows["flags"].str.split(",").list.contains(Flag.DEAD_GROUP.value))).to_numpy()
     live = np.flatnonzero(is_live_N)

@@ -9,6 +9,9 @@ HEALTHY_SINGLETONS = 0.35
 MOSTLY = 0.5
 MANY_ERRORS = 0.05
 _ADDED = ("episodes", "steps", "shared_steps", "singleton_steps", "anchors", "sign_disagreements")
+_KNOWN = ("one_action_anchors", "error_anchors", "error_steps")
+DIAGNOSED = (*_ADDED, *_KNOWN, "defined_steps", "scored", "is_dead")
+"""The columns of `credit_groups` that a diagnosis reads."""
 PAGE = "docs/guides/which-anchor.md"
 
 
@@ -35,8 +38,9 @@ class CreditDiagnosis(CreditSummary):
         if self.groups and self.unscored_groups + self.singleton_groups > MOSTLY * self.groups:
             alone = self.unscored_groups + self.singleton_groups
             found.append(
-                f"{alone} of {self.groups} groups have fewer than two scored episodes: nothing is compared there. "
-                "Score them (`trajlake score`), or look at how groups are keyed"
+                f"{alone} of {self.groups} groups have fewer than two episodes that take part: nothing is compared "
+                "there. Score them (`trajlake score`), give the estimator what it needs, or look at how groups are "
+                "keyed"
             )
         if judged and self.dead_groups > MOSTLY * judged:
             found.append(
@@ -45,9 +49,8 @@ class CreditDiagnosis(CreditSummary):
             )
         if self.steps and self.undefined_steps > MOSTLY * self.steps:
             found.append(
-                f"{self.undefined_steps} of {self.steps} advantages are unknown, being made of NULLs. `trajlake "
-                "sql 'SELECT job_id, flags, count(*) FROM advantages WHERE NOT defined GROUP BY ALL'` says what "
-                "(unknown_length: --set length=steps; unknown_value: no value estimates were stored)"
+                f"{self.undefined_steps} of {self.steps} advantages are unknown, being made of NULLs: `trajlake "
+                "sql 'SELECT job_id, flags, count(*) FROM latest_advantages WHERE NOT defined GROUP BY ALL'`"
             )
         if self.has_anchors and self.steps:
             found.extend(self._anchor_warnings())
@@ -74,7 +77,7 @@ def diagnose(groups: pl.LazyFrame) -> CreditDiagnosis:
     """Add up the groups of a credit job.
 
     Args:
-        groups: rows of `credit_groups`, one per group; those with `episodes` = 0 do not count.
+        groups: `DIAGNOSED` columns of `credit_groups`, one row per group; those with `episodes` = 0 do not count.
 
     Returns:
         The figures; those of actions and error texts are None if no group has them.
@@ -91,7 +94,7 @@ def diagnose(groups: pl.LazyFrame) -> CreditDiagnosis:
             (scored == 1).sum().alias("singleton_groups"),
             (scored == 0).sum().alias("unscored_groups"),
             (pl.col("anchors") > 0).any().alias("has_anchors"),
-            *(_known_sum(name) for name in ("one_action_anchors", "error_anchors", "error_steps")),
+            *(_known_sum(name) for name in _KNOWN),
         )
         .collect()
         .row(0, named=True)

@@ -1,29 +1,64 @@
-"""Runs the SQL twins of the estimators, for people who work in DuckDB: `pipelines/sql/{siblings,gae}.sql`.
+"""The SQL twins of the estimators, for people who work in DuckDB: `pipelines/sql/NAME.sql`, one query each.
 
-Options travel as prepared parameters, the input relation by name; nothing is formatted into the query. GiGPO's own twin
-is in `gigpo_sql.py`.
+What several twins have in common stands once, in `pipelines/sql/parts/`: a line `-- include PART` stands for its text.
+Options travel as prepared parameters, the input relation by name; what stands for absent columns is fixed text.
 """
 
+import re
 from importlib.resources import files
 from typing import Any
 
 import duckdb
 
 from lake.errors import UsageError
-from pipelines.credit.estimators.gae import GAE
+from pipelines.credit.anchors import ExactText
+from pipelines.credit.estimators import ESTIMATORS
+from pipelines.credit.estimators.options import ALL
 from pipelines.credit.estimators.protocol import Estimator
-from pipelines.credit.estimators.siblings import PenalisedSiblings, ScaledSiblings
 
-_PLAIN = {"baseline": "trajectories", "singleton": "zero", "invalid_action_penalty": 0.0}
+_INCLUDE = re.compile(r"^-- include (\w+)\n", re.MULTILINE)
+_UNPENALISED = {"baseline": "trajectories", "singleton": "zero", "invalid_action_penalty": 0.0}
+_FAMILY: dict[str, tuple[str, dict[str, Any]]] = {
+    "dr_grpo": ("siblings", {"scaling": "mean_norm"}),
+    "gigpo_loo": (
+        "gigpo",
+        {
+            "episode_norm": "leave_one_out",
+            "step_norm": "leave_one_out",
+            "baseline": "trajectories",
+            "singleton": "zero",
+        },
+    ),
+    "grpo": ("siblings", {"scaling": "mean_std_norm"}),
+    "maxrl": ("siblings", {"scaling": "mean_ratio", **_UNPENALISED}),
+    "rloo": ("siblings", {"scaling": "leave_one_out", **_UNPENALISED}),
+}
+"""Estimators that share a query: its name, and the options that make it theirs. The others have one of their name."""
+
+
+STATE_HASH = "state_hash"
+_INPUT = "query_table($steps)"
+_DEFAULTS = {
+    "reward": "NULL::DOUBLE",
+    "episode_score": "NULL::DOUBLE",
+    "status": "'completed'",
+    "is_active": "true",
+    "is_action_valid": "true",
+    "completion_tokens": "NULL::DOUBLE",
+}
+"""What stands for a column that is not there and not needed, as in `advantages`."""
 
 
 def estimator_sql(config: Estimator) -> str:
-    """Text of the query that computes an estimator, header comment included.
+    """Text of the query that computes an estimator, header comment included: its input, options and output.
 
     Raises:
-        UsageError: the estimator has no SQL twin here.
+        UsageError: the estimator has no SQL twin.
     """
-    return _query(config)[0]
+    if config.name not in ESTIMATORS:
+        msg = f"{config.name} has no SQL twin; those that have: {', '.join(ESTIMATORS)}"
+        raise UsageError(msg)
+    return _text(_FAMILY.get(config.name, (config.name, {}))[0])
 
 
 def estimator_relation(connection: duckdb.DuckDBPyConnection, config: Estimator, steps: str) -> duckdb.DuckDBPyRelation:
@@ -31,31 +66,51 @@ def estimator_relation(connection: duckdb.DuckDBPyConnection, config: Estimator,
 
     Args:
         connection: where `steps` is found.
-        config: one of grpo, dr_grpo, rloo, maxrl, gae.
-        steps: name of a relation with the columns that the query's header lists.
+        config: the estimator. Anchors must be exact text.
+        steps: name of a relation with the columns that the query's header lists; those that the configuration does
+            not need may be absent.
 
     Returns:
         The rows, sorted by (group_id, episode_id, step_index).
 
     Raises:
-        UsageError: the estimator has no SQL twin here.
-        duckdb.Error: the relation lacks a column, or a row breaks the contract.
+        UsageError: the estimator has no SQL twin, its anchors are not exact text, or the relation lacks a column.
+        duckdb.Error: there is no such relation, or a row breaks the contract.
     """
-    text, options = _query(config)
-    return connection.sql(text, params={"steps": steps, **options})
+    text = estimator_sql(config)
+    anchors = getattr(config, "anchors", ExactText())
+    if not isinstance(anchors, ExactText):
+        msg = (
+            f"anchors {anchors.kind!r} cannot be computed in SQL. Use the estimator's `advantages`, or write the keys "
+            "that it returns into state_hash and use exact anchors."
+        )
+        raise UsageError(msg)
+    options = _FAMILY.get(config.name, ("", {}))[1] | config.model_dump(exclude={"anchors"})
+    if "components" in options:  # a MAP, which travels as two lists
+        weights = options["components"]
+        options["components"] = {"key": list(weights), "value": list(weights.values())}
+    return connection.sql(_completed(connection, config, text, steps), params={"steps": steps, **options})
 
 
-def _query(config: Estimator) -> tuple[str, dict[str, Any]]:
-    if isinstance(config, PenalisedSiblings | ScaledSiblings):
-        return _text("siblings.sql"), {"scaling": config.scaling, **_PLAIN, **config.model_dump()}
-    if isinstance(config, GAE):
-        return _text("gae.sql"), config.model_dump()
-    msg = (
-        f"{config.name} has no SQL twin here. Valid: grpo, dr_grpo, rloo, maxrl, gae, and gigpo through "
-        "pipelines.credit.gigpo_sql. Use its `advantages`, which gives the same columns."
-    )
-    raise UsageError(msg)
+def _completed(connection: duckdb.DuckDBPyConnection, config: Estimator, text: str, steps: str) -> str:
+    """The query over a relation in which columns that the configuration can do without are filled in."""
+    present = connection.sql("FROM query_table($steps) LIMIT 0", params={"steps": steps}).columns
+    required = config.needed((STATE_HASH,)).required
+    if missing := [name for name in required if name not in present and name != ALL]:
+        told = "; the twin compares states by that hash, not by text" if STATE_HASH in missing else ""
+        msg = (
+            f"{steps}: column {', '.join(missing)} is missing (found: {', '.join(present)}). The SQL twin of "
+            f"{config.name} reads {', '.join(required)}{told}"
+        )
+        raise UsageError(msg)
+    filled = [f"{value} AS {name}" for name, value in _DEFAULTS.items() if name not in present]
+    return text.replace(_INPUT, f"(SELECT *, {', '.join(filled)} FROM {_INPUT})") if filled else text
 
 
 def _text(name: str) -> str:
-    return (files("pipelines") / "sql" / name).read_text(encoding="utf-8")
+    """A query with the text of its parts."""
+    folder = files("pipelines") / "sql"
+    text = (folder / f"{name}.sql").read_text(encoding="utf-8")
+    while "-- include " in text:
+        text = _INCLUDE.sub(lambda line: (folder / "parts" / f"{line[1]}.sql").read_text(encoding="utf-8"), text)
+    return text

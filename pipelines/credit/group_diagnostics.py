@@ -10,11 +10,11 @@ and is answered only if they are given.
 
 from collections.abc import Iterator
 
-import msgspec
 import polars as pl
 
 from lake.tables import TABLES
 from pipelines.credit import group_figures
+from pipelines.credit.purity import purity, seen_at_steps
 
 FILLED_IN_BY_THE_JOB = ("job_id", "series_id", "write_id", "input_fingerprint")
 """Columns of `credit_groups` that are not found out here."""
@@ -34,8 +34,9 @@ def group_diagnostics(
         advantages: rows as an estimator returns them, sorted by (group_id, episode_id, step_index).
         episodes: `episode_id`, `group_id` (the one the estimator used), `episode_score`, and where known `run_id` and
             `policy_version`. `score_*` are figures of `episode_score`, also where the estimator used another score.
-        steps: `episode_id`, `step_index`, and any of `action`, `tool_calls` and `state_is_error`; what is not there is
-            not read, and the figures that need it are NULL.
+        steps: `episode_id`, `step_index`, and any of `action`, `tool_calls` and `state_is_error`, or what
+            `pipelines.credit.purity.seen_at_steps` makes of them; what is not there is not read, and the figures that
+            need it are NULL.
         findings: `group_id` and `findings`, as `check_groups` gives them.
 
     Returns:
@@ -43,17 +44,19 @@ def group_diagnostics(
         job fills in.
     """
     rows = advantages.collect()
-    advantages = rows.lazy()
     groups = _outcomes(group_figures.of_episodes(rows).lazy(), episodes)
     counted = ("steps", "defined_steps", "anchors", "singleton_steps", "shared_steps", "sign_disagreements")
     groups = groups.join(group_figures.of_steps(rows).lazy(), on="group_id", how="left")
-    groups = groups.with_columns(pl.col("is_dead").fill_null(value=False), *(pl.col(n).fill_null(0) for n in counted))
+    is_dead = pl.col("is_dead") & (pl.col("scored") >= 2)
+    groups = groups.with_columns(is_dead.fill_null(value=False), *(pl.col(n).fill_null(0) for n in counted))
     if findings is None:
         groups = groups.with_columns(findings=pl.lit(""))
     else:
         groups = groups.join(findings.lazy(), on="group_id", how="left").with_columns(pl.col("findings").fill_null(""))
     if steps is not None:
-        groups = groups.join(_purity(advantages, steps), on="group_id", how="left")
+        seen = seen_at_steps(steps.collect_schema().names())
+        shown = purity(rows, steps.select("episode_id", "step_index", *seen).collect())
+        groups = groups.join(shown.lazy(), on="group_id", how="left")
     return groups.select(_typed(groups.collect_schema().names())).sort("group_id")
 
 
@@ -88,67 +91,3 @@ def _outcomes(fates: pl.LazyFrame, episodes: pl.LazyFrame) -> pl.LazyFrame:
             score.max().alias("score_max"),
         )
     )
-
-
-def _purity(advantages: pl.LazyFrame, steps: pl.LazyFrame) -> pl.LazyFrame:
-    """Per group: what the steps in its shared anchors show."""
-    present = steps.collect_schema().names()
-    shared = advantages.filter((pl.col("anchor_episodes") >= 2) & pl.col("anchor_key").is_not_null())
-    shared = shared.select("group_id", "anchor_key", "episode_id", "step_index")
-    of_anchor, of_group = [pl.len().alias("steps")], []
-    keys = ["episode_id", "step_index"]
-    if "action" in present or "tool_calls" in present:
-        taken = steps.select(*keys, choice(present).alias("taken"))
-        led = taken.select("episode_id", pl.col("step_index") + 1, led_here="taken")
-        shared = shared.join(taken, on=keys, how="left").join(led, on=keys, how="left")
-        of_anchor += [pl.col("taken").n_unique(), pl.col("led_here").n_unique()]
-        of_group += [
-            (pl.col("taken") == 1).sum().alias("one_action_anchors"),
-            pl.col("led_here").mean().alias("last_actions_mean"),
-        ]
-    if "state_is_error" in present:
-        shared = shared.join(steps.select(*keys, pl.col("state_is_error").cast(pl.Boolean)), on=keys, how="left")
-        of_anchor.append(pl.col("state_is_error").any())
-        of_group += [
-            pl.col("state_is_error").sum().alias("error_anchors"),
-            pl.col("steps").filter("state_is_error").sum().alias("error_steps"),
-        ]
-    return shared.group_by("group_id", "anchor_key").agg(of_anchor).group_by("group_id").agg(of_group)
-
-
-def choice(present: list[str]) -> pl.Expr:
-    """A hash of what a step did: its text and its tool calls, without the ids of the calls.
-
-    Args:
-        present: which of `action` and `tool_calls` there are. The hash serves within one query only.
-    """
-    parts = []
-    if "action" in present:
-        parts.append(pl.col("action").hash())
-    if "tool_calls" in present:
-        calls = pl.col("tool_calls").map_batches(without_call_ids, return_dtype=pl.String, is_elementwise=True)
-        parts.append(calls.hash())
-    return pl.struct(parts).hash()
-
-
-def without_call_ids(tool_calls_S: pl.Series) -> pl.Series:
-    """Tool calls without their ids, which a server draws at random: with them every call differs from every other.
-
-    Args:
-        tool_calls_S: JSON lists of calls; NULL stays NULL. What is no such list stays as it is.
-    """
-    with_ids = tool_calls_S.filter(tool_calls_S.str.contains('"id"', literal=True)).unique()
-    if with_ids.is_empty():
-        return tool_calls_S
-    return tool_calls_S.replace(with_ids, pl.Series([_without_ids(text) for text in with_ids], dtype=pl.String))
-
-
-def _without_ids(text: str) -> str:
-    try:
-        calls = msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return text
-    if not isinstance(calls, list):
-        return text
-    kept = [{k: v for k, v in call.items() if k != "id"} if isinstance(call, dict) else call for call in calls]
-    return msgspec.json.encode(kept).decode()

@@ -25,10 +25,9 @@ def of_steps(rows: pl.DataFrame) -> pl.DataFrame:
         shared_steps, anchor_episodes_mean, sign_disagreements; NULL where there is nothing to take a figure of.
     """
     groups = _runs(rows, "group_id")
-    flags = _Flags(rows["flags"])
     advantage_N, a_step_N = _floats(rows["advantage"]), _floats(rows["a_step"])
     size_N, episodes_N = rows["anchor_size"].to_numpy(), rows["anchor_episodes"].to_numpy()
-    member_N = ~np.isnan(a_step_N) & (size_N > 0) & ~flags.carry(Flag.REVISIT)
+    member_N = ~np.isnan(a_step_N) & (size_N > 0) & ~_carry(rows["flags"], Flag.REVISIT)
     shared_N = episodes_N >= 2
     part_N = np.where(member_N, 1.0 / np.maximum(size_N, 1), 0.0)
     shared_part_N = np.where(shared_N, part_N, 0.0)
@@ -38,7 +37,7 @@ def of_steps(rows: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(
         {
             "group_id": rows["group_id"].gather(groups.starts_K),
-            "is_dead": flags.carry(Flag.DEAD_GROUP)[groups.starts_K],
+            "is_dead": _carry(rows["flags"].gather(groups.starts_K), Flag.DEAD_GROUP),
             "steps": groups.lengths_K,
             "defined_steps": groups.count(~np.isnan(advantage_N)),
             **_spread_of(advantage_N, groups),
@@ -59,25 +58,16 @@ def of_episodes(rows: pl.DataFrame) -> pl.DataFrame:
     """
     episodes = _runs(rows, "episode_id")
     first = rows.select("episode_id", "flags")[episodes.starts_K]
-    flags = _Flags(first["flags"])
     found_N = rows.select(pl.any_horizontal(pl.col("a_episode", "a_step", "advantage").is_not_null())).to_series()
-    takes_part_E = episodes.any(found_N.to_numpy()) & ~(flags.carry(Flag.EXCLUDED) | flags.carry(Flag.UNSCORED))
+    takes_part_E = episodes.any(found_N.to_numpy()) & ~_carry(first["flags"], Flag.EXCLUDED, Flag.UNSCORED)
     return first.select("episode_id", pl.Series("takes_part", takes_part_E))
 
 
-class _Flags:
-    """The flags of rows, looked at once per distinct text."""
-
-    def __init__(self, texts_N: pl.Series) -> None:
-        distinct = texts_N.unique()
-        self._texts = distinct.to_list()
-        self._codes_N = texts_N.cast(pl.Enum(distinct)).to_physical().to_numpy()
-
-    def carry(self, flag: Flag) -> Bools:
-        """Whether each row has a flag."""
-        has = np.array([flag.value in text.split(",") for text in self._texts], np.bool_)
-        carry_N: Bools = has[self._codes_N]
-        return carry_N
+def _carry(texts_N: pl.Series, *flags: Flag) -> Bools:
+    """Whether each row has one of some flags; every distinct text is looked at once, and most often none has."""
+    having = [text for text in texts_N.unique() if not set(flags).isdisjoint(text.split(","))]
+    carry_N: Bools = texts_N.is_in(having).to_numpy() if having else np.zeros(len(texts_N), np.bool_)
+    return carry_N
 
 
 def _spread_of(values_N: Floats, groups: Segments) -> dict[str, pl.Series]:

@@ -17,7 +17,9 @@ import polars as pl
 from lake.reading import collected
 from lake.snapshot import Snapshot
 from lake.tables import TABLES
-from pipelines.credit.diagnosis import CreditDiagnosis, diagnose
+from pipelines.credit.diagnosis import DIAGNOSED, CreditDiagnosis, diagnose
+
+_STANDING = ("group_id", "run_id", "job_id", "input_fingerprint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class Changes:
 
     Attributes:
         changed: groups to compute: group_id, input_fingerprint, episodes, steps.
-        kept: rows of `credit_groups` that stand for the other groups.
+        kept: rows of `credit_groups` that stand for the other groups, as `standing_groups` reads them.
         ended: group_id and run_id of groups that have no episodes any more.
     """
 
@@ -67,8 +69,8 @@ def find_changes(
 
 
 def standing_groups(snapshot: Snapshot, series_id: int) -> pl.DataFrame:
-    """The newest row of each group of a series: the columns of `credit_groups`, and `sequence` of its job."""
-    rows = snapshot.scan("credit_groups").filter(pl.col("series_id") == series_id)
+    """The newest row of each group of a series: what comparing and diagnosing need, and `sequence` of its job."""
+    rows = snapshot.scan("credit_groups").filter(pl.col("series_id") == series_id).select(*_STANDING, *DIAGNOSED)
     standing = rows.join(_jobs(snapshot, series_id).select("job_id", "sequence", "at"), on="job_id")
     newest_last = standing.sort("sequence", "at", "job_id", nulls_last=False)
     return collected(newest_last.unique("group_id", keep="last").drop("at"))

@@ -142,8 +142,9 @@ class IntegrityReport:
         refused = [problem for problem in self.problems if problem.action == "refuse"]
         if refused:
             told = ". ".join(problem.line() for problem in refused)
-            checks = ", ".join(sorted({FINDINGS[problem.finding].check for problem in refused}))
-            msg = f"of {self.checked} groups: {told}. To compute all the same, set the checks {checks} to warn"
+            checks = sorted({FINDINGS[problem.finding].check for problem in refused})
+            options = " ".join(f"--check {check}=warn" for check in checks)
+            msg = f"of {self.checked} groups: {told}. To compute all the same: {options}"
             raise DataRefusedError(msg)
 
 

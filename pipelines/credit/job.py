@@ -4,27 +4,38 @@ Groups are computed range by range in bounded memory, on whatever executor is gi
 write_id of its own, and all of them become visible with the job's terminal row, or none does.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import polars as pl
-from pydantic import BaseModel, ConfigDict, SerializeAsAny
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 
 from lake import ids
 from lake.jobs import Job
 from lake.lake import Lake
 from lake.snapshot import Snapshot
-from pipelines.credit.diagnosis import CreditDiagnosis
+from pipelines.credit.batch_units import batch_units
+from pipelines.credit.diagnosis import DIAGNOSED, CreditDiagnosis
+from pipelines.credit.estimators.options import ALL
 from pipelines.credit.estimators.protocol import Estimator
-from pipelines.credit.group_diagnostics import SCHEMA
 from pipelines.credit.group_inputs import group_fingerprints, total_fingerprint
 from pipelines.credit.incremental import Changes, empty_rows, find_changes, newest_job_of, summary_of
-from pipelines.credit.inputs import ENV_RETURN, ENV_REWARD, Sources, records_step_rewards, select_episodes
+from pipelines.credit.inputs import (
+    ENV_RETURN,
+    ENV_REWARD,
+    Sources,
+    namesakes,
+    records_step_rewards,
+    scorer_versions,
+    select_episodes,
+)
 from pipelines.credit.integrity import IntegrityConfig, IntegrityReport
-from pipelines.credit.memory import MEMORY_GB, budget_rows
-from pipelines.credit.range_task import PURITY_COLUMNS, RangeResult, Task, columns_read, run_range
-from pipelines.credit.ranges import Range, plan_ranges, rows_per_range
+from pipelines.credit.memory import MEMORY_GB, beyond_budget, budget_rows, bytes_per_step
+from pipelines.credit.range_task import RangeResult, Task, columns_read, run_range
+from pipelines.credit.ranges import Range, longest_unit, plan_ranges, rows_per_range
 from pipelines.credit.source_code import deciding_modules
+from pipelines.credit.unvalued import unvalued
 from pipelines.executor import Executor, LocalExecutor
 
 KIND = "credit"
@@ -43,6 +54,8 @@ class CreditReport(BaseModel):
     """Every group's rows were computed from the same inputs and parameters: they stand."""
     estimator: SerializeAsAny[Estimator]
     """The configuration that was used."""
+    scorer_versions: dict[str, str]
+    """Which version of each scorer or reward its inputs are of: name as it was given -> version."""
     summary: CreditDiagnosis
     """Figures over all selected groups, whichever job computed them."""
     groups_computed: int = 0
@@ -53,6 +66,8 @@ class CreditReport(BaseModel):
     steps_computed: int = 0
     findings: tuple[str, ...] = ()
     """What the integrity checks found in the computed groups, in words."""
+    unknown: dict[str, int] = Field(default_factory=dict)
+    """Steps of the computed groups that have no advantage, by the flag that says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +79,7 @@ class _Plan:
     estimator: Estimator
     episodes: pl.DataFrame
     groups: pl.DataFrame
+    scorer_versions: dict[str, str]
 
 
 def run_credit(
@@ -79,6 +95,7 @@ def run_credit(
     force: bool = False,
     executor: Executor | None = None,
     memory_gb: float = MEMORY_GB,
+    notice: Callable[[str], None] | None = None,
 ) -> CreditReport:
     """Compute advantages of all steps of the selected episodes whose groups changed, and write them to `advantages`.
 
@@ -93,10 +110,12 @@ def run_credit(
         rewards: source of the step rewards: `env_reward`, or a scorer's or reward's name.
         grouping: name of a definition in `groupings`; None compares episodes in the groups they were collected with.
         integrity: which checks warn, and which refuse.
-        purity: look at the actions and error texts of shared anchors, for `credit_groups`; their texts are read.
+        purity: look at the actions and error texts of shared anchors, for `credit_groups`; they are read and hashed.
         force: compute all groups.
         executor: where ranges run; threads of this process unless given.
         memory_gb: what the ranges that run at once may take together, in GB (10^9 bytes).
+        notice: told, before anything is computed, of a group or batch that needs more than that, and of a scorer that
+            has no value for any chosen episode.
 
     Raises:
         DataRefusedError: no episode is selected, or a check that refuses found something.
@@ -112,7 +131,11 @@ def run_credit(
     episodes = select_episodes(snapshot, sources, needs.components)
     checks = ids.key_hash("checks", integrity.model_dump_json(exclude={"examples"}), purity)
     groups = group_fingerprints(episodes, of_batch=not estimator.incremental, checks=checks)
-    plan = _Plan(snapshot, sources, estimator, episodes, groups)
+    versions = scorer_versions(snapshot, sources, needs.components)
+    if notice is not None:
+        for line in (*namesakes(snapshot, sources), *unvalued(snapshot, sources, episodes, needs.components)):
+            notice(line)
+    plan = _Plan(snapshot, sources, estimator, episodes, groups, versions)
     job = _job(lake, plan)
     changes = find_changes(snapshot, job.series_id, groups, where=where, force=force)
     if changes.nothing:
@@ -121,7 +144,7 @@ def run_credit(
     with job:
         task = Task(estimator, integrity, rewards, purity, job.part())
         todo = episodes.join(changes.changed, on="group_id", how="semi", maintain_order="left")
-        results = _collected(job, executor, task, _ranges(plan, task, todo, executor, memory_gb))
+        results = _collected(job, executor, task, _ranges(plan, task, todo, executor, memory_gb, notice))
         return _finish(job, plan, changes, results)
 
 
@@ -153,6 +176,8 @@ def _job(lake: Lake, plan: _Plan) -> Job:
         "score": sources.score,
         "rewards": sources.rewards,
         "grouping": sources.grouping,
+        # Another version of a reward is another reward: what it says of some groups never stands beside the old one's.
+        "scorer_versions": plan.scorer_versions,
     }
     return lake.job(
         kind=KIND,
@@ -165,16 +190,25 @@ def _job(lake: Lake, plan: _Plan) -> Job:
 
 
 def _ranges(
-    plan: _Plan, task: Task, episodes: pl.DataFrame, executor: Executor, memory_gb: float
+    plan: _Plan,
+    task: Task,
+    episodes: pl.DataFrame,
+    executor: Executor,
+    memory_gb: float,
+    notice: Callable[[str], None] | None,
 ) -> Iterator[tuple[Task, Range]]:
-    rows = None
-    if plan.estimator.incremental:
-        columns = dict.fromkeys((*columns_read(plan.estimator).of_steps, *(PURITY_COLUMNS if task.purity else ())))
-        budget = budget_rows(plan.snapshot, tuple(columns), memory_gb, executor.workers)
-        rows = rows_per_range(int(episodes["num_steps"].sum()), budget, executor.workers)
+    if episodes.is_empty():
+        return
+    key = getattr(plan.estimator, "batch_key", None)
+    step_bytes = bytes_per_step(plan.snapshot, columns_read(plan.estimator).of_steps)
+    budget = budget_rows(step_bytes, memory_gb, executor.workers)
+    rows = None if key == ALL else rows_per_range(int(episodes["num_steps"].sum()), budget, executor.workers)
+    units = None if key in (None, ALL) else batch_units(plan.snapshot, episodes, key)
     judgements = () if task.rewards == ENV_REWARD else ("scores",)
-    if not episodes.is_empty():
-        yield from ((task, part) for part in plan_ranges(plan.snapshot, episodes, rows, judgements))
+    longest = longest_unit(episodes, units) if rows is not None else int(episodes["num_steps"].sum())
+    if longest > budget and notice is not None:
+        notice(beyond_budget(longest, step_bytes, memory_gb, what="group" if key is None else "batch"))
+    yield from ((task, part) for part in plan_ranges(plan.snapshot, episodes, rows, judgements, units))
 
 
 def _collected(job: Job, executor: Executor, task: Task, items: Iterator[tuple[Task, Range]]) -> list[RangeResult]:
@@ -193,20 +227,21 @@ def _finish(job: Job, plan: _Plan, changes: Changes, results: list[RangeResult])
     report.raise_refused()
     _write_groups(job, changes, [result.groups for result in results])
     computed = [result.groups for result in results]
-    kept = changes.kept.select(SCHEMA.names())
-    summary = summary_of(pl.concat([kept, *computed]))
+    summary = summary_of(pl.concat([frame.select(DIAGNOSED) for frame in (changes.kept, *computed)]))
     rows_out = sum(result.written.rows for result in results if result.written is not None)
     done = CreditReport(
         job_id=job.job_id,
         series_id=job.series_id,
         skipped=False,
         estimator=plan.estimator,
+        scorer_versions=plan.scorer_versions,
         summary=summary,
         groups_computed=changes.changed.height,
         groups_kept=changes.kept.height,
         groups_ended=changes.ended.height,
         steps_computed=rows_out,
         findings=tuple(report.lines()),
+        unknown=dict(sum((result.unknown for result in results), Counter())),
     )
     figures = done.model_dump(mode="json", include={"groups_computed", "groups_kept", "groups_ended"})
     job.counts |= {"rows_in": rows_out, "rows_out": rows_out, "rows_dropped": 0, **figures}
@@ -231,6 +266,7 @@ def _standing(plan: _Plan, series_id: int, changes: Changes) -> CreditReport:
         series_id=series_id,
         skipped=True,
         estimator=plan.estimator,
+        scorer_versions=plan.scorer_versions,
         summary=summary_of(changes.kept),
         groups_kept=changes.kept.height,
     )

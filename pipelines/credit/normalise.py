@@ -53,12 +53,17 @@ class Moments:
             ddof: 1 for the sample deviation, 0 for the population's.
         """
         count_K = groups.count(member_N)
-        mean_K = groups.sum(np.where(member_N, values_N, 0.0)) / np.maximum(count_K, 1)
-        squares_N = np.where(member_N, values_N - groups.spread(mean_K), 0.0)
+        all_members = bool(member_N.all())  # the usual case, in which nothing has to be masked
+
+        def masked(found_N: Floats, other: float) -> Floats:
+            return found_N if all_members else np.where(member_N, found_N, other)
+
+        mean_K = groups.sum(masked(values_N, 0.0)) / np.maximum(count_K, 1)
+        squares_N = masked(values_N - groups.spread(mean_K), 0.0)
         np.square(squares_N, out=squares_N)
         variance_K = groups.sum(squares_N) / np.maximum(count_K - ddof, 1)
-        high_K = groups.max(np.where(member_N, values_N, -np.inf))
-        low_K = groups.min(np.where(member_N, values_N, np.inf))
+        high_K = groups.max(masked(values_N, -np.inf))
+        low_K = groups.min(masked(values_N, np.inf))
         tied_K = (count_K >= 2) & (high_K - low_K <= TIE * np.maximum(1.0, np.abs(high_K)))
         return cls(count_K, mean_K, np.where(tied_K, 0.0, np.sqrt(variance_K)), tied_K)
 

@@ -22,7 +22,7 @@ def read_rows(
     name: str,
     files: Sequence[DataFile],
     options: Mapping[str, Any],
-    columns: Sequence[str],
+    columns: Sequence[str | pl.Expr],
     episodes: pl.DataFrame,
     keep: pl.Expr | None = None,
 ) -> pl.DataFrame:
@@ -34,7 +34,7 @@ def scan_rows(
     name: str,
     files: Sequence[DataFile],
     options: Mapping[str, Any],
-    columns: Sequence[str],
+    columns: Sequence[str | pl.Expr],
     episodes: pl.DataFrame,
     keep: pl.Expr | None = None,
 ) -> pl.LazyFrame:
@@ -44,7 +44,7 @@ def scan_rows(
         name: the table.
         files: where the rows can be.
         options: Polars' storage options.
-        columns: what to read.
+        columns: what to read; what an expression makes of a text is kept, not the text.
         episodes: rows of `select_episodes`.
         keep: a further condition.
     """

@@ -4,6 +4,7 @@ A range runs in the job's own process, in another one or on another machine, per
 its task, and nothing it writes counts before the job takes its answer.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 import polars as pl
@@ -17,13 +18,16 @@ from pipelines.credit.estimators.protocol import Estimator
 from pipelines.credit.group_diagnostics import group_diagnostics
 from pipelines.credit.inputs import ENV_REWARD, REWARD_JOB
 from pipelines.credit.integrity import IntegrityConfig, IntegrityReport, check_groups
-from pipelines.credit.range_steps import arranged, episode_figures, read_rows, scan_rows
+from pipelines.credit.purity import seen_at_steps
+from pipelines.credit.range_steps import arranged, episode_figures, read_rows
 from pipelines.credit.ranges import Range
+from pipelines.credit.unknowns import count_unknown
 
-_CHECKED = ("task_id", "expected_group_size", "policy", "policy_version", "initial_messages")
+_START = "initial_messages"
+_CHECKED = ("task_id", "expected_group_size", "policy", "policy_version", _START)
 """Columns of `episodes` that the integrity checks look at."""
 PURITY_COLUMNS = ("state_is_error", "action", "tool_calls")
-"""Columns of `steps` that tell what shared anchors are worth."""
+"""Columns of `steps` that tell what shared anchors are worth; texts among them are hashed while they are read."""
 _STEP_COLUMNS = ("episode_id", "step_index", "reward", "is_active", "is_action_valid")
 
 
@@ -48,6 +52,8 @@ class RangeResult:
     groups: pl.DataFrame
     """Rows of `credit_groups`, without those columns that the job fills in."""
     integrity: IntegrityReport
+    unknown: Counter[str]
+    """Steps without an advantage, by reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +101,8 @@ def run_range(item: tuple[Task, Range]) -> RangeResult:
     written = task.part.write(
         "advantages", _with_runs(rows, episodes).with_columns(defined=pl.col("advantage").is_not_null())
     )
-    groups = group_diagnostics(rows.lazy(), episodes.lazy(), _texts(task, part, rows), report.findings)
-    return RangeResult(written, collected(groups), report)
+    groups = group_diagnostics(rows.lazy(), episodes.lazy(), _seen(task, steps, rows), report.findings)
+    return RangeResult(written, collected(groups), report, count_unknown(rows))
 
 
 def read_range(task: Task, part: Range) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -105,9 +111,12 @@ def read_range(task: Task, part: Range) -> tuple[pl.DataFrame, pl.DataFrame]:
     columns = columns_read(task.estimator)
     episodes = part.episodes
     extras = [name for name in dict.fromkeys((*columns.of_episodes, *_CHECKED)) if name not in episodes.columns]
-    read = read_rows("episodes", part.files["episodes"], options, ("episode_id", *extras), episodes)
+    asked = [_hashed(name) if name == _START and name not in columns.of_episodes else name for name in extras]
+    read = read_rows("episodes", part.files["episodes"], options, ("episode_id", *asked), episodes)
     episodes = episodes.join(read, on="episode_id", how="left", maintain_order="left")
-    steps = read_rows("steps", part.files["steps"], options, columns.of_steps, episodes)
+    seen = seen_at_steps(PURITY_COLUMNS) if _looks_at_anchors(task) else []
+    of_steps = [name for name in columns.of_steps if name not in [expression.meta.output_name() for expression in seen]]
+    steps = read_rows("steps", part.files["steps"], options, (*of_steps, *seen), episodes)
     given = ["episode_score", *(COMPONENT + name for name in columns.needs.components), *columns.of_episodes]
     if (episodes["status"] != "completed").any():  # a column that is absent means completed
         given.append("status")
@@ -117,12 +126,21 @@ def read_range(task: Task, part: Range) -> tuple[pl.DataFrame, pl.DataFrame]:
     return steps, episodes
 
 
-def _texts(task: Task, part: Range, rows: pl.DataFrame) -> pl.LazyFrame | None:
+def _looks_at_anchors(task: Task) -> bool:
+    """Whether what was done and seen at each step is asked for, and there are states to look at."""
+    return task.purity and hasattr(task.estimator, "anchors")
+
+
+def _seen(task: Task, steps: pl.DataFrame, rows: pl.DataFrame) -> pl.LazyFrame | None:
     """What was done and seen at each step of the range; None if nobody asks, or no state is compared."""
-    if not task.purity or rows["anchor_key"].null_count() == rows.height:
+    if not _looks_at_anchors(task) or rows["anchor_key"].null_count() == rows.height:
         return None
-    columns = ("episode_id", "step_index", *PURITY_COLUMNS)
-    return scan_rows("steps", part.files["steps"], task.part.objects.polars_options, columns, part.episodes)
+    return steps.lazy().select("episode_id", "step_index", "taken", "state_is_error")
+
+
+def _hashed(name: str) -> pl.Expr:
+    """A text as a hash, taken while it is read: no text is kept. It serves within one range only."""
+    return pl.when(pl.col(name).is_not_null()).then(pl.col(name).hash()).alias(name)
 
 
 def _with_scored_rewards(task: Task, part: Range, steps: pl.DataFrame) -> pl.DataFrame:

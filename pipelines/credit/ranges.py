@@ -1,8 +1,8 @@
 """Ranges: whole groups that are read, computed and written together, in bounded memory.
 
 Groups are put where their data files are (the files of one commit, or the stretch of a compacted file), so that a range
-reads few files and each file is read by few ranges. A group is never split: a range is as long as its budget, or as its
-one long group.
+reads few files and each file is read by few ranges. A group is never split, nor is a batch that is normalised over: a
+range is as long as its budget, or as its one long group or batch.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,11 @@ def rows_per_range(steps: int, budget_rows: int, workers: int) -> int:
 
 
 def plan_ranges(
-    snapshot: Snapshot, episodes: pl.DataFrame, rows: int | None, judgements: Sequence[str] = ()
+    snapshot: Snapshot,
+    episodes: pl.DataFrame,
+    rows: int | None,
+    judgements: Sequence[str] = (),
+    units: pl.DataFrame | None = None,
 ) -> list[Range]:
     """Cut a job's groups into ranges.
 
@@ -45,24 +49,38 @@ def plan_ranges(
         episodes: rows of `select_episodes` to compute, sorted by (group_id, episode_id).
         rows: steps of a range; None makes one range of everything.
         judgements: tables whose rows of these episodes are read beside `episodes` and `steps`.
+        units: group_id and unit, of groups that have to be computed together; None where each stands alone.
     """
     files = {name: _Files(snapshot.files(name), by_write=True) for name in ("episodes", "steps")}
     files |= {name: _Files(snapshot.files(name), by_write=False) for name in judgements}
     if rows is None:
         return [Range(episodes, {name: found.holding(episodes) for name, found in files.items()})]
     homes = episodes.with_columns(home=files["steps"].homes(episodes))
-    groups = homes.group_by("group_id").agg(
+    homes = homes.with_columns(unit="group_id") if units is None else homes.join(units, on="group_id")
+    together = homes.group_by("unit").agg(
         pl.col("num_steps").sum(), pl.col("home", "run_id", "collected_group_id").min()
     )
-    numbered = groups.sort("home", "run_id", "collected_group_id", "group_id").select(
-        "group_id", number=(pl.col("num_steps").cum_sum() - pl.col("num_steps")) // rows
+    numbered = together.sort("home", "run_id", "collected_group_id", "unit").select(
+        "unit", number=(pl.col("num_steps").cum_sum() - pl.col("num_steps")) // rows
     )
-    of_episodes = episodes.join(numbered, on="group_id", maintain_order="left")
+    of_groups = homes.select("group_id", "unit").unique().join(numbered, on="unit").drop("unit")
+    of_episodes = episodes.join(of_groups, on="group_id", maintain_order="left")
     parts = of_episodes.partition_by("number", as_dict=True, include_key=False)
     return [
         Range(part, {name: found.holding(part) for name, found in files.items()})
         for _, part in sorted(parts.items(), key=lambda item: item[0])
     ]
+
+
+def longest_unit(episodes: pl.DataFrame, units: pl.DataFrame | None) -> int:
+    """Steps of the largest group, or of the most that have to be computed together.
+
+    Args:
+        episodes: rows of `select_episodes`.
+        units: as for `plan_ranges`.
+    """
+    parts = episodes.with_columns(unit="group_id") if units is None else episodes.join(units, on="group_id")
+    return int(parts.group_by("unit").agg(pl.col("num_steps").cast(pl.Int64).sum())["num_steps"].max() or 0)  # type: ignore[arg-type]
 
 
 class _Files:

@@ -83,11 +83,15 @@ class Profiles:
 
         The comparisons allow for rounding: a bound never excludes what difflib's arithmetic would accept.
         """
-        total_C = self._length_C[: self._size] + length
+        if not self._size:
+            return []
+        length_C = self._length_C[: self._size]
+        total_C = length_C + length
         needed_C = threshold * total_C / 2.0 - 0.5
-        found = np.flatnonzero(np.minimum(self._length_C[: self._size], length) >= needed_C)
-        found = found[np.minimum(self._letters_C[found], letters).sum(1) >= needed_C[found]]
-        shared_pairs = np.minimum(self._pairs_C[found], pairs).sum(1)
+        (found,) = (np.minimum(length_C, length) >= needed_C).nonzero()
+        shared_letters = np.add.reduce(np.minimum(self._letters_C[found], letters), axis=1)
+        found = found[shared_letters >= needed_C[found]]
+        shared_pairs = np.add.reduce(np.minimum(self._pairs_C[found], pairs), axis=1)
         found = found[(shared_pairs + 1 + total_C[found]) / 3.0 >= needed_C[found]]
         positions: list[int] = found.tolist()
         return positions

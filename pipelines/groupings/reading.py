@@ -3,6 +3,7 @@
 import polars as pl
 
 from lake.errors import UsageError
+from lake.reading import collected
 from lake.snapshot import Snapshot
 
 _STANDING = """
@@ -44,4 +45,4 @@ def read_grouping(snapshot: Snapshot, name: str) -> pl.DataFrame:
         msg = f"no grouping {name!r}; {there}. Make one with `trajlake group`"
         raise UsageError(msg)
     mine = snapshot.scan("groupings").filter((pl.col("job_id") == job[0]) & (pl.col("grouping") == name))
-    return mine.select("episode_id", "group_id", "collected_group_id").collect()
+    return collected(mine.select("episode_id", "group_id", "collected_group_id"))

@@ -5,6 +5,7 @@ steps of the definition ask for. A step may drop rows, change `group_id`, or rep
 looks at anything but its rows.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -25,7 +26,7 @@ class Regrouped:
     """What it left out or left alone, in words, with the number of rows (each draw counted)."""
 
 
-class Step(BaseModel):
+class Step(BaseModel, ABC):
     """Base of the steps: a frozen configuration with one method."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -37,13 +38,13 @@ class Step(BaseModel):
         """The facts that this configuration reads."""
         return self.facts
 
+    @abstractmethod
     def apply(self, members: pl.DataFrame) -> Regrouped:
         """Regroup.
 
         Args:
             members: episode_id, group_id, draw, and the facts.
         """
-        raise NotImplementedError
 
 
 def without(members: pl.DataFrame, reasons: dict[str, pl.Expr]) -> Regrouped:

@@ -1,14 +1,18 @@
 """A built-in scorer as the score job sees it: columnar, in this process, some thousand steps at a time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import polars as pl
 
 from lake.snapshot import Snapshot
+from pipelines.score.config import ScoreConfig
 from pipelines.score.rollouts import KEYS, parts
 from pipelines.score.rows import EXAMPLES, SCHEMA, Scored, example
 from pipelines.score.scorers import Scorer, read_inputs
+
+_EFFECTIVE = frozenset(("name", "arguments", "commit_seconds", "commit_episodes"))
+"""Options of [score] that a built-in scorer heeds."""
 
 
 class BuiltIn:
@@ -16,15 +20,18 @@ class BuiltIn:
 
     Args:
         scorer: with its options.
-        name: under which its scores are kept; its own unless given.
+        config: how it is run: its name, and how often scores are committed; nothing else has an effect.
     """
 
     is_grouped = False
     printed = ""
 
-    def __init__(self, scorer: Scorer, name: str | None = None) -> None:
+    def __init__(self, scorer: Scorer, config: ScoreConfig | None = None) -> None:
         self.scorer = scorer
-        self.name = name or scorer.name
+        config = config or ScoreConfig()
+        self.name = config.name or scorer.name
+        idle = sorted(config.model_fields_set - _EFFECTIVE)
+        self.notes: Sequence[str] = [f"{option} has no effect on a built-in scorer" for option in idle]
 
     @property
     def version(self) -> str:
@@ -41,7 +48,12 @@ class BuiltIn:
         return True
 
     def score(self, snapshot: Snapshot, episodes: pl.DataFrame) -> Iterator[Scored]:
-        """Score episodes, a part at a time, in the order of the files; see `UserFunction.score`."""
+        """Score episodes, a part at a time, in the order of the files; see `UserFunction.score`.
+
+        Raises:
+            UsageError: an option names something that the lake does not have.
+        """
+        self.scorer.check(snapshot)
         for part in parts(episodes):
             rows = self.scorer.scores(read_inputs(snapshot, part, self.scorer.reads()))
             frame = rows.join(part.select(*KEYS), on="episode_id").with_columns(isolation=pl.lit(None, pl.String))

@@ -10,6 +10,7 @@ from lake.cli_options import lake_option
 if TYPE_CHECKING:
     from lake.lake import Lake
     from pipelines.score.config import ScoreConfig
+    from pipelines.score.functions import Work
     from pipelines.score.job import Progress, ScoreReport
 
 
@@ -53,12 +54,10 @@ def score(
     Functions run in a sandbox. One that declares requires_network (a judge) runs without, if --allow-network says so.
     """
     import lake
-    from lake.errors import UsageError
 
-    if (target is None) == (reward is None):
-        msg = "give what to score with: module.py:function, a built-in scorer, or --reward NAME --config FILE"
-        raise UsageError(msg)
     if reward is not None:
+        flags = {"--name": name, "--arg": arguments, "--set": settings, "--default-step-reward": default_step_reward}
+        _require_alone(reward, target, flags | {"--retry-failed": retry_failed, "--allow-network": allow_network})
         _score_reward(lake.open(lake_uri), reward, config, where, force=force)
         return
     from pipelines.score.job import run_score
@@ -67,7 +66,7 @@ def score(
     options = _options(config, settings, arguments, {key: value for key, value in given.items() if value is not None})
     report = run_score(
         lake.open(lake_uri),
-        str(target),
+        _work(target, options),
         where=where,
         config=options,
         retry_failed=retry_failed,
@@ -75,6 +74,32 @@ def score(
         progress=_show,
     )
     _tell(report)
+
+
+def _require_alone(reward: str, target: str | None, flags: dict[str, Any]) -> None:
+    """Refuse what --reward does not heed."""
+    from lake.errors import UsageError
+
+    if target is not None:
+        msg = f"give {target} or --reward {reward}, not both: a reward is made of scores that are there already"
+        raise UsageError(msg)
+    if idle := [flag for flag, value in flags.items() if value or isinstance(value, float)]:
+        msg = f"of no effect on a reward: {', '.join(idle)}; all that decides it stands in --config FILE"
+        raise UsageError(msg)
+
+
+def _work(target: str | None, options: "ScoreConfig") -> "Work":
+    """What is run; what its user may not mean is said before it runs."""
+    from lake.errors import UsageError
+    from pipelines.score.job import scorer_of
+
+    if target is None:
+        msg = "give what to score with: module.py:function, a built-in scorer, or --reward NAME --config FILE"
+        raise UsageError(msg)
+    work = scorer_of(target, options)
+    for note in work.notes:
+        click.echo(note, err=True)
+    return work
 
 
 def _options(
@@ -90,58 +115,95 @@ def _options(
     if arguments:
         before = found.get("arguments")
         found["arguments"] = (before if isinstance(before, dict) else {}) | from_pairs(arguments)
-    section = f"[score], options {', '.join(ScoreConfig.model_fields)}"
-    return validated(ScoreConfig, found, section)
+    return validated(ScoreConfig, found, "[score]")
 
 
 def _score_reward(lk: "Lake", reward: str, config: str | None, where: str | None, *, force: bool) -> None:
     from lake import ids
     from lake.errors import UsageError
+    from lake.show import one_line
     from pipelines.score.rewards import load_reward, run_reward
 
     if config is None:
         msg = f"--reward {reward} needs --config FILE, a TOML file with the section [reward.{reward}]"
         raise UsageError(msg)
-    report = run_reward(lk, load_reward(config, reward), where=where, force=force)
+    definition = load_reward(config, reward)
+    report = run_reward(lk, definition, where=where, force=force)
     made = ", ".join(f"{alias} = {component}" for alias, component in report.components.items())
     click.echo(f"reward {reward}@{report.version}: {made}")
+    steps = report.known_steps + report.unknown_steps
+    of_steps = f"; {steps} steps: {report.known_steps} known, {report.unknown_steps} unknown" if steps else ""
     click.echo(
         f"{report.episodes} episodes: {report.known} known, {report.unknown} unknown, {report.unchanged} unchanged"
+        + of_steps
     )
+    if definition.level == "both" and not steps and not report.skipped:
+        click.echo('level is "both", but no component has scored a step: no step has a reward', err=True)
+    if report.made_current:
+        click.echo(f"{reward}@{report.version} is current again", err=True)
+    for reason, count in report.reasons.items():
+        click.echo(f"  {count} without a reward: {one_line(reason)}", err=True)
     if report.job_id is not None and not report.skipped:
         click.echo(f"job {ids.to_text(report.job_id)}, series {ids.to_text(report.series_id)}")
+    if report.unknown and not report.known and not report.known_steps:
+        _end_in_vain(f"reward {reward} is unknown everywhere", report.reasons)
 
 
 def _show(progress: "Progress") -> None:
-    """A line on stderr after every commit."""
+    """A line on stderr after every commit, and every `commit_seconds`."""
     rate = progress.done / progress.seconds if progress.seconds > 0 else 0.0
-    text = f"{progress.done} of {progress.total} episodes scored, {progress.failed} with errors, {rate:.0f} a second"
+    told = f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}"
+    text = f"{progress.done} of {progress.total} episodes scored, {progress.failed} with errors, {told} a second"
     click.echo(text, err=True)
     sys.stderr.flush()
 
 
 def _tell(report: "ScoreReport") -> None:
     from lake import ids
-    from lake.show import printable
 
     click.echo(f"scorer {report.scorer}@{report.version}")
+    if report.made_current:
+        click.echo(f"{report.scorer}@{report.version} is current again", err=True)
     if not report.scored and not report.overtaken:
-        click.echo(f"nothing to do: {report.present} of {report.selected} episodes have their score")
+        click.echo(f"nothing to do: {report.present} of {report.selected} episodes have been scored")
+        if report.standing_failures:
+            click.echo(f"--retry-failed scores {report.standing_failures} again that ended with errors", err=True)
         return
     click.echo(
-        f"{report.scored} episodes scored in {report.seconds:.1f} s: {report.known} with a score, {report.failed} with "
-        f"errors; {report.steps} steps; {report.present} had their score"
+        f"{report.scored} episodes scored in {report.seconds:.1f} s: {report.known} with a score, {report.unscored} "
+        f"without, {report.failed} with errors; {report.steps} steps; {report.present} were scored before"
     )
     if report.overtaken:
         click.echo(f"{report.overtaken} were scored by another run, or taken out of the lake, meanwhile", err=True)
+    _tell_faults(report)
+    if report.failed:
+        click.echo("--retry-failed scores again those with errors", err=True)
+    if report.job_ids:
+        click.echo(f"jobs {' '.join(map(ids.to_text, report.job_ids))}, series {ids.to_text(report.series_id)}")
+    if report.is_barren and report.failed:
+        _end_in_vain(f"no episode has a score: {report.failed} of {report.scored} failed", report.errors)
+
+
+def _tell_faults(report: "ScoreReport") -> None:
+    """Why scores are missing, and what else is worth a look."""
+    from lake.show import one_line, printable
+
+    for reason, count in report.reasons.items():
+        click.echo(f"  {count} without a score: {one_line(reason)}", err=True)
     if report.unmatched:
         click.echo(f"{report.unmatched} step outputs match no step", err=True)
     if report.answers:
         click.echo(f"{report.answers} answers of judges were asked anew", err=True)
     for example in report.examples:
-        click.echo(f"  {printable(example)}", err=True)
+        click.echo(f"  {one_line(example)}", err=True)
     if report.printed:
         click.echo(f"the function printed:\n{printable(report.printed).rstrip()}", err=True)
-    if report.failed:
-        click.echo("--retry-failed scores again those with errors", err=True)
-    click.echo(f"jobs {' '.join(map(ids.to_text, report.job_ids))}, series {ids.to_text(report.series_id)}")
+
+
+def _end_in_vain(what: str, reasons: dict[str, int]) -> None:
+    """One line with the most frequent reason, and an exit status for whoever runs this in a script."""
+    from lake.show import one_line
+
+    why, count = next(iter(reasons.items()), ("no reason is given", 0))
+    click.echo(f"{what}, most often ({count}) because: {one_line(why)}", err=True)
+    raise click.exceptions.Exit(1)

@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from pipelines.groupings.definition import NAME
 from pipelines.score.reward_function import StepIndex
 from pipelines.score.sandbox.contract import SandboxLimits
 
@@ -16,7 +17,7 @@ class ScoreConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    name: str | None = Field(None, min_length=1, max_length=200)
+    name: str | None = Field(None, pattern=NAME, max_length=200)
     """Name under which the scores are kept; the function's own unless given."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for the function beside those that the lake gives, or options of a built-in scorer."""

@@ -5,8 +5,8 @@ the user allows it, and runs in a worker process without walls then.
 """
 
 import os
-from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -17,10 +17,12 @@ from lake import ids
 from lake.errors import UsageError
 from lake.snapshot import Snapshot
 from pipelines.score import judging
+from pipelines.score.arguments import check_arguments
 from pipelines.score.config import NETWORK_SECONDS, ScoreConfig
+from pipelines.score.masking import keys_in, masked
 from pipelines.score.responses import known_answers, response_rows
 from pipelines.score.reward_function import STEP_INDICES, Mode
-from pipelines.score.rollouts import ARGUMENTS, Rollout, joint_call, one_call, parts, read_rollouts
+from pipelines.score.rollouts import ARGUMENTS, RENAMED, Rollout, joint_call, one_call, parts, read_rollouts
 from pipelines.score.rows import Reading, Scored, add_result
 from pipelines.score.sandbox import FunctionSource, Outcome, Sandbox, SandboxLimits, inspect_function
 from pipelines.score.scorers import SCORERS
@@ -42,7 +44,8 @@ class UserFunction:
         config: how it is run.
 
     Raises:
-        UsageError: it bears a built-in's name, requires the network and that is not allowed, or cannot be imported.
+        UsageError: it bears a built-in's name, requires the network and that is not allowed, cannot be imported, or
+            its arguments do not fit; see `check_arguments`.
         SandboxUnavailableError: this machine cannot isolate it as asked.
     """
 
@@ -67,6 +70,14 @@ class UserFunction:
                 "[score]"
             )
             raise UsageError(msg)
+        self.notes: Sequence[str] = check_arguments(
+            source.name,
+            self.mode,
+            config.arguments,
+            parameters=_texts(declared.get("parameters")),
+            required=_texts(declared.get("required")),
+            takes_all=bool(facts.get("accepts_any")),
+        ) + [f"{name} has no effect: {why}" for name, why in self._idle().items()]
         taken = set(facts.get("parameters") or ())
         self._wanted = frozenset(ARGUMENTS) if facts.get("accepts_any") else _wanted(taken)
         step_index = config.step_index or declared.get("step_index")
@@ -102,7 +113,7 @@ class UserFunction:
             return False
 
     def score(self, snapshot: Snapshot, episodes: pl.DataFrame) -> Iterator[Scored]:
-        """Score episodes, a batch at a time, in the order of the files.
+        """Score episodes, and give what there is every half second at least, be it nothing.
 
         Args:
             snapshot: where to read.
@@ -113,21 +124,33 @@ class UserFunction:
         """
         source = FunctionSource(str(self.source.path), self.source.name, self.mode, _ADAPTER)
         limits = self._limits()
-        sent: deque[list[Unit]] = deque()
+        keys = keys_in(limits.environment)
 
-        def calls() -> Iterator[list[bytes]]:
+        def calls() -> Iterator[list[tuple[Unit, bytes]]]:
             for units, known in self._batches(snapshot, episodes, limits.rows_per_batch):
-                sent.append(units)
-                yield [self._call(unit, known) for unit in units]
+                yield [(unit, self._call(unit, known)) for unit in units]
 
         with Sandbox(source, limits) as sandbox:
             reading = Reading(self._reading.step_index, self._reading.default_step_reward, sandbox.level)
-            for outcomes in sandbox.map(calls()):
+            for answered in sandbox.stream(calls()):
                 scored = Scored()
-                for unit, outcome in zip(sent.popleft(), outcomes, strict=True):
-                    self._add(scored, unit, outcome, reading)
-                self.printed = sandbox.printed
+                for unit, outcome in answered:
+                    said = replace(outcome, value=masked(outcome.value, keys), error=masked(outcome.error, keys))
+                    self._add(scored, unit, said, reading)
+                self.printed = masked(sandbox.printed, keys)
                 yield scored
+
+    def _idle(self) -> dict[str, str]:
+        """Options that were given and change nothing, and why."""
+        given, idle = self.config.model_fields_set, {}
+        if self.mode != "batch" and "batch_size" in given:
+            idle["batch_size"] = f"a {self.mode} function is not called with batches"
+        if not self.needs_network:
+            why = "the function does not declare requires_network, and runs in the sandbox"
+            idle |= {name: why for name in ("allow_network", "concurrency", "environment") if name in given}
+        elif "workers" in self.config.limits.model_fields_set:
+            idle["limits.workers"] = "a function that requires the network has as many as `concurrency` says"
+        return idle
 
     def _limits(self) -> SandboxLimits:
         limits = self.config.limits
@@ -186,6 +209,7 @@ class UserFunction:
             value, answers = _answers_apart(value)
             episode_ids = [rollout.episode_id for rollout in unit]
             if answers:
+                scored.answers += len(answers)
                 scored.responses.append(response_rows(answers, episode_ids, datetime.now(UTC)))
         if error is not None and outcome.kind not in ("exception", "invalid"):
             error = f"{outcome.kind}: {error}"
@@ -203,9 +227,14 @@ class UserFunction:
             add_result(scored, rollout, one, error, reading, siblings)
 
 
+def _texts(value: Any) -> list[str]:
+    """Names from what a worker says."""
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
+
+
 def _wanted(parameters: set[str]) -> frozenset[str]:
     """The arguments behind a function's parameters; batch-wise ones have other names for two of them."""
-    renamed = {"rollouts_messages": "messages", "ground_truth_list": "ground_truth"}
+    renamed = {joint: name for name, joint in RENAMED.items()}
     return frozenset({"messages"} | {renamed.get(name, name) for name in parameters})
 
 
@@ -237,6 +266,8 @@ class Work(Protocol):
 
     name: str
     is_grouped: bool
+    notes: Sequence[str]
+    """What its user should know before it runs: options without effect, arguments that may not be meant."""
     printed: str
     """The end of what it printed."""
 
@@ -252,4 +283,4 @@ class Work(Protocol):
         """Whether it is still what its version stands for."""
 
     def score(self, snapshot: Snapshot, episodes: pl.DataFrame) -> Iterator[Scored]:
-        """Rows of the episodes, batch by batch."""
+        """Rows of the episodes as they come; nothing, now and then, where they take long."""

@@ -6,6 +6,7 @@ second finds the other's scores in the compare-and-swap of its terminal row, and
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,17 +17,25 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from lake import jobs
 from lake.errors import ConflictError, UsageError
 from lake.lake import Lake
+from lake.reading import collected
 from lake.snapshot import Snapshot
+from pipelines.faults import faults
 from pipelines.score.builtin import BuiltIn
 from pipelines.score.config import ScoreConfig
+from pipelines.score.confirm import confirm
 from pipelines.score.functions import UserFunction, Work
 from pipelines.score.pending import Pending, find_pending, taken
+from pipelines.score.rollouts import KEYS
 from pipelines.score.rows import EXAMPLES, Scored
 from pipelines.score.scorers import SCORERS, Scorer
 from pipelines.score.source import find_source
 
 KIND = "score"
 _TRIES = 20
+_ORDER = (*KEYS, "step_index")
+"""Of rows in a file: as the lake's own."""
+_TEXTS = 100
+"""Different errors and reasons of a commit that are counted; some functions never say the same twice."""
 
 
 class ScoreReport(BaseModel):
@@ -43,16 +52,26 @@ class ScoreReport(BaseModel):
     """Episodes that were asked for."""
     present: int
     """Those that had their score already."""
+    standing_failures: int
+    """Those of them with an error, or with a sibling in the same call that has one."""
     scored: int
     """Episodes with new rows."""
     known: int
     """Those of them with a score; with one of a step, where the scorer judges steps alone."""
     failed: int
     """Those of them with an error: no value, or step outputs that match no step."""
+    unscored: int
+    """Those without a score and without an error: there was nothing to judge."""
+    errors: dict[str, int]
+    """The most frequent errors of episodes, with their numbers of episodes, most frequent first."""
+    reasons: dict[str, int]
+    """The most frequent reasons of episodes that are unscored, alike."""
     unmatched: int
     """Step outputs that match no step."""
     steps: int
     """Rows of steps."""
+    known_steps: int
+    """Those of them with a value."""
     overtaken: int
     """Episodes that another run scored meanwhile, or that were taken out of the lake: their rows were dropped."""
     answers: int
@@ -62,11 +81,18 @@ class ScoreReport(BaseModel):
     """The first errors, each with its episode."""
     printed: str
     """The end of what the function printed."""
+    made_current: bool
+    """Nothing was written, and another version was current: this one is again."""
+
+    @property
+    def is_barren(self) -> bool:
+        """Episodes were scored, and neither they nor their steps have a value."""
+        return self.scored > 0 and not self.known and not self.known_steps
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands, after a commit."""
+    """Where a run stands; what it has scored is committed."""
 
     done: int
     """Episodes scored so far."""
@@ -89,7 +115,7 @@ def scorer_of(target: str | Scorer | Work, config: ScoreConfig) -> Work:
         UsageError: neither; the message says what is valid.
     """
     if isinstance(target, Scorer):
-        return BuiltIn(target, config.name)
+        return BuiltIn(target, config)
     if not isinstance(target, str):
         return target
     if ":" in target or target.endswith(".py"):
@@ -98,10 +124,9 @@ def scorer_of(target: str | Scorer | Work, config: ScoreConfig) -> Work:
         msg = f"{target!r} is no scorer; valid: module.py:function, or one of {', '.join(SCORERS)}"
         raise UsageError(msg)
     try:
-        return BuiltIn(SCORERS[target](**config.arguments), config.name)
+        return BuiltIn(SCORERS[target](**config.arguments), config)
     except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        msg = f"scorer {target}: {faults}. Options: {', '.join(SCORERS[target].model_fields) or 'none'}"
+        msg = f"scorer {target}: {faults(error)}. Options: {', '.join(SCORERS[target].model_fields) or 'none'}"
         raise UsageError(msg) from error
 
 
@@ -124,7 +149,7 @@ def run_score(
         config: how it is run.
         retry_failed: score again those that have an error, and nothing else.
         force: score all, whether they have a score or not.
-        progress: told after every commit.
+        progress: told after every commit, and every `commit_seconds`.
 
     Raises:
         UsageError: no such scorer or function, wrong options, a bad predicate, a network that is not allowed, or
@@ -152,19 +177,23 @@ def run_score(
         raise UsageError(msg)
     run = _Run(lake, snapshot, work, series, series_id, parameters, set(pending.jobs))
     total = len(pending.episodes)
-    committed = time.monotonic()
+    told = time.monotonic()
     try:
         for scored in work.score(snapshot, pending.episodes) if total else ():
             run.add(scored)
-            if run.waiting >= config.commit_episodes or time.monotonic() - committed >= config.commit_seconds:
+            if run.waiting >= config.commit_episodes or time.monotonic() - told >= config.commit_seconds:
                 run.commit()
-                committed = time.monotonic()
+                told = time.monotonic()
                 if progress is not None:
                     progress(Progress(run.done, total, run.failed, run.seconds))
     finally:
         # Interrupted or not: what has been scored stays.
         run.commit()
-    return run.report(pending)
+    # Asked for, and all there: what its user scored last counts, also after an edit that was taken back.
+    made_current = not run.job_ids and confirm(
+        lake, work.name, series["version"], kind=KIND, series=series, parameters=parameters
+    )
+    return run.report(pending, made_current=made_current)
 
 
 @dataclass
@@ -185,6 +214,10 @@ class _Run:
     failed: int = 0
     unmatched: int = 0
     steps: int = 0
+    known_steps: int = 0
+    unscored: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
     overtaken: int = 0
     answers: int = 0
     examples: list[str] = field(default_factory=list)
@@ -199,14 +232,16 @@ class _Run:
         return time.monotonic() - self._began
 
     def add(self, scored: Scored) -> None:
-        """Take a batch."""
+        """Take what was scored, which may be nothing."""
+        if not scored.episodes:
+            return
         self._parts.append(scored)
         self.waiting += scored.episodes
         self.done += scored.episodes
         self.unmatched += scored.unmatched
         self.examples += scored.examples[: EXAMPLES - len(self.examples)]
 
-    def report(self, pending: Pending) -> ScoreReport:
+    def report(self, pending: Pending, *, made_current: bool) -> ScoreReport:
         """What was done."""
         return ScoreReport(
             scorer=self.work.name,
@@ -215,16 +250,22 @@ class _Run:
             job_ids=self.job_ids,
             selected=pending.selected,
             present=pending.present,
+            standing_failures=pending.failed,
             scored=self.done - self.overtaken,
             known=self.known,
             failed=self.failed,
+            unscored=self.unscored,
+            errors=dict(self.errors.most_common(EXAMPLES)),
+            reasons=dict(self.reasons.most_common(EXAMPLES)),
             unmatched=self.unmatched,
             steps=self.steps,
+            known_steps=self.known_steps,
             overtaken=self.overtaken,
             answers=self.answers,
             seconds=self.seconds,
             examples=self.examples,
             printed=self.work.printed,
+            made_current=made_current,
         )
 
     def commit(self) -> None:
@@ -241,14 +282,14 @@ class _Run:
                 f"the source of {self.work.name} changed while it ran: what was not committed is dropped; run it again"
             )
             raise ConflictError(msg)
-        scores = pl.concat([part.frame() for part in self._parts])
+        scores = pl.concat([part.frame() for part in self._parts]).sort(*_ORDER, nulls_last=False)
         answers = [frame for part in self._parts for frame in part.responses]
         responses = pl.concat(answers) if answers else None
         episode_ids = scores["episode_id"].unique()
         for attempt in range(_TRIES):
             now = self.lake.snapshot()
             here = now.scan("episodes").filter(pl.col("episode_id").is_in(episode_ids.implode()))
-            there = here.select("episode_id").collect()["episode_id"]
+            there = collected(here.select("episode_id"))["episode_id"]
             others = self._taken(now, there)
             kept = scores.filter(
                 pl.col("episode_id").is_in(there.implode()), ~pl.col("episode_id").is_in(others.implode())
@@ -266,9 +307,13 @@ class _Run:
                     raise
         self.known += counts["known"]
         self.failed += counts["failed"]
+        self.unscored += counts["unscored"]
         self.steps += counts["steps"]
+        self.known_steps += counts["known_steps"]
+        self.errors.update(_texts(kept, pl.col("error").is_not_null(), "error"))
+        self.reasons.update(_texts(kept, pl.col("value").is_null() & pl.col("error").is_null(), "reason"))
         self.overtaken += counts["overtaken"]
-        self.answers += 0 if responses is None else responses["request_id"].n_unique()
+        self.answers += sum(part.answers for part in self._parts)
         self._parts = []
         self.waiting = 0
 
@@ -298,12 +343,23 @@ class _Run:
 
 
 def _counts(scores: pl.DataFrame) -> dict[str, int]:
-    """Episodes with a score (of steps, for a scorer that judges steps alone), with an error, and rows of steps."""
+    """Episodes with a score (of steps, for a scorer that judges steps alone), with an error, without either; steps."""
     is_whole, is_known = pl.col("step_index").is_null(), pl.col("value").is_not_null()
     whole = scores.filter(is_whole)
     of_steps = scores.join(whole, on="episode_id", how="anti")
+    known = pl.concat([rows.filter(is_known)["episode_id"].unique() for rows in (whole, of_steps)])
+    failed = scores.filter(pl.col("error").is_not_null())["episode_id"].unique()
     return {
-        "known": sum(rows.filter(is_known)["episode_id"].n_unique() for rows in (whole, of_steps)),
-        "failed": scores.filter(pl.col("error").is_not_null())["episode_id"].n_unique(),
+        "known": len(known),
+        "failed": len(failed),
+        "unscored": scores["episode_id"].n_unique() - pl.concat([known, failed]).n_unique(),
         "steps": scores["step_index"].count(),
+        "known_steps": scores.filter(~is_whole & is_known).height,
     }
+
+
+def _texts(scores: pl.DataFrame, test: pl.Expr, column: str) -> dict[str, int]:
+    """The most frequent texts of whole episodes that a test marks, with their numbers."""
+    whole = scores.filter(pl.col("step_index").is_null() & test).drop_nulls(column)
+    counted = whole.group_by(column, maintain_order=True).len().sort("len", descending=True, maintain_order=True)
+    return dict(counted.head(_TEXTS).iter_rows())

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from lake.reading import collected
 from lake.snapshot import Snapshot
 from pipelines.predicates import select_where
 from pipelines.score.rollouts import KEYS
@@ -27,6 +28,8 @@ class Pending:
     """Episodes that were asked for; all siblings of theirs included, for a group-wise function."""
     jobs: frozenset[int]
     """Jobs whose scores were known when this was decided."""
+    failed: int
+    """Episodes that are left alone although they have an error, or a sibling in the same call has."""
 
     @property
     def present(self) -> int:
@@ -75,7 +78,8 @@ def find_pending(
         todo = chosen.join(failed, on=key, how="semi")
     else:
         todo = chosen if force else chosen.join(done, on=key, how="anti")
-    return Pending(todo.sort(*KEYS), len(chosen), jobs)
+    left = chosen.join(todo, on="episode_id", how="anti").join(failed, on=key, how="semi")
+    return Pending(todo.sort(*KEYS), len(chosen), jobs, left.height)
 
 
 def taken(snapshot: Snapshot, series_id: int, episode_ids: pl.Series, known: frozenset[int]) -> pl.Series:
@@ -92,7 +96,7 @@ def taken(snapshot: Snapshot, series_id: int, episode_ids: pl.Series, known: fro
         pl.col("episode_id").is_in(episode_ids.implode()),
         ~pl.col("job_id").is_in(list(known)),
     )
-    return rows.select(pl.col("episode_id").unique()).collect()["episode_id"]
+    return collected(rows.select(pl.col("episode_id").unique()))["episode_id"]
 
 
 def _scored(snapshot: Snapshot, series_id: int) -> pl.DataFrame:

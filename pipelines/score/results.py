@@ -191,9 +191,11 @@ def checked(value: Any) -> EvaluateResult:
         if isinstance(data, bool | int | float):
             return checked(data)
         if not isinstance(data, dict) or data.keys().isdisjoint(_DECISIVE):
-            shown = type(value).__name__ if not isinstance(data, dict) else f"a dictionary with keys {sorted(data)[:8]}"
             msg = (
-                f"returned {shown}; valid: a number, an EvaluateResult, or a dictionary with `score` or `step_outputs`"
+                'returned None; where there is no score, return EvaluateResult(score=None, reason="...")'
+                if data is None
+                else f"returned {_named(value, data)}; valid: a number, an EvaluateResult, or a dictionary with "
+                "`score` or `step_outputs`"
             )
             raise TypeError(msg)
         try:
@@ -203,6 +205,10 @@ def checked(value: Any) -> EvaluateResult:
             raise ValueError(msg) from error
     _require_finite(result)
     return result
+
+
+def _named(value: Any, data: Any) -> str:
+    return f"a dictionary with keys {sorted(data)[:8]}" if isinstance(data, dict) else type(value).__name__
 
 
 def _number(value: float) -> float:

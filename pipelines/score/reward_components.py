@@ -8,6 +8,7 @@ from lake import ids
 from lake.errors import ContractError, UsageError
 from lake.reading import collected
 from lake.snapshot import Snapshot
+from pipelines.score.confirm import current_versions
 from pipelines.score.reward_definition import Component, RewardDefinition
 
 _SCORER = ["scorer", "scorer_version"]
@@ -35,7 +36,7 @@ class Resolved:
 
 
 def resolve(snapshot: Snapshot, definition: RewardDefinition) -> Resolved:
-    """Find the version of each component: the one asked for, or the one that was written last.
+    """Find the version of each component: the one asked for, or the one that is current.
 
     Args:
         snapshot: where to read.
@@ -53,8 +54,7 @@ def resolve(snapshot: Snapshot, definition: RewardDefinition) -> Resolved:
         .group_by(*_SCORER, "episode_id")
         .agg(pl.col("job_id", "sequence").sort_by("sequence", "job_id").last())
     )
-    last = newest.sort("sequence", "job_id").unique("scorer", keep="last", maintain_order=True)
-    of_scorers = dict(last.select(_SCORER).iter_rows())
+    of_scorers = current_versions(snapshot)
     known: set[tuple[str, str]] = {(name, version) for name, version in newest.select(_SCORER).unique().iter_rows()}
     versions = {}
     for component in definition.components:
@@ -128,7 +128,7 @@ def _beside(keys: pl.DataFrame, scores: pl.DataFrame, resolved: Resolved, *, of_
         found = _of(scores, part, resolved).filter(
             pl.col("step_index").is_not_null() if same_step else pl.col("step_index").is_null()
         )
-        found = found.select(*on, pl.col("value").alias(part.alias), why=pl.col("error"))
+        found = found.select(*on, pl.col("value").alias(part.alias), why=pl.coalesce("error", "reason"))
         _require_once(found, on, resolved.spelled[part.alias])
         missing = pl.lit(f"no score of {resolved.spelled[part.alias]}")
         error = pl.when(pl.col(part.alias).is_null()).then(pl.coalesce("why", missing))
@@ -171,7 +171,7 @@ def _rows(snapshot: Snapshot, resolved: Resolved, episodes: pl.DataFrame) -> pl.
     )
     keys = [*_SCORER, "episode_id", "job_id"]
     wanted = rows.join(newest.select(keys).lazy(), on=keys, how="semi")
-    return collected(wanted.select(*_SCORER, "episode_id", "step_index", "value", "error"))
+    return collected(wanted.select(*_SCORER, "episode_id", "step_index", "value", "reason", "error"))
 
 
 def _succeeded(snapshot: Snapshot) -> pl.DataFrame:

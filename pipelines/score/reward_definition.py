@@ -22,7 +22,7 @@ class Component(BaseModel):
 
     scorer: str = Field(min_length=1)
     """Name in `scores.scorer`, or name@version; without a version, the one that was written last."""
-    weight: float = 1.0
+    weight: float = Field(1.0, strict=True)
     """Factor in the weighted sum; `sql` weighs by itself."""
     name: str = Field(default="", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")
     """How `sql` and the metrics call it; empty: the scorer's name, where that is a word."""
@@ -145,8 +145,12 @@ def load_reward(path: str, name: str) -> RewardDefinition:
         UsageError: no such file or section, or a definition that is wrong.
     """
     rewards = from_file(path, ("reward",))
-    if not isinstance(rewards.get(name), dict):
-        valid = ", ".join(sorted(rewards)) or "none; write [reward.NAME] with `components`"
+    if name in rewards and not isinstance(rewards[name], dict):
+        msg = f"{path}: {name} = {rewards[name]!r:.60} is no reward; write a section [reward.{name}] with `components`"
+        raise UsageError(msg)
+    if name not in rewards:
+        sections = sorted(each for each, found in rewards.items() if isinstance(found, dict))
+        valid = ", ".join(sections) or "none; write [reward.NAME] with `components`"
         msg = f"{path} has no reward {name!r}; it has {valid}"
         raise UsageError(msg)
     return validated(RewardDefinition, {"name": name} | rewards[name], f"{path}, [reward.{name}]")

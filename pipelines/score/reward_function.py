@@ -74,11 +74,20 @@ class RewardFunction:
             p.name for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
         )
         """Names of its parameters."""
+        self.required = [
+            p.name
+            for p in list(parameters.values())[bool(positional) :]
+            if p.name != self.argument and p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        ]
+        """Names of those that a call has to fill beside the messages."""
         if not positional and not self.takes_all and self.argument not in self.takes:
             msg = f"reward function `{name}` takes no messages; its first parameter is `{self.argument}`"
             raise TypeError(msg)
-        # A first parameter of another name is given the messages by position.
-        self._first = positional[0] if positional and self.argument not in parameters else None
+        if stuck := [each for each in self.required if each not in self.takes]:
+            msg = f"reward function `{name}`: nothing fills the positional-only {', '.join(stuck)}; give a default"
+            raise TypeError(msg)
+        # A first parameter that is known by another name, or by none, is given the messages by position.
+        self._first = positional[0] if positional and self.argument not in self.takes else None
         self.function = function
         self.is_async = inspect.iscoroutinefunction(function)
         self.requires_network = requires_network
@@ -142,6 +151,7 @@ class RewardFunction:
             "timeout": self.timeout,
             "requirements": self.requirements,
             "parameters": sorted(self.takes),
+            "required": self.required,
             "takes_all": self.takes_all,
         }
 

@@ -19,7 +19,8 @@ def rewarded(components: pl.DataFrame, definition: RewardDefinition) -> pl.DataF
         definition: the reward.
 
     Returns:
-        The other columns, with value, reason, error and metrics (as in `scores`); in the same order.
+        The other columns, with value, reason, error and metrics (as in `scores`); in the same order. An unknown
+        component that leaves no reward is its reason; a formula that gives no number of known ones is an error.
     """
     aliases = [component.alias for component in definition.components]
     errors = {
@@ -38,16 +39,16 @@ def rewarded(components: pl.DataFrame, definition: RewardDefinition) -> pl.DataF
     else:
         valued = components.with_columns(value=Expression(definition.sql, aliases).values(components))
     finite = pl.col("value").is_finite().fill_null(False)
-    is_partial = (unknown.list.len() > 0) & pl.lit(definition.on_null == "renormalise")
+    is_missing = unknown.list.len() > 0
+    is_partial = is_missing & pl.lit(definition.on_null == "renormalise")
     return valued.with_columns(
         # Minus zero is zero: it would be shown, and stored, as another number.
         value=pl.when(finite).then(pl.when(pl.col("value") == 0.0).then(0.0).otherwise("value")),
-        reason=pl.when(finite & is_partial).then(pl.format("renormalised without {}", told)),
-        error=pl.when(finite)
-        .then(None)
-        .when(unknown.list.len() > 0)
-        .then(pl.format("unknown: {}", told))
-        .otherwise(pl.lit("the formula gives no finite number")),
+        reason=pl.when(finite & is_partial)
+        .then(pl.format("renormalised without {}", told))
+        .when(~finite & is_missing)
+        .then(pl.format("unknown: {}", told)),
+        error=pl.when(~finite & ~is_missing).then(pl.lit("the formula gives no finite number")),
         metrics=pl.struct(aliases).struct.json_encode(),
     ).drop(*aliases, *(error_of(alias) for alias in aliases), strict=False)
 

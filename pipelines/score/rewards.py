@@ -4,6 +4,10 @@ The components stay as they are. A reward's version is the hash of its definitio
 metrics are the components' values. Only episodes whose components changed since the reward's last job are computed.
 """
 
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
 import polars as pl
 from pydantic import BaseModel, ConfigDict
 
@@ -13,9 +17,11 @@ from lake.lake import Lake
 from lake.snapshot import Snapshot
 from pipelines.predicates import select_where
 from pipelines.score import reward_components, reward_definition, reward_expression, reward_values
+from pipelines.score.confirm import confirm
 from pipelines.score.reward_components import Resolved, component_rows, outdated, resolve
 from pipelines.score.reward_definition import Component, RewardDefinition, load_reward
 from pipelines.score.reward_values import rewarded
+from pipelines.score.rows import EXAMPLES
 
 __all__ = ["Component", "RewardDefinition", "RewardReport", "load_reward", "rewarded", "run_reward"]
 
@@ -46,9 +52,17 @@ class RewardReport(BaseModel):
     rows: int
     """Rows written, of episodes and of steps."""
     known: int
-    """Rows with a value."""
+    """Episodes with a reward, of those that were computed."""
     unknown: int
-    """Rows without one."""
+    """Those without."""
+    known_steps: int
+    """Steps with a reward, of those that a component scored."""
+    unknown_steps: int
+    """Those without."""
+    made_current: bool = False
+    """Nothing was written, and another version was current: this one is again."""
+    reasons: dict[str, int]
+    """Why episodes have none: the most frequent reasons with their numbers of episodes, most frequent first."""
 
 
 def run_reward(
@@ -82,40 +96,64 @@ def run_reward(
         skipped=todo.is_empty(),
         episodes=episodes.height,
         unchanged=episodes.height - todo.height,
-        rows=0,
-        known=0,
-        unknown=0,
+        **_Counts().told(),
     )
+    plain = series | {"definition": definition.model_dump(mode="json"), "components": resolved.spelled, "where": where}
     if todo.is_empty():
-        return report
-    parameters = series | {
-        "definition": definition.model_dump(mode="json"),
-        "components": resolved.spelled,
-        "where": where,
-        "force": force,
-    }
+        told: dict[str, Any] = {"kind": KIND, "series": series, "code": code, "parameters": plain}
+        made_current = confirm(lake, definition.name, resolved.version, **told)
+        return report.model_copy(update={"made_current": made_current})
+    parameters = plain | {"force": force}
     fingerprint = snapshot.fingerprint(todo, reward=resolved.version, scores=_state(resolved, todo))
     job = lake.job(
         kind=KIND, parameters=parameters, series=series, code=code, fingerprint=fingerprint, snapshot=snapshot
     )
     with job:
-        rows, known = _write(job, snapshot, resolved, todo)
-        job.counts |= {"rows_in": episodes.height, "rows_out": rows, "unchanged": report.unchanged, "known": known}
-    return report.model_copy(update={"job_id": job.job_id, "rows": rows, "known": known, "unknown": rows - known})
+        counts = _write(job, snapshot, resolved, todo).told()
+        told = {name: counts[name] for name in ("known", "known_steps")}
+        job.counts |= {"rows_in": episodes.height, "rows_out": counts["rows"], "unchanged": report.unchanged, **told}
+    return report.model_copy(update={"job_id": job.job_id, **counts})
 
 
-def _write(job: Job, snapshot: Snapshot, resolved: Resolved, todo: pl.DataFrame) -> tuple[int, int]:
-    """Rows written, and those with a value."""
-    rows = known = 0
+@dataclass
+class _Counts:
+    """What was written, added up part by part."""
+
+    sizes: Counter[tuple[bool, bool]] = field(default_factory=Counter)
+    """(of a step, with a value) -> rows."""
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    def add(self, rows: pl.DataFrame) -> None:
+        """Take a part."""
+        is_step, is_known = pl.col("step_index").is_not_null(), pl.col("value").is_not_null()
+        sizes = rows.group_by(is_step.alias("step"), is_known.alias("known")).len()
+        self.sizes.update({(step, known): count for step, known, count in sizes.iter_rows()})
+        why = rows.filter(~is_step & ~is_known).group_by(pl.coalesce("error", "reason"), maintain_order=True).len()
+        self.reasons.update(dict(why.iter_rows()))
+
+    def told(self) -> dict[str, Any]:
+        """The fields of a report."""
+        return {
+            "rows": self.sizes.total(),
+            "known": self.sizes[False, True],
+            "unknown": self.sizes[False, False],
+            "known_steps": self.sizes[True, True],
+            "unknown_steps": self.sizes[True, False],
+            "reasons": dict(self.reasons.most_common(EXAMPLES)),
+        }
+
+
+def _write(job: Job, snapshot: Snapshot, resolved: Resolved, todo: pl.DataFrame) -> _Counts:
+    """Compute and write, a part at a time."""
+    counts = _Counts()
     for part in todo.iter_slices(EPISODES_A_PART):
         composed = rewarded(component_rows(snapshot, resolved, part), resolved.definition)
         frame = composed.join(part.select(_KEYS), on="episode_id", how="left", maintain_order="left").with_columns(
             scorer=pl.lit(resolved.definition.name), scorer_version=pl.lit(resolved.version)
         )
         job.write("scores", frame.sort("run_id", "group_id", "episode_id", "step_index", nulls_last=False))
-        rows += frame.height
-        known += frame.get_column("value").count()
-    return rows, known
+        counts.add(frame)
+    return counts
 
 
 def _state(resolved: Resolved, todo: pl.DataFrame) -> int:

@@ -56,7 +56,9 @@ _STEP_COLUMNS = (
     "is_action_valid",
 )
 ARGUMENTS = ("messages", "ground_truth", *_IDS, *_PLAIN, "tools", "extra", "steps")
-"""What a function is called with; batch- and group-wise ones get a list of each, and `rollouts_messages`."""
+"""What a function is called with; batch- and group-wise ones get a list of each, two under names of their own."""
+RENAMED = {"messages": "rollouts_messages", "ground_truth": "ground_truth_list"}
+"""Arguments that batch- and group-wise functions know under another name."""
 _ENCODER = msgspec.json.Encoder()
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 _NULL = msgspec.Raw(b"null")
@@ -123,7 +125,7 @@ def read_rollouts(snapshot: Snapshot, part: pl.DataFrame, wanted: Collection[str
 
 
 def one_call(rollout: Rollout, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of a pointwise call; those the user gave count more."""
+    """Keyword arguments of a pointwise call: the lake's, and the user's."""
     return rollout.arguments | arguments
 
 
@@ -131,8 +133,7 @@ def joint_call(rollouts: Sequence[Rollout], arguments: dict[str, Any]) -> dict[s
     """Keyword arguments of a batch- or group-wise call: a list of each, in one order."""
     names = rollouts[0].arguments if rollouts else {}
     lists = {name: [rollout.arguments[name] for rollout in rollouts] for name in names}
-    renamed = {"messages": "rollouts_messages", "ground_truth": "ground_truth_list"}
-    return {renamed.get(name, name): values for name, values in lists.items()} | arguments
+    return {RENAMED.get(name, name): values for name, values in lists.items()} | arguments
 
 
 def _rows(

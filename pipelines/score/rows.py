@@ -55,6 +55,8 @@ class Scored:
     """More rows, as frames."""
     responses: list[pl.DataFrame] = field(default_factory=list)
     """Rows of `responses`."""
+    answers: int = 0
+    """Answers of judges in them; the same question asked in two calls has two."""
 
     def frame(self) -> pl.DataFrame:
         """All rows."""

@@ -5,6 +5,7 @@ their steps. It returns drops only; whatever it does not name stays. Unknown is 
 with a reason of its own, or kept where the filter says `unknown = "keep"`.
 """
 
+from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
 
 import polars as pl
@@ -13,9 +14,16 @@ from pydantic import BaseModel, ConfigDict
 DROPS = {"episode_id": pl.Int64, "step_index": pl.Int32, "reason": pl.String}
 """Schema of drops: step_index NULL drops the whole episode."""
 Unknown = Literal["drop", "keep"]
+UNKNOWN = {
+    "score": "unscored",
+    "tokens": "number of tokens unknown",
+    "version": "policy version unknown",
+    "credit_state": "no scored sibling in the credit job",
+}
+"""Fact -> the reason of a drop because it is NULL, which `unknown = "keep"` spares."""
 
 
-class Filter(BaseModel):
+class Filter(BaseModel, ABC):
     """Base of the filters."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -29,6 +37,7 @@ class Filter(BaseModel):
         """Names of the facts it reads beyond those that every episode has; see `pipelines.select.facts`."""
         return frozenset()
 
+    @abstractmethod
     def drops(self, episodes: pl.DataFrame, steps: pl.LazyFrame) -> pl.DataFrame:
         """What it drops.
 
@@ -40,7 +49,6 @@ class Filter(BaseModel):
         Returns:
             Rows of `DROPS`; episodes at most once.
         """
-        raise NotImplementedError
 
 
 def dropped(episodes: pl.DataFrame, *tests: tuple[pl.Expr, pl.Expr]) -> pl.DataFrame:
@@ -55,9 +63,9 @@ def dropped(episodes: pl.DataFrame, *tests: tuple[pl.Expr, pl.Expr]) -> pl.DataF
     return marked.filter(pl.col("reason").is_not_null())
 
 
-def unknown_test(column: str, words: str, unknown: Unknown) -> list[tuple[pl.Expr, pl.Expr]]:
+def unknown_test(column: str, unknown: Unknown) -> list[tuple[pl.Expr, pl.Expr]]:
     """The test that drops episodes whose fact is NULL; none if they are kept."""
-    return [(pl.col(column).is_null(), pl.lit(words))] if unknown == "drop" else []
+    return [(pl.col(column).is_null(), pl.lit(UNKNOWN[column]))] if unknown == "drop" else []
 
 
 def shown(value: pl.Expr | float) -> pl.Expr:

@@ -70,6 +70,7 @@ def select(
 
 
 def _selection(name: str | None, filters: tuple[str, ...], config: str | None) -> "Selection":
+    from lake.errors import UsageError
     from lake.settings import from_file
     from pipelines.select.filters import FILTERS
     from pipelines.select.selection import Selection
@@ -80,4 +81,7 @@ def _selection(name: str | None, filters: tuple[str, ...], config: str | None) -
         found["name"] = name
     if filters:
         found["filters"] = [spelled(text, FILTERS, "filter") for text in filters]
+    if "name" in found and "filters" not in found:
+        msg = "give what to select by: --filter FILTER, or filters under [select] of --config FILE"
+        raise UsageError(msg)
     return validated(Selection, found, "select")

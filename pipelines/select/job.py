@@ -14,6 +14,7 @@ from pipelines import lots
 from pipelines.credit.chosen_jobs import CreditRows, choose
 from pipelines.credit.inputs import ENV_RETURN
 from pipelines.select import base, credited, facts, scored, selection
+from pipelines.select.base import UNKNOWN
 from pipelines.select.credited import with_credit
 from pipelines.select.facts import read_episodes, read_facts
 from pipelines.select.filters import Combined, Filter
@@ -23,6 +24,8 @@ from pipelines.select.selection import Outcome, Selection, apply
 KIND = "select"
 _CODE = (base, credited, facts, lots, scored, selection)
 """Modules whose source decides what is kept, beside those of the filters that are used."""
+_REASONS = 5
+"""Reasons that a refusal spells out."""
 _NEWEST = """
 SELECT job_id FROM (SELECT DISTINCT job_id FROM selections WHERE selection = ?) JOIN job_runs USING (job_id)
 ORDER BY coalesce(sequence, -1) DESC, ended_at DESC, job_id DESC LIMIT 1
@@ -92,7 +95,7 @@ def run_select(
     outcome = _outcome(snapshot, chosen, episodes, rows, everything=where is None)
     kept = int(outcome.report["episodes_left"][-1])
     if not kept:
-        raise DataRefusedError(_nothing_left(chosen, episodes, outcome.report))
+        raise DataRefusedError(_nothing_left(chosen, episodes, outcome))
     found = None if force else _standing(lake, job.series_id, fingerprint, chosen.name)
     if found is None:
         _write(job, chosen.name, episodes, outcome)
@@ -164,6 +167,17 @@ def _standing(lake: Lake, series_id: int, fingerprint: int, name: str) -> int | 
     return found if found is not None and found == newest_job(lake.snapshot(), name) else None
 
 
-def _nothing_left(chosen: Selection, episodes: pl.DataFrame, report: pl.DataFrame) -> str:
-    why = ", ".join(f"{label} {n}" for label, n in report.select("filter", "dropped_episodes").rows() if n)
-    return f"selection {chosen.name!r} leaves none of {episodes.height} episodes (dropped: {why}); loosen a filter"
+def _nothing_left(chosen: Selection, episodes: pl.DataFrame, outcome: Outcome) -> str:
+    """The counts of every filter; what is unknown is told apart, as no looser limit keeps it."""
+    why = ", ".join(f"{label} {n}" for label, n in outcome.report.select("filter", "dropped_episodes").rows() if n)
+    left = f"selection {chosen.name!r} leaves none of {episodes.height} episodes (dropped: {why})"
+    is_unknown = pl.col("reason").str.contains_any(list(UNKNOWN.values()))
+    unknown = outcome.rows.filter(pl.col("step_index").is_null() & is_unknown.fill_null(value=False))
+    if unknown.is_empty():
+        return f"{left}; loosen a filter"
+    told = unknown.group_by("filter", "reason", maintain_order=True).len().head(_REASONS).rows()
+    return (
+        f"{left}. Of these {', '.join(f'{label} dropped {n} for {reason!r}' for label, reason, n in told)}; to keep "
+        "what is unknown, say so in the filter: --filter KIND:KEY=VALUE,unknown=keep"
+        + ("" if unknown.height == episodes.height else ". Or loosen a filter")
+    )

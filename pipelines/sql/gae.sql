@@ -12,69 +12,44 @@
 -- Output   episode_id, step_index, group_id, anchor_key, return_to_go, a_episode, a_step, advantage, group_size,
 --          anchor_size, anchor_episodes, flags. NULL where the estimator computes nothing: anchor_key, a_episode;
 --          anchor_size and anchor_episodes are 0.
---
--- Sums     A power-scaled suffix sum underflows in long episodes. So an episode is cut into blocks short enough for
---          decay^length to stay above e^-230. Inside a block the scaled sum is exact; beyond it a step sees the sum of
---          the next block, discounted; what is left out is discounted by more than e^-230, which float64 cannot show.
---          Returns (decay gamma) and advantages (decay gamma * lam) are two such sums over the same rows.
 WITH
--- Every step, numbered and checked; inactive ones go. t: number among the active steps of the episode.
-numbered AS (
+given AS (
     SELECT
-        *,
-        coalesce(is_active, true) AS is_used,
-        row_number() OVER in_order - 1 AS expected_index,
-        count(*) FILTER (WHERE is_used) OVER in_order - 1 AS t,
-        count(*) FILTER (WHERE is_used) OVER (in_order ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING) AS num_later
+        episode_id,
+        group_id,
+        step_index,
+        reward,
+        episode_score,
+        value_estimate,
+        final_value_estimate,
+        status,
+        is_active
     FROM query_table($steps)
-    WINDOW in_order AS (PARTITION BY episode_id ORDER BY step_index)
 ),
 
-active AS (
-    SELECT
-        group_id,
-        episode_id,
-        step_index,
-        t,
-        value_estimate,
-        status = 'truncated' AS is_truncated,
-        status IN ('aborted', 'failed') AND episode_score IS NULL
-        OR is_truncated AND $truncated = 'exclude' AS is_excluded,
-        is_truncated AND $truncated = 'mask' AS is_masked,
-        CASE WHEN num_later = 0 THEN episode_score ELSE 0 END AS terminal_score,
-        CASE $step_source
-            WHEN 'rewards' THEN coalesce(reward, $default_step_reward::DOUBLE)
-            WHEN 'terminal_score' THEN terminal_score
-            ELSE coalesce(reward, $default_step_reward::DOUBLE) + terminal_score
-        END AS r,
-        num_later = 0 AS is_last,
-        CASE WHEN is_truncated THEN final_value_estimate ELSE 0 END AS last_value
-    FROM numbered
-    WHERE CASE
-        WHEN step_index <> expected_index
-            THEN error(format('steps: episode {}, step_index {}: wrong step number', episode_id, step_index))
-        WHEN coalesce(status NOT IN ('completed', 'truncated', 'aborted', 'failed'), true)
-            THEN error(format('steps: episode {}, step_index {}: unknown status', episode_id, step_index))
-        WHEN is_used AND NOT abs(reward) <= 1e100
-            THEN error(format('steps: episode {}, step_index {}: reward not finite', episode_id, step_index))
-        WHEN NOT abs(episode_score) <= 1e100
-            THEN error(format('steps: episode {}: episode_score not finite', episode_id))
-        WHEN is_used AND NOT (abs(value_estimate) <= 1e100 AND abs(final_value_estimate) <= 1e100)
-            THEN error(format('steps: episode {}, step_index {}: value not finite', episode_id, step_index))
-        ELSE is_used
-    END
-),
+-- include active
+
+-- include rewards
 
 deltas AS (
     SELECT
         *,
-        CASE WHEN is_last THEN last_value ELSE lead(value_estimate) OVER in_order END AS next_value,
+        CASE
+            WHEN NOT is_last THEN lead(value_estimate) OVER in_order
+            WHEN is_truncated THEN final_value_estimate
+            ELSE 0
+        END AS next_value,
         r + $gamma::DOUBLE * next_value - value_estimate AS delta
-    FROM active
+    FROM rewarded
+    WHERE CASE
+        WHEN NOT (abs(value_estimate) <= 1e100 AND abs(final_value_estimate) <= 1e100)
+            THEN error(format('steps: episode {}, step_index {}: value not finite, or beyond 1e100', episode_id, step_index))
+        ELSE true
+    END
     WINDOW in_order AS (PARTITION BY episode_id ORDER BY t)
 ),
 
--- Both sums, as rows of one table: kind, decay, term.
+-- Returns and advantages are sums of one kind, with decays of their own.
 terms AS (
     SELECT episode_id, t, 'return' AS kind, $gamma::DOUBLE AS decay, r AS term
     FROM deltas
@@ -83,73 +58,30 @@ terms AS (
     FROM deltas
 ),
 
--- place: where the step lies in its block.
-blocks AS (
-    SELECT
-        *,
-        CASE WHEN decay = 1 THEN 1e15 WHEN decay = 0 THEN 1 ELSE greatest(1, floor(230 / -ln(decay))) END::BIGINT AS block,
-        t % block AS place,
-        sum(coalesce(term, 0) * pow(decay, place)) OVER (
-            in_order ROWS BETWEEN CURRENT ROW AND block - 1 - place FOLLOWING
-        ) AS scaled_sum,
-        bool_or(term IS NULL) OVER (in_order ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING) AS is_unknown
-    FROM terms
-    WINDOW in_order AS (PARTITION BY episode_id, kind ORDER BY t)
-),
+-- include sums
 
-sums AS (
-    SELECT
-        episode_id,
-        t,
-        kind,
-        CASE
-            WHEN NOT is_unknown
-                THEN scaled_sum / pow(decay, place) + pow(decay, block - place)
-                    * coalesce(lead(scaled_sum, block - place) OVER (PARTITION BY episode_id, kind ORDER BY t), 0)
-        END AS total
-    FROM blocks
-),
-
-steps AS (
-    SELECT
-        deltas.*,
-        g.total AS return_to_go,
-        CASE WHEN NOT is_excluded THEN a.total END AS a_step,
-        bool_or(value_estimate IS NULL OR next_value IS NULL) OVER (
-            PARTITION BY deltas.episode_id ORDER BY deltas.t ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING
-        ) AS is_unknown_value
+returns AS (
+    SELECT deltas.*, total AS return_to_go
     FROM deltas
-    INNER JOIN sums AS g ON g.episode_id = deltas.episode_id AND g.t = deltas.t AND g.kind = 'return'
-    INNER JOIN sums AS a ON a.episode_id = deltas.episode_id AND a.t = deltas.t AND a.kind = 'advantage'
+    INNER JOIN sums ON sums.episode_id = deltas.episode_id AND sums.t = deltas.t AND sums.kind = 'return'
 ),
 
--- Trajectories that take part and whose whole return is known.
-siblings AS (
-    SELECT group_id, count(*) FILTER (WHERE t = 0 AND NOT is_excluded AND return_to_go IS NOT NULL)::INTEGER AS group_size
-    FROM steps
-    GROUP BY group_id
+-- include return_siblings
+
+credited AS (
+    SELECT
+        returns.episode_id,
+        returns.step_index,
+        CASE WHEN NOT is_excluded THEN total END AS a_step,
+        [
+            CASE
+                WHEN bool_or(value_estimate IS NULL OR next_value IS NULL) OVER (
+                    PARTITION BY returns.episode_id ORDER BY returns.t ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING
+                ) THEN 'unknown_value'
+            END
+        ] AS own_flags
+    FROM returns
+    INNER JOIN sums ON sums.episode_id = returns.episode_id AND sums.t = returns.t AND sums.kind = 'advantage'
 )
 
-SELECT
-    episode_id,
-    step_index,
-    group_id,
-    NULL::BIGINT AS anchor_key,
-    return_to_go,
-    NULL::DOUBLE AS a_episode,
-    a_step,
-    CASE WHEN NOT is_masked THEN a_step END AS advantage,
-    group_size,
-    0::INTEGER AS anchor_size,
-    0::INTEGER AS anchor_episodes,
-    concat_ws(
-        ',',
-        CASE WHEN is_excluded THEN 'excluded' END,
-        CASE WHEN is_masked THEN 'masked' END,
-        CASE WHEN is_truncated THEN 'truncated' END,
-        CASE WHEN return_to_go IS NULL THEN 'unknown_return' END,
-        CASE WHEN is_unknown_value THEN 'unknown_value' END
-    ) AS flags
-FROM steps
-INNER JOIN siblings USING (group_id)
-ORDER BY group_id, episode_id, step_index
+-- include step_rows

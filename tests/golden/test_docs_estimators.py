@@ -3,12 +3,16 @@
 import contextlib
 import io
 import re
+from typing import Any
 
+import duckdb
 import polars as pl
 import pytest
+from polars.testing import assert_frame_equal
 
 import lake
 from lake.ingest import ingest
+from pipelines.credit.estimator_sql import estimator_relation
 from pipelines.credit.estimators import ESTIMATORS
 from pipelines.credit.estimators.refused import REFUSED
 from testkit.shared import CHECKOUT, shared_data
@@ -93,12 +97,25 @@ def test_the_figures_of_the_text(steps: pl.DataFrame) -> None:
     assert f"and turns the sign of {turned};" in text
 
 
-def test_the_example_prints_what_the_page_says() -> None:
-    code, printed = re.findall(r"^```(?:python|text)\n(.+?)\n```", PAGE, re.MULTILINE | re.DOTALL)
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        exec(compile(code, "estimators.md", "exec"), {})
-    assert out.getvalue().rstrip() == printed
+def test_the_examples_print_what_the_page_says() -> None:
+    blocks = re.findall(r"^```(?:python|text)\n(.+?)\n```", PAGE, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 4
+    names: dict[str, Any] = {}
+    for code, printed in zip(blocks[::2], blocks[1::2], strict=True):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            exec(compile(code, "estimators.md", "exec"), names)
+        assert out.getvalue().rstrip() == printed
+
+
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+def test_the_sql_twin_says_the_same_of_real_data(steps: pl.DataFrame, name: str) -> None:
+    estimator = ESTIMATORS[name](**OPTIONS.get(name, {}))
+    connection = duckdb.connect()
+    connection.register("stored", steps.to_arrow())
+    found = estimator_relation(connection, estimator, "stored").pl()
+    wanted = estimator.advantages(steps.lazy()).collect()
+    assert_frame_equal(found, wanted, abs_tol=1e-9, rel_tol=1e-9)
 
 
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))

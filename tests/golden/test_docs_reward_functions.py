@@ -63,27 +63,28 @@ def test_an_answer_of_the_page_is_the_answer_of_the_lake(lk: Lake, number: int) 
 
 def test_no_example_fails_and_every_step_output_finds_its_step(lk: Lake) -> None:
     assert lk.sql("SELECT count(*) FROM scores WHERE error IS NOT NULL").item() == 0
-    scored = lk.sql("SELECT scorer, count(DISTINCT episode_id) FROM latest_scores GROUP BY 1")
+    scored = lk.sql("SELECT scorer, count(DISTINCT episode_id) FROM current_scores GROUP BY 1")
     names = ("tools_worked", "expected_actions", "concise", "shortest", "unusual")
     assert dict(scored.rows()) == dict.fromkeys(names, 200)
     assert "28 episodes here have none" in " ".join(PAGE.split())
-    assert lk.sql("SELECT count(*) FROM latest_scores WHERE scorer = 'expected_actions' AND value IS NULL").item() == 28
+    unknown = "SELECT count(*) FROM current_scores WHERE scorer = 'expected_actions' AND value IS NULL"
+    assert lk.sql(unknown).item() == 28
 
 
 def test_rewarded_steps_are_the_calls_that_were_made(lk: Lake) -> None:
     """The aligner against the lake itself: a step has a reward exactly if its action calls a tool."""
     rewarded = (
-        "SELECT episode_id, step_index FROM latest_scores WHERE scorer = 'tools_worked' AND step_index IS NOT NULL"
+        "SELECT episode_id, step_index FROM current_scores WHERE scorer = 'tools_worked' AND step_index IS NOT NULL"
     )
     called = "SELECT episode_id, step_index FROM steps WHERE tool_calls IS NOT NULL"
     assert lk.sql(f"({rewarded}) EXCEPT ({called})").is_empty()
     assert lk.sql(f"({called}) EXCEPT ({rewarded})").is_empty()
     failed = (
-        "SELECT count(*) FROM latest_scores AS s JOIN steps AS n ON n.episode_id = s.episode_id "
+        "SELECT count(*) FROM current_scores AS s JOIN steps AS n ON n.episode_id = s.episode_id "
         "AND n.step_index = s.step_index + 1 WHERE s.scorer = 'tools_worked' AND s.value = -1 AND n.state_is_error"
     )
     at_the_end = (
-        "SELECT count(*) FROM latest_scores AS s JOIN episodes AS e USING (episode_id) "
+        "SELECT count(*) FROM current_scores AS s JOIN episodes AS e USING (episode_id) "
         "WHERE s.scorer = 'tools_worked' AND s.value = -1 AND s.step_index = e.num_steps - 1"
     )
     assert lk.sql(failed).item() + lk.sql(at_the_end).item() == 73
@@ -111,7 +112,7 @@ def test_the_judge_compares_siblings_over_the_network(lk: Lake, monkeypatch: pyt
         assert "4 episodes scored" in run(f"{line} --force", lk)
         (request,) = server.requests
     assert request["model"] == "gpt-4o-mini"
-    rows = lk.sql("SELECT value, reason, isolation FROM latest_scores WHERE scorer = 'compare' ORDER BY value")
+    rows = lk.sql("SELECT value, reason, isolation FROM current_scores WHERE scorer = 'compare' ORDER BY value")
     assert rows.rows() == [(n / 10, f"{n} of 10", "none") for n in range(4)]
 
 

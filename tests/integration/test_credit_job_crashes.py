@@ -17,11 +17,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-import lake
 from lake import Lake
 from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
 from pipelines.executor import LocalExecutor
+from testkit.copies import empty_lake
 from testkit.credit_worker import TINY, DoomedGiGPO
 from testkit.fault_model import rollouts
 from testkit.processes import Worker, at_the_gate, environment
@@ -35,7 +35,7 @@ VALUES = [*KEYS, "return_to_go", "a_episode", "a_step", "advantage", "anchor_key
 @pytest.fixture
 def lk(tmp_path: Path) -> Lake:
     """A lake with a few groups, in several files."""
-    made = lake.open(tmp_path / "lake", create=True)
+    made = empty_lake(tmp_path / "lake")
     for number in range(GROUPS):
         with made.job(kind="collect", run_id="run") as job:
             job.record(rollouts(random.Random(number), f"task {number}", 3))

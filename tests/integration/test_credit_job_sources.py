@@ -13,7 +13,6 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
-import lake
 from lake import EpisodeRecord, Lake, StepRecord, ids
 from lake.errors import DataRefusedError, UsageError
 from pipelines.credit import GiGPO
@@ -21,6 +20,7 @@ from pipelines.credit.estimators import ESTIMATORS, estimator_class
 from pipelines.credit.integrity import IntegrityConfig
 from pipelines.credit.job import CreditReport, run_credit
 from pipelines.executor import LocalExecutor
+from testkit.copies import empty_lake
 
 KEYS = ["group_id", "episode_id", "step_index"]
 STAMPS = ["job_id", "series_id", "write_id"]
@@ -83,7 +83,7 @@ def episode_ids(lk: Lake) -> list[int]:
 def lk(tmp_path: Path) -> Lake:
     """Three runs in several files, some of them compacted together, with scores of two judges."""
     rng = random.Random(7)
-    made = lake.open(tmp_path / "lake", create=True)
+    made = empty_lake(tmp_path / "lake")
     for number, run in enumerate(RUNS):
         made.append([rollout(rng, run, f"t{n % 3}", n // 3) for n in range(9)])
         if number == 1:
@@ -118,7 +118,9 @@ def test_ranges_do_not_show_in_the_numbers(lk: Lake, name: str) -> None:
     assert_frame_equal(groups_of(lk, whole), groups_of(lk, cut), rel_tol=1e-12, abs_tol=1e-12)
     assert whole.summary == cut.summary
     files = lk.scan("advantages").filter(pl.col("job_id") == cut.job_id).select(pl.col("write_id").n_unique())
-    assert (files.collect().item() == 1) == (not estimator.incremental)
+    # What is normalised over a batch is cut where the batches are: three runs; versions that share groups are one.
+    expected = {"run_id": len(RUNS), "policy_version": 1}.get(OPTIONS.get(name, {}).get("batch_key"))
+    assert files.collect().item() == expected if expected else files.collect().item() > 1
 
 
 def test_processes_give_the_same_bits(lk: Lake) -> None:
@@ -131,6 +133,52 @@ def test_processes_give_the_same_bits(lk: Lake) -> None:
 def test_a_budget_of_nothing_is_refused(lk: Lake) -> None:
     with pytest.raises(UsageError, match=r"budget of 0.* GB holds nothing"):
         run_credit(lk, GiGPO(), memory_gb=0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "part"),
+    [
+        ("grpo", {}, "group"),
+        ("batch_std", {"batch_key": "run_id"}, "batch"),
+        ("batch_std", {"batch_key": "all"}, "batch"),
+    ],
+)
+def test_what_is_larger_than_the_budget_is_said_and_computed(
+    lk: Lake, name: str, options: dict[str, str], part: str
+) -> None:
+    said: list[str] = []
+    estimator = estimator_class(name)(**options)
+    report = run_credit(lk, estimator, notice=said.append, **TINY)
+    assert report.steps_computed > 0
+    assert len(said) == 1
+    assert said[0].startswith(f"the largest {part} has ")
+    run_credit(lk, estimator, force=True, notice=said.append)
+    assert len(said) == 1, "under the usual budget there is nothing to say"
+
+
+def test_first_messages_are_compared_although_no_text_is_kept(tmp_path: Path) -> None:
+    made = empty_lake(tmp_path / "starts")
+    made.append(
+        [
+            EpisodeRecord(
+                run_id="r",
+                task_id=task,
+                rollout_index=index,
+                env_return=float(index),
+                initial_messages=[{"role": "user", "content": text}],
+                steps=[StepRecord(state="s", action="go")],
+            )
+            for task, texts in (("same", ("hello", "hello")), ("other", ("hello", "good day")))
+            for index, text in enumerate(texts)
+        ]
+    )
+    report = run_credit(made, estimator_class("grpo")())
+    groups = made.sql(
+        "SELECT task_id, any_value(g.findings) AS found FROM credit_groups AS g "
+        "JOIN episodes AS e USING (group_id) GROUP BY task_id ORDER BY task_id"
+    )
+    assert groups.rows() == [("other", "several_starts"), ("same", "")]
+    assert any("begin" in line or "start" in line for line in report.findings)
 
 
 # ---------------------------------------------------------------- 2. scores, rewards, groupings

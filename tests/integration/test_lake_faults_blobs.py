@@ -11,6 +11,7 @@ import pytest
 
 import lake
 from lake import EpisodeRecord, Lake
+from testkit.copies import empty_lake
 from testkit.episodes import episode, write_lines
 from testkit.fault_log import Faults, Harm, seeded
 from testkit.processes import Worker, at_the_gate
@@ -36,7 +37,7 @@ def id_of(lk: Lake, task: str) -> list[int]:
 
 
 def test_a_payload_comes_again_after_its_episode_was_forgotten(tmp_path: Path) -> None:
-    lk = lake.open(tmp_path / "lake", create=True)
+    lk = empty_lake(tmp_path / "lake")
     with Faults() as faults:
         lk.append([with_payload("one", 1)], run_id="run")
         (blob,) = payloads(lk, faults)
@@ -49,7 +50,7 @@ def test_a_payload_comes_again_after_its_episode_was_forgotten(tmp_path: Path) -
 
 @pytest.mark.parametrize("place", ["write:episodes", "commit:episodes", "write:steps", "write:blobs", "commit:blobs"])
 def test_a_payload_comes_again_while_its_episode_is_being_forgotten(tmp_path: Path, place: str) -> None:
-    lk = lake.open(tmp_path / "lake", create=True)
+    lk = empty_lake(tmp_path / "lake")
     lk.append([with_payload("one", 1)], run_id="run")
     lk.append([with_payload("other", 2)], run_id="run")
     worker = Worker("maintain", lk.uri, "forget", *id_of(lk, "one"), faults=f"{place} 1 before hold")
@@ -66,7 +67,7 @@ def test_a_payload_comes_again_while_its_episode_is_being_forgotten(tmp_path: Pa
 
 @pytest.mark.parametrize("place", ["commit:blobs", "commit:steps", "commit:episodes"])
 def test_a_writer_of_the_same_payload_is_held_while_it_is_forgotten(tmp_path: Path, place: str) -> None:
-    lk = lake.open(tmp_path / "lake", create=True)
+    lk = empty_lake(tmp_path / "lake")
     lk.append([with_payload("one", 1)], run_id="run")
     file = write_lines(tmp_path / "file.jsonl", [with_payload("two", 1)])
     worker = Worker("ingest", lk.uri, file, "run", 4, faults=f"{place} 1 before hold")
@@ -84,7 +85,7 @@ def test_a_writer_of_the_same_payload_is_held_while_it_is_forgotten(tmp_path: Pa
 def test_shared_payloads_beside_writers_and_forget(tmp_path: Path, seed: int) -> None:
     """Four writers share four payloads while episodes that have them are forgotten, one after the other."""
     rng = random.Random(seed)
-    lk = lake.open(tmp_path / "lake", create=True)
+    lk = empty_lake(tmp_path / "lake")
     lk.append([with_payload(f"before {n}", n) for n in range(4)], run_id="run")
     workers = []
     for writer in range(4):

@@ -9,10 +9,10 @@ import random
 from functools import partial
 from pathlib import Path
 
-import lake
 from lake import Lake
 from lake.errors import LakeAccessError
 from lake.ingest import ingest
+from testkit.copies import empty_lake
 from testkit.disks import disk, grow
 from testkit.fault_log import Faults, seeded
 from testkit.fault_model import Key, Truth, accounted, harm, key, rollouts, view, write_file
@@ -52,7 +52,7 @@ def test_the_disk_fills_up_in_the_middle_of_an_ingest(tmp_path: Path, seed: int)
     rng = random.Random(seed)
     failures = 0
     with disk(tmp_path / "disk", ROOM) as place, Faults() as faults:
-        lk, truth = lake.open(place / "lake", create=True), Truth()
+        lk, truth = empty_lake(place / "lake"), Truth()
         for number in range(4):
             records = rollouts(rng, f"round {number}", PER_ROUND)
             file, _ = write_file(tmp_path / f"{number}.jsonl", records, rng)
@@ -77,7 +77,7 @@ def test_the_disk_fills_up_in_the_middle_of_an_ingest(tmp_path: Path, seed: int)
 def test_a_file_becomes_too_large_in_the_middle_of_an_ingest(tmp_path: Path, seed: int) -> None:
     """As under a quota: small batches fit, then one does not."""
     rng = random.Random(seed)
-    lk, truth = lake.open(tmp_path / "lake", create=True), Truth()
+    lk, truth = empty_lake(tmp_path / "lake"), Truth()
     records = rollouts(rng, "small", 6)
     large = rollouts(rng, "large", 2)
     for record in large:
@@ -114,7 +114,7 @@ def test_the_disk_fills_up_in_the_middle_of_maintenance(tmp_path: Path, seed: in
     rng = random.Random(seed)
     failures = 0
     with disk(tmp_path / "disk", ROOM) as place, Faults() as faults:
-        lk, truth = lake.open(place / "lake", create=True), Truth()
+        lk, truth = empty_lake(place / "lake"), Truth()
         gone: set[Key] = set()
         for number in range(3):
             records = rollouts(rng, f"round {number}", PER_ROUND)

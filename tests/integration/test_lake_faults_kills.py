@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-import lake
 from lake import EpisodeRecord, Lake
 from lake.ingest import ingest
+from testkit.copies import empty_lake
 from testkit.fault_log import Faults, seeded
 from testkit.fault_model import Truth, accounted, conflicts, content, harm, key, resampled, rollouts, view, write_file
 from testkit.processes import Worker, at_the_gate
@@ -40,7 +40,7 @@ def seconds(tmp_path_factory: pytest.TempPathFactory) -> float:
     folder = tmp_path_factory.mktemp("timed")
     rng = random.Random(0)
     file, _ = write_file(folder / "file.jsonl", rollouts(rng, "timed", PER_ROUND), rng)
-    lk = lake.open(folder / "lake", create=True)
+    lk = empty_lake(folder / "lake")
     worker = Worker("ingest", lk.uri, file, "run", 4)
     at_the_gate(worker)
     began = time.monotonic()
@@ -89,7 +89,7 @@ def kill_and_replay(folder: Path, seed: int, kills: int, seconds: float) -> None
     with Faults() as faults:
         for number in range(kills):
             if number % ROUNDS_PER_LAKE == 0:
-                lk, truth = lake.open(folder / f"lake{number}", create=True), Truth()
+                lk, truth = empty_lake(folder / f"lake{number}"), Truth()
             records = rollouts(rng, f"round {number}", PER_ROUND)
             file, _ = write_file(folder / f"round{number}.jsonl", records, rng)
             truth.offer(records)
@@ -130,7 +130,7 @@ def test_killed_while_the_lake_is_made(tmp_path: Path, seed: int) -> None:
             killed = [worker.kill() for worker in workers].count(True)
             faults.inject("kill -9 of two that make a lake and write to it", killed)
             truth.offer(records)
-            lk = lake.open(uri, create=True)
+            lk = empty_lake(uri)
             faults.found(harm(view(lk.snapshot()), truth))
             ingest(lk, file, run_id="run")
             truth.took(records)

@@ -14,11 +14,11 @@ import msgspec
 import polars as pl
 import pytest
 
-import lake
 from lake import EpisodeRecord, Lake, ids
 from lake.errors import LakeAccessError
 from lake.ingest import Report, ingest
 from lake.tables import TABLES
+from testkit.copies import empty_lake
 from testkit.fault_log import Faults, seeded
 from testkit.fault_model import Key, Truth, View, accounted, harm, key, rollouts, view, write_file
 from testkit.lake_worker import compact
@@ -105,7 +105,7 @@ def holding(lk: Lake, episode_ids: list[int]) -> list[str]:
 @seeded()
 def test_maintenance_killed_beside_four_writers(tmp_path: Path, seed: int, operation: str) -> None:
     rng = random.Random(seed)
-    lk, truth = lake.open(tmp_path / "lake", create=True), Truth()
+    lk, truth = empty_lake(tmp_path / "lake"), Truth()
     before = filled(lk, tmp_path, rng, truth)
     lk.name_snapshot("before")
     shown = view(lk.at("before"))
@@ -140,7 +140,7 @@ def test_forgotten_episodes_do_not_come_back(tmp_path: Path, step: int, monkeypa
     numbers = itertools.count(2**40, step)
     monkeypatch.setattr(ids, "fresh_id", lambda: next(numbers))
     rng = random.Random(0)
-    lk, truth = lake.open(tmp_path / "lake", create=True), Truth()
+    lk, truth = empty_lake(tmp_path / "lake"), Truth()
     before = filled(lk, tmp_path, rng, truth)
     chosen = lk.scan("episodes").collect()["episode_id"].to_list()
     lk.retract(chosen)
@@ -158,7 +158,7 @@ def test_forgotten_episodes_do_not_come_back(tmp_path: Path, step: int, monkeypa
 def test_all_of_it_at_once(tmp_path: Path, seed: int) -> None:
     """Every operation in turn beside the writers, none of them killed: whoever loses a race runs again."""
     rng = random.Random(seed)
-    lk, truth = lake.open(tmp_path / "lake", create=True), Truth()
+    lk, truth = empty_lake(tmp_path / "lake"), Truth()
     before = filled(lk, tmp_path, rng, truth)
     chosen = targets(lk, rng)
     retracted, forgotten = dict(list(chosen.items())[:2]), dict(list(chosen.items())[2:])
@@ -187,7 +187,7 @@ def test_all_of_it_at_once(tmp_path: Path, seed: int) -> None:
 def test_writers_that_compact_by_themselves_killed_and_run_again(tmp_path: Path, seed: int) -> None:
     """Four at once; whoever ends a job merges what has become many small files, and some are killed at it."""
     rng = random.Random(seed)
-    lk, truth = lake.open(tmp_path / "lake", create=True), Truth()
+    lk, truth = empty_lake(tmp_path / "lake"), Truth()
     with Faults() as faults:
         for number in range(2):
             files, busy = [], []

@@ -7,9 +7,9 @@ import random
 import time
 from pathlib import Path
 
-import lake
 from lake import EpisodeRecord, Lake
 from lake.ingest import ingest
+from testkit.copies import empty_lake
 from testkit.episodes import write_lines
 from testkit.fault_log import Faults, Harm, seeded
 from testkit.fault_model import content, resampled, rollouts, view
@@ -57,7 +57,7 @@ def settled(lk: Lake, batches: list[list[EpisodeRecord]], faults: Faults) -> Non
 def test_attempts_at_the_same_rollouts_raced_by_three_processes(tmp_path: Path, seed: int) -> None:
     """Each process brings one attempt at all of them; one process is killed and run again."""
     rng = random.Random(seed)
-    lk = lake.open(tmp_path / "lake", create=True)
+    lk = empty_lake(tmp_path / "lake")
     batches = attempts(rng, rollouts(rng, "task", 12), 3)
     files = [write_lines(tmp_path / f"{n}.jsonl", rng.sample(batch, len(batch))) for n, batch in enumerate(batches)]
     workers = [Worker("ingest", lk.uri, file, "run", rng.randint(1, 4)) for file in files]
@@ -78,7 +78,7 @@ def test_attempts_at_the_same_rollouts_raced_by_three_processes(tmp_path: Path, 
 @seeded(5)
 def test_between_every_two_commits_of_a_retry_one_attempt_is_seen(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
-    lk = lake.open(tmp_path / "lake", create=True)
+    lk = empty_lake(tmp_path / "lake")
     batches = attempts(rng, rollouts(rng, "task", 8), 2)
     lk.append(batches[0], run_id="run")
     file = write_lines(tmp_path / "retries.jsonl", batches[1])

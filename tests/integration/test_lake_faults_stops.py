@@ -12,10 +12,10 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-import lake
 from lake import EpisodeRecord, Lake
 from lake.ingest import ingest
 from testkit.clocks import open_with_clock, set_clock
+from testkit.copies import empty_lake
 from testkit.fault_log import Faults, seeded
 from testkit.fault_model import Truth, accounted, harm, rollouts, view, write_file
 from testkit.lake_worker import compact
@@ -70,7 +70,7 @@ def looked_at(lk: Lake, truth: Truth, faults: Faults) -> None:
 )
 def test_stopped_while_compaction_and_vacuum_run(tmp_path: Path, seed: int, place: str) -> None:
     rng = random.Random(seed)
-    lk, truth = lake.open(tmp_path / "lake", create=True), Truth()
+    lk, truth = empty_lake(tmp_path / "lake"), Truth()
     some_files(lk, tmp_path, rng, truth)
     worker, records = stopped(lk, tmp_path, rng, truth, place)
     with Faults() as faults:
@@ -87,7 +87,7 @@ def test_stopped_while_compaction_and_vacuum_run(tmp_path: Path, seed: int, plac
 @seeded()
 def test_stopped_at_random_moments_while_compaction_and_vacuum_run(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
-    lk, truth = lake.open(tmp_path / "lake", create=True), Truth()
+    lk, truth = empty_lake(tmp_path / "lake"), Truth()
     some_files(lk, tmp_path, rng, truth)
     records = rollouts(rng, "stopped", 24)
     file, _ = write_file(tmp_path / "stopped.jsonl", records, rng)
@@ -194,7 +194,7 @@ def test_accepted_while_vacuum_is_about_to_drop_it(tmp_path: Path) -> None:
 def test_a_commit_whose_acknowledgement_is_lost(tmp_path: Path, place: str, number: int) -> None:
     """The storage took it, the answer did not come, the client sent it again: it stands once."""
     rng = random.Random(0)
-    lk, truth = lake.open(tmp_path / "lake", create=True), Truth()
+    lk, truth = empty_lake(tmp_path / "lake"), Truth()
     records = rollouts(rng, "task", 12)
     file, _ = write_file(tmp_path / "file.jsonl", records, rng)
     worker = Worker("ingest", lk.uri, file, "run", 4, faults=f"{place} {number} after repeat")
@@ -211,7 +211,7 @@ def test_a_commit_whose_acknowledgement_is_lost(tmp_path: Path, place: str, numb
 @pytest.mark.parametrize("table", ["episodes", "steps", "tokens", "jobs"])
 def test_a_rewrite_whose_acknowledgement_is_lost(tmp_path: Path, table: str) -> None:
     rng = random.Random(0)
-    lk, truth = lake.open(tmp_path / "lake", create=True), Truth()
+    lk, truth = empty_lake(tmp_path / "lake"), Truth()
     some_files(lk, tmp_path, rng, truth)
     worker = Worker("maintain", lk.uri, "compact", faults=f"commit:{table} 1 after repeat")
     at_the_gate(worker)

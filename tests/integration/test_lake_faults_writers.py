@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import lake
 from lake import EpisodeRecord, Lake
 from lake.ingest import Report, ingest
+from testkit.copies import empty_lake
 from testkit.fault_log import Faults, seeded
 from testkit.fault_model import Truth, accounted, conflicts, content, harm, key, resampled, rollouts, view, write_file
 from testkit.processes import Worker, at_the_gate
@@ -64,7 +64,7 @@ def settled(lk: Lake, offered: list[list[EpisodeRecord]], truth: Truth, faults: 
 def test_writers_at_once(tmp_path: Path, seed: int, writers: int) -> None:
     """Each has a file of its own and one that all share, so that some batches are disjoint and some collide."""
     rng = random.Random(seed)
-    lk, truth = lake.open(tmp_path / "lake", create=True), Truth()
+    lk, truth = empty_lake(tmp_path / "lake"), Truth()
     shared = rollouts(rng, "shared", SHARED)
     workers, offered, bad_lines = [], [], 0
     for number in range(writers):
@@ -89,7 +89,7 @@ def test_writers_at_once(tmp_path: Path, seed: int, writers: int) -> None:
 def race(folder: Path, seed: int, *, killed: bool) -> None:
     """Three processes, three batch sizes, two files that overlap; of the overlap some is resampled in one of them."""
     rng = random.Random(seed)
-    lk, truth = lake.open(folder / "lake", create=True), Truth()
+    lk, truth = empty_lake(folder / "lake"), Truth()
     common = rollouts(rng, "common", 16)
     one = rollouts(rng, "one", 12) + common
     two = [resampled(record, rng) if rng.random() < 0.3 else record for record in common] + rollouts(rng, "two", 12)

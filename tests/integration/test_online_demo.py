@@ -1,8 +1,8 @@
-"""The demo and its loop, for real but small: every number through the lake, the same numbers twice."""
+"""The demo and its loop, for real but small: every number through the lake, the same numbers twice.
 
-import os
-import subprocess
-import sys
+At full size with two rounds it runs in `.ci/run`, at full length in the slow tests.
+"""
+
 from pathlib import Path
 
 import polars as pl
@@ -12,9 +12,21 @@ from polars.testing import assert_frame_equal
 import lake
 from lake.errors import UsageError
 from lake.lake import Lake
+from testkit.command_line import runner
+from trainer.online.config import LoopConfig
 from trainer.online.demo import AFTER, BEFORE, RUN, TRACES, DemoConfig, DemoResult, free_lake_folder, run_demo
 
-SMALL = DemoConfig(iterations=2, traces=400, held_out=20)
+STARTS = 12
+
+
+class SmallConfig(DemoConfig):
+    """Rounds of fewer starts."""
+
+    def loop(self) -> LoopConfig:
+        return super().loop().model_copy(update={"starts": STARTS})
+
+
+SMALL = SmallConfig(iterations=2, traces=400, held_out=10)
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +40,15 @@ def test_the_result_is_what_the_lake_says(demo: tuple[Lake, DemoResult, list[str
     target, result, said = demo
     found = target.sql("SELECT run_id, count(*) AS n, avg(env_return) AS success FROM episodes GROUP BY 1")
     rows = {row["run_id"]: row for row in found.iter_rows(named=True)}
-    assert {name: row["n"] for name, row in rows.items()} == {TRACES: 400, BEFORE: 20, AFTER: 20, RUN: 512}
+    assert {name: row["n"] for name, row in rows.items()} == {
+        TRACES: 400,
+        BEFORE: 10,
+        AFTER: 10,
+        RUN: 2 * STARTS * 8,
+    }
     assert rows[BEFORE]["success"] == pytest.approx(result.before)
     assert rows[AFTER]["success"] == pytest.approx(result.after)
-    assert (result.iterations, result.episodes) == (2, 512)
+    assert (result.iterations, result.episodes) == (2, 2 * STARTS * 8)
     assert sum(line.startswith("round ") for line in said) == 2
     assert target.scan("rejects").collect().is_empty()
 
@@ -56,7 +73,7 @@ def test_siblings_start_alike_and_the_policy_version_is_the_round(demo: tuple[La
         " FROM episodes WHERE run_id = ? GROUP BY 1",
         [RUN],
     )
-    assert groups.height == 64
+    assert groups.height == 2 * STARTS
     assert groups["n"].unique().to_list() == groups["meant"].unique().to_list() == [8]
     assert groups["starts"].unique().to_list() == [1]
     assert (groups["low"] == groups["high"]).all()
@@ -134,12 +151,18 @@ def test_a_taken_folder_is_never_overwritten(tmp_path: Path) -> None:
         (["--iterations", "x"], "not a valid integer"),
     ],
 )
-def test_options_that_cannot_be_meant(arguments: list[str], words: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from lake.cli import main; main()", "demo", *arguments]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=os.environ)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
+def test_options_that_cannot_be_meant(
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = runner(monkeypatch, capsys)("demo", *arguments)
+    assert done.code == 2
+    assert words in done.err
+    assert "Traceback" not in done.err
     assert not list(tmp_path.iterdir())
 
 

@@ -16,6 +16,7 @@ from pipelines.credit import GiGPO, summarise
 from pipelines.credit.estimators.batch_std import BatchStd
 from pipelines.credit.integrity import IntegrityConfig
 from pipelines.credit.job import run_credit, with_step_source
+from testkit.copies import empty_lake
 
 TERMINAL = GiGPO(step_source="terminal_score")
 
@@ -35,7 +36,7 @@ def fill(target: Lake, records: list[EpisodeRecord]) -> None:
 @pytest.fixture
 def target(tmp_path: Path) -> Lake:
     """Two groups of run r (one mixed, one dead) and one mixed group of run s."""
-    made = lake.open(tmp_path / "lake", create=True)
+    made = empty_lake(tmp_path / "lake")
     fill(made, [record("t", i, float(i % 2), "abc"[: i + 1]) for i in range(3)])
     fill(made, [record("dead", i, 1.0, "xy") for i in range(2)])
     fill(made, [record("t", i, float(i), "ab", run="s") for i in range(2)])
@@ -160,7 +161,7 @@ def test_what_cannot_be_meant_is_refused(
 
 def test_an_empty_lake_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataRefusedError, match="holds no episodes"):
-        run_credit(lake.open(tmp_path / "empty", create=True), GiGPO())
+        run_credit(empty_lake(tmp_path / "empty"), GiGPO())
 
 
 def test_summary_of_a_skipped_job_equals_the_first(target: Lake) -> None:

@@ -94,7 +94,9 @@ def test_a_weighted_reward_is_written_under_its_name(lk: Lake) -> None:
     assert set(rows["scorer_version"]) == {report.version}
     assert set(rows["job_id"]) == {report.job_id}
     assert set(rows["series_id"]) == {report.series_id}
-    assert rows["error"].to_list()[:2] == ["unknown: two (no judge)", None]
+    assert rows["reason"].to_list()[:2] == ["unknown: two (no judge)", None]
+    assert rows["error"].null_count() == 6, "the component failed, the reward did not"
+    assert report.reasons == {"unknown: two (no judge)": 1}
     assert json.loads(rows["metrics"][1]) == {"one": 0.0, "two": 0.5}
     assert lk.sql("SELECT count(*) FROM scores WHERE scorer IN ('one', 'two')").item() == 12
     job = lk.sql("SELECT * FROM job_runs WHERE kind = 'reward'").to_dicts()[0]
@@ -107,8 +109,8 @@ def test_an_episode_that_a_component_never_scored_is_unknown(lk: Lake) -> None:
     score(lk, "one", {("left", 0): 1.0})
     run_reward(lk, reward("one"))
     assert found(lk) == {**all_of(None), ("left", 0): 1.0}
-    why = lk.sql("SELECT DISTINCT error FROM scores WHERE scorer = 'mine' AND value IS NULL")
-    assert why["error"].to_list() == ["unknown: one (no score of one@1)"]
+    why = lk.sql("SELECT DISTINCT reason FROM scores WHERE scorer = 'mine' AND value IS NULL")
+    assert why["reason"].to_list() == ["unknown: one (no score of one@1)"]
 
 
 def test_sql_and_renormalised_rewards(lk: Lake) -> None:
@@ -134,6 +136,8 @@ def test_levels(lk: Lake, level: Any) -> None:
     expected = all_of(11.0) | (of_steps if level == "both" else {})
     assert found(lk) == expected
     assert report.rows == len(expected)
+    assert (report.known, report.unknown) == (6, 0), "of episodes, whatever their steps have"
+    assert (report.known_steps, report.unknown_steps) == ((3, 1) if level == "both" else (0, 0))
 
 
 def test_a_component_without_a_score_of_the_step_makes_it_unknown(lk: Lake) -> None:
@@ -207,7 +211,7 @@ def test_nothing_is_done_twice(lk: Lake) -> None:
     first = run_reward(lk, reward("one"))
     again = run_reward(lk, reward("one"))
     assert again == RewardReport(
-        **first.model_dump() | {"job_id": None, "skipped": True, "unchanged": 6, "rows": 0, "known": 0, "unknown": 0}
+        **first.model_dump() | {"job_id": None, "skipped": True, "unchanged": 6, "rows": 0, "known": 0}
     )
     assert jobs_of(lk) == 1
     forced = run_reward(lk, reward("one"), force=True)

@@ -158,6 +158,55 @@ def test_the_key_is_nowhere_in_the_lake(lk: Lake, tmp_path: Path, server: JudgeS
             assert KEY not in values, path
 
 
+LOOSE = """
+import os
+key = lambda: os.environ["OPENAI_API_KEY"]
+
+@reward_function(requires_network=True)
+def loose(messages, rollout_index, **kwargs):
+    print("my key is", key())
+    if rollout_index == 1:
+        raise ValueError(f"no luck with {key()}")
+    if rollout_index == 2:
+        return EvaluateResult(score=1.0, error="x" * 1985 + key())
+    outputs = [StepOutput(step_index=0, base_reward=1.0, reason=key())]
+    metrics = {key(): MetricResult(1.0, reason=f"<{key()}>")}
+    return EvaluateResult(score=1.0, reason=key() + "!" + key(), metrics=metrics, step_outputs=outputs)
+
+@reward_function(requires_network=True)
+def wordy(messages, **kwargs):
+    raise ValueError("a" * 1950 + key() * 4)
+"""
+
+
+@pytest.mark.parametrize("name", ["loose", "wordy"])
+def test_a_function_that_gives_the_key_away_gives_stars(
+    name: str, lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    config = ScoreConfig(allow_network=True)
+    report = run_score(lk, f"{module(tmp_path, LOOSE)}:{name}", config=config)
+    rows = str(score_rows(lk))
+    assert report.scored == 6
+    assert "***" in rows
+    for text in (rows, report.model_dump_json()):
+        assert KEY not in text
+        assert KEY[:12] not in text, "not a part of it either, where a text was cut"
+    if name == "loose":
+        assert "my key is ***" in report.printed
+        row = score_rows(lk, "reason, metrics", "rollout_index = 0 AND step_index IS NULL")[0]
+        assert row["reason"] == "***!***"
+        assert '"***":' in row["metrics"]
+        assert "<***>" in row["metrics"]
+
+
+def test_equal_questions_of_two_calls_are_two_answers(lk: Lake, tmp_path: Path, server: JudgeServer) -> None:
+    text = JUDGED.replace("judge.ask(messages[-1].content, temperature=0)", 'judge.ask("same", temperature=0)')
+    config = ScoreConfig(allow_network=True, concurrency=2)
+    report = run_score(lk, f"{module(tmp_path, text)}:one_by_one", config=config)
+    assert report.answers == len(server.requests) == 6
+
+
 def test_only_named_variables_reach_the_worker(lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAMED", "yes")
     monkeypatch.setenv("SECRET", "no")

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import lake
 from lake.errors import UsageError
 from pipelines.score.sandbox import FunctionSource, Sandbox, SandboxLimits, inspect_function, launch, seat
 from pipelines.score.sandbox.levels import obstacle
@@ -406,3 +407,23 @@ def test_the_trusted_level_lets_the_network_through(tmp_path: Path) -> None:
         assert values(path, name, {}, max_level="none", min_level="none") == [1.0]
         with held(path, name) as sandbox:
             assert sandbox.call([{}])[0].kind == "exception"
+
+
+def test_a_lake_beside_the_function_or_one_folder_deeper_cannot_be_read(tmp_path: Path) -> None:
+    """It holds the answers, and what became of the siblings."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "words.txt").write_text("known")
+    lakes = [tmp_path / "L", tmp_path / "data" / "L"]
+    for folder in lakes:
+        lake.open(folder, create=True)
+    path = tmp_path / "spy.py"
+    path.write_text("def spy(places, **_):\n    return [open(place).read(5) for place in places]\n")
+    logs = [str(folder / "jobs" / "_delta_log" / f"{0:020d}.json") for folder in lakes]
+    assert [len(Path(log).read_text()) > 5 for log in logs] == [True, True], "it can be read in the open"
+    with Sandbox(FunctionSource(str(path), "spy", "pointwise"), SandboxLimits()) as sandbox:
+        words, *spied = sandbox.call(
+            [{"places": [str(tmp_path / "data" / "words.txt")]}, *({"places": [x]} for x in logs)]
+        )
+    assert words.value == ["known"]
+    assert [outcome.kind for outcome in spied] == ["exception", "exception"]
+    assert all("PermissionError" in str(outcome.error) for outcome in spied)

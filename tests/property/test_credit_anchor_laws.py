@@ -40,6 +40,7 @@ from testkit.anchor_keys import (
     partition,
     steps_frame,
 )
+from testkit.examples import examples
 
 STATES = ["", "a 1", "a 22", "b 1", "Error: a 1", "abcdefgh", "abcdefgi"]
 STATES += ['{"x": 1, "t": 2}', '{"t":3,"x":1.0}', "[1]", "[1.0 ]"]
@@ -168,7 +169,7 @@ def spelled(draw: st.DrawFn, value: Any) -> str:
     return json.dumps(value, ensure_ascii=draw(st.booleans()))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(80))
 @given(st.data(), JSON)
 def test_equal_json_values_have_one_form(data: st.DataObject, value: Any) -> None:
     one, other = data.draw(spelled(value)), data.draw(spelled(value))
@@ -179,7 +180,7 @@ def test_equal_json_values_have_one_form(data: st.DataObject, value: Any) -> Non
     assert form.isascii()
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(80))
 @given(JSON, JSON, st.sampled_from([(), ("a",), ("$.a",), ("$.*.b", "c")]))
 def test_forms_are_equal_exactly_where_values_are(one: Any, other: Any, drop: tuple[str, ...]) -> None:
     names = frozenset(field for field in drop if field[0] != "$")
@@ -189,7 +190,7 @@ def test_forms_are_equal_exactly_where_values_are(one: Any, other: Any, drop: tu
     assert (forms[0] == forms[1]) == (naive_json(texts[0], drop) == naive_json(texts[1], drop))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(80))
 @given(st.text('{}[]",:0123eE.-tfn \\', max_size=8))
 def test_json_is_what_the_standard_library_says(text: str) -> None:
     try:

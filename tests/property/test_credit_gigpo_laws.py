@@ -14,10 +14,11 @@ from polars.testing import assert_frame_equal
 from pipelines.credit import GiGPO
 from pipelines.credit.flags import Flag
 from testkit.credit_strategies import SCORES, configs, frame, step_rows
+from testkit.examples import examples
 
 Rows = list[dict[str, Any]]
 KEYS = ["episode_id", "step_index"]
-law = settings(deadline=None, max_examples=50)
+law = settings(deadline=None, max_examples=examples(30))
 
 
 def advantages(rows: Rows, config: GiGPO) -> pl.DataFrame:

@@ -14,6 +14,7 @@ from pipelines.credit.group_diagnostics import SCHEMA, group_diagnostics
 from pipelines.credit.integrity import IntegrityConfig, IntegrityReport, check_groups
 from testkit import group_oracle
 from testkit.credit_strategies import configs, frame, step_rows
+from testkit.examples import examples
 
 Row = dict[str, Any]
 EPISODES = {
@@ -84,7 +85,7 @@ def assert_alike(found: list[Row], expected: list[Row]) -> None:
             assert ours[name] == wanted, (name, ours, theirs)
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=examples(50))
 @given(groups(), configs(episode_source="score"))
 def test_figures_equal_the_oracle(drawn: tuple[list[Row], list[Row]], config: GiGPO) -> None:
     rows, known = drawn
@@ -97,7 +98,7 @@ def test_figures_equal_the_oracle(drawn: tuple[list[Row], list[Row]], config: Gi
     assert_alike(found.to_dicts(), expected)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(30))
 @given(groups(), configs(episode_source="score"))
 def test_figures_agree_with_the_summary(drawn: tuple[list[Row], list[Row]], config: GiGPO) -> None:
     """What is added up over groups is what is counted over rows, but for episodes without an active step."""
@@ -132,7 +133,7 @@ def test_figures_do_not_depend_on_what_they_are_computed_with(
     assert pl.concat(one_by_one).collect().equals(expected)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(50))
 @given(groups(inactive=False))
 def test_findings_equal_the_oracle(drawn: tuple[list[Row], list[Row]]) -> None:
     rows, known = drawn

@@ -50,3 +50,24 @@ def test_different_keys_whose_bits_agree_are_noticed(monkeypatch: pytest.MonkeyP
 def test_without_room_for_a_hash_it_declines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_sort, "_WORD_BITS", 13)
     assert packed_sort.gather(np.array([1, 1]), segments([[1, 1]])) is None
+
+
+@given(GROUPS, st.integers(1, 5))
+def test_pieces_do_not_show(groups: list[list[int]], rows: int) -> None:
+    """However few groups are sorted at a time, the order is the same."""
+    keys = np.array([key for group in groups for key in group], np.int64)
+    whole = packed_sort.gather(keys, segments(groups))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed_sort, "_PIECE", rows)
+        pieces = packed_sort.gather(keys, segments(groups))
+    assert whole is not None
+    assert pieces is not None
+    assert all((one == other).all() for one, other in zip(whole, pieces, strict=True))
+
+
+@given(GROUPS)
+def test_distinct_values_of_each_run_are_counted(groups: list[list[int]]) -> None:
+    # Values differ in their high bits, as hashes do: the lowest make room for the number of the run.
+    values = np.array([key % 4 + (key >> 61 << 2) for group in groups for key in group], np.uint64) << np.uint64(59)
+    expected = [len(set(part.tolist())) for part in np.split(values, segments(groups).starts_K[1:])]
+    assert packed_sort.distinct(values, segments(groups)).tolist() == expected

@@ -12,8 +12,9 @@ from polars.testing import assert_frame_equal
 
 from lake.ids import text_hash
 from pipelines.credit import GiGPO, SimilarText
-from pipelines.credit.gigpo_sql import gigpo_relation
+from pipelines.credit.estimator_sql import estimator_relation
 from testkit.credit_strategies import configs, frame, step_rows
+from testkit.examples import examples
 from testkit.gigpo_oracle import exact_keys, gigpo, similar_keys
 
 NUMBERS = ["return_to_go", "a_episode", "a_step", "advantage"]
@@ -36,7 +37,7 @@ def assert_same(found: pl.DataFrame, wanted: pl.DataFrame) -> None:
     assert_frame_equal(found.select(NUMBERS), wanted.select(NUMBERS), abs_tol=1e-9, rel_tol=1e-9)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(120))
 @given(rows=step_rows(), config=configs(), hashed=st.booleans())
 def test_oracle(rows: list[dict[str, Any]], config: GiGPO, hashed: bool) -> None:
     steps = frame(rows) if hashed else frame(rows).drop("state_hash")
@@ -44,7 +45,7 @@ def test_oracle(rows: list[dict[str, Any]], config: GiGPO, hashed: bool) -> None
     assert_same(found, expected(rows, config, found.schema, hashed=hashed))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(50))
 @given(
     rows=step_rows(max_groups=2),
     config=configs(),
@@ -63,13 +64,13 @@ def test_oracle_with_similar_states(
     assert_same(found, expected(rows, config, found.schema, hashed=False))
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(40))
 @given(rows=step_rows(), config=configs())
 def test_sql_twin(rows: list[dict[str, Any]], config: GiGPO) -> None:
     steps = frame(rows)
     connection = duckdb.connect()
     connection.register("some_steps", steps.to_arrow())
-    found = gigpo_relation(connection, config, "some_steps").pl()
+    found = estimator_relation(connection, config, "some_steps").pl()
     assert_same(found, config.advantages(steps.lazy()).collect())
 
 
@@ -91,11 +92,11 @@ def test_sql_twin_on_episodes_longer_than_any_power_of_gamma(gamma: float) -> No
     config = GiGPO(gamma=gamma, step_norm="mean_norm")
     connection = duckdb.connect()
     connection.register("steps", steps.to_arrow())
-    found = gigpo_relation(connection, config, "steps").pl()
+    found = estimator_relation(connection, config, "steps").pl()
     assert_same(found, config.advantages(steps.lazy()).collect())
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(25))
 @given(rows=step_rows(), config=configs(), layout=st.integers(1, 4))
 def test_lazy_eager_streaming_and_files(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], config: GiGPO, layout: int
@@ -110,7 +111,7 @@ def test_lazy_eager_streaming_and_files(
     assert_frame_equal(lazy.collect(engine="streaming"), eager, check_exact=True)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(25))
 @given(rows=step_rows(), config=configs())
 def test_a_later_filter_does_not_reach_into_the_groups(rows: list[dict[str, Any]], config: GiGPO) -> None:
     lazy = config.advantages(frame(rows).lazy())
@@ -131,4 +132,4 @@ def test_ids_may_be_text(rows: list[dict[str, Any]], config: GiGPO) -> None:
     found = config.advantages(named.lazy()).collect()
     wanted = config.advantages(steps.lazy()).collect()
     assert_frame_equal(found.drop("episode_id", "group_id"), wanted.drop("episode_id", "group_id"), check_exact=True)
-    assert_same(gigpo_relation(connection, config, "steps").pl(), found)
+    assert_same(estimator_relation(connection, config, "steps").pl(), found)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from lake import ids
 from pipelines.groupings import DropFailed, Grouping, MergeRuns, StalenessCap, Subsample, regroup
 from pipelines.lots import draw_lots
+from testkit.examples import examples
 
 Row = dict[str, Any]
 SCHEMA = {
@@ -114,7 +115,7 @@ def as_rows(groups: Groups, definition: str) -> set[tuple[int, int, int, int]]:
     }
 
 
-@settings(max_examples=120)
+@settings(max_examples=examples(60))
 @given(st.lists(STEPS, min_size=1, max_size=3), collections())
 def test_steps_in_order_make_the_groups_of_the_obvious_ones(steps: list[Any], rows: list[Row]) -> None:
     grouping = Grouping(name="g", steps=tuple(steps))

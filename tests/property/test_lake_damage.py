@@ -24,6 +24,7 @@ from lake.frames import episodes_frame, steps_frame, tokens_frame
 from lake.ingest import ingest
 from lake.records import EpisodeRecord, Reject, identify
 from lake.tables import TABLES
+from testkit.copies import empty_lake
 from testkit.episodes import assert_whole, episode, line
 
 RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -168,7 +169,7 @@ def test_a_damaged_file_is_ingested_to_its_end_and_accounted_for(
     folder = tmp_path_factory.mktemp("damaged")
     path = folder / "file"
     path.write_bytes(damaged(GOOD[name], changes) or b" \n{}")
-    lk = lake.open(folder / "lake", create=True)
+    lk = empty_lake(folder / "lake")
     first = ingest(lk, path, format_name=name, batch_size=batch_size)
     assert first.records == first.new + first.present + first.rejected
     assert assert_whole(lk.snapshot()) == first.new

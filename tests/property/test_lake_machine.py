@@ -29,6 +29,7 @@ from lake import EpisodeRecord, ids
 from lake.errors import LakeAccessError
 from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
+from testkit.copies import empty_lake
 from testkit.episodes import episode
 from testkit.fault_model import Content, Key, content, key, resampled, view
 from testkit.lake_worker import compact
@@ -57,7 +58,7 @@ class LakeMachine(RuleBasedStateMachine):
         self.named: dict[str, dict[Key, Content]] = {}
 
     def opened(self) -> lake.Lake:
-        return lake.open(Path(self.folder.name) / "lake", create=True, clock=self.clock, compact_above=12)
+        return empty_lake(Path(self.folder.name) / "lake", clock=self.clock, compact_above=12)
 
     def clock(self) -> datetime:
         """No two looks at it are the same."""

@@ -3,13 +3,10 @@
 Records are drawn over all their fields: unknown, empty, zero, huge and any text. The oracle is the record itself.
 """
 
-import atexit
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +15,11 @@ import polars as pl
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-import lake
 from lake import EpisodeRecord, Lake, StepRecord, TokensRecord
 from lake.ingest import ingest
 from lake.records import RELATIONS, STATUSES, identify
 from lake.tables import EPISODES, STEPS, TOKENS
+from testkit.copies import empty_lake
 from testkit.episodes import assert_same, assert_whole, contents, line, write_lines
 
 # Not shrunk: an example costs a lake, and a failing one is small enough to read.
@@ -126,16 +123,9 @@ EPISODES_OF_ONE_RUN = st.lists(EPISODE, min_size=1, max_size=5, unique_by=episod
 
 @contextmanager
 def fresh_lake() -> Iterator[Lake]:
-    """A lake of its own for every example: a copy of an empty one, which is quicker than making it."""
+    """A lake of its own for every example."""
     with tempfile.TemporaryDirectory(prefix="round-trip-") as folder:
-        yield lake.open(shutil.copytree(empty_lake(), Path(folder, "lake")))
-
-
-@cache
-def empty_lake() -> str:
-    folder = tempfile.mkdtemp(prefix="empty-lake-")
-    atexit.register(shutil.rmtree, folder)
-    return lake.open(Path(folder, "lake"), create=True).uri
+        yield empty_lake(Path(folder, "lake"))
 
 
 def record_in(lk: Lake, *batches: list[EpisodeRecord]) -> None:

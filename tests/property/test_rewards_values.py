@@ -50,8 +50,8 @@ def test_weighted_sums(table: tuple[list[float], list[list[float | None]]], reno
     ):
         expected = weighted(row, weights, renormalise=renormalise)
         assert (value is None) == (expected is None)
-        assert (error is None) == (expected is not None)
-        assert (reason is not None) == (expected is not None and None in row)
+        assert error is None
+        assert (reason is not None) == (None in row and (expected is None or renormalise))
         assert list(json.loads(metrics).values()) == row
         if expected is not None:
             scale = sum(abs(score or 0.0) * weight for score, weight in zip(row, weights, strict=True))
@@ -86,11 +86,11 @@ def test_a_sum_in_sql_is_the_sum(table: tuple[list[float], list[list[float | Non
     ("row", "options", "value", "reason", "error"),
     [
         ([1.0, 0.5], {}, 2.0, None, None),
-        ([1.0, None], {}, None, None, "unknown: s1 (no judge)"),
-        ([None, None], {}, None, None, "unknown: s0 (NULL); s1 (no judge)"),
+        ([1.0, None], {}, None, "unknown: s1 (no judge)", None),
+        ([None, None], {}, None, "unknown: s0 (NULL); s1 (no judge)", None),
         ([1.0, None], {"on_null": "renormalise"}, 3.0, "renormalised without s1 (no judge)", None),
         ([None, 0.5], {"on_null": "renormalise"}, 1.5, "renormalised without s0 (NULL)", None),
-        ([None, None], {"on_null": "renormalise"}, None, None, "unknown: s0 (NULL); s1 (no judge)"),
+        ([None, None], {"on_null": "renormalise"}, None, "unknown: s0 (NULL); s1 (no judge)", None),
         ([0.0, 0.0], {"on_null": "renormalise"}, 0.0, None, None),
     ],
 )
@@ -102,7 +102,7 @@ def test_reasons(row: list[Any], options: Any, value: Any, reason: Any, error: A
 
 
 @pytest.mark.parametrize(
-    ("sql", "row", "value", "error"),
+    ("sql", "row", "value", "why"),
     [
         ("s0 / s1", [1.0, 0.0], None, "the formula gives no finite number"),
         ("ln(s0)", [0.0, 1.0], None, "the formula gives no finite number"),
@@ -112,9 +112,11 @@ def test_reasons(row: list[Any], options: Any, value: Any, reason: Any, error: A
         ("CASE WHEN s0 > 0 THEN 1 END", [0.0, 2.0], None, "the formula gives no finite number"),
     ],
 )
-def test_formulas_that_fail_are_unknown(sql: str, row: list[Any], value: Any, error: Any) -> None:
+def test_formulas_that_fail_are_unknown(sql: str, row: list[Any], value: Any, why: Any) -> None:
+    """An unknown component is a reason; a formula that gives no number of known ones is an error."""
     found = rewarded(frame([row]), defined([1.0, 1.0], sql=sql))
-    assert (found["value"].item(), found["error"].item()) == (value, error)
+    column, other = ("error", "reason") if None not in row else ("reason", "error")
+    assert (found["value"].item(), found[column].item(), found[other].item()) == (value, why, None)
 
 
 def test_an_overflowing_sum_is_unknown() -> None:

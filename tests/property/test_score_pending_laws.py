@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import lake
 from lake import Lake
 from lake.errors import UsageError
 from pipelines.score.config import ScoreConfig
 from pipelines.score.job import run_score
 from pipelines.score.rollouts import Rollout
+from testkit.copies import empty_lake
 from testkit.score_lakes import InProcess, conversation
 
 TASKS = 3
@@ -39,7 +39,7 @@ class History:
     """A lake, what is in it, and what one scorer has made of it."""
 
     def __init__(self, folder: Path, *, grouped: bool) -> None:
-        self.lk: Lake = lake.open(folder, create=True)
+        self.lk: Lake = empty_lake(folder)
         self.grouped = grouped
         self.places: dict[int, tuple[int, int]] = {}
         """episode_id -> task and number."""
@@ -48,17 +48,18 @@ class History:
         """Pointwise: episode -> its newest score failed."""
         self.groups: dict[int, tuple[set[int], bool]] = {}
         """Group-wise: task -> the siblings of its newest score, and whether it failed."""
-        for task in range(TASKS):
-            self.add(task)
+        self.add(*range(TASKS))
 
-    def add(self, task: int) -> None:
-        number = self.next[task]
-        self.next[task] += 1
-        self.lk.append([conversation(f"t{task}", number, turns=1)], run_id="r")
-        found = self.lk.sql(
-            "SELECT episode_id FROM episodes WHERE task_id = ? AND rollout_index = ?", [f"t{task}", number]
-        )
-        self.places[found.item()] = (task, number)
+    def add(self, *tasks: int) -> None:
+        """A new episode of each task."""
+        added = {(f"t{task}", self.next[task]): task for task in tasks}
+        self.lk.append([conversation(name, number, turns=1) for name, number in added], run_id="r")
+        found = self.lk.scan("episodes").select("episode_id", "task_id", "rollout_index").collect()
+        for episode_id, name, number in found.iter_rows():
+            if (name, number) in added:
+                self.places[episode_id] = (added[name, number], number)
+        for task in tasks:
+            self.next[task] += 1
 
     def remove(self, which: int, forget: bool) -> None:
         if len(self.places) > 1:

@@ -13,13 +13,13 @@ from typing import Any, TypeAlias
 
 import polars as pl
 
-import lake
 from lake import EpisodeRecord, Lake, StepRecord
 from lake.errors import ConflictError
 from lake.tables import TABLES
 from pipelines.credit.estimators.protocol import Estimator
 from pipelines.credit.integrity import IntegrityConfig
 from pipelines.credit.job import CreditReport, run_credit
+from testkit.copies import empty_lake
 
 Inputs: TypeAlias = frozenset[tuple[int, float | None]]
 """A group as a job sees it: members and their scores."""
@@ -52,7 +52,7 @@ class History:
     """Per series and group, what its newest rows were computed from."""
 
     def __post_init__(self) -> None:
-        self.lk: Lake = lake.open(self.folder / "lake", create=True)
+        self.lk: Lake = empty_lake(self.folder / "lake")
 
     # ------------------------------------------------------------ what happens
 

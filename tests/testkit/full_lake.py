@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 
 import polars as pl
 
-import lake
 from lake import Lake
 from lake.columns import Type
 from lake.tables import TABLES
+from testkit.copies import copied, empty_lake
 from testkit.episodes import episode
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -173,8 +173,11 @@ def add_round(lk: Lake, number: int, *, fail: bool = False) -> None:
 
 def full_lake(folder: Path) -> Lake:
     """Two rounds that succeeded, and one whose judging job failed."""
-    lk = lake.open(folder, create=True)
-    add_round(lk, 0)
-    add_round(lk, 1, fail=True)
-    add_round(lk, 2)
-    return lk
+
+    def make(template: Path) -> None:
+        lk = empty_lake(template)
+        add_round(lk, 0)
+        add_round(lk, 1, fail=True)
+        add_round(lk, 2)
+
+    return copied("three rounds", make, folder)

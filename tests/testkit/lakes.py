@@ -12,11 +12,11 @@ from typing import Any
 
 import polars as pl
 
-import lake
 from lake import Lake
 from lake.records import EpisodeRecord, StepRecord
 from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
+from testkit.copies import copied, empty_lake
 
 RUN = "demo"
 
@@ -85,7 +85,9 @@ def sample_episodes() -> list[EpisodeRecord]:
 
 def build_lake(folder: Path, episodes: Sequence[EpisodeRecord] | None = None, *, run_id: str = RUN) -> Lake:
     """A lake with episodes (`sample_episodes` unless given), recorded by one collect job."""
-    lk = lake.open(folder, create=True)
+    if episodes is None and run_id == RUN:
+        return copied("sample", lambda template: build_lake(template, sample_episodes()), folder)
+    lk = empty_lake(folder)
     with lk.job(kind="collect", run_id=run_id, parameters={"environment": "maze"}) as job:
         counts = job.record(sample_episodes() if episodes is None else episodes)
         job.counts |= {"rows_out": counts.new, "rejected": counts.rejected}
@@ -140,7 +142,10 @@ def add_training(
 
 def full_lake(folder: Path) -> Lake:
     """A lake with episodes, one credit job and one training job."""
-    lk = build_lake(folder)
-    add_credit(lk)
-    add_training(lk)
-    return lk
+
+    def make(template: Path) -> None:
+        lk = build_lake(template)
+        add_credit(lk)
+        add_training(lk)
+
+    return copied("episodes, credit and training", make, folder)

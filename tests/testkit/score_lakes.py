@@ -6,10 +6,10 @@ from typing import Any
 
 import polars as pl
 
-import lake
 from lake import EpisodeRecord, Lake, Snapshot, StepRecord
 from pipelines.score.rollouts import Rollout, parts, read_rollouts
 from pipelines.score.rows import Reading, Scored, add_result
+from testkit.copies import copied, empty_lake
 
 
 def conversation(
@@ -47,9 +47,12 @@ def conversation(
 
 def conversations(folder: Path, tasks: int = 3, siblings: int = 3, **fields: Any) -> Lake:
     """A lake of some groups, in run `r`."""
-    lk = lake.open(folder, create=True)
-    lk.append([conversation(f"t{t}", i, **fields) for t in range(tasks) for i in range(siblings)], run_id="r")
-    return lk
+
+    def make(template: Path) -> None:
+        records = [conversation(f"t{t}", i, **fields) for t in range(tasks) for i in range(siblings)]
+        empty_lake(template).append(records, run_id="r")
+
+    return copied(f"{tasks} x {siblings} conversations {sorted(fields.items())}", make, folder)
 
 
 def module(folder: Path, text: str, name: str = "rewards.py") -> str:

@@ -26,7 +26,7 @@ def inputs(scorer: Scorer, episodes: Sequence[Row], **tables: Sequence[Row]) -> 
 
 
 def scored(scorer: Scorer, episodes: Sequence[Row], **tables: Sequence[Row]) -> pl.DataFrame:
-    """Scores, after a look at what must hold of all: every episode once, keys unique, a reason for what is unknown."""
+    """Scores, after a look at what must hold of all: every episode once, keys unique, and why for what is unknown."""
     frame = scorer.scores(inputs(scorer, episodes, **tables))
     assert_sound(frame, [row["episode_id"] for row in episodes])
     return frame
@@ -36,7 +36,9 @@ def assert_sound(frame: pl.DataFrame, episode_ids: Sequence[int]) -> None:
     whole = frame.filter(pl.col("step_index").is_null())
     assert whole["episode_id"].to_list() == list(episode_ids)
     assert not frame.select("episode_id", "step_index").is_duplicated().any()
-    assert (frame["value"].is_null() == frame["error"].is_not_null()).all(), frame
+    known, unknown = (frame.filter(pl.col("value").is_not_null() == is_known) for is_known in (True, False))
+    assert known["error"].is_null().all(), frame
+    assert unknown.filter(pl.coalesce("error", "reason").is_null()).is_empty(), frame
     assert frame["value"].is_finite().all()
     assert all(isinstance(json.loads(text), dict) for text in frame["metrics"].drop_nulls())
 
@@ -53,9 +55,17 @@ def one(scorer: Scorer, episode: Row | None = None, **tables: Sequence[Row]) -> 
 
 
 def error(scorer: Scorer, episode: Row | None = None, **tables: Sequence[Row]) -> str | None:
-    """Why a single episode has no score."""
-    frame = scored(scorer, [{"episode_id": 1, **(episode or {})}], **tables)
-    found: str | None = frame.filter(pl.col("step_index").is_null())["error"].item()
+    """What failed where a single episode has no score."""
+    return _text("error", scored(scorer, [{"episode_id": 1, **(episode or {})}], **tables))
+
+
+def reason(scorer: Scorer, episode: Row | None = None, **tables: Sequence[Row]) -> str | None:
+    """Why there is nothing to score in a single episode; None if something failed, or nothing did."""
+    return _text("reason", scored(scorer, [{"episode_id": 1, **(episode or {})}], **tables))
+
+
+def _text(column: str, frame: pl.DataFrame) -> str | None:
+    found: str | None = frame.filter(pl.col("step_index").is_null())[column].item()
     return found
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch  # noqa: TID253
 from torch import Tensor  # noqa: TID253
 
-import lake
 from lake import Lake
 from lake.records import EpisodeRecord, StepRecord, TokensRecord
+from testkit.copies import copied, empty_lake
 from trainer.backend import SingleDevice
 from trainer.batch import PackedBatch
 from trainer.config import OptimizerConfig, TrainConfig
@@ -146,7 +146,9 @@ def token_episodes(
 
 def token_lake(folder: Path, episodes: Sequence[EpisodeRecord] | None = None, *, writes: int = 1) -> Lake:
     """A lake of token episodes, recorded in one or several writes (files)."""
-    lk = lake.open(folder, create=True)
+    if episodes is None and writes == 1:
+        return copied("token episodes", lambda template: token_lake(template, token_episodes()), folder)
+    lk = empty_lake(folder)
     episodes = token_episodes() if episodes is None else list(episodes)
     for part in np.array_split(np.arange(len(episodes)), writes):
         with lk.job(kind="collect", run_id="demo") as job:

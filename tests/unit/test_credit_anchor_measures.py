@@ -192,8 +192,8 @@ def test_the_command_takes_definitions_as_json_and_from_files(lk: Lake, tmp_path
 @pytest.mark.parametrize(
     ("given", "fault"),
     [
-        ('{"kind": "nearest"}', "does not match any of the expected tags"),
-        ('{"kind": "exact"', "Invalid JSON"),
+        ('{"kind": "nearest"}', "it has the kind 'nearest'; valid: 'chain', 'json'"),
+        ('{"kind": "exact"', "it is no JSON: EOF while parsing"),
         ("missing.json", "neither a JSON object nor a file"),
         ('{"kind": "substitutions", "substitutions": [{"pattern": "("}]}', "unclosed group"),
     ],

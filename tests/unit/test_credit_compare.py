@@ -117,7 +117,7 @@ def test_a_beginning_of_several_is_refused_with_them(tmp_path: Path) -> None:
             break
         made[job[0]] = job
     with pytest.raises(
-        UsageError, match=rf"'{job[0]}' begins several succeeded credit job; the newest: {job}, {made[job[0]]}"
+        UsageError, match=rf"'{job[0]}' begins several succeeded credit jobs; the newest: {job}, {made[job[0]]}"
     ):
         choose(lk.snapshot(), job[0])
 
@@ -205,6 +205,90 @@ def test_retracted_episodes_are_compared_no_more(tmp_path: Path) -> None:
     lk.retract(lk.sql("SELECT episode_id FROM episodes WHERE task_id = 't0'")["episode_id"])
     level = compare(lk.snapshot(), one, two).levels.row(0, named=True)
     assert (level["shared"], level["flips"]) == (6, 1)
+
+
+# ---------------------------------------------------------------- jobs that computed only what had changed
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """A series of three jobs: t0 and t1; t2 alone, which came; t0 again, which got a sibling. And one other series."""
+    from pipelines.credit import GiGPO
+    from pipelines.credit.job import run_credit
+
+    def records(task: str, *rollouts: int) -> list[EpisodeRecord]:
+        steps = [StepRecord(state="a", action="go"), StepRecord(state="b", action="stop")]
+        return [EpisodeRecord(task_id=task, rollout_index=n, env_return=float(n), steps=steps) for n in rollouts]
+
+    lk = lake.open(tmp_path_factory.mktemp("grown") / "lake", create=True)
+    for new in ((("t0", 0, 1), ("t1", 0, 1)), (("t2", 0, 1),), (("t0", 2),)):
+        for task, *rollouts in new:
+            lk.append(records(task, *rollouts), run_id="run")
+        run_credit(lk, GiGPO(step_source="terminal_score"))
+    run_credit(lk, GiGPO(step_source="terminal_score", omega=0))
+    return lk
+
+
+def test_a_job_stands_for_its_series_as_it_was_then(grown: Lake) -> None:
+    snapshot = grown.snapshot()
+    chosen = [choose(snapshot, job) for job in jobs(grown)]
+    assert [(len(side.jobs), side.stood) for side in chosen] == [(1, 0), (2, 2), (3, 2), (1, 0)]
+    shown = []
+    for side in chosen:
+        groups = grown.sql(
+            f"SELECT task_id, count(DISTINCT episode_id) AS n FROM {side.source} AS a JOIN episodes USING (episode_id)"
+            " GROUP BY task_id ORDER BY task_id"
+        )
+        shown.append(dict(groups.iter_rows()))
+    assert shown == [
+        {"t0": 2, "t1": 2},
+        {"t0": 2, "t1": 2, "t2": 2},
+        {"t0": 3, "t1": 2, "t2": 2},
+        {"t0": 3, "t1": 2, "t2": 2},
+    ]
+    series_now = choose(snapshot, f"{series(grown, jobs(grown)[0])}@latest")
+    assert (
+        grown.sql(f"FROM {series_now.source}")
+        .sort("episode_id", "step_index")
+        .equals(grown.sql(f"FROM {chosen[2].source}").sort("episode_id", "step_index"))
+    )
+
+
+def regrouped(lk: Lake, groups: dict[str, int]) -> None:
+    """A grouping `mine` of all episodes: the group of each task."""
+    episodes = lk.sql("SELECT episode_id, run_id, task_id, group_id AS collected_group_id FROM episodes")
+    group = pl.Series([groups[task] for task in episodes["task_id"]], dtype=pl.Int64)
+    with lk.job(kind="group") as job:
+        job.write("groupings", episodes.drop("task_id").with_columns(group_id=group, grouping=pl.lit("mine")))
+
+
+def test_a_group_that_ended_is_not_in_later_jobs(tmp_path: Path) -> None:
+    from pipelines.credit import GiGPO
+    from pipelines.credit.job import run_credit
+
+    lk = lake.open(tmp_path, create=True)
+    record(lk)
+    sides = []
+    for groups in ({"t0": 1, "t1": 2}, {"t0": 1, "t1": 3}):
+        regrouped(lk, groups)
+        report = run_credit(lk, GiGPO(step_source="terminal_score"), grouping="mine")
+        sides.append(choose(lk.snapshot(), ids.to_text(report.job_id)))
+    assert (report.groups_kept, report.groups_ended) == (1, 1)
+    assert [side.stood for side in sides] == [0, 1]
+    for side, expected in zip(sides, ([1, 2], [1, 3]), strict=True):
+        found = lk.sql(f"SELECT group_id, count(*) AS n FROM {side.source} AS a GROUP BY group_id ORDER BY group_id")
+        assert found.rows() == [(group, 6) for group in expected]
+
+
+def test_the_command_says_what_stood(grown: Lake, cli: Cli) -> None:
+    _, _, last, other = jobs(grown)
+    done = cli("compare", last, other, "--lake", grown.uri)
+    note = f"with 2 groups that had not changed, as earlier jobs of series {series(grown, last)} computed them"
+    assert done.err.splitlines()[:2] == [
+        f"1: {last} (gigpo, score env_return), {note}",
+        f"2: {other} (gigpo, score env_return)",
+    ]
+    assert "14 steps defined in both" in done.err
 
 
 # ---------------------------------------------------------------- the command

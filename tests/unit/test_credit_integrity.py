@@ -148,10 +148,10 @@ def test_refusing_stops_with_groups_and_remedy() -> None:
     assert message == (
         f"of 1 groups: several_tasks: episodes of different tasks, in 1 group ({ids.to_text(7)}: 2 tasks); "
         "group by task: scores of different tasks are not comparable. "
-        "To compute all the same, set the checks one_task to warn"
+        "To compute all the same: --check one_task=warn"
     )
     check_groups(rows, config=IntegrityConfig(one_task="warn")).raise_refused()
-    with pytest.raises(DataRefusedError, match="mixed_policies, one_task to warn"):
+    with pytest.raises(DataRefusedError, match="--check mixed_policies=warn --check one_task=warn"):
         check_groups(rows, config=IntegrityConfig(mixed_policies="refuse")).raise_refused()
 
 

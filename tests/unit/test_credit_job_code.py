@@ -8,13 +8,13 @@ from types import ModuleType
 import polars as pl
 import pytest
 
-import lake
 from lake import EpisodeRecord, Lake, StepRecord
 from lake.errors import ConflictError, ContractError, UsageError
 from lake.job_parts import JobPart, Written
 from pipelines.credit.estimators import ESTIMATORS
-from pipelines.credit.memory import budget_rows
+from pipelines.credit.memory import budget_rows, bytes_per_step
 from pipelines.credit.source_code import deciding_modules
+from testkit.copies import empty_lake
 
 HOW_A_JOB_RUNS = ("job", "ranges", "range_task", "incremental", "memory", "commands", "diagnostics", "compare")
 
@@ -57,7 +57,7 @@ def test_imports_are_followed_wherever_they_stand(tmp_path: Path, monkeypatch: p
 
 @pytest.fixture
 def lk(tmp_path: Path) -> Lake:
-    made = lake.open(tmp_path / "lake", create=True)
+    made = empty_lake(tmp_path / "lake")
     steps = [StepRecord(state="x" * 1000, action="go") for _ in range(3)]
     made.append([EpisodeRecord(run_id="r", task_id="t", steps=steps)])
     return made
@@ -65,22 +65,23 @@ def lk(tmp_path: Path) -> Lake:
 
 def test_texts_make_ranges_shorter_and_workers_share_the_budget(lk: Lake) -> None:
     snapshot = lk.snapshot()
-    numbers = budget_rows(snapshot, ["episode_id", "state_hash"], 1.0, 1)
-    texts = budget_rows(snapshot, ["episode_id", "state"], 1.0, 1)
-    assert 5 < numbers / texts < 15
-    assert abs(budget_rows(snapshot, ["state_hash"], 1.0, 4) - numbers // 4) <= 1
-    assert budget_rows(snapshot, ["state_hash"], 1e-9, 1) == 1
+    hashes = bytes_per_step(snapshot, ["episode_id", "state_hash"])
+    texts = bytes_per_step(snapshot, ["episode_id", "state"])
+    numbers = budget_rows(hashes, 1.0, 1)
+    assert 5 < numbers / budget_rows(texts, 1.0, 1) < 15
+    assert abs(budget_rows(hashes, 1.0, 4) - numbers // 4) <= 1
+    assert budget_rows(hashes, 1e-9, 1) == 1
 
 
 def test_a_lake_without_steps_has_a_budget_too(tmp_path: Path) -> None:
-    empty = lake.open(tmp_path / "empty", create=True).snapshot()
-    assert budget_rows(empty, ["state"], 1.0, 1) == budget_rows(empty, ["state_hash"], 1.0, 1)
+    empty = empty_lake(tmp_path / "empty").snapshot()
+    assert bytes_per_step(empty, ["state"]) == bytes_per_step(empty, ["state_hash"])
 
 
 @pytest.mark.parametrize("budget", [0.0, -1.0, float("nan")])
-def test_a_budget_that_holds_nothing_is_refused(lk: Lake, budget: float) -> None:
+def test_a_budget_that_holds_nothing_is_refused(budget: float) -> None:
     with pytest.raises(UsageError, match=r"holds nothing; the default is 2\.0"):
-        budget_rows(lk.snapshot(), [], budget, 1)
+        budget_rows(400.0, budget, 1)
 
 
 # ---------------------------------------------------------------- parts of jobs

@@ -6,12 +6,12 @@ from pathlib import Path
 import click
 import pytest
 
-import lake
 from lake import EpisodeRecord, Lake, StepRecord
 from pipelines.credit.commands import VERBS, credit
 from pipelines.credit.estimators import ESTIMATORS, one_line
 from pipelines.credit.estimators.refused import REFUSED
 from testkit.command_line import Cli, runner
+from testkit.copies import empty_lake
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def rollouts(run: str, scores: Sequence[float | None], reward: float | None = No
 
 @pytest.fixture
 def lk(tmp_path: Path) -> Lake:
-    made = lake.open(tmp_path / "lake", create=True)
+    made = empty_lake(tmp_path / "lake")
     made.append(rollouts("a", [0.0, 1.0]))
     return made
 
@@ -113,10 +113,13 @@ def test_options_come_from_a_file_and_the_command_line_wins(cli: Cli, lk: Lake, 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--set", "omga=1"), "gigpo: omga: Extra inputs are not permitted (got 1). Options: default_step_reward"),
-        (("--set", "gamma=2"), "gigpo: gamma: Input should be less than or equal to 1"),
-        (("--check", "sngleton=off"), "credit.integrity: sngleton: Extra inputs"),
-        (("--check", "singleton=maybe"), "Input should be 'off', 'warn' or 'refuse'"),
+        (("--set", "omga=1"), "gigpo: there is no option `omga`. Options: default_step_reward"),
+        (("--set", "gamma=2"), "gigpo: `gamma` is 2; valid: 1.0 or less"),
+        (("--check", "sngleton=off"), "credit.integrity: there is no option `sngleton`"),
+        (("--check", "singleton=maybe"), "`singleton` is 'maybe'; valid: 'off', 'warn' or 'refuse'"),
+        (("--set", 'anchors={"kind":'), "`anchors` is no JSON: Expecting value at character 9 of '{\"kind\":'"),
+        (("--set", 'anchors={"kind":'), "`trajlake anchors --anchors FILE` tries one"),
+        (("--set", 'anchors={"kind":"jsn"}'), "`anchors` has the kind 'jsn'; valid: 'chain', 'json'"),
         (("--where", "nope = 1"), "nope"),
         (("--score", "judge"), "no scores of 'judge' for episodes"),
     ],

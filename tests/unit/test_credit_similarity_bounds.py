@@ -98,6 +98,14 @@ def test_the_recursion_is_exact_to_the_character(pair: tuple[str, str], off: int
     assert reaches(text, first, Index.of(codes(first)), matched + off, codes(text)) == (off <= 0)
 
 
+@pytest.mark.parametrize("letters", ["xy", "\u7fff\u8000", "\U00010000\U0010ffff"], ids=["one byte", "two", "four"])
+def test_places_and_characters_beyond_16_bits_are_compared_as_the_others(letters: str) -> None:
+    text, first = letters + "a" * 40_000, "b" * 40_000 + letters + "c"
+    for one, other in ((text, first), (first, text)):
+        assert reaches(one, other, Index.of(codes(other)), 2, codes(one))
+        assert not reaches(one, other, Index.of(codes(other)), 3, codes(one))
+
+
 @given(st.integers(0, 5000), st.floats(1e-6, 1.0))
 def test_needed_matches_is_the_least_that_reaches_the_threshold(total: int, threshold: float) -> None:
     needed = needed_matches(total, threshold)

@@ -215,7 +215,7 @@ def test_a_definition_may_stand_in_a_file(tmp_path: Path, cli: Cli) -> None:
     [
         ((), "group: `name` is missing; `steps` is missing"),
         (("g", "--step", "halve"), "there is no step 'halve'"),
-        (("g", "--step", "subsample:size=0"), "greater than or equal to 1"),
+        (("g", "--step", "subsample:size=0"), "`steps.0.subsample.size` is 0; valid: 1 or more"),
         (("g", "--step", "drop_failed", "--where", "true) OR (true); SELECT (1"), "--where"),
         (("g", "--config", "missing.toml"), "missing.toml"),
     ],

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import lake
 from lake import EpisodeRecord, Lake, StepRecord, ids
 from lake.blobs import LIMIT, inlined
+from testkit.copies import empty_lake
 from testkit.episodes import episode
 
 LONG = "a text of many words, " * 4000
@@ -23,7 +24,7 @@ MANY_TOOLS = [{"type": "function", "function": {"name": f"tool {n}", "descriptio
 
 @pytest.fixture
 def lk(tmp_path: Path) -> Lake:
-    return lake.open(tmp_path / "lake", create=True)
+    return empty_lake(tmp_path / "lake")
 
 
 def with_context(content: Any, **fields: Any) -> EpisodeRecord:
@@ -124,6 +125,6 @@ documents = st.recursive(
 @settings(max_examples=25, deadline=None)
 @given(document=documents)
 def test_whatever_goes_in_comes_out(document: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
-    lk = lake.open(tmp_path_factory.mktemp("blobs") / "lake", create=True)
+    lk = empty_lake(tmp_path_factory.mktemp("blobs") / "lake")
     lk.append([episode("t", extra={"document": document})], run_id="run")
     assert back(lk, "episodes", "extra") == {"document": document}

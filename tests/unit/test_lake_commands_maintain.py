@@ -7,10 +7,10 @@ from typing import Any
 import polars as pl
 import pytest
 
-import lake
 from lake import Lake, ids
 from lake.tables import TABLES
 from testkit.command_line import Cli, runner
+from testkit.copies import empty_lake
 from testkit.episodes import assert_whole, episode
 from testkit.full_lake import advantages, scores
 
@@ -24,7 +24,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.fixture
 def lk(tmp_path: Path) -> Lake:
     """Two commits of one episode each."""
-    made = lake.open(tmp_path / "lake", create=True)
+    made = empty_lake(tmp_path / "lake")
     for task in ("a", "b"):
         made.append([episode(task, tokens=True)], run_id="run")
     return made
@@ -221,6 +221,9 @@ def newest(lk: Lake) -> int:
         (["retract", "--where", "nothing = 1"], 1, "nothing"),
         (["retract", "--where", "1=1; DROP TABLE episodes"], 1, "exactly one SELECT"),
         (["forget", "--yes"], 2, "no episodes are named"),
+        (["forget", "--where", "", "--yes"], 2, "--where is empty; give a SQL condition on `episodes`"),
+        (["forget", "--where", " ", "--yes"], 2, "--where is empty"),
+        (["retract", "--where", ""], 2, "--where is empty"),
         (["forget", "0000000000001", "--yes"], 2, "the lake holds no episode 0000000000001; nothing was changed"),
         (["snapshot", "create", "a b"], 2, "'a b' cannot name a snapshot; valid: letters, digits"),
         (["snapshot", "create", "7"], 2, "'7' cannot name a snapshot"),

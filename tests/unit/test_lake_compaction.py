@@ -13,6 +13,7 @@ from lake.compaction import Compaction
 from lake.errors import UsageError
 from lake.store import CommitLostError
 from lake.tables import TABLES
+from testkit.copies import empty_lake
 from testkit.episodes import assert_same, assert_whole, contents, episode
 from testkit.full_lake import add_round, full_lake
 
@@ -88,7 +89,7 @@ def test_a_compacted_file_needs_no_look_inside(lk: Lake, monkeypatch: pytest.Mon
 
 def test_a_snapshot_older_than_the_rows_of_a_compacted_file_does_not_show_them(tmp_path: Path) -> None:
     """Episodes resolved before, steps after: a compaction in between merged rows that came later."""
-    lk = lake.open(tmp_path / "lake", create=True)
+    lk = empty_lake(tmp_path / "lake")
     add_round(lk, 0)
     versions = lk.snapshot().versions
     expected = contents(lk.at(versions), ("episodes", "steps", "tokens"))
@@ -141,7 +142,7 @@ def test_files_of_the_target_size_are_left_alone(lk: Lake) -> None:
 
 
 def test_z_order_keeps_the_rows_and_clusters_both_columns(tmp_path: Path) -> None:
-    lk = lake.open(tmp_path / "lake", create=True)
+    lk = empty_lake(tmp_path / "lake")
     lk.append([episode(f"t{n % 8}", n, steps=4) for n in range(64)], run_id="run")
     expected = everything(lk.snapshot())
     done = lk.compact("steps", z_order=["group_id", "step_index"])
@@ -169,18 +170,18 @@ def test_what_cannot_be_compacted_is_refused(lk: Lake, name: str, columns: list[
 
 
 def test_an_empty_lake_is_compacted_to_nothing(tmp_path: Path) -> None:
-    lk = lake.open(tmp_path / "lake", create=True)
+    lk = empty_lake(tmp_path / "lake")
     assert all(done.files_before == 0 for done in compact_all(lk).values())
 
 
 def test_a_job_that_leaves_many_small_files_merges_them(tmp_path: Path) -> None:
-    lk = lake.open(tmp_path / "lake", create=True, compact_above=5)
+    lk = empty_lake(tmp_path / "lake", compact_above=5)
     for n in range(12):
         lk.append([episode("t", n)], run_id="run")
     assert len(lk.snapshot().entries("episodes")) < 6
     assert len(lk.snapshot().entries("jobs")) < 8
     assert assert_whole(lk.snapshot()) == 12
-    never = lake.open(tmp_path / "never", create=True, compact_above=0)
+    never = empty_lake(tmp_path / "never", compact_above=0)
     for n in range(12):
         never.append([episode("t", n)], run_id="run")
     assert len(never.snapshot().entries("episodes")) == 12

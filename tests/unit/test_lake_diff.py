@@ -5,9 +5,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-import lake
 from lake import Lake, Snapshot
 from lake.diff import Difference
+from testkit.copies import empty_lake
 from testkit.episodes import episode
 from testkit.full_lake import advantages, scores
 
@@ -15,7 +15,7 @@ from testkit.full_lake import advantages, scores
 @pytest.fixture
 def lk(tmp_path: Path) -> Lake:
     """Two episodes of two steps."""
-    made = lake.open(tmp_path / "lake", create=True)
+    made = empty_lake(tmp_path / "lake")
     made.append([episode("a", env_return=1.0), episode("b")], run_id="run")
     return made
 
@@ -125,7 +125,7 @@ def test_advantages_are_compared_within_a_series(lk: Lake) -> None:
 
 
 def test_empty_lakes_do_not_differ(tmp_path: Path) -> None:
-    lk = lake.open(tmp_path / "lake", create=True)
+    lk = empty_lake(tmp_path / "lake")
     change = lk.diff(lk.snapshot(), lk.snapshot())
     assert counts(change) == NOTHING
     assert change.added.columns == ["episode_id", "group_id", "run_id", "task_id", "rollout_index", "status"]

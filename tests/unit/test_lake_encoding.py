@@ -203,7 +203,8 @@ def test_every_column_is_encoded_as_its_type_says(table: Table) -> None:
         stored = group.column(number)
         encodings = set(stored.encodings)
         assert stored.path_in_schema.split(".")[0] == column.name
-        assert stored.compression == "ZSTD", column
+        narrow = table.row_bytes < 1024
+        assert stored.compression == ("LZ4" if narrow and column.type is Type.FLOAT else "ZSTD"), column
         assert ("BYTE_STREAM_SPLIT" in encodings) == (column.type in (Type.FLOAT, Type.LOGPROBS)), column
         assert ("RLE_DICTIONARY" in encodings) == (column.type is Type.WORD), column
         has_range = column.type in (

@@ -14,6 +14,7 @@ from lake import EpisodeRecord, Lake, erasure
 from lake.doctor import examine
 from lake.errors import LakeAccessError, UsageError
 from lake.tables import TABLES
+from testkit.copies import copied, empty_lake
 from testkit.episodes import assert_whole, episode
 from testkit.full_lake import full_lake
 from testkit.moving_clock import MovingClock
@@ -41,10 +42,13 @@ def secret(index: int = 0, steps: int = 2, **fields: Any) -> EpisodeRecord:
 
 def small(folder: Path, **options: Any) -> Lake:
     """Two ordinary episodes and a secret one, in two commits."""
-    lk = lake.open(folder, create=True, **options)
-    lk.append([episode("a", tokens=True, extra=SHARED), secret()], run_id="run")
-    lk.append([episode("b", tokens=True)], run_id="run")
-    return lk
+
+    def make(template: Path) -> None:
+        lk = empty_lake(template)
+        lk.append([episode("a", tokens=True, extra=SHARED), secret()], run_id="run")
+        lk.append([episode("b", tokens=True)], run_id="run")
+
+    return copied("a secret", make, folder, **options)
 
 
 def id_of(lk: Lake, task: str = SECRET) -> int:
@@ -201,7 +205,7 @@ def test_snapshots_from_before_are_broken_and_say_so(tmp_path: Path) -> None:
 
 def test_a_predecessor_stays_retracted_when_its_retry_is_forgotten(tmp_path: Path) -> None:
     """The retraction came with the retry's write attempt, and outlives it."""
-    lk = lake.open(tmp_path / "lake", create=True)
+    lk = empty_lake(tmp_path / "lake")
     lk.append([episode("a"), secret(attempt=0)], run_id="run")
     lk.append([secret(attempt=1)], run_id="run")
     lk.forget(lk.scan("episodes").filter(pl.col("task_id") == SECRET).collect()["episode_id"].to_list())
@@ -274,7 +278,7 @@ def test_killed_between_two_deletions_and_run_again(
 
 def test_a_writer_that_was_about_to_bring_it_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its children are committed; another process brings the same episode and forgets it; then it goes on."""
-    lk, other = lake.open(tmp_path / "lake", create=True), lake.open(tmp_path / "lake")
+    lk, other = empty_lake(tmp_path / "lake"), lake.open(tmp_path / "lake")
     commit = lk._store.append_episodes
 
     def meanwhile(*args: Any, **options: Any) -> None:
@@ -297,7 +301,7 @@ def test_a_writer_that_was_about_to_bring_it_gives_up(tmp_path: Path, monkeypatc
 def test_a_payload_that_went_with_an_erased_episode_is_there_for_those_who_write_it_again(
     tmp_path: Path, during: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lk, other = lake.open(tmp_path / "lake", create=True), lake.open(tmp_path / "lake")
+    lk, other = empty_lake(tmp_path / "lake"), lake.open(tmp_path / "lake")
     lk.append([secret()], run_id="run")
     commit = lk._store.append_episodes
 
@@ -320,7 +324,7 @@ def test_a_payload_that_a_writer_is_about_to_refer_to_is_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its children are committed after `episodes` was rewritten, its episode after the payloads were looked at."""
-    lk, other = lake.open(tmp_path / "lake", create=True), lake.open(tmp_path / "lake")
+    lk, other = empty_lake(tmp_path / "lake"), lake.open(tmp_path / "lake")
     lk.append([secret()], run_id="run")
     erase, commit = erasure._erase_blobs, lk._store.append_episodes
     used = []

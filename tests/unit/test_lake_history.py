@@ -6,11 +6,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-import lake
 from lake import Lake
 from lake.errors import UsageError
 from lake.history import commits
 from lake.tables import TABLES
+from testkit.copies import empty_lake
 from testkit.episodes import episode
 from testkit.full_lake import scores
 from testkit.moving_clock import MovingClock
@@ -23,7 +23,7 @@ def clock() -> MovingClock:
 
 @pytest.fixture
 def lk(tmp_path: Path, clock: MovingClock) -> Lake:
-    made = lake.open(tmp_path / "lake", create=True, clock=clock)
+    made = empty_lake(tmp_path / "lake", clock=clock)
     clock.forward(days=1)
     made.append([episode("a"), episode("b")], run_id="run")
     return made

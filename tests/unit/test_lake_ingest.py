@@ -10,18 +10,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import lake
 from lake import EpisodeRecord, Lake, StepRecord
 from lake import ingest as ingest_module
 from lake.errors import UsageError
 from lake.ingest import Progress, ingest
 from lake.jobs import Job
+from testkit.copies import empty_lake
 from testkit.episodes import assert_same, assert_whole, contents, episode, line, write_lines
 
 
 @pytest.fixture
 def lk(tmp_path: Path) -> Lake:
-    return lake.open(tmp_path / "lake", create=True)
+    return empty_lake(tmp_path / "lake")
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_records_in_are_new_or_present_or_rejected_in_any_batching(
             expected["new"] += 1
         else:
             expected["present" if first[key] == text else "rejected"] += 1
-    one, other = (lake.open(folder / name, create=True) for name in ("one", "other"))
+    one, other = (empty_lake(folder / name) for name in ("one", "other"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ingest_module, "BATCH_STEPS", steps)
         patch.setattr(ingest_module, "BATCH_BYTES", limit)

@@ -10,11 +10,11 @@ from typing import Any
 import polars as pl
 import pytest
 
-import lake
 from lake import Lake, ids, jobs
 from lake.errors import ConflictError, ContractError, LakeAccessError, UsageError
 from lake.jobs import Job, code_hash, series_id
 from lake.tables import TABLES
+from testkit.copies import empty_lake
 from testkit.episodes import episode
 from testkit.full_lake import (
     OnPurposeError,
@@ -31,7 +31,7 @@ from testkit.full_lake import (
 
 @pytest.fixture
 def lk(tmp_path: Path) -> Lake:
-    return lake.open(tmp_path / "lake", create=True)
+    return empty_lake(tmp_path / "lake")
 
 
 @pytest.fixture

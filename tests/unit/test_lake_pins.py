@@ -11,6 +11,7 @@ import lake
 from lake import Lake
 from lake.errors import LakeAccessError, UsageError
 from lake.pins import Pin
+from testkit.copies import empty_lake
 from testkit.episodes import assert_whole, episode
 from testkit.moving_clock import MovingClock
 
@@ -24,7 +25,7 @@ def clock() -> MovingClock:
 
 @pytest.fixture
 def lk(tmp_path: Path, clock: MovingClock) -> Lake:
-    made = lake.open(tmp_path / "lake", create=True, clock=clock)
+    made = empty_lake(tmp_path / "lake", clock=clock)
     made.append([episode("a")], run_id="run")
     return made
 

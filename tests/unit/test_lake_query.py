@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import lake
 from lake import Lake, ids
 from lake.errors import LakeAccessError, QueryError
 from lake.query import Session
 from lake.query_views import macros, views
 from lake.tables import TABLES
+from testkit.copies import empty_lake
 from testkit.episodes import episode
 
 
 @pytest.fixture(scope="module")
 def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    lk = lake.open(tmp_path_factory.mktemp("sql") / "lake", create=True)
+    lk = empty_lake(tmp_path_factory.mktemp("sql") / "lake")
     with lk.job(kind="collect", run_id="run") as job:
         job.record([episode("a", n, env_return=float(n), steps=n + 1) for n in range(3)] + [episode("b")])
     return lk
@@ -302,7 +302,7 @@ def test_no_id_is_no_id(session: Session) -> None:
 )
 def test_a_lake_may_lie_in_an_oddly_named_folder(tmp_path: Path, name: str) -> None:
     for attempt in range(2):
-        lk = lake.open(tmp_path / name, create=True)
+        lk = empty_lake(tmp_path / name)
         with lk.job(kind="collect", run_id="run") as job:
             counts = job.record([episode()])
         assert (counts.new, counts.present) == (1 - attempt, attempt)
@@ -310,7 +310,7 @@ def test_a_lake_may_lie_in_an_oddly_named_folder(tmp_path: Path, name: str) -> N
 
 
 def test_a_damaged_file_is_a_one_line_error(tmp_path: Path) -> None:
-    lk = lake.open(tmp_path / "lake", create=True)
+    lk = empty_lake(tmp_path / "lake")
     with lk.job(kind="ingest", run_id="r") as job:
         job.record([episode("t", 0)])
     snapshot = lk.snapshot()
@@ -320,7 +320,7 @@ def test_a_damaged_file_is_a_one_line_error(tmp_path: Path) -> None:
 
 
 def test_a_query_opens_no_file_of_a_table_it_does_not_name(tmp_path: Path) -> None:
-    lk = lake.open(tmp_path / "lake", create=True)
+    lk = empty_lake(tmp_path / "lake")
     with lk.job(kind="ingest", run_id="r") as job:
         job.record([episode("t", 0)])
     snapshot = lk.snapshot()

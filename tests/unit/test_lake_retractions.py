@@ -19,13 +19,14 @@ from lake.errors import UsageError
 from lake.query_pruning import planner
 from lake.query_views import views
 from lake.tables import TABLES
+from testkit.copies import empty_lake
 from testkit.episodes import assert_same, assert_whole, contents, episode
 from testkit.full_lake import full_lake
 
 
 @pytest.fixture
 def lk(tmp_path: Path) -> Lake:
-    return lake.open(tmp_path / "lake", create=True)
+    return empty_lake(tmp_path / "lake")
 
 
 @pytest.fixture(scope="module")
@@ -266,7 +267,7 @@ def test_compaction_keeps_what_is_retracted_and_what_old_snapshots_show(lk: Lake
 
 
 def test_ids_may_come_as_people_see_them_and_as_a_column(tmp_path: Path) -> None:
-    lk = lake.open(tmp_path / "lake", create=True)
+    lk = empty_lake(tmp_path / "lake")
     lk.append([episode("t", n) for n in range(4)], run_id="run")
     numbers = lk.scan("episodes").collect()["episode_id"]
     assert lk.retract(numbers.head(2)) == 2

@@ -10,10 +10,10 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-import lake
 from lake import Lake, ids, show
 from lake.cli import trajlake
 from lake.errors import UsageError
+from testkit.copies import empty_lake
 from testkit.lakes import add_credit, rollout, siblings
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31mred\r\n\u202egnp.exe\x00\ud7ff"
@@ -21,7 +21,7 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31mred\r\n\u202egnp.exe\x00\ud7ff"
 
 @pytest.fixture(scope="module")
 def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    lk = lake.open(tmp_path_factory.mktemp("show") / "lake", create=True)
+    lk = empty_lake(tmp_path_factory.mktemp("show") / "lake")
     tools = [{"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": "door"}'}}]
     special = rollout("hostile", 0, None, status="failed", error=f"broke {HOSTILE}")
     special.steps[0].state = f"state {HOSTILE}\n" + "long line\n" * 50
@@ -138,7 +138,7 @@ def test_tool_calls_of_any_form_are_shown(calls: str | None, shown: list[str]) -
 
 
 def test_payloads_that_were_moved_out_are_shown_in_their_place(tmp_path: Path) -> None:
-    lk = lake.open(tmp_path / "lake", create=True)
+    lk = empty_lake(tmp_path / "lake")
     big = rollout("t", 0, 1.0)
     big.steps[0].tool_calls = [{"name": "write", "arguments": "y" * 100_000}]
     big.final_observation = [{"role": "tool", "content": "z" * 100_000}]
@@ -173,7 +173,7 @@ def test_hostile_texts_do_not_reach_the_terminal(lk: Lake, options: list[str]) -
 
 
 def test_an_error_with_the_text_of_others_is_harmless_too(lk: Lake, tmp_path: Path) -> None:
-    other = lake.open(tmp_path / "lake", create=True)
+    other = empty_lake(tmp_path / "lake")
     with other.job(kind="collect", run_id="run") as job:
         job.record([rollout("t", 0, 1.0)])
     wanted = episode_of(other, "t")
@@ -214,7 +214,7 @@ def test_an_unknown_id_says_where_the_known_ones_are(lk: Lake) -> None:
 
 
 def test_an_episode_that_a_retry_replaced_says_so(tmp_path: Path) -> None:
-    lk = lake.open(tmp_path / "lake", create=True)
+    lk = empty_lake(tmp_path / "lake")
     for attempt in (0, 1):
         with lk.job(kind="collect", run_id="run") as job:
             job.record([rollout("t", 0, 1.0, attempt=attempt)])
@@ -242,7 +242,7 @@ def test_the_command_prints_text_or_json(lk: Lake) -> None:
 
 
 def test_an_older_state_shows_what_is_gone_since(tmp_path: Path) -> None:
-    lk = lake.open(tmp_path / "lake", create=True)
+    lk = empty_lake(tmp_path / "lake")
     with lk.job(kind="collect", run_id="run") as job:
         job.record([rollout("t", 0, 1.0)])
     wanted = episode_of(lk, "t")

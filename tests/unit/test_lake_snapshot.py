@@ -15,6 +15,7 @@ import lake
 from lake import Lake, Snapshot
 from lake.errors import ContractError, LakeAccessError, NotALakeError
 from lake.tables import TABLES
+from testkit.copies import empty_lake
 from testkit.episodes import assert_same, assert_whole, contents, episode
 from testkit.full_lake import add_round, full_lake
 
@@ -27,7 +28,7 @@ def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
 
 @pytest.fixture
 def empty(tmp_path: Path) -> Lake:
-    return lake.open(tmp_path / "lake", create=True)
+    return empty_lake(tmp_path / "lake")
 
 
 def everything(snapshot: Snapshot) -> dict[str, pl.DataFrame]:
@@ -102,7 +103,7 @@ def test_files_and_size_speak_of_the_same_files(lk: Lake) -> None:
 
 
 def test_stored_versions_show_what_they_showed(tmp_path: Path) -> None:
-    lk = lake.open(tmp_path / "lake", create=True)
+    lk = empty_lake(tmp_path / "lake")
     seen = []
     for number in range(3):
         add_round(lk, number, fail=number == 1)
@@ -121,7 +122,7 @@ def test_stored_versions_show_what_they_showed(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_does_not_move(tmp_path: Path) -> None:
-    lk = lake.open(tmp_path / "lake", create=True)
+    lk = empty_lake(tmp_path / "lake")
     add_round(lk, 0)
     snapshot = lk.snapshot()
     before = everything(snapshot)
@@ -132,7 +133,7 @@ def test_a_snapshot_does_not_move(tmp_path: Path) -> None:
 
 def test_a_version_before_the_jobs_end_does_not_show_its_judgements(tmp_path: Path) -> None:
     """Rows are accepted by the terminal row in the snapshot, not by the one that came later."""
-    lk = lake.open(tmp_path / "lake", create=True)
+    lk = empty_lake(tmp_path / "lake")
     add_round(lk, 0)
     versions = lk.snapshot().versions
     before = lk.at(versions | {"jobs": versions["jobs"] - 3})
@@ -183,7 +184,7 @@ def test_a_table_that_does_not_exist_is_refused(empty: Lake) -> None:
 @pytest.fixture
 def runs(tmp_path: Path) -> Lake:
     """Five runs, each in files of its own."""
-    lk = lake.open(tmp_path / "runs", create=True)
+    lk = empty_lake(tmp_path / "runs")
     for n in range(5):
         lk.append([episode("t", n)], run_id=f"run {n}")
     return lk
@@ -269,7 +270,7 @@ def test_a_fingerprint_survives_compaction_and_reopening(tmp_path: Path) -> None
 
 
 def test_a_fingerprint_moves_with_its_episodes_and_its_inputs(tmp_path: Path) -> None:
-    lk = lake.open(tmp_path / "lake", create=True)
+    lk = empty_lake(tmp_path / "lake")
     seen = {fingerprint(lk.snapshot()), fingerprint(lk.snapshot(), a="x"), fingerprint(lk.snapshot(), a="y")}
     seen |= {fingerprint(lk.snapshot(), b="x"), fingerprint(lk.snapshot(), a=None), fingerprint(lk.snapshot(), a=0)}
     with lk.job(kind="collect", run_id="run") as job:

@@ -8,9 +8,9 @@ from typing import Any
 import polars as pl
 import pytest
 
-import lake
 from lake import Lake
 from lake.query_views import views
+from testkit.copies import empty_lake
 from testkit.judged_lake import AT, Row, consumed, ended, grouped, judged_lake, newest, rows, same
 
 
@@ -43,7 +43,7 @@ def test_job_runs_puts_the_rows_of_a_job_together(lk: Lake) -> None:
 
 
 def test_a_job_that_was_resumed_is_shown_once_with_its_last_end(tmp_path: Path) -> None:
-    lk = lake.open(tmp_path / "lake", create=True)
+    lk = empty_lake(tmp_path / "lake")
     row = {"job_id": 1, "series_id": 2, "kind": "train", "package_version": "0", "parameters": "{}"}
     row |= {"input_snapshot": "{}", "write_id": 3}
     events = [("started", 0), ("failed", 1), ("failed", 2), ("succeeded", 3)]
@@ -195,6 +195,6 @@ def test_no_view_shows_a_retracted_episode(lk: Lake) -> None:
 
 
 def test_every_view_answers_in_an_empty_lake(tmp_path: Path) -> None:
-    lk = lake.open(tmp_path / "lake", create=True)
+    lk = empty_lake(tmp_path / "lake")
     for name in views():
         assert lk.sql(f"SELECT * FROM {name}").is_empty()

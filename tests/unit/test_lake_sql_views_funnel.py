@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import lake
 from lake import Lake
 from lake.records import EpisodeRecord, StepRecord
+from testkit.copies import empty_lake
 from testkit.judged_lake import Row, row_keys
 
 Said = dict[tuple[int, int | None], str | None]
@@ -22,7 +22,7 @@ ACTIVE = 3
 
 
 def new_lake(folder: Path, episodes: int = 4) -> Lake:
-    lk = lake.open(folder, create=True)
+    lk = empty_lake(folder)
     steps = [StepRecord(state=f"s{n}", action="go", is_active=n < ACTIVE) for n in range(ACTIVE + 1)]
     lk.append([EpisodeRecord(task_id="t", rollout_index=n, steps=steps) for n in range(episodes)], run_id="run")
     return lk

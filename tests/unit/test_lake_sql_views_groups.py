@@ -9,9 +9,9 @@ import msgspec
 import polars as pl
 import pytest
 
-import lake
 from lake import Lake
 from testkit import episodes as make
+from testkit.copies import empty_lake
 from testkit.full_lake import advantages
 from testkit.judged_lake import Row, consumed, deviation, ended, grouped, judged_lake, known, newest, rows, same
 
@@ -91,7 +91,7 @@ def test_anchors_say_what_is_compared_where(lk: Lake) -> None:
     ids=["the same call", "other arguments"],
 )
 def test_the_id_of_a_call_makes_no_other_action(tmp_path: Path, arguments: list[str], actions: int) -> None:
-    lk = lake.open(tmp_path / "lake", create=True)
+    lk = empty_lake(tmp_path / "lake")
     records = [make.episode("t", index, steps=1) for index in range(2)]
     for index, record in enumerate(records):
         call = {"id": f"call_{index}", "type": "function", "function": {"name": "find", "arguments": arguments[index]}}

@@ -10,6 +10,7 @@ import lake
 from lake import Lake
 from lake.errors import ContractError, LakeAccessError, UsageError
 from lake.tables import TABLES
+from testkit.copies import empty_lake
 from testkit.episodes import assert_same, assert_whole, contents, episode
 from testkit.full_lake import advantages
 from testkit.moving_clock import MovingClock
@@ -22,7 +23,7 @@ def clock() -> MovingClock:
 
 @pytest.fixture
 def lk(tmp_path: Path, clock: MovingClock) -> Lake:
-    return lake.open(tmp_path / "lake", create=True, clock=clock)
+    return empty_lake(tmp_path / "lake", clock=clock)
 
 
 def days(lk: Lake, clock: MovingClock, count: int, start: int = 0) -> list[datetime]:
@@ -127,7 +128,7 @@ def test_clocks_that_jump_between_commits_tear_no_episode_from_its_steps(tmp_pat
     def jumping() -> datetime:
         return datetime.now(UTC) + timedelta(hours=rng.uniform(-100, 100))
 
-    lk = lake.open(tmp_path / "lake", create=True, clock=jumping)
+    lk = empty_lake(tmp_path / "lake", clock=jumping)
     for number in range(5):
         lk.append([episode(f"{number}.{index}", steps=3, tokens=True) for index in range(2)], run_id="run")
         lk.append([episode(f"{number}.0", steps=2, attempt=1, tokens=True)], run_id="run")
@@ -192,6 +193,6 @@ def test_a_mapping_is_taken_as_it_is(lk: Lake, clock: MovingClock) -> None:
 
 @pytest.mark.parametrize("when", [None, 1.5, [], b"now"])
 def test_what_is_of_no_such_type_is_refused(tmp_path: Path, when: object) -> None:
-    lk = lake.open(tmp_path / "lake", create=True)
+    lk = empty_lake(tmp_path / "lake")
     with pytest.raises(UsageError, match="is no time of a lake; valid: a datetime, a name"):
         lk.at(when)  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ from lake.jobs import Job
 from lake.store import CommitLostError
 from lake.tables import TABLES
 from lake.vacuum import Vacuumed
+from testkit.copies import empty_lake
 from testkit.episodes import assert_same, assert_whole, contents, episode
 from testkit.full_lake import OnPurposeError, full_lake, give_up, scores
 from testkit.moving_clock import MovingClock
@@ -37,7 +38,7 @@ def clock() -> MovingClock:
 @pytest.fixture
 def lk(tmp_path: Path, clock: MovingClock) -> Lake:
     """Two commits of one episode each."""
-    made = lake.open(tmp_path / "lake", create=True, clock=clock)
+    made = empty_lake(tmp_path / "lake", clock=clock)
     for task in ("a", "b"):
         made.append([episode(task, tokens=True)], run_id="run")
     return made
@@ -383,7 +384,7 @@ def test_rows_of_a_failed_job_go_after_a_week(lk: Lake, clock: MovingClock) -> N
 @pytest.mark.parametrize("name", ["episodes", "steps", "retractions"])
 def test_a_damaged_log_stops_it_before_anything_is_deleted(tmp_path: Path, name: str) -> None:
     """An entry that a power cut left empty reads as a commit of nothing: what it named would look like orphans."""
-    lk = lake.open(tmp_path / "lake", create=True)
+    lk = empty_lake(tmp_path / "lake")
     lk.append([episode("a", attempt=n) for n in range(2)], run_id="run")
     (Path(lk.uri) / name / "_delta_log" / f"{1:020d}.json").write_bytes(b"")
     files = {path for path in Path(lk.uri).rglob("*") if path.is_file()}

@@ -16,12 +16,13 @@ from lake import EpisodeRecord, Lake
 from lake.jobs import Counts
 from lake.store import CommitLostError
 from lake.tables import TABLES
+from testkit.copies import empty_lake
 from testkit.episodes import assert_same, assert_whole, contents, episode
 
 
 @pytest.fixture
 def lk(tmp_path: Path) -> Lake:
-    return lake.open(tmp_path / "lake", create=True)
+    return empty_lake(tmp_path / "lake")
 
 
 def record(lk: Lake, *records: EpisodeRecord) -> Counts:

@@ -8,7 +8,6 @@ import msgspec
 import polars as pl
 import pytest
 
-import lake
 from lake import ids
 from lake.records import check, identify
 from pipelines.collect.environments.house import REFUSAL, House, HouseConfig, vocabulary
@@ -17,6 +16,7 @@ from pipelines.collect.groups import GroupConfig, collect_groups, distinct_seeds
 from pipelines.collect.policies.scripted import HouseScript
 from pipelines.collect.policies.transformers_policy import SamplingConfig, TransformersPolicy
 from pipelines.collect.rollouts import Start, play
+from testkit.copies import empty_lake
 from testkit.houses import Recited, solution, world_of
 from trainer.online.tiny_policy import TinyPolicyConfig, build_model, build_tokenizer
 
@@ -172,7 +172,7 @@ def test_a_model_adds_its_tokens_and_their_number(tiny):
 
 
 def test_a_lake_takes_the_same_round_once_and_holds_each_episode_as_one_sequence(tiny, tmp_path):
-    target = lake.open(tmp_path / "lake", create=True)
+    target = empty_lake(tmp_path / "lake")
     outcomes = []
     for _ in range(2):
         with target.job(kind="collect", run_id="demo") as job:

@@ -71,10 +71,10 @@ def test_steps_of_a_grouping_are_spelled_alike() -> None:
     ("settings", "fault"),
     [
         ({}, "group: `name` is missing; `steps` is missing. Fields: name, steps"),
-        ({"name": "a/0", "steps": [{"kind": "drop_failed"}]}, "group: name: String should match pattern"),
-        ({"name": "a", "steps": []}, "group: steps: Tuple should have at least 1 item"),
+        ({"name": "a/0", "steps": [{"kind": "drop_failed"}]}, "group: `name` is 'a/0'; valid: letters, digits"),
+        ({"name": "a", "steps": []}, r"group: `steps` is \[\]; valid: at least 1"),
         ({"name": "a", "steps": [{"kind": "subsample"}]}, "group: `steps.0.subsample.size` is missing"),
-        ({"name": "a", "steps": [{"kind": "subsample", "size": 0}]}, "greater than or equal to 1"),
+        ({"name": "a", "steps": [{"kind": "subsample", "size": 0}]}, "`steps.0.subsample.size` is 0; valid: 1 or more"),
     ],
 )
 def test_a_definition_with_faults_names_the_fields(settings: dict[str, object], fault: str) -> None:

@@ -62,7 +62,7 @@ def test_a_reward_in_sql(page: str) -> None:
     ("name", "message"),
     [
         ("nothing", "has no reward 'nothing'; it has broken, helpful, rubric"),
-        ("broken", r"\[reward.broken\]: components: "),
+        ("broken", r"\[reward.broken\]: `components` is \[\]; valid: at least 1"),
     ],
 )
 def test_a_section_that_is_none(page: str, name: str, message: str) -> None:
@@ -84,8 +84,19 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="'reward' is not a section"):
         load_reward(str(path), "x")
     path.write_text("[reward]\nx = 3\n")
-    with pytest.raises(UsageError, match="has no reward 'x'"):
+    with pytest.raises(UsageError, match=r"x = 3 is no reward; write a section \[reward.x\]"):
         load_reward(str(path), "x")
+    path.write_text("[reward]\nx = 3\n[reward.y]\n")
+    with pytest.raises(UsageError, match=r"has no reward 'z'; it has y$"):
+        load_reward(str(path), "z")
+    path.write_text('[reward.x]\ncomponents = [{scorer = "one", weight = "1"}]\n')
+    with pytest.raises(UsageError, match=r"`components\.0\.weight` is '1'; valid: a number, not a text"):
+        load_reward(str(path), "x")
+    path.write_text('[reward.x]\ncomponents = ["one"]\nsql = "(SELECT 1)"\n')
+    with pytest.raises(UsageError, match=r"\[reward.x\]: sql '\(SELECT 1\)': it uses SUBQUERY"):
+        load_reward(str(path), "x")
+    path.write_text('[reward.x]\ncomponents = [{scorer = "one", weight = 2}]\n')
+    assert load_reward(str(path), "x").components[0].weight == 2.0
     path.write_text("[score]\n")
     with pytest.raises(UsageError, match=r"it has none; write \[reward.NAME\]"):
         load_reward(str(path), "x")

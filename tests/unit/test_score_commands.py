@@ -1,5 +1,6 @@
 """`trajlake score`: what it prints, where, and how a user's mistake looks."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,11 @@ from click.testing import CliRunner, Result
 
 from lake import Lake
 from lake.errors import TrajlakeError, UsageError
-from pipelines.score.commands import score
+from pipelines.score.commands import _tell, score
+from pipelines.score.config import ScoreConfig
+from pipelines.score.job import run_score, scorer_of
+from pipelines.score.rows import Scored
+from pipelines.score.sandbox.failures import NO_NETWORK
 from testkit.score_lakes import conversations, module, score_rows
 
 WORDS = """
@@ -43,7 +48,7 @@ def test_a_run_is_summed_up_and_its_faults_are_told(lk: Lake, tmp_path: Path) ->
     first, second, third = found.stdout.splitlines()
     assert first.startswith("scorer words@")
     assert second.startswith("6 episodes scored in ")
-    assert second.endswith(" s: 4 with a score, 6 with errors; 12 steps; 0 had their score")
+    assert second.endswith(" s: 4 with a score, 0 without, 6 with errors; 12 steps; 0 were scored before")
     assert third.startswith("jobs ")
     lines = found.stderr.splitlines()
     assert "4 step outputs match no step" in lines
@@ -52,8 +57,8 @@ def test_a_run_is_summed_up_and_its_faults_are_told(lk: Lake, tmp_path: Path) ->
     rows = score_rows(lk, "value, step_index", "rollout_index = 0 AND task_id = 't0'")
     assert [row["value"] for row in rows] == [5.0, 2.0, 0.5, 0.5]
     again = run(lk, target, "--arg", "words=5", "--default-step-reward", "0.5")
-    assert again.stdout.splitlines()[1] == "nothing to do: 6 of 6 episodes have their score"
-    assert again.stderr == ""
+    assert again.stdout.splitlines()[1] == "nothing to do: 6 of 6 episodes have been scored"
+    assert again.stderr == "--retry-failed scores 6 again that ended with errors\n"
     assert "6 episodes scored" in run(lk, target, "--where", "true").stdout, "other options are another version"
 
 
@@ -98,17 +103,26 @@ def test_a_reward_is_composed_from_a_file(lk: Lake, tmp_path: Path) -> None:
     assert "6 unchanged" in again.stdout
 
 
+def test_a_reward_of_steps_without_a_scored_step_is_told(lk: Lake, tmp_path: Path) -> None:
+    config = tmp_path / "rewards.toml"
+    config.write_text('[reward.mine]\nlevel = "both"\ncomponents = [{scorer = "env_return", of = "same"}]\n')
+    run(lk, "env_return")
+    found = run(lk, "--reward", "mine", "--config", config)
+    assert found.stderr == 'level is "both", but no component has scored a step: no step has a reward\n'
+    assert run(lk, "--reward", "mine", "--config", config).stderr == ""
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         ((), "give what to score with: module.py:function, a built-in scorer, or --reward NAME --config FILE"),
-        (("env_return", "--reward", "r"), "give what to score with"),
+        (("env_return", "--reward", "r"), "give env_return or --reward r, not both"),
         (("--reward", "r"), r"--reward r needs --config FILE, a TOML file with the section \[reward.r\]"),
         (("env_retrun",), "'env_retrun' is no scorer; valid: module.py:function, or one of "),
         (("gone.py:f",), "gone.py: No such file or directory; give the path of a Python file"),
         (("gone.py",), "gone.py: No such file or directory"),
-        (("env_return", "--set", "batch_size=0"), r"\[score\], options name, .*: batch_size: Input should be greater"),
-        (("env_return", "--set", "batchsize=1"), r"batchsize: Extra inputs are not permitted"),
+        (("env_return", "--set", "batch_size=0"), r"\[score\]: `batch_size` is 0; valid: 1 or more\. Fields: name, "),
+        (("env_return", "--set", "batchsize=1"), "there is no option `batchsize`"),
         (("env_return", "--set", "limits.workers"), "is no setting; write KEY=VALUE"),
         (("env_return", "--config", "gone.toml"), "gone.toml: No such file or directory"),
         (("env_return", "--where", "true) UNION SELECT 1"), "is no predicate over `episodes`|one SQL expression"),
@@ -144,6 +158,133 @@ def test_a_judge_needs_consent(lk: Lake, tmp_path: Path) -> None:
     assert {row["isolation"] for row in score_rows(lk, "isolation")} == {"none"}
 
 
+# ---------------------------------------------------------------- said before, and said at the end
+
+
+def test_what_may_not_be_meant_is_said_before_anything_runs(lk: Lake, tmp_path: Path) -> None:
+    target = f"{module(tmp_path, WORDS)}:words"
+    found = run(lk, target, "--arg", "nope=1", "--allow-network", "--set", "batch_size=3", "--set", "concurrency=2")
+    first, *rest = found.stderr.splitlines()
+    assert first.startswith("argument `nope` is no parameter of `words`: it goes to **kwargs")
+    assert rest[:3] == [
+        "batch_size has no effect: a pointwise function is not called with batches",
+        "allow_network has no effect: the function does not declare requires_network, and runs in the sandbox",
+        "concurrency has no effect: the function does not declare requires_network, and runs in the sandbox",
+    ]
+    built_in = run(lk, "env_return", "--allow-network", "--set", "batch_size=3", "--set", "commit_episodes=2")
+    assert built_in.stderr.splitlines()[:2] == [
+        "allow_network has no effect on a built-in scorer",
+        "batch_size has no effect on a built-in scorer",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ((), "`f` needs argument `threshold`: .* add --arg threshold="),
+        (("--arg", "threshold=1", "--arg", "x=1"), "`f` takes no argument `x`, and has no"),
+        (("--arg", "messages=1"), "argument `messages` of `f` comes from the lake"),
+        (("--name", "../../x"), r"`name` is '../../x'; valid: letters, digits, `_`, `\.` and `-`"),
+    ],
+)
+def test_a_call_that_cannot_be_made_is_refused_before_anything_runs(
+    flag: tuple[str, ...], message: str, lk: Lake, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        run(lk, f"{module(tmp_path, 'def f(messages, *, threshold): return threshold')}:f", *flag)
+    assert lk.sql("SELECT count(*) FROM jobs WHERE kind = 'score'").item() == 0
+
+
+def test_a_run_in_which_every_call_failed_ends_with_the_most_frequent_reason(lk: Lake, tmp_path: Path) -> None:
+    text = "def f(messages, rollout_index):\n    return None if rollout_index else 1 / 0\n"
+    target = f"{module(tmp_path, text)}:f"
+    found = run(lk, target)
+    assert found.exit_code == 1
+    assert "0 with a score, 0 without, 6 with errors; 0 steps" in found.stdout
+    assert found.stderr.splitlines()[-1] == (
+        "no episode has a score: 6 of 6 failed, most often (4) because: TypeError: `f` returned None; where there is "
+        'no score, return EvaluateResult(score=None, reason="...")'
+    )
+    again = run(lk, target)
+    assert again.exit_code == 0, "nothing ran"
+    assert again.stderr == "--retry-failed scores 6 again that ended with errors\n"
+    assert run(lk, target, "--retry-failed").exit_code == 1
+
+
+@pytest.mark.parametrize("given", ["step_outputs=[StepOutput(0, 1.0)]", "score=1.0"])
+def test_a_run_with_some_value_does_not_end_in_vain(given: str, lk: Lake, tmp_path: Path) -> None:
+    text = (
+        '@reward_function(step_index="step")\ndef f(messages, rollout_index):\n'
+        f"    return EvaluateResult({given}) if rollout_index else 1 / 0\n"
+    )
+    found = run(lk, f"{module(tmp_path, text)}:f")
+    assert "2 with errors" in found.stdout
+    assert found.exit_code == 0
+
+
+def test_what_does_not_apply_is_no_error_and_is_counted_with_its_reason(lk: Lake, tmp_path: Path) -> None:
+    text = "def f(messages):\n    return {'score': None, 'reason': 'no tool was called'}\n"
+    for target, reason in ((f"{module(tmp_path, text)}:f", "no tool was called"), ("voting", "no vote is recorded")):
+        found = run(lk, target)
+        assert found.exit_code == 0
+        assert "0 with a score, 6 without, 0 with errors" in found.stdout
+        assert found.stderr == f"  6 without a score: {reason}\n"
+
+
+def test_a_socket_in_the_sandbox_is_told_how_to_be_allowed(lk: Lake, tmp_path: Path) -> None:
+    text = "import socket\ndef f(messages):\n    socket.create_connection(('127.0.0.1', 9))\n"
+    found = run(lk, f"{module(tmp_path, text)}:f")
+    assert found.exit_code == 1
+    assert "(rewards.py, line " in found.stderr.splitlines()[-1]
+    assert found.stderr.splitlines()[-1].endswith(NO_NETWORK)
+
+
+def test_a_reward_that_is_unknown_everywhere_says_why(lk: Lake, tmp_path: Path) -> None:
+    config = tmp_path / "rewards.toml"
+    config.write_text('[reward.r]\ncomponents = ["env_return"]\nsql = "env_return / 0"\n')
+    run(lk, "env_return")
+    found = run(lk, "--reward", "r", "--config", config)
+    assert found.exit_code == 1
+    assert found.stdout.splitlines()[1] == "6 episodes: 0 known, 6 unknown, 0 unchanged"
+    first, last = found.stderr.splitlines()
+    assert first == "  6 without a reward: the formula gives no finite number"
+    assert last.startswith("reward r is unknown everywhere, most often (6) because: the formula gives no finite number")
+    assert run(lk, "--reward", "r", "--config", config).exit_code == 0, "nothing was computed"
+
+
+def test_episodes_and_steps_of_a_reward_are_counted_apart(lk: Lake, tmp_path: Path) -> None:
+    config = tmp_path / "rewards.toml"
+    parts = '[{scorer = "env_return", of = "episode"}, "walk"]'
+    config.write_text(f'[reward.r]\ncomponents = {parts}\nlevel = "both"\n')
+    text = (
+        '@reward_function(step_index="step")\ndef walk(messages, rollout_index):\n'
+        "    outputs = [StepOutput(0, 1.0), StepOutput(1, None)]\n"
+        "    return EvaluateResult(score=1.0 if rollout_index else None, reason='lone', step_outputs=outputs)\n"
+    )
+    run(lk, "env_return")
+    run(lk, f"{module(tmp_path, text)}:walk")
+    found = run(lk, "--reward", "r", "--config", config)
+    assert found.stdout.splitlines()[1] == "6 episodes: 4 known, 2 unknown, 0 unchanged; 12 steps: 6 known, 6 unknown"
+    assert found.stderr == "  2 without a reward: unknown: walk (lone)\n"
+    assert found.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--name", "x"),
+        ("--arg", "a=1"),
+        ("--set", "batch_size=2"),
+        ("--default-step-reward", "0.0"),
+        ("--retry-failed",),
+        ("--allow-network",),
+    ],
+)
+def test_what_a_reward_does_not_heed_is_refused(flags: tuple[str, ...], lk: Lake) -> None:
+    with pytest.raises(UsageError, match=f"of no effect on a reward: {flags[0]}; all that decides it"):
+        run(lk, "--reward", "r", "--config", "r.toml", *flags)
+
+
 def test_a_failure_of_the_machine_prints_no_traceback(tmp_path: Path) -> None:
     import subprocess
     import sys
@@ -161,3 +302,38 @@ def test_a_failure_of_the_machine_prints_no_traceback(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("trajlake: ")
     assert "Traceback" not in done.stderr
+
+
+def test_an_error_is_one_line_however_long_the_function_talks(lk: Lake, tmp_path: Path) -> None:
+    text = "def f(messages, rollout_index, **_):\n    raise ValueError('one\\ntwo\\x1b' + ' word' * 400)\n"
+    found = run(lk, f"{module(tmp_path, text)}:f")
+    assert found.exit_code == 1
+    told = [line for line in found.stderr.splitlines() if "ValueError" in line]
+    assert len(told) == 6, "five episodes, and the reason of the status"
+    assert all("one two" in line and len(line) < 450 for line in told)
+    assert len(found.stderr.splitlines()) == 7
+    assert "\x1b" not in found.stderr
+    (row, *_) = score_rows(lk, "s.error")
+    assert "one\ntwo" in row["error"], "the table has it as it was"
+
+
+def test_a_run_that_wrote_nothing_names_no_jobs(lk: Lake, tmp_path: Path) -> None:
+    """Another run has scored all of it meanwhile."""
+    code = tmp_path / "code"
+    text = "def f(messages, rollout_index, **_):\n    return float(rollout_index)\n"
+    target = f"{module(code, text)}:f"
+    work = scorer_of(target, ScoreConfig())
+
+    class Overtaken:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(work, name)
+
+        def score(self, *given: Any) -> Iterator[Scored]:
+            run_score(lk, target)
+            yield from work.score(*given)
+
+    report = run_score(lk, Overtaken())  # type: ignore[arg-type]
+    assert (report.scored, report.overtaken, report.job_ids, report.made_current) == (0, 6, [], False)
+    with CliRunner().isolation() as (out, *_):
+        _tell(report)
+        assert b"jobs" not in out.getvalue()

@@ -11,6 +11,7 @@ import pytest
 import lake
 from lake import Lake, erasure, ids
 from pipelines.score.responses import known_answers, response_rows
+from testkit.copies import copied
 from testkit.score_lakes import conversations
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -47,7 +48,11 @@ def kept(lk: Lake) -> list[tuple[int, int, str]]:
 @pytest.fixture
 def lk(tmp_path: Path) -> Lake:
     """Episodes e0 (to be forgotten), e1, e2; answers alone and together, compacted, dead, and in old versions."""
-    lk = conversations(tmp_path / "lake", 1, 3)
+    return copied("answers", answers, tmp_path / "lake")
+
+
+def answers(folder: Path) -> None:
+    lk = conversations(folder, 1, 3)
     e0, e1, e2 = episodes(lk)
     answered(lk, (1, f"{SECRET} alone", [e0]), (2, f"{SECRET} of two", [e0, e1]), (3, "of others", [e1, e2]))
     answered(lk, (2, f"{SECRET} of two", [e1]), (4, "alone", [e2]))
@@ -56,7 +61,6 @@ def lk(tmp_path: Path) -> Lake:
     answered(lk, (5, f"{SECRET} of all", [e2]))
     with pytest.raises(KilledError):
         answered(lk, (6, f"{SECRET} in a job that failed", [e0, e2]), fail=True)
-    return lk
 
 
 def episodes(lk: Lake) -> list[int]:

@@ -150,6 +150,7 @@ def test_everything_that_is_declared_is_described() -> None:
         "timeout": 9,
         "requirements": ["numpy"],
         "parameters": ["env_return", "rollouts_messages", "words"],
+        "required": [],
         "takes_all": False,
     }
     assert msgspec.json.decode(msgspec.json.encode(judged.describe())) == judged.describe()
@@ -258,7 +259,7 @@ def test_numbers_and_models_of_other_libraries_are_results() -> None:
 @pytest.mark.parametrize(
     ("value", "error", "message"),
     [
-        (None, TypeError, "returned NoneType; valid: a number, an EvaluateResult, or a dictionary with `score`"),
+        (None, TypeError, r'returned None; .* return EvaluateResult\(score=None, reason="\.\.\."\)$'),
         ("0.5", TypeError, "returned str; valid"),
         ([0.5], TypeError, "returned list; valid"),
         ({"scor": 1}, TypeError, r"returned a dictionary with keys \['scor'\]; valid"),

@@ -14,6 +14,7 @@ from lake import EpisodeRecord, StepRecord, ids
 from lake.errors import LakeAccessError
 from pipelines.score import rollouts
 from pipelines.score.rollouts import ARGUMENTS, Rollout, joint_call, one_call, parts, read_rollouts
+from testkit.copies import empty_lake
 from testkit.lakes import rollout as maze
 from testkit.score_lakes import conversation, conversations
 from testkit.shared import shared_data
@@ -48,7 +49,7 @@ def test_a_conversation_is_what_was_said_in_order(tmp_path: Path) -> None:
 
 
 def test_the_facts_of_an_episode_come_along(tmp_path: Path) -> None:
-    lk = lake.open(tmp_path / "lake", create=True)
+    lk = empty_lake(tmp_path / "lake")
     fields = {"tools": [{"name": "look"}], "extra": {"k": [1]}, "status": "truncated", "policy_version": 4, "seed": 9}
     lk.append([conversation("t", 1, turns=2, **fields)], run_id="r")
     call = called_with(read(lk)["t", 1])
@@ -75,7 +76,7 @@ def test_only_what_a_function_takes_is_read(tmp_path: Path) -> None:
 
 def test_states_stand_for_messages_that_no_source_kept(tmp_path: Path) -> None:
     """As the trainer renders them: the state is the user's, unless the source says whose."""
-    lk = lake.open(tmp_path / "lake", create=True)
+    lk = empty_lake(tmp_path / "lake")
     bare = EpisodeRecord(
         task_id="bare",
         steps=[
@@ -98,7 +99,7 @@ def test_states_stand_for_messages_that_no_source_kept(tmp_path: Path) -> None:
 
 
 def test_steps_that_are_not_active_are_not_there(tmp_path: Path) -> None:
-    lk = lake.open(tmp_path / "lake", create=True)
+    lk = empty_lake(tmp_path / "lake")
     steps = [StepRecord(state=f"s{n}", action=f"a{n}", is_active=n < 2) for n in range(4)]
     lk.append([EpisodeRecord(task_id="t", steps=steps)], run_id="r")
     one = read(lk)["t", 0]
@@ -107,7 +108,7 @@ def test_steps_that_are_not_active_are_not_there(tmp_path: Path) -> None:
 
 
 def test_payloads_that_were_moved_out_are_put_back(tmp_path: Path) -> None:
-    lk = lake.open(tmp_path / "lake", create=True)
+    lk = empty_lake(tmp_path / "lake")
     long = "x" * 70_000
     record = conversation("t", answers=[long], tools=[{"description": long}], extra={"log": long})
     record.initial_messages = [{"role": "user", "content": long}]
@@ -120,7 +121,7 @@ def test_payloads_that_were_moved_out_are_put_back(tmp_path: Path) -> None:
 
 
 def test_an_episode_of_which_no_step_is_active_is_a_conversation_too(tmp_path: Path) -> None:
-    lk = lake.open(tmp_path / "lake", create=True)
+    lk = empty_lake(tmp_path / "lake")
     padding = [StepRecord(state="s", action="a", is_active=False)]
     first = [{"role": "user", "content": "?"}]
     lk.append([EpisodeRecord(task_id="t", steps=padding, initial_messages=first)], run_id="r")
@@ -183,7 +184,7 @@ def test_real_conversations_come_back_as_they_were_recorded(tmp_path: Path) -> N
     path = shared_data("tau_bench", "gpt-4o-airline.json")
     from lake.ingest import ingest
 
-    lk = lake.open(tmp_path / "lake", create=True)
+    lk = empty_lake(tmp_path / "lake")
     ingest(lk, path)
     found = read(lk, {"messages"})
     originals = msgspec.json.decode(path.read_bytes())

@@ -68,7 +68,7 @@ def test_no_score_without_a_fault_is_null_without_an_error() -> None:
             "the function says that its score is not valid: no answer",
         ),
         ({"score": 0.0, "is_score_valid": False}, "the function says that its score is not valid"),
-        (None, "the function returned NoneType; valid: a number"),
+        (None, "the function returned None; where there is no score, return EvaluateResult(score=None, reason="),
         ("high", "the function returned str; valid: a number"),
         ({"score": []}, "the function returned no EvaluateResult: "),
         ({"score": 10**400}, "the function returned no EvaluateResult: "),

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from pipelines.score.scorers import AnswerQuality, ExactMatch, FuzzyMatch
 from pipelines.score.scorers.texts import Normalise
-from testkit.scorer_frames import error, one, says, scored, values
+from testkit.scorer_frames import error, one, reason, says, scored, values
 
 SQUAD = Normalise(punctuation=True, articles=True)
 AS_IS = Normalise(unicode=False, lowercase=False, whitespace=False)
@@ -52,19 +52,22 @@ def test_inactive_steps_answer_nothing_and_order_is_by_step() -> None:
 
 
 def test_reasons_name_what_is_missing() -> None:
-    assert error(ExactMatch(), truth("x")) == "the episode has no answer"
+    assert reason(ExactMatch(), truth("x")) == "the episode has no answer"
     assert (
-        error(ExactMatch(extract="z"), truth("x"), steps=says("a")) == "the episode has no answer that `extract` finds"
+        reason(ExactMatch(extract="z"), truth("x"), steps=says("a")) == "the episode has no answer that `extract` finds"
     )
-    assert error(ExactMatch(), {"ground_truth": None}, steps=says("a")) == "the episode has no ground truth"
+    assert reason(ExactMatch(), {"ground_truth": None}, steps=says("a")) == "the episode has no ground truth"
     assert error(ExactMatch(), {"ground_truth": "{"}, steps=says("a")) == "the ground truth is not JSON"
     assert (
-        error(ExactMatch(truth_path="a.0"), truth({"a": 1}), steps=says("a")) == "the ground truth has nothing at 'a.0'"
+        reason(ExactMatch(truth_path="a.0"), truth({"a": 1}), steps=says("a"))
+        == "the ground truth has nothing at 'a.0'"
     )
-    assert error(ExactMatch(truth_path="a"), truth({"a": []}), steps=says("a")) == "the ground truth has no text at 'a'"
-    assert error(ExactMatch(), truth({"a": 1}), steps=says("a")) == "the ground truth has no text"
     assert (
-        error(ExactMatch(normalise=SQUAD), truth("The!"), steps=says("a"))
+        reason(ExactMatch(truth_path="a"), truth({"a": []}), steps=says("a")) == "the ground truth has no text at 'a'"
+    )
+    assert reason(ExactMatch(), truth({"a": 1}), steps=says("a")) == "the ground truth has no text"
+    assert (
+        reason(ExactMatch(normalise=SQUAD), truth("The!"), steps=says("a"))
         == "the ground truth is empty after normalisation"
     )
     assert error(FuzzyMatch(measure="difflib", max_characters=3), truth("x"), steps=says("abcd")) == (
@@ -242,7 +245,7 @@ def test_no_answer_and_no_reference_are_unknown() -> None:
     assert one(AnswerQuality(), steps=says(" ")) is None
     assert one(AnswerQuality(no_answer=0.0), steps=says(" ")) == 0.0
     told = AnswerQuality(reference="ground_truth", no_answer=0.0)
-    assert error(told, {"ground_truth": None}, steps=says("x")) == "the episode has no ground truth"
+    assert reason(told, {"ground_truth": None}, steps=says("x")) == "the episode has no ground truth"
     assert one(told, truth("x"), steps=says("")) == 0.0
 
 

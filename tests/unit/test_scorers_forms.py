@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from pipelines.score.scorers import FormatValidity, KlInReward, Length, RubricTerms
 from pipelines.score.scorers.json_schema import fault, obeys, same
-from testkit.scorer_frames import call, error, one, says, scored, values
+from testkit.scorer_frames import call, one, reason, says, scored, values
 
 
 def validity(rule: dict[str, Any], text: str, **options: Any) -> float | None:
@@ -206,7 +206,7 @@ def test_every_action_may_be_checked() -> None:
     found = scored(scorer, [{"episode_id": 1}, {"episode_id": 2}], steps=steps)
     assert values(found) == {(1, None): 0.5, (2, None): None, (1, 0): 1.0, (1, 1): 0.0, (1, 2): 0.0, (1, 4): 1.0}
     assert json.loads(found["metrics"].drop_nulls().item()) == {"actions": 4, "valid": 2}
-    assert found.filter(found["episode_id"] == 2)["error"].item() == "no action has text"
+    assert found.filter(found["episode_id"] == 2)["reason"].item() == "no action has text"
 
 
 # ---------------------------------------------------------------- length
@@ -276,7 +276,7 @@ def test_tokens_that_are_not_known() -> None:
     rendered = [counted(0, 6), counted(1, 12, provenance="rendered")]
     found = scored(scorer, [{"episode_id": 1}], steps=says("a", "b"), tokens=rendered)
     assert values(found) == {(1, None): None, (1, 0): 0.0, (1, 1): None}
-    assert set(found["error"].drop_nulls()) == {
+    assert set(found["reason"].drop_nulls()) == {
         "no tokens of the engine are stored for some step",
         "no tokens of the engine are stored for the step",
     }
@@ -286,8 +286,8 @@ def test_tokens_that_are_not_known() -> None:
 
 
 def test_length_says_what_is_missing() -> None:
-    assert error(Length(max_length=9, unit="words")) == "no active step"
-    assert error(Length(max_length=9, unit="words", of="answer")) == "the episode has no answer"
+    assert reason(Length(max_length=9, unit="words")) == "no active step"
+    assert reason(Length(max_length=9, unit="words", of="answer")) == "the episode has no answer"
     assert one(Length(max_length=9, unit="words", of="answer", no_answer=-1.0)) == -1.0
 
 
@@ -331,7 +331,7 @@ def test_kl_that_is_not_known() -> None:
         "the behaviour policy's log-probabilities are unknown",
         "`ratios` has nothing of checkpoint 'ref' for the step",
     ]
-    assert error(KlInReward(checkpoint="ref")) == "the episode has no step of the policy"
+    assert reason(KlInReward(checkpoint="ref")) == "the episode has no step of the policy"
 
 
 # ---------------------------------------------------------------- rubrics
@@ -370,10 +370,10 @@ def test_coverage_is_of_the_true_criteria() -> None:
 def test_what_is_no_rubric(text: str) -> None:
     scorer = RubricTerms()
     assert (
-        error(scorer, {"ground_truth": '["a"]'}, steps=says(text))
+        reason(scorer, {"ground_truth": '["a"]'}, steps=says(text))
         == "the answer is no rubric: no JSON list of criteria"
     )
-    assert error(scorer, {"ground_truth": text}, steps=says(rubric("a"))) == (
+    assert reason(scorer, {"ground_truth": text}, steps=says(rubric("a"))) == (
         "the ground truth is no rubric: no JSON list of criteria"
     )
 
@@ -381,7 +381,7 @@ def test_what_is_no_rubric(text: str) -> None:
 def test_rubric_options() -> None:
     with pytest.raises(ValidationError, match="min_criteria is 5, above max_criteria, 4"):
         RubricTerms(min_criteria=5, max_criteria=4)
-    assert error(RubricTerms(), {"ground_truth": '["a"]'}) == "the episode has no answer"
+    assert reason(RubricTerms(), {"ground_truth": '["a"]'}) == "the episode has no answer"
     assert one(RubricTerms(no_answer=-2.0), {"ground_truth": '["a"]'}) == -2.0
     named = RubricTerms(criteria_key="rules", min_criteria=1)
     assert one(named, {"ground_truth": '{"rules": ["a"]}'}, steps=says('{"rules": ["a"]}')) == 1.0

@@ -143,7 +143,8 @@ def test_episodes_without_anything_are_unknown_with_a_reason(variant: Any) -> No
     scorer = build(variant)
     found = scored(scorer, [{"episode_id": 5}, {"episode_id": 3}])
     assert found["value"].null_count() == found.height == 2
-    assert found["error"].str.len_chars().min() > 5
+    assert found["reason"].str.len_chars().min() > 5
+    assert found["error"].null_count() == 2, "nothing failed"
     # A frame whose columns are all NULL has no types to speak of.
     wanted = scorer.reads().tables()
     untyped = {
@@ -236,7 +237,7 @@ def test_env_return_is_the_return(numbers: list[float | None]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rewards", "expected", "error"),
+    ("rewards", "expected", "reason"),
     [
         ([1.0, 0.5], 1.5, None),
         ([0.0], 0.0, None),
@@ -244,11 +245,11 @@ def test_env_return_is_the_return(numbers: list[float | None]) -> None:
         ([], None, "the episode has no active step"),
     ],
 )
-def test_env_return_from_rewards(rewards: list[Any], expected: float | None, error: str | None) -> None:
+def test_env_return_from_rewards(rewards: list[Any], expected: float | None, reason: str | None) -> None:
     steps = [{"episode_id": 1, "step_index": n, "reward": r, "is_active": True} for n, r in enumerate(rewards)]
     steps.append({"episode_id": 1, "step_index": 9, "reward": 100.0, "is_active": False})
     found = scored(EnvReturn(source="rewards"), [{"episode_id": 1}], steps=steps)
-    assert (found["value"].item(), found["error"].item()) == (expected, error)
+    assert (found["value"].item(), found["reason"].item()) == (expected, reason)
 
 
 # ---------------------------------------------------------------- from a lake

@@ -12,8 +12,8 @@ from testkit.scorer_frames import (
     answer,
     call,
     coordination,
-    error,
     one,
+    reason,
     says,
     scored,
     span,
@@ -122,7 +122,7 @@ def test_a_null_result_may_be_unknown() -> None:
     spans = [span("tool", {"tool_name": "book", "result": None})]
     assert one(ToolSuccess(source="spans", null_result=None), spans=spans) is None
     assert "1 of 1 tool calls have no recorded result" in str(
-        error(ToolSuccess(source="spans", null_result=None), spans=spans)
+        reason(ToolSuccess(source="spans", null_result=None), spans=spans)
     )
 
 
@@ -141,7 +141,7 @@ def test_a_step_gets_the_mean_and_so_does_the_episode() -> None:
 def test_results_after_the_last_step_are_in_the_final_observation() -> None:
     episode = {"final_observation": json.dumps([answer("done")])}
     assert one(ToolSuccess(), episode, steps=[tool_step(0, [call("book")])]) == 1.0
-    assert error(ToolSuccess(), steps=[tool_step(0, [call("book")])]) == "1 of 1 tool calls have no recorded result"
+    assert reason(ToolSuccess(), steps=[tool_step(0, [call("book")])]) == "1 of 1 tool calls have no recorded result"
     inside = [tool_step(0, [call("book")]), tool_step(1, None)]
     assert one(ToolSuccess(), episode, steps=inside) is None
 
@@ -174,7 +174,7 @@ def test_other_shapes_of_calls_and_contents() -> None:
 @pytest.mark.parametrize("calls", [None, "[]", "{}", "null", "not json", '["text", 3]', "[" * 5000])
 def test_what_is_no_call_is_none(calls: str | None) -> None:
     steps = [tool_step(0, calls), tool_step(1, None, [answer("stray")])]
-    assert error(ToolSuccess(), steps=steps) == "the episode calls no tool"
+    assert reason(ToolSuccess(), steps=steps) == "the episode calls no tool"
 
 
 def test_inactive_steps_call_nothing_but_their_context_counts() -> None:
@@ -209,7 +209,7 @@ def test_a_voters_last_vote_counts_for_the_episode_and_every_vote_for_its_step()
 
 def test_a_tie_has_no_winner_unless_someone_says_so() -> None:
     spans = [vote("a", "x", step_index=0), vote("b", "y", step_index=1)]
-    assert error(Voting(), spans=spans) == "there is no winner: nobody leads the votes"
+    assert reason(Voting(), spans=spans) == "there is no winner: nobody leads the votes"
     named = {"extra": json.dumps({"selected_agent": "y"})}
     found = values(scored(Voting(winner="extra"), [{"episode_id": 1, **named}], spans=spans))
     assert found == {(1, None): 0.25, (1, 0): -0.5, (1, 1): 1.0}
@@ -225,9 +225,9 @@ def test_a_path_that_is_none_is_refused(path: str) -> None:
 
 
 def test_votes_that_are_none() -> None:
-    assert error(Voting()) == "no vote is recorded"
+    assert reason(Voting()) == "no vote is recorded"
     spans = [vote("a", None), coordination("new_answer", {"agent_id": "a"}), span("tool", {"action_type": "vote"})]
-    assert error(Voting(), spans=spans) == "no vote is recorded"
+    assert reason(Voting(), spans=spans) == "no vote is recorded"
 
 
 def test_orchestrators_that_spell_votes_otherwise() -> None:
@@ -276,14 +276,14 @@ def test_the_quality_may_be_that_of_the_answer() -> None:
     assert one(Coordination(quality="answer"), tokens(1), steps=says(text), spans=AGREE) == pytest.approx(
         2 * (0.3 * 0.1 + 0.4 * 0.4) + 1.0
     )
-    assert error(Coordination(quality="answer"), tokens(1), spans=AGREE) == "unknown: quality"
+    assert reason(Coordination(quality="answer"), tokens(1), spans=AGREE) == "unknown: quality"
     assert one(Coordination(quality="answer", no_answer=0.0), tokens(1), spans=AGREE) == pytest.approx(1.0)
 
 
 def test_what_is_not_known_is_named() -> None:
-    assert error(Coordination()) == "unknown: rounds, tokens, consensus"
-    assert error(Coordination(), {"prompt_tokens": 3}, spans=AGREE) == "unknown: tokens"
-    assert error(Coordination(), tokens(1), spans=[coordination("new_answer", {}, 1)]) == "unknown: consensus"
+    assert reason(Coordination()) == "unknown: rounds, tokens, consensus"
+    assert reason(Coordination(), {"prompt_tokens": 3}, spans=AGREE) == "unknown: tokens"
+    assert reason(Coordination(), tokens(1), spans=[coordination("new_answer", {}, 1)]) == "unknown: consensus"
 
 
 # ---------------------------------------------------------------- restart
@@ -312,8 +312,8 @@ def test_restart(restarts: bool | None, before: float | None, after: float | Non
 
 
 def test_restart_says_what_is_missing() -> None:
-    assert error(Restart()) == "no decision to restart is recorded"
+    assert reason(Restart()) == "no decision to restart is recorded"
     massgen = coordination("restart_decision", {"should_restart": True, "reason": "x", "current_attempt": 0})
-    assert error(Restart(), spans=[massgen]) == "the qualities of 1 of 1 decisions are not recorded"
+    assert reason(Restart(), spans=[massgen]) == "the qualities of 1 of 1 decisions are not recorded"
     pending = coordination("restart_decision", {"should_restart": True, "previous_quality": 0.5})
     assert one(Restart(pending=None), spans=[pending]) is None

@@ -10,6 +10,7 @@ import pytest
 from lake import ids
 from lake.errors import DataRefusedError
 from lake.records import EpisodeRecord
+from testkit.copies import copied
 from testkit.training import config, token_episodes, token_lake, token_step
 from trainer.losses import LOSSES
 from trainer.refusals import find_refusals, refuse, refuse_text
@@ -32,7 +33,11 @@ def refusals_with(tmp_path: Path, loss: str, tokens: dict[str, Any]) -> Any:
     """Two good episodes and one of two steps, the second of which is as given."""
     rng = np.random.default_rng(0)
     odd = EpisodeRecord(task_id="odd", steps=[token_step(rng, 4, 3), token_step(rng, 2, 3, **tokens)])
-    lk = token_lake(tmp_path, [*token_episodes(tasks=1, siblings=2, max_steps=1), odd])
+
+    def make(template: Path) -> None:
+        token_lake(template, [*token_episodes(tasks=1, siblings=2, max_steps=1), odd])
+
+    lk = copied(f"odd {sorted(tokens.items())}", make, tmp_path)
     snapshot = lk.snapshot()
     selection = select(snapshot, config("sft"), LOSSES["sft"].needs)
     episode = lk.sql("SELECT episode_id FROM episodes WHERE task_id = 'odd'")["episode_id"][0]

@@ -91,10 +91,10 @@ def rewards(lake: Reads, episode_id: int) -> pl.DataFrame:
 
 
 def scores(lake: Reads, episode_id: int) -> pl.DataFrame:
-    """What scorers said of an episode: scorer, step_index, value, reason, error."""
+    """What scorers say of an episode, each under its current version: scorer, step_index, value, reason, error."""
     query = """
         SELECT s.scorer, s.step_index, s.value, left(s.reason, $text) AS reason, left(s.error, $text) AS error
-        FROM scores AS s JOIN job_runs AS r USING (job_id)
+        FROM current_scores AS s JOIN job_runs AS r USING (job_id)
         WHERE s.episode_id = $episode ORDER BY r.ended_at DESC, s.scorer, s.step_index NULLS FIRST LIMIT 200
         """
     return lake.sql(query, {"episode": episode_id, "text": TEXT})

@@ -24,7 +24,7 @@ from pipelines.credit.anchors import (
     substitutions,
     user_function,
 )
-from pipelines.credit.anchors.chain import Chain
+from pipelines.credit.anchors.chain import Chain, Single
 from pipelines.credit.anchors.chosen_columns import ChosenColumns
 from pipelines.credit.anchors.definition import Definition
 from pipelines.credit.anchors.exact import ExactText
@@ -53,19 +53,7 @@ __all__ = [
     "history_keys",
 ]
 
-Anchors: TypeAlias = Annotated[
-    CanonicalJson
-    | Chain
-    | ChosenColumns
-    | ExactText
-    | LastStates
-    | NoErrors
-    | SimilarText
-    | Substitutions
-    | ToolResults
-    | UserFunction,
-    Field(discriminator="kind"),
-]
+Anchors: TypeAlias = Annotated[Chain | Single, Field(discriminator="kind")]
 """An anchor definition; as JSON for example `{"kind": "exact"}` or `{"kind": "similarity", "threshold": 0.9}`."""
 
 MODULES = (

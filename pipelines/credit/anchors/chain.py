@@ -15,7 +15,7 @@ from pipelines.credit.anchors.states import States
 from pipelines.credit.anchors.substitutions import Substitutions
 from pipelines.credit.anchors.user_function import UserFunction
 
-Stage: TypeAlias = Annotated[
+Single: TypeAlias = (
     CanonicalJson
     | ChosenColumns
     | ExactText
@@ -24,9 +24,10 @@ Stage: TypeAlias = Annotated[
     | SimilarText
     | Substitutions
     | ToolResults
-    | UserFunction,
-    Field(discriminator="kind"),
-]
+    | UserFunction
+)
+"""Every definition that is not made of others."""
+Stage: TypeAlias = Annotated[Single, Field(discriminator="kind")]
 """What can stand in a chain: any definition but a chain."""
 
 

@@ -22,10 +22,12 @@ class DiscountedGRPO(ReturnOptions):
         A_i = (G_i - mean G) / (std G + 1e-6)                     over the steps that i is compared with
 
     `same_step`: those at the same position t of the siblings (rLLM's stepwise advantage, mode `per_step`: Monte Carlo
-    returns, gamma 0.95, grouped by task and step number). `all_steps`: all steps of the task group (Kevin, arXiv
-    2507.11948, whose turns are samples with discounted returns, gamma 0.4; as described there, not checked against
-    code). Position counts active steps. Sample deviation; equal returns, and a step that no sibling reached, give
-    exactly 0.
+    returns, gamma 0.95, grouped by task and step number). `all_steps`: all steps of the task group, as in Kevin (arXiv
+    2507.11948, sections 4 and 4.3): each of the n turns of m trajectories is a sample, its reward is the discounted sum
+    of the scores of this turn and the later ones (gamma 0.4; a discounted maximum was compared), and rewards are
+    normalised over the m n samples of a task. That is the paper's text: it refers to GRPO for the rest, prints neither
+    the kind of deviation nor an epsilon, and no code of its authors is known to us. Position counts active steps.
+    Sample deviation; equal returns, and a step that no sibling reached, give exactly 0.
 
     No episode score enters. A group is dead if two or more trajectories take part and no comparison shows a difference.
     """

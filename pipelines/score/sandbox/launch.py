@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -92,21 +93,36 @@ def prepare(function: FunctionSource, limits: SandboxLimits) -> Launch:
 
 
 def _beside(path: Path) -> list[str]:
-    """The function's file, and what lies in its folder: not what is hidden, nor what a link has elsewhere."""
+    """The function's file, and what lies in its folder: nothing hidden, nothing a link has elsewhere, no lake."""
     folder = path.parent
     home = Path("~").expanduser().resolve()
     if home.is_relative_to(folder):
         msg = f"{path} lies in {folder}, and a function can read all files of its folder; put it in a folder of its own"
         raise UsageError(msg)
-    found = {str(path): None}
-    for entry in sorted(folder.iterdir()):
-        place = entry.resolve()
-        if not entry.name.startswith(".") and place.is_relative_to(folder) and (place.is_file() or place.is_dir()):
-            found[str(entry)] = None
+    found = dict.fromkeys([str(path), *map(str, _readable(folder, folder))])
     if len(found) > _MOST_BESIDE:
         msg = f"{folder} holds {len(found):,} files that {path.name} could read; put it in a folder of its own"
         raise UsageError(msg)
     return list(found)
+
+
+def _readable(folder: Path, root: Path) -> Iterator[Path]:
+    """Entries of a folder that a function under `root` may read whole.
+
+    A lake beside it, or one folder deeper, holds the siblings' outcomes and the answers: it is left out.
+    """
+    for entry in sorted(folder.iterdir()):
+        place = entry.resolve()
+        if entry.name.startswith(".") or not place.is_relative_to(root) or _is_lake(place):
+            continue
+        if place.is_dir() and any(map(_is_lake, place.iterdir())):
+            yield from _readable(entry, root)
+        elif place.is_file() or place.is_dir():
+            yield entry
+
+
+def _is_lake(folder: Path) -> bool:
+    return (folder / "episodes" / "_delta_log").is_dir()
 
 
 def _tasks(limits: SandboxLimits) -> int | None:

@@ -10,6 +10,7 @@ import selectors
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,11 +115,14 @@ class Worker:
             return Death(self.facts.kind, replies.printable(self.facts.error[: frames.TEXT]))
         return None
 
-    def ask(self, calls: list[bytes]) -> tuple[list[Outcome], Death | None]:
+    def ask(
+        self, calls: list[bytes], heard: Callable[[list[Outcome]], None] = lambda _: None
+    ) -> tuple[list[Outcome], Death | None]:
         """Outcomes in order; fewer than calls, and the reason, if the worker did not survive them.
 
         Args:
             calls: each its encoded keyword arguments.
+            heard: told the next outcomes as soon as they are there.
         """
         sequence = secrets.randbits(64)
         mode = self._launch.function.mode
@@ -129,7 +133,9 @@ class Worker:
                 count, body = self._reply(
                     sequence, self._launch.limits.seconds_per_row, len(found), len(calls) - len(found)
                 )
-                found += replies.outcomes(body, count, mode)
+                outcomes = replies.outcomes(body, count, mode)
+                found += outcomes
+                heard(outcomes)
             self._require_read()
         except _DeadError as dead:
             self.close()

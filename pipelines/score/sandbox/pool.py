@@ -7,9 +7,10 @@ that started it ends.
 import queue
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 
@@ -25,6 +26,9 @@ Call = dict[str, Any] | bytes | msgspec.Raw
 JSON text; or one JSON object that is text already."""
 _AHEAD = 3
 """Messages per worker that `map` has under way before it waits for the oldest."""
+_PAUSE_SECONDS = 0.5
+"""`stream` says what there is at least so often."""
+T = TypeVar("T")
 _to_json = msgspec.json.Encoder().encode
 _to_msgpack = msgspec.msgpack.Encoder().encode
 
@@ -87,6 +91,35 @@ class Sandbox:
         while ahead:
             yield [outcome for part in ahead.popleft() for outcome in part.result()]
 
+    def stream(self, batches: Iterable[Sequence[tuple[T, Call]]]) -> Iterator[list[tuple[T, Outcome]]]:
+        """Outcomes as they come, also out of the middle of a batch: a slow call holds up nothing but itself.
+
+        Args:
+            batches: of any size; of each call, something to know it by, and its keyword arguments. They are read
+                ahead to keep all workers busy.
+
+        Yields:
+            What has come since of some batch, every half second at least: it may be nothing. Each worker's calls are in
+            their order.
+
+        Raises:
+            SandboxUnavailableError: a worker could not be locked in; nothing was run.
+        """
+        source = iter(batches)
+        under_way: list[_Message[T]] = []
+        more = True
+        while more or under_way:
+            while more and len(under_way) < _AHEAD * self._limits.workers:
+                batch = next(source, None)
+                more = batch is not None
+                under_way += self._sent(batch or ())
+            wait([message.future for message in under_way], _PAUSE_SECONDS, FIRST_COMPLETED)
+            ended = [message.future for message in under_way if message.future.done()]
+            yield from [news for message in under_way if (news := message.news())] or [[]]
+            for future in ended:
+                future.result()
+            under_way = [message for message in under_way if message.future not in ended]
+
     def close(self) -> None:
         """End all workers; what they were still asked is dropped."""
         for seat in self._seats:
@@ -100,10 +133,18 @@ class Sandbox:
         size = self._limits.rows_per_batch
         return [self._threads.submit(self._score, rows[first : first + size]) for first in range(0, len(rows), size)]
 
-    def _score(self, rows: list[bytes]) -> list[Outcome]:
+    def _sent(self, batch: Sequence[tuple[T, Call]]) -> "Iterator[_Message[T]]":
+        size = self._limits.rows_per_batch
+        for first in range(0, len(batch), size):
+            part = batch[first : first + size]
+            found: list[Outcome] = []
+            future = self._threads.submit(self._score, [_encoded(call) for _, call in part], found)
+            yield _Message([mark for mark, _ in part], found, future)
+
+    def _score(self, rows: list[bytes], found: list[Outcome] | None = None) -> list[Outcome]:
         seat = self._free.get()
         try:
-            return seat.score(rows)
+            return seat.score(rows, found)
         finally:
             self._free.put(seat)
 
@@ -114,6 +155,22 @@ class Sandbox:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@dataclass
+class _Message(Generic[T]):
+    """Calls that one worker is asked, and what it has answered so far."""
+
+    marks: list[T]
+    found: list[Outcome]
+    """Filled by the worker's thread."""
+    future: Future[list[Outcome]]
+    told: int = 0
+
+    def news(self) -> list[tuple[T, Outcome]]:
+        """What has come since the last time."""
+        first, self.told = self.told, len(self.found)
+        return list(zip(self.marks[first : self.told], self.found[first : self.told], strict=True))
 
 
 def _done(parts: list[Future[list[Outcome]]]) -> bool:

@@ -29,16 +29,17 @@ class Seat:
         now = self._worker.printed if self._worker else b""
         return bytes(self._printed + now)[-PRINTED_BYTES:]
 
-    def score(self, calls: list[bytes]) -> list[Outcome]:
+    def score(self, calls: list[bytes], found: list[Outcome] | None = None) -> list[Outcome]:
         """One outcome per call, in order.
 
         Args:
             calls: each its encoded keyword arguments.
+            found: empty; it is filled as outcomes come, and what stands in it stays. Another thread may look on.
 
         Raises:
             SandboxUnavailableError: a worker could not be locked in.
         """
-        found: list[Outcome] = []
+        found = [] if found is None else found
         singly = False
         while len(found) < len(calls):
             worker = self._ready()
@@ -46,18 +47,30 @@ class Seat:
                 found += [self._unloaded()] * (len(calls) - len(found))
                 break
             last = len(found) + 1 if singly else len(calls)
-            answered, blamed = self._ask(worker, calls[len(found) : last])
-            found += answered
+            before = len(found)
+            answered, blamed = self._ask(worker, calls[before:last], found)
+            found += answered[len(found) - before :]
             if blamed is not None:
                 found.append(Outcome(None, blamed.reason, blamed.kind, 0.0))
             singly = singly or len(found) < len(calls)
         return found
 
-    def _ask(self, worker: Worker, calls: list[bytes]) -> tuple[list[Outcome], Death | None]:
-        """Outcomes that hold, in order, and why the call after them is to blame, if it is."""
+    def _ask(self, worker: Worker, calls: list[bytes], found: list[Outcome]) -> tuple[list[Outcome], Death | None]:
+        """Outcomes that hold, in order, and why the call after them is to blame, if it is.
+
+        Those up to the first that wanted memory, behind which nothing is sure, are added to `found` as they come.
+        """
         fresh = worker.served == 0
-        answered, death = worker.ask(calls)
-        starved = next((place for place, outcome in enumerate(answered) if outcome.kind == "memory"), None)
+        sure = True
+
+        def heard(outcomes: list[Outcome]) -> None:
+            nonlocal sure
+            starved = _first_starved(outcomes)
+            found.extend(outcomes[:starved] if sure else ())
+            sure = sure and starved is None
+
+        answered, death = worker.ask(calls, heard)
+        starved = _first_starved(answered)
         if death is not None or starved is not None or worker.served >= self._launch.limits.recycle_rows:
             self._retire()
         if starved is not None:
@@ -105,3 +118,7 @@ class Seat:
 
     def _keep(self, worker: Worker) -> None:
         self._printed = (self._printed + worker.printed)[-PRINTED_BYTES:]
+
+
+def _first_starved(outcomes: list[Outcome]) -> int | None:
+    return next((place for place, outcome in enumerate(outcomes) if outcome.kind == "memory"), None)

@@ -12,7 +12,6 @@ import os
 import random
 import resource
 import sys
-import sysconfig
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,10 +23,9 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from pipelines.score.sandbox import frames
-from pipelines.score.sandbox.plain import NoResultError, plain
+from pipelines.score.sandbox.failures import failure
+from pipelines.score.sandbox.plain import plain
 
-_OURS = (str(Path(__file__).parents[2]), str(Path(__file__).parents[3] / "lake"))
-_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _clock = time.perf_counter
 _Outcome = tuple[str, Any, str | None, float]
 _encode = msgspec.msgpack.Encoder().encode
@@ -42,6 +40,7 @@ class _User(NamedTuple):
 
     call: Callable[..., Any]
     mode: str
+    locked: bool
 
 
 def main() -> None:
@@ -58,12 +57,12 @@ def main() -> None:
             function = _adapted(function, orders["adapter"])
         hello = _facts(function)
     except BaseException as error:  # user code ran: whatever it raised is told
-        kind, _, text, _ = _failure(error, 0.0)
+        kind, text = failure(error, locked=orders["locked"])
         hello = {"kind": kind, "error": text}
     body = json.dumps(hello).encode()
     frames.write_all(replies, frames.REPLY.pack(sequence, 0, 0, len(body)) + body)
     if "error" not in hello:
-        user = _User(function, orders["mode"])
+        user = _User(function, orders["mode"], orders["locked"])
         with suppress(EOFError):
             while True:
                 _answer(user, requests, replies)
@@ -216,7 +215,8 @@ def _outcome(user: _User, row: memoryview, began: float) -> _Outcome:
             value = _loop().run_until_complete(_awaited(value))
         return "ok", plain(value, user.mode), None, _clock() - began
     except BaseException as error:  # user code ran: whatever it raised is its outcome
-        return _failure(error, began)
+        kind, text = failure(error, locked=user.locked)
+        return kind, None, text, _clock() - began
 
 
 def _packed(outcome: _Outcome) -> bytes:
@@ -228,35 +228,6 @@ def _packed(outcome: _Outcome) -> bytes:
         return packed
     text = f"it returned {len(packed):,} bytes; a result may have {frames.RESULT_BYTES:,}"
     return _encode(("invalid", None, text, outcome[3]))
-
-
-def _is_own(file: str) -> bool:
-    """Whether code is the user's: neither ours, nor installed, nor of the standard library."""
-    return file.endswith(".py") and not file.startswith((*_OURS, *_INSTALLED))
-
-
-def _failure(error: BaseException, began: float) -> _Outcome:
-    """What to tell about an exception: its type, its text, and the innermost line of the user's own that it passed."""
-    seconds = _clock() - began
-    if isinstance(error, NoResultError):
-        return "invalid", None, str(error)[: frames.TEXT], seconds
-    if isinstance(error, MemoryError):
-        return "memory", None, "it needs more memory than a worker has (memory_mb)", seconds
-    try:
-        text = f"{type(error).__name__}: {error}"
-    except BaseException:  # __str__ is user code too
-        text = type(error).__name__
-    place = ""
-    trace = error.__traceback__
-    for _ in range(100):
-        if trace is None:
-            break
-        file = trace.tb_frame.f_code.co_filename
-        if _is_own(file):
-            place = f" ({Path(file).name}, line {trace.tb_lineno})"
-        trace = trace.tb_next
-    text = text[: frames.TEXT - len(place)].encode("utf-8", "backslashreplace").decode()
-    return "exception", None, text + place, seconds
 
 
 if __name__ == "__main__":

@@ -52,20 +52,20 @@ class AnswerQuality(AnswerScorer):
     def _score(self, inputs: ScorerInputs) -> pl.DataFrame:
         answered = self.answers(inputs).with_columns(structure=structure(), depth=depth())
         value = 0.3 * pl.col("structure") + 0.4 * pl.col("depth")
-        error: pl.Expr = pl.when(pl.col("answer").is_null()).then(
-            pl.lit(self.no_answer_error() if self.no_answer is None else None, pl.String)
-        )
+        unread, reason = pl.lit(None, pl.String), pl.lit(None, pl.String)
         parts = ["structure", "depth"]
         if self.reference == "ground_truth":
             answered = self._with_similarity(answered, inputs.episodes)
             value += 0.3 * pl.col("similarity")
-            error = pl.coalesce("truth_error", error)
+            unread, reason = pl.col("truth_error"), pl.col("truth_reason")
             parts.append("similarity")
-        unanswered = error.is_null() & pl.col("answer").is_null()
+        unanswered = pl.coalesce(unread, reason).is_null() & pl.col("answer").is_null()
+        silent = pl.lit(self.no_answer_reason() if self.no_answer is None else None, pl.String)
         return answered.select(
             "episode_id",
             value=pl.when(unanswered).then(pl.lit(self.no_answer, pl.Float64)).otherwise(value),
-            error=error,
+            reason=pl.when(unanswered).then(silent).otherwise(reason),
+            error=unread,
             metrics=pl.when(pl.col("answer").is_not_null()).then(pl.struct(parts).struct.json_encode()),
         )
 

@@ -59,7 +59,7 @@ class AnswerScorer(Scorer):
         last = text.str.extract_all(self.extract).list.last()
         return pl.coalesce(last.str.extract(self.extract, 1), last) if _has_group(self.extract) else last
 
-    def no_answer_error(self) -> str:
+    def no_answer_reason(self) -> str:
         """Why an answer is NULL."""
         return "the episode has no answer" if self.extract is None else "the episode has no answer that `extract` finds"
 

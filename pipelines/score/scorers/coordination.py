@@ -70,7 +70,7 @@ class Coordination(AnswerScorer):
         return facts.select(
             "episode_id",
             value=reward(),
-            error=pl.when(unknown.list.len() > 0).then(pl.format("unknown: {}", unknown.list.join(", "))),
+            reason=pl.when(unknown.list.len() > 0).then(pl.format("unknown: {}", unknown.list.join(", "))),
             metrics=pl.struct(names).struct.json_encode(),
         )
 

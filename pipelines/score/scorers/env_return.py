@@ -25,8 +25,8 @@ class EnvReturn(Scorer):
 
     def _score(self, inputs: ScorerInputs) -> pl.DataFrame:
         if self.source == "env_return":
-            error = pl.when(pl.col("env_return").is_null()).then(pl.lit("the environment reported no return"))
-            return inputs.episodes.select("episode_id", value="env_return", error=error)
+            reason = pl.when(pl.col("env_return").is_null()).then(pl.lit("the environment reported no return"))
+            return inputs.episodes.select("episode_id", value="env_return", reason=reason)
         reward = pl.col("reward")
         sums = (
             inputs.steps.filter(pl.col("is_active").fill_null(True))
@@ -36,7 +36,7 @@ class EnvReturn(Scorer):
         return inputs.episodes.join(sums, on="episode_id", how="left", maintain_order="left").select(
             "episode_id",
             value=pl.when(pl.col("unknown") == 0).then("value"),
-            error=pl.when(pl.col("unknown").is_null())
+            reason=pl.when(pl.col("unknown").is_null())
             .then(pl.lit("the episode has no active step"))
             .when(pl.col("unknown") > 0)
             .then(pl.format("{} active steps have no reward", "unknown")),

@@ -36,11 +36,11 @@ class FormatValidity(AnswerScorer):
             return self._of_actions(inputs)
         answered = self.answers(inputs)
         value = pl.col("value")
-        error = None if self.no_answer is not None else self.no_answer_error()
+        reason = None if self.no_answer is not None else self.no_answer_reason()
         return answered.with_columns(value=self._obeyed(answered.get_column("answer"))).select(
             "episode_id",
             value=value.fill_null(self.no_answer) if self.no_answer is not None else value,
-            error=pl.when(value.is_null()).then(pl.lit(error, pl.String)),
+            reason=pl.when(value.is_null()).then(pl.lit(reason, pl.String)),
         )
 
     def _of_actions(self, inputs: ScorerInputs) -> pl.DataFrame:
@@ -58,7 +58,7 @@ class FormatValidity(AnswerScorer):
             metrics=pl.struct(actions=pl.len(), valid=(pl.col("value") == 1.0).sum()).struct.json_encode(),
         )
         episodes = inputs.episodes.join(means, on="episode_id", how="left", maintain_order="left").with_columns(
-            error=pl.when(pl.col("value").is_null()).then(pl.lit("no action has text"))
+            reason=pl.when(pl.col("value").is_null()).then(pl.lit("no action has text"))
         )
         return pl.concat([episodes, scored], how="diagonal")
 

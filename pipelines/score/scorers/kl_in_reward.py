@@ -5,6 +5,8 @@ from typing import ClassVar
 import polars as pl
 from pydantic import Field
 
+from lake.errors import UsageError
+from lake.snapshot import Snapshot
 from pipelines.score.scorers.protocol import Columns, Scorer, ScorerInputs
 
 
@@ -34,6 +36,28 @@ class KlInReward(Scorer):
     """Version of its weights, where the name alone stands for several."""
     beta: float = Field(default=1.0, ge=0.0)
     """Weight; keep it 1 and weigh the score in a reward, to see k1 itself."""
+
+    def check(self, snapshot: Snapshot) -> None:
+        """Refuse a checkpoint, or a version of it, that `ratios` has nothing of.
+
+        Raises:
+            UsageError: names those that there are.
+        """
+        there = snapshot.sql("SELECT DISTINCT checkpoint, policy_version FROM ratios ORDER BY ALL NULLS FIRST")
+        named = there.filter(checkpoint=self.checkpoint)
+        wanted = named if self.policy_version is None else named.filter(policy_version=self.policy_version)
+        if wanted.height:
+            return
+        version = "" if self.policy_version is None else f", policy_version {self.policy_version}"
+        valid = (
+            name if number is None else f"{name} (policy_version {number})"
+            for name, number in (named if named.height else there).iter_rows()
+        )
+        msg = (
+            f"kl_in_reward: `ratios` has nothing of checkpoint {self.checkpoint!r}{version}; there is: "
+            f"{', '.join(valid) or 'nothing of any'}"
+        )
+        raise UsageError(msg)
 
     def _score(self, inputs: ScorerInputs) -> pl.DataFrame:
         counts = (
@@ -74,9 +98,7 @@ class KlInReward(Scorer):
         episodes = inputs.episodes.join(sums, on="episode_id", how="left", maintain_order="left").select(
             "episode_id",
             value="value",
-            error=pl.when(pl.col("steps").is_null())
-            .then(pl.lit("the episode has no step of the policy"))
-            .when(pl.col("unknown") > 0)
-            .then(pl.format("unknown at {} of {} steps", "unknown", "steps")),
+            reason=pl.when(pl.col("steps").is_null()).then(pl.lit("the episode has no step of the policy")),
+            error=pl.when(pl.col("unknown") > 0).then(pl.format("unknown at {} of {} steps", "unknown", "steps")),
         )
         return pl.concat([episodes, steps], how="diagonal")

@@ -67,7 +67,7 @@ class Length(AnswerScorer):
     def _score(self, inputs: ScorerInputs) -> pl.DataFrame:
         if self.of == "answer":
             counted = self.answers(inputs).select("episode_id", length=self._count(pl.col("answer")))
-            return self._graded(counted, pl.lit(self.no_answer_error()))
+            return self._graded(counted, pl.lit(self.no_answer_reason()))
         steps = self._steps(inputs).with_columns(value=self._penalty())
         length = pl.col("length")
         known = length.null_count() == 0
@@ -79,10 +79,10 @@ class Length(AnswerScorer):
         graded = self._graded(episodes, why)
         if self.of == "episode":
             return graded
-        error = pl.when(length.is_null()).then(pl.lit("no tokens of the engine are stored for the step"))
+        reason = pl.when(length.is_null()).then(pl.lit("no tokens of the engine are stored for the step"))
         means = graded.with_columns(value=episodes.get_column("mean"))
         metrics = pl.struct("length").struct.json_encode()
-        return pl.concat([means, steps.with_columns(error=error, metrics=metrics)], how="diagonal_relaxed")
+        return pl.concat([means, steps.with_columns(reason=reason, metrics=metrics)], how="diagonal_relaxed")
 
     def _steps(self, inputs: ScorerInputs) -> pl.DataFrame:
         """episode_id, step_index and length of each action; NULL where it is not known."""
@@ -109,7 +109,7 @@ class Length(AnswerScorer):
         return counted.select(
             "episode_id",
             value=value if self.no_answer is None or self.of != "answer" else value.fill_null(self.no_answer),
-            error=pl.when(length.is_null() & pl.lit(self.no_answer is None or self.of != "answer")).then(why),
+            reason=pl.when(length.is_null() & pl.lit(self.no_answer is None or self.of != "answer")).then(why),
             metrics=pl.when(length.is_not_null()).then(pl.struct("length").struct.json_encode()),
         )
 

@@ -1,6 +1,6 @@
 """What a built-in scorer is: a frozen configuration with one pure function from frames to scores.
 
-A scorer says which columns it reads, so that a job reads nothing else; it never opens a lake. The base class checks
+A scorer says which columns it reads, so that a job reads nothing else; it opens no lake to score. The base class checks
 frames on the way in and values on the way out, so that a scorer is little more than its formula.
 """
 
@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from lake import ids
 from lake.errors import ContractError
+from lake.snapshot import Snapshot
 from lake.tables import TABLES
 
 SCORES = pl.Schema(
@@ -107,6 +108,13 @@ class Scorer(BaseModel, ABC):
         """What it reads under this configuration."""
         return self.columns
 
+    def check(self, snapshot: Snapshot) -> None:
+        """Called before anything runs: refuse what this lake has nothing for.
+
+        Raises:
+            UsageError: an option names something that is not there.
+        """
+
     @final
     def scores(self, inputs: ScorerInputs) -> pl.DataFrame:
         """Scores of whole episodes (`step_index` NULL), of steps, or of both; see the scorer.
@@ -116,8 +124,10 @@ class Scorer(BaseModel, ABC):
                 any type.
 
         Returns:
-            Rows of `SCORES`. value is finite, or NULL where nothing is known; then error says why. metrics is a JSON
-            object, NULL if there are none.
+            Rows of `SCORES`. value is finite, or NULL. Then reason says why there is nothing to judge (no tool was
+            called, no ground truth, nothing recorded), or error why what is there cannot be judged (it is no JSON,
+            longer than a limit, contradicts itself, or another job has not computed it yet). metrics is a JSON object,
+            NULL if there are none.
 
         Raises:
             ContractError: a table lacks a column, a column has the wrong type, or an episode stands there twice.

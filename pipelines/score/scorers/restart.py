@@ -44,9 +44,9 @@ class Restart(Scorer):
             inputs.episodes.select("episode_id")
             .join(means, on="episode_id", how="left", maintain_order="left")
             .with_columns(
-                error=pl.when(pl.col("metrics").is_null())
+                reason=pl.when(pl.col("metrics").is_null())
                 .then(pl.lit("no decision to restart is recorded"))
-                .otherwise("error")
+                .otherwise("reason")
             )
         )
         steps = _means(rewarded.drop_nulls("step_index"), ["episode_id", "step_index"])
@@ -77,7 +77,7 @@ def _means(decisions: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     reward = pl.col("reward")
     return decisions.group_by(keys).agg(
         value=pl.when(reward.null_count() == 0).then(reward.mean()),
-        error=pl.when(reward.null_count() > 0).then(
+        reason=pl.when(reward.null_count() > 0).then(
             pl.format("the qualities of {} of {} decisions are not recorded", reward.null_count(), pl.len())
         ),
         metrics=pl.struct(decisions=pl.len()).struct.json_encode(),

@@ -88,12 +88,12 @@ class RubricTerms(AnswerScorer):
             .then(pl.lit(self.no_answer, pl.Float64))
             .when(pl.col("written").is_not_null())
             .then(value),
-            error=self._error(unanswered),
+            reason=self._reason(unanswered),
             metrics=pl.when(pl.col("written").is_not_null()).then(pl.struct(*weights).struct.json_encode()),
         )
 
-    def _error(self, unanswered: pl.Expr) -> pl.Expr:
-        silent = pl.lit(self.no_answer_error() if self.no_answer is None else None, pl.String)
+    def _reason(self, unanswered: pl.Expr) -> pl.Expr:
+        silent = pl.lit(self.no_answer_reason() if self.no_answer is None else None, pl.String)
         untold = pl.col("coverage").is_null() & pl.lit(self.coverage_weight != 0.0)
         return (
             pl.when(unanswered)

@@ -70,10 +70,9 @@ class ToolSuccess(Scorer):
         episodes = inputs.episodes.select("episode_id").join(
             _means(rewarded, ["episode_id"]), on="episode_id", how="left", maintain_order="left"
         )
-        episodes = episodes.with_columns(
-            error=pl.when(pl.col("metrics").is_null()).then(pl.lit("the episode calls no tool")).otherwise("error")
-        )
-        return pl.concat([episodes.drop("reason"), steps], how="diagonal")
+        idle = pl.lit("the episode calls no tool")
+        episodes = episodes.with_columns(reason=pl.when(pl.col("metrics").is_null()).then(idle).otherwise("missing"))
+        return pl.concat([episodes, steps], how="diagonal").drop("missing")
 
     def _rewarded(self, calls: pl.DataFrame) -> pl.DataFrame:
         """Calls with `reward`, NULL where nothing is known, and `outcome` as it counted."""
@@ -91,13 +90,13 @@ class ToolSuccess(Scorer):
 
 
 def _means(calls: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
-    """keys, value, reason, error and metrics: the mean of the calls' rewards, unknown if one of them is."""
+    """keys, value, reason, missing (why it is unknown) and metrics: the mean of the calls' rewards."""
     reward, outcome = pl.col("reward"), pl.col("outcome")
     told = pl.format("{}: {}", pl.col("tool").fill_null("?"), pl.coalesce(reward.cast(pl.String), pl.lit("unknown")))
     return calls.group_by(keys).agg(
         value=pl.when(reward.null_count() == 0).then(reward.mean()),
         reason=told.sort_by("call").str.join(", "),
-        error=pl.when(reward.null_count() > 0).then(
+        missing=pl.when(reward.null_count() > 0).then(
             pl.format("{} of {} tool calls have no recorded result", reward.null_count(), pl.len())
         ),
         metrics=pl.struct(

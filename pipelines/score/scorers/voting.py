@@ -50,7 +50,7 @@ class Voting(Scorer):
             .join(won, on="episode_id")
             .with_columns(reward=pl.when(is_right).then(self.right).when(~is_right).then(self.wrong), is_right=is_right)
         )
-        error = pl.when(pl.col("winner").is_null()).then(pl.lit("there is no winner: nobody leads the votes"))
+        reason = pl.when(pl.col("winner").is_null()).then(pl.lit("there is no winner: nobody leads the votes"))
         episodes = (
             rewarded.filter("is_final")
             .group_by("episode_id")
@@ -59,7 +59,7 @@ class Voting(Scorer):
         of_episodes = won.join(episodes, on="episode_id", how="left", maintain_order="left").select(
             "episode_id",
             value="value",
-            error=pl.when(pl.col("votes") == 0).then(pl.lit("no vote is recorded")).otherwise(error),
+            reason=pl.when(pl.col("votes") == 0).then(pl.lit("no vote is recorded")).otherwise(reason),
             metrics=pl.when(pl.col("value").is_not_null()).then(
                 pl.struct("winner", "votes", "right").struct.json_encode()
             ),
@@ -67,7 +67,7 @@ class Voting(Scorer):
         of_steps = (
             rewarded.drop_nulls("step_index")
             .group_by("episode_id", "step_index")
-            .agg(value=pl.col("reward").mean(), error=error.first())
+            .agg(value=pl.col("reward").mean(), reason=reason.first())
             .sort("episode_id", "step_index")
         )
         return pl.concat([of_episodes, of_steps], how="diagonal")

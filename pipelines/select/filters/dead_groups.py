@@ -7,7 +7,7 @@ from typing import Literal
 
 import polars as pl
 
-from pipelines.select.base import Filter, Unknown, dropped, shown, unknown_test
+from pipelines.select.base import UNKNOWN, Filter, Unknown, dropped, shown, unknown_test
 from pipelines.select.facts import CREDIT_STATE
 
 _TOLERANCE = 1e-9
@@ -30,14 +30,14 @@ class DeadGroups(Filter):
 
     def drops(self, episodes: pl.DataFrame, steps: pl.LazyFrame) -> pl.DataFrame:
         """Episodes of dead groups, lone ones, unscored ones."""
-        unscored = unknown_test("score", "unscored", self.unknown)
+        unscored = unknown_test("score", self.unknown)
         if CREDIT_STATE in episodes.columns:
             state = pl.col(CREDIT_STATE)
             tests = [(state == "dead", pl.lit("its group is dead in the credit job"))]
             if self.singletons == "drop":
                 tests.append((state == "singleton", pl.lit("the only scored one of its group in the credit job")))
             if self.unknown == "drop":
-                tests.append((state == "unscored", pl.lit("no scored sibling in the credit job")))
+                tests.append((state == "unscored", pl.lit(UNKNOWN[CREDIT_STATE])))
             return dropped(episodes, *tests)
         score = pl.col("score")
         low, high, scored = (e.over("group_id") for e in (score.min(), score.max(), score.count()))

@@ -54,7 +54,7 @@ class Length(Filter):
         for unit, value in _UNITS.items():
             low, high = self._limits(unit)
             if unit == "tokens" and (low, high) != (None, None):
-                tests += unknown_test("tokens", "number of tokens unknown", self.unknown)
+                tests += unknown_test("tokens", self.unknown)
             tests += _outside(value, low, high, unit)
         whole = dropped(episodes, *tests) if tests else pl.DataFrame(schema=DROPS)
         low, high = self._limits("action_characters")

@@ -22,4 +22,4 @@ class MinReward(Filter):
         """Episodes below it."""
         score = pl.col("score")
         reason = pl.format("score {} < {}", shown(score), shown(self.at_least))
-        return dropped(episodes, *unknown_test("score", "unscored", self.unknown), (score < self.at_least, reason))
+        return dropped(episodes, *unknown_test("score", self.unknown), (score < self.at_least, reason))

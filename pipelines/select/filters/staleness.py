@@ -42,6 +42,6 @@ class Staleness(Filter):
         reason = pl.format("{} > {} versions behind", now - version, self.max_behind)
         return dropped(
             episodes,
-            *unknown_test("version", "policy version unknown", self.unknown),
+            *unknown_test("version", self.unknown),
             (now - version > self.max_behind, reason),
         )

@@ -49,7 +49,7 @@ class SuccessBalance(Filter):
             "{} {} for {} of the other, above {} to 1", pl.col("mine"), named, pl.col("others"), shown(self.max_ratio)
         )
         tests = [
-            *unknown_test("score", "unscored", self.unknown),
+            *unknown_test("score", self.unknown),
             (is_known & ~alone & (pl.col("place") > quota), over),
         ]
         if self.one_sided == "drop":

@@ -50,5 +50,5 @@ class TopQ(Filter):
             shown(pl.col("score")), quota,
         )  # fmt: skip
         low = dropped(ranked, (pl.col("place") > quota, reason))
-        unscored = unknown_test("score", "unscored", self.unknown)
+        unscored = unknown_test("score", self.unknown)
         return pl.concat([low, dropped(episodes, *unscored)]) if unscored else low

@@ -1,0 +1,78 @@
+"""A scorer that says nothing of any chosen episode: which version was taken, why it says nothing, and which others are.
+
+Its advantages are NULL, which is right and seldom meant: a function that failed on every row was the last to run.
+"""
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from lake.reading import collected
+from lake.show import one_line
+from lake.snapshot import Snapshot
+from pipelines.credit.columns import COMPONENT
+from pipelines.credit.inputs import ENV_RETURN, ENV_REWARD, REWARD_JOB, Sources, scorer_versions
+
+_REASONS = """
+SELECT s.episode_id, s.job_id, coalesce(s.error, s.reason) AS why
+FROM scores AS s JOIN job_runs AS r USING (job_id)
+WHERE s.scorer = $scorer AND s.scorer_version = $version AND s.step_index IS NULL
+QUALIFY row_number() OVER (
+    PARTITION BY s.episode_id ORDER BY coalesce(r.sequence, -1) DESC, r.ended_at DESC, s.job_id DESC
+) = 1
+"""
+_OTHERS = """
+SELECT scorer_version FROM scorer_versions WHERE scorer = $scorer AND scorer_version <> $version
+ORDER BY coalesce(sequence, -1) DESC, ended_at DESC, scorer_version
+"""
+
+
+def unvalued(
+    snapshot: Snapshot, sources: Sources, episodes: pl.DataFrame, components: tuple[str, ...] = ()
+) -> Iterator[str]:
+    """A line for each scorer or reward without a value.
+
+    Args:
+        snapshot: where to read.
+        sources: whose scores and rewards were taken.
+        episodes: as `select_episodes` found them.
+        components: scorers or rewards an estimator weighs one by one.
+    """
+    silent = [name for name in components if _is_empty(episodes[COMPONENT + name])]
+    if sources.score != ENV_RETURN and _is_empty(episodes["episode_score"]):
+        silent.append(sources.score)
+    if sources.rewards != ENV_REWARD and not _any_step(snapshot, sources, episodes):
+        silent.append(sources.rewards)
+    versions = scorer_versions(snapshot, sources, components)
+    for name in dict.fromkeys(name for name in silent if name in versions):
+        yield _line(snapshot, name.partition("@")[0], versions[name], episodes)
+
+
+def _is_empty(values: pl.Series) -> bool:
+    return values.null_count() == len(values)
+
+
+def _any_step(snapshot: Snapshot, sources: Sources, episodes: pl.DataFrame) -> bool:
+    """Whether a step of theirs has a reward."""
+    rows = snapshot.scan("scores").filter(
+        pl.col("scorer") == sources.rewards.partition("@")[0],
+        pl.col("step_index").is_not_null(),
+        pl.col("value").is_not_null(),
+    )
+    chosen = episodes.lazy().select("episode_id", job_id=REWARD_JOB)
+    found = rows.select("episode_id", "job_id").join(chosen, on=["episode_id", "job_id"], how="semi")
+    return not collected(found.head(1)).is_empty()
+
+
+def _line(snapshot: Snapshot, scorer: str, version: str, episodes: pl.DataFrame) -> str:
+    named = {"scorer": scorer, "version": version}
+    scored = snapshot.sql(_REASONS, named).join(episodes.select("episode_id"), on="episode_id", how="semi")
+    counted = scored.drop_nulls("why")["why"].value_counts(sort=True).sort("count", "why", descending=[True, False])
+    told = f"{scorer}@{version} has no value for any of the {episodes.height} chosen episodes"
+    if scored.is_empty():
+        told += ", which it has not scored"
+    elif counted.height:
+        why, count = counted.row(0)
+        told += f", most often ({count}) because: {one_line(why)}"
+    others = ", ".join(f"{scorer}@{other}" for other in snapshot.sql(_OTHERS, named)["scorer_version"])
+    return f"{told}. {f'Other versions: {others}' if others else 'There is no other version'}"

@@ -1,0 +1,65 @@
+-- REINFORCE++ with baseline (arXiv 2501.03262): the SQL twin of pipelines/credit/estimators/reinforce_pp_baseline.py.
+--
+-- Grain    one row per active step, sorted by (group_id, episode_id, step_index).
+-- Input    relation $steps: episode_id, group_id (BIGINT or VARCHAR), step_index (INTEGER or BIGINT), reward,
+--          episode_score (DOUBLE), status (completed | truncated | aborted | failed), is_active (BOOLEAN), and the column
+--          that $batch_key names, of the episode, repeated for every step. NULL is unknown; NULL in is_active counts as
+--          true. A NULL batch is none.
+--          Stops at a wrong step number, at a status that is not in the list, and at a reward or score that is not a
+--          finite number. Assumed, not checked: an episode has one group, one score, one status and one batch.
+-- Options  the fields of the class ReinforcePPBaseline, under the same names: $batch_key (all: one batch),
+--          $episode_source, $default_step_reward, $truncated.
+-- Output   episode_id, step_index, group_id, anchor_key, return_to_go, a_episode, a_step, advantage, group_size,
+--          anchor_size, anchor_episodes, flags. NULL where the estimator computes nothing: anchor_key, return_to_go,
+--          a_step; anchor_size and anchor_episodes are 0.
+WITH
+given AS (
+    SELECT
+        episode_id,
+        group_id,
+        step_index,
+        reward,
+        episode_score,
+        status,
+        is_active,
+        struct_extract(stored, $batch_key) AS batch
+    FROM (SELECT *, 0 AS "all" FROM query_table($steps)) AS stored
+),
+
+-- include active
+
+-- include episodes
+
+members AS (
+    SELECT group_id, episode_id, batch, member_score
+    FROM episodes
+    INNER JOIN (SELECT episode_id, any_value(batch) AS batch FROM active GROUP BY episode_id) USING (episode_id)
+),
+
+-- include siblings
+
+-- Silent groups count in the batch's statistics and stay exactly 0.
+compared AS (
+    SELECT
+        group_id,
+        episode_id,
+        batch,
+        is_dead OR group_size = 1 AS is_silent,
+        CASE WHEN member_score IS NOT NULL THEN CASE WHEN is_silent THEN 0 ELSE member_score - mean END END AS value
+    FROM members
+    INNER JOIN siblings USING (group_id)
+),
+
+-- include whitened
+
+credited AS (
+    SELECT
+        episode_id,
+        step_index,
+        CASE WHEN a IS NOT NULL AND is_silent THEN 0 ELSE a END AS a_episode,
+        CASE WHEN whitened.batch IS NULL THEN 'unknown_batch' END AS unknown
+    FROM active
+    INNER JOIN whitened USING (group_id, episode_id)
+)
+
+-- include sibling_rows

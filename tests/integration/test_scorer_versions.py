@@ -1,0 +1,333 @@
+"""Versions of scorers: the view of the current ones against a slow reading, and which version credit takes and says."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import polars as pl
+import pytest
+
+import lake
+from lake import Lake
+from lake.errors import UsageError
+from lake.jobs import Job
+from lake.show import find, gather
+from pipelines.credit.chosen_jobs import choose
+from pipelines.credit.estimators import estimator_class
+from pipelines.credit.inputs import Sources, scorer_versions
+from pipelines.credit.job import run_credit
+from testkit.command_line import runner
+from testkit.judged_lake import Row, ended, rows, same
+from testkit.lakes import build_lake, rollout, siblings
+
+
+def score(lk: Lake, scorer: str, version: str, values: dict[int, float | None], steps: bool = False) -> int:
+    """A job that scores episodes by their place in the lake, and their first steps."""
+    episodes = rows(lk, "episodes ORDER BY task_id, rollout_index")
+    keys = [{name: episodes[n][name] for name in ("episode_id", "group_id", "run_id")} for n in values]
+    levels: list[dict[str, Any]] = [{"step_index": None}, *([{"step_index": 0}] if steps else [])]
+    frame = pl.DataFrame(
+        [
+            key | level | {"value": value, "scorer": scorer, "scorer_version": version}
+            for key, value in zip(keys, values.values(), strict=True)
+            for level in levels
+        ],
+        infer_schema_length=None,
+    )
+    with lk.job(kind="score", series={"scorer": scorer, "version": version}) as job:
+        job.write("scores", frame.cast({"step_index": pl.Int32, "value": pl.Float64}))
+    return job.job_id
+
+
+@pytest.fixture
+def lk(tmp_path: Path) -> Lake:
+    """Four episodes; `judge` in three versions, the second being the newest; `style` in one; a job that failed."""
+    lk = build_lake(tmp_path / "lake", siblings("t", [1.0, 0.0, 1.0, 0.0]))
+    score(lk, "judge", "v1", {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4}, steps=True)
+    score(lk, "judge", "v2", {0: 1.0, 1: 2.0, 2: None}, steps=True)
+    score(lk, "style", "s", {0: 7.0, 3: 8.0})
+    score(lk, "judge", "v3", {0: 9.0})
+    score(lk, "judge", "v2", {1: 5.0})
+    third = pl.DataFrame(rows(lk, "scores WHERE scorer_version = 'v3'")).drop("job_id", "series_id", "write_id")
+    with pytest.raises(ZeroDivisionError), lk.job(kind="score") as job:
+        write_and_fail(job, third)
+    return lk
+
+
+def write_and_fail(job: Job, scores: pl.DataFrame) -> None:
+    job.write("scores", scores)
+    raise ZeroDivisionError
+
+
+def current(lk: Lake) -> list[Row]:
+    """Slowly: the version of each scorer's newest job, and of it each episode's newest job."""
+    when, scores = ended(lk), rows(lk, "scores")
+    kept = []
+    for scorer in {row["scorer"] for row in scores}:
+        mine = [row for row in scores if row["scorer"] == scorer]
+        version = max(mine, key=lambda row: when[row["job_id"]])["scorer_version"]
+        mine = [row for row in mine if row["scorer_version"] == version]
+        for episode in {row["episode_id"] for row in mine}:
+            of_episode = [row for row in mine if row["episode_id"] == episode]
+            newest = max(of_episode, key=lambda row: when[row["job_id"]])["job_id"]
+            kept += [row for row in of_episode if row["job_id"] == newest]
+    return kept
+
+
+def test_current_scores_are_of_one_version_of_each_scorer(lk: Lake) -> None:
+    same(rows(lk, "current_scores"), current(lk), "scorer", "episode_id", "step_index")
+    found = lk.sql("SELECT scorer, scorer_version, step_index, value FROM current_scores ORDER BY ALL")
+    assert found.rows() == [
+        ("judge", "v2", 0, 1.0),
+        ("judge", "v2", 0, None),
+        ("judge", "v2", None, 1.0),
+        ("judge", "v2", None, 5.0),
+        ("judge", "v2", None, None),
+        ("style", "s", None, 7.0),
+        ("style", "s", None, 8.0),
+    ]
+    assert lk.sql("SELECT count(DISTINCT scorer_version) FROM latest_scores WHERE scorer = 'judge'").item() == 3
+
+
+def versions(lk: Lake) -> list[tuple[str, str, bool]]:
+    found = lk.sql("SELECT scorer, scorer_version, is_current FROM scorer_versions ORDER BY ALL").rows()
+    return [(scorer, version, is_current) for scorer, version, is_current in found]
+
+
+def test_a_version_is_current_by_what_ran_last_or_said_so(lk: Lake) -> None:
+    assert versions(lk) == [("judge", "v1", False), ("judge", "v2", True), ("judge", "v3", False), ("style", "s", True)]
+    for scorer, version in (("judge", "v2"), ("style", "s")):
+        expected = max(
+            (row for row in current(lk) if row["scorer"] == scorer), key=lambda row: ended(lk)[row["job_id"]]
+        )
+        job = lk.sql("SELECT job_id FROM scorer_versions WHERE scorer = ? AND scorer_version = ?", [scorer, version])
+        assert job.item() == expected["job_id"]
+    with lk.job(kind="score", parameters={"confirms": "judge@v1"}) as job_v1:
+        pass
+    assert [version for _, version, is_current in versions(lk) if is_current] == ["v1", "s"]
+    told = lk.sql("SELECT job_id FROM scorer_versions WHERE scorer_version = 'v1'").item()
+    assert told == job_v1.job_id
+    assert set(lk.sql("SELECT scorer_version FROM current_scores WHERE scorer = 'judge'")["scorer_version"]) == {"v1"}
+    assert run_credit(lk, estimator_class("dr_grpo")(), score="judge").scorer_versions == {"judge": "v1"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "confirms", "succeeds"),
+    [("score", "judge@v1", False), ("credit", "judge@v1", True), ("score", "judge@v9", True), ("score", "v1", True)],
+    ids=["a job that failed", "another kind", "an unknown version", "no scorer"],
+)
+def test_what_confirms_nothing_changes_nothing(lk: Lake, kind: str, confirms: str, succeeds: bool) -> None:
+    before = versions(lk)
+    job = lk.job(kind=kind, parameters={"confirms": confirms})
+    if succeeds:
+        with job:
+            pass
+    else:
+        with pytest.raises(ZeroDivisionError), job:
+            raise ZeroDivisionError
+    assert versions(lk) == before
+
+
+def test_a_version_is_one_whatever_series_its_jobs_are_of(tmp_path: Path) -> None:
+    lk = build_lake(tmp_path / "lake", siblings("t", [1.0, 0.0]))
+    score(lk, "judge", "v", {0: 1.0, 1: 2.0})
+    frame = pl.DataFrame(rows(lk, "scores")).drop("job_id", "series_id", "write_id").with_columns(value=pl.lit(3.0))
+    with lk.job(kind="score", series={"other": "code"}) as job:
+        job.write("scores", frame)
+    assert lk.sql("SELECT value FROM latest_scores").height == 4
+    assert lk.sql("SELECT value FROM current_scores")["value"].to_list() == [3.0, 3.0]
+
+
+def test_readers_see_one_version(lk: Lake) -> None:
+    """The ledger, the hygiene of rewards, `trajlake show`."""
+    judged = lk.sql("SELECT DISTINCT episode_scores FROM step_ledger WHERE episode_scores IS NOT NULL")
+    assert sorted(len(scores) for scores in judged["episode_scores"].to_list()) == [1, 1, 1, 2]
+    n = lk.sql("SELECT n FROM reward_hygiene WHERE source = 'judge of episodes'").item()
+    assert n == 3
+    first = lk.sql("SELECT id_text(episode_id) FROM episodes WHERE rollout_index = 0").item()
+    snapshot = lk.snapshot()
+    told = gather(snapshot, find(snapshot, first))
+    assert [(row["scorer"], row["value"]) for row in told["scores"]] == [("judge", 1.0), ("style", 7.0)]
+
+
+# ---------------------------------------------------------------- credit
+
+
+def test_credit_takes_the_current_version_and_records_which(lk: Lake) -> None:
+    report = run_credit(lk, estimator_class("dr_grpo")(), score="judge")
+    assert report.scorer_versions == {"judge": "v2"}
+    found = lk.sql(
+        "SELECT DISTINCT rollout_index, a_episode FROM latest_advantages JOIN episodes USING (episode_id) ORDER BY ALL"
+    )
+    assert found.rows() == [(0, -2.0), (1, 2.0), (2, None), (3, None)]
+    (text,) = lk.sql("SELECT parameters FROM job_runs WHERE kind = 'credit'")["parameters"]
+    assert msgspec.json.decode(text)["scorer_versions"] == {"judge": "v2"}
+    assert choose(lk.snapshot(), f"{lake.ids.to_text(report.job_id)}").title.endswith("(dr_grpo, score judge@v2)")
+    pinned = run_credit(lk, estimator_class("dr_grpo")(), score="judge@v1")
+    assert pinned.scorer_versions == {"judge@v1": "v1"}
+    assert choose(lk.snapshot(), f"{lake.ids.to_text(pinned.job_id)}").title.endswith("(dr_grpo, score judge@v1)")
+    assert run_credit(lk, estimator_class("dr_grpo")()).scorer_versions == {}
+
+
+def test_every_source_has_its_version(lk: Lake) -> None:
+    snapshot = lk.snapshot()
+    sources = Sources(score="style", rewards="judge@v1")
+    assert scorer_versions(snapshot, sources, ("judge", "nobody")) == {"style": "s", "judge@v1": "v1", "judge": "v2"}
+    estimator = estimator_class("gdpo").model_validate({"batch_key": "all", "components": {"judge": 1, "style": 2}})
+    assert run_credit(lk, estimator).scorer_versions == {"judge": "v2", "style": "s"}
+
+
+def test_steps_that_the_current_version_did_not_judge_have_no_reward(lk: Lake) -> None:
+    """v2 judged episode 1 again, and no step of it: what an older job said of its steps is no reward any more."""
+    estimator = estimator_class("gigpo").model_validate({"default_step_reward": 0.0, "gamma": 1.0})
+    assert run_credit(lk, estimator, rewards="judge").scorer_versions == {"judge": "v2"}
+    returns = lk.sql(
+        "SELECT rollout_index, return_to_go FROM latest_advantages JOIN episodes USING (episode_id)"
+        " WHERE step_index = 0 ORDER BY ALL"
+    )
+    assert returns["return_to_go"].to_list() == [1.0, 0.0, 0.0, 0.0]
+    score(lk, "judge", "v4", {0: 1.0})
+    with pytest.raises(UsageError, match=r"no scores of 'judge' for steps; valid: judge@v1, judge@v2$"):
+        run_credit(lk, estimator_class("gigpo")(), rewards="judge")
+
+
+@pytest.mark.parametrize("wanted", ["judge@", "judge@v9"])
+def test_a_version_that_is_not_there_is_refused(lk: Lake, wanted: str) -> None:
+    with pytest.raises(UsageError, match=f"no scores of '{wanted}' for episodes; valid: judge@v1, judge@v2, judge@v3$"):
+        run_credit(lk, estimator_class("dr_grpo")(), score=wanted)
+
+
+def test_the_command_says_which_version(
+    lk: Lake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli = runner(monkeypatch, capsys)
+    told = cli("credit", "rloo", "--lake", lk.uri, "--score", "judge")
+    assert "scores of judge@v2\n" in told.out
+    assert "scores of judge@v1\n" in cli("credit", "rloo", "--lake", lk.uri, "--score", "judge@v1").out
+    assert "scores of" not in cli("credit", "rloo", "--lake", lk.uri).out
+
+
+def reasons(lk: Lake, version: str, *why: str) -> None:
+    """A version without a value; of each episode why."""
+    episodes = rows(lk, "episodes ORDER BY task_id, rollout_index")
+    keys = [{name: row[name] for name in ("episode_id", "group_id", "run_id")} for row in episodes]
+    told = pl.DataFrame([key | {"error": text} for key, text in zip(keys, why, strict=False)])
+    named = {"scorer": "judge", "scorer_version": version, "step_index": pl.lit(None, pl.Int32)}
+    with lk.job(kind="score", series={"version": version}) as job:
+        job.write("scores", told.with_columns(value=pl.lit(None, pl.Float64), **{k: _lit(v) for k, v in named.items()}))
+
+
+def _lit(value: Any) -> pl.Expr:
+    return value if isinstance(value, pl.Expr) else pl.lit(value)
+
+
+def test_a_version_without_a_value_is_told_with_its_reason_and_the_others(
+    lk: Lake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli = runner(monkeypatch, capsys)
+    reasons(lk, "v5", "words is no number", "it timed out", "words is no number", "words is no number")
+    told = cli("credit", "dr_grpo", "--lake", lk.uri, "--score", "judge")
+    assert told.code == 0
+    assert told.err.splitlines()[0] == (
+        "judge@v5 has no value for any of the 4 chosen episodes, most often (3) because: words is no number. "
+        "Other versions: judge@v2, judge@v3, judge@v1"
+    )
+    again = cli("credit", "dr_grpo", "--lake", lk.uri, "--score", "judge")
+    assert "nothing to do" in again.out
+    assert again.err.splitlines()[0] == told.err.splitlines()[0]
+    steps = cli(
+        "credit", "gigpo", "--lake", lk.uri, "--score", "style", "--rewards", "judge@v1", "--where", "rollout_index = 3"
+    )
+    assert "style" not in steps.err
+    assert "judge" not in steps.err
+    assert "has no value" not in cli("credit", "dr_grpo", "--lake", lk.uri, "--score", "judge@v2").err
+    assert "has no value" not in cli("credit", "dr_grpo", "--lake", lk.uri).err
+
+
+def test_chosen_episodes_that_were_never_scored_are_told(
+    lk: Lake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli = runner(monkeypatch, capsys)
+    alone = ("--where", "rollout_index IN (1, 2)")
+    told = cli("credit", "dr_grpo", "--lake", lk.uri, "--score", "style", *alone)
+    assert told.err.splitlines()[0] == (
+        "style@s has no value for any of the 2 chosen episodes, which it has not scored. There is no other version"
+    )
+    told = cli("credit", "gigpo", "--lake", lk.uri, "--rewards", "judge", *alone, "--check", "singleton=off")
+    assert told.err.splitlines()[0].startswith(
+        "judge@v2 has no value for any of the 2 chosen episodes. Other versions: "
+    )
+    options = ("--set", "batch_key=all", "--set", 'components={"style": 1.0}')
+    assert "style@s has no value" in cli("credit", "gdpo", "--lake", lk.uri, *options, *alone).err
+
+
+# ---------------------------------------------------------------- KL in the reward
+
+
+def ratios(lk: Lake, *named: tuple[str, int | None]) -> None:
+    """A row of `ratios` of the first step for each checkpoint and version."""
+    row = rows(lk, "steps ORDER BY episode_id, step_index LIMIT 1")[0]
+    keys = {name: row[name] for name in ("episode_id", "step_index", "group_id", "run_id")}
+    values = {"encoding_id": 1, "temperature": 1.0, "n_action": 1, "log_ratio": -0.5, "logprobs": [-1.0]}
+    for checkpoint, version in named:
+        told = keys | values | {"checkpoint": checkpoint, "policy_version": version}
+        with lk.job(kind="ratio", parameters={"of": checkpoint, "version": version}) as job:
+            job.write("ratios", pl.DataFrame([told]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "there"),
+    [
+        (["checkpoint=new"], "of checkpoint 'new'; there is: nothing of any"),
+        (["checkpoint=new"], "of checkpoint 'new'; there is: other, ref (policy_version 3), ref (policy_version 4)"),
+        (["checkpoint=ref", "policy_version=5"], "'ref', policy_version 5; there is: ref (policy_version 3), ref"),
+    ],
+)
+def test_kl_to_a_checkpoint_that_nobody_scored_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    there: str,
+) -> None:
+    lk = build_lake(tmp_path / "lake", [rollout("t", 0, 1.0)])
+    if "nothing" not in there:
+        ratios(lk, ("ref", 3), ("ref", 4), ("other", None))
+    cli = runner(monkeypatch, capsys)
+    options = [word for argument in arguments for word in ("--arg", argument)]
+    fault = cli("score", "kl_in_reward", "--lake", lk.uri, *options).fault
+    assert f"kl_in_reward: `ratios` has nothing of checkpoint {there.removeprefix('of checkpoint ')}" in fault
+    assert lk.sql("SELECT count(*) FROM jobs WHERE kind = 'score'").item() == 0
+
+
+def test_kl_to_a_checkpoint_that_is_there_is_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lk = build_lake(tmp_path / "lake", [rollout("t", 0, 1.0, num_steps=1)])
+    ratios(lk, ("ref", 3))
+    cli = runner(monkeypatch, capsys)
+    assert cli("score", "kl_in_reward", "--lake", lk.uri, "--arg", "checkpoint=ref").code == 0
+    assert lk.sql("SELECT value FROM current_scores WHERE step_index IS NULL")["value"].to_list() == [-0.5]
+
+
+def test_a_scorer_named_like_the_recorded_return_is_told(
+    lk: Lake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli = runner(monkeypatch, capsys)
+    assert "--score env_return@" not in cli("credit", "dr_grpo", "--lake", lk.uri).err
+    assert cli("score", "env_return", "--lake", lk.uri).code == 0
+    (version,) = lk.sql("SELECT scorer_version FROM current_scores WHERE scorer = 'env_return' LIMIT 1").row(0)
+    assert f"--score env_return@{version} takes it" in cli("credit", "dr_grpo", "--lake", lk.uri).err
+    named = cli("credit", "dr_grpo", "--lake", lk.uri, "--score", f"env_return@{version}")
+    assert f"scores of env_return@{version}" in named.out
+
+
+def test_versions_of_a_reward_never_stand_side_by_side(lk: Lake) -> None:
+    """Another version opens another series, also where only some groups are computed anew."""
+    dr_grpo = estimator_class("dr_grpo")()
+    first = run_credit(lk, dr_grpo, score="judge@v1")
+    assert first.groups_computed == 1
+    score(lk, "judge", "v9", {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.5})
+    second = run_credit(lk, dr_grpo, score="judge", where="rollout_index < 3")
+    assert second.series_id != first.series_id
+    assert run_credit(lk, dr_grpo, score="judge@v1").skipped, "the old version's rows stand"

@@ -1,0 +1,70 @@
+"""What is seen at shared anchors: hashed while it is read, in the rows' order or not, with the same figures."""
+
+import polars as pl
+from polars.testing import assert_frame_equal
+
+from pipelines.credit import GiGPO
+from pipelines.credit.purity import purity, seen_at_steps
+from testkit.credit_strategies import frame
+
+COLUMNS = ("action", "tool_calls", "state_is_error")
+WALKS = {0: "aab", 1: "ab", 2: "ba", 3: "zz"}
+
+
+def advantages() -> pl.DataFrame:
+    rows = [
+        {"episode_id": e, "group_id": e // 3, "step_index": n, "state": letter, "episode_score": float(e % 2)}
+        for e, walk in WALKS.items()
+        for n, letter in enumerate(walk)
+    ]
+    return GiGPO(step_source="terminal_score").advantages(frame(rows).drop("state_hash").lazy()).collect()
+
+
+def steps() -> pl.DataFrame:
+    rows = [
+        {"episode_id": e, "step_index": n, "action": f"go {e % 2}", "tool_calls": None, "state_is_error": letter == "b"}
+        for e, walk in WALKS.items()
+        for n, letter in enumerate(walk)
+    ]
+    schema = {"episode_id": pl.Int64, "step_index": pl.Int32, "action": pl.String, "tool_calls": pl.String}
+    return pl.DataFrame(rows, schema=schema | {"state_is_error": pl.Boolean})
+
+
+def seen(present: tuple[str, ...] = COLUMNS) -> pl.DataFrame:
+    return steps().select("episode_id", "step_index", *seen_at_steps(present))
+
+
+def test_figures_by_hand() -> None:
+    """`a` is shared by three and entered by nothing, by one and by the other action; `b` is an error text."""
+    found = purity(advantages(), seen())
+    assert found.to_dicts() == [
+        {
+            "group_id": 0,
+            "one_action_anchors": 0,
+            "last_actions_mean": (2 + 3) / 2,
+            "error_anchors": 1,
+            "error_steps": 3,
+        }
+    ]
+
+
+def test_the_order_of_the_steps_does_not_matter() -> None:
+    rows, facts = advantages(), seen()
+    assert_frame_equal(purity(rows, facts.reverse()), purity(rows, facts))
+    more = pl.concat([facts, facts.with_columns(episode_id=pl.col("episode_id") + 10)])
+    assert_frame_equal(purity(rows, more), purity(rows, facts))
+
+
+def test_what_was_read_as_a_hash_is_taken_as_it_is() -> None:
+    hashed = seen()
+    assert hashed.schema["taken"] == pl.UInt64
+    again = hashed.select("episode_id", "step_index", *seen_at_steps(hashed.columns))
+    assert again.equals(hashed)
+
+
+def test_only_what_was_looked_at_has_figures() -> None:
+    assert purity(advantages(), seen(("action",))).columns == ["group_id", "one_action_anchors", "last_actions_mean"]
+    assert purity(advantages(), seen(("state_is_error",))).columns == ["group_id", "error_anchors", "error_steps"]
+    alone = advantages().filter(pl.col("group_id") == 1)
+    assert purity(alone, seen()).is_empty(), "nobody shares a state"
+    assert purity(alone, seen()).columns == purity(advantages(), seen()).columns

@@ -1,0 +1,60 @@
+"""Why advantages are unknown: counted by flag, said with what to do."""
+
+from collections import Counter
+
+import polars as pl
+import pytest
+
+from lake import Lake
+from pipelines.credit.estimators import estimator_class
+from pipelines.credit.flags import Flag
+from pipelines.credit.job import run_credit
+from pipelines.credit.unknowns import count_unknown, in_words
+from testkit.lakes import build_lake
+
+
+def test_steps_without_an_advantage_count_for_each_reason() -> None:
+    rows = pl.DataFrame(
+        {
+            "advantage": [None, None, 1.0, None, None],
+            "flags": ["unscored", "unknown_length,unscored", "unscored", "dead_group,unknown_value", ""],
+        }
+    )
+    assert count_unknown(rows) == Counter(unscored=2, unknown_length=1, unknown_value=1)
+
+
+def test_every_flag_that_leaves_an_advantage_unknown_has_its_remedy() -> None:
+    lines = in_words({flag.value: 3 for flag in Flag if flag.startswith("un")})
+    assert len(lines) == len([flag for flag in Flag if flag.startswith("un")])
+    assert in_words({"unscored": 1, "unknown_length": 2}) == [
+        "advantages unknown in 2 steps, unknown_length: the episode has no token count: --set length=steps",
+        "advantages unknown in 1 steps, unscored: the episode has no score: `trajlake score`, or another --score",
+    ]
+
+
+@pytest.fixture(scope="module")
+def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """A lake without value estimates and token counts."""
+    return build_lake(tmp_path_factory.mktemp("unknowns") / "lake")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "flag"),
+    [
+        ("gae", {}, "unknown_value"),
+        ("opo", {}, "unknown_length"),
+        ("batch_std", {"batch_key": "completion_tokens"}, "unknown_batch"),
+    ],
+)
+def test_a_job_says_what_was_missing(lk: Lake, name: str, options: dict[str, str], flag: str) -> None:
+    report = run_credit(lk, estimator_class(name)(**options), force=True)
+    summary = report.summary
+    assert report.unknown[flag] == summary.undefined_steps == summary.steps > 0
+    assert (summary.live_groups, summary.dead_groups) == (0, 0), "nothing is compared, so nothing is dead"
+    assert summary.singleton_groups + summary.unscored_groups == summary.groups
+
+
+def test_the_environments_return_is_a_component(lk: Lake) -> None:
+    gdpo = estimator_class("gdpo")(batch_key="all", components={"env_return": 1.0})
+    report = run_credit(lk, gdpo, force=True)
+    assert report.summary.undefined_steps < report.summary.steps

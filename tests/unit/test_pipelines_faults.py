@@ -1,0 +1,104 @@
+"""What pydantic finds, in the words of this project: each kind of fault, and nothing of pydantic's own text."""
+
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from pipelines.faults import faults
+from pipelines.groupings.definition import NAME
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"] = "cat"
+    lives: int = Field(9, ge=1, le=9)
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"] = "dog"
+    tricks: tuple[str, ...] = ()
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    name: str = Field("a", pattern=NAME, max_length=5)
+    word: str = Field("b", pattern="^[a-d]+$", min_length=1)
+    share: float = Field(0.5, gt=0, lt=1)
+    exact: float = Field(1.0, strict=True)
+    on: bool = True
+    count: int = 1
+    either: float | Literal["answer"] = 1.0
+    pet: Annotated[Cat | Dog, Field(discriminator="kind")] = Cat()
+    pets: tuple[Annotated[Cat | Dog, Field(discriminator="kind")], ...] = Field((Cat(),), min_length=1)
+    limits: dict[str, int] = {}
+
+    @model_validator(mode="after")
+    def _sound(self) -> "Settings":
+        if self.word == "bad":
+            msg = "bad is no word"
+            raise ValueError(msg)
+        return self
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"name": "../x"}, "`name` is '../x'; valid: letters, digits, `_`, `.` and `-`, beginning with a letter or a "),
+        ({"name": "abcdef"}, "`name` is 'abcdef'; valid: at most 5 characters"),
+        ({"word": "x"}, "`word` is 'x'; valid: a text that matches ^[a-d]+$"),
+        ({"word": ""}, "`word` is ''; valid: at least 1 characters"),
+        ({"word": 3}, "`word` is 3; valid: a text"),
+        ({"word": "bad"}, "bad is no word"),
+        ({"share": 1}, "`share` is 1; valid: less than 1.0"),
+        ({"share": 0}, "`share` is 0; valid: more than 0.0"),
+        ({"share": "half"}, "`share` is 'half'; valid: a number"),
+        ({"share": float("nan")}, "`share` is nan; valid: a finite number"),
+        ({"exact": "1"}, "`exact` is '1'; valid: a number, not a text"),
+        ({"on": "perhaps"}, "`on` is 'perhaps'; valid: true or false"),
+        ({"count": 1.5}, "`count` is 1.5; valid: a whole number"),
+        ({"count": "x"}, "`count` is 'x'; valid: a whole number"),
+        ({"either": "x"}, "`either` is 'x'; valid: a number or 'answer'"),
+        ({"pet": {"kind": "cow"}}, "`pet` has the kind 'cow'; valid: 'cat', 'dog'"),
+        ({"pet": {}}, "`pet` is {}; valid: keys with values, 'kind' among them"),
+        ({"pet": 3}, "`pet` is 3; valid: keys with values"),
+        ({"pet": '{"kind": '}, "`pet` is no JSON: Expecting value at character 10 of '{\"kind\": '"),
+        ({"limits": "[" * 99_999}, "`limits` is no JSON: it is nested too deeply"),
+        ({"pets": []}, "`pets` is []; valid: at least 1"),
+        ({"pets": 3}, "`pets` is 3; valid: a list"),
+        ({"pets": [{"kind": "cat", "lives": 0}]}, "`pets.0.cat.lives` is 0; valid: 1 or more"),
+        ({"pets": [{"kind": "cat", "lives": 10}]}, "`pets.0.cat.lives` is 10; valid: 9 or less"),
+        ({"limits": {"a": "x"}}, "`limits.a` is 'x'; valid: a whole number"),
+        ({"limits": 1}, "`limits` is 1; valid: keys with values"),
+        ({"colour": "red"}, "there is no option `colour`"),
+        ({"count": "x" * 99}, f"`count` is '{'x' * 59}...; valid: a whole number"),
+        ({"count": "x", "colour": 1}, "`count` is 'x'; valid: a whole number; there is no option `colour`"),
+    ],
+)
+def test_a_fault_names_the_field_what_it_is_and_what_is_valid(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValidationError) as error:
+        Settings.model_validate(settings)
+    said = faults(error.value)
+    assert said.startswith(told)
+    assert not any(word in said for word in ("Value error", "Input should", "pydantic", "validation", "``"))
+
+
+def test_what_is_missing_and_text_that_is_no_json() -> None:
+    class Needy(BaseModel):
+        size: int
+
+    with pytest.raises(ValidationError) as missing:
+        Needy.model_validate({})
+    assert faults(missing.value) == "`size` is missing"
+    with pytest.raises(ValidationError) as broken:
+        TypeAdapter(Needy).validate_json("{")
+    assert faults(broken.value).startswith("it is no JSON: EOF while parsing")
+
+
+def test_a_fault_of_a_kind_that_is_not_listed_is_told_in_pydantics_words() -> None:
+    class Timed(BaseModel):
+        days: list[bytes]
+
+    with pytest.raises(ValidationError) as error:
+        Timed.model_validate({"days": [3]})
+    assert faults(error.value) == "`days.0` is 3: input should be a valid bytes"
