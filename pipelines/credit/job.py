@@ -20,7 +20,7 @@ from pipelines.credit.diagnosis import DIAGNOSED, CreditDiagnosis
 from pipelines.credit.estimators.options import ALL
 from pipelines.credit.estimators.protocol import Estimator
 from pipelines.credit.group_inputs import group_fingerprints, total_fingerprint
-from pipelines.credit.incremental import Changes, empty_rows, find_changes, newest_job_of, summary_of
+from pipelines.credit.incremental import Changes, empty_rows, find_changes, newer_series, newest_job_of, summary_of
 from pipelines.credit.inputs import (
     ENV_RETURN,
     ENV_REWARD,
@@ -63,6 +63,8 @@ class CreditReport(BaseModel):
     """Groups whose earlier rows stand."""
     groups_ended: int = 0
     """Groups that have no episodes any more: their rows no longer count."""
+    newer_series: int | None = None
+    """Where there was nothing to do: the series of the newest credit job, if that is another one."""
     steps_computed: int = 0
     findings: tuple[str, ...] = ()
     """What the integrity checks found in the computed groups, in words."""
@@ -274,4 +276,5 @@ def _standing(plan: _Plan, series_id: int, changes: Changes) -> CreditReport:
         scorer_versions=plan.scorer_versions,
         summary=summary_of(changes.kept),
         groups_kept=changes.kept.height,
+        newer_series=newer_series(plan.snapshot, series_id),
     )
