@@ -125,8 +125,8 @@ def _report(report: "CreditReport") -> None:
         )
     if report.newer_series is not None:
         click.echo(
-            f"a newer job computed series {ids.to_text(report.newer_series)}: that is what `trajlake train` takes unless "
-            f"told --advantages {ids.to_text(report.series_id)}",
+            f"a newer job computed series {ids.to_text(report.newer_series)}: that is what `trajlake train` takes, "
+            f"unless told --advantages {ids.to_text(report.series_id)}",
             err=True,
         )
     summary = report.summary
