@@ -123,6 +123,12 @@ def _report(report: "CreditReport") -> None:
         click.echo(
             f"nothing to do: job {ids.to_text(report.job_id)} has these inputs and parameters (--force repeats it)"
         )
+    if report.newer_series is not None:
+        click.echo(
+            f"a newer job computed series {ids.to_text(report.newer_series)}: that is what `trajlake train` takes, "
+            f"unless told --advantages {ids.to_text(report.series_id)}",
+            err=True,
+        )
     summary = report.summary
     click.echo(
         f"{summary.episodes} episodes, {summary.steps} steps in {summary.groups} groups: {summary.live_groups} live, "

@@ -98,6 +98,15 @@ def newest_job_of(groups: pl.DataFrame) -> int:
     return int(groups.sort(pl.col("sequence").fill_null(-1), "job_id")["job_id"][-1])
 
 
+def newer_series(snapshot: Snapshot, series_id: int) -> int | None:
+    """The series of the newest succeeded credit job, which training takes by default; None if it is this one."""
+    ended = snapshot.scan("jobs").filter((pl.col("kind") == "credit") & (pl.col("event") == "succeeded"))
+    newest = collected(ended.sort("sequence", "at", "job_id", nulls_last=False).select("series_id").tail(1))[
+        "series_id"
+    ]
+    return None if newest.is_empty() or newest[0] == series_id else int(newest[0])
+
+
 def _jobs(snapshot: Snapshot, series_id: int) -> pl.LazyFrame:
     """Terminal rows of the succeeded jobs of a series."""
     return snapshot.scan("jobs").filter((pl.col("series_id") == series_id) & (pl.col("event") == "succeeded"))

@@ -20,7 +20,7 @@ from pipelines.credit.diagnosis import DIAGNOSED, CreditDiagnosis
 from pipelines.credit.estimators.options import ALL
 from pipelines.credit.estimators.protocol import Estimator
 from pipelines.credit.group_inputs import group_fingerprints, total_fingerprint
-from pipelines.credit.incremental import Changes, empty_rows, find_changes, newest_job_of, summary_of
+from pipelines.credit.incremental import Changes, empty_rows, find_changes, newer_series, newest_job_of, summary_of
 from pipelines.credit.inputs import (
     ENV_RETURN,
     ENV_REWARD,
@@ -63,6 +63,8 @@ class CreditReport(BaseModel):
     """Groups whose earlier rows stand."""
     groups_ended: int = 0
     """Groups that have no episodes any more: their rows no longer count."""
+    newer_series: int | None = None
+    """Where there was nothing to do: the series of the newest credit job, if that is another one."""
     steps_computed: int = 0
     findings: tuple[str, ...] = ()
     """What the integrity checks found in the computed groups, in words."""
@@ -123,29 +125,34 @@ def run_credit(
         ContractError: steps that break the estimator's contract, naming the episode.
         WorkerLostError: worker processes died again and again.
     """
-    snapshot = lake.snapshot()
-    estimator = _pinned(estimator)
     integrity = integrity or IntegrityConfig()
-    sources = Sources(where=where, score=score, rewards=rewards, grouping=grouping)
-    needs = columns_read(estimator).needs
-    episodes = select_episodes(snapshot, sources, needs.components)
     checks = ids.key_hash("checks", integrity.model_dump_json(exclude={"examples"}), purity)
-    groups = group_fingerprints(episodes, of_batch=not estimator.incremental, checks=checks)
-    versions = scorer_versions(snapshot, sources, needs.components)
-    if notice is not None:
-        for line in (*namesakes(snapshot, sources), *unvalued(snapshot, sources, episodes, needs.components)):
-            notice(line)
-    plan = _Plan(snapshot, sources, estimator, episodes, groups, versions)
+    sources = Sources(where=where, score=score, rewards=rewards, grouping=grouping)
+    plan = _planned(lake.snapshot(), _pinned(estimator), sources, checks, notice)
     job = _job(lake, plan)
-    changes = find_changes(snapshot, job.series_id, groups, where=where, force=force)
+    changes = find_changes(plan.snapshot, job.series_id, plan.groups, where=where, force=force)
     if changes.nothing:
         return _standing(plan, job.series_id, changes)
     executor = executor or LocalExecutor()
     with job:
-        task = Task(estimator, integrity, rewards, purity, job.part())
-        todo = episodes.join(changes.changed, on="group_id", how="semi", maintain_order="left")
+        task = Task(plan.estimator, integrity, rewards, purity, job.part())
+        todo = plan.episodes.join(changes.changed, on="group_id", how="semi", maintain_order="left")
         results = _collected(job, executor, task, _ranges(plan, task, todo, executor, memory_gb, notice))
         return _finish(job, plan, changes, results)
+
+
+def _planned(
+    snapshot: Snapshot, estimator: Estimator, sources: Sources, checks: int, notice: Callable[[str], None] | None
+) -> _Plan:
+    """The selected episodes, what each group is computed from, and what to say of their scores."""
+    components = columns_read(estimator).needs.components
+    episodes = select_episodes(snapshot, sources, components)
+    groups = group_fingerprints(episodes, of_batch=not estimator.incremental, checks=checks)
+    versions = scorer_versions(snapshot, sources, components)
+    if notice is not None:
+        for line in (*namesakes(snapshot, sources), *unvalued(snapshot, sources, episodes, versions, components)):
+            notice(line)
+    return _Plan(snapshot, sources, estimator, episodes, groups, versions)
 
 
 def with_step_source(
@@ -269,4 +276,5 @@ def _standing(plan: _Plan, series_id: int, changes: Changes) -> CreditReport:
         scorer_versions=plan.scorer_versions,
         summary=summary_of(changes.kept),
         groups_kept=changes.kept.height,
+        newer_series=newer_series(plan.snapshot, series_id),
     )

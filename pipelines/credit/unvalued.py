@@ -3,7 +3,7 @@
 Its advantages are NULL, which is right and seldom meant: a function that failed on every row was the last to run.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import polars as pl
 
@@ -11,7 +11,7 @@ from lake.reading import collected
 from lake.show import one_line
 from lake.snapshot import Snapshot
 from pipelines.credit.columns import COMPONENT
-from pipelines.credit.inputs import ENV_RETURN, ENV_REWARD, REWARD_JOB, Sources, scorer_versions
+from pipelines.credit.inputs import ENV_RETURN, ENV_REWARD, REWARD_JOB, Sources
 
 _REASONS = """
 SELECT s.episode_id, s.job_id, coalesce(s.error, s.reason) AS why
@@ -28,7 +28,11 @@ ORDER BY coalesce(sequence, -1) DESC, ended_at DESC, scorer_version
 
 
 def unvalued(
-    snapshot: Snapshot, sources: Sources, episodes: pl.DataFrame, components: tuple[str, ...] = ()
+    snapshot: Snapshot,
+    sources: Sources,
+    episodes: pl.DataFrame,
+    versions: Mapping[str, str],
+    components: tuple[str, ...],
 ) -> Iterator[str]:
     """A line for each scorer or reward without a value.
 
@@ -36,6 +40,7 @@ def unvalued(
         snapshot: where to read.
         sources: whose scores and rewards were taken.
         episodes: as `select_episodes` found them.
+        versions: of `scorer_versions`.
         components: scorers or rewards an estimator weighs one by one.
     """
     silent = [name for name in components if _is_empty(episodes[COMPONENT + name])]
@@ -43,7 +48,6 @@ def unvalued(
         silent.append(sources.score)
     if sources.rewards != ENV_REWARD and not _any_step(snapshot, sources, episodes):
         silent.append(sources.rewards)
-    versions = scorer_versions(snapshot, sources, components)
     for name in dict.fromkeys(name for name in silent if name in versions):
         yield _line(snapshot, name.partition("@")[0], versions[name], episodes)
 

@@ -176,19 +176,8 @@ def run_score(
         )
         raise UsageError(msg)
     run = _Run(lake, snapshot, work, series, series_id, parameters, set(pending.jobs))
-    total = len(pending.episodes)
-    told = time.monotonic()
-    try:
-        for scored in work.score(snapshot, pending.episodes) if total else ():
-            run.add(scored)
-            if run.waiting >= config.commit_episodes or time.monotonic() - told >= config.commit_seconds:
-                run.commit()
-                told = time.monotonic()
-                if progress is not None:
-                    progress(Progress(run.done, total, run.failed, run.seconds))
-    finally:
-        # Interrupted or not: what has been scored stays.
-        run.commit()
+    if len(pending.episodes):
+        run.score(pending, config, progress)
     # Asked for, and all there: what its user scored last counts, also after an edit that was taken back.
     made_current = not run.job_ids and confirm(
         lake, work.name, series["version"], kind=KIND, series=series, parameters=parameters
@@ -230,6 +219,20 @@ class _Run:
     def seconds(self) -> float:
         """Since the start."""
         return time.monotonic() - self._began
+
+    def score(self, pending: Pending, config: ScoreConfig, progress: Callable[[Progress], None] | None) -> None:
+        """Score what is pending, committed by number and by time; interrupted or not, what has been scored stays."""
+        told = time.monotonic()
+        try:
+            for scored in self.work.score(self.snapshot, pending.episodes):
+                self.add(scored)
+                if self.waiting >= config.commit_episodes or time.monotonic() - told >= config.commit_seconds:
+                    self.commit()
+                    told = time.monotonic()
+                    if progress is not None:
+                        progress(Progress(self.done, len(pending.episodes), self.failed, self.seconds))
+        finally:
+            self.commit()
 
     def add(self, scored: Scored) -> None:
         """Take what was scored, which may be nothing."""

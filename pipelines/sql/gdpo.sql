@@ -54,11 +54,7 @@ given AS (
 
 -- include episodes
 
-members AS (
-    SELECT group_id, episode_id, batch, member_score
-    FROM episodes
-    INNER JOIN (SELECT episode_id, any_value(batch) AS batch FROM active GROUP BY episode_id) USING (episode_id)
-),
+-- include members_of_batches
 
 component_moments AS (
     SELECT
@@ -109,14 +105,6 @@ compared AS (
 
 -- include whitened
 
-credited AS (
-    SELECT
-        episode_id,
-        step_index,
-        CASE WHEN a IS NOT NULL AND is_silent THEN 0 ELSE a END AS a_episode,
-        CASE WHEN whitened.batch IS NULL THEN 'unknown_batch' END AS unknown
-    FROM active
-    INNER JOIN whitened USING (group_id, episode_id)
-)
+-- include silent_zero
 
 -- include sibling_rows

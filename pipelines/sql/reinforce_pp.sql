@@ -13,18 +13,7 @@
 --          anchor_size, anchor_episodes, flags. NULL where the estimator computes nothing: anchor_key, a_episode;
 --          anchor_size and anchor_episodes are 0.
 WITH
-given AS (
-    SELECT
-        episode_id,
-        group_id,
-        step_index,
-        reward,
-        episode_score,
-        status,
-        is_active,
-        struct_extract(stored, $batch_key) AS batch
-    FROM (SELECT *, 0 AS "all" FROM query_table($steps)) AS stored
-),
+-- include given_in_batches
 
 -- include active
 

@@ -13,28 +13,13 @@
 --          anchor_size, anchor_episodes, flags. NULL where the estimator computes nothing: anchor_key, return_to_go,
 --          a_step; anchor_size and anchor_episodes are 0.
 WITH
-given AS (
-    SELECT
-        episode_id,
-        group_id,
-        step_index,
-        reward,
-        episode_score,
-        status,
-        is_active,
-        struct_extract(stored, $batch_key) AS batch
-    FROM (SELECT *, 0 AS "all" FROM query_table($steps)) AS stored
-),
+-- include given_in_batches
 
 -- include active
 
 -- include episodes
 
-members AS (
-    SELECT group_id, episode_id, batch, member_score
-    FROM episodes
-    INNER JOIN (SELECT episode_id, any_value(batch) AS batch FROM active GROUP BY episode_id) USING (episode_id)
-),
+-- include members_of_batches
 
 -- include siblings
 
@@ -52,14 +37,6 @@ compared AS (
 
 -- include whitened
 
-credited AS (
-    SELECT
-        episode_id,
-        step_index,
-        CASE WHEN a IS NOT NULL AND is_silent THEN 0 ELSE a END AS a_episode,
-        CASE WHEN whitened.batch IS NULL THEN 'unknown_batch' END AS unknown
-    FROM active
-    INNER JOIN whitened USING (group_id, episode_id)
-)
+-- include silent_zero
 
 -- include sibling_rows

@@ -151,3 +151,14 @@ def test_compare_hangs_below_credit() -> None:
     command = credit.get_command(context, "compare")
     assert command is not None
     assert command.name == "compare"
+
+
+def test_a_series_that_stands_and_is_not_the_newest_is_told(cli: Cli, lk: Lake) -> None:
+    """Asked for again, nothing is computed, and training would take another estimator's advantages."""
+    first = cli("credit", "grpo", "--lake", lk.uri)
+    assert "a newer job computed series" not in cli("credit", "grpo", "--lake", lk.uri).err
+    second = cli("credit", "rloo", "--lake", lk.uri)
+    grpo, rloo = (result.out.split("series ")[-1].split()[0] for result in (first, second))
+    told = cli("credit", "grpo", "--lake", lk.uri).err
+    assert f"a newer job computed series {rloo}" in told
+    assert f"--advantages {grpo}" in told
