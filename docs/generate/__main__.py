@@ -3,7 +3,8 @@
     python docs/generate            write
     python docs/generate --check    exit status 1 and the names of the pages that are stale
 
-What is spelled once, in code, is shown here: tables, commands, configuration objects, the JSONL format, the Python API.
+What is spelled once, in code, is shown here: tables, commands, configuration objects, the JSONL format, metrics, the
+Python API.
 """
 
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from cli_page import cli_page
 from config_page import config_page
 from jsonl_page import jsonl_page
+from metrics_page import metrics_page
 from python_page import python_page
 from tables_page import tables_page
 
@@ -21,6 +23,7 @@ PAGES = {
     "cli.md": cli_page,
     "config.md": config_page,
     "jsonl.md": jsonl_page,
+    "metrics.md": metrics_page,
     "python.md": python_page,
     "tables.md": tables_page,
 }

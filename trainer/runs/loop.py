@@ -17,6 +17,7 @@ from trainer.data.batch import PackedBatch
 from trainer.data.plan import OptimizerStep, Plan
 from trainer.data.stream import Stream
 from trainer.losses import Loss, find_loss
+from trainer.monitor.returns import Returns
 from trainer.runs.factories import make_reference
 from trainer.runs.metrics import from_sums
 from trainer.runs.passes import fill_batches
@@ -65,7 +66,7 @@ def run_steps(
     loss = find_loss(config)
     if loss.needs.reference_logprobs and reference is None:
         reference = make_reference(config, backend.ranks)
-    total = len(plan.steps)
+    total, returns = len(plan.steps), Returns(snapshot, plan)
     with Stream(snapshot, plan, loss.needs, config, rank=backend.rank, world_size=backend.world_size) as stream:
         began = time.perf_counter()
         for step, batches in stream.steps(first):
@@ -83,6 +84,8 @@ def run_steps(
                 "micro_batches": len(batches) * backend.world_size,
                 "seconds": now - began,
             }
+            if (reward := returns.mean(step)) is not None:
+                metrics["reward"] = reward
             began = now
             yield StepReport(step, metrics)
 

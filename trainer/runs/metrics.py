@@ -21,6 +21,7 @@ METRICS = {
     "logprob": "Mean log-probability of the trained tokens, in nats.",
     "entropy": "Mean entropy of the next-token distribution at the trained tokens, in nats; low: a collapsed policy.",
     "advantage": "Mean advantage over the trained tokens, as the loss got it.",
+    "reward": "Mean return of the optimizer step's episodes (`episodes.env_return`), without those where it is unknown.",
     "grad_norm": "Norm of the gradient before clipping.",
     "learning_rate": "Learning rate of the update.",
     "action_tokens": "Trained tokens.",

@@ -1,0 +1,46 @@
+"""The metric `reward`: what an optimizer step's episodes earned, unknown returns left out."""
+
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from lake.records import EpisodeRecord
+from testkit.training import config, random_backend, token_episodes, token_lake
+from trainer.data.plan import Plan
+from trainer.data.selection import select
+from trainer.losses import find_loss
+from trainer.runs.loop import StepReport, run_steps
+
+
+def with_return(record: EpisodeRecord, value: float | None) -> EpisodeRecord:
+    """The same episode with another return."""
+    record.env_return = value
+    return record
+
+
+def trained(folder: Path, returns: list[float | None]) -> tuple[list[StepReport], list[list[float | None]]]:
+    """One epoch of sft over an episode for each return; its reports, and the returns of each update's episodes."""
+    episodes = token_episodes(tasks=len(returns), siblings=1)
+    records = [with_return(record, value) for record, value in zip(episodes, returns, strict=True)]
+    lk = token_lake(folder, records)
+    settings = config("sft", episodes_per_step=2)
+    snapshot = lk.snapshot()
+    plan = Plan(select(snapshot, settings, find_loss(settings).needs), settings)
+    earned = dict(lk.sql("SELECT episode_id, env_return FROM episodes").iter_rows())
+    expected = [[earned[episode] for episode in plan.episode_ids_E[step.episodes_E].tolist()] for step in plan.steps]
+    return list(run_steps(random_backend(), snapshot, plan, settings, peak=1e-3)), expected
+
+
+def test_the_reward_of_an_update_is_the_mean_of_its_known_returns(tmp_path: Path) -> None:
+    reports, expected = trained(tmp_path, [1.0, 0.25, None, 0.5, 0.0, None, 0.75, -1.0])
+    for report, returns in zip(reports, expected, strict=True):
+        known = [value for value in returns if value is not None]
+        assert report.metrics.get("reward") == (pytest.approx(fmean(known)) if known else None)
+    assert len({report.metrics.get("reward") for report in reports}) > 1
+
+
+def test_where_no_return_is_known_there_is_no_reward(tmp_path: Path) -> None:
+    reports, _ = trained(tmp_path, [None, None, None])
+    assert reports
+    assert all("reward" not in report.metrics for report in reports)
