@@ -105,7 +105,7 @@ def test_tasks_of_two_environments_do_not_mix(tmp_path: Path) -> None:
 
 
 def test_tau_bench_has_its_published_pass_hat_k(tmp_path: Path, cli: Cli) -> None:
-    """The README of tau-bench: gpt-4o, airline: 0.420, 0.273, 0.220, 0.200."""
+    """README of sierra-research/tau-bench at 9ed9fd9, table Airline, TC (gpt-4o): 0.420, 0.273, 0.220, 0.200."""
     lk = lake.open(tmp_path / "lake", create=True)
     ingest(lk, shared_data("tau_bench", "gpt-4o-airline.json"))
     found = table(cli, "--lake", lk.uri, "--k", "1,2,3,4")

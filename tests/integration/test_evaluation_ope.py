@@ -1,6 +1,7 @@
 """Off-policy evaluation on real lakes: the truth where it is known, and refusals where the data cannot carry it."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -260,9 +261,11 @@ def test_a_checkpoint_that_scored_other_episodes_leaves_nothing(models: Path, tm
         evaluate(lk.snapshot(), "e", "b")
 
 
-@pytest.mark.parametrize("options", [{"gamma": 0.0}, {"gamma": 1.1}, {"clip": 0.5}, {"ridge": 0.0}])
+@pytest.mark.parametrize(
+    "options", [{"gamma": 0.0}, {"gamma": 1.1}, {"clip": 0.5}, {"ridge": 0.0}, {"ridge": math.inf}, {"clip": math.nan}]
+)
 def test_options_out_of_range(lk: Lake, options: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match="valid are 0 < gamma <= 1, clip >= 1, ridge > 0"):
+    with pytest.raises(UsageError, match="valid are 0 < gamma <= 1, clip >= 1, finite ridge > 0"):
         evaluate(lk.snapshot(), "e", "b", **options)  # type: ignore[arg-type]
 
 

@@ -11,13 +11,21 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-import torch  # noqa: TID253
 
 import lake
 from lake import Lake
 from lake.records import EpisodeRecord
 from testkit.processes import environment
-from testkit.sampled_lake import ACTION, CONTEXT, play, play_warm_and_plain, recorded, save_model, save_near
+from testkit.sampled_lake import (
+    ACTION,
+    CONTEXT,
+    one_by_one,
+    play,
+    play_warm_and_plain,
+    recorded,
+    save_model,
+    save_near,
+)
 from trainer.evaluation.rescore import RescoreReport, rescore
 
 KEYS = ["episode_id", "step_index"]
@@ -44,31 +52,6 @@ def lk(tmp_path: Path, games: list[EpisodeRecord]) -> Lake:
 def ratios(lk: Lake, series_id: int | None = None) -> pl.DataFrame:
     rows = lk.scan("ratios").collect()
     return rows.filter(pl.col("series_id") == series_id).sort(KEYS) if series_id else rows.sort(KEYS)
-
-
-def one_by_one(model: Path, lk: Lake) -> dict[tuple[int, int], list[float]]:
-    """Log-probabilities of every action token, an episode at a time, by transformers alone."""
-    from transformers import AutoModelForCausalLM
-
-    policy: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    found: dict[tuple[int, int], list[float]] = {}
-    tokens = lk.scan("tokens").sort(KEYS).collect()
-    for (episode_id,), rows in tokens.group_by("episode_id", maintain_order=True):
-        ids: list[int] = []
-        for row in rows.iter_rows(named=True):
-            ids += row["context_ids"] + row["action_ids"]
-        with torch.no_grad():
-            logits_TV = policy(torch.tensor([ids])).logits[0].double()
-        at = 0
-        for row in rows.iter_rows(named=True):
-            at += row["n_context"]
-            temperature = row["temperature"] if row["temperature"] else 1.0
-            scaled = (logits_TV / temperature).log_softmax(-1)
-            found[episode_id, row["step_index"]] = [
-                float(scaled[at + n - 1, token]) for n, token in enumerate(row["action_ids"])
-            ]
-            at += row["n_action"]
-    return found
 
 
 def test_log_probabilities_are_those_of_a_plain_forward_pass(lk: Lake, models: Path) -> None:

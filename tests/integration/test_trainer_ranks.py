@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from testkit import rank_tasks
+from testkit.architectures import model_of
 from testkit.lakes import add_credit
 from testkit.ranks import files_below, on_ranks
 from testkit.training import random_model, token_episodes, token_lake
@@ -82,6 +83,32 @@ def test_ranks_train_as_one_device_does(uri: str, undisturbed: dict[str, Any], c
             assert found.keys() == expected.keys()
             for name in ("loss", "logprob", "grad_norm", "learning_rate", "action_tokens", "tokens"):
                 assert found[name] == pytest.approx(expected[name], rel=1e-4), name
+
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "tied": ("Qwen2", {}),
+    "untied": ("Llama", {}),
+    "windows": ("Gemma3Text", {}),
+    "bool buffers": ("GPT2", {}),
+    "checkpointed": ("Qwen3", {"gradient_checkpointing": True}),
+    "adapters": ("Qwen2", {"lora": {"rank": 2}}),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rank_0_alone_reads_the_model(tmp_path: Path, name: str) -> None:
+    architecture, fields = MODELS[name]
+    if "lora" in fields:
+        pytest.importorskip("peft", reason="needs trajlake[lora]")
+    folder = str(tmp_path / "model")
+    model_of(architecture).save_pretrained(folder)
+    digest, gradient, reference_N = rank_tasks.made(ALONE, folder, fields)
+    assert max(np.abs(value).max() for value in gradient.values()) > 1e-3
+    by_rank = on_ranks(3, rank_tasks.made, folder, fields)
+    assert [found for found, _, _ in by_rank] == [digest] * 3, "bit for bit"
+    assert_close(by_rank[0][1], gradient, atol=1e-5)
+    for _, _, found_N in by_rank:
+        np.testing.assert_allclose(found_N, reference_N, atol=1e-5)
 
 
 def test_a_loss_with_statistics_sees_the_whole_step_on_every_rank(tmp_path: Path) -> None:

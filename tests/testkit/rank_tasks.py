@@ -19,11 +19,13 @@ from trainer.data.plan import Plan
 from trainer.data.selection import select
 from trainer.data.stream import Stream
 from trainer.losses import Loss, LossResult, LossRows, Needs, find_loss
+from trainer.policy import model as model_module
 from trainer.policy.lora import add_adapters
 from trainer.policy.model import Policy
 from trainer.runs.checkpoint import State, load_checkpoint, save_checkpoint
 from trainer.runs.factories import make_backend, make_reference
 from trainer.runs.loop import run_steps
+from trainer.runs.offline import train
 from trainer.runs.passes import fill_batches
 
 Arrays = dict[str, Any]
@@ -94,9 +96,15 @@ def trajectory(ranks: Ranks, uri: str, loss: str, fields: dict[str, Any], policy
     }
 
 
+def whole_run(ranks: Ranks, uri: str, out: str, fields: dict[str, Any]) -> str:
+    """`trainer.runs.offline.train` from a lake to its exported model; the digest of the weights."""
+    del ranks
+    return train(lake.open(uri), config(**fields), Path(out), run_id=Path(out).name).weights_sha256
+
+
 def saved(ranks: Ranks, uri: str, folder: str, fields: dict[str, Any], policy: dict[str, Any]) -> str:
-    """Three updates and a checkpoint; the digest of the weights."""
-    settings = config("sft", **fields)
+    """Three updates and a checkpoint; the digest of the weights. The loss is sft unless the fields name another."""
+    settings = config(**({"loss": "sft"} | fields))
     snapshot, plan = planned(uri, settings)
     backend = backend_of(ranks, **policy)
     steps = run_steps(backend, snapshot, plan, settings, peak=1e-3)
@@ -110,7 +118,7 @@ def resumed(
     ranks: Ranks, uri: str, folder: str, fields: dict[str, Any], policy: dict[str, Any]
 ) -> tuple[str, Arrays, list[list[int]]]:
     """The rest of the plan from a checkpoint: digest as loaded, final weights, order of the episodes."""
-    settings = config("sft", **fields)
+    settings = config(**({"loss": "sft"} | fields))
     snapshot, plan = planned(uri, settings)
     backend = backend_of(ranks, **policy)
     load_checkpoint(Path(folder), backend)
@@ -130,6 +138,28 @@ def refused(ranks: Ranks, folder: str, policy: dict[str, Any]) -> str | None:
     except SystemExit:
         return "silent"
     return None
+
+
+def made(ranks: Ranks, folder: str, fields: dict[str, Any]) -> tuple[str, Arrays, Any]:
+    """What `make_backend` and `make_reference` make of a model that rank 0 alone may read.
+
+    Returns:
+        Digest of every weight, the gradient of some sequences, and their log-probabilities under the reference.
+    """
+    settings = config("sft", model=folder, **fields)
+    if not ranks.leads:
+        model_module.load_model = _unread
+    backend, reference = make_backend(settings, ranks), make_reference(settings, ranks)
+    batch = random_batch([9, 4, 7])
+    if not ranks.leads:
+        batch = dummy_batch()
+    backend.forward_backward(batch, find_loss(settings), settings).result()
+    return backend.model_digest(), gradient(backend), reference.logprobs(random_batch([9, 4, 7])).result().numpy()
+
+
+def _unread(source: Any) -> Any:
+    msg = f"{source} was read by a rank that is sent its weights"
+    raise AssertionError(msg)
 
 
 def two_passes(ranks: Ranks, folder: str) -> tuple[Arrays, dict[str, float]]:
@@ -176,5 +206,5 @@ def _centred(rows: LossRows, settings: TrainConfig) -> LossResult:
     return LossResult(((rows.logprobs_N - mean).square() * rows.weight_N).sum(), {})
 
 
-CENTRED = Loss("centred", Needs(reference_logprobs=True), _centred, _prepare)
+CENTRED = Loss("centred", Needs(reference_logprobs=True, proximal_logprobs=True), _centred, _prepare)
 """A loss that needs to have seen the whole optimizer step."""

@@ -134,3 +134,28 @@ def recorded(folder: Path, episodes: list[EpisodeRecord], run_id: str = "games")
     with lk.job(kind="collect", run_id=run_id) as job:
         job.record(episodes)
     return lk
+
+
+def one_by_one(model: Path, lk: Lake) -> dict[tuple[int, int], list[float]]:
+    """Log-probabilities of every action token, an episode at a time, by transformers alone."""
+    from transformers import AutoModelForCausalLM
+
+    policy: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    found: dict[tuple[int, int], list[float]] = {}
+    tokens = lk.scan("tokens").sort("episode_id", "step_index").collect()
+    for (episode_id,), rows in tokens.group_by("episode_id", maintain_order=True):
+        ids: list[int] = []
+        for row in rows.iter_rows(named=True):
+            ids += row["context_ids"] + row["action_ids"]
+        with torch.no_grad():
+            logits_TV = policy(torch.tensor([ids])).logits[0].double()
+        at = 0
+        for row in rows.iter_rows(named=True):
+            at += row["n_context"]
+            temperature = row["temperature"] if row["temperature"] else 1.0
+            scaled = (logits_TV / temperature).log_softmax(-1)
+            found[episode_id, row["step_index"]] = [
+                float(scaled[at + n - 1, token]) for n, token in enumerate(row["action_ids"])
+            ]
+            at += row["n_action"]
+    return found

@@ -130,6 +130,8 @@ def test_each_method_knows_its_limits() -> None:
         ({"method": "token_mask", "high": math.inf}, "finite number"),
         ({"normalise": True}, "need a method"),
         ({"decoupled": True}, "need a method"),
+        ({"method": "token_mask", "proximal_every": 4}, "no effect unless decoupled is set"),
+        ({"method": "token_mask", "decoupled": True, "proximal_every": 0}, "greater than or equal to 1"),
         ({"method": "geometric_mask", "normalise": True}, "nothing to normalise"),
     ],
 )

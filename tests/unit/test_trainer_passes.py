@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 import torch  # noqa: TID253
 
+from lake.errors import ContractError
+from testkit.plans import plan_of
 from testkit.rank_tasks import CENTRED, dummy_batch
 from testkit.training import config, random_backend, random_batch, sequences_of
 from trainer.backends.rows import loss_rows
+from trainer.digest import tensor_digest
 from trainer.losses import LOSSES, Loss, LossRows, Needs, find_loss
-from trainer.runs.passes import fill_batches
+from trainer.runs.passes import fill_batches, proximal_period
 
 
 class Counted:
@@ -62,9 +65,65 @@ def test_statistics_are_of_the_whole_step_under_the_weights_at_its_start() -> No
         filled, statistics = fill_batches(backend, reference, CENTRED, config(), batches)
         assert statistics == pytest.approx(expected, rel=1e-5)
         assert backend.calls == len(batches)
-        for part in filled:
-            assert part.proximal_logprobs_N is not None
-            assert not part.proximal_logprobs_N.requires_grad
+        assert all(part.proximal_logprobs_N is None for part in filled), "it is the policy itself"
+
+
+def test_the_proximal_policy_is_the_copy_that_was_kept() -> None:
+    """However the weights have moved since; statistics are of the weights as they are."""
+    batch, reference = random_batch([9, 4, 7]), random_backend(seed=4)
+    backend: Any = Counted()
+    before_N = backend.backend.logprobs(batch).result()
+    backend.keep_proximal()
+    backend.forward_backward(batch, LOSSES["sft"], config()).result()
+    backend.optim_step(1e-2).result()
+    now_N = backend.backend.logprobs(batch).result()
+    assert not torch.equal(now_N, before_N)
+    (filled,), statistics = fill_batches(backend, reference, CENTRED, config(), [batch], proximal=True)
+    assert backend.calls == 2
+    assert filled.proximal_logprobs_N is not None
+    assert torch.equal(filled.proximal_logprobs_N, before_N)
+    assert torch.equal(backend.backend.logprobs(batch).result(), now_N), "the weights are back"
+    gap = before_N - reference.logprobs(batch).result() + now_N
+    assert statistics["gap"] == pytest.approx(float(gap.sum()), rel=1e-5)
+
+
+def test_a_copy_that_was_never_kept_is_an_error() -> None:
+    backend = random_backend()
+    for _ in range(2):
+        with pytest.raises(ContractError, match="there is no proximal policy here"):
+            fill_batches(backend, None, LOSSES["sft"], config(), [random_batch([9])], proximal=True)
+        backend.keep_proximal()
+        backend.drop_proximal()
+
+
+def test_the_weights_come_back_from_a_pass_that_fails() -> None:
+    backend = random_backend()
+    backend.keep_proximal()
+    backend.forward_backward(random_batch([9]), LOSSES["sft"], config()).result()
+    backend.optim_step(1e-2).result()
+    digest, copy = backend.digest(), dict(backend.proximal or {})
+    with pytest.raises(AttributeError), backend.as_proximal():
+        backend.logprobs(None)  # type: ignore[arg-type]
+    assert backend.digest() == digest
+    assert tensor_digest(copy) == tensor_digest(random_backend().get_weights())
+
+
+@pytest.mark.parametrize(
+    ("fields", "period"),
+    [
+        ({}, 4),
+        ({"proximal_every": 1}, 1),
+        ({"proximal_every": 7}, 7),
+    ],
+)
+def test_how_long_a_proximal_policy_stays(fields: dict[str, int], period: int) -> None:
+    decoupled = {"correction": {"method": "token_truncate", "decoupled": True, **fields}}
+    episodes = {number: [[(3, True)]] for number in range(10)}
+    for minibatches, expected in ((None, period), (3, fields.get("proximal_every", 3)), (99, period if fields else 10)):
+        settings = config("ppo", ppo=decoupled, minibatches=minibatches, epochs=2)
+        assert proximal_period(find_loss(settings), settings, plan_of(episodes, minibatches=minibatches)) == expected
+    plain = config("ppo", minibatches=3)
+    assert proximal_period(find_loss(plain), plain, plan_of(episodes)) == 1
 
 
 def test_a_rank_of_dummies_adds_nothing() -> None:
@@ -72,8 +131,7 @@ def test_a_rank_of_dummies_adds_nothing() -> None:
     assert statistics == {}
 
 
-def test_the_proximal_policy_of_one_pass_is_the_policy_itself() -> None:
-    """No update lies between the start of the step and its passes."""
+def test_without_log_probabilities_of_its_own_the_proximal_policy_is_the_policy_itself() -> None:
     batch = random_batch([9])
     lp_N = random_backend().policy.logprobs(batch)[0]
     anchored = Loss("anchored", Needs(proximal_logprobs=True), LOSSES["ppo"].function)

@@ -5,8 +5,9 @@ Whether tensors are whole or sharded shows in four methods, which `single` and `
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 
 import torch  # noqa: TID253 - loaded by commands only when they train
 from torch import Tensor  # noqa: TID253
@@ -33,6 +34,11 @@ class FrozenPolicy:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
 
+    @property
+    def vocabulary(self) -> int:
+        """See `protocol.Scoring`."""
+        return self.policy.vocabulary
+
     def logprobs(self, batch: PackedBatch, *, entropy: bool = False) -> Future[Tensor]:
         """See `protocol.Scoring`."""
         with torch.no_grad():
@@ -56,6 +62,8 @@ class PolicyBackend(FrozenPolicy, ABC):
         self._trained = [p for p in policy.model.parameters() if p.requires_grad]
         self._base_digest: str | None = None
         self.optimizer = adamw(policy.model.parameters(), config)
+        self.proximal: dict[str, Tensor] | None = None
+        """The proximal policy: the trained weights of some optimizer steps ago as this rank holds them, or none."""
 
     @property
     def rank(self) -> int:
@@ -94,6 +102,26 @@ class PolicyBackend(FrozenPolicy, ABC):
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return resolved(norm)
+
+    def keep_proximal(self) -> None:
+        """See `protocol.Backend`."""
+        self.proximal = {name: tensor.clone() for name, tensor in self.policy.trained_state().items()}
+
+    def drop_proximal(self) -> None:
+        """See `protocol.Backend`."""
+        self.proximal = None
+
+    @contextmanager
+    def as_proximal(self) -> Iterator[None]:
+        """See `protocol.Backend`; one tensor at a time, so that no third copy of the weights exists."""
+        if self.proximal is None:
+            msg = "there is no proximal policy here: start at an optimizer step that begins its period, or resume"
+            raise ContractError(msg)
+        _exchange(self.policy.trained_state(), self.proximal)
+        try:
+            yield
+        finally:
+            _exchange(self.policy.trained_state(), self.proximal)
 
     def get_weights(self) -> dict[str, Tensor]:
         """See `protocol.Backend`."""
@@ -197,3 +225,11 @@ class PolicyBackend(FrozenPolicy, ABC):
     @abstractmethod
     def _placed(self, tensor: Tensor, like: Tensor) -> Tensor:
         """This rank's part of a whole tensor, laid out as another is."""
+
+
+def _exchange(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
+    """Swap the values of tensors of the same names."""
+    for name, tensor in one.items():
+        value = tensor.clone()
+        tensor.copy_(other[name])
+        other[name].copy_(value)

@@ -6,6 +6,7 @@ Across ranks every call is collective: all ranks make the same calls in the same
 
 from collections.abc import Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
 from torch import Tensor  # noqa: TID253 - loaded by commands only when they train
@@ -21,6 +22,11 @@ T = TypeVar("T")
 
 class Scoring(Protocol):
     """Something that scores tokens: a policy that is trained, or a frozen reference."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids it knows."""
+        ...
 
     def logprobs(self, batch: PackedBatch, *, entropy: bool = False) -> Future[Tensor]:
         """Log-probabilities without gradient.
@@ -78,6 +84,22 @@ class Backend(Scoring, Protocol):
 
         Raises:
             ContractError: the gradient is not finite; the weights are left as they were.
+        """
+        ...
+
+    def keep_proximal(self) -> None:
+        """Copy the trained weights: from now on they are the proximal policy."""
+        ...
+
+    def drop_proximal(self) -> None:
+        """Free the copy, if there is one."""
+        ...
+
+    def as_proximal(self) -> AbstractContextManager[None]:
+        """While the block lasts the trained weights are those of the copy; score in it, and do nothing else.
+
+        Raises:
+            ContractError: no copy was kept.
         """
         ...
 

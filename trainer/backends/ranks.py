@@ -13,6 +13,7 @@ import torch  # noqa: TID253 - loaded by commands only when they train
 from torch import distributed  # noqa: TID253
 
 from lake.errors import TrajlakeError
+from trainer.policy.model_check import check_device
 
 T = TypeVar("T")
 
@@ -91,11 +92,15 @@ def join_ranks(device: str) -> Ranks:
 
     Args:
         device: cpu, or cuda: then each process takes the GPU of its number on this machine.
+
+    Raises:
+        UsageError: there is no such GPU.
     """
     if not launched():
         return Ranks(device=device)
     if device.startswith("cuda"):
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+        check_device(device)
         torch.cuda.set_device(device)
     if not distributed.is_initialized():
         distributed.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo")

@@ -17,8 +17,8 @@ def loss_rows(
 ) -> LossRows:
     """One micro-batch as a loss sees it.
 
-    The proximal policy is the one at the start of the optimizer step, whose weights are still in place in its forward
-    passes: where no first pass was needed its log-probabilities are the policy's own without gradient.
+    Where the batch has no log-probabilities of the proximal policy, that policy is the one whose weights are in place:
+    they are the policy's own, without gradient.
 
     Args:
         batch: the packed buffer.

@@ -6,7 +6,9 @@ those of the whole optimizer step. Every rank holds its shard in float32; with d
 bfloat16, and gradients are summed in float32.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import chain
+from typing import Any
 
 import torch  # noqa: TID253 - loaded by commands only when they train
 from torch import Tensor, distributed  # noqa: TID253
@@ -21,13 +23,30 @@ from trainer.policy.model import Policy
 from trainer.policy.recompute import layers_of
 
 
-def shard_policy(policy: Policy, ranks: Ranks) -> None:
-    """Spread a policy's weights over the ranks, in place; every rank has loaded the same weights.
+def loaded_by_zero(load: Callable[[bool], Policy], ranks: Ranks) -> Policy:
+    """A policy with weights on rank 0 and without on the others, to be sharded.
 
     Args:
-        policy: the model.
+        load: loads it; told whether without weights.
+        ranks: who takes part.
+
+    Raises:
+        UsageError: on rank 0, where the model cannot be loaded or is not served.
+    """
+    whole: list[Policy] = []
+    ranks.told_by_zero(lambda: whole.append(load(False)))
+    return whole[0] if whole else load(True)
+
+
+def shard_policy(policy: Policy, ranks: Ranks) -> None:
+    """Spread a policy's weights over the ranks, in place.
+
+    Args:
+        policy: the model: either with the same weights on every rank, or of `loaded_by_zero`.
         ranks: who takes part.
     """
+    whole = _tensors(policy.model)
+    empty = any(tensor.is_meta for tensor in whole.values())
     mesh = init_device_mesh(torch.device(ranks.device).type, (ranks.world_size,))
     narrow = policy.scorer.autocast
     policy.scorer.autocast = None
@@ -40,13 +59,45 @@ def shard_policy(policy: Policy, ranks: Ranks) -> None:
             module.set_gradient_divide_factor(1.0)
             # gloo knows sums only.
             module.set_force_sum_reduction_for_comms(True)
+    if ranks.added({"empty": float(empty)})["empty"]:
+        if empty:
+            policy.scorer.to_empty(device=ranks.device)
+        _send(whole, _tensors(policy.model), ranks)
+
+
+def _tensors(model: Any) -> dict[str, Tensor]:
+    """Parameters and buffers by name, also those that no checkpoint holds."""
+    named = chain(model.named_parameters(), model.named_buffers())
+    return {name: tensor.detach() for name, tensor in named}
+
+
+def _send(whole: Mapping[str, Tensor], own: Mapping[str, Tensor], ranks: Ranks) -> None:
+    """Send rank 0's tensors to all ranks, one at a time; each keeps its part.
+
+    Args:
+        whole: by name, with values on rank 0 alone.
+        own: what each rank keeps of them, in the same order.
+        ranks: who takes part.
+    """
+    for name, mine in own.items():
+        like = whole[name]
+        sent = (
+            like.to(ranks.device).contiguous()
+            if ranks.leads
+            else torch.empty(like.shape, dtype=like.dtype, device=ranks.device)
+        )
+        # As bytes: not every kind of number can be sent.
+        distributed.broadcast(sent.reshape(-1).view(torch.uint8), src=0)
+        if isinstance(mine, DTensor):
+            sent = distribute_tensor(sent, mine.device_mesh, mine.placements, src_data_rank=None)
+        mine.copy_(sent)
 
 
 class Sharded(PolicyBackend):
     """Trains one policy over several ranks.
 
     Args:
-        policy: the model, loaded whole on every rank; it is sharded in place.
+        policy: the model, see `shard_policy`; it is sharded in place.
         config: AdamW's constants.
         ranks: who takes part.
     """

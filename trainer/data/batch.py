@@ -43,7 +43,7 @@ class PackedBatch:
     sign_U: Tensor | None = None
     """+1 for a chosen or desirable unit, -1 for the others, float32 [U]; None without preferences."""
     step_index_N: Tensor | None = None
-    """The episode's step that the token belongs to, int32 [N]."""
+    """The episode's step that the token belongs to, int32 [N]; None without pairs."""
     advantages_N: Tensor | None = None
     """Advantage of the token's step, float32 [N]."""
     behaviour_logprobs_N: Tensor | None = None
@@ -56,7 +56,8 @@ class PackedBatch:
     reference_logprobs_N: Tensor | None = None
     """Log-probability of the target under the frozen reference policy, float32 [N]; filled before the update."""
     proximal_logprobs_N: Tensor | None = None
-    """Log-probability of the target at the start of the optimizer step, float32 [N]; filled by its first pass."""
+    """Log-probability of the target under the proximal policy, float32 [N]; filled before the update, where that policy
+    has other weights than the one in training."""
     dummy: bool = False
     """Stands in for a rank that has no micro-batch left: to be run, so that collectives match, with weight 0."""
 

@@ -12,6 +12,8 @@ import polars as pl
 
 from lake import ids
 from lake.errors import CheckpointError, UsageError
+from lake.faults import validated
+from lake.reading import collected
 from lake.snapshot import Snapshot
 from trainer.runs.runs import RunFolder
 
@@ -87,7 +89,12 @@ def open_policy(place: Place, device: str) -> tuple["Policy", str]:
     from trainer.policy.model import policy_of
     from trainer.runs.checkpoint import load_weights, read_state
 
-    config = TrainConfig.model_validate(read_state(place.path).config).model_copy(update={"dtype": "float32"})
+    try:
+        config = validated(TrainConfig, read_state(place.path).config)
+    except UsageError as error:
+        msg = f"checkpoint {place.path}: its configuration is damaged, or of another version of trajlake: {error}"
+        raise CheckpointError(msg) from error
+    config = config.model_copy(update={"dtype": "float32"})
     policy = policy_of(config, device)
     load_weights(place.path, SingleDevice(policy, OptimizerConfig()))
     return policy, config.model
@@ -135,7 +142,7 @@ def _newest_saved(run: RunFolder) -> Path | None:
 def _rows(snapshot: Snapshot, text: str) -> pl.DataFrame:
     """Rows of `checkpoints` that RUN[@STEP] or JOB[@STEP] can mean; the first part of a job's id will do."""
     name, _, step = text.rpartition("@") if "@" in text else (text, "", "")
-    rows = snapshot.scan("checkpoints").collect()
+    rows = collected(snapshot.scan("checkpoints"))
     texts = pl.Series([ids.to_text(job) for job in rows["job_id"]], dtype=pl.String)
     short = name.strip().lower()
     rows = rows.filter((pl.col("run_id") == name) | (texts.str.starts_with(short) if short else False))
@@ -145,6 +152,8 @@ def _rows(snapshot: Snapshot, text: str) -> pl.DataFrame:
 
 
 def _known(snapshot: Snapshot) -> str:
-    rows = snapshot.scan("checkpoints").sort("at", descending=True).select("run_id", "optimizer_step").head(5).collect()
+    rows = collected(
+        snapshot.scan("checkpoints").sort("at", descending=True).select("run_id", "optimizer_step").head(5)
+    )
     listed = ", ".join(f"{run}@{step}" for run, step in rows.rows())
     return f"The newest in the lake: {listed}" if listed else "The table `checkpoints` is empty"

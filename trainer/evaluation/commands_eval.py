@@ -1,10 +1,12 @@
 """Command `eval`."""
 
+import math
 from functools import partial
 
 import click
 
 from lake.cli_options import as_of_option, echo_rows, format_option, lake_option, opened
+from lake.errors import UsageError
 
 
 @click.command("eval")
@@ -46,6 +48,9 @@ def evaluate_success(
     from trainer.evaluation.attempts import read_attempts
     from trainer.evaluation.success import against_rows, success_rows
 
+    if not math.isfinite(threshold):
+        msg = f"--threshold {threshold}: valid is a finite number"
+        raise UsageError(msg)
     attempts = read_attempts(opened(lake_uri, as_of), by=by, score=score, where=where)
     counting = partial(against_rows, one=against[0], other=against[1]) if against else success_rows
     rows = counting(attempts, ks=_numbers(ks), threshold=threshold, resamples=resamples, seed=seed)
@@ -58,8 +63,6 @@ def evaluate_success(
 
 
 def _numbers(text: str) -> list[int]:
-    from lake.errors import UsageError
-
     try:
         found = sorted({int(part) for part in text.split(",")})
     except ValueError:

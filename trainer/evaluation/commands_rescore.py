@@ -45,6 +45,9 @@ def rescore(checkpoint: str, lake_uri: str, name: str | None, output_format: str
         f"{report.present:,} had been, {report.tokens:,} tokens in {report.seconds:.1f} s",
         err=True,
     )
+    if report.overtaken:
+        said = "actions that another run scored meanwhile, or that were taken out of the lake"
+        click.echo(f"{said}: {report.overtaken:,}", err=True)
     if drops:
         click.echo(f"steps that are not scored: {drops}", err=True)
     query = "SELECT * EXCLUDE (checkpoint, series_id) FROM mismatch WHERE series_id = ? ORDER BY ALL"

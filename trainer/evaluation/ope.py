@@ -4,6 +4,7 @@ A value is told only if its effective sample size allows it (`reliability`); oth
 there is. Values rank policies; they are no success rates, which only playing gives.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +14,8 @@ from lake.errors import DataRefusedError, UsageError
 from lake.snapshot import Snapshot
 from trainer.evaluation.estimators import Estimator, all_estimators
 from trainer.evaluation.intervals import bootstrap_by_task
-from trainer.evaluation.ope_data import STORED, read_turns
-from trainer.evaluation.scored import Scored, find_scored
+from trainer.evaluation.ope_data import read_turns
+from trainer.evaluation.scored import STORED, Scored, find_scored
 from trainer.evaluation.turns import Turns
 
 MAX_MISMATCH = 0.1
@@ -87,8 +88,8 @@ def evaluate(
         UsageError: a checkpoint that has scored nothing, a wrong predicate or scorer, options out of range.
         DataRefusedError: the episodes cannot support importance weights, or the behaviour checkpoint did not act.
     """
-    if not 0 < gamma <= 1 or clip < 1 or ridge <= 0:
-        msg = f"gamma {gamma}, clip {clip}, ridge {ridge}: valid are 0 < gamma <= 1, clip >= 1, ridge > 0"
+    if not (0 < gamma <= 1 and clip >= 1 and 0 < ridge < math.inf):
+        msg = f"gamma {gamma}, clip {clip}, ridge {ridge}: valid are 0 < gamma <= 1, clip >= 1, finite ridge > 0"
         raise UsageError(msg)
     wanted = find_scored(snapshot, target)
     acted = None if behaviour == STORED else find_scored(snapshot, behaviour)

@@ -12,6 +12,7 @@ import polars as pl
 
 from lake import ids
 from lake.errors import DataRefusedError
+from lake.reading import collected
 from lake.snapshot import Snapshot
 from trainer.data.scores import ENV_RETURN
 from trainer.evaluation.attempts import read_attempts
@@ -20,8 +21,6 @@ from trainer.evaluation.support import check_support, token_facts
 from trainer.evaluation.turns import Turns
 
 ENV_REWARD = "env_reward"
-STORED = "stored"
-"""The behaviour policy as the engine recorded it."""
 _KEYS = ("episode_id", "step_index")
 _SCORED = "SELECT episode_id, step_index, encoding_id, logprob, log_ratio FROM rescored_steps WHERE series_id = ?"
 
@@ -94,7 +93,7 @@ def _steps(snapshot: Snapshot, episode_ids: pl.Series) -> pl.DataFrame:
     mine = pl.col("episode_id").is_in(episode_ids.implode())
     decided = pl.col("trainable") & ~pl.col("is_copied_context")
     steps = snapshot.scan("steps").filter(mine & pl.col("is_active"))
-    return steps.select(*_KEYS, "state_hash", "reward", decided=decided).sort(_KEYS).collect()
+    return collected(steps.select(*_KEYS, "state_hash", "reward", decided=decided).sort(_KEYS))
 
 
 def _with_ratios(snapshot: Snapshot, steps: pl.DataFrame, target: Scored, behaviour: Scored | None) -> pl.DataFrame:

@@ -7,6 +7,7 @@ the distribution sampled from (processed, or temperature 1), without truncation 
 
 import polars as pl
 
+from lake.reading import collected
 from lake.snapshot import Snapshot
 from trainer.evaluation.scored import KEYS
 
@@ -39,7 +40,7 @@ def ratio_rows(snapshot: Snapshot, scored: pl.DataFrame, checkpoint: str, policy
     """
     here = pl.col("episode_id").is_in(scored["episode_id"].unique().implode())
     tokens = snapshot.scan("tokens").filter(here, pl.col("encoding_id").is_in(scored["encoding_id"].unique().implode()))
-    recorded = tokens.select(*KEYS, *_RECORDED, *_SAMPLING).unique(KEYS).collect()
+    recorded = collected(tokens.select(*KEYS, *_RECORDED, *_SAMPLING).unique(KEYS))
     recorded = recorded.filter(
         "has_logprobs",
         pl.col("temperature") > 0,
@@ -54,7 +55,7 @@ def ratio_rows(snapshot: Snapshot, scored: pl.DataFrame, checkpoint: str, policy
         .group_by(KEYS)
         .agg(log_ratio=(pl.col("logprobs").cast(pl.Float64) - pl.col("action_logprobs")).sum())
     )
-    groups = snapshot.scan("episodes").filter(here).select("episode_id", "group_id", "run_id").collect()
+    groups = collected(snapshot.scan("episodes").filter(here).select("episode_id", "group_id", "run_id"))
     return (
         scored.join(ratios, on=KEYS, how="left", maintain_order="left")
         .join(groups, on="episode_id", maintain_order="left")

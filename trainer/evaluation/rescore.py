@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
+from pkgutil import iter_modules
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +19,16 @@ import polars as pl
 
 from lake import jobs
 from lake.errors import ConflictError, UsageError
+from lake.faults import validated
 from lake.lake import Lake
+from lake.reading import collected
 from lake.snapshot import Snapshot
-from trainer.config import TrainConfig, validated
+from trainer.config import TrainConfig
 from trainer.data.preparation import prepare
 from trainer.digest import tensor_digest
 from trainer.evaluation.checkpoints import Place, find_checkpoint, open_policy
 from trainer.evaluation.ratio_rows import ratio_rows
-from trainer.evaluation.scored import KEYS, KIND, names_of
+from trainer.evaluation.scored import KEYS, KIND, STORED, names_of
 from trainer.evaluation.scoring import chunks, pending, score
 from trainer.policy.model_files import load_tokenizer
 
@@ -128,20 +131,41 @@ def rescore(
     )
 
 
+_DECIDING = (
+    "attention",
+    "policy.lora",
+    "policy.model",
+    "policy.model_files",
+    "data.assembly",
+    "data.collate",
+    "data.selection",
+    "data.sequences",
+    "evaluation.scoring",
+    "evaluation.ratio_rows",
+)
+"""Modules below `trainer` that decide a log-probability: the model's arithmetic, and what a token's context is."""
+
+
 def _code() -> list[ModuleType]:
-    """The modules whose source decides a log-probability."""
-    return [
-        import_module(f"trainer.{name}")
-        for name in ("policy.model", "data.collate", "evaluation.scoring", "evaluation.ratio_rows")
+    """The modules whose source decides a log-probability; of a package all of them."""
+    named = [import_module(f"trainer.{name}") for name in _DECIDING]
+    inside = [
+        import_module(f"{module.__name__}.{part.name}")
+        for module in named
+        for part in iter_modules(getattr(module, "__path__", ()))
     ]
+    return named + inside
 
 
 def _named(snapshot: Snapshot, name: str, digest: str) -> tuple[str, list[str]]:
     """The name of some weights in `ratios`: the one they have there, else the one they are given; and a note.
 
     Raises:
-        UsageError: the name stands for other weights.
+        UsageError: the name stands for other weights, or for the recorded log-probabilities.
     """
+    if name == STORED:
+        msg = f"{STORED!r} means the recorded log-probabilities (trajlake evaluate); give the checkpoint another --name"
+        raise UsageError(msg)
     known = names_of(snapshot)
     others = known.filter((pl.col("checkpoint") == name) & (pl.col("weights_sha256") != digest))
     if others.height:
@@ -185,13 +209,12 @@ class _Run:
 
     def done(self, snapshot: Snapshot) -> pl.DataFrame:
         """`KEYS` of what the series has scored."""
-        return snapshot.scan("ratios").filter(pl.col("series_id") == self.series_id).select(KEYS).collect()
+        return collected(snapshot.scan("ratios").filter(pl.col("series_id") == self.series_id).select(KEYS))
 
     def add(self, rows: pl.DataFrame) -> None:
         """Take scored actions."""
         self._waiting.append(rows)
         self.seen += rows.height
-        self.tokens += int(rows["n_action"].sum())
 
     def commit(self) -> None:
         """Make what waits visible, without what another run has scored or someone has taken out meanwhile.
@@ -205,7 +228,7 @@ class _Run:
         self._waiting = []
         for attempt in range(_TRIES):
             now = self.lk.snapshot()
-            here = now.scan("episodes").select("episode_id").collect()
+            here = collected(now.scan("episodes").select("episode_id"))
             kept = rows.join(here, on="episode_id", how="semi").join(self.done(now), on=KEYS, how="anti")
             try:
                 self._write(kept)
@@ -214,6 +237,7 @@ class _Run:
                     raise
                 continue
             self.scored += kept.height
+            self.tokens += int(kept["n_action"].sum())
             return
 
     def _write(self, rows: pl.DataFrame) -> None:

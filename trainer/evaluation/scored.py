@@ -9,6 +9,8 @@ from lake.errors import UsageError
 from lake.snapshot import Snapshot
 
 KIND = "rescore"
+STORED = "stored"
+"""The behaviour policy as the engine recorded it: no checkpoint is called that."""
 KEYS = ("episode_id", "step_index", "encoding_id")
 """What one series has at most one row of `ratios` for."""
 _SHORTEST_HASH = 6

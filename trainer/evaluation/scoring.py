@@ -19,6 +19,7 @@ from trainer.data.selection import Selection
 from trainer.data.stream import Stream
 from trainer.evaluation.scored import KEYS
 from trainer.losses import Needs, Temperature
+from trainer.policy.model_check import check_vocabulary
 
 if TYPE_CHECKING:
     from trainer.policy.model import Policy
@@ -75,10 +76,15 @@ def score(policy: "Policy", snapshot: Snapshot, selection: Selection, config: Tr
 
     Yields:
         A frame per plan step: `KEYS`, n_action, temperature, logprobs (list of float32, one per token of the action).
+
+    Raises:
+        ContractError: a token id outside the policy's vocabulary.
     """
     plan = Plan(selection, config)
     with Stream(snapshot, plan, _NEEDS, config) as stream, torch.no_grad():
         for step, batches in stream.steps():
+            for batch in batches:
+                check_vocabulary(batch, policy.vocabulary)
             parts = [policy.logprobs(batch.to(policy.device))[0].float().cpu() for batch in batches]
             yield _rows(plan, step, torch.cat(parts).numpy())
 

@@ -10,6 +10,7 @@ import polars as pl
 
 from lake import ids
 from lake.errors import DataRefusedError
+from lake.reading import collected
 from lake.snapshot import Snapshot
 from trainer.evaluation.ratio_rows import processed, untruncated
 
@@ -60,8 +61,8 @@ def token_facts(snapshot: Snapshot, episode_ids: pl.Series, scored: pl.DataFrame
     """
     rows = snapshot.scan("tokens").filter(pl.col("episode_id").is_in(episode_ids.implode()))
     constrained = pl.col("constrained").list.any().fill_null(value=False)
-    facts = (
-        rows.select(*_KEYS, "encoding_id", *_COLUMNS, constrained=constrained).unique([*_KEYS, "encoding_id"]).collect()
+    facts = collected(
+        rows.select(*_KEYS, "encoding_id", *_COLUMNS, constrained=constrained).unique([*_KEYS, "encoding_id"])
     )
     chosen = facts.join(scored, on=[*_KEYS, "encoding_id"], how="semi")
     others = facts.filter(pl.col("provenance") == "engine").join(chosen, on=_KEYS, how="anti")

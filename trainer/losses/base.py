@@ -45,7 +45,7 @@ class Needs:
     reference_logprobs: bool = False
     """Log-probabilities of the sampled tokens under a frozen reference policy."""
     proximal_logprobs: bool = False
-    """Log-probabilities of the sampled tokens under the weights at the start of the optimizer step."""
+    """Log-probabilities of the sampled tokens under the proximal policy, the weights of some optimizer steps ago."""
     statistics: tuple[str, ...] = ()
     """Names of the sums over the whole optimizer step that `Loss.prepare` makes after a first pass without gradient."""
     entropy: bool = False
@@ -85,7 +85,7 @@ class LossRows:
     reference_logprobs_N: Tensor | None = None
     """log of the frozen reference policy."""
     proximal_logprobs_N: Tensor | None = None
-    """log of the policy at the start of the optimizer step."""
+    """log of the proximal policy."""
     unit_N: Tensor | None = None
     """Number of the token's unit, 0..U-1, int64 [N]; None where the unit is the token."""
     weight_U: Tensor | None = None

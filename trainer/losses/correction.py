@@ -11,10 +11,15 @@ sampled it. Each method gives every token a weight, 0 where it is masked:
     geometric_mask      1 where low <= (prod rho)^(1/T) <= high, else 0; does not depend on the length T
 
 Masks act on the loss alone: the denominators come from the plan (`trainer.data.aggregation`) and stay as they are. To
-what it is corrected: with `decoupled`, to the proximal policy (the weights at the start of the optimizer step), while
-the loss's own ratio is taken against that (arXiv 2110.00641, 2505.24298); as an optimizer step is one update, that
-ratio is 1 in value and the loss is REINFORCE with the correction's weights. Without it a ratio loss compares with the
-behaviour policy itself, and a weight on top would count the distance twice: there only masks act, as 0 or 1.
+what it is corrected: with `decoupled`, to the proximal policy, while the loss's own ratio is taken against that (Hilton
+et al. 2021, arXiv 2110.00641; AReaL, arXiv 2505.24298):
+
+    L_t = rho_t max(-r A, -clip(r) A)        rho = pi_prox / pi_b (limited),   r = pi_theta / pi_prox
+
+The proximal policy is the one at the start of every `proximal_every` optimizer steps, kept as a copy of the trained
+weights: the clip holds the policy near where it lately was, however old the data is. In the first step of a period the
+two are the same policy, and r is 1. Without `decoupled` a ratio loss compares with the behaviour policy itself, and a
+weight on top would count the distance twice: there only masks act, as 0 or 1.
 
 Staleness is limited where data is chosen, not here: what is too old is dropped by the plan and counts in no
 denominator.
@@ -87,8 +92,12 @@ class CorrectionConfig(FrozenModel):
     """Upper limit; None takes the method's own (token 2, icepop 5, sequence_truncate 5, sequence_mask 3, geometric
     1.001)."""
     decoupled: bool = False
-    """Correct from behaviour to the policy at the start of the optimizer step, and take the loss's ratio against that
-    one: 1 in value, so nothing is clipped, and the correction alone limits old data."""
+    """Correct from behaviour to the proximal policy, the one at the start of every `proximal_every` optimizer steps,
+    and take the loss's ratio against that one: the clip then limits what these steps change, not the data's age."""
+    proximal_every: int | None = Field(None, ge=1)
+    """With decoupled: optimizer steps for which the proximal policy stays the same. Above 1 it costs a copy of the
+    trained weights and, except in the first of them, a forward pass. With 1 the ratio is 1 and nothing is clipped.
+    None: those of an epoch where `minibatches` cuts it, else 4."""
     normalise: bool = False
     """Divide the weights by their mean over what is kept of the optimizer step. Costs a forward pass."""
 
@@ -101,6 +110,9 @@ class CorrectionConfig(FrozenModel):
                 raise ValueError(msg)
         if (self.normalise or self.decoupled) and self.method is CorrectionMethod.NONE:
             msg = "normalise and decoupled need a method, for example token_truncate"
+            raise ValueError(msg)
+        if self.proximal_every is not None and not self.decoupled:
+            msg = "proximal_every has no effect unless decoupled is set: set it, or leave proximal_every out"
             raise ValueError(msg)
         if self.normalise and self.method is CorrectionMethod.GEOMETRIC_MASK:
             msg = "geometric_mask weights by 0 or 1, so there is nothing to normalise"

@@ -148,6 +148,8 @@ def corrected(
         "correction_limited": correction.limited_N.sum(),
         "correction_masked": (~correction.keep_N).sum(),
     }
+    if chosen.decoupled:
+        sums["log_ratio_abs_proximal"] = anchored_log_ratio(rows, config).detach().abs().sum()
     return weight_N * loss_N, sums
 
 

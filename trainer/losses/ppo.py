@@ -4,8 +4,8 @@
     L_t = max(-r A, -clip(r, 1 - e_lo, 1 + e_hi) A), for A < 0 at most -c A
 
 lp_b are the behaviour log-probabilities stored with the data, so one ratio corrects for staleness and engine alike (the
-two-policy form: no importance weight on top of it). With `correction.decoupled` the ratio is taken to the weights at
-the start of the optimizer step, and lp_b enters through the correction. Clip-higher e_lo 0.2, e_hi 0.28: DAPO, arXiv
+two-policy form: no importance weight on top of it). With `correction.decoupled` the ratio is taken to the weights of
+a few optimizer steps ago, and lp_b enters through the correction. Clip-higher e_lo 0.2, e_hi 0.28: DAPO, arXiv
 2503.14476. Dual clip c = 3: arXiv 1912.09729. At r = 1 the gradient is REINFORCE's, -A grad lp. `grpo`, `dr_grpo` and
 `dapo` are the same surrogate with other settings.
 """

@@ -22,8 +22,8 @@ from trainer.attention import NAMES, Kind, Layout, choose_attention
 from trainer.config import Dtype, TrainConfig
 from trainer.data.batch import PackedBatch
 from trainer.policy.lora import add_adapters
-from trainer.policy.model_check import check_policy
-from trainer.policy.model_files import load_model
+from trainer.policy.model_check import check_device, check_policy
+from trainer.policy.model_files import empty_model, load_model
 from trainer.policy.recompute import recompute_layers
 
 HEAD_ELEMENTS = 1 << 25
@@ -104,6 +104,7 @@ class Policy:
         attention: implementation for packed buffers.
         dtype: of matrix products; with bfloat16 the weights stay what they are, and are cast for each product.
         gradient_checkpointing: keep only the inputs of each layer, and compute it again in the backward pass.
+        device: where it will be, if it has no weights yet.
 
     Raises:
         UsageError: the attention does not run on this device.
@@ -116,8 +117,10 @@ class Policy:
         attention: Kind = "auto",
         dtype: Dtype = "float32",
         gradient_checkpointing: bool = False,
+        device: str | None = None,
     ) -> None:
-        self.attention = choose_attention(attention, model.device, DTYPES[dtype])
+        place = model.device if device is None else torch.device(device)
+        self.attention = choose_attention(attention, place, DTYPES[dtype])
         self.dtype = dtype
         model.set_attn_implementation(NAMES[self.attention])
         model.train(mode=False)
@@ -191,6 +194,7 @@ def load_policy(
     attention: Kind = "auto",
     dtype: Dtype = "float32",
     gradient_checkpointing: bool = False,
+    empty: bool = False,
 ) -> Policy:
     """Load a model with float32 weights, and check that it scores packed sequences as it scores single ones.
 
@@ -200,22 +204,28 @@ def load_policy(
         attention: see `Policy`.
         dtype: see `Policy`.
         gradient_checkpointing: see `Policy`.
+        empty: without weights, and unchecked: another rank has them.
 
     Raises:
-        UsageError: no such model, no causal language model, or one that packed training does not serve.
+        UsageError: no such model or device, no causal language model, or one that packed training does not serve.
     """
-    model = load_model(source).to(device)
-    policy = Policy(model, attention=attention, dtype=dtype, gradient_checkpointing=gradient_checkpointing)
-    check_policy(policy)
+    check_device(device)
+    model = empty_model(source) if empty else load_model(source).to(device)
+    policy = Policy(
+        model, attention=attention, dtype=dtype, gradient_checkpointing=gradient_checkpointing, device=device
+    )
+    if not empty:
+        check_policy(policy)
     return policy
 
 
-def policy_of(config: TrainConfig, device: str | None = None) -> Policy:
+def policy_of(config: TrainConfig, device: str | None = None, *, empty: bool = False) -> Policy:
     """The policy that a configuration trains, as it is before the first update, adapters included.
 
     Args:
         config: the run.
         device: torch device, in place of the configuration's.
+        empty: see `load_policy`.
 
     Raises:
         UsageError: see `load_policy`; or peft is missing.
@@ -226,6 +236,7 @@ def policy_of(config: TrainConfig, device: str | None = None) -> Policy:
         attention=config.attention,
         dtype=config.dtype,
         gradient_checkpointing=config.gradient_checkpointing,
+        empty=empty,
     )
     if config.lora is not None:
         add_adapters(policy.model, config.lora, seed=config.seed)

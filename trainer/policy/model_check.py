@@ -1,4 +1,4 @@
-"""A check at start: the policy scores packed sequences as the model itself scores single ones.
+"""Checks of models: above all that the policy scores packed sequences as the model itself scores single ones.
 
 Architectures differ in what they do with positions, windows, caches and logits; some (state-space layers, convolutions)
 carry state from one packed sequence into the next whatever the positions say. Three short sequences show it.
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch  # noqa: TID253 - loaded by commands only when they train
 from torch import Tensor  # noqa: TID253
 
-from lake.errors import UsageError
+from lake.errors import ContractError, UsageError
 from trainer.data.batch import PackedBatch
 
 if TYPE_CHECKING:
@@ -39,6 +39,39 @@ def check_policy(policy: "Policy") -> None:
             f"single ones: {found:.3g} nats, at most {limit} will do; choose another attention, or another model"
         )
         raise UsageError(msg)
+
+
+def check_device(device: str) -> None:
+    """Whether torch can use a device.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0][:60]
+        msg = f"device {device!r} cannot be used ({reason}); valid are cpu and, with a GPU and its PyTorch, cuda"
+        raise UsageError(msg) from error
+
+
+def check_vocabulary(batch: PackedBatch, vocabulary: int) -> None:
+    """Whether a model has an embedding for every token of a batch on the CPU.
+
+    Args:
+        batch: the packed buffer.
+        vocabulary: number of token ids that the model knows.
+
+    Raises:
+        ContractError: it has not.
+    """
+    highest = int(batch.input_ids_T.max())
+    if highest >= vocabulary:
+        msg = (
+            f"table `tokens` holds token id {highest}, and the model knows ids below {vocabulary}: the tokens were "
+            f"made with another tokenizer; choose the model they came from, or --tokens rendered"
+        )
+        raise ContractError(msg)
 
 
 def _small_batch(vocabulary: int) -> PackedBatch:

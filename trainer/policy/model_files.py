@@ -4,6 +4,7 @@ Nothing is downloaded.
 """
 
 from pathlib import Path
+from struct import error as StructError  # noqa: N812 - a class, whatever its name
 from typing import TYPE_CHECKING, Any
 
 import torch  # noqa: TID253 - loaded by commands only when they train
@@ -22,8 +23,10 @@ def load_model(source: str | Path) -> Any:
         source: Hugging Face folder, or a .gguf file.
 
     Raises:
-        UsageError: no such model, no causal language model in it, or a GGUF file without the package gguf.
+        UsageError: no such model, no causal language model in it, damaged or missing weights (transformers would draw
+            random ones), or a GGUF file without the package gguf.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     path = Path(source)
@@ -32,11 +35,35 @@ def load_model(source: str | Path) -> Any:
         msg = f"{path} holds no model (no config.json); name a Hugging Face folder, or make one: trajlake init-model"
         raise UsageError(msg)
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, local_files_only=True, **options)
-    except (OSError, ValueError) as error:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            place, dtype=torch.float32, local_files_only=True, output_loading_info=True, **options
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError, StructError) as error:
         msg = f"{path} cannot be loaded as a causal language model: {error}"
         raise UsageError(msg) from error
+    model, found = loaded
+    if found["missing_keys"]:
+        missing = sorted(found["missing_keys"])
+        msg = f"{path} lacks {len(missing)} of the model's weights, for example {missing[0]}; copy the whole model"
+        raise UsageError(msg)
     return _unquantised(model) if options else model
+
+
+def empty_model(source: str | Path) -> Any:
+    """The model without weights, on the meta device: for a rank that is sent its part. Of a GGUF file with weights.
+
+    Args:
+        source: Hugging Face folder, or a .gguf file, that `load_model` takes.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    place, options = _place(Path(source))
+    if options:
+        return load_model(source)
+    config = AutoConfig.from_pretrained(place, local_files_only=True)
+    factory: Any = AutoModelForCausalLM
+    with torch.device("meta"):
+        return factory.from_config(config, dtype=torch.float32).eval()
 
 
 def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerBase":
@@ -53,7 +80,7 @@ def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerBase":
     place, options = _place(Path(source))
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(place), local_files_only=True, **options)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, StructError) as error:
         msg = f"{source} holds no tokenizer: {error}; name a Hugging Face folder, or make one: trajlake init-model"
         raise UsageError(msg) from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):

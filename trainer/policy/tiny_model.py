@@ -2,9 +2,9 @@
 
 A Llama of some 200,000 parameters, written as an ordinary Hugging Face folder. The shape is one that inference engines
 serve (head dimension 32). It is not a Qwen2: for that type transformers ignores the saved tokenizer's rules and splits
-text its own way, so that a folder would encode differently from what was trained. The chat template is ChatML with tool
-calls, and append-only: a longer conversation extends the rendering of a shorter one. The same lake, sizes and seed give
-the same folder.
+text its own way, so that a folder would encode differently from what was trained. The chat template is ChatML with
+reasoning and tool calls, and append-only: a longer conversation extends the rendering of a shorter one. The same lake,
+sizes and seed give the same folder.
 """
 
 from collections.abc import Iterator
@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from lake.blobs import inlined
 from lake.errors import DataRefusedError, UsageError
+from lake.reading import collected
 from lake.snapshot import Snapshot
 from trainer.atomic import atomic_folder
-from trainer.config import Frozen
 from trainer.data.chat import STEP_DOCUMENTS, texts_of, turns_of
+from trainer.frozen import FrozenModel
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
@@ -30,7 +31,8 @@ CHAT_TEMPLATE = r"""{%- if tools %}<|im_start|>system
 Tools: {{ tools | tojson }}<|im_end|>
 {% endif %}
 {%- for message in messages %}<|im_start|>{{ message.role }}
-{{ message.content }}
+{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>
+{% endif %}{{ message.content }}
 {%- for call in message.tool_calls or [] %}{{ '\n<tool_call>' ~ ((call.function or call) | tojson) ~ '</tool_call>' }}
 {%- endfor %}<|im_end|>
 {% endfor %}
@@ -48,10 +50,8 @@ _STEP_COLUMNS = (
 )
 
 
-class TinyModelConfig(BaseModel):
+class TinyModelConfig(FrozenModel):
     """Sizes of the tokenizer and the model."""
-
-    model_config = Frozen
 
     vocabulary: int = Field(2048, ge=300)
     """Token ids, 256 bytes and three markers included; fewer if the texts do not yield as many merges."""
@@ -110,9 +110,9 @@ def make_tiny_model(snapshot: Snapshot, folder: Path, config: TinyModelConfig) -
 
 def lake_texts(snapshot: Snapshot) -> Iterator[str]:
     """Every text of the lake's messages, in no particular order, repeats included."""
-    steps = inlined(snapshot, snapshot.scan("steps").select(_STEP_COLUMNS).collect(), STEP_DOCUMENTS)
+    steps = inlined(snapshot, collected(snapshot.scan("steps").select(_STEP_COLUMNS)), STEP_DOCUMENTS)
     steps = steps.sort("episode_id", "step_index")
-    heads = snapshot.scan("episodes").select("episode_id", "initial_messages", "tools").collect()
+    heads = collected(snapshot.scan("episodes").select("episode_id", "initial_messages", "tools"))
     heads = inlined(snapshot, heads, ("initial_messages", "tools"))
     head_of = {row["episode_id"]: row for row in heads.iter_rows(named=True)}
     for part in steps.partition_by("episode_id", maintain_order=True):

@@ -2,10 +2,12 @@
 
     weights.safetensors    what is trained: the model, tied weights once; with LoRA the adapters alone
     optimizer.safetensors  AdamW's state, named parameter/field
-    state.json             position, pinned data, configuration, random state, environment, and the digests of both
+    proximal.safetensors   inside the period of a proximal policy (`trainer.losses.correction`): its copy of the weights
+    state.json             position, pinned data, configuration, random state, environment, and the digests of all
 
-Several ranks write folders `weights` and `optimizer` instead, with a file per rank. Either kind is read by any number
-of ranks. Nothing is pickled. Digests are verified on loading, so a damaged checkpoint is an error, never a wrong model.
+Several ranks write folders `weights`, `optimizer` and `proximal` instead, with a file per rank. Either kind is read by
+any number of ranks. Nothing is pickled. Digests are verified on loading, so a damaged checkpoint is an error, never a
+wrong model.
 """
 
 import platform
@@ -25,7 +27,8 @@ from trainer.backends.shards import load_shards, save_shards, shapes_in, shared_
 from trainer.digest import file_digest, tensor_digest
 
 WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
-WEIGHT_SHARDS, OPTIMIZER_SHARDS = "weights", "optimizer"
+PROXIMAL = "proximal.safetensors"
+WEIGHT_SHARDS, OPTIMIZER_SHARDS, PROXIMAL_SHARDS = "weights", "optimizer", "proximal"
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +48,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the weights."""
     optimizer_sha256: str = ""
     """Digest of the optimizer state."""
+    proximal_sha256: str = ""
+    """Digest of the proximal policy's weights; empty between periods, and where the loss has none."""
     base_sha256: str = ""
     """Digest of the weights that are not trained; empty if all are."""
     files: dict[str, str] = {}
@@ -83,24 +88,27 @@ def save_checkpoint(folder: Path, backend: PolicyBackend, state: State) -> State
     Returns:
         The state as written.
     """
-    weights, moments = backend.policy.trained_state(), backend.local_optimizer_state()
+    parts = {WEIGHT_SHARDS: backend.policy.trained_state(), OPTIMIZER_SHARDS: backend.local_optimizer_state()}
+    if backend.proximal is not None:
+        parts[PROXIMAL_SHARDS] = backend.proximal
     full = msgspec.structs.replace(
         state,
         weights_sha256=backend.digest(),
-        optimizer_sha256=backend.digest_of(moments),
+        optimizer_sha256=backend.digest_of(parts[OPTIMIZER_SHARDS]),
+        proximal_sha256="" if backend.proximal is None else backend.digest_of(backend.proximal),
         base_sha256=backend.base_digest(),
         torch_rng=bytes(torch.get_rng_state().tolist()).hex(),
         environment=environment(backend.world_size),
     )
     with shared_folder(folder, backend.ranks) as partial:
+        for name, tensors in parts.items():
+            if backend.ranks.joined:
+                save_shards(partial / name, tensors, backend.ranks)
+            else:
+                save_file({key: t.contiguous() for key, t in tensors.items()}, partial / f"{name}.safetensors")
         if backend.ranks.joined:
-            save_shards(partial / WEIGHT_SHARDS, weights, backend.ranks)
-            save_shards(partial / OPTIMIZER_SHARDS, moments, backend.ranks)
             backend.ranks.wait()
             full = msgspec.structs.replace(full, files=backend.ranks.told_by_zero(lambda: _file_digests(partial)))
-        else:
-            save_file({name: tensor.contiguous() for name, tensor in weights.items()}, partial / WEIGHTS)
-            save_file({name: tensor.contiguous() for name, tensor in moments.items()}, partial / OPTIMIZER)
         if backend.rank == 0:
             (partial / STATE).write_bytes(msgspec.json.encode(full))
     return full
@@ -111,7 +119,7 @@ def load_checkpoint(folder: Path, backend: PolicyBackend) -> State:
 
     Args:
         folder: its place.
-        backend: gets weights and optimizer state.
+        backend: gets weights, optimizer state and, inside its period, the proximal policy.
 
     Returns:
         Its state.
@@ -119,7 +127,13 @@ def load_checkpoint(folder: Path, backend: PolicyBackend) -> State:
     Raises:
         CheckpointError: missing, damaged, or of another model.
     """
-    state = load_weights(folder, backend)
+    state = _verified(folder, backend)
+    backend.drop_proximal()
+    if state.proximal_sha256:
+        # By way of the weights that are trained, which get their own values next.
+        _fill(folder, PROXIMAL_SHARDS, state, state.proximal_sha256, backend)
+        backend.keep_proximal()
+    _fill_weights(folder, state, backend)
     with _of(folder):
         if state.files:
             moments = _empty_moments(folder, backend)
@@ -144,17 +158,39 @@ def load_weights(folder: Path, backend: PolicyBackend) -> State:
     Raises:
         CheckpointError: missing, damaged, of another model, or adapters of another base model.
     """
+    state = _verified(folder, backend)
+    _fill_weights(folder, state, backend)
+    return state
+
+
+def _verified(folder: Path, backend: PolicyBackend) -> State:
+    """The state of a checkpoint whose shards, where it has any, are as they were written."""
     state = read_state(folder)
+    if state.files:
+        backend.ranks.told_by_zero(lambda: _verify_files(folder, state))
+    return state
+
+
+def _fill_weights(folder: Path, state: State, backend: PolicyBackend) -> None:
+    """Load the trained weights, for the base model that they belong to."""
+    _fill(folder, WEIGHT_SHARDS, state, state.weights_sha256, backend)
     with _of(folder):
-        if state.files:
-            backend.ranks.told_by_zero(lambda: _verify_files(folder, state))
-            load_shards(folder / WEIGHT_SHARDS, backend.policy.trained_state(), backend.ranks)
-        else:
-            backend.load_weights(_load(folder / WEIGHTS, state.weights_sha256))
         if backend.base_digest() != state.base_sha256:
             msg = "its adapters were trained on another base model than this one"
             raise ContractError(msg)
-    return state
+
+
+def _fill(folder: Path, part: str, state: State, sha256: str, backend: PolicyBackend) -> None:
+    """Put a part of the checkpoint into the trained weights.
+
+    Raises:
+        CheckpointError: damaged, or of another model.
+    """
+    with _of(folder):
+        if state.files:
+            load_shards(folder / part, backend.policy.trained_state(), backend.ranks)
+        else:
+            backend.load_weights(_load(folder / f"{part}.safetensors", sha256))
 
 
 def changed_environment(state: State, ranks: int = 1) -> list[str]:

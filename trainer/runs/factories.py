@@ -44,12 +44,11 @@ def make_backend(config: "TrainConfig", ranks: Ranks = ALONE, policy: Policy | N
     Raises:
         UsageError: the model cannot be loaded, or is not served.
     """
-    if policy is None:
-        policy = policy_of(config, ranks.device if ranks.joined else None)
     if not ranks.joined:
-        return SingleDevice(policy, config.optimizer)
-    from trainer.backends.sharded import Sharded
+        return SingleDevice(policy or policy_of(config), config.optimizer)
+    from trainer.backends.sharded import Sharded, loaded_by_zero
 
+    policy = policy or loaded_by_zero(lambda empty: policy_of(config, ranks.device, empty=empty), ranks)
     return Sharded(policy, config.optimizer, ranks)
 
 
@@ -65,12 +64,18 @@ def make_reference(config: "TrainConfig", ranks: Ranks = ALONE) -> "Scoring":
     """
     device = ranks.device if ranks.joined else config.device
     source = config.reference or config.model
-    policy = load_policy(source, device, attention=config.attention, dtype=config.dtype)
-    policy.model.requires_grad_(requires_grad=False)
-    if ranks.joined:
-        from trainer.backends.sharded import shard_policy
 
-        shard_policy(policy, ranks)
+    def load(empty: bool) -> Policy:
+        policy = load_policy(source, device, attention=config.attention, dtype=config.dtype, empty=empty)
+        policy.model.requires_grad_(requires_grad=False)
+        return policy
+
+    if not ranks.joined:
+        return FrozenPolicy(load(empty=False))
+    from trainer.backends.sharded import loaded_by_zero, shard_policy
+
+    policy = loaded_by_zero(load, ranks)
+    shard_policy(policy, ranks)
     return FrozenPolicy(policy)
 
 

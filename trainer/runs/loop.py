@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import polars as pl
 from torch import Tensor  # noqa: TID253
 
-from lake.errors import ContractError
 from lake.snapshot import Snapshot
 from trainer.backends.protocol import Backend, Scoring
 from trainer.config import TrainConfig
@@ -18,9 +17,10 @@ from trainer.data.plan import OptimizerStep, Plan
 from trainer.data.stream import Stream
 from trainer.losses import Loss, find_loss
 from trainer.monitor.returns import Returns
+from trainer.policy.model_check import check_vocabulary
 from trainer.runs.factories import make_reference
 from trainer.runs.metrics import from_sums
-from trainer.runs.passes import fill_batches
+from trainer.runs.passes import fill_batches, proximal_period
 from trainer.runs.schedule import learning_rate
 
 
@@ -61,20 +61,27 @@ def run_steps(
         A report after each update.
 
     Raises:
-        ContractError: a token id outside the model's vocabulary, or a gradient that is not finite.
+        ContractError: a token id outside the vocabulary of the model or of the reference, a gradient that is not
+            finite, or a first step inside the period of a proximal policy that the backend does not keep.
     """
     loss = find_loss(config)
     if loss.needs.reference_logprobs and reference is None:
         reference = make_reference(config, backend.ranks)
-    total, returns = len(plan.steps), Returns(snapshot, plan)
+    vocabulary = min(scoring.vocabulary for scoring in (backend, reference) if scoring is not None)
+    total, period, returns = len(plan.steps), proximal_period(loss, config, plan), Returns(snapshot, plan)
     with Stream(snapshot, plan, loss.needs, config, rank=backend.rank, world_size=backend.world_size) as stream:
         began = time.perf_counter()
         for step, batches in stream.steps(first):
             for batch in batches:
-                _check_vocabulary(batch, backend.policy.vocabulary)
-            sums = _gradient(backend, reference, loss, config, batches)
+                check_vocabulary(batch, vocabulary)
+            begins, ends = step.index % period == 0, (step.index + 1) % period == 0 or step.index + 1 == total
+            if begins and not ends:
+                backend.keep_proximal()
+            sums = _gradient(backend, reference, loss, config, batches, proximal=not begins)
             rate = learning_rate(step.index, total, peak, config.schedule)
             norm = backend.optim_step(rate).result()
+            if ends:
+                backend.drop_proximal()
             now = time.perf_counter()
             metrics = from_sums(sums, step.loss_tokens) | {
                 "grad_norm": norm,
@@ -91,11 +98,17 @@ def run_steps(
 
 
 def _gradient(
-    backend: Backend, reference: Scoring | None, loss: Loss, config: TrainConfig, batches: Sequence[PackedBatch]
+    backend: Backend,
+    reference: Scoring | None,
+    loss: Loss,
+    config: TrainConfig,
+    batches: Sequence[PackedBatch],
+    *,
+    proximal: bool,
 ) -> dict[str, float]:
     """Add the gradient of an optimizer step; sums behind its metrics, over all ranks."""
     parts: defaultdict[str, list[Tensor]] = defaultdict(list)
-    filled, statistics = fill_batches(backend, reference, loss, config, batches)
+    filled, statistics = fill_batches(backend, reference, loss, config, batches, proximal=proximal)
     for batch in filled:
         for name, value in backend.forward_backward(batch, loss, config, statistics).result().items():
             parts[name].append(value)
@@ -105,13 +118,3 @@ def _gradient(
 def batches_frame(plan: Plan, reports: list[StepReport]) -> pl.DataFrame:
     """Rows for the table `batches`: which episodes each update consumed."""
     return pl.concat([plan.consumed(report.step) for report in reports])
-
-
-def _check_vocabulary(batch: PackedBatch, vocabulary: int) -> None:
-    highest = int(batch.input_ids_T.max())
-    if highest >= vocabulary:
-        msg = (
-            f"table `tokens` holds token id {highest}, and the model knows ids below {vocabulary}: the tokens were "
-            f"made with another tokenizer; choose the model they came from, or --tokens rendered"
-        )
-        raise ContractError(msg)

@@ -1,8 +1,9 @@
-"""What an optimizer step computes before its gradient: reference log-probabilities, and statistics of a first pass.
+"""What an optimizer step computes before its gradient: log-probabilities of other policies, and statistics.
 
-Most losses need neither. A reference policy is frozen, so its log-probabilities are those of any pass. A loss with
-statistics (z0 of kto, batch-normalised weights) first sees every micro-batch of the step under the weights at its
-start, without gradient; its sums are added over micro-batches and ranks.
+Most losses need neither. A reference policy is frozen, so its log-probabilities are those of any pass. The proximal
+policy of a decoupled loss has the weights of some optimizer steps ago (`trainer.losses.correction`), whose copy is put
+in place for a pass. A loss with statistics (z0 of kto, batch-normalised weights) first sees every micro-batch of the
+step under the weights at its start, without gradient; its sums are added over micro-batches and ranks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,11 +13,38 @@ from trainer.backends.protocol import Backend, Scoring
 from trainer.backends.rows import loss_rows
 from trainer.config import TrainConfig
 from trainer.data.batch import PackedBatch
+from trainer.data.plan import Plan
 from trainer.losses import Loss
+from trainer.losses.correction import CorrectionConfig
+
+PROXIMAL_EVERY = 4
+"""Optimizer steps of a proximal policy where nothing else is said: AReaL cuts a batch into as many."""
+
+
+def proximal_period(loss: Loss, config: TrainConfig, plan: Plan) -> int:
+    """Optimizer steps for which the proximal policy stays the same; 1 where the loss has none.
+
+    Args:
+        loss: the loss, its needs resolved.
+        config: its options.
+        plan: what is trained on: its epochs are the periods where `config.minibatches` cuts them.
+    """
+    if not loss.needs.proximal_logprobs:
+        return 1
+    chosen: CorrectionConfig = getattr(config, loss.name).correction
+    if chosen.proximal_every is not None:
+        return chosen.proximal_every
+    return PROXIMAL_EVERY if config.minibatches is None else sum(step.epoch == 0 for step in plan.steps)
 
 
 def fill_batches(
-    backend: Backend, reference: Scoring | None, loss: Loss, config: TrainConfig, batches: Sequence[PackedBatch]
+    backend: Backend,
+    reference: Scoring | None,
+    loss: Loss,
+    config: TrainConfig,
+    batches: Sequence[PackedBatch],
+    *,
+    proximal: bool = False,
 ) -> tuple[list[PackedBatch], Mapping[str, float]]:
     """The micro-batches of an optimizer step with what the loss needs filled in.
 
@@ -26,19 +54,24 @@ def fill_batches(
         loss: the loss, its needs resolved.
         config: its options.
         batches: this rank's micro-batches, dummies included.
+        proximal: the proximal policy is the copy that the backend keeps, and not the policy as it is.
 
     Returns:
         The micro-batches on the policy's device, and what `loss.prepare` came to over all ranks.
+
+    Raises:
+        ContractError: the backend keeps no copy.
     """
     filled = [batch.to(backend.policy.device) for batch in batches]
     if reference is not None:
         filled = [replace(batch, reference_logprobs_N=reference.logprobs(batch).result()) for batch in filled]
+    if proximal:
+        with backend.as_proximal():
+            filled = [replace(batch, proximal_logprobs_N=backend.logprobs(batch).result()) for batch in filled]
     if loss.prepare is None:
         return filled, {}
-    filled = [replace(batch, proximal_logprobs_N=backend.logprobs(batch).result()) for batch in filled]
-    rows = []
-    for batch in filled:
-        if not batch.dummy and batch.proximal_logprobs_N is not None:
-            rows.append(loss_rows(batch, loss, batch.proximal_logprobs_N, None))
+    # Dummies too: across ranks all must make the same passes.
+    passed = [(batch, backend.logprobs(batch).result()) for batch in filled]
+    rows = [loss_rows(batch, loss, logprobs_N, None) for batch, logprobs_N in passed if not batch.dummy]
     sums = loss.prepare(rows, config) if rows else {}
     return filled, backend.ranks.added({name: float(value) for name, value in sums.items()})
