@@ -52,7 +52,7 @@ def whole_text(turns: list[Turn], *, last_newline: bool = False) -> str:
 def test_the_spans_are_the_templates_text_end_to_end(turns: list[Turn]) -> None:
     spans = Renderer(tokenizer()).spans(turns, None)
     assert "".join(span.context + span.action for span in spans) == whole_text(turns)
-    assert [span.opens for span in spans] == [True] + [False] * (len(turns) - 1)
+    assert [span.extends for span in spans] == [None, *range(len(turns) - 1)]
     assert all(span.action.endswith("<|im_end|>") for span in spans)
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 
 Message = dict[str, Any]
+CUT = ("length", "max_tokens")
+"""Values of `steps.finish_reason` of an action that a limit cut off: its end was never sampled."""
 STEP_DOCUMENTS = ("context", "tool_calls")
 """Columns of `steps` that `turns_of` reads as JSON; references to blobs in them have to be inlined first."""
 
@@ -25,6 +27,10 @@ class Turn:
     """Messages since the decision before."""
     action: Message
     """The assistant's message."""
+    agent: str | None = None
+    """Who decides: agents that take turns in one episode have a conversation each."""
+    is_cut: bool = False
+    """A limit ended the action."""
 
 
 def turns_of(initial_messages: str | None, steps: Sequence[Mapping[str, Any]]) -> list[Turn]:
@@ -32,7 +38,8 @@ def turns_of(initial_messages: str | None, steps: Sequence[Mapping[str, Any]]) -
 
     Args:
         initial_messages: `episodes.initial_messages`, JSON.
-        steps: rows of `steps` in order: step_index, context, state, state_role, action, reasoning, tool_calls.
+        steps: rows of `steps` in order: step_index, context, state, state_role, action, reasoning, tool_calls; agent_id
+            and finish_reason where it matters who decided, and whether it was cut.
 
     Returns:
         One turn per step.
@@ -44,7 +51,9 @@ def turns_of(initial_messages: str | None, steps: Sequence[Mapping[str, Any]]) -
             added = msgspec.json.decode(initial_messages or "[]") + added
         if not added and row["state"]:
             added = [{"role": row["state_role"] or "user", "content": row["state"]}]
-        turns.append(Turn(row["step_index"], [_tidy(message) for message in added], _action(row)))
+        added = [_tidy(message) for message in added]
+        is_cut = row.get("finish_reason") in CUT
+        turns.append(Turn(row["step_index"], added, _action(row), row.get("agent_id"), is_cut))
     return turns
 
 

@@ -17,9 +17,10 @@ from trainer.data.advantages import AdvantageSource, resolve_advantages
 from trainer.data.kept import Kept, read_kept
 from trainer.data.pairs import uses_credit
 from trainer.data.plan import Plan
-from trainer.data.refusals import Refusal, find_refusals, refuse_text
+from trainer.data.refusals import Refusal, doubts, find_refusals, refuse_text
 from trainer.data.render import Renderer, engine_encoding, render_missing, rendered_encoding
 from trainer.data.selection import Selection, provenance_of, select, select_episodes
+from trainer.data.unrendered import refuse_unrendered
 from trainer.losses import Needs, find_loss
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def prepare(lk: Lake, config: TrainConfig, tokenizer: "PreTrainedTokenizerBase")
     Text-only episodes are rendered first if the loss can use them; the rows stay in the lake and are used again.
 
     Raises:
-        DataRefusedError: nothing to train on, or text only under a ratio loss.
+        DataRefusedError: nothing to train on, text only under a ratio loss, or text that the template cannot render.
         UsageError: an unknown credit job or selection.
     """
     loss = find_loss(config)
@@ -65,6 +66,7 @@ def prepare(lk: Lake, config: TrainConfig, tokenizer: "PreTrainedTokenizerBase")
             raise DataRefusedError(refuse_text(episodes, loss).message)
         everything = pl.concat([episodes, held_out])["episode_id"]
         counts = render_missing(lk, snapshot, Renderer(tokenizer), everything, {"model": config.model})
+        refuse_unrendered(counts)
         notes.append("rendered: " + ", ".join(f"{number} {name}" for name, number in counts.items()))
         snapshot = lk.snapshot()
     source = None
@@ -110,6 +112,7 @@ def prepare_at(
         notes.append(f"all advantages are equal, so {loss.name} weighs every token alike")
     plan = Plan(selection, config)
     refusals = find_refusals(snapshot, selection.members, loss)
+    notes += doubts(selection.members, loss)
     validation = None if held_out.is_empty() else _validation_plan(snapshot, config, own, held_out)
     return Prepared(snapshot, selection, plan, refusals, notes, validation)
 
@@ -130,7 +133,7 @@ def _split(snapshot: Snapshot, config: TrainConfig) -> tuple[pl.DataFrame, pl.Da
     episodes = select_episodes(snapshot, config.where, kept)
     if config.validation is None:
         return episodes, episodes.clear(), kept
-    held_out = select_episodes(snapshot, config.validation.where)
+    held_out = select_episodes(snapshot, config.validation.where, place="validation.where")
     left = episodes.join(held_out, on="episode_id", how="anti", maintain_order="left")
     if left.is_empty():
         msg = f"validation holds out all {episodes.height} selected episodes: narrow validation.where"
@@ -158,8 +161,19 @@ def _validation_plan(snapshot: Snapshot, config: TrainConfig, own: int | None, h
 
 
 def _check_foreign(selection: Selection, config: TrainConfig, notes: list[str]) -> None:
-    """Engine rows of an encoding that is not known to be the model's."""
+    """Rows of an encoding that is not known to be the model's.
+
+    Raises:
+        DataRefusedError: they are known to be another's.
+    """
     assert selection.encoding_id is not None
+    if selection.provenance == "rendered":
+        # Only in the snapshot of an earlier run: what is missing is rendered before a new one.
+        msg = (
+            f"the texts were tokenised (encoding {ids.to_text(selection.encoding_id)}) with another template, or by "
+            f"another version of trajlake; start a run of its own, which tokenises them again"
+        )
+        raise DataRefusedError(msg)
     known = selection.encoding_id != _NO_TOKENIZER
     if known and config.tokens != "engine":
         msg = (

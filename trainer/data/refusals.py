@@ -14,6 +14,7 @@ import polars as pl
 
 from lake import ids
 from lake.errors import DataRefusedError
+from lake.reading import collected
 from lake.snapshot import Snapshot
 from trainer.losses import Loss, Unit
 
@@ -48,6 +49,23 @@ def find_refusals(snapshot: Snapshot, members: pl.DataFrame, loss: Loss) -> list
     if trained.is_empty():
         return []
     return [*_distribution(snapshot, trained, loss), *_advantages(trained, loss), *_preferences(trained, loss)]
+
+
+def doubts(members: pl.DataFrame, loss: Loss) -> list[str]:
+    """What a ratio takes on trust, as sentences for the user.
+
+    Args:
+        members: of `Selection`.
+        loss: of `find_loss`.
+    """
+    trained = members.filter(pl.col("trained"))
+    silent = trained.filter(pl.col("top_p").is_null() | pl.col("top_k").is_null()).height
+    if not loss.needs.behaviour_logprobs or not silent:
+        return []
+    return [
+        f"{silent} of {trained.height} steps do not say whether top_p or top_k cut the distribution they were sampled "
+        f"from; taken as whole. Engines have defaults of their own (vLLM: generation_config.json): record what was used"
+    ]
 
 
 def refuse_step_advantages(credit: pl.DataFrame, source: str) -> None:
@@ -237,4 +255,4 @@ def _constrained(snapshot: Snapshot, trained: pl.DataFrame) -> pl.DataFrame:
         (pl.col("encoding_id") == trained["encoding_id"][0]) & pl.col("constrained").list.any().fill_null(value=False)
     )
     keys = ("episode_id", "step_index")
-    return rows.select(*keys, constrained=pl.lit(value=True)).unique(keys).collect()
+    return collected(rows.select(*keys, constrained=pl.lit(value=True)).unique(keys))

@@ -3,15 +3,16 @@
 An engine would have seen the prompt and sampled the action, so the two are tokenised apart and never as one text: the
 ids are append-only by construction. Whether the template keeps what it rendered before is checked at every turn. Where
 it does not (reasoning stripped from earlier turns, say), the turn opens a sequence of its own. An action is its text
-and its end token; whatever the template writes after that belongs to the next context.
+and its end token; whatever the template writes after that belongs to the next context. Where a limit cut an action off,
+its end token was not sampled and carries no loss. Agents that take turns in an episode have a conversation each.
 
 The rows are job output of provenance `rendered`: likelihood losses may learn from them, ratio losses may not, because
 no policy sampled these ids.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -23,15 +24,20 @@ from lake import ids
 from lake.blobs import inlined
 from lake.errors import DataRefusedError
 from lake.lake import Lake
+from lake.reading import collected
 from lake.snapshot import Snapshot
 from lake.tables import TOKENS
 from trainer.data.chat import STEP_DOCUMENTS, Message, Turn, texts_of, turns_of
+from trainer.data.unrendered import UnrenderableError, is_written, loses_reasoning
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 EPISODES_A_WRITE = 2048
 """Episodes rendered and written at a time."""
+RENDERING = 2
+"""Version of what this module makes of a text: raise it with any change of that, so that rows which an older version
+left in a lake are not trained on. 2: agents apart, cut actions without an end token, no silent tool calls."""
 _STEP_COLUMNS = (
     "episode_id",
     "step_index",
@@ -43,11 +49,9 @@ _STEP_COLUMNS = (
     "action",
     "reasoning",
     "tool_calls",
+    "agent_id",
+    "finish_reason",
 )
-
-
-class UnrenderableError(Exception):
-    """An episode that the template cannot render; its text is the reason code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +60,25 @@ class Span:
 
     step_index: int
     """Which."""
-    opens: bool
-    """It opens a sequence."""
+    extends: int | None
+    """The step at whose end it goes on; None opens a sequence."""
     context: str
-    """Text between the end of the sequence so far and the action."""
+    """Text between the end of that step and the action."""
     action: str
     """The action with its end token."""
+    end_sampled: bool = True
+    """The policy sampled the end token."""
+
+
+@dataclass(slots=True)
+class _Conversation:
+    """What one agent has been shown and has said."""
+
+    messages: list[Message] = field(default_factory=list)
+    emitted: str | None = None
+    """Its text up to the end of its last action."""
+    last: int | None = None
+    """Step of that action."""
 
 
 class Renderer:
@@ -81,6 +98,7 @@ class Renderer:
         self._tokenizer = tokenizer
         self._end = str(tokenizer.eos_token or "")
         self._special = tuple(token for token in tokenizer.all_special_tokens if token)
+        self._lead = next((token for token in self._special if not _swallows_space(tokenizer, token)), "")
 
     @property
     def encoding_id(self) -> int:
@@ -91,49 +109,56 @@ class Renderer:
         """The text each turn adds.
 
         Raises:
-            UnrenderableError: special_token_text, template_error or template_rewrites_prompt.
+            UnrenderableError: one of `UNRENDERABLE`.
         """
         if any(token in text for text in texts_of(turns) for token in self._special):
             raise UnrenderableError("special_token_text")
-        messages: list[Message] = []
-        spans: list[Span] = []
-        emitted: str | None = None
-        for turn in turns:
-            messages += turn.added
-            prompt = self._text(messages, tools, prompt=True)
-            messages.append(turn.action)
-            whole = self._text(messages, tools, prompt=False)
-            if not whole.startswith(prompt):
-                raise UnrenderableError("template_rewrites_prompt")
-            action = self._until_end(whole[len(prompt) :])
-            opens = emitted is None or not prompt.startswith(emitted)
-            context = prompt if opens else prompt[len(emitted or "") :]
-            spans.append(Span(turn.step_index, opens, context, action))
-            emitted = prompt + action
-        return spans
+        conversations: defaultdict[str | None, _Conversation] = defaultdict(_Conversation)
+        return [self._span(turn, conversations[turn.agent], tools) for turn in turns]
+
+    def _span(self, turn: Turn, conversation: _Conversation, tools: list[Any] | None) -> Span:
+        """What a turn adds to its agent's conversation, which goes on with it."""
+        messages = conversation.messages
+        messages += turn.added
+        prompt = self._text(messages, tools, prompt=True)
+        messages.append(turn.action)
+        whole = self._text(messages, tools, prompt=False)
+        if not whole.startswith(prompt):
+            raise UnrenderableError("template_rewrites_prompt")
+        action = self._until_end(whole[len(prompt) :])
+        if not all(is_written(call, action) for call in turn.action.get("tool_calls", ())):
+            raise UnrenderableError("template_drops_tool_calls")
+        emitted, extends = conversation.emitted, conversation.last
+        if emitted is None or not prompt.startswith(emitted):
+            emitted, extends = "", None
+        conversation.emitted, conversation.last = prompt + action, turn.step_index
+        end_sampled = not (turn.is_cut and action.endswith(self._special))
+        return Span(turn.step_index, extends, prompt[len(emitted) :], action, end_sampled)
 
     def rows(self, episode_id: int, spans: list[Span], common: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Rows of `tokens` for one episode."""
-        texts = [text for span in spans for text in (span.context, span.action)]
-        encoded = self._tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
-        end, previous = 0, None
+        encoded = self._encoded(spans)
+        ends: dict[int | None, int] = {None: 0}
         for number, span in enumerate(spans):
             context_ids, action_ids = encoded[2 * number], encoded[2 * number + 1]
-            length = 0 if span.opens else end
+            length = ends[span.extends]
+            sampled = [True] * len(action_ids)
+            if sampled and not span.end_sampled:
+                sampled[-1] = False
             yield {
                 "episode_id": episode_id,
                 "step_index": span.step_index,
                 "n_context": len(context_ids),
                 "n_action": len(action_ids),
-                "n_trained": len(action_ids),
-                "prefix_step_index": None if span.opens else previous,
+                "n_trained": sum(sampled),
+                "prefix_step_index": span.extends,
                 "prefix_length": length,
                 "context_ids": context_ids,
                 "action_ids": action_ids,
-                "action_mask": [True] * len(action_ids),
+                "action_mask": sampled,
                 **common,
             }
-            end, previous = length + len(context_ids) + len(action_ids), span.step_index
+            ends[span.step_index] = length + len(context_ids) + len(action_ids)
 
     def _text(self, messages: list[Message], tools: list[Any] | None, *, prompt: bool) -> str:
         try:
@@ -143,10 +168,37 @@ class Renderer:
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise UnrenderableError("template_error") from error
 
+    def _encoded(self, spans: list[Span]) -> list[list[int]]:
+        """The ids of each span's context and action, one after the other.
+
+        Some tokenizers put a space before every text (Metaspace): what goes on inside a conversation is encoded behind
+        a marker, which is taken off again, so that it gets none.
+        """
+        texts = [text for span in spans for text in (span.context, span.action)]
+        inside = [at % 2 == 1 or spans[at // 2].extends is not None for at in range(len(texts))]
+        lead = self._ids([self._lead])[0] if self._lead else []
+        found = self._ids([self._lead * led + text for led, text in zip(inside, texts, strict=True)])
+        return [whole[len(lead) * led :] for led, whole in zip(inside, found, strict=True)]
+
+    def _ids(self, texts: list[str]) -> list[list[int]]:
+        found: list[list[int]] = self._tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+        return found
+
     def _until_end(self, text: str) -> str:
-        """The action and its end token, without what the template writes after it."""
+        """The action and its end token, without what the template writes after it.
+
+        A template may end turns by another marker than the tokenizer's end token (Gemma's <end_of_turn>).
+        """
         at = text.rfind(self._end) if self._end else -1
-        return text if at < 0 else text[: at + len(self._end)]
+        if at >= 0:
+            return text[: at + len(self._end)]
+        marked = text.rstrip()
+        return marked if marked.endswith(self._special) else text
+
+
+def _swallows_space(tokenizer: "PreTrainedTokenizerBase", token: str) -> bool:
+    """Whether a marker takes the white space behind it along."""
+    return not any(str(added) == token and not added.rstrip for added in tokenizer.added_tokens_decoder.values())
 
 
 def tokenizer_hash(tokenizer: "PreTrainedTokenizerBase") -> str:
@@ -155,8 +207,9 @@ def tokenizer_hash(tokenizer: "PreTrainedTokenizerBase") -> str:
 
 
 def rendered_encoding(tokenizer: "PreTrainedTokenizerBase") -> int:
-    """encoding_id of rows that this module makes with a tokenizer."""
-    return ids.key_hash("rendered", tokenizer_hash(tokenizer), ids.to_text(ids.text_hash(str(tokenizer.chat_template))))
+    """encoding_id of rows that this version of the module makes with a tokenizer."""
+    template = ids.to_text(ids.text_hash(str(tokenizer.chat_template)))
+    return ids.key_hash("rendered", tokenizer_hash(tokenizer), template, str(RENDERING))
 
 
 def engine_encoding(tokenizer: "PreTrainedTokenizerBase") -> int:
@@ -177,10 +230,11 @@ def render_missing(
         parameters: for the job's row.
 
     Returns:
-        Episodes by outcome: rendered, present, and a count per reason of `UnrenderableError`.
+        Episodes by outcome: rendered, present, and a count per reason of `UnrenderableError`; without_reasoning are
+        those of the rendered ones of which the template leaves reasoning out.
     """
     done = snapshot.scan("tokens").filter(pl.col("encoding_id") == renderer.encoding_id)
-    present = done.select(pl.col("episode_id").unique()).collect()["episode_id"]
+    present = collected(done.select(pl.col("episode_id").unique()))["episode_id"]
     missing = episode_ids.filter(~episode_ids.is_in(present.implode())).sort()
     counts = Counter({"rendered": 0, "present": len(episode_ids) - len(missing)})
     if missing.is_empty():
@@ -188,7 +242,7 @@ def render_missing(
     with lk.job(
         kind="render",
         parameters=parameters,
-        code=[import_module(__name__), import_module("trainer.data.chat")],
+        code=[import_module(name) for name in (__name__, "trainer.data.chat", "trainer.data.unrendered")],
         snapshot=snapshot,
     ) as job:
         for low in range(0, len(missing), EPISODES_A_WRITE):
@@ -202,10 +256,10 @@ def render_missing(
 def _render(snapshot: Snapshot, renderer: Renderer, chunk: pl.Series, counts: Counter[str]) -> pl.DataFrame:
     """Token rows of some episodes."""
     mine = pl.col("episode_id").is_in(chunk.implode())
-    heads = snapshot.scan("episodes").filter(mine).select("episode_id", "initial_messages", "tools").collect()
+    heads = collected(snapshot.scan("episodes").filter(mine).select("episode_id", "initial_messages", "tools"))
     heads = inlined(snapshot, heads, ("initial_messages", "tools"))
     head_of = {row["episode_id"]: row for row in heads.iter_rows(named=True)}
-    steps = inlined(snapshot, snapshot.scan("steps").filter(mine).select(_STEP_COLUMNS).collect(), STEP_DOCUMENTS)
+    steps = inlined(snapshot, collected(snapshot.scan("steps").filter(mine).select(_STEP_COLUMNS)), STEP_DOCUMENTS)
     steps = steps.sort("run_id", "group_id", *_STEP_COLUMNS[:2])
     rows: list[dict[str, Any]] = []
     for part in steps.partition_by("episode_id", maintain_order=True):
@@ -214,11 +268,14 @@ def _render(snapshot: Snapshot, renderer: Renderer, chunk: pl.Series, counts: Co
         common = {"group_id": part["group_id"][0], "run_id": part["run_id"][0]}
         tools = msgspec.json.decode(head["tools"]) if head["tools"] else None
         try:
-            spans = renderer.spans(turns_of(head["initial_messages"], part.to_dicts()), tools)
+            turns = turns_of(head["initial_messages"], part.to_dicts())
+            spans = renderer.spans(turns, tools)
         except UnrenderableError as error:
             counts[str(error)] += 1
             continue
         counts["rendered"] += 1
+        if any(loses_reasoning(turn, span.action) for turn, span in zip(turns, spans, strict=True)):
+            counts["without_reasoning"] += 1
         rows += renderer.rows(episode_id, spans, common)
     if not rows:
         return pl.DataFrame()

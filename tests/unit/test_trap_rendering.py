@@ -1,0 +1,267 @@
+"""Traps of chat templates: what they leave out, take away later, open by themselves or join together.
+
+Each template is a caricature of one in use; the rule is the same for all: a row's tokens are what the template writes
+for the conversation up to there, and what it cannot write is refused with a reason.
+"""
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import tokenizers
+from transformers import PreTrainedTokenizerFast  # noqa: TID253
+
+from lake.errors import DataRefusedError
+from trainer.data.chat import Turn, turns_of
+from trainer.data.render import Renderer, Span
+from trainer.data.unrendered import UNRENDERABLE, UnrenderableError, loses_reasoning, refuse_unrendered
+from trainer.policy.tiny_model import CHAT_TEMPLATE, build_tokenizer
+
+CONTENT_ONLY = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""As of SmolLM2 and the first Llama 3: tool calls are not written."""
+NAMES_ONLY = CONTENT_ONLY.replace(
+    "{{ m.content }}", "{{ m.content }}{% for c in m.tool_calls or [] %}[{{ c.function.name }}]{% endfor %}"
+)
+LAST_CALLS_ONLY = CONTENT_ONLY.replace(
+    "{{ m.content }}",
+    "{{ m.content }}{% if loop.last %}{% for c in m.tool_calls or [] %}[{{ c.function | tojson }}]{% endfor %}"
+    "{% endif %}",
+)
+"""Tool calls are cleared from the history once they have been answered."""
+PROMPT_OPENS_THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.last %}<think>\n{{ m.reasoning_content or '' }}</think>\n{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+"""As of Qwen3's thinking models: the generation prompt holds the opening marker already."""
+PROMPT_ALONE_OPENS_THINKING = PROMPT_OPENS_THINKING.replace("<think>\n{{ m.reasoning_content or '' }}</think>\n", "")
+TOOL_RESULTS_JOINED = (
+    "{% for m in messages %}{% if m.role == 'tool' %}"
+    "{% if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}"
+    "\n<tool_response>{{ m.content }}</tool_response>"
+    "{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>\n{% endif %}"
+    "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}[{{ c.function | tojson }}]{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""As of Qwen: tool results that follow each other share one user turn."""
+
+
+def call(name: str = "look", **arguments: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def turn(index: int, action: str, *added: tuple[str, str], **fields: Any) -> Turn:
+    messages = [{"role": role, "content": content} for role, content in added]
+    return Turn(index, messages, {"role": "assistant", "content": action, **fields})
+
+
+@functools.cache
+def tokenizer(template: str) -> PreTrainedTokenizerFast:
+    fast = build_tokenizer(["Open the door, please.", "look at the garden <think></think>"], 320)
+    fast.chat_template = template
+    return fast
+
+
+def spans(template: str, *turns: Turn) -> list[Span]:
+    return Renderer(tokenizer(template)).spans(list(turns), None)
+
+
+def whole(template: str, *turns: Turn) -> str:
+    messages = [message for turn in turns for message in [*turn.added, turn.action]]
+    return str(tokenizer(template).apply_chat_template(messages, tokenize=False))
+
+
+@pytest.mark.parametrize("template", [CONTENT_ONLY, NAMES_ONLY])
+def test_a_template_that_leaves_tool_calls_out_does_not_teach_silence(template: str) -> None:
+    acts = turn(0, "", ("user", "Open the door"), tool_calls=[call(direction="north")])
+    with pytest.raises(UnrenderableError, match="template_drops_tool_calls"):
+        spans(template, acts)
+    (span,) = spans(template, turn(0, "Which one?", ("user", "Open the door")))
+    assert span.action == "Which one?<|im_end|>"
+    (span,) = spans(CHAT_TEMPLATE, acts)
+    assert '{"name": "look", "arguments": {"direction": "north"}}' in span.action
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"function": {"name": None}},
+        {"function": "look"},
+        "look",
+        {"name": "no name"},
+        call(**{"\u00fcni": 1, "a b": 2}),
+    ],
+)
+def test_calls_whose_names_cannot_be_looked_for_are_not_missed(odd: Any) -> None:
+    (span,) = spans(CHAT_TEMPLATE.replace("tojson", "string"), turn(0, "", ("user", "Open"), tool_calls=[odd]))
+    assert span.action.endswith("</tool_call><|im_end|>")
+
+
+def test_a_run_is_refused_when_its_template_leaves_tool_calls_out() -> None:
+    counts = {"rendered": 2, "present": 1, "template_drops_tool_calls": 5}
+    with pytest.raises(
+        DataRefusedError, match=r"3 episodes are rendered, others cannot be: 5 template_drops_tool_calls .*jinja"
+    ):
+        refuse_unrendered(counts)
+    with pytest.raises(
+        DataRefusedError, match=r"0 episodes are rendered, others cannot be: 3 special_token_text \(a text contains"
+    ):
+        refuse_unrendered({"rendered": 0, "present": 0, "special_token_text": 3})
+    refuse_unrendered({"rendered": 2, "present": 0, "special_token_text": 3})
+    refuse_unrendered({"rendered": 0, "present": 0})
+    assert all(why for why in UNRENDERABLE.values())
+
+
+def test_tool_calls_cleared_from_the_history_open_a_sequence() -> None:
+    turns = [
+        turn(0, "", ("user", "Open the door"), tool_calls=[call(direction="north")]),
+        turn(1, "It is open.", ("tool", "click")),
+        turn(2, "Yes.", ("user", "Sure?")),
+    ]
+    found = spans(LAST_CALLS_ONLY, *turns)
+    assert [span.extends for span in found] == [None, None, 1]
+    assert found[0].action == '[{"name": "look", "arguments": {"direction": "north"}}]<|im_end|>'
+    assert "north" not in found[1].context
+    assert "".join(span.context + span.action for span in found[1:]) + "\n" == whole(LAST_CALLS_ONLY, *turns)
+
+
+def test_thinking_that_the_prompt_opened_is_not_opened_again_in_the_action() -> None:
+    (span,) = spans(PROMPT_OPENS_THINKING, turn(0, "It is open.", ("user", "Open the door"), reasoning_content="hm\n"))
+    assert span.context.endswith("<|im_start|>assistant\n<think>\n")
+    assert span.action == "hm\n</think>\nIt is open.<|im_end|>"
+
+
+def test_an_answer_that_does_not_go_on_where_the_prompt_stopped_is_refused() -> None:
+    with pytest.raises(UnrenderableError, match="template_rewrites_prompt"):
+        spans(PROMPT_ALONE_OPENS_THINKING, turn(0, "It is open.", ("user", "Open the door")))
+
+
+def test_thinking_stripped_from_earlier_turns_is_still_learned_where_it_was_thought() -> None:
+    turns = [
+        turn(0, "Opening.", ("user", "Open the door"), reasoning_content="first\n"),
+        turn(1, "Done.", ("user", "And?"), reasoning_content="second\n"),
+    ]
+    found = spans(PROMPT_OPENS_THINKING, *turns)
+    assert [span.extends for span in found] == [None, None]
+    assert "first" in found[0].action
+    assert "first" not in found[1].context
+    assert "second" in found[1].action
+
+
+def test_results_of_parallel_tools_are_written_as_the_whole_chat_writes_them() -> None:
+    """Message by message each result would get a turn of its own, and other tokens."""
+    turns = [
+        turn(0, "", ("user", "Look around"), tool_calls=[call(at="door"), call(at="garden")]),
+        turn(1, "Two things.", ("tool", "a door"), ("tool", "a garden")),
+        turn(2, "Yes.", ("user", "Sure?")),
+    ]
+    found = spans(TOOL_RESULTS_JOINED, *turns)
+    assert "".join(span.context + span.action for span in found) + "\n" == whole(TOOL_RESULTS_JOINED, *turns)
+    assert [span.extends for span in found] == [None, 0, 1]
+    assert found[1].context.count("<|im_start|>user") == 1
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_actions_are_found_without_the_generation_blocks_of_a_template(marked: bool) -> None:
+    """transformers' return_assistant_tokens_mask needs them and gives zeros without; nothing here asks for it."""
+    body = "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}\n" if marked else "{{ m.content }}<|im_end|>\n"
+    plain = "{{ m.content }}<|im_end|>\n"
+    chosen = "{% if m.role == 'assistant' %}" + body + "{% else %}" + plain + "{% endif %}"
+    template = CONTENT_ONLY.replace(plain, chosen)
+    turns = [turn(0, "It is open.", ("user", "Open the door")), turn(1, "Yes.", ("user", "Sure?"))]
+    assert [span.action for span in spans(template, *turns)] == ["It is open.<|im_end|>", "Yes.<|im_end|>"]
+
+
+def test_agents_that_take_turns_have_a_conversation_each() -> None:
+    """Text of interleaved sub-agents: neither sees what the other was told or said."""
+    turns = [
+        Turn(0, [{"role": "user", "content": "Open"}], {"role": "assistant", "content": "A0"}, "a"),
+        Turn(1, [{"role": "user", "content": "Look"}], {"role": "assistant", "content": "B0"}, "b"),
+        Turn(2, [{"role": "user", "content": "And?"}], {"role": "assistant", "content": "A1"}, "a"),
+        Turn(3, [{"role": "user", "content": "See?"}], {"role": "assistant", "content": "B1"}, "b"),
+    ]
+    found = spans(CHAT_TEMPLATE, *turns)
+    assert [span.extends for span in found] == [None, None, 0, 1]
+    for mine in (0, 1):
+        text = "".join(span.context + span.action for span in found[mine::2])
+        assert text + "\n" == whole(CHAT_TEMPLATE, *turns[mine::2])
+    rows = list(Renderer(tokenizer(CHAT_TEMPLATE)).rows(5, found, {}))
+    lengths = [row["n_context"] + row["n_action"] for row in rows]
+    assert [row["prefix_length"] for row in rows] == [0, 0, lengths[0], lengths[1]]
+
+
+@pytest.mark.parametrize(
+    ("reason", "learned"), [("length", False), ("max_tokens", False), ("stop", True), (None, True)]
+)
+def test_an_action_that_was_cut_off_does_not_teach_to_stop_there(reason: str | None, learned: bool) -> None:
+    """The template writes an end token that nobody sampled: it is there, as context."""
+    row = {"step_index": 0, "context": None, "state": "Go", "state_role": None, "action": "It is", "reasoning": None}
+    turns = turns_of(None, [row | {"tool_calls": None, "finish_reason": reason}])
+    renderer = Renderer(tokenizer(CHAT_TEMPLATE))
+    (found,) = renderer.rows(5, renderer.spans(turns, None), {})
+    end = tokenizer(CHAT_TEMPLATE).eos_token_id
+    assert found["action_ids"][-1] == end
+    assert found["action_mask"] == [True] * (found["n_action"] - 1) + [learned]
+    assert found["n_trained"] == found["n_action"] - (not learned)
+
+
+def test_without_an_end_token_in_the_template_a_cut_action_is_all_there_is() -> None:
+    bare = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    bare += "{% if add_generation_prompt %}[assistant]{% endif %}"
+    cut = Turn(0, [{"role": "user", "content": "Go"}], {"role": "assistant", "content": "It is"}, is_cut=True)
+    renderer = Renderer(tokenizer(bare))
+    (found,) = renderer.rows(5, renderer.spans([cut], None), {})
+    assert all(found["action_mask"])
+
+
+def test_reasoning_that_a_template_does_not_write_is_noticed() -> None:
+    thought = turn(0, "It is open.", ("user", "Open"), reasoning_content="hm\n")
+    for template, lost in ((CONTENT_ONLY, True), (PROMPT_OPENS_THINKING, False), (CHAT_TEMPLATE, False)):
+        (span,) = spans(template, thought)
+        assert loses_reasoning(thought, span.action) == lost
+    assert not loses_reasoning(turn(0, "It is open.", ("user", "Open")), "It is open.")
+
+
+def test_a_turn_may_end_by_another_marker_than_the_tokenizers_end_token() -> None:
+    """Gemma: <eos> ends documents, <end_of_turn> ends turns, and the newline after it is nobody's action."""
+    gemma = CONTENT_ONLY.replace("<|im_end|>", "<end_of_turn>")
+    fast = build_tokenizer(["Open the door, please."], 320)
+    fast.chat_template = gemma
+    fast.add_special_tokens({"additional_special_tokens": ["<end_of_turn>"]})
+    renderer = Renderer(fast)
+    turns = [turn(0, "It is open.", ("user", "Open the door")), turn(1, "Yes.", ("user", "Sure?"))]
+    found = renderer.spans(turns, None)
+    assert [span.action for span in found] == ["It is open.<end_of_turn>", "Yes.<end_of_turn>"]
+    assert found[1].context.startswith("\n<|im_start|>user")
+    (row,) = renderer.rows(5, renderer.spans([replace(turns[0], is_cut=True)], None), {})
+    assert row["action_mask"] == [True] * (row["n_action"] - 1) + [False]
+
+
+@pytest.mark.parametrize("swallows", [False, True])
+def test_no_space_slips_in_where_a_tokenizer_puts_one_before_every_text(swallows: bool) -> None:
+    """Sentencepiece, as of Llama 2: each turn encoded by itself would begin with a space that the chat lacks."""
+    pieces = ["<|im_end|>", *"\u2581\nabcdeghinopqrstuxyOY|<>_.?"]
+    model = tokenizers.models.BPE({piece: number for number, piece in enumerate(pieces)}, [])
+    plain = tokenizers.Tokenizer(model)
+    plain.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="first")
+    plain.decoder = tokenizers.decoders.Metaspace(prepend_scheme="first")
+    end = tokenizers.AddedToken("<|im_end|>", special=True, rstrip=swallows)
+    fast = PreTrainedTokenizerFast(tokenizer_object=plain, eos_token=end, chat_template=CONTENT_ONLY)
+    assert fast.tokenize("a")[0] == "\u2581"
+    turns = [turn(0, "tis open.", ("user", "open it")), turn(1, "Yes.", ("user", "so?"))]
+    renderer = Renderer(fast)
+    rows = list(renderer.rows(5, renderer.spans(turns, None), {}))
+    ids = [i for row in rows for i in row["context_ids"] + row["action_ids"]]
+    messages = [message for turn in turns for message in [*turn.added, turn.action]]
+    expected = fast.encode(fast.apply_chat_template(messages, tokenize=False), add_special_tokens=False)
+    if swallows:
+        assert len(ids) > len(expected), "nothing to encode behind: such a marker would take a newline along"
+    else:
+        assert ids == expected[: len(ids)]
+        assert fast.decode(expected[len(ids) :]) == "\n"
