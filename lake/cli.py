@@ -48,6 +48,7 @@ class LazyGroup(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "TRAJLAKE"},
     epilog="Rows go to stdout, talk to stderr. `trajlake COMMAND -h` explains a command.",
 )
+@click.version_option(package_name="trajlake", message="%(prog)s %(version)s")
 def trajlake() -> None:
     """A lakehouse for LLM-agent trajectories: ingest, query, credit, train, view."""
 

@@ -6,7 +6,7 @@ from typing import Any
 import polars as pl
 
 from lake.columns import Table
-from lake.errors import LakeAccessError
+from lake.damage import blamed
 from lake.visibility import DataFile
 
 
@@ -46,14 +46,12 @@ def collected(frame: pl.LazyFrame) -> pl.DataFrame:
     """The rows of a lazy frame over a lake's files.
 
     Raises:
-        LakeAccessError: a file is missing or damaged.
+        LakeAccessError: a file is missing or damaged; names it and its table.
     """
     try:
         return frame.collect()
     except (OSError, pl.exceptions.PolarsError) as error:
-        reason = str(error).partition("\n")[0]
-        msg = f"the lake cannot be read: {reason}. `trajlake doctor` lists missing and damaged files"
-        raise LakeAccessError(msg) from error
+        raise blamed(frame, error) from error
 
 
 def _statistics(files: Sequence[DataFile], table: Table) -> pl.DataFrame:

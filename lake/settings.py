@@ -1,13 +1,16 @@
 """Settings of a command: defaults < TOML section < KEY=VALUE pairs, validated by the owner's config class."""
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import msgspec
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from lake.errors import UsageError
+from lake.faults import models_in
 
 
 def from_file(path: str, section: Sequence[str]) -> dict[str, Any]:
@@ -52,3 +55,88 @@ def from_pairs(pairs: Sequence[str]) -> dict[str, Any]:
         except msgspec.DecodeError:
             settings[key.strip()] = value
     return settings
+
+
+def typed_pairs(pairs: Sequence[str], model: type[BaseModel]) -> dict[str, Any]:
+    """SECTION.KEY=VALUE pairs as nested settings of a model.
+
+    A value is what its field takes: JSON, else text, else a list written `a|b`. What no field takes stays as it is, for
+    validation to tell.
+
+    Args:
+        pairs: for example `epochs=3`, `ppo.clip_low=0.1`, `loggers=wandb|tensorboard`.
+        model: whose fields they are.
+
+    Raises:
+        UsageError: a pair without `=` or without a name, or one that sets a part of what another one sets.
+    """
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        names = [name.strip() for name in key.split(".")]
+        if not equals or not all(names):
+            msg = f"--set {pair!r} is no setting; write KEY=VALUE or SECTION.KEY=VALUE"
+            raise UsageError(msg)
+        place = settings
+        for name in names[:-1]:
+            place = place.setdefault(name, {})
+            if not isinstance(place, dict):
+                msg = f"--set {pair!r}: `{name}` is set already, as {place!r}"
+                raise UsageError(msg)
+        place[names[-1]] = _typed(value, _annotation(model, names))
+    return settings
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings over settings, section by section; lists and values are replaced.
+
+    Args:
+        below: what holds where `above` says nothing.
+        above: what was said later.
+    """
+    both = dict(below)
+    for name, value in above.items():
+        before = both.get(name)
+        both[name] = merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
+    return both
+
+
+def leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Names of all values in nested settings, dotted."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def value_at(settings: Mapping[str, Any], place: str) -> Any:
+    """The value under a dotted name; None if there is none."""
+    found: Any = settings
+    for name in place.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def _annotation(model: type[BaseModel], names: Sequence[str]) -> Any:
+    """The type of a field; Any if the model has none of that name."""
+    annotation: Any = model
+    for name in names:
+        fields = [owner.model_fields[name] for owner in models_in(annotation) if name in owner.model_fields]
+        if not fields:
+            return Any
+        annotation = fields[0].annotation
+    return annotation
+
+
+def _typed(text: str, annotation: Any) -> Any:
+    adapter: TypeAdapter[Any] = TypeAdapter(annotation)
+    forms: list[Any] = [text, text.split("|")]
+    with suppress(msgspec.DecodeError):
+        forms.insert(0, msgspec.json.decode(text))
+    for form in forms:
+        with suppress(ValidationError):
+            adapter.validate_python(form)
+            return form
+    takes_a_list = any(get_origin(one) in (list, tuple) for one in (annotation, *get_args(annotation)))
+    return forms[-1] if takes_a_list and forms[0] == text else forms[0]

@@ -1,15 +1,12 @@
 """Parts of a definition as people spell them on the command line: `KIND`, `KIND:KEY=VALUE,...`, `KEY=VALUE`."""
 
 from collections.abc import Mapping
-from typing import Any, TypeVar, get_origin
+from typing import Any, get_origin
 
 import msgspec
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from lake.errors import UsageError
-from pipelines.faults import faults
-
-Model = TypeVar("Model", bound=BaseModel)
 
 
 def spelled(text: str, kinds: Mapping[str, type[BaseModel]], noun: str) -> dict[str, Any]:
@@ -42,19 +39,6 @@ def spelled(text: str, kinds: Mapping[str, type[BaseModel]], noun: str) -> dict[
         raise UsageError(msg)
     pairs = tail.split(",") if equals or colon else []
     return {"kind": head} | dict(_pair(pair, text, kinds[head], noun) for pair in pairs)
-
-
-def validated(model: type[Model], settings: Mapping[str, Any], section: str) -> Model:
-    """A definition from its settings; faults as one line.
-
-    Raises:
-        UsageError: what is wrong, by field.
-    """
-    try:
-        return model.model_validate(settings)
-    except ValidationError as error:
-        msg = f"{section}: {faults(error)}. Fields: {', '.join(model.model_fields)}"
-        raise UsageError(msg) from error
 
 
 def _pair(pair: str, text: str, model: type[BaseModel], noun: str) -> tuple[str, Any]:

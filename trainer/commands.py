@@ -2,7 +2,7 @@
 
 COMMANDS = {
     "train": ("trainer.commands_train:train", "Train a policy from the lake."),
-    "init-model": ("trainer.commands_train:init_model", "Make a small random model for trying things."),
+    "init-model": ("trainer.commands_model:init_model", "Make a small random model for trying things."),
     "convert-model": ("trainer.commands_model:convert_model", "Write a GGUF model as a Hugging Face folder."),
     "demo": ("trainer.online.commands:demo", "Run the whole loop on a tiny policy."),
     "rescore": ("trainer.evaluation.commands_rescore:rescore", "Score stored tokens with a checkpoint."),

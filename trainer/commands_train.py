@@ -1,71 +1,93 @@
-"""Commands `train` and `init-model`."""
+"""Command `train`."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from lake.cli_options import echo_rows, format_option, lake_option
-from trainer.loss_names import LOSS_NAMES
+from lake.cli_sections import SectionedCommand
+from trainer.loss_names import AGGREGATIONS, LOSS_NAMES, UNITS
 
 if TYPE_CHECKING:
     from lake.lake import Lake
     from trainer.config import TrainConfig
     from trainer.runs.training_run import Progress, TrainResult
 
-_TUNABLE = (
-    "model",
-    "loss",
-    "where",
-    "selection",
-    "advantages",
-    "live_only",
-    "tokens",
-    "epochs",
-    "episodes_per_step",
-    "token_budget",
-    "max_length",
-    "learning_rate",
-    "seed",
-    "checkpoint_every",
+_SECTIONS = {
+    "Run": ("lake_uri", "out", "run_id", "config_file", "pairs", "resume", "repeated", "plan_only", "output_format"),
+    "Model": ("model", "reference", "device", "dtype", "ranks"),
+    "Data": (
+        "where",
+        "selection",
+        "validate",
+        "advantages",
+        "live_only",
+        "tokens",
+        "max_staleness",
+        "max_length",
+    ),
+    "Loss": ("loss", "aggregation", "unit"),
+    "Course": ("epochs", "episodes_per_step", "token_budget", "learning_rate", "seed", "checkpoint_every"),
+}
+"""Headings of the help text."""
+_FIELDS = {name: name for part in ("Model", "Data", "Loss", "Course") for name in _SECTIONS[part] if name != "ranks"}
+_FIELDS["validate"] = "validation.where"
+"""Option -> the field of TrainConfig that it sets."""
+
+
+@click.command(
+    cls=SectionedCommand,
+    sections=_SECTIONS,
+    epilog="A flag is for what changes from run to run; `--set` and the file reach everything that "
+    "docs/reference/config.md lists under trainer.config.TrainConfig.",
 )
-"""Options that are fields of TrainConfig."""
-
-
-@click.command()
 @lake_option
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the run: checkpoints, final/.")
-@click.option("--model", help="Model folder in Hugging Face layout.")
-@click.option("--loss", type=click.Choice(LOSS_NAMES), help="What to optimise.")
 @click.option("--run", "run_id", help="Name of the run. Default: the name of --out.")
+@click.option("--config", "config_file", type=click.Path(), help="TOML file; its section [trainer] sets any field.")
+@click.option(
+    "--set",
+    "pairs",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Any field of the configuration, e.g. keep_last=2, awr.beta=0.5, loggers=wandb. Comes after the file.",
+)
+@click.option("--resume", is_flag=True, help="Continue the run in --out; starts it if there is none.")
+@click.option("--repeat", "repeated", metavar="RUN", help="Do a run again on the data it read: its name, or its job.")
+@click.option("--plan", "plan_only", is_flag=True, help="Say what would be trained, and train nothing.")
+@format_option
+@click.option("--model", help="Model folder in Hugging Face layout, or a .gguf file.")
+@click.option("--reference", help="Model that the loss compares with. Default: the model as it is at the start.")
+@click.option("--device", help="Torch device, e.g. cuda. Default: cpu.")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="Of matrix products. Default: float32.")
+@click.option("--ranks", type=int, help="Processes that train together, sharded (FSDP2). Default: one, not sharded.")
 @click.option("--where", help='SQL predicate over episodes, for example "env_return > 0". Default: all.')
 @click.option("--selection", help="Train on what a selection kept: its name, or a select job. Default: no selection.")
+@click.option("--validate", metavar="WHERE", help="SQL predicate over episodes: hold them out, and measure them.")
 @click.option("--advantages", help="Credit job or series. Default: the series of the newest credit job.")
 @click.option(
     "--live-only/--all-groups", default=None, help="Leave out dead groups. Default: where the loss uses advantages."
 )
 @click.option("--tokens", type=click.Choice(["auto", "engine", "rendered"]), help="Which token rows. Default: auto.")
+@click.option("--max-staleness", type=int, help="Leave out steps of policies this many versions old. Default: none.")
+@click.option("--max-length", type=int, help="Longest sequence in tokens. Default: 8192.")
+@click.option("--loss", type=click.Choice(LOSS_NAMES), help="What to optimise.")
+@click.option("--aggregation", type=click.Choice(AGGREGATIONS), help="How tokens are averaged. Default: by loss.")
+@click.option("--unit", type=click.Choice(UNITS), help="Over what they are averaged. Default: by loss.")
 @click.option("--epochs", type=int, help="Passes over the data. Default: 1.")
 @click.option("--episodes-per-step", type=int, help="Episodes of an optimizer step. Default: 8.")
 @click.option("--token-budget", type=int, help="Tokens of one forward pass. Default: 8192.")
-@click.option("--max-length", type=int, help="Longest sequence in tokens. Default: 8192.")
 @click.option("--lr", "learning_rate", type=float, help="Peak learning rate. Default: by model size.")
 @click.option("--seed", type=int, help="Decides the order of the episodes. Default: 0.")
 @click.option("--checkpoint-every", type=int, help="Optimizer steps between checkpoints. Default: 50.")
-@click.option("--config", "config_file", type=click.Path(), help="TOML file; its section [trainer] sets any field.")
-@click.option("--resume", is_flag=True, help="Continue the run in --out; starts it if there is none.")
-@click.option("--repeat", "repeated", metavar="RUN", help="Do a run again on the data it read: its name, or its job.")
-@click.option("--ranks", type=int, help="Processes that train together, sharded (FSDP2). Default: one, not sharded.")
-@click.option("--plan", "plan_only", is_flag=True, help="Say what would be trained, and train nothing.")
-@format_option
 def train(
     lake_uri: str,
     out: Path,
     run_id: str | None,
     config_file: str | None,
+    pairs: tuple[str, ...],
     resume: bool,
     repeated: str | None,
     ranks: int | None,
@@ -80,25 +102,27 @@ def train(
     line on stdout is the sha256 of the final weights.
     """
     import lake
+    from trainer.command_faults import file_faults, quiet, told_when_interrupted
     from trainer.runs.progress import training_bar
+    from trainer.train_settings import given_settings, read_settings
 
     if ranks is not None and not plan_only:
         _launch(ranks)
-    _quiet()
-    lk = lake.open(lake_uri)
-    given = {name: flags[name] for name in _TUNABLE if flags[name] is not None}
+    given = given_settings(pairs, {_FIELDS[name]: value for name, value in flags.items() if value is not None})
     run_id = run_id or out.name
     if repeated is not None:
         _check_repeat(given, config_file, resume=resume, plan_only=plan_only)
-        with _file_faults(), training_bar() as on_step:
-            _print_result(_repeated(lk, repeated, out, run_id, on_step))
-        return
-    settings = _settings(config_file, given)
+    settings = read_settings(config_file, given)
+    quiet()
+    lk = lake.open(lake_uri)
     if plan_only:
         _print_plans(lk, settings, output_format)
         return
-    with _file_faults(), training_bar() as on_step:
-        _print_result(_trained(lk, settings, out, run_id, on_step, resume=resume))
+    with file_faults(), told_when_interrupted(out), training_bar() as on_step:
+        if repeated is not None:
+            _print_result(_repeated(lk, repeated, out, run_id, on_step))
+        else:
+            _print_result(_trained(lk, settings, out, run_id, on_step, resume=resume))
 
 
 def _launch(ranks: int) -> None:
@@ -129,6 +153,7 @@ def _trained(
     from trainer.runs.offline import train as start_run
     from trainer.runs.runs import RunFolder, check_unchanged
     from trainer.runs.stages import read_stages, train_stages
+    from trainer.train_settings import configured
 
     stages = read_stages(settings)
     ranks = join_ranks(str(settings.get("device", "cpu")))
@@ -140,7 +165,7 @@ def _trained(
         return train_stages(lk, stages, out, run_id=run_id, on_step=on_step)
     record = ranks.told_by_zero(RunFolder(out).read) if resume else None
     if record is None:
-        return start_run(lk, _configured(settings), out, run_id=run_id, on_step=on_step)
+        return start_run(lk, configured(settings), out, run_id=run_id, on_step=on_step)
     check_unchanged(settings, record.config)
     return resume_run(lk, out, on_step=on_step)
 
@@ -158,85 +183,27 @@ def _check_repeat(given: dict[str, Any], config_file: str | None, *, resume: boo
         UsageError: other options were given.
     """
     from lake.errors import UsageError
+    from lake.settings import leaves
+    from trainer.train_settings import flag_of
 
-    others = [f"--{name.replace('_', '-')}" for name in given]
+    others = [flag_of(field) for field in leaves(given)]
     others += ["--config"] * bool(config_file) + ["--resume"] * resume + ["--plan"] * plan_only
     if others:
         msg = f"--repeat takes the run's own configuration: leave out {', '.join(others)}"
         raise UsageError(msg)
 
 
-@click.command("init-model")
-@lake_option
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write the model to.")
-@click.option("--vocabulary", type=int, help="Token ids at most. Default: 2048.")
-@click.option("--hidden-size", type=int, help="Width, a multiple of 32. Default: 64.")
-@click.option("--layers", type=int, help="Transformer blocks. Default: 2.")
-@click.option("--seed", type=int, help="Seed of the weights. Default: 0.")
-def init_model(lake_uri: str, out: Path, **flags: int | None) -> None:
-    """Make a small random model with a tokenizer trained on the lake's own texts, for trying things."""
-    import lake
-    from trainer.config import validated
-    from trainer.policy.tiny_model import TinyModelConfig, make_tiny_model
-
-    _quiet()
-    config = validated(TinyModelConfig, {name: value for name, value in flags.items() if value is not None})
-    with _file_faults():
-        made = make_tiny_model(lake.open(lake_uri).snapshot(), out, config)
-    click.echo(
-        f"{made.folder}: {made.parameters:,} parameters, {made.vocabulary:,} token ids from {made.texts:,} texts"
-    )
-
-
-@contextmanager
-def _file_faults() -> Iterator[None]:
-    """A file of the run that cannot be read or written, as one line."""
-    from lake.errors import LakeAccessError, TrajlakeError
-
-    try:
-        yield
-    except TrajlakeError:
-        raise
-    except OSError as error:
-        advice = "free space, mend its permissions, or choose another --out; a run under way continues with --resume"
-        msg = f"{error.filename or 'writing a file'}: {error.strerror or error}; {advice}"
-        raise LakeAccessError(msg) from error
-
-
-def _quiet() -> None:
-    """Keep transformers' own progress bars off the terminal."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-
-
-def _settings(config_file: str | None, given: dict[str, Any]) -> dict[str, Any]:
-    from lake.settings import from_file
-
-    return (from_file(config_file, ["trainer"]) if config_file else {}) | given
-
-
-def _configured(settings: dict[str, Any]) -> "TrainConfig":
-    from lake.errors import UsageError
-    from trainer.config import TrainConfig, validated
-
-    missing = [f"--{name}" for name in ("model", "loss") if name not in settings]
-    if missing:
-        msg = f"{' and '.join(missing)} missing: say which model to train and what to optimise"
-        raise UsageError(msg)
-    return validated(TrainConfig, settings)
-
-
 def _print_plans(lk: "Lake", settings: dict[str, Any], output_format: str) -> None:
     """The plan of a run, or of each of its stages (those that follow another with the first one's model)."""
     from trainer.runs.stages import read_stages
+    from trainer.train_settings import configured
 
     stages = read_stages(settings)
     for stage in stages:
         click.echo(f"stage {stage.name}", err=True)
         _print_plan(lk, stage.config, output_format)
     if not stages:
-        _print_plan(lk, _configured(settings), output_format)
+        _print_plan(lk, configured(settings), output_format)
 
 
 def _print_plan(lk: "Lake", config: "TrainConfig", output_format: str) -> None:

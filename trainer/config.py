@@ -4,14 +4,13 @@ The resolved copy is stored in the job's row and beside the checkpoints, so a ru
 Order of precedence: the defaults below, then the `[trainer]` section of a TOML file, then command line options.
 """
 
-from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
-from lake.errors import UsageError
 from trainer.data.aggregation import Aggregation, Unit
 from trainer.data.pairs import PairsConfig
+from trainer.frozen import FrozenModel
 from trainer.losses.awr import AWRConfig
 from trainer.losses.bc_exp import BCExpConfig
 from trainer.losses.cispo import CISPOConfig
@@ -29,13 +28,10 @@ from trainer.losses.reinforce import ReinforceConfig
 from trainer.monitor.config import AlarmConfig, ValidationConfig
 
 Dtype = Literal["float32", "bfloat16"]
-Frozen = ConfigDict(frozen=True, extra="forbid")
 
 
-class LoRAConfig(BaseModel):
+class LoRAConfig(FrozenModel):
     """Low-rank adapters (Hu et al. 2021, arXiv 2106.09685) through peft; without dropout, as everything here."""
-
-    model_config = Frozen
 
     rank: int = Field(16, ge=1)
     """Rank of the adapters."""
@@ -45,10 +41,8 @@ class LoRAConfig(BaseModel):
     """Names of the linear layers that get adapters, for example q_proj; all-linear: all but the LM head."""
 
 
-class OptimizerConfig(BaseModel):
+class OptimizerConfig(FrozenModel):
     """AdamW."""
-
-    model_config = Frozen
 
     beta1: float = Field(0.9, ge=0, lt=1)
     """Decay of the first moment."""
@@ -62,10 +56,8 @@ class OptimizerConfig(BaseModel):
     """Gradients are scaled down to this global norm."""
 
 
-class ScheduleConfig(BaseModel):
+class ScheduleConfig(FrozenModel):
     """The learning rate over the run; see `trainer.runs.schedule`."""
-
-    model_config = Frozen
 
     shape: Literal["cosine", "linear", "constant"] = "cosine"
     """How it falls after the warm-up."""
@@ -75,10 +67,8 @@ class ScheduleConfig(BaseModel):
     """Where it ends, as a share of its peak (not for constant)."""
 
 
-class MixtureSource(BaseModel):
+class MixtureSource(FrozenModel):
     """Some of the episodes, and their share of an epoch."""
-
-    model_config = Frozen
 
     weight: float = Field(gt=0)
     """Share of an epoch's episodes, relative to the other sources' weights."""
@@ -103,10 +93,8 @@ class MixtureSource(BaseModel):
         return ", ".join(f"{name} {value}" for name, value in named.items() if value is not None) or "everything"
 
 
-class TrainConfig(BaseModel):
+class TrainConfig(FrozenModel):
     """One training run."""
-
-    model_config = Frozen
 
     model: str
     """Folder of the model in Hugging Face layout, with its tokenizer; or a .gguf file."""
@@ -227,24 +215,3 @@ class TrainConfig(BaseModel):
             msg = f"no loss is called {value!r}; there are {', '.join(LOSSES)}"
             raise ValueError(msg)
         return value
-
-
-Config = TypeVar("Config", bound=BaseModel)
-
-
-def validated(model: type[Config], settings: Mapping[str, Any], place: str = "") -> Config:
-    """A configuration object; its faults as one line.
-
-    Args:
-        model: its class.
-        settings: field values.
-        place: where they stand, for the message.
-
-    Raises:
-        UsageError: names each field that is wrong.
-    """
-    try:
-        return model.model_validate(dict(settings))
-    except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise UsageError(place + faults) from error

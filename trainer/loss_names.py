@@ -1,4 +1,4 @@
-"""The names of the losses, for help texts: the losses themselves load what a command line does not need."""
+"""The names that `train` chooses from, for help texts: what bears them loads what a command line does not need."""
 
 LOSS_NAMES = (
     "sft",
@@ -17,3 +17,8 @@ LOSS_NAMES = (
     "kto",
 )
 """Those of `trainer.losses.LOSSES`, in its order."""
+
+AGGREGATIONS = ("token_mean", "unit_mean_token_mean", "unit_mean_token_sum", "unit_mean_token_sum_norm")
+"""Those of `trainer.data.aggregation.Aggregation`."""
+UNITS = ("token", "turn", "sequence", "episode")
+"""Those of `trainer.data.aggregation.Unit`."""

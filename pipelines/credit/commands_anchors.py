@@ -62,8 +62,8 @@ def _read(text: str) -> "tuple[str, Anchors]":
     from pydantic import TypeAdapter, ValidationError
 
     from lake.errors import UsageError
+    from lake.faults import faults
     from pipelines.credit.anchors import Anchors
-    from pipelines.faults import faults
 
     source = text
     if not text.lstrip().startswith("{"):

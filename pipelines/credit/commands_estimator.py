@@ -163,7 +163,7 @@ def _built(model: Any, options: dict[str, Any], name: str) -> Any:
     from pydantic import ValidationError
 
     from lake.errors import UsageError
-    from pipelines.faults import faults
+    from lake.faults import faults
 
     try:
         return model.model_validate(options)

@@ -53,13 +53,14 @@ def group(
 
 
 def _grouping(name: str | None, steps: tuple[str, ...], config: str | None) -> "Grouping":
+    from lake.faults import validated
     from lake.settings import from_file
     from pipelines.groupings.definition import STEPS, Grouping
-    from pipelines.spelling import spelled, validated
+    from pipelines.spelling import spelled
 
     found: dict[str, Any] = from_file(config, ["group"]) if config else {}
     if name is not None:
         found["name"] = name
     if steps:
         found["steps"] = [spelled(text, STEPS, "step") for text in steps]
-    return validated(Grouping, found, "group")
+    return validated(Grouping, found, "group: ")

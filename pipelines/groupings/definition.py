@@ -7,13 +7,12 @@ import polars as pl
 from pydantic import BaseModel, ConfigDict, Field
 
 from lake import ids
+from lake.names import NAME
 from pipelines.groupings.drop_failed import DropFailed
 from pipelines.groupings.merge_runs import MergeRuns
 from pipelines.groupings.staleness_cap import StalenessCap
 from pipelines.groupings.subsample import Subsample
 
-NAME = r"^[A-Za-z0-9][\w.-]*$"
-"""What a grouping or a selection may be called: no slash, which separates a grouping's draws."""
 AnyStep = Annotated[DropFailed | MergeRuns | StalenessCap | Subsample, Field(discriminator="kind")]
 STEPS = {step.model_fields["kind"].default: step for step in (DropFailed, MergeRuns, StalenessCap, Subsample)}
 

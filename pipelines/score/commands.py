@@ -106,16 +106,16 @@ def _options(
     config: str | None, settings: tuple[str, ...], arguments: tuple[str, ...], given: dict[str, Any]
 ) -> "ScoreConfig":
     """Options from the file, then from --set, then from their own flags."""
+    from lake.faults import validated
     from lake.settings import from_file, from_pairs
     from pipelines.score.config import ScoreConfig
-    from pipelines.spelling import validated
 
     found = from_file(config, ("score",)) if config else {}
     found |= from_pairs(settings) | given
     if arguments:
         before = found.get("arguments")
         found["arguments"] = (before if isinstance(before, dict) else {}) | from_pairs(arguments)
-    return validated(ScoreConfig, found, "[score]")
+    return validated(ScoreConfig, found, "[score]: ")
 
 
 def _score_reward(lk: "Lake", reward: str, config: str | None, where: str | None, *, force: bool) -> None:

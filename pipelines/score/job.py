@@ -16,10 +16,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lake import jobs
 from lake.errors import ConflictError, UsageError
+from lake.faults import faults
 from lake.lake import Lake
 from lake.reading import collected
 from lake.snapshot import Snapshot
-from pipelines.faults import faults
 from pipelines.score.builtin import BuiltIn
 from pipelines.score.config import ScoreConfig
 from pipelines.score.confirm import confirm

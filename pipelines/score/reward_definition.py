@@ -7,10 +7,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lake import ids
 from lake.errors import UsageError
+from lake.faults import validated
 from lake.settings import from_file
 from pipelines.score.reward_expression import Expression
 from pipelines.score.scorers import SCORERS
-from pipelines.spelling import validated
 
 _RESERVED = frozenset(("episode_id", "step_index", "value", "place"))
 
@@ -153,4 +153,4 @@ def load_reward(path: str, name: str) -> RewardDefinition:
         valid = ", ".join(sections) or "none; write [reward.NAME] with `components`"
         msg = f"{path} has no reward {name!r}; it has {valid}"
         raise UsageError(msg)
-    return validated(RewardDefinition, {"name": name} | rewards[name], f"{path}, [reward.{name}]")
+    return validated(RewardDefinition, {"name": name} | rewards[name], f"{path}, [reward.{name}]: ")

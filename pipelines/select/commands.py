@@ -71,10 +71,11 @@ def select(
 
 def _selection(name: str | None, filters: tuple[str, ...], config: str | None) -> "Selection":
     from lake.errors import UsageError
+    from lake.faults import validated
     from lake.settings import from_file
     from pipelines.select.filters import FILTERS
     from pipelines.select.selection import Selection
-    from pipelines.spelling import spelled, validated
+    from pipelines.spelling import spelled
 
     found: dict[str, Any] = from_file(config, ["select"]) if config else {}
     if name is not None:
@@ -84,4 +85,4 @@ def _selection(name: str | None, filters: tuple[str, ...], config: str | None) -
     if "name" in found and "filters" not in found:
         msg = "give what to select by: --filter FILTER, or filters under [select] of --config FILE"
         raise UsageError(msg)
-    return validated(Selection, found, "select")
+    return validated(Selection, found, "select: ")

@@ -12,13 +12,13 @@ from click.testing import CliRunner
 import lake
 from lake import Lake, ids
 from lake.cli import trajlake
+from lake.faults import validated
 from lake.ingest import ingest
 from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
 from pipelines.groupings.definition import STEPS
 from pipelines.select.filters import FILTERS
 from pipelines.select.selection import Selection
-from pipelines.spelling import validated
 from testkit.shared import CHECKOUT, shared_data
 
 PAGE = (CHECKOUT / "docs" / "guides" / "select-and-compare.md").read_text("utf-8")
@@ -127,5 +127,5 @@ def test_the_file_of_the_page_is_a_selection() -> None:
     import tomllib
 
     (text,) = re.findall(r"```toml\n(.+?)\n```", PAGE, re.DOTALL)
-    chosen = validated(Selection, tomllib.loads(text)["select"], "select")
+    chosen = validated(Selection, tomllib.loads(text)["select"], "select: ")
     assert [part.kind for part in chosen.filters] == ["status", "combined"]

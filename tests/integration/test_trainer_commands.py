@@ -1,12 +1,15 @@
 """`trajlake train` and `trajlake init-model` as a user meets them."""
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from lake.cli import trajlake
+from testkit.disks import disk, grow
 from testkit.lakes import add_credit, build_lake
 from testkit.training import token_episodes, token_lake
 
@@ -109,7 +112,7 @@ def test_a_file_sets_what_flags_leave_open(world: Path, tmp_path: Path) -> None:
         (["--loss", "sft"], "--model missing"),
         ([], "--model and --loss missing"),
         (["--model", "nowhere", "--loss", "sft"], "nowhere holds no model"),
-        (["--model", "MODEL", "--loss", "sft", "--epochs", "0"], "epochs: Input should be greater"),
+        (["--model", "MODEL", "--loss", "sft", "--epochs", "0"], "`epochs` is 0; valid: 1 or more"),
         (["--model", "MODEL", "--loss", "sft", "--config", "no.toml"], "no.toml"),
         (["--model", "MODEL", "--loss", "sft", "--where", "colour = 1"], "colour"),
         (["--model", "MODEL", "--loss", "awr", "--advantages", "x"], "not an id"),
@@ -131,7 +134,7 @@ def test_help_needs_no_torch() -> None:
     import sys
 
     code = (
-        "import sys; from trainer.commands_train import train, init_model; "
+        "import sys; import trainer.commands_train, trainer.commands_model; "
         "print([name for name in ('torch', 'transformers', 'polars') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -169,3 +172,125 @@ def test_help_explains_every_option(command: str) -> None:
     undocumented = [line for line in text.splitlines() if line.strip().startswith("--") and len(line.split()) < 3]
     following = text.splitlines()
     assert all(following[following.index(line) + 1].strip() for line in undocumented)
+
+
+def test_flags_and_settings_reach_the_run_and_may_be_given_again_to_resume(world: Path, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        f'[trainer]\nmodel = "{world / "model"}"\nloss = "awr"\nlearning_rate = 1\n'
+        '[[trainer.mixture]]\nweight = 3\nwhere = "env_return > 0"\n[[trainer.mixture]]\nweight = 1\n'
+    )
+    flags = ["--lr", "1e-3", "--unit", "episode", "--aggregation", "unit_mean_token_mean", "--max-staleness", "2"]
+    pairs = ["awr.beta=0.5", "validation.every=1", "unknown_staleness=keep", "schedule.shape=linear"]
+    spelled = [part for pair in pairs for part in ("--set", pair)]
+    arguments = ["--config", file, "--out", tmp_path / "out", *flags, *spelled, "--validate", "rollout_index = 0"]
+    first = last_line(train(world, *arguments))
+    config = json.loads((tmp_path / "out" / "run.json").read_text())["config"]
+    assert (config["learning_rate"], config["unit"], config["max_staleness"]) == (1e-3, "episode", 2)
+    assert (config["aggregation"], config["awr"]["beta"]) == ("unit_mean_token_mean", 0.5)
+    assert (config["validation"]["where"], config["validation"]["every"]) == ("rollout_index = 0", 1)
+    metrics = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert all("validation_nll" in line for line in metrics)
+    assert last_line(train(world, *arguments, "--resume")) == first
+    other = train(world, "--out", tmp_path / "out", "--resume", "--set", "awr.beta=0.6", "--unit", "turn")
+    assert "these differ: unit 'turn' (the run has 'episode'), awr.beta 0.6 (the run has 0.5)" in str(other.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--set", "ppo.clip_low=0.1"], "`ppo` has no effect: the loss is awr; it reads `awr` (beta, max_weight)"),
+        (["--reference", "r"], "`reference` has no effect"),
+        (["--set", "awr.bta=1"], "there is no option `awr.bta`; valid: beta"),
+        (["--set", "epochs=x"], "`epochs` is 'x'; valid: a whole number"),
+        (["--set", "loggers=wandb|log"], "`loggers.1` is 'log'; valid: 'tensorboard' or 'wandb'"),
+        (["--validate", "colour = 1"], "validation.where 'colour = 1' is no predicate over `episodes`"),
+        (["--validate", "1 = 0"], "no episode satisfies validation.where 1 = 0"),
+        (["--validate", "1 = 1"], "validation holds out all 24 selected episodes"),
+        (["--device", "banana"], "device 'banana' cannot be used"),
+    ],
+)
+@pytest.mark.parametrize("plan", [[], ["--plan"]])
+def test_what_is_wrong_is_told_before_anything_is_made(
+    world: Path, tmp_path: Path, arguments: list[str], words: str, plan: list[str]
+) -> None:
+    from lake.errors import TrajlakeError
+
+    out = tmp_path / "out"
+    result = train(world, "--model", world / "model", "--loss", "awr", "--out", out, *arguments, *plan)
+    assert isinstance(result.exception, TrajlakeError), result.exception
+    assert words in str(result.exception)
+    assert not (out / "run.json").exists()
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("name", ["wandb", "tensorboard"])
+def test_a_logger_that_is_not_installed_is_told_before_the_run_is_started(
+    world: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    from lake.errors import MissingExtraError
+
+    monkeypatch.setitem(sys.modules, {"tensorboard": "torch.utils.tensorboard"}.get(name, name), None)
+    arguments = ["--model", world / "model", "--loss", "sft", "--out", tmp_path / "out", "--set", f"loggers={name}"]
+    assert isinstance(train(world, *arguments).exception, MissingExtraError)
+    assert not (tmp_path / "out" / "run.json").exists()
+
+
+def test_a_run_from_python_says_which_options_have_no_effect(world: Path, tmp_path: Path) -> None:
+    import lake
+    from testkit.offline_runs import configured
+    from trainer.runs.offline import train as train_run
+
+    config = configured(world / "model", epochs=1, ppo={"clip_low": 0.1})
+    result = train_run(lake.open(world / "lake"), config, tmp_path / "out", run_id="r")
+    assert "`ppo` has no effect: the loss is sft, which has no options of its own" in result.notes
+
+
+@pytest.mark.parametrize("size", ["20k", "100k", "400k"])
+def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(world: Path, tmp_path: Path, size: str) -> None:
+    from lake.errors import LakeAccessError
+
+    arguments = ["--model", world / "model", "--loss", "sft", "--epochs", 3, "--checkpoint-every", 3]
+    undisturbed = last_line(train(world, *arguments, "--out", tmp_path / "undisturbed"))
+    with disk(tmp_path / "disk", size) as small:
+        full = train(world, *arguments, "--out", small / "out")
+        assert isinstance(full.exception, LakeAccessError), full.exception
+        assert "No space left on device" in str(full.exception)
+        assert "--resume" in str(full.exception)
+        grow(small, "8m")
+        again = [] if (small / "out" / "run.json").exists() else arguments
+        assert last_line(train(world, *again, "--out", small / "out", "--resume")) == undisturbed
+
+
+def test_ctrl_c_says_how_the_run_goes_on(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainer.runs import progress
+
+    @contextmanager
+    def impatient() -> Iterator[Callable[..., None]]:
+        def on_step(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        yield on_step
+
+    arguments = ["--model", world / "model", "--loss", "sft", "--out", tmp_path / "out", "--checkpoint-every", 1]
+    with monkeypatch.context() as patch:
+        patch.setattr(progress, "training_bar", impatient)
+        stopped = train(world, *arguments)
+    assert stopped.exit_code == 1
+    assert f"interrupted; --out {tmp_path / 'out'} --resume goes on from the last checkpoint" in stopped.stderr
+    assert last_line(train(world, *arguments, "--resume")).startswith("weights sha256")
+
+
+def test_a_run_kept_in_a_form_of_another_version_is_one_line(world: Path, tmp_path: Path) -> None:
+    from lake.errors import UsageError
+
+    out = tmp_path / "out"
+    last_line(train(world, "--model", world / "model", "--loss", "sft", "--out", out))
+    record = json.loads((out / "run.json").read_text())
+    record["config"] |= {"beam_width": 3}
+    (out / "run.json").write_text(json.dumps(record))
+    resumed = train(world, "--out", out, "--resume")
+    assert isinstance(resumed.exception, UsageError)
+    assert "there is no option `beam_width`" in str(resumed.exception)

@@ -77,6 +77,18 @@ def test_a_gguf_file_is_a_model_in_float32(tiny: tuple[Path, Any], tmp_path: Pat
     assert torch.equal(again_N, found.logprobs(batch)[0])
 
 
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.05, 0.3, 0.9])
+def test_a_file_that_was_cut_off_is_said(tiny: tuple[Path, Any], tmp_path: Path, share: float) -> None:
+    data = tiny[0].read_bytes()
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(data[: int(share * len(data))])
+    with pytest.raises(UsageError, match=r"cut\.gguf cannot be loaded as a causal language model"):
+        load_model(cut)
+    if share < 0.02:
+        with pytest.raises(UsageError, match=r"cut\.gguf holds no tokenizer"):
+            load_tokenizer(cut)
+
+
 def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: tuple[Path, Any]) -> None:
     with pytest.raises(UsageError, match=r"nowhere\.gguf is not there"):
         load_model(tmp_path / "nowhere.gguf")

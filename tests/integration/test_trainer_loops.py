@@ -147,7 +147,7 @@ def test_a_changed_stage_is_not_resumed(world: tuple[Lake, Path], tmp_path: Path
         ([{"loss": "sft"}], "each stage needs a name"),
         ([{"name": "a", "loss": "sft"}, {"name": "a", "loss": "sft"}], "each stage needs a name"),
         ([{"name": "../x", "loss": "sft"}], "each stage needs a name"),
-        ([{"name": "a", "loss": "sft", "epoch": 1}], "stage a: epoch"),
+        ([{"name": "a", "loss": "sft", "epoch": 1}], "stage a: there is no option `epoch`; valid: epochs"),
         ("sft", "stages are tables"),
     ],
 )

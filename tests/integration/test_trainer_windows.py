@@ -13,6 +13,7 @@ import pytest
 import torch  # noqa: TID253
 
 from lake import Lake
+from lake.errors import LakeAccessError
 from testkit.training import config, token_episodes, token_lake
 from trainer.config import TrainConfig
 from trainer.data.plan import Plan
@@ -97,7 +98,7 @@ def test_a_row_group_is_read_once_a_window_at_most(lk: Lake, limit: int) -> None
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-def test_only_wanted_rows_are_kept_with_context_and_action_side_by_side(lk: Lake, limit: int) -> None:
+def test_only_wanted_rows_are_kept_each_with_its_context_and_its_action(lk: Lake, limit: int) -> None:
     stored = {(row["episode_id"], row["step_index"]): row for row in lk.scan("tokens").collect().iter_rows(named=True)}
     with windows_of(lk, limit) as (plan, windows, _):
         for window in windows.cut(plan.steps):
@@ -105,13 +106,13 @@ def test_only_wanted_rows_are_kept_with_context_and_action_side_by_side(lk: Lake
             wanted = members_of(plan, window)
             rows = window.rows(wanted)
             assert sorted(rows.tolist()) == list(range(len(wanted)))
-            assert len(window.starts_R) == len(wanted) + 1
+            assert len(window.context_starts_R) == len(window.action_starts_R) == len(wanted) + 1
             for member, at in zip(wanted.tolist(), rows.tolist(), strict=True):
                 row = stored[plan.members.row(member, named=True)["episode_id"], plan.members["step_index"][member]]
-                ids = window.ids_T[window.starts_R[at] : window.starts_R[at + 1]].tolist()
-                assert ids == row["context_ids"] + row["action_ids"]
-                assert window.n_context_R[at] == row["n_context"]
-                assert window.action_starts_R[at + 1] - window.action_starts_R[at] == row["n_action"]
+                context = slice(*window.context_starts_R[at : at + 2])
+                action = slice(*window.action_starts_R[at : at + 2])
+                assert window.context_C[context].tolist() == row["context_ids"]
+                assert window.action_A[action].tolist() == row["action_ids"]
             assert window.mask_A is window.logprobs_A is None, "not asked for"
 
 
@@ -164,5 +165,5 @@ def test_a_file_that_goes_away_is_an_error_and_no_standstill(tmp_path: Path) -> 
     plan = Plan(select(snapshot, settings, SFT), settings)
     with Stream(snapshot, plan, SFT, settings) as stream:
         Path(snapshot.files("tokens")[1].path).unlink()
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(LakeAccessError, match="no such file"):
             list(stream.steps())

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from testkit.training import sequences_of
 from trainer.data.batch import PackedBatch
-from trainer.data.collate import Members, Shares, TokenArrays, collate, cut
+from trainer.data.collate import Members, Shares, TokenArrays, collate
 
 Turn = dict[str, Any]
 
@@ -41,6 +41,13 @@ SEQUENCES = st.lists(
 
 
 def packed(sequences: list[list[Turn]], *, all_masked: bool = False) -> PackedBatch:
+    """In one micro-batch."""
+    (batch,) = laid_out(sequences, [len(sequences)], all_masked=all_masked)
+    return batch
+
+
+def laid_out(sequences: list[list[Turn]], counts: list[int], *, all_masked: bool = False) -> list[PackedBatch]:
+    """In micro-batches of so many sequences."""
     flat = [turn for sequence in sequences for turn in sequence]
     masks = [[True] * len(turn["action"]) if all_masked else turn["mask"] for turn in flat]
     members = Members(
@@ -55,11 +62,12 @@ def packed(sequences: list[list[Turn]], *, all_masked: bool = False) -> PackedBa
     shares = Shares(np.array([turn["weight"] for turn in flat], np.float32))
     actions = sum(len(turn["action"]) for turn in flat)
     tokens = TokenArrays(
-        ids_T=np.array([token for turn in flat for token in [*turn["context"], *turn["action"]]], np.int32),
+        context_C=np.array([token for turn in flat for token in turn["context"]], np.int32),
+        action_A=np.array([token for turn in flat for token in turn["action"]], np.int32),
         mask_A=None if all_masked else np.array([flag for mask in masks for flag in mask], bool),
         logprobs_A=-np.arange(actions, dtype=np.float32),
     )
-    return collate(members, np.array([len(sequence) for sequence in sequences]), tokens, shares)
+    return collate(members, np.array([len(sequence) for sequence in sequences]), tokens, shares, counts)
 
 
 def expected_rows(sequences: list[list[Turn]], *, all_masked: bool = False) -> tuple[list[int], list[int], list[Any]]:
@@ -113,11 +121,10 @@ def test_it_equals_walking_token_by_token(sequences: list[list[Turn]], all_maske
 
 @given(SEQUENCES, st.data())
 def test_cut_anywhere_it_holds_the_same_sequences(sequences: list[list[Turn]], data: st.DataObject) -> None:
-    batch = packed(sequences)
-    counts = []
+    counts: list[int] = []
     while sum(counts) < len(sequences):
         counts.append(data.draw(st.integers(1, len(sequences) - sum(counts))))
-    apart = [single for part in cut(batch, counts) for single in sequences_of(part)]
+    apart = [single for part in laid_out(sequences, counts) for single in sequences_of(part)]
     assert len(apart) == len(sequences)
     for single, sequence in zip(apart, sequences, strict=True):
         ids, positions, _ = expected_rows([sequence])

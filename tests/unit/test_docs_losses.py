@@ -6,11 +6,14 @@ import re
 
 import pytest
 
+from lake.errors import UsageError
 from testkit.shared import CHECKOUT
 from testkit.training import config
 from trainer.losses import LOSSES, Aggregation, Unit
 from trainer.losses.correction import LIMITS, CorrectionConfig, CorrectionMethod
 from trainer.losses.kl import KLConfig, KLEstimator
+from trainer.runs import presets
+from trainer.train_settings import configured, given_settings
 
 PAGE = (CHECKOUT / "docs" / "guides" / "losses.md").read_text("utf-8")
 ROWS = {row.split("|")[1].strip().strip("`"): row for row in PAGE.splitlines() if row.startswith("| `")}
@@ -57,9 +60,39 @@ def test_the_reasons_of_refusals_are_named() -> None:
         assert f"`{reason}`" in PAGE
 
 
-def test_the_example_prints_what_the_page_says() -> None:
-    ((code, output),) = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
+EXAMPLES = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_there_are_two_examples() -> None:
+    assert ["presets" in code for code, _ in EXAMPLES] == [False, True]
+
+
+@pytest.mark.parametrize(("code", "output"), EXAMPLES)
+def test_an_example_prints_what_the_page_says(code: str, output: str) -> None:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(code, {})
     assert printed.getvalue() == output
+
+
+def test_the_fault_is_the_one_that_the_page_shows() -> None:
+    ((command, fault),) = re.findall(r"```sh\n(.*?)```\n\n```text\ntrajlake: (.*?)\n```", PAGE, re.DOTALL)
+    with pytest.raises(UsageError) as error:
+        configured(given_settings(("ppo.clip_low=0.1",), {"model": "tiny", "loss": "awr"}))
+    assert "--loss awr --set ppo.clip_low=0.1" in command
+    assert str(error.value) == fault
+
+
+def test_every_preset_for_preferences_has_a_row_with_its_defaults() -> None:
+    for name, settings in {
+        "dpo": {"beta": 0.1},
+        "step_dpo": {"beta": 0.1},
+        "dmpo": {"beta": 0.1, "gamma": 0.7},
+    }.items():
+        chosen = getattr(presets, name)("m")
+        cells = re.search(rf"^\| `presets\.{name}` \| (.*?) \|", PAGE, re.MULTILINE)
+        assert cells is not None
+        for option, value in settings.items():
+            assert f"`{option}` {value}" in cells[1]
+            assert getattr(getattr(chosen, chosen.loss), option) == value
+        assert chosen.learning_rate == 1e-6

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from datetime import datetime
+from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,10 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tree(path: Path) -> dict[str, int]:
     """Every file below a path with its time of change."""
     return {str(child): child.stat().st_mtime_ns for child in path.rglob("*")}
+
+
+def test_the_version_is_that_of_the_package(cli: Cli) -> None:
+    assert cli("--version").out == f"trajlake {version('trajlake')}\n"
 
 
 # ---------------------------------------------------------------- ingest

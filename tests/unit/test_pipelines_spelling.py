@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lake.errors import UsageError
+from lake.faults import validated
 from pipelines.groupings.definition import STEPS, Grouping
 from pipelines.lots import draw_lots
 from pipelines.select.filters import FILTERS
 from pipelines.select.selection import Selection
-from pipelines.spelling import spelled, validated
+from pipelines.spelling import spelled
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,7 @@ from pipelines.spelling import spelled, validated
 )
 def test_a_filter_is_spelled_by_name_by_option_or_by_both(text: str, found: dict[str, object]) -> None:
     assert spelled(text, FILTERS, "filter") == found
-    assert validated(Selection, {"name": "s", "filters": [found]}, "select").filters[0].kind == found["kind"]
+    assert validated(Selection, {"name": "s", "filters": [found]}, "select: ").filters[0].kind == found["kind"]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_steps_of_a_grouping_are_spelled_alike() -> None:
 @pytest.mark.parametrize(
     ("settings", "fault"),
     [
-        ({}, "group: `name` is missing; `steps` is missing. Fields: name, steps"),
+        ({}, "group: `name` is missing; `steps` is missing$"),
         ({"name": "a/0", "steps": [{"kind": "drop_failed"}]}, "group: `name` is 'a/0'; valid: letters, digits"),
         ({"name": "a", "steps": []}, r"group: `steps` is \[\]; valid: at least 1"),
         ({"name": "a", "steps": [{"kind": "subsample"}]}, "group: `steps.0.subsample.size` is missing"),
@@ -79,7 +80,7 @@ def test_steps_of_a_grouping_are_spelled_alike() -> None:
 )
 def test_a_definition_with_faults_names_the_fields(settings: dict[str, object], fault: str) -> None:
     with pytest.raises(UsageError, match=fault):
-        validated(Grouping, settings, "group")
+        validated(Grouping, settings, "group: ")
 
 
 # ---------------------------------------------------------------- lots

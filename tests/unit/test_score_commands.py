@@ -121,7 +121,7 @@ def test_a_reward_of_steps_without_a_scored_step_is_told(lk: Lake, tmp_path: Pat
         (("env_retrun",), "'env_retrun' is no scorer; valid: module.py:function, or one of "),
         (("gone.py:f",), "gone.py: No such file or directory; give the path of a Python file"),
         (("gone.py",), "gone.py: No such file or directory"),
-        (("env_return", "--set", "batch_size=0"), r"\[score\]: `batch_size` is 0; valid: 1 or more\. Fields: name, "),
+        (("env_return", "--set", "batch_size=0"), r"\[score\]: `batch_size` is 0; valid: 1 or more$"),
         (("env_return", "--set", "batchsize=1"), "there is no option `batchsize`"),
         (("env_return", "--set", "limits.workers"), "is no setting; write KEY=VALUE"),
         (("env_return", "--config", "gone.toml"), "gone.toml: No such file or directory"),

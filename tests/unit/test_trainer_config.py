@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from lake.errors import UsageError
+from lake.faults import validated
 from lake.settings import from_file
 from testkit.training import config
 from trainer.config import TrainConfig
@@ -70,3 +72,27 @@ def test_it_is_frozen() -> None:
 def test_values_that_cannot_be_meant_are_refused(field: str, value: object) -> None:
     with pytest.raises(ValidationError, match=field):
         config(**{"loss": "sft", field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "fault"),
+    [
+        ("epochs", True, "`epochs` is True; valid: a whole number"),
+        ("max_staleness", False, "`max_staleness` is False; valid: a whole number"),
+        ("ppo", {"clip_low": True}, "`ppo.clip_low` is True; valid: a number"),
+        ("learning_rate", float("inf"), "`learning_rate` is inf; valid: a finite number"),
+        ("awr", {"max_weight": float("nan")}, "`awr.max_weight` is nan; valid: a finite number"),
+        ("loss", "dqn", "`loss`: no loss is called 'dqn'; there are sft, awr"),
+        ("lora", {"targets": 3}, "`lora.targets` is 3; valid: a list or 'all-linear'"),
+        ("mixture", [{"where": "a"}], "`mixture.0.weight` is missing"),
+    ],
+)
+def test_a_wrong_value_is_told_with_what_is_valid(field: str, value: object, fault: str) -> None:
+    with pytest.raises(UsageError) as error:
+        validated(TrainConfig, {"model": "m", "loss": "sft", field: value})
+    assert str(error.value).startswith(fault)
+
+
+def test_true_and_false_are_what_they_are_where_they_are_meant() -> None:
+    chosen = config(live_only=False, gradient_checkpointing=True, loss="ppo", ppo={"kl": {"ratio_weighted": False}})
+    assert (chosen.live_only, chosen.gradient_checkpointing, chosen.ppo.kl.ratio_weighted) == (False, True, False)

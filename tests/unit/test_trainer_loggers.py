@@ -1,6 +1,5 @@
 """Loggers: lines that survive a kill, TensorBoard's own reader, a clear word where an extra is missing."""
 
-import builtins
 import json
 import sys
 from pathlib import Path
@@ -9,8 +8,13 @@ from typing import Any
 
 import pytest
 
-from lake.errors import MissingExtraError
-from trainer.monitor.loggers import JsonlLogger, open_loggers
+from lake.errors import MissingExtraError, UsageError
+from trainer.monitor.loggers import JsonlLogger, check_installed, open_loggers
+
+
+class WandbError(Exception):
+    """As wandb's own."""
+
 
 RUN: dict[str, Any] = {"run_id": "r", "key": "0abc", "attempt": 2, "config": {"loss": "sft"}}
 
@@ -62,7 +66,7 @@ def test_wandb_gets_the_same_id_for_every_attempt(tmp_path: Path, monkeypatch: p
         given.update(arguments)
         return run
 
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Error=WandbError))
     with open_loggers(("wandb",), tmp_path, **RUN) as loggers:
         loggers[1].write(7, {"loss": 2.0})
     assert (given["id"], given["resume"], given["name"], given["end"]) == ("0abc", "allow", "r", 1)
@@ -72,16 +76,22 @@ def test_wandb_gets_the_same_id_for_every_attempt(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("name", ["wandb", "tensorboard"])
 def test_a_missing_extra_names_the_install_line(name: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(module: str, *rest: Any, **named: Any) -> Any:
-        if module.split(".", maxsplit=1)[0] == name or module == f"torch.utils.{name}":
-            raise ModuleNotFoundError(module)
-        return real(module, *rest, **named)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, {"tensorboard": "torch.utils.tensorboard"}.get(name, name), None)
+    with pytest.raises(MissingExtraError, match="is not installed"):
+        check_installed((name,))
     with (
         pytest.raises(MissingExtraError, match=rf'pip install "trajlake\[{name}\]"'),
         open_loggers((name,), tmp_path, **RUN),
     ):
+        pass
+
+
+def test_a_wandb_that_does_not_start_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**arguments: Any) -> None:
+        msg = "No API key configured. Use `wandb login` to log in."
+        raise WandbError(msg)
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Error=WandbError))
+    loggers = open_loggers(("wandb",), tmp_path, **RUN)
+    with pytest.raises(UsageError, match=r"No API key .* WANDB_MODE=offline"), loggers:
         pass

@@ -1,8 +1,13 @@
 """Presets are configurations one could have written by hand."""
 
-import pytest
+from collections.abc import Callable
+from typing import Any
 
-from trainer.config import TrainConfig
+import pytest
+from pydantic import ValidationError
+
+from trainer.config import ScheduleConfig, TrainConfig
+from trainer.effect import idle_options
 from trainer.runs import presets
 
 
@@ -24,3 +29,34 @@ def test_rl_follows_sft() -> None:
     first, second = presets.sft_then_rl("m", presets.awr("unused"), epochs=2)
     assert (first.config.where, first.config.epochs, first.follows) == ("env_return > 0", 2, False)
     assert (second.config.loss, second.follows) == ("awr", True)
+
+
+@pytest.mark.parametrize(
+    ("made", "written"),
+    [
+        (presets.dpo("m"), {"loss": "dpo", "dpo": {"beta": 0.1}}),
+        (presets.dpo("m", 0.3, epochs=2), {"loss": "dpo", "dpo": {"beta": 0.3}, "epochs": 2}),
+        (presets.step_dpo("m"), {"loss": "dpo", "pairs": {"kind": "step"}}),
+        (
+            presets.step_dpo("m", margin=0.5, graft=True, pairs={"per_group": 2}),
+            {"loss": "dpo", "pairs": {"kind": "step", "margin": 0.5, "graft": True, "per_group": 2}},
+        ),
+        (presets.dmpo("m", gamma=1), {"loss": "dmpo", "dmpo": {"beta": 0.1, "gamma": 1}}),
+        (presets.kto("m"), {"loss": "kto"}),
+        (
+            presets.kto("m", threshold=1, kto={"desirable_weight": 0.5}),
+            {"loss": "kto", "kto": {"beta": 0.1, "desirable_weight": 0.5}, "pairs": {"threshold": 1}},
+        ),
+    ],
+)
+def test_a_preset_for_preferences_is_its_configuration(made: TrainConfig, written: dict[str, Any]) -> None:
+    assert made == TrainConfig.model_validate({"model": "m", "learning_rate": 1e-6, **written})
+    assert idle_options(made) == {}
+
+
+@pytest.mark.parametrize("preset", [presets.dpo, presets.step_dpo, presets.dmpo, presets.kto])
+def test_every_field_of_a_preset_can_be_set(preset: Callable[..., TrainConfig]) -> None:
+    made = preset("m", learning_rate=1e-4, reference="r", schedule=ScheduleConfig(shape="constant"))
+    assert (made.learning_rate, made.reference, made.schedule.shape) == (1e-4, "r", "constant")
+    with pytest.raises(ValidationError, match="colour"):
+        preset("m", colour="red")

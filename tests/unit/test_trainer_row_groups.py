@@ -1,5 +1,7 @@
 """Decoded row groups: flat arrays, aligned log-probabilities, footers read once."""
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lake.errors import LakeAccessError
 from lake.objects import Objects
 from lake.tables import TOKENS
 from lake.visibility import DataFile
@@ -37,7 +40,7 @@ def path(tmp_path: Path) -> str:
 def test_lists_become_flat_arrays_with_starts() -> None:
     group = decode(pa.Table.from_pylist(ROWS, schema=SCHEMA))
     assert group.context_starts.tolist() == [0, 2, 2, 3, 6]
-    assert group.context_T.tolist() == [1, 2, 6, 7, 8, 9]
+    assert group.context_C.tolist() == [1, 2, 6, 7, 8, 9]
     assert group.action_starts.tolist() == [0, 1, 3, 3, 5]
     assert group.action_A.tolist() == [3, 4, 5, 1, 2]
     assert group.mask_A is not None
@@ -86,7 +89,7 @@ def test_a_footer_is_read_once_by_however_many_threads(path: str) -> None:
 def test_a_file_that_went_away_is_an_error(path: str) -> None:
     gone = reader(path)
     Path(path).unlink()
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(LakeAccessError, match="no such file"):
         gone.group_starts(0)
 
 
@@ -95,3 +98,16 @@ def test_ranges_are_the_numbers_of_each_range(spans: list[tuple[int, int]]) -> N
     firsts, counts = (np.array([span[i] for span in spans], np.int64) for i in (0, 1))
     assert ranges(firsts, counts).tolist() == [n for first, count in spans for n in range(first, first + count)]
     assert starts(counts).tolist() == [sum(counts[:n]) for n in range(len(spans) + 1)]
+
+
+def test_decoding_imports_no_pandas(path: str) -> None:
+    """It takes longer to import than ten row groups to decode."""
+    code = f"""
+import sys
+from trainer.data.row_groups import decode
+import pyarrow.parquet as pq
+with pq.ParquetFile({path!r}) as parquet:
+    decode(parquet.read_row_group(0, columns={NAMES!r}))
+sys.exit("pandas" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

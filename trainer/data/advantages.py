@@ -11,6 +11,7 @@ import polars as pl
 
 from lake import ids
 from lake.errors import DataRefusedError, UsageError
+from lake.reading import collected
 from lake.snapshot import Snapshot
 
 _SERIES = "SELECT DISTINCT job_id FROM latest_advantages WHERE series_id = ? ORDER BY job_id"
@@ -44,12 +45,11 @@ def resolve_advantages(snapshot: Snapshot, wanted: str | None) -> AdvantageSourc
         UsageError: the text is no id, or names no succeeded credit job and no series.
         DataRefusedError: the lake holds no succeeded credit job.
     """
-    jobs = (
+    jobs = collected(
         snapshot.scan("jobs")
         .filter((pl.col("kind") == "credit") & (pl.col("event") == "succeeded"))
         .select("job_id", "series_id", "sequence", "at")
         .sort("sequence", "at", "job_id", descending=True, nulls_last=True)
-        .collect()
     )
     if jobs.is_empty():
         msg = "the lake holds no advantages; compute them first: trajlake credit gigpo"
@@ -93,7 +93,7 @@ def read_advantages(
     """
     if source.job_id is not None:
         rows = snapshot.scan("advantages").filter(pl.col("job_id") == source.job_id)
-        frame = rows.select(*_KEYS, *columns).collect()
+        frame = collected(rows.select(*_KEYS, *columns))
     else:
         listed = ", ".join((*_KEYS, *columns))
         frame = snapshot.sql(f"SELECT {listed} FROM latest_advantages WHERE series_id = ?", [source.series_id])

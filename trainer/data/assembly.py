@@ -12,7 +12,7 @@ import polars as pl
 from trainer.data.aggregation import Unit, unit_numbers
 from trainer.data.batch import PackedBatch
 from trainer.data.buffers import Arena, Buffers
-from trainer.data.collate import Members, Shares, TokenArrays, collate, cut, dummy
+from trainer.data.collate import Members, Shares, TokenArrays, collate, dummy
 from trainer.data.plan import OptimizerStep, Plan
 from trainer.data.ranges import Ints
 from trainer.data.windows import Locations, Window
@@ -64,46 +64,48 @@ class Assembler:
         chosen_M, members_Q = self._plan.members_of(sequences_Q)
         columns = self._columns.take(chosen_M)
         arena = self._buffers.arena(_room(columns))
-        tokens = self._tokens(chosen_M, window, arena)
-        shares = shares_of(self._plan, step, sequences_Q)
-        batch = collate(columns, members_Q, tokens, shares, arena.array)
-        return cut(batch, [len(items) for items in bins], pinned=self._pinned, allocate=arena.array)
+        return collate(
+            columns,
+            members_Q,
+            self._tokens(chosen_M, window, arena),
+            shares_of(self._plan, step, sequences_Q),
+            [len(items) for items in bins],
+            pinned=self._pinned,
+            allocate=arena.array,
+        )
 
     def _tokens(self, chosen_M: Ints, window: Window, arena: Arena) -> TokenArrays:
-        """Tokens of members, end to end; neighbouring rows are one slice."""
-        row_M = window.rows(chosen_M)
-        is_first_M = np.asarray(np.diff(row_M, prepend=-2) != 1)
+        """Tokens of members, end to end."""
+        context_R = action_R = window.rows(chosen_M)
         if self._takes_M2 is not None:
-            partial_M: npt.NDArray[np.bool_] = np.logical_not(self._takes_M2[chosen_M].all(axis=1))
-            is_first_M |= partial_M | np.append(False, partial_M[:-1])
-        firsts = np.flatnonzero(is_first_M)
-        low, high = row_M[firsts], row_M[np.append(firsts[1:], len(chosen_M)) - 1] + 1
-        first_T, last_T = window.starts_R[low], window.starts_R[high]
-        first_A, last_A = window.action_starts_R[low], window.action_starts_R[high]
-        if self._takes_M2 is not None:
-            # Whoever takes only one half of a row is alone in its run.
-            takes_context, takes_action = self._takes_M2[chosen_M[firsts]].T
-            first_T = np.where(takes_context, first_T, first_T + window.n_context_R[low])
-            last_T = np.where(takes_action, last_T, last_T - (last_A - first_A))
-            last_A = np.where(takes_action, last_A, first_A)
+            takes_context, takes_action = self._takes_M2[chosen_M].T
+            context_R, action_R = context_R[takes_context], action_R[takes_action]
+        actions = _slices(action_R, window.action_starts_R)
         return TokenArrays(
-            ids_T=_joined(window.ids_T, first_T, last_T, arena),
-            mask_A=None if window.mask_A is None else _joined(window.mask_A, first_A, last_A, arena),
-            logprobs_A=None if window.logprobs_A is None else _joined(window.logprobs_A, first_A, last_A, arena),
+            context_C=_joined(window.context_C, _slices(context_R, window.context_starts_R), arena),
+            action_A=_joined(window.action_A, actions, arena),
+            mask_A=None if window.mask_A is None else _joined(window.mask_A, actions, arena),
+            logprobs_A=None if window.logprobs_A is None else _joined(window.logprobs_A, actions, arena),
         )
 
 
 def _room(columns: Members) -> int:
-    """Bytes that suffice for a batch: ids and positions of every token, at most 80 bytes for a trained one."""
-    tokens = int(columns.n_context_M.sum() + columns.n_action_M.sum())
-    return 8 * tokens + 80 * int(columns.n_action_M.sum()) + 4096
+    """Bytes that suffice for a batch: 12 for every token, at most 80 more for one of an action."""
+    actions = int(columns.n_action_M.sum())
+    return 12 * (int(columns.n_context_M.sum()) + actions) + 80 * actions + 4096
 
 
-def _joined(values: npt.NDArray[Any], firsts: Ints, lasts: Ints, arena: Arena) -> npt.NDArray[Any]:
+def _slices(row_R: Ints, starts_R: Ints) -> list[slice]:
+    """Where the tokens of rows lie; neighbouring rows are one slice."""
+    lows = starts_R[row_R[np.diff(row_R, prepend=-2) != 1]]
+    highs = starts_R[row_R[np.diff(row_R, append=-2) != 1] + 1]
+    return [slice(low, high) for low, high in zip(lows.tolist(), highs.tolist(), strict=True)]
+
+
+def _joined(values: npt.NDArray[Any], slices: list[slice], arena: Arena) -> npt.NDArray[Any]:
     """Several slices of an array, end to end."""
-    out = arena.array(int((lasts - firsts).sum()), values.dtype)
-    slices = [values[low:high] for low, high in zip(firsts.tolist(), lasts.tolist(), strict=True)]
-    return np.concatenate(slices, out=out)
+    out = arena.array(sum(part.stop - part.start for part in slices), values.dtype)
+    return np.concatenate([values[part] for part in slices], out=out)
 
 
 def shares_of(plan: Plan, step: OptimizerStep, sequences_Q: Ints) -> Shares:
@@ -117,7 +119,8 @@ def shares_of(plan: Plan, step: OptimizerStep, sequences_Q: Ints) -> Shares:
     weighting = plan.weighting
     chosen_M, members_Q = plan.members_of(sequences_Q)
     trained_M = plan.trained_M[chosen_M]
-    opens_Q = np.isin(sequences_Q, plan.sequence_starts_E)
+    firsts_E = plan.sequence_starts_E
+    opens_Q = firsts_E[np.searchsorted(firsts_E, sequences_Q)] == sequences_Q
     unit_M = unit_numbers(weighting.unit, trained_M, members_Q, opens_Q)
     tokens_U = np.bincount(unit_M[trained_M], plan.loss_tokens_M[chosen_M][trained_M]).astype(np.int64)
     weight_U = weighting.weights(tokens_U, tokens=step.loss_tokens, units=step.units)
@@ -153,7 +156,7 @@ def _member_columns(plan: Plan, needs: Needs, takes_M2: Bools | None) -> Members
         n_action_M=lengths_M2[:, 1],
         trained_M=plan.trained_M,
         loss_tokens_M=plan.loss_tokens_M,
-        step_index_M=members["step_index"].to_numpy(),
+        step_index_M=members["step_index"].to_numpy() if needs.pairs else None,
         advantage_M=members["advantage"].cast(pl.Float32).to_numpy() if needs.advantages else None,
         temperature_M=members["temperature"].cast(pl.Float32).to_numpy() if scaled else None,
         staleness_M=members["staleness"].cast(pl.Float32).fill_null(np.nan).to_numpy() if known else None,

@@ -1,10 +1,10 @@
 """From ragged token arrays to packed buffers, without a Python loop over rows.
 
-A whole optimizer step is laid out at once and then cut into micro-batches, which are views: the cost is that of copying
-the tokens.
+A whole optimizer step is laid out at once, every number already relative to its micro-batch; the micro-batches are
+views of it. So the cost is that of writing each tensor once.
 
-Axes: `_M` members (token rows inside sequences, in buffer order), `_Q` sequences, `_T` tokens, `_N` trained tokens,
-`_A` action tokens.
+Axes: `_M` members (token rows inside sequences, in buffer order), `_Q` sequences, `_T` tokens, `_C` context tokens,
+`_A` action tokens, `_N` trained tokens, `_U` units, `_B` micro-batches.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch  # noqa: TID253 - loaded by commands only when they train
 
 from trainer.data.batch import PackedBatch
-from trainer.data.ranges import Ints, ranges
+from trainer.data.ranges import Ints, ranges, starts
 
 Floats = npt.NDArray[np.float32]
 Allocate = Callable[[int, npt.DTypeLike], npt.NDArray[Any]]
@@ -35,7 +35,7 @@ class Members:
     """Its action carries loss."""
     loss_tokens_M: Ints
     """Tokens of it that carry loss."""
-    step_index_M: npt.NDArray[np.int32]
+    step_index_M: npt.NDArray[np.int32] | None = None
     """Its step in the episode."""
     advantage_M: Floats | None = None
     """Advantage of its step."""
@@ -71,8 +71,10 @@ class Shares:
 class TokenArrays:
     """Tokens of all members, end to end in member order."""
 
-    ids_T: npt.NDArray[np.int32]
-    """Token ids: of each member its context, then its action."""
+    context_C: npt.NDArray[np.int32]
+    """Ids of context tokens."""
+    action_A: npt.NDArray[np.int32]
+    """Ids of action tokens."""
     mask_A: npt.NDArray[np.bool_] | None
     """Of each action token: the policy sampled it. None: of all."""
     logprobs_A: Floats | None
@@ -80,63 +82,102 @@ class TokenArrays:
 
 
 def collate(
-    members: Members, members_Q: Ints, tokens: TokenArrays, shares: Shares, allocate: Allocate = np.empty
-) -> PackedBatch:
-    """Lay sequences end to end and mark the tokens that carry loss.
+    members: Members,
+    members_Q: Ints,
+    tokens: TokenArrays,
+    shares: Shares,
+    sequences_B: Sequence[int],
+    *,
+    pinned: bool = False,
+    allocate: Allocate = np.empty,
+) -> list[PackedBatch]:
+    """Lay sequences end to end in micro-batches and mark the tokens that carry loss.
 
     Masks come from lengths and from the stored action mask, never from token ids: padding often shares the id of the
     end token.
 
     Args:
         members: members of all sequences, in order.
-        members_Q: how many belong to each sequence.
-        tokens: their tokens; the batch takes their memory over.
+        members_Q: how many belong to each sequence, at least 1.
+        tokens: their tokens; the batches take their memory over.
         shares: what they count.
+        sequences_B: how many sequences each micro-batch has, at least 1; together all of them.
+        pinned: put the batches into page-locked memory.
         allocate: gives memory for so many numbers of a type.
 
     Returns:
-        The packed buffer, on the CPU.
+        The micro-batches, on the CPU; tensors share memory where they can.
     """
-    length_M = members.n_context_M + members.n_action_M
-    length_Q = np.add.reduceat(length_M, np.cumsum(members_Q) - members_Q)
-    counting = np.arange(length_Q.max(), dtype=np.int32)
-    action_at = ranges(np.cumsum(length_M) - members.n_action_M, members.n_action_M)
-    kept = _with_loss(members, tokens.mask_A)
-    target_at = action_at[kept]
+    first_M = starts(members.n_context_M + members.n_action_M)
+    member_Q, sequence_B = starts(members_Q), starts(sequences_B)
+    token_Q, member_B = first_M[member_Q], member_Q[sequence_B]
+    columns = {
+        "input_ids_T": _interleaved(members, tokens, allocate),
+        "position_ids_T": _positions(np.diff(token_Q), allocate),
+        **_trained_columns(members, tokens, shares, first_M, member_B, allocate),
+    }
+    sizes = {"T": np.diff(token_Q[sequence_B]), "N": np.diff(starts(members.loss_tokens_M)[member_B])}
+    if shares.unit_M is not None:
+        of_units, sizes["U"] = _unit_columns(members, shares.unit_M, shares, member_B, allocate)
+        columns |= of_units
+    split: dict[str, Any] = {name: _split(values, sizes[name[-1]], pinned=pinned) for name, values in columns.items()}
+    edges = token_Q.tolist()
+    return [
+        PackedBatch(
+            boundaries=[edge - edges[low] for edge in edges[low : high + 1]],
+            **{name: parts[number] for name, parts in split.items()},
+        )
+        for number, (low, high) in enumerate(pairwise(sequence_B.tolist()))
+    ]
 
-    def kept_as(values: npt.NDArray[Any], dtype: npt.DTypeLike) -> torch.Tensor:
+
+def _interleaved(members: Members, tokens: TokenArrays, allocate: Allocate) -> npt.NDArray[np.int32]:
+    """Token ids: of each member its context, then its action."""
+    lengths_M2 = np.stack([members.n_context_M, members.n_action_M], axis=1)
+    is_action_T = np.repeat(np.tile([False, True], len(lengths_M2)), lengths_M2.ravel())
+    ids_T = allocate(len(is_action_T), np.int32)
+    ids_T[is_action_T] = tokens.action_A
+    ids_T[np.logical_not(is_action_T, out=is_action_T)] = tokens.context_C
+    return ids_T
+
+
+def _positions(length_Q: Ints, allocate: Allocate) -> npt.NDArray[np.int32]:
+    """0, 1, ... in each sequence."""
+    counting = np.arange(length_Q.max(), dtype=np.int32)
+    parts = [counting[:length] for length in length_Q.tolist()]
+    return np.concatenate(parts, out=allocate(int(length_Q.sum()), np.int32))
+
+
+def _trained_columns(
+    members: Members, tokens: TokenArrays, shares: Shares, first_M: Ints, member_B: Ints, allocate: Allocate
+) -> dict[str, npt.NDArray[Any]]:
+    """The columns of trained tokens, but for their units."""
+    before_M = first_M[1:] - members.n_action_M - 1
+    predictor_A = ranges(_relative(before_M, first_M[member_B[:-1]], member_B), members.n_action_M)
+    kept = _with_loss(members, tokens.mask_A)
+
+    def laid_out(values: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         out = allocate(len(values), dtype)
         out[:] = values
-        return torch.from_numpy(out)
+        return out
 
-    def spread(value_M: npt.NDArray[Any]) -> torch.Tensor:
-        return kept_as(np.repeat(value_M, members.loss_tokens_M), value_M.dtype)
-
-    def spread_known(value_M: Floats | None) -> torch.Tensor | None:
-        return None if value_M is None else spread(value_M)
-
-    unit_N = None if shares.unit_M is None else spread(shares.unit_M)
-    units = 0 if unit_N is None or not len(unit_N) else int(unit_N[-1]) + 1
-    positions_T = np.concatenate(
-        [counting[:length] for length in length_Q.tolist()], out=allocate(len(tokens.ids_T), np.int32)
-    )
-    return PackedBatch(
-        input_ids_T=torch.from_numpy(tokens.ids_T),
-        position_ids_T=torch.from_numpy(positions_T),
-        boundaries=[0, *np.cumsum(length_Q).tolist()],
-        predictor_N=kept_as(target_at - 1, np.int64),
-        target_N=kept_as(tokens.ids_T[target_at], np.int64),
-        weight_N=spread(shares.weight_M),
-        unit_N=unit_N,
-        weight_U=None if unit_N is None else torch.full((units,), shares.unit_weight),
-        pair_U=None if shares.pair_U is None else torch.from_numpy(shares.pair_U),
-        sign_U=None if shares.sign_U is None else torch.from_numpy(shares.sign_U),
-        step_index_N=spread(members.step_index_M),
-        advantages_N=spread_known(members.advantage_M),
-        behaviour_logprobs_N=None if tokens.logprobs_A is None else kept_as(tokens.logprobs_A[kept], np.float32),
-        temperature_N=spread_known(members.temperature_M),
-        staleness_N=spread_known(members.staleness_M),
-    )
+    columns = {
+        "predictor_N": laid_out(predictor_A[kept], np.int64),
+        "target_N": laid_out(tokens.action_A[kept], np.int64),
+    }
+    if tokens.logprobs_A is not None:
+        columns["behaviour_logprobs_N"] = tokens.logprobs_A[kept]
+    of_members = {
+        "weight_N": shares.weight_M,
+        "step_index_N": members.step_index_M,
+        "advantages_N": members.advantage_M,
+        "temperature_N": members.temperature_M,
+        "staleness_N": members.staleness_M,
+    }
+    for name, value_M in of_members.items():
+        if value_M is not None:
+            columns[name] = laid_out(np.repeat(value_M, members.loss_tokens_M), value_M.dtype)
+    return columns
 
 
 def _with_loss(members: Members, mask_A: npt.NDArray[np.bool_] | None) -> slice | npt.NDArray[np.bool_]:
@@ -147,54 +188,33 @@ def _with_loss(members: Members, mask_A: npt.NDArray[np.bool_] | None) -> slice 
     return kept_A if mask_A is None else kept_A & mask_A
 
 
-def cut(
-    batch: PackedBatch, counts: Sequence[int], *, pinned: bool = False, allocate: Allocate = np.empty
-) -> list[PackedBatch]:
-    """Consecutive parts of a packed buffer.
+def _unit_columns(
+    members: Members, unit_M: Ints, shares: Shares, member_B: Ints, allocate: Allocate
+) -> tuple[dict[str, npt.NDArray[Any]], Ints]:
+    """The columns that units have, numbered from 0 in each micro-batch, and how many units each of these has."""
+    has_loss_M = members.loss_tokens_M > 0
+    unit_of_loss = unit_M[has_loss_M]
+    units = int(unit_of_loss[-1]) + 1 if len(unit_of_loss) else 0
+    unit_B = np.append(unit_of_loss, units)[starts(has_loss_M)[member_B]]
+    unit_N = allocate(int(members.loss_tokens_M.sum()), np.int64)
+    unit_N[:] = np.repeat(_relative(unit_M, unit_B[:-1], member_B), members.loss_tokens_M)
+    columns = {"unit_N": unit_N, "weight_U": np.full(units, shares.unit_weight, np.float32)}
+    if shares.pair_U is not None:
+        columns["pair_U"] = _relative(shares.pair_U, shares.pair_U[unit_B[:-1]], unit_B)
+    if shares.sign_U is not None:
+        columns["sign_U"] = shares.sign_U
+    return columns, np.diff(unit_B)
 
-    Args:
-        batch: the buffer.
-        counts: sequences of each part.
-        pinned: put the parts into page-locked memory.
-        allocate: gives memory for so many numbers of a type.
 
-    Returns:
-        One buffer per part; together they hold every sequence once. Tensors share memory where they can.
-    """
-    firsts = np.cumsum([0, *counts])
-    edges = np.array(batch.boundaries)[firsts]
-    edges_N = np.searchsorted(batch.predictor_N.numpy(), edges)
-    sizes_N = np.diff(edges_N)
+def _relative(values: npt.NDArray[Any], origin_B: npt.NDArray[Any], edges: Ints) -> npt.NDArray[Any]:
+    """Values minus the origin of the micro-batch they are in, which begins and ends at two edges."""
+    return np.asarray(values - np.repeat(origin_B, np.diff(edges)))
 
-    def relative(values: npt.NDArray[Any], origins: npt.NDArray[Any]) -> torch.Tensor:
-        out = allocate(len(values), np.int64)
-        return torch.from_numpy(np.subtract(values, np.repeat(origins, sizes_N), out=out))
 
-    whole = replace(batch, predictor_N=relative(batch.predictor_N.numpy(), edges[:-1]))
-    sizes_U: list[int] = []
-    if batch.unit_N is not None and batch.weight_U is not None:
-        unit_N = batch.unit_N.numpy()
-        edges_U = np.append(unit_N, len(batch.weight_U))[edges_N]
-        sizes_U = np.diff(edges_U).tolist()
-        whole = replace(whole, unit_N=relative(unit_N, edges_U[:-1]))
-        if batch.pair_U is not None:
-            pair_U = batch.pair_U.numpy()
-            whole = replace(whole, pair_U=torch.from_numpy(pair_U - np.repeat(pair_U[edges_U[:-1]], sizes_U)))
-    if pinned:
-        whole = whole.pinned()
-    sizes = {"T": np.diff(edges).tolist(), "N": sizes_N.tolist(), "U": sizes_U}
-    columns: dict[str, Any] = {
-        field.name: torch.split(tensor, sizes[field.name[-1]])
-        for field in fields(whole)
-        if isinstance(tensor := getattr(whole, field.name), torch.Tensor)
-    }
-    return [
-        PackedBatch(
-            boundaries=[edge - edges[part] for edge in batch.boundaries[first : last + 1]],
-            **{name: parts[part] for name, parts in columns.items()},
-        )
-        for part, (first, last) in enumerate(pairwise(firsts.tolist()))
-    ]
+def _split(values: npt.NDArray[Any], sizes_B: Ints, *, pinned: bool) -> tuple[torch.Tensor, ...]:
+    """Views of the parts of a column, after a copy into page-locked memory if that is wanted."""
+    tensor = torch.from_numpy(values)
+    return torch.split(tensor.pin_memory() if pinned else tensor, sizes_B.tolist())
 
 
 def dummy(members: Members, *, logprobs: bool, units: bool, pairs: bool = False, signs: bool = False) -> PackedBatch:
@@ -213,12 +233,13 @@ def dummy(members: Members, *, logprobs: bool, units: bool, pairs: bool = False,
         n_action_M=number,
         trained_M=np.ones(1, np.bool_),
         loss_tokens_M=number,
-        step_index_M=np.zeros(1, np.int32),
+        step_index_M=None if members.step_index_M is None else np.zeros(1, np.int32),
         advantage_M=None if members.advantage_M is None else zero,
         temperature_M=None if members.temperature_M is None else one,
         staleness_M=None if members.staleness_M is None else zero,
     )
-    tokens = TokenArrays(np.zeros(2, np.int32), mask_A=None, logprobs_A=zero if logprobs else None)
+    token = np.zeros(1, np.int32)
+    tokens = TokenArrays(token, token, mask_A=None, logprobs_A=zero if logprobs else None)
     first = np.zeros(1, np.int64)
     shares = Shares(
         weight_M=zero,
@@ -227,4 +248,5 @@ def dummy(members: Members, *, logprobs: bool, units: bool, pairs: bool = False,
         pair_U=first if pairs else None,
         sign_U=one if signs else None,
     )
-    return replace(collate(single, number, tokens, shares), dummy=True)
+    (batch,) = collate(single, number, tokens, shares, [1])
+    return replace(batch, dummy=True)

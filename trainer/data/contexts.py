@@ -73,6 +73,6 @@ class _Rows:
         number = int(np.searchsorted(starts, row, side="right")) - 1
         group: RowGroup = self._group(file, number)
         inner = row - int(starts[number])
-        context = group.context_T[group.context_starts[inner] : group.context_starts[inner + 1]]
+        context = group.context_C[group.context_starts[inner] : group.context_starts[inner + 1]]
         action = group.action_A[group.action_starts[inner] : group.action_starts[inner + 1]]
         return context.astype(np.int32, copy=False).tobytes(), action.astype(np.int32, copy=False).tobytes()

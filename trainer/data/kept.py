@@ -11,6 +11,7 @@ import polars as pl
 
 from lake import ids
 from lake.errors import UsageError
+from lake.reading import collected
 from lake.snapshot import Snapshot
 
 _JOBS = """
@@ -61,6 +62,6 @@ def read_kept(snapshot: Snapshot, wanted: str) -> Kept:
     job_id, name = found.row(0)
     rows = snapshot.scan("selections").filter(pl.col("job_id") == job_id)
     whole = pl.col("step_index").is_null()
-    episodes = rows.filter(whole & pl.col("kept")).select("episode_id").collect()
+    episodes = collected(rows.filter(whole & pl.col("kept")).select("episode_id"))
     steps = rows.filter(~whole & ~pl.col("kept")).select("episode_id", "step_index")
-    return Kept(job_id, name, episodes, steps.join(episodes.lazy(), on="episode_id", how="semi").collect())
+    return Kept(job_id, name, episodes, collected(steps.join(episodes.lazy(), on="episode_id", how="semi")))

@@ -4,18 +4,24 @@ pyarrow's dataset scanners abort at interpreter exit when torch is loaded (apach
 `ParquetFile.read_row_group` does not, releases the GIL while it decodes, and lets the plan decide what is read. One
 decoded row group is a handful of flat arrays, so that an episode's tokens are slices.
 
-Axes: `_R` rows of the row group, `_T` its context tokens, `_A` its action tokens.
+Arrow's memory is taken over through DLPack: `to_numpy` imports pandas on first use, which takes longer than decoding
+ten row groups.
+
+Axes: `_R` rows of the row group, `_C` its context tokens, `_A` its action tokens.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from lake.damage import damaged
 from lake.objects import Objects
 from lake.visibility import DataFile
 from trainer.data.ranges import Ints, starts
@@ -27,7 +33,7 @@ class RowGroup:
 
     context_starts: Ints
     """int64 [R + 1]."""
-    context_T: npt.NDArray[np.int32]
+    context_C: npt.NDArray[np.int32]
     """Context token ids of all rows, end to end."""
     action_starts: Ints
     """int64 [R + 1]; shared by the three arrays below."""
@@ -73,9 +79,9 @@ class RowGroupReader:
         """Decode a row group.
 
         Raises:
-            OSError: the file is gone or unreadable.
+            LakeAccessError: the file is missing or damaged.
         """
-        with self._open(file, self.metadata(file)) as parquet:
+        with self._opened(file, self.metadata(file)) as parquet:
             return decode(parquet.read_row_group(group, columns=self._columns, use_threads=False))
 
     def metadata(self, file: int) -> pq.FileMetaData:
@@ -83,11 +89,20 @@ class RowGroupReader:
         with self._lock:
             known = self._metadata.get(file)
         if known is None:
-            with self._open(file, None) as parquet:
+            with self._opened(file, None) as parquet:
                 known = parquet.metadata
             with self._lock:
                 self._metadata[file] = known
         return known
+
+    @contextmanager
+    def _opened(self, file: int, metadata: pq.FileMetaData | None) -> Iterator[pq.ParquetFile]:
+        """A file to read from; what goes wrong is told with its table and its name."""
+        try:
+            with self._open(file, metadata) as parquet:
+                yield parquet
+        except (OSError, pa.ArrowException) as error:
+            raise damaged(self._paths[file], error) from error
 
     def _open(self, file: int, metadata: pq.FileMetaData | None) -> pq.ParquetFile:
         path = self._paths[file]
@@ -110,14 +125,14 @@ def decode(table: pa.Table) -> RowGroup:
     action_starts = _offsets(action)
     mask_A = logprobs_A = None
     if "action_mask" in table.column_names:
-        mask_A = _combined(table, "action_mask").values.to_numpy(zero_copy_only=False)
+        mask_A = _unpacked(_combined(table, "action_mask").values)
     if "action_logprobs" in table.column_names:
         logprobs_A = _aligned(_combined(table, "action_logprobs"), action_starts)
     return RowGroup(
         context_starts=_offsets(context),
-        context_T=context.values.to_numpy(),
+        context_C=_numbers(context.values),
         action_starts=action_starts,
-        action_A=action.values.to_numpy(),
+        action_A=_numbers(action.values),
         mask_A=mask_A,
         logprobs_A=logprobs_A,
     )
@@ -132,15 +147,24 @@ def _combined(table: pa.Table, name: str) -> pa.ListArray:
 
 
 def _offsets(array: pa.ListArray) -> Ints:
-    return array.offsets.to_numpy().astype(np.int64)  # type: ignore[no-any-return]
+    return _numbers(array.offsets).astype(np.int64)
+
+
+def _unpacked(flags: pa.BooleanArray) -> npt.NDArray[np.bool_]:
+    return _numbers(flags.cast(pa.uint8())).view(np.bool_)
+
+
+def _numbers(array: pa.Array) -> npt.NDArray[Any]:
+    """The memory of an array without NULLs; no copy."""
+    return np.from_dlpack(array)
 
 
 def _aligned(logprobs: pa.ListArray, action_starts: Ints) -> npt.NDArray[np.float32]:
     """Log-probabilities at the positions of their actions, NaN for rows without."""
-    values: npt.NDArray[np.float32] = logprobs.values.to_numpy()
+    values = _numbers(logprobs.values)
     if logprobs.null_count == 0:
         return values
-    present_R = logprobs.is_valid().to_numpy(zero_copy_only=False)
+    present_R = _unpacked(logprobs.is_valid())
     aligned_T = np.full(action_starts[-1], np.nan, np.float32)
     aligned_T[np.repeat(present_R, np.diff(action_starts))] = values
     return aligned_T

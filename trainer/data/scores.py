@@ -3,6 +3,7 @@
 import polars as pl
 
 from lake.errors import UsageError
+from lake.reading import collected
 from lake.snapshot import Snapshot
 
 ENV_RETURN = "env_return"
@@ -30,7 +31,7 @@ def episode_scores(snapshot: Snapshot, score: str) -> pl.DataFrame:
         UsageError: a scorer that scored no episode.
     """
     if score == ENV_RETURN:
-        return snapshot.scan("episodes").select("episode_id", score=ENV_RETURN).collect()
+        return collected(snapshot.scan("episodes").select("episode_id", score=ENV_RETURN))
     return scores_of(snapshot, score)
 
 

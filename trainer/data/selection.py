@@ -11,6 +11,7 @@ from enum import StrEnum
 import polars as pl
 
 from lake.errors import DataRefusedError
+from lake.reading import collected
 from lake.snapshot import Snapshot
 from trainer.config import TrainConfig
 from trainer.data.advantages import AdvantageSource, read_advantages
@@ -92,16 +93,24 @@ class Selection:
     """The advantages are divided by this."""
 
 
-def select_episodes(snapshot: Snapshot, where: str | None, kept: Kept | None = None) -> pl.DataFrame:
+def select_episodes(
+    snapshot: Snapshot, where: str | None, kept: Kept | None = None, place: str = "--where"
+) -> pl.DataFrame:
     """The episodes of a predicate, of those a selection kept: episode_id and num_steps, sorted by id.
+
+    Args:
+        snapshot: the data.
+        where: SQL predicate over `episodes`; None takes them all.
+        kept: a selection; None takes all that satisfy the predicate.
+        place: where the predicate stands, for messages.
 
     Raises:
         UsageError: the predicate is no SQL over `episodes`.
         DataRefusedError: no episode satisfies it, or the selection kept none of them.
     """
-    episodes = matching(snapshot, where)
+    episodes = matching(snapshot, where, place)
     if episodes.is_empty():
-        fault = f"no episode satisfies --where {where}" if where else "the lake holds no episodes"
+        fault = f"no episode satisfies {place} {where}" if where else "the lake holds no episodes"
         msg = f"{fault}; `trajlake sql` shows what is there"
         raise DataRefusedError(msg)
     if kept is None:
@@ -120,7 +129,7 @@ def provenance_of(snapshot: Snapshot, episode_ids: pl.Series, wanted: str) -> st
     engine = snapshot.scan("tokens").filter(
         (pl.col("provenance") == "engine") & pl.col("episode_id").is_in(episode_ids.implode())
     )
-    return "rendered" if engine.select("episode_id").head(1).collect().is_empty() else "engine"
+    return "rendered" if collected(engine.select("episode_id").head(1)).is_empty() else "engine"
 
 
 def select(
@@ -203,7 +212,7 @@ def _special_steps(snapshot: Snapshot, episode_ids: pl.Series) -> pl.DataFrame:
     """Flags of the few steps that are inactive, copied, or another policy's."""
     ordinary = pl.col("is_active") & pl.col("trainable") & ~pl.col("is_copied_context")
     steps = snapshot.scan("steps").filter(~ordinary & pl.col("episode_id").is_in(episode_ids.implode()))
-    return steps.select("episode_id", "step_index", "is_active", "is_copied_context", "trainable").collect()
+    return collected(steps.select("episode_id", "step_index", "is_active", "is_copied_context", "trainable"))
 
 
 def _marked(members: pl.DataFrame, dropped_steps: pl.DataFrame) -> pl.DataFrame:

@@ -7,6 +7,7 @@ does, then the episode, whose version is the one it began with.
 
 import polars as pl
 
+from lake.reading import collected
 from lake.snapshot import Snapshot
 
 _SPANS = pl.List(pl.List(pl.Int64))
@@ -35,11 +36,11 @@ def staleness(snapshot: Snapshot, members: pl.DataFrame) -> pl.Series:
         steps = snapshot.scan("steps").filter(
             pl.col("episode_id").is_in(episode_ids) & pl.col("policy_version").is_not_null()
         )
-        of_step = steps.select(*_KEYS, of_step="policy_version").collect()
+        of_step = collected(steps.select(*_KEYS, of_step="policy_version"))
         rows = rows.join(of_step, on=_KEYS, how="left", maintain_order="left")
         rows = rows.with_columns(version=pl.coalesce("version", "of_step"))
     episodes = snapshot.scan("episodes").filter(pl.col("episode_id").is_in(episode_ids))
-    of_episode = episodes.select("episode_id", "run_id", of_episode="policy_version").collect()
+    of_episode = collected(episodes.select("episode_id", "run_id", of_episode="policy_version"))
     rows = rows.join(of_episode, on="episode_id", how="left", maintain_order="left")
     version = pl.coalesce("version", "of_episode")
     newest = pl.max_horizontal("newest", version).max().over("run_id")

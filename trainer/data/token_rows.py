@@ -11,7 +11,9 @@ import polars as pl
 
 from lake import ids
 from lake.errors import ContractError
+from lake.reading import collected
 from lake.snapshot import Snapshot
+from lake.tables import TOKENS
 
 SCALARS = (
     "episode_id",
@@ -49,7 +51,7 @@ def read_token_rows(snapshot: Snapshot, episode_ids: pl.Series, columns: Sequenc
     """
     files = snapshot.files("tokens")
     if not files:
-        empty = snapshot.scan("tokens").select(columns).head(0).collect()
+        empty = collected(snapshot.scan("tokens").select(columns).head(0))
         return empty.with_columns(file=pl.lit(0, pl.Int32), row=pl.lit(0, pl.Int64))
     ends = np.cumsum([file.rows for file in files])
     starts = ends - [file.rows for file in files]
@@ -57,13 +59,15 @@ def read_token_rows(snapshot: Snapshot, episode_ids: pl.Series, columns: Sequenc
         [file.path for file in files],
         row_index_name="position",
         missing_columns="insert",
+        extra_columns="ignore",
+        schema=TOKENS.polars(),
         storage_options=snapshot.objects.polars_options or None,
     )
     dead = sorted(frozenset[int]().union(*(file.dead for file in files)))
     if dead:
         scan = scan.filter(~pl.col("write_id").is_in(dead))
     wanted = pl.col("episode_id").is_in(episode_ids.implode())
-    frame = scan.select("position", *columns).filter(wanted).collect()
+    frame = collected(scan.select("position", *columns).filter(wanted))
     position_N = frame["position"].to_numpy().astype(np.int64)
     file_N = np.searchsorted(ends, position_N, side="right")
     frame = frame.drop("position").with_columns(

@@ -7,9 +7,9 @@ passes over the table as it has windows, not one per step. The first windows are
 groups of a few steps.
 
 A window's memory is laid out by the plan before anything is read; a decoded row group is copied to its places in it and
-forgotten. Context and action of a row lie side by side, so that an episode is one slice.
+forgotten. Rows of an episode are neighbours, so that its contexts are one slice and its actions another.
 
-Axes: `_M` members of the plan, `_R` rows of a window, `_T` their tokens, `_A` their action tokens.
+Axes: `_M` members of the plan, `_R` rows of a window, `_C` their context tokens, `_A` their action tokens.
 """
 
 from collections import deque
@@ -72,12 +72,12 @@ class Window:
         pool: runs the reading.
 
     Attributes:
-        ids_T: token ids of all rows, int32 [T]: of each row its context, then its action.
+        context_C: ids of context tokens of all rows, int32 [C].
+        action_A: ids of action tokens, int32 [A].
         mask_A: action masks, bool [A], if they are read.
         logprobs_A: behaviour log-probabilities, float32 [A], NaN where there are none, if they are read.
-        starts_R: row r has the tokens [starts_R[r], starts_R[r + 1]).
-        n_context_R: the first ones of which are its context.
-        action_starts_R: and these places in `mask_A` and `logprobs_A`.
+        context_starts_R: row r has the context tokens [context_starts_R[r], context_starts_R[r + 1]).
+        action_starts_R: and these places in the three arrays of action tokens.
     """
 
     def __init__(
@@ -91,24 +91,25 @@ class Window:
     ) -> None:
         self.steps = steps
         self._plan, self._locations, self._reader, self._pool = plan, locations, reader, pool
-        group_M, row_M = locations.group_M[wanted_M], locations.row_M[wanted_M]
-        order = np.lexsort((row_M, group_M))
-        is_new = np.append(True, (np.diff(group_M[order]) != 0) | (np.diff(row_M[order]) != 0))
+        # Groups hold less than 2^32 rows: one sort instead of two, and of a few ascending runs.
+        place_M = (locations.group_M[wanted_M] << 32) | locations.row_M[wanted_M]
+        order = np.argsort(place_M, kind="stable")
+        is_new = np.diff(place_M[order], prepend=-1) != 0
         self._wanted_M = wanted_M
         self._slot_M = np.empty(len(wanted_M), np.int64)
         self._slot_M[order] = np.cumsum(is_new) - 1
         self._member_R = wanted_M[order[is_new]]
-        self.n_context_R, n_action_R = locations.lengths_M2[self._member_R].T
-        self.starts_R = starts(self.n_context_R + n_action_R)
-        self.action_starts_R = starts(n_action_R)
-        groups, firsts = np.unique(locations.group_M[self._member_R], return_index=True)
+        self.context_starts_R, self.action_starts_R = map(starts, locations.lengths_M2[self._member_R].T)
+        group_R = locations.group_M[self._member_R]
+        firsts = np.flatnonzero(np.diff(group_R, prepend=-1))
         self._waiting = deque(
-            zip(groups.tolist(), firsts.tolist(), [*firsts[1:].tolist(), len(self._member_R)], strict=True)
+            zip(group_R[firsts].tolist(), firsts.tolist(), [*firsts[1:].tolist(), len(group_R)], strict=True)
         )
         self._reading: dict[int, Future[None]] = {}
         self._complete = False
-        tokens, actions = int(self.starts_R[-1]), int(self.action_starts_R[-1])
-        self.ids_T = np.empty(tokens, np.int32)
+        actions = int(self.action_starts_R[-1])
+        self.context_C = np.empty(int(self.context_starts_R[-1]), np.int32)
+        self.action_A = np.empty(actions, np.int32)
         self.mask_A = np.empty(actions, np.bool_) if reader.masks else None
         self.logprobs_A = np.empty(actions, np.float32) if reader.logprobs else None
 
@@ -130,7 +131,8 @@ class Window:
                 self._reading[number].result()
             # Once nothing is left to wait for, no step looks again.
             self._complete = not self._waiting and all(map(_succeeded, self._reading.values()))
-        return self._slot_M[np.searchsorted(self._wanted_M, chosen_M)]
+        everything = len(self._wanted_M) == len(self._locations.group_M)
+        return self._slot_M[chosen_M if everything else np.searchsorted(self._wanted_M, chosen_M)]
 
     def _read(self, number: int, low: int, high: int) -> None:
         """Read a row group and copy what is wanted of it to rows [low, high)."""
@@ -139,11 +141,9 @@ class Window:
         context, action = group.lengths(rows)
         self._check_lengths(context, action, low)
         context_at, action_at = _span(group.context_starts, rows, context), _span(group.action_starts, rows, action)
-        out_T = self.ids_T[self.starts_R[low] : self.starts_R[high]]
-        is_action_T = np.repeat(np.tile([False, True], high - low), np.stack([context, action], axis=1).ravel())
-        out_T[is_action_T] = group.action_A[action_at]
-        out_T[np.logical_not(is_action_T, out=is_action_T)] = group.context_T[context_at]
+        self.context_C[self.context_starts_R[low] : self.context_starts_R[high]] = group.context_C[context_at]
         places = slice(self.action_starts_R[low], self.action_starts_R[high])
+        self.action_A[places] = group.action_A[action_at]
         if self.mask_A is not None and group.mask_A is not None:
             self.mask_A[places] = group.mask_A[action_at]
         if self.logprobs_A is not None and group.logprobs_A is not None:
@@ -219,7 +219,7 @@ class Windows:
             first, longest = first + count, 2 * longest
 
     def _window(self, steps: Sequence[OptimizerStep]) -> Window:
-        wanted_M = np.unique(self._members(np.unique(np.concatenate([step.episodes_E for step in steps]))))
+        wanted_M = self._members(np.unique(np.concatenate([step.episodes_E for step in steps])))
         return Window(steps, wanted_M, self._plan, self._locations, self._reader, self._pool)
 
     def _members(self, episodes_E: Ints) -> Ints:

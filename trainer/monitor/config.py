@@ -1,12 +1,12 @@
 """Options of a run's monitoring."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from trainer.frozen import FrozenModel
 
 
-class ValidationConfig(BaseModel):
+class ValidationConfig(FrozenModel):
     """Held-out episodes, and what their measurements decide."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     where: str
     """SQL predicate over `episodes`: these are held out, also where --where takes them."""
@@ -20,10 +20,8 @@ class ValidationConfig(BaseModel):
     """Export the best weights instead of the last: every improvement then writes a checkpoint."""
 
 
-class AlarmConfig(BaseModel):
+class AlarmConfig(FrozenModel):
     """Thresholds. None switches an alarm off."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     entropy: float | None = Field(0.02, ge=0)
     """Mean entropy, in nats, below which the policy has collapsed."""

@@ -6,13 +6,15 @@ The lake is the record; these are for watching. A logger takes a step and its me
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
-from lake.errors import MissingExtraError
+from lake.errors import MissingExtraError, UsageError
 
 LoggerName = Literal["tensorboard", "wandb"]
+_MODULES: dict[LoggerName, str] = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}
 
 
 class Logger(Protocol):
@@ -65,11 +67,7 @@ class TensorBoardLogger:
     """
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise MissingExtraError(_missing("tensorboard")) from error
-        self._writer: Any = SummaryWriter(str(folder))
+        self._writer: Any = _module("tensorboard").SummaryWriter(str(folder))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add one scalar per metric."""
@@ -94,17 +92,22 @@ class WandbLogger:
 
     Raises:
         MissingExtraError: wandb is not installed.
+        UsageError: wandb does not start: no key, no network.
     """
 
     def __init__(self, folder: Path, run_id: str, key: str, config: Mapping[str, Any]) -> None:
+        wandb = _module("wandb")
         try:
-            import wandb
-        except ImportError as error:
-            raise MissingExtraError(_missing("wandb")) from error
-        self._run: Any = wandb.init(dir=str(folder), name=run_id, id=key, resume="allow", config=dict(config))
+            self._run: Any = wandb.init(dir=str(folder), name=run_id, id=key, resume="allow", config=dict(config))
+        except wandb.Error as error:
+            reason = str(error).rstrip(".")
+            msg = (
+                f"wandb does not start: {reason}; set WANDB_API_KEY, or WANDB_MODE=offline: the run waits for --resume"
+            )
+            raise UsageError(msg) from error
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log one step; steps that a resumed run repeats are taken by wandb as they come."""
+        """Log one step. Of steps that a resumed run repeats wandb keeps the first values, which are the same."""
         self._run.log(dict(metrics), step=step)
 
     def close(self) -> None:
@@ -142,5 +145,19 @@ def open_loggers(
         yield loggers
 
 
-def _missing(name: str) -> str:
-    return f'{name} is not installed: pip install "trajlake[{name}]", or leave it out of `loggers`'
+def check_installed(names: Sequence[LoggerName]) -> None:
+    """Refuse loggers that are not installed, before a run is started for which they are wanted.
+
+    Raises:
+        MissingExtraError: names the first that is not.
+    """
+    for name in names:
+        _module(name)
+
+
+def _module(name: LoggerName) -> Any:
+    try:
+        return import_module(_MODULES[name])
+    except ImportError as error:
+        msg = f'{name} is not installed: pip install "trajlake[{name}]", or leave it out of `loggers`'
+        raise MissingExtraError(msg) from error

@@ -7,6 +7,7 @@ import polars as pl
 import torch  # noqa: TID253 - loaded by commands only when they train
 
 from lake import ids
+from lake.reading import collected
 from lake.snapshot import Snapshot
 from trainer.backends.single import SingleDevice
 from trainer.config import TrainConfig
@@ -44,7 +45,7 @@ def estimate_seconds(snapshot: Snapshot, policy: Policy, plan: Plan, config: Tra
 def _earlier_speed(snapshot: Snapshot, policy: Policy, config: TrainConfig) -> tuple[int, float] | None:
     """Speed of the newest finished run of a model of this size, with this loss, device and number of threads."""
     jobs = snapshot.scan("jobs").filter((pl.col("kind") == "train") & (pl.col("event") == "succeeded"))
-    rows = jobs.sort("at", descending=True).select("job_id", "parameters", "counts").collect()
+    rows = collected(jobs.sort("at", descending=True).select("job_id", "parameters", "counts"))
     for job_id, parameters, counts in rows.iter_rows():
         was, figures = msgspec.json.decode(parameters), msgspec.json.decode(counts or "{}")
         alike = all(was.get(name) == getattr(config, name) for name in ("loss", "device", "threads"))

@@ -8,20 +8,22 @@ import polars as pl
 from lake import ids
 from lake.errors import CheckpointError
 from lake.lake import Lake
+from lake.reading import collected
 from trainer.runs.runs import RunFolder
 
 
 def newest_checkpoint(lk: Lake, job_id: int) -> dict[str, Any] | None:
     """The row of `checkpoints` with the most updates; None if there is none yet."""
     mine = lk.scan("checkpoints").filter(pl.col("job_id") == job_id)
-    newest = mine.sort("optimizer_step", "attempt").tail(1).collect()
+    newest = collected(mine.sort("optimizer_step", "attempt").tail(1))
     return newest.row(0, named=True) if newest.height else None
 
 
 def checkpoints_of(lk: Lake, job_id: int, folder: RunFolder) -> list[tuple[int, Path]]:
     """Updates done and place of each checkpoint of a job, oldest first; of repeated steps the newest attempt's."""
-    mine = lk.scan("checkpoints").filter(pl.col("job_id") == job_id).sort("optimizer_step", "attempt").collect()
-    places = {row["optimizer_step"]: folder.checkpoints / Path(row["uri"]).name for row in mine.iter_rows(named=True)}
+    mine = lk.scan("checkpoints").filter(pl.col("job_id") == job_id).sort("optimizer_step", "attempt")
+    rows = collected(mine).iter_rows(named=True)
+    places = {row["optimizer_step"]: folder.checkpoints / Path(row["uri"]).name for row in rows}
     return sorted(places.items())
 
 
@@ -43,4 +45,4 @@ def next_attempt(lk: Lake, job_id: int) -> int:
     snapshot = lk.snapshot()
     mine = pl.col("job_id") == job_id
     parts = [snapshot.scan(name).filter(mine).select("attempt") for name in ("batches", "metrics", "checkpoints")]
-    return 1 + int(pl.concat(parts).select(pl.col("attempt").max().fill_null(0)).collect()["attempt"][0])
+    return 1 + int(collected(pl.concat(parts).select(pl.col("attempt").max().fill_null(0)))["attempt"][0])

@@ -18,13 +18,16 @@ import torch  # noqa: TID253 - loaded by commands only when they train
 
 from lake import ids
 from lake.errors import CheckpointError, ContractError, UsageError
+from lake.faults import validated
 from lake.lake import Lake
 from trainer.backends.base import PolicyBackend
 from trainer.backends.ranks import join_ranks
 from trainer.config import TrainConfig
 from trainer.data.preparation import Prepared, prepare, prepare_at, prepare_pinned
 from trainer.data.refusals import refuse
+from trainer.effect import idle_options, in_words
 from trainer.losses import find_loss
+from trainer.monitor.loggers import check_installed
 from trainer.policy.model import Policy
 from trainer.policy.model_files import load_tokenizer
 from trainer.runs.checkpoint import State, changed_environment, load_checkpoint
@@ -102,10 +105,13 @@ def train(
     with locked(folder, ranks):
         ranks.told_by_zero(lambda: _check_empty(folder))
         make_deterministic(config)
+        ranks.told_by_zero(lambda: check_installed(config.loggers))
+        idle = idle_options(config)
         backend = make_backend(config, ranks)
         config = resolve(config, backend.policy)
         prepared = prepared_together(lk, config, lambda: _prepare(lk, config, origin), ranks)
         ranks.told_by_zero(lambda: refuse(prepared.refusals))
+        prepared.notes.extend([in_words(idle)] if idle else [])
         digest = backend.model_digest()
         if origin is not None:
             _check_same(origin, config, digest, prepared)
@@ -153,8 +159,9 @@ def resume(lk: Lake, out: Path, *, on_step: Progress | None = None, evaluate: Ev
         if before.finished and newest is not None:
             notes = ["this run had finished already"]
             return TrainResult(record.job_id, newest["optimizer_step"], newest["sha256"], folder.final, notes)
-        config = TrainConfig.model_validate(record.config)
+        config = validated(TrainConfig, record.config, f"{folder.path / 'run.json'}: ")
         make_deterministic(config)
+        ranks.told_by_zero(lambda: check_installed(config.loggers))
         backend = make_backend(config, ranks)
         prepared = _prepare_again(lk, config, record, backend)
         state = None if newest is None else _load(folder, newest, backend, prepared)

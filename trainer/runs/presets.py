@@ -1,13 +1,18 @@
 """Configurations by purpose, as functions: what a researcher would set for a method, and nothing else.
 
 Each returns a TrainConfig (or the stages of one run), which `trainer.runs.offline.train` (or `train_stages` in
-`trainer.runs.stages`) takes. Keyword arguments set any other field.
+`trainer.runs.stages`) takes. Keyword arguments set any other field; a mapping is merged with what the preset sets.
 """
 
 from typing import Any
 
+from lake.settings import merged
 from trainer.config import TrainConfig
 from trainer.runs.stages import Stage
+
+PREFERENCE_LEARNING_RATE = 1e-6
+"""Peak for losses on preferences: TRL's default for DPO and KTO, and that of the DPO paper, for models of a billion
+parameters and more. Below, pass a larger learning_rate."""
 
 
 def sft(model: str, **fields: Any) -> TrainConfig:
@@ -17,7 +22,7 @@ def sft(model: str, **fields: Any) -> TrainConfig:
         model: model folder.
         fields: of `TrainConfig`.
     """
-    return TrainConfig(**({"model": model, "loss": "sft"} | fields))
+    return _configured(model, "sft", {}, fields)
 
 
 def filtered_bc(model: str, threshold: float = 1.0, **fields: Any) -> TrainConfig:
@@ -41,7 +46,68 @@ def awr(model: str, beta: float = 1.0, **fields: Any) -> TrainConfig:
         beta: temperature of the weights, in standard deviations of the advantages.
         fields: of `TrainConfig`.
     """
-    return TrainConfig(**({"model": model, "loss": "awr", "awr": {"beta": beta}} | fields))
+    return _configured(model, "awr", {"awr": {"beta": beta}}, fields)
+
+
+def dpo(model: str, beta: float = 0.1, **fields: Any) -> TrainConfig:
+    """Better sibling episodes preferred to worse ones, whole trajectory against whole trajectory.
+
+    beta and the learning rate as in the paper (Rafailov et al. 2023, arXiv 2305.18290, appendix B) and in TRL; on
+    trajectories of agents: ETO (Song et al. 2024, arXiv 2403.02502).
+
+    Args:
+        model: model folder; also the reference, unless `reference` says another.
+        beta: how strongly the reference holds.
+        fields: of `TrainConfig`.
+    """
+    return _preferring(model, "dpo", {"dpo": {"beta": beta}}, fields)
+
+
+def step_dpo(model: str, beta: float = 0.1, margin: float = 0.0, *, graft: bool = False, **fields: Any) -> TrainConfig:
+    """Better actions preferred to worse ones at the same anchor (step-DPO, Lai et al. 2024, arXiv 2406.18629).
+
+    The paper compares a right step with a wrong one after the same beginning; here anchors and returns-to-go of a
+    credit job say which are compared. beta is that of `dpo`.
+
+    Args:
+        model: model folder; also the reference, unless `reference` says another.
+        beta: how strongly the reference holds.
+        margin: smallest difference of the two returns-to-go; equal ones are never paired.
+        graft: put both actions onto the chosen one's context where the contexts differ.
+        fields: of `TrainConfig`.
+    """
+    pairs = {"kind": "step", "margin": margin, "graft": graft}
+    return _preferring(model, "dpo", {"dpo": {"beta": beta}, "pairs": pairs}, fields)
+
+
+def dmpo(model: str, beta: float = 0.1, gamma: float = 0.7, **fields: Any) -> TrainConfig:
+    """As `dpo`, but early turns count more, and length does not (Shi et al. 2024, arXiv 2406.14868).
+
+    beta and gamma as in the authors' code.
+
+    Args:
+        model: model folder; also the reference, unless `reference` says another.
+        beta: how strongly the reference holds.
+        gamma: discount from turn to turn; 1 weighs them linearly.
+        fields: of `TrainConfig`.
+    """
+    return _preferring(model, "dmpo", {"dmpo": {"beta": beta, "gamma": gamma}}, fields)
+
+
+def kto(model: str, beta: float = 0.1, threshold: float | None = None, **fields: Any) -> TrainConfig:
+    """Good episodes made likelier and bad ones less likely, without pairs (Ethayarajh et al. 2024, arXiv 2402.01306).
+
+    beta and both weights (1) as in the paper and in TRL. Where there are many more of one kind, its weight should be
+    lower (`kto={"desirable_weight": ...}`), so that weight times number is about the same for both.
+
+    Args:
+        model: model folder; also the reference, unless `reference` says another.
+        beta: how strongly the reference holds.
+        threshold: lowest `env_return` of a good episode; None takes the sign of A_E of the credit job.
+        fields: of `TrainConfig`.
+    """
+    pairs = {} if threshold is None else {"pairs": {"threshold": threshold}}
+    return _preferring(model, "kto", {"kto": {"beta": beta}, **pairs}, fields)
 
 
 def sft_then_rl(model: str, rl: TrainConfig, *, where: str = "env_return > 0", **fields: Any) -> list[Stage]:
@@ -55,3 +121,11 @@ def sft_then_rl(model: str, rl: TrainConfig, *, where: str = "env_return > 0", *
     """
     first = sft(model, where=where, **fields)
     return [Stage("sft", first, follows=False), Stage("rl", rl, follows=True)]
+
+
+def _preferring(model: str, loss: str, settings: dict[str, Any], fields: dict[str, Any]) -> TrainConfig:
+    return _configured(model, loss, {"learning_rate": PREFERENCE_LEARNING_RATE} | settings, fields)
+
+
+def _configured(model: str, loss: str, settings: dict[str, Any], fields: dict[str, Any]) -> TrainConfig:
+    return TrainConfig.model_validate(merged({"model": model, "loss": loss} | settings, fields))

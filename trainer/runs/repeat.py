@@ -12,6 +12,7 @@ import polars as pl
 
 from lake import ids
 from lake.errors import UsageError
+from lake.faults import validated
 from lake.lake import Lake
 from trainer.config import TrainConfig
 from trainer.runs.offline import Origin, train
@@ -44,7 +45,7 @@ def repeat(lk: Lake, wanted: str, out: Path, *, run_id: str, on_step: Progress |
         CheckpointError: its data are not there any more, its model is another, or its plan comes out differently.
     """
     row = _find(lk, wanted)
-    config = TrainConfig.model_validate(msgspec.json.decode(row["parameters"]))
+    config = validated(TrainConfig, msgspec.json.decode(row["parameters"]), f"run {row['run_id']}: ")
     versions = msgspec.json.decode(row["data_snapshot"], type=dict[str, int])
     cursor = msgspec.json.decode(row["cursor"], type=dict[str, Any])
     origin = Origin(versions, cursor["plan_hash"], cursor["model_sha256"])

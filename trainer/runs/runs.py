@@ -16,7 +16,10 @@ from typing import Any
 import msgspec
 
 from lake.errors import CheckpointError, UsageError
+from lake.faults import validated
+from lake.settings import merged
 from trainer.atomic import atomic_text
+from trainer.config import TrainConfig
 from trainer.data.advantages import AdvantageSource
 
 
@@ -111,13 +114,14 @@ def check_unchanged(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> N
     """A resumed run keeps its configuration: options given again must say the same.
 
     Args:
-        settings: what is given now, as JSON data.
-        stored: the resolved configuration of the run.
+        settings: what is given now: any fields, as they stand in a file.
+        stored: the resolved configuration of the run, as JSON data.
 
     Raises:
-        UsageError: names the options that differ.
+        UsageError: names the options that differ, or those that are wrong.
     """
-    changed = list(_differences(settings, stored))
+    wanted = validated(TrainConfig, merged(stored, settings)).model_dump(mode="json")
+    changed = list(_differences(wanted, stored))
     if changed:
         msg = f"a resumed run keeps its configuration, and these differ: {', '.join(changed)}; leave them out"
         raise UsageError(msg)

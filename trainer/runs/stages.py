@@ -20,14 +20,18 @@ before.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
 from lake.errors import UsageError
+from lake.faults import validated
 from lake.lake import Lake
+from lake.settings import merged
 from trainer.backends.ranks import join_ranks
-from trainer.config import TrainConfig, validated
+from trainer.config import TrainConfig
+from trainer.effect import has, idle_options, in_words, says, without
 from trainer.runs.offline import resume, train
 from trainer.runs.runs import RunFolder, check_unchanged
 from trainer.runs.training_run import Progress, TrainResult
@@ -54,7 +58,8 @@ def read_stages(settings: Mapping[str, Any]) -> list[Stage]:
         settings: of the section [trainer].
 
     Raises:
-        UsageError: a stage without name or with one that was used, or a field that TrainConfig does not know.
+        UsageError: a stage without name or with one that was used, a field that TrainConfig does not know, or an
+            option without effect.
     """
     common = {name: value for name, value in settings.items() if name != "stages"}
     found = settings.get("stages", [])
@@ -71,9 +76,28 @@ def read_stages(settings: Mapping[str, Any]) -> list[Stage]:
                 "digits, _ and -"
             )
             raise UsageError(msg)
-        config = validated(TrainConfig, common | own, f"stage {name}: ")
+        config = validated(TrainConfig, merged(common, own), f"stage {name}: ")
         stages.append(Stage(name, config, follows=position > 0 and "model" not in own))
-    return stages
+    return _effective(stages, [{key: value for key, value in entry.items() if key != "name"} for entry in found])
+
+
+def _effective(stages: list[Stage], own: list[Mapping[str, Any]]) -> list[Stage]:
+    """The stages without what they took from [trainer] and have no use for, as long as another stage has.
+
+    Raises:
+        UsageError: an option that has no effect on the stage that sets it, or one of [trainer] that has none on any.
+    """
+    given = [stage.config.model_dump(exclude_unset=True) for stage in stages]
+    idle = [idle_options(stage.config, settings) for stage, settings in zip(stages, given, strict=True)]
+    left: list[Stage] = []
+    for stage, settings, useless, mine in zip(stages, given, idle, own, strict=True):
+        wrong = {option: why for option, why in useless.items() if has(mine, option)}
+        wrong |= {option: why for option, why in useless.items() if all(map(partial(says, option), idle))}
+        if wrong:
+            msg = f"stage {stage.name}: {in_words(wrong)}"
+            raise UsageError(msg)
+        left.append(replace(stage, config=TrainConfig.model_validate(reduce(without, useless, settings))))
+    return left
 
 
 def train_stages(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from lake.reading import collected
 from lake.snapshot import Snapshot
 from trainer.backends.single import SingleDevice
 from trainer.config import TrainConfig
@@ -68,7 +69,7 @@ def update(
         loss.needs,
         source=source,
         own_encoding=own_encoding,
-        episodes=episodes.select("episode_id", "num_steps").sort("episode_id").collect(),
+        episodes=collected(episodes.select("episode_id", "num_steps").sort("episode_id")),
     )
     refuse(find_refusals(snapshot, selection.members, loss))
     plan = Plan(selection, config)

@@ -5,8 +5,9 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from pipelines.faults import faults
-from pipelines.groupings.definition import NAME
+from lake.errors import UsageError
+from lake.faults import faults, validated
+from lake.names import NAME
 
 
 class Cat(BaseModel):
@@ -32,6 +33,7 @@ class Settings(BaseModel):
     pet: Annotated[Cat | Dog, Field(discriminator="kind")] = Cat()
     pets: tuple[Annotated[Cat | Dog, Field(discriminator="kind")], ...] = Field((Cat(),), min_length=1)
     limits: dict[str, int] = {}
+    names: tuple[str, ...] | Literal["all"] = "all"
 
     @model_validator(mode="after")
     def _sound(self) -> "Settings":
@@ -70,6 +72,7 @@ class Settings(BaseModel):
         ({"pets": [{"kind": "cat", "lives": 10}]}, "`pets.0.cat.lives` is 10; valid: 9 or less"),
         ({"limits": {"a": "x"}}, "`limits.a` is 'x'; valid: a whole number"),
         ({"limits": 1}, "`limits` is 1; valid: keys with values"),
+        ({"names": 3}, "`names` is 3; valid: a list or 'all'"),
         ({"colour": "red"}, "there is no option `colour`"),
         ({"count": "x" * 99}, f"`count` is '{'x' * 59}...; valid: a whole number"),
         ({"count": "x", "colour": 1}, "`count` is 'x'; valid: a whole number; there is no option `colour`"),
@@ -102,3 +105,33 @@ def test_a_fault_of_a_kind_that_is_not_listed_is_told_in_pydantics_words() -> No
     with pytest.raises(ValidationError) as error:
         Timed.model_validate({"days": [3]})
     assert faults(error.value) == "`days.0` is 3: input should be a valid bytes"
+
+
+class House(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    settings: Settings = Settings()
+    maybe: Settings | None = None
+    several: tuple[Settings, ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"setings": {}}, "there is no option `setings`; valid: settings"),
+        ({"roof": 1}, "there is no option `roof`; valid: settings, maybe, several"),
+        ({"settings": {"nam": "a"}}, "there is no option `settings.nam`; valid: name"),
+        ({"maybe": {"shar": 1}}, "there is no option `maybe.shar`; valid: share"),
+        ({"several": [{"wordy": "a"}]}, "there is no option `several.0.wordy`; valid: word"),
+        ({"settings": {"zzz": 1}}, "there is no option `settings.zzz`; valid: name, word, share, exact, on, count, "),
+        ({"maybe": {"on": 3.5}, "roof": 1}, "`maybe.on` is 3.5; valid: true or false; there is no option `roof`"),
+    ],
+)
+def test_an_option_that_there_is_not_is_told_with_those_that_there_are(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError) as error:
+        validated(House, settings, "house: ")
+    assert str(error.value).startswith(f"house: {told}")
+
+
+def test_what_is_right_is_the_configuration() -> None:
+    assert validated(House, {"maybe": {"count": "3"}}) == House(maybe=Settings(count=3))

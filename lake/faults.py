@@ -1,20 +1,24 @@
 """What is wrong with settings, in one line: pydantic's findings in the words of this project.
 
 Every command and loader that validates a user's settings says it through `faults`, so that a wrong number reads the
-same in a file, in `--set` and in `--filter`: which field, what it is, what is valid.
+same in a file, in `--set` and in `--filter`: which field, what it is, what is valid. `validated` is the usual way.
 """
 
 import json
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, TypeVar, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from pipelines.groupings.definition import NAME
+from lake.errors import UsageError
+from lake.names import NAME, NAME_IN_WORDS
 
+Config = TypeVar("Config", bound=BaseModel)
 _SHOWN = 60
 """Characters of a wrong value that are shown."""
-_PATTERNS = {NAME: "letters, digits, `_`, `.` and `-`, beginning with a letter or a digit"}
+_PATTERNS = {NAME: NAME_IN_WORDS}
 """Patterns as people read them."""
 _VALID = {
     "bool_parsing": "true or false",
@@ -44,20 +48,44 @@ _VALID = {
     "union_tag_not_found": "keys with values, {discriminator} among them",
 }
 """Kind of finding -> what is valid, over the finding's context."""
+_NEAR = 0.75
+"""How alike an option that there is must be to one that there is not, to be told alone."""
 _ALTERNATIVES = frozenset(("bool", "float", "int", "str"))
+_SPELLED = ("list[", "literal[", "tuple[")
+"""Types that a value might have had, in a finding's place."""
 
 
-def faults(error: ValidationError) -> str:
+def validated(model: type[Config], settings: Mapping[str, Any], place: str = "") -> Config:
+    """A configuration object from a user's settings; its faults as one line.
+
+    Args:
+        model: its class.
+        settings: field values.
+        place: where they stand, as the beginning of the message: `stage rl: `.
+
+    Raises:
+        UsageError: names each field that is wrong, what it is and what is valid.
+    """
+    try:
+        return model.model_validate(dict(settings))
+    except ValidationError as error:
+        raise UsageError(place + faults(error, model)) from error
+
+
+def faults(error: ValidationError, model: type[BaseModel] | None = None) -> str:
     """Everything that is wrong, each field once, separated by semicolons.
 
     Args:
         error: what validation raised.
+        model: what was validated: an option that it does not have is told with those that it has.
     """
     found = error.errors(include_url=False)
     told: dict[str, list[str]] = {}
     for one in found:
         if not _follows(one, found):
             what, valid = _told(one)
+            if model is not None and one["type"] == "extra_forbidden":
+                valid = _options(model, one["loc"])
             told.setdefault(what, []).extend([valid] if valid else [])
     return "; ".join(f"{what}; valid: {' or '.join(valid)}" if valid else what for what, valid in told.items())
 
@@ -95,10 +123,29 @@ def _sentence(found: ErrorDetails) -> str:
     return said
 
 
+def _options(model: type[BaseModel], place: Sequence[int | str]) -> str:
+    """Those that there are where there is none of that name: the nearest, or all."""
+    owners: list[Any] = [model]
+    for name in place[:-1]:
+        fields = [owner.model_fields[name] for owner in owners if name in owner.model_fields]
+        # The name of a union's member, or a position in a list, stays where it is.
+        owners = [one for field in fields for one in models_in(field.annotation)] or owners
+    names = list(dict.fromkeys(name for owner in owners for name in owner.model_fields))
+    return ", ".join(get_close_matches(str(place[-1]), names, cutoff=_NEAR) or names)
+
+
+def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models that a field's annotation names, alone, in a union or in a list."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from models_in(part)
+
+
 def _field(place: tuple[int | str, ...]) -> str:
     """Where the finding is; a type that a value might have had instead is no place."""
     last = str(place[-1]) if place else ""
-    named = ".".join(map(str, place[:-1] if last in _ALTERNATIVES or last.startswith("literal[") else place))
+    named = ".".join(map(str, place[:-1] if last in _ALTERNATIVES or last.startswith(_SPELLED) else place))
     return f"`{named}`" if named else "it"
 
 

@@ -1,0 +1,79 @@
+"""Where the settings of `trajlake train` come from: a TOML file, then --set, then flags; and what is wrong with them.
+
+Flags and --set stand for the section [trainer]: with stages, what every stage sets for itself they cannot change.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lake.errors import UsageError
+from lake.faults import validated
+from lake.settings import from_file, leaves, merged, typed_pairs, value_at
+from trainer.config import TrainConfig
+from trainer.effect import check_effect
+
+FLAGS = {"learning_rate": "--lr", "live_only": "--live-only", "validation.where": "--validate"}
+"""Fields whose flag has another name than they."""
+
+
+def flag_of(field: str) -> str:
+    """The flag that sets a field."""
+    return FLAGS.get(field, f"--{field.replace('_', '-')}")
+
+
+def given_settings(pairs: Sequence[str], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """What the command line sets, as nested settings.
+
+    Args:
+        pairs: of --set.
+        flags: field, dotted -> value.
+
+    Raises:
+        UsageError: a pair that is none, or a field that is set twice.
+    """
+    given = typed_pairs(pairs, TrainConfig)
+    for field, value in flags.items():
+        if value_at(given, field) is not None:
+            msg = f"{flag_of(field)} and --set {field} say the same thing twice: leave one of them out"
+            raise UsageError(msg)
+        nested = value
+        for name in reversed(field.split(".")):
+            nested = {name: nested}
+        given = merged(given, nested)
+    return given
+
+
+def read_settings(config_file: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run, as they would stand in [trainer].
+
+    Args:
+        config_file: a TOML file, or None.
+        given: what the command line sets.
+
+    Raises:
+        UsageError: the file cannot be read, or its stages leave nothing of what was given.
+    """
+    settings = merged(from_file(config_file, ["trainer"]) if config_file else {}, given)
+    stages = settings.get("stages")
+    if isinstance(stages, list) and stages and all(isinstance(stage, Mapping) for stage in stages):
+        unheard = [field for field in leaves(given) if all(value_at(stage, field) is not None for stage in stages)]
+        if unheard:
+            fields = ", ".join(unheard)
+            msg = f"of no effect on the command line: {fields}; every stage of {config_file} sets it for itself"
+            raise UsageError(msg)
+    return settings
+
+
+def configured(settings: Mapping[str, Any]) -> TrainConfig:
+    """The configuration of a run without stages.
+
+    Raises:
+        UsageError: a model or a loss is missing, a field is wrong, or an option has no effect.
+    """
+    missing = [f"--{name}" for name in ("model", "loss") if name not in settings]
+    if missing:
+        msg = f"{' and '.join(missing)} missing: say which model to train and what to optimise"
+        raise UsageError(msg)
+    config = validated(TrainConfig, settings)
+    check_effect(config)
+    return config
