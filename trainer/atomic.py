@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_SUFFIX = ".partial"
+PARTIAL = ".partial"
+"""End of the name of what is being written."""
 
 
 @contextmanager
@@ -30,7 +31,7 @@ def atomic_folder(target: Path) -> Iterator[Path]:
 
 def partial_place(target: Path) -> Path:
     """Where a folder or file is written before it gets its name."""
-    return target.with_name(f".{target.name}{_SUFFIX}")
+    return target.with_name(f".{target.name}{PARTIAL}")
 
 
 def atomic_text(target: Path, text: str) -> None:

@@ -109,7 +109,6 @@ def train(
     if ranks is not None and not plan_only:
         _launch(ranks)
     given = given_settings(pairs, {_FIELDS[name]: value for name, value in flags.items() if value is not None})
-    run_id = run_id or out.name
     if repeated is not None:
         _check_repeat(given, config_file, resume=resume, plan_only=plan_only)
     settings = read_settings(config_file, given)
@@ -120,7 +119,7 @@ def train(
         return
     with file_faults(), told_when_interrupted(out), training_bar() as on_step:
         if repeated is not None:
-            _print_result(_repeated(lk, repeated, out, run_id, on_step))
+            _print_result(_repeated(lk, repeated, out, run_id or out.name, on_step))
         else:
             _print_result(_trained(lk, settings, out, run_id, on_step, resume=resume))
 
@@ -144,7 +143,7 @@ def _launch(ranks: int) -> None:
 
 
 def _trained(
-    lk: "Lake", settings: dict[str, Any], out: Path, run_id: str, on_step: "Progress", *, resume: bool
+    lk: "Lake", settings: dict[str, Any], out: Path, named: str | None, on_step: "Progress", *, resume: bool
 ) -> "TrainResult":
     """Start or continue a run, or the stages of one."""
     from lake.errors import UsageError
@@ -155,10 +154,10 @@ def _trained(
     from trainer.runs.stages import read_stages, train_stages
     from trainer.train_settings import configured
 
-    stages = read_stages(settings)
+    stages, run_id = read_stages(settings), named or out.name
     ranks = join_ranks(str(settings.get("device", "cpu")))
     if stages:
-        begun = ranks.told_by_zero(lambda: any((out / stage.name).exists() for stage in stages))
+        begun = ranks.told_by_zero(lambda: any(RunFolder(out / stage.name).read() for stage in stages))
         if begun and not resume:
             msg = f"{out} holds a run already; continue it with --resume, or choose another --out"
             raise UsageError(msg)
@@ -166,6 +165,9 @@ def _trained(
     record = ranks.told_by_zero(RunFolder(out).read) if resume else None
     if record is None:
         return start_run(lk, configured(settings), out, run_id=run_id, on_step=on_step)
+    if named not in (None, record.run_id):
+        msg = f"--run {named}: the run in {out} is called {record.run_id}; leave --run out, or choose another --out"
+        raise UsageError(msg)
     check_unchanged(settings, record.config)
     return resume_run(lk, out, on_step=on_step)
 

@@ -61,6 +61,25 @@ def test_a_resumed_run_keeps_its_configuration(world: Path, tmp_path: Path) -> N
     assert "epochs 3 (the run has 2)" in str(other.exception)
 
 
+def test_a_resumed_run_keeps_its_name(world: Path, tmp_path: Path) -> None:
+    arguments = ["--out", tmp_path / "out", "--resume"]
+    train(world, "--model", world / "model", "--loss", "sft", "--run", "named", *arguments)
+    assert train(world, "--run", "named", *arguments).exit_code == 0
+    other = train(world, "--run", "another", *arguments)
+    assert "--run another: the run in" in str(other.exception)
+    assert "is called named" in str(other.exception)
+
+
+def test_stages_that_were_refused_can_be_started_when_they_are_mended(world: Path, tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    text = '[trainer]\nmodel = "{}"\n[[trainer.stages]]\nname = "rl"\nloss = "{}"\n'
+    config.write_text(text.format(world / "model", "ppo"))
+    refused = train(world, "--config", config, "--out", tmp_path / "out")
+    assert "rendered" in str(refused.exception)
+    config.write_text(text.format(world / "model", "awr"))
+    assert last_line(train(world, "--config", config, "--out", tmp_path / "out")).startswith("weights sha256")
+
+
 def test_the_plan_says_what_would_be_trained_and_trains_nothing(world: Path, tmp_path: Path) -> None:
     arguments = ["--model", world / "model", "--loss", "awr", "--out", tmp_path / "out", "--plan", "--format", "json"]
     result = train(world, *arguments)

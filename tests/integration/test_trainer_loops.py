@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 import lake
-from lake import Lake
+from lake import Lake, ids
 from lake.errors import CheckpointError, DataRefusedError, UsageError
 from testkit.lakes import add_credit, build_lake
 from testkit.offline_runs import configured, interrupted
+from testkit.training import random_model, token_episodes, token_lake
+from trainer.evaluation.checkpoints import find_checkpoint
 from trainer.policy.model import Policy
-from trainer.policy.tiny_model import TinyModelConfig, make_tiny_model
+from trainer.policy.tiny_model import TinyModelConfig, build_tokenizer, make_tiny_model
+from trainer.runs.checkpoint import read_state
 from trainer.runs.offline import resume, train
 from trainer.runs.repeat import repeat
 from trainer.runs.stages import read_stages, train_stages
@@ -79,6 +82,10 @@ def test_a_run_stops_early_and_exports_its_best(world: tuple[Lake, Path], stoppi
     assert dict(saved)[2] == result.weights_sha256
     kept = sorted(path.name.split("-attempt")[0] for path in (tmp_path / "out" / "checkpoints").iterdir())
     assert kept == ["step-00000002", "step-00000006"]
+    assert resume(lk, tmp_path / "out").weights_sha256 == result.weights_sha256
+    again = repeat(lk, "stops", tmp_path / "again", run_id="stops-again")
+    assert "bit for bit" in again.notes[0]
+    assert find_checkpoint(lk.snapshot(), str(tmp_path / "out")).policy_version == 2
 
 
 @pytest.mark.parametrize("after", [1, 3, 4, 5])
@@ -132,6 +139,57 @@ def test_rl_starts_from_the_weights_of_sft(world: tuple[Lake, Path], tmp_path: P
     assert result.model == tmp_path / "out" / "rl" / "final"
     again = train_stages(lk, stages, tmp_path / "out", run_id="two")
     assert again.weights_sha256 == result.weights_sha256
+
+
+def test_what_a_later_stage_cannot_find_is_told_before_the_first(world: tuple[Lake, Path], tmp_path: Path) -> None:
+    lk, model = world
+    rl = {"name": "rl", "loss": "awr", "validation": {"where": "task_id = 'nobody'"}}
+    settings = STAGES | {"model": str(model), "stages": [STAGES["stages"][0], rl]}  # type: ignore[index]
+    with pytest.raises(DataRefusedError, match=r"no episode satisfies stage rl: validation\.where task_id = 'nobody'"):
+        train_stages(lk, read_stages(settings), tmp_path / "out", run_id="later")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_s_name_means_that_run_whatever_ids_begin_like_it(world: tuple[Lake, Path], tmp_path: Path) -> None:
+    lk, model = world
+    other = train(lk, configured(model, epochs=1), tmp_path / "other", run_id="some")
+    name = ids.to_text(other.job_id)[:3]
+    mine = train(lk, configured(model), tmp_path / "mine", run_id=name)
+    assert repeat(lk, name, tmp_path / "again", run_id="again").optimizer_steps == mine.optimizer_steps
+    assert find_checkpoint(lk.snapshot(), name).policy_version == mine.optimizer_steps
+
+
+def test_what_a_killed_attempt_left_half_written_goes_when_its_run_is_resumed(
+    world: tuple[Lake, Path], tmp_path: Path
+) -> None:
+    lk, model = world
+    config = configured(model)
+    interrupted(lk, config, tmp_path / "out", 4)
+    left = tmp_path / "out" / "checkpoints" / ".step-00000006-attempt-0.partial"
+    left.mkdir()
+    (left / "weights.safetensors").write_bytes(b"half")
+    resume(lk, tmp_path / "out")
+    assert not left.exists()
+
+
+def test_an_alarm_compares_with_the_first_update_of_the_run_also_after_resuming(tmp_path: Path) -> None:
+    lk = token_lake(tmp_path / "lake", token_episodes(tasks=6))
+    add_credit(lk)
+    model = tmp_path / "model"
+    random_model().save_pretrained(model)
+    build_tokenizer(["some words"], 300).save_pretrained(model)
+    config = configured(model, loss="ppo", learning_rate=1e-2, tokens="engine", checkpoint_every=1)
+    train(lk, config, tmp_path / "straight", run_id="straight")
+    interrupted(lk, config, tmp_path / "out", 2)
+    resume(lk, tmp_path / "out")
+    straight, resumed = (
+        [read_state(path) for path in sorted((tmp_path / name / "checkpoints").iterdir())]
+        for name in ("straight", "out")
+    )
+    assert straight[0].first_entropy is not None
+    expected = [(state.first_entropy, state.standing_alarms) for state in straight]
+    by_step = {state.optimizer_step: (state.first_entropy, state.standing_alarms) for state in resumed}
+    assert list(by_step.values()) == expected
 
 
 def test_a_changed_stage_is_not_resumed(world: tuple[Lake, Path], tmp_path: Path) -> None:

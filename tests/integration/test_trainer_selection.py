@@ -16,7 +16,7 @@ from testkit.lakes import add_credit, build_lake
 from testkit.training import config, token_episodes, token_lake, token_step
 from trainer.data.advantages import AdvantageSource, read_advantages, resolve_advantages
 from trainer.data.plan import Plan
-from trainer.data.selection import Selection, provenance_of, select, select_episodes
+from trainer.data.selection import Selection, _normalisation, provenance_of, select, select_episodes
 from trainer.losses import LOSSES
 
 RNG = np.random.default_rng(1)
@@ -152,6 +152,22 @@ def test_equal_advantages_become_zero(tmp_path: Path) -> None:
     selection = selected(lk, "awr", credit=True, live_only=False)
     assert set(selection.members["advantage"]) == {0.0}
     assert selection.advantage_scale == 1.0
+
+
+@pytest.mark.parametrize(
+    ("values", "scale", "ties"),
+    [
+        ([0.3, 0.1 + 0.2, 0.3], 1.0, True),  # rounding is no signal
+        ([1e6, 1e6 + 1e-4], 1.0, True),
+        ([1.0, -1.0], 1.0, False),  # a deviation of 1 is no tie
+        ([0.5, 0.5 + 1e-6], 5e-7, False),
+    ],
+)
+def test_advantages_are_equal_up_to_rounding(values: list[float], scale: float, ties: bool) -> None:
+    members = pl.DataFrame({"advantage": values, "trained": [True] * len(values)})
+    mean, found_scale, found_ties = _normalisation(members)
+    assert mean == pytest.approx(sum(values) / len(values))
+    assert (found_scale, found_ties) == (pytest.approx(scale, rel=1e-3), ties)
 
 
 def test_where_selects_episodes(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def prepare_at(
     selection = select(snapshot, config, loss.needs, source=source, own_encoding=own, episodes=episodes, kept=kept)
     if selection.encoding_id not in (own, None):
         _check_foreign(selection, config, notes)
-    if loss.needs.normalised_advantages and selection.advantage_scale == 1.0:
+    if loss.needs.normalised_advantages and selection.advantage_ties:
         notes.append(f"all advantages are equal, so {loss.name} weighs every token alike")
     plan = Plan(selection, config)
     refusals = find_refusals(snapshot, selection.members, loss)

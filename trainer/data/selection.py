@@ -26,6 +26,8 @@ from trainer.data.staleness import staleness
 from trainer.data.token_rows import choose_encoding, read_token_rows
 from trainer.losses import Needs
 
+_TIE = 1e-9
+"""Advantages that are closer are equal, relative to their size above 1."""
 _STEPS = {"episode_id": pl.Int64, "step_index": pl.Int32}
 
 
@@ -91,6 +93,8 @@ class Selection:
     """Subtracted from the advantages (0 where the loss takes them as they are)."""
     advantage_scale: float = 1.0
     """The advantages are divided by this."""
+    advantage_ties: bool = False
+    """The loss normalises advantages, and those of the trained steps are all equal up to rounding."""
 
 
 def select_episodes(
@@ -177,7 +181,7 @@ def select(
     members = _trim(members)
     if preferences is not None:
         members = arrange(members, preferences)
-    mean, scale = _normalisation(members) if needs.normalised_advantages else (0.0, 1.0)
+    mean, scale, ties = _normalisation(members) if needs.normalised_advantages else (0.0, 1.0, False)
     members = members.with_columns(advantage=(pl.col("advantage") - mean) / scale)
     groups, dead_groups = _groups(credit, dead_flags)
     return Selection(
@@ -193,6 +197,7 @@ def select(
         findings=() if preferences is None else tuple(preferences.findings),
         advantage_mean=mean,
         advantage_scale=scale,
+        advantage_ties=ties,
     )
 
 
@@ -310,10 +315,15 @@ def _trim(members: pl.DataFrame) -> pl.DataFrame:
     return members.filter(pl.col("step_index") <= last)
 
 
-def _normalisation(members: pl.DataFrame) -> tuple[float, float]:
-    """Mean and population standard deviation of the trained steps' advantages; scale 1 where they are all equal."""
+def _normalisation(members: pl.DataFrame) -> tuple[float, float, bool]:
+    """Mean and population standard deviation of the trained steps' advantages; scale 1 where they are all equal.
+
+    Returns:
+        Mean, scale, and whether they are equal: up to rounding, which must not be blown up to a deviation of 1.
+    """
     advantage_S = members.filter(pl.col("trained"))["advantage"].sort()
     if advantage_S.is_empty():
-        return 0.0, 1.0
+        return 0.0, 1.0, False
     mean, std = float(advantage_S.mean()), float(advantage_S.std(ddof=0) or 0.0)  # type: ignore[arg-type]
-    return mean, std if advantage_S.max() != advantage_S.min() else 1.0
+    ties = float(advantage_S[-1] - advantage_S[0]) <= _TIE * max(1.0, abs(mean))
+    return mean, 1.0 if ties else std, ties

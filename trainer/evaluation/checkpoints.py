@@ -128,15 +128,29 @@ def _saved(path: Path, run: RunFolder) -> Place:
 
 
 def _final(run: RunFolder) -> Place:
-    """What a run ended with."""
+    """What a run ended with: its last weights, or its best ones if it exports those."""
+    from trainer.monitor.config import ValidationConfig
+    from trainer.monitor.validation import exported_step
+    from trainer.runs.checkpoint import read_state
+
     newest, record = _newest_saved(run), run.read()
     name = run.path.name if record is None else record.run_id
-    return Place(run.final, f"{name}@final", None if newest is None else _saved(newest, run).policy_version)
+    if newest is None:
+        return Place(run.final, f"{name}@final")
+    state = read_state(newest)
+    options = state.config.get("validation")
+    options = None if options is None else validated(ValidationConfig, options, f"{newest / STATE_FILE}: ")
+    return Place(run.final, f"{name}@final", exported_step(state.validations, options) or state.optimizer_step)
+
+
+def _written(place: Path) -> tuple[int, ...]:
+    """Updates done and attempt of a checkpoint, by its name."""
+    return tuple(int(part) for part in place.name.split("-") if part.isdecimal())
 
 
 def _newest_saved(run: RunFolder) -> Path | None:
     """The folder of the newest checkpoint."""
-    return max((file.parent for file in run.checkpoints.glob(f"step-*/{STATE_FILE}")), default=None)
+    return max((file.parent for file in run.checkpoints.glob(f"step-*/{STATE_FILE}")), default=None, key=_written)
 
 
 def _rows(snapshot: Snapshot, text: str) -> pl.DataFrame:
@@ -145,7 +159,8 @@ def _rows(snapshot: Snapshot, text: str) -> pl.DataFrame:
     rows = collected(snapshot.scan("checkpoints"))
     texts = pl.Series([ids.to_text(job) for job in rows["job_id"]], dtype=pl.String)
     short = name.strip().lower()
-    rows = rows.filter((pl.col("run_id") == name) | (texts.str.starts_with(short) if short else False))
+    named = rows.filter(pl.col("run_id") == name)
+    rows = rows.filter(texts.str.starts_with(short)) if named.is_empty() and short else named
     if not step:
         return rows
     return rows.filter(pl.col("optimizer_step") == int(step)) if step.isdecimal() else rows.clear()

@@ -35,6 +35,12 @@ def best(history: Sequence[Measurement], min_improvement: float = 0.0) -> Measur
     return winner
 
 
+def exported_step(history: Sequence[Measurement], config: ValidationConfig | None) -> int | None:
+    """Updates done at the weights that are exported in place of the last ones; None if the last ones are."""
+    winner = None if config is None or not config.export else best(history, config.min_improvement)
+    return None if winner is None else winner[0]
+
+
 def should_stop(history: Sequence[Measurement], config: ValidationConfig) -> bool:
     """Whether `patience` measurements in a row brought no improvement."""
     if config.patience is None or not history:

@@ -16,15 +16,16 @@ class Watch:
         config: of the run.
         policy: the model that is trained.
         devices: how many train it; seconds and tokens are those of all.
+        alarms: as they stand.
     """
 
-    def __init__(self, config: TrainConfig, policy: Policy, devices: int) -> None:
+    def __init__(self, config: TrainConfig, policy: Policy, devices: int, alarms: Alarms) -> None:
         self._shape = model_shape(policy)
         self._peak = peak_operations(_device_name(policy.device))
         if config.peak_tflops is not None:
             self._peak = config.peak_tflops * 1e12
         self._devices = devices
-        self._alarms = Alarms(config.alarms)
+        self._alarms = alarms
 
     def look(self, report: StepReport) -> None:
         """Complete the metrics of an update, and its alarms: a sentence for each that begins with it."""

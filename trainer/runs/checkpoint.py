@@ -60,6 +60,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """What exact repetition depends on."""
     validations: list[tuple[int, float]] = []
     """Measurements on held-out episodes so far: updates done, negative log-likelihood."""
+    first_entropy: float | None = None
+    """Entropy at the run's first update, which the alarm compares with."""
+    standing_alarms: list[str] = []
+    """Alarms that were on at the last update."""
 
 
 def environment(ranks: int = 1) -> dict[str, str | int]:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
 
 from lake import ids
@@ -27,17 +28,27 @@ def checkpoints_of(lk: Lake, job_id: int, folder: RunFolder) -> list[tuple[int, 
     return sorted(places.items())
 
 
-def job_status(lk: Lake, job_id: int) -> str:
-    """Its status in `job_runs`: started (running or interrupted), succeeded or failed.
+def job_row(lk: Lake, job_id: int) -> dict[str, Any]:
+    """Its status in `job_runs` (started means running or interrupted) and what it counted.
 
     Raises:
         CheckpointError: the lake does not know the job.
     """
-    found = lk.sql("SELECT status FROM job_runs WHERE job_id = ?", [job_id])["status"]
+    found = lk.sql("SELECT status, counts FROM job_runs WHERE job_id = ?", [job_id])
     if found.is_empty():
         msg = f"the lake {lk.uri} does not know job {ids.to_text(job_id)}; name the lake that the run was started on"
         raise CheckpointError(msg)
-    return str(found[0])
+    return found.row(0, named=True)
+
+
+def final_digest(counts: str | None) -> str | None:
+    """Digest of the weights that a run ended with: not those of its newest checkpoint where it exported the best.
+
+    Args:
+        counts: of its row in `job_runs`, JSON; None for a job that has not ended.
+    """
+    digest = None if counts is None else msgspec.json.decode(counts, type=dict[str, Any]).get("weights_sha256")
+    return None if digest is None else str(digest)
 
 
 def next_attempt(lk: Lake, job_id: int) -> int:

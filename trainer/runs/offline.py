@@ -27,12 +27,14 @@ from trainer.data.preparation import Prepared, prepare, prepare_at, prepare_pinn
 from trainer.data.refusals import refuse
 from trainer.effect import idle_options, in_words
 from trainer.losses import find_loss
+from trainer.monitor.alarms import Alarms
 from trainer.monitor.loggers import check_installed
 from trainer.policy.model import Policy
 from trainer.policy.model_files import load_tokenizer
 from trainer.runs.checkpoint import State, changed_environment, load_checkpoint
 from trainer.runs.factories import make_backend
-from trainer.runs.lineage import checkpoints_of, job_status, newest_checkpoint, next_attempt
+from trainer.runs.lineage import checkpoints_of, final_digest, job_row, newest_checkpoint, next_attempt
+from trainer.runs.retention import sweep
 from trainer.runs.runs import RunFolder, RunRecord
 from trainer.runs.schedule import default_learning_rate
 from trainer.runs.together import RunJob, leased, locked, prepared_together, run_job
@@ -156,9 +158,9 @@ def resume(lk: Lake, out: Path, *, on_step: Progress | None = None, evaluate: Ev
     with locked(folder, ranks):
         before = ranks.told_by_zero(lambda: _before(lk, folder))
         record, newest = before.record, before.newest
-        if before.finished and newest is not None:
+        if before.final is not None and newest is not None:
             notes = ["this run had finished already"]
-            return TrainResult(record.job_id, newest["optimizer_step"], newest["sha256"], folder.final, notes)
+            return TrainResult(record.job_id, newest["optimizer_step"], before.final, folder.final, notes)
         config = validated(TrainConfig, record.config, f"{folder.path / 'run.json'}: ")
         make_deterministic(config)
         ranks.told_by_zero(lambda: check_installed(config.loggers))
@@ -179,8 +181,10 @@ def resume(lk: Lake, out: Path, *, on_step: Progress | None = None, evaluate: Ev
         )
         with leased(lk, prepared, record.run_id, ranks), _left_open_when_interrupted(job):
             run = TrainingRun(job, folder, record, prepared, backend, config)
-            run.history = [] if state is None else list(state.validations)
             run.written = before.written
+            if state is not None:
+                run.history = list(state.validations)
+                run.alarms = Alarms(config.alarms, state.first_entropy, set(state.standing_alarms))
             first = 0 if state is None else state.optimizer_step
             return run.finish(first=first, on_step=on_step, evaluate=evaluate)
 
@@ -194,7 +198,8 @@ class _Before:
     """Row of its newest checkpoint."""
     written: list[tuple[int, Path]]
     """Updates done and place of its checkpoints."""
-    finished: bool
+    final: str | None
+    """Digest of what it ended with; None if it has not ended."""
 
 
 def _before(lk: Lake, folder: RunFolder) -> _Before:
@@ -208,12 +213,15 @@ def _before(lk: Lake, folder: RunFolder) -> _Before:
         msg = f"{folder.path} holds no run to resume; leave out --resume to start one"
         raise CheckpointError(msg)
     newest = newest_checkpoint(lk, record.job_id)
-    status = job_status(lk, record.job_id)
-    finished = status == "succeeded" and newest is not None
-    if status != "started" and not finished:
-        msg = f'the run in {folder.path} {status}; `trajlake sql "SELECT error FROM job_runs"` says why; start another'
+    row = job_row(lk, record.job_id)
+    finished = row["status"] == "succeeded" and newest is not None
+    if row["status"] != "started" and not finished:
+        query = f"SELECT error FROM job_runs WHERE job_id = id('{ids.to_text(record.job_id)}')"
+        msg = f'the run in {folder.path} {row["status"]}; `trajlake sql "{query}"` says why; start another'
         raise CheckpointError(msg)
-    return _Before(record, newest, checkpoints_of(lk, record.job_id, folder), finished)
+    sweep(folder.checkpoints)
+    final = (final_digest(row["counts"]) or newest["sha256"]) if finished and newest is not None else None
+    return _Before(record, newest, checkpoints_of(lk, record.job_id, folder), final)
 
 
 def _device(folder: RunFolder) -> str:

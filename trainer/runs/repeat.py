@@ -15,11 +15,12 @@ from lake.errors import UsageError
 from lake.faults import validated
 from lake.lake import Lake
 from trainer.config import TrainConfig
+from trainer.runs.lineage import final_digest
 from trainer.runs.offline import Origin, train
 from trainer.runs.training_run import Progress, TrainResult
 
 _RUNS = """
-SELECT j.job_id, j.run_id, j.status, j.parameters, c.data_snapshot, c.cursor, c.sha256, c.optimizer_step
+SELECT j.job_id, j.run_id, j.status, j.counts, j.parameters, c.data_snapshot, c.cursor, c.sha256, c.optimizer_step
 FROM job_runs AS j JOIN checkpoints AS c USING (job_id)
 WHERE j.kind = 'train'
 QUALIFY row_number() OVER (PARTITION BY j.job_id ORDER BY c.optimizer_step DESC, c.attempt DESC) = 1
@@ -56,7 +57,9 @@ def repeat(lk: Lake, wanted: str, out: Path, *, run_id: str, on_step: Progress |
 
 def _find(lk: Lake, wanted: str) -> dict[str, Any]:
     runs = lk.sql(_RUNS).with_columns(text=pl.col("job_id").map_elements(ids.to_text, return_dtype=pl.String))
-    found = runs.filter((pl.col("run_id") == wanted) | pl.col("text").str.starts_with(wanted))
+    found = runs.filter(pl.col("run_id") == wanted)
+    if found.is_empty():
+        found = runs.filter(pl.col("text").str.starts_with(wanted))
     if found.is_empty():
         known = ", ".join(runs["run_id"].unique(maintain_order=True).head(5)) or "none"
         msg = f"--repeat {wanted}: no training run of that name or job id has a checkpoint; the newest runs: {known}"
@@ -72,6 +75,7 @@ def _verdict(row: dict[str, Any], result: TrainResult) -> str:
     name = f"run {row['run_id']} (job {row['text']})"
     if row["status"] != "succeeded":
         return f"{name} did not end, so there are no final weights to compare with"
-    if row["sha256"] == result.weights_sha256:
+    digest = final_digest(row["counts"]) or str(row["sha256"])
+    if digest == result.weights_sha256:
         return f"the weights are those of {name}, bit for bit"
-    return f"the weights are not those of {name}: it came to {str(row['sha256'])[:16]}..."
+    return f"the weights are not those of {name}: it came to {digest[:16]}..."

@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainer.atomic import PARTIAL
+
 _DOOMED = ".removed-"
 
 
@@ -25,6 +27,12 @@ def kept(written: Sequence[tuple[int, Path]], keep_last: int | None, best: int |
     return [one for position, one in enumerate(written) if position >= newest or one[0] == best]
 
 
+def sweep(checkpoints: Path) -> None:
+    """Remove what killed attempts left half written or half removed; nobody else may be writing there."""
+    for left in [*checkpoints.glob(f".*{PARTIAL}"), *checkpoints.glob(f"{_DOOMED}*")]:
+        shutil.rmtree(left)
+
+
 def prune(checkpoints: Path, keep: Sequence[Path]) -> list[Path]:
     """Remove every other checkpoint, those included that a killed attempt left without a row.
 
@@ -35,8 +43,7 @@ def prune(checkpoints: Path, keep: Sequence[Path]) -> list[Path]:
     Returns:
         What was removed.
     """
-    for left in checkpoints.glob(f"{_DOOMED}*"):
-        shutil.rmtree(left)
+    sweep(checkpoints)
     names = {path.name for path in keep}
     removed = sorted(path for path in checkpoints.glob("step-*") if path.name not in names)
     for path in removed:

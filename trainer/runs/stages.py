@@ -31,6 +31,7 @@ from lake.lake import Lake
 from lake.settings import merged
 from trainer.backends.ranks import join_ranks
 from trainer.config import TrainConfig
+from trainer.data.selection import select_episodes
 from trainer.effect import has, idle_options, in_words, says, without
 from trainer.runs.offline import resume, train
 from trainer.runs.runs import RunFolder, check_unchanged
@@ -120,10 +121,11 @@ def train_stages(
     """
     notes: list[str] = []
     result: TrainResult | None = None
+    join_ranks(stages[0].config.device).told_by_zero(lambda: _check_episodes(lk, stages, out))
     for stage in stages:
         folder, config = out / stage.name, stage.config
         if stage.follows and result is not None:
-            config = config.model_copy(update={"model": str(result.model)})
+            config = config.model_copy(update={"model": str(result.model.resolve())})
         ranks = join_ranks(config.device)
         record = ranks.told_by_zero(RunFolder(folder).read)
         if record is None:
@@ -136,3 +138,17 @@ def train_stages(
         notes.append(f"stage {stage.name}: {result.optimizer_steps} optimizer steps, weights {digest}")
     assert result is not None
     return TrainResult(result.job_id, result.optimizer_steps, result.weights_sha256, result.model, notes)
+
+
+def _check_episodes(lk: Lake, stages: list[Stage], out: Path) -> None:
+    """What a later stage would not find is told at once, and not after hours of the ones before it.
+
+    Raises:
+        UsageError, DataRefusedError: of a stage that has not been started.
+    """
+    snapshot = lk.snapshot()
+    for stage in stages:
+        if RunFolder(out / stage.name).read() is None:
+            select_episodes(snapshot, stage.config.where, place=f"stage {stage.name}: where")
+            if stage.config.validation is not None:
+                select_episodes(snapshot, stage.config.validation.where, place=f"stage {stage.name}: validation.where")

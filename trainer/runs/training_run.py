@@ -19,7 +19,7 @@ from lake import ids
 from trainer.backends.base import PolicyBackend
 from trainer.config import TrainConfig
 from trainer.data.preparation import Prepared
-from trainer.monitor.alarms import data_alarms
+from trainer.monitor.alarms import Alarms, data_alarms
 from trainer.monitor.loggers import Logger, open_loggers
 from trainer.monitor.validation import Measurement, best, negative_log_likelihood, should_stop
 from trainer.monitor.watch import Watch
@@ -73,6 +73,8 @@ class TrainingRun:
     """Resolved."""
     history: list[Measurement] = field(default_factory=list)
     """Measurements on held-out episodes so far."""
+    alarms: Alarms = field(init=False)
+    """Which stand."""
     written: list[tuple[int, Path]] = field(default_factory=list)
     """Checkpoints on disk that have a row: updates done and place, oldest first."""
     pending: list[StepReport] = field(default_factory=list)
@@ -81,6 +83,9 @@ class TrainingRun:
     """Tokens of the updates this attempt did."""
     seconds: float = 0.0
     """Wall time of these updates."""
+
+    def __post_init__(self) -> None:
+        self.alarms = Alarms(self.config.alarms)
 
     def finish(self, *, first: int, on_step: Progress | None, evaluate: Evaluation | None = None) -> TrainResult:
         """Do all optimizer steps from `first` on, or until validation says stop; then export the model."""
@@ -103,7 +108,7 @@ class TrainingRun:
         total = len(plan.steps)
         assert config.learning_rate is not None
         steps = run_steps(self.backend, self.prepared.snapshot, plan, config, peak=config.learning_rate, first=first)
-        watch = Watch(config, self.backend.policy, self.backend.world_size)
+        watch = Watch(config, self.backend.policy, self.backend.world_size, self.alarms)
         with closing(steps), self._loggers() as loggers:
             for report in steps:
                 done = report.step.index + 1
@@ -181,6 +186,8 @@ class TrainingRun:
             snapshot=record.snapshot,
             config=record.config,
             validations=self.history,
+            first_entropy=self.alarms.first_entropy,
+            standing_alarms=sorted(self.alarms.standing),
         )
         state = save_checkpoint(place, self.backend, state)
         self.job.write("batches", batches_frame(self.prepared.plan, self.pending))
