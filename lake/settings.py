@@ -12,12 +12,15 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from lake.errors import UsageError
 from lake.faults import models_in
 
+SECTIONS = ("credit", "group", "reward", "score", "select", "trainer")
+"""Sections of a configuration file: one file may hold those of several commands."""
+
 
 def from_file(path: str, section: Sequence[str]) -> dict[str, Any]:
     """A section of a TOML file; empty if the file has none.
 
     Raises:
-        UsageError: the file is missing or is not TOML.
+        UsageError: the file is missing, is not TOML, or holds something that no command reads.
     """
     try:
         found: Any = tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -30,6 +33,9 @@ def from_file(path: str, section: Sequence[str]) -> dict[str, Any]:
     except RecursionError as error:
         msg = f"{path} nests arrays or tables too deeply to be read"
         raise UsageError(msg) from error
+    if foreign := [name for name in found if name not in SECTIONS]:
+        msg = f"{path}: there is no section {', '.join(foreign)}; valid: {', '.join(SECTIONS)}"
+        raise UsageError(msg)
     for name in section:
         found = found.get(name, {})
         if not isinstance(found, dict):

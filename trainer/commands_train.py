@@ -163,6 +163,9 @@ def _trained(
             raise UsageError(msg)
         return train_stages(lk, stages, out, run_id=run_id, on_step=on_step)
     record = ranks.told_by_zero(RunFolder(out).read) if resume else None
+    if resume and record is None and (staged := sorted(path.parent.name for path in out.glob("*/run.json"))):
+        msg = f"{out} holds a run of stages ({', '.join(staged)}): give the --config that it was started with again"
+        raise UsageError(msg)
     if record is None:
         return start_run(lk, configured(settings), out, run_id=run_id, on_step=on_step)
     if named not in (None, record.run_id):

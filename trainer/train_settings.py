@@ -72,6 +72,8 @@ def configured(settings: Mapping[str, Any]) -> TrainConfig:
     """
     missing = [f"--{name}" for name in ("model", "loss") if name not in settings]
     if missing:
+        # What else is wrong comes first: a misspelt `model` is such a thing.
+        validated(TrainConfig, {"model": "", "loss": "sft"} | dict(settings))
         msg = f"{' and '.join(missing)} missing: say which model to train and what to optimise"
         raise UsageError(msg)
     config = validated(TrainConfig, settings)

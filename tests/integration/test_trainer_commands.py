@@ -80,6 +80,42 @@ def test_stages_that_were_refused_can_be_started_when_they_are_mended(world: Pat
     assert last_line(train(world, "--config", config, "--out", tmp_path / "out")).startswith("weights sha256")
 
 
+@pytest.mark.parametrize(
+    ("text", "arguments", "words"),
+    [
+        (
+            "[trainr]\nepochs = 7\n",
+            ["--model", "m", "--loss", "sft"],
+            "there is no section trainr; valid: credit, group,",
+        ),
+        ('[[stages]]\nname = "a"\n', ["--model", "m", "--loss", "sft"], "there is no section stages"),
+        ('[trainer]\nmodle = "m"\n', [], "there is no option `modle`; valid: model"),
+        ('[trainer]\nepochs = "two"\n', ["--model", "m"], "`epochs` is 'two'"),
+    ],
+)
+def test_what_a_file_misspells_is_told(
+    world: Path, tmp_path: Path, text: str, arguments: list[str], words: str
+) -> None:
+    (tmp_path / "run.toml").write_text(text)
+    result = train(world, "--config", tmp_path / "run.toml", *arguments, "--out", tmp_path / "out")
+    assert words in str(result.exception)
+
+
+def test_stages_are_resumed_with_their_file(world: Path, tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text(f'[trainer]\nmodel = "{world / "model"}"\n[[trainer.stages]]\nname = "only"\nloss = "sft"\n')
+    line = last_line(train(world, "--config", config, "--out", tmp_path / "out"))
+    without = train(world, "--out", tmp_path / "out", "--resume")
+    assert "holds a run of stages (only): give the --config" in str(without.exception)
+    assert last_line(train(world, "--config", config, "--out", tmp_path / "out", "--resume")) == line
+
+
+def test_what_is_too_long_or_empty_says_so(world: Path, tmp_path: Path) -> None:
+    arguments = ["--model", world / "model", "--loss", "sft", "--out", tmp_path / "out"]
+    assert "Raise --max-length, now 3" in str(train(world, *arguments, "--max-length", 3).exception)
+    assert "--where is empty" in str(train(world, *arguments, "--where", " ").exception)
+
+
 def test_the_plan_says_what_would_be_trained_and_trains_nothing(world: Path, tmp_path: Path) -> None:
     arguments = ["--model", world / "model", "--loss", "awr", "--out", tmp_path / "out", "--plan", "--format", "json"]
     result = train(world, *arguments)

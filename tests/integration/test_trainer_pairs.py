@@ -384,6 +384,25 @@ def test_what_came_out_neither_well_nor_badly_has_no_label(tmp_path: Path) -> No
     assert dict(selection.drops.select("reason", "steps").iter_rows()) == {"unlabelled": dead}
 
 
+def test_an_episode_that_max_length_cuts_is_in_no_pair(tmp_path: Path) -> None:
+    lk = token_lake(tmp_path, token_episodes(tasks=1, max_steps=4))
+    add_credit(lk)
+    snapshot, source = lk.snapshot(), resolve_advantages(lk.snapshot(), None)
+    lengths = lk.sql(
+        "SELECT episode_id, sum(n_context + n_action)::BIGINT AS n FROM tokens GROUP BY 1 ORDER BY n"
+    ).rows()
+    limit = lengths[-1][1] - 1
+    settings = config("dpo", max_length=limit)
+    selection = select(snapshot, settings, find_loss(settings).needs, source=source)
+    compared = set(selection.members["episode_id"])
+    assert compared
+    assert compared.isdisjoint(episode for episode, length in lengths if length > limit)
+    assert "whole within max_length" in [finding.name for finding in selection.findings]
+    settings = config("dpo", max_length=lengths[0][1] - 1)
+    with pytest.raises(DataRefusedError, match=r"whole within max_length: 0 possible.*raise it"):
+        select(snapshot, settings, find_loss(settings).needs, source=source)
+
+
 @pytest.mark.parametrize(
     ("pairs", "words"),
     [

@@ -71,6 +71,15 @@ def test_episodes_are_paired_as_the_slow_oracle_pairs_them(
     assert pairs_of(found.sides) == set(expected)
 
 
+@given(GROUPS, MARGINS, st.sets(st.integers(0, 40)))
+def test_episodes_that_are_cut_might_as_well_not_be_there(
+    groups: list[dict[int, float | None]], margin: float, cut: set[int]
+) -> None:
+    found = episode_pairs(frame_of(groups), PairsConfig(margin=margin), pl.Series(sorted(cut), dtype=pl.Int64))
+    left = [{key: value for key, value in outcomes.items() if key not in cut} for outcomes in groups]
+    assert pairs_of(found.sides) == pairs_of(episode_pairs(frame_of(left), PairsConfig(margin=margin)).sides)
+
+
 @given(OUTCOMES, MARGINS, st.integers(1, 3))
 def test_no_episode_is_in_two_pairs_and_the_best_pairs_are_kept(
     outcomes: dict[int, float | None], margin: float, limit: int

@@ -42,6 +42,11 @@ def same(value_N: Ints) -> Condition:
     return lambda rows: value_N[rows][:, None] == value_N[rows][None, :]
 
 
+def both(value_N: Bools) -> Condition:
+    """It holds for both."""
+    return lambda rows: value_N[rows][:, None] & value_N[rows][None, :]
+
+
 def apart(value_N: Floats, margin: float) -> Condition:
     """The chosen one's value is larger, and by at least a margin."""
 

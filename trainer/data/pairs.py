@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from lake import ids
 from trainer.data.contexts import fingerprints
 from trainer.data.hashing import splitmix
-from trainer.data.pairing import Matched, apart, differ, match, same, together
+from trainer.data.pairing import Matched, apart, both, differ, match, same, together
 from trainer.data.ranges import Ints
 from trainer.data.scores import ENV_RETURN
 from trainer.frozen import FrozenModel
@@ -96,19 +96,23 @@ def uses_credit(config: PairsConfig, needs: "Needs") -> bool:
     return needs.pairs or (needs.labels and config.threshold is None)
 
 
-def episode_pairs(outcomes: pl.DataFrame, config: PairsConfig) -> Preferences:
+def episode_pairs(outcomes: pl.DataFrame, config: PairsConfig, cut: pl.Series | None = None) -> Preferences:
     """Pairs of siblings: of each group the best with the worst, the next best with the next worst, and so on.
 
     Args:
         outcomes: episode_id, group_id, source (position in a mixture), outcome: a row for each episode. Rows without a
             finite outcome are in no pair.
         config: margin, pairs of a group.
+        cut: episodes of which max_length takes an action away, int64; they came out as they did with it, so they are in
+            no pair. None: there are none.
     """
     keys = ["group_id", "source"]
     rows = outcomes.filter(pl.col("outcome").is_finite())
     rows = rows.sort(*keys, "outcome", "episode_id", descending=[False, False, True, False])
     episode_N = rows["episode_id"].to_numpy()
     conditions = {"scored siblings": differ(episode_N), "margin": apart(rows["outcome"].to_numpy(), config.margin)}
+    if cut is not None and len(cut):
+        conditions["whole within max_length"] = both(~rows["episode_id"].is_in(cut.implode()).to_numpy())
     matched = match(_numbered(rows, keys), conditions, config.per_group)
     sides = _sides(rows.with_columns(step_index=pl.lit(None, pl.Int32)), matched, graft=False)
     return Preferences("episode", sides, _findings(matched, "groups"))

@@ -23,6 +23,7 @@ from lake import ids
 from lake.errors import DataRefusedError
 from trainer.config import TrainConfig
 from trainer.data.aggregation import Atom, Unit, weighting
+from trainer.data.drops import Drop
 from trainer.data.hashing import order_keys
 from trainer.data.mixture import draw
 from trainer.data.packing import spread
@@ -69,9 +70,11 @@ class Plan:
         members = selection.members
         if members.is_empty():
             reasons = ", ".join(f"{row['reason']} {row['steps']}" for row in selection.drops.iter_rows(named=True))
+            most = selection.drops.sort("steps", descending=True, maintain_order=True)["reason"].head(1).to_list()
+            advice = f"Raise --max-length, now {config.max_length}" if most == [Drop.OVER_LENGTH] else "Widen --where"
             msg = (
                 f"nothing is left to train on: {selection.episodes} episodes selected, steps dropped: {reasons}. "
-                f"Widen --where, or see what each reason means in docs/guides/training.md"
+                f"{advice}, or see what each reason means in docs/guides/training.md"
             )
             raise DataRefusedError(msg)
         self.members = members

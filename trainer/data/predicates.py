@@ -20,6 +20,9 @@ def matching(snapshot: Snapshot, predicate: str | None, place: str = "--where") 
     """
     if predicate is None:
         return collected(snapshot.scan("episodes").select("episode_id", "num_steps").sort("episode_id"))
+    if not predicate.strip():
+        msg = f"{place} is empty: give a predicate over `episodes`, or leave it out to take them all"
+        raise UsageError(msg)
     query = f"SELECT episode_id, num_steps FROM episodes WHERE (\n{predicate}\n) ORDER BY episode_id"
     try:
         return snapshot.sql(query)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from lake.errors import DataRefusedError
+from trainer.data.drops import Drop
 from trainer.data.pairs import Finding, Preferences, episode_pairs, labels, step_pairs
 from trainer.data.scores import episode_scores
 
@@ -33,6 +34,7 @@ _ADVICE = {
     "identical contexts": "the histories before a shared anchor differ: set pairs.graft to put both actions onto the "
     "chosen one's context, or compare whole episodes with pairs.kind = episode",
     "grafted within max_length": "raise max_length",
+    "whole within max_length": "max_length cuts one of the two, which came out as it did with what is cut: raise it",
 }
 """What to do where a condition leaves nothing."""
 _OUT = r"(^|,)(masked|excluded)(,|$)"
@@ -74,7 +76,8 @@ def find_preferences(
     if needs.labels:
         return labels(_outcomes(credit), None)
     if options.kind == "episode":
-        found = episode_pairs(_outcomes(credit), options)
+        cut = members.filter(pl.col("reason") == Drop.OVER_LENGTH)["episode_id"].unique()
+        found = episode_pairs(_outcomes(credit), options, cut)
     else:
         found = step_pairs(snapshot, members, credit, options, config.max_length)
     if found.sides.is_empty():

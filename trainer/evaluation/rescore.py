@@ -59,7 +59,7 @@ class RescoreReport:
     overtaken: int
     """Actions that another run scored meanwhile, or that were taken out of the lake."""
     drops: dict[str, int]
-    """Steps that cannot be scored, by reason (`trainer.data.selection.Drop`)."""
+    """Steps that cannot be scored, by reason (`trainer.data.drops.Drop`)."""
     tokens: int
     """Tokens of the new rows' actions."""
     seconds: float
