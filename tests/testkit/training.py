@@ -84,7 +84,7 @@ def random_batch(lengths: Sequence[int], seed: int = 0, *, temperature: float | 
 def sequences_of(batch: PackedBatch) -> list[PackedBatch]:
     """The same sequences, each in a batch of its own."""
     parts = []
-    assert batch.unit_N is None, "units are cut by `trainer.data.collate.cut`"
+    assert batch.unit_N is None, "units are numbered by `trainer.data.collate`"
     for low, high in zip(batch.boundaries[:-1], batch.boundaries[1:], strict=True):
         mine_N = (batch.predictor_N >= low) & (batch.predictor_N < high)
 

@@ -135,12 +135,11 @@ def select(
     rows = read_token_rows(snapshot, episodes["episode_id"])
     rows, encoding_id = choose_encoding(rows, provenance, own_encoding)
     members = link_sequences(rows.with_columns(staleness=staleness(snapshot, rows)))
-    live_only = needs.advantages if config.live_only is None else config.live_only
     credit = None if source is None else _credit(snapshot, source, episodes["episode_id"], config, needs)
     members = _join(members, _special_steps(snapshot, episodes["episode_id"]), credit)
     members = _marked(members, dropped)
     dead_flags = [] if credit is None else _dead_flags(credit)
-    members = _judge(members, needs, config, dead_flags=dead_flags if live_only else [])
+    members = _judge(members, needs, config, dead_flags)
     preferences = None
     if needs.pairs or needs.labels:
         preferences = find_preferences(snapshot, members, credit, config, needs, sources)
@@ -150,10 +149,9 @@ def select(
     if preferences is not None:
         members = arrange(members, preferences)
     mean, scale, ties = _normalisation(members) if needs.normalised_advantages else (0.0, 1.0, False)
-    members = members.with_columns(advantage=(pl.col("advantage") - mean) / scale)
     groups, dead_groups = _groups(credit, dead_flags)
     return Selection(
-        members=members,
+        members=members.with_columns(advantage=(pl.col("advantage") - mean) / scale),
         drops=drops,
         episodes=episodes.height,
         provenance=provenance,
@@ -230,12 +228,13 @@ def _credit(
     return credit.with_columns(advantage="a_step")
 
 
-def _judge(members: pl.DataFrame, needs: Needs, config: TrainConfig, *, dead_flags: list[str]) -> pl.DataFrame:
+def _judge(members: pl.DataFrame, needs: Needs, config: TrainConfig, dead_flags: list[str]) -> pl.DataFrame:
     """Add reason (NULL = trained), trained and loss_tokens."""
+    live_only = needs.advantages if config.live_only is None else config.live_only
     too_old = pl.col("staleness") > config.max_staleness if config.max_staleness is not None else pl.lit(value=False)
     unknown = config.max_staleness is not None and config.unknown_staleness == "drop"
     tests = {
-        Drop.DEAD_GROUP: pl.col("flags").is_in(dead_flags),
+        Drop.DEAD_GROUP: pl.col("flags").is_in(dead_flags if live_only else []),
         Drop.NO_ADVANTAGE: pl.col("advantage").is_null() if needs.advantages else pl.lit(value=False),
         Drop.INACTIVE: ~pl.col("is_active"),
         Drop.COPIED_CONTEXT: pl.col("is_copied_context"),

@@ -7,7 +7,7 @@ whoever commits second finds the other's rows, and drops its own of the same act
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
@@ -104,17 +104,11 @@ def rescore(
     run = _Run(lk, prepared.snapshot, place, policy, name, digest, checkpoint, config)
     selection = pending(prepared.selection, run.done(prepared.snapshot))
     total = int(selection.members["trained"].sum())
-    committed = time.monotonic()
     with lk.lease(prepared.snapshot, f"rescore {name}"):
-        for chunk in chunks(selection):
-            for rows in score(policy, prepared.snapshot, chunk, config):
-                run.add(rows)
-                if time.monotonic() - committed >= commit_seconds:
-                    run.commit()
-                    committed = time.monotonic()
-                if progress is not None:
-                    progress(run.seen, total)
-        run.commit()
+        scored = (rows for chunk in chunks(selection) for rows in score(policy, prepared.snapshot, chunk, config))
+        for seen in run.commit_all(scored, commit_seconds):
+            if progress is not None:
+                progress(seen, total)
     judged = int(prepared.selection.members["trained"].sum())
     return RescoreReport(
         checkpoint=name,
@@ -211,10 +205,28 @@ class _Run:
         """`KEYS` of what the series has scored."""
         return collected(snapshot.scan("ratios").filter(pl.col("series_id") == self.series_id).select(KEYS))
 
-    def add(self, rows: pl.DataFrame) -> None:
-        """Take scored actions."""
-        self._waiting.append(rows)
-        self.seen += rows.height
+    def commit_all(self, scored: Iterable[pl.DataFrame], seconds: float) -> Iterator[int]:
+        """Commit scored actions as they come.
+
+        Args:
+            scored: some actions at a time.
+            seconds: longest time between commits.
+
+        Yields:
+            Actions seen so far.
+
+        Raises:
+            ConflictError: as for `commit`.
+        """
+        committed = time.monotonic()
+        for rows in scored:
+            self._waiting.append(rows)
+            self.seen += rows.height
+            if time.monotonic() - committed >= seconds:
+                self.commit()
+                committed = time.monotonic()
+            yield self.seen
+        self.commit()
 
     def commit(self) -> None:
         """Make what waits visible, without what another run has scored or someone has taken out meanwhile.
