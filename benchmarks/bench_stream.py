@@ -75,8 +75,8 @@ def raw_decode(path: Path) -> Figures:
 def stream(path: Path) -> Figures:
     """One epoch of PPO batches (behaviour log-probabilities come along), consumed and dropped."""
     import lake
+    from lake.judgements.credit import find_credit
     from trainer.config import TrainConfig
-    from trainer.data.advantages import resolve_advantages
     from trainer.data.plan import Plan
     from trainer.data.selection import select
     from trainer.data.stream import Stream
@@ -86,7 +86,7 @@ def stream(path: Path) -> Figures:
     began = time.perf_counter()
     config = TrainConfig(model="none", loss="ppo", episodes_per_step=64, token_budget=TOKEN_BUDGET, live_only=False)
     needs = LOSSES["ppo"].needs
-    plan = Plan(select(snapshot, config, needs, source=resolve_advantages(snapshot, None)), config)
+    plan = Plan(select(snapshot, config, needs, source=find_credit(snapshot, None)), config)
     figures: Figures = {"plan_seconds": time.perf_counter() - began, "tokens": plan.tokens}
     with clock(figures), Stream(snapshot, plan, needs, config) as batches:
         for _, micro_batches in batches.steps():

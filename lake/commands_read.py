@@ -108,24 +108,20 @@ def _arguments(params: tuple[str, ...]) -> dict[str, str] | None:
 @click.argument("episode")
 @lake_option
 @click.option("--full", is_flag=True, help="Do not cut long texts.")
-@click.option("--series", metavar="ID", help="Credit series whose advantages are shown.  [the newest]")
+@click.option(
+    "--credit",
+    help="Whose advantages: an estimator's name, or (the beginning of) a credit series' or job's id.  [the current]",
+)
 @as_of_option
 @click.option(
     "--format", "output_format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output."
 )
-def show(episode: str, lake_uri: str, full: bool, series: str | None, as_of: str | None, output_format: str) -> None:
+def show(episode: str, lake_uri: str, full: bool, credit: str | None, as_of: str | None, output_format: str) -> None:
     """Print EPISODE to read: states, actions, rewards, advantages, scores. The beginning of an id will do."""
-    from lake import ids
     from lake import show as shown
-    from lake.errors import UsageError
 
     reader = opened(lake_uri, as_of)
-    try:
-        wanted = None if series is None else ids.from_text(series)
-    except ValueError as error:
-        msg = f"--series: {error}"
-        raise UsageError(msg) from error
-    told = shown.gather(reader, shown.find(reader, episode), wanted)
+    told = shown.gather(reader, shown.find(reader, episode), credit)
     if output_format == "json":
         click.echo(as_json(told))
         return

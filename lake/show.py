@@ -7,11 +7,10 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import polars as pl
-
 from lake import ids
 from lake.blobs import inlined
 from lake.errors import UsageError
+from lake.judgements.credit import covering, current_series, find_credit
 from lake.snapshot import Snapshot
 
 Row = dict[str, Any]
@@ -28,14 +27,10 @@ _STEPS = """
            is_copied_context, state_is_error, policy_version, finish_reason
     FROM steps WHERE episode_id = $episode ORDER BY step_index
 """
-_CREDIT = """
-    SELECT a.series_id, a.job_id, j.ended_at, j.parameters
-    FROM (SELECT DISTINCT series_id, job_id FROM latest_advantages WHERE episode_id = $episode) AS a
-    JOIN job_runs AS j USING (job_id) ORDER BY j.ended_at DESC, a.job_id
-"""
 _ADVANTAGES = """
-    SELECT step_index, return_to_go, a_episode, a_step, advantage, group_size, anchor_size, anchor_episodes, flags
-    FROM advantages WHERE episode_id = $episode AND job_id = $job
+    SELECT step_index, job_id, return_to_go, a_episode, a_step, advantage, group_size, anchor_size, anchor_episodes,
+           flags
+    FROM {rows} WHERE episode_id = $episode
 """
 _SCORES = """
     SELECT step_index, scorer, value, reason, error FROM current_scores WHERE episode_id = $episode
@@ -80,30 +75,26 @@ def find(lake: Snapshot, wanted: str) -> int:
     raise UsageError(msg)
 
 
-def gather(lake: Snapshot, episode_id: int, series: int | None = None) -> Row:
+def gather(lake: Snapshot, episode_id: int, wanted: str | None = None) -> Row:
     """Everything known about an episode.
 
     Args:
         lake: what to read.
         episode_id: of a visible episode.
-        series: credit series whose advantages are shown; None takes the one computed last.
+        wanted: whose advantages are shown, as `lake.judgements.credit.find_credit` takes it; None: the current credit.
 
     Returns:
-        episode (its row), credit (series_id, job_id, ended_at, parameters of the series shown, others: how many more
-        there are; None if no credit job covered the episode), scores and annotations of the episode, and steps: a list
-        of rows with the step, its return_to_go, a_episode, a_step, advantage, flags (NULL without credit), scores and
-        annotations.
+        episode (its row), credit (series_id, estimator, title, job_id: whose rows these are, None if the series does
+        not cover the episode, others: titles of the other series that do; None if there is no credit at all), scores
+        and annotations of the episode, and steps: a list of rows with the step, its return_to_go, a_episode, a_step,
+        advantage, flags (NULL without credit), scores and annotations.
 
     Raises:
-        UsageError: no such credit series.
+        UsageError: no such credit.
     """
     asked = {"episode": episode_id}
     episode = inlined(lake, lake.sql(_EPISODE, asked), ("initial_messages", "final_observation")).row(0, named=True)
-    credit = _chosen(lake.sql(_CREDIT, asked), series)
-    advantages: dict[int, Row] = {}
-    if credit is not None:
-        rows = lake.sql(_ADVANTAGES, asked | {"job": credit["job_id"]}).to_dicts()
-        advantages = {row.pop("step_index"): row for row in rows}
+    credit, advantages = _credited(lake, episode_id, wanted)
     scores, annotations = lake.sql(_SCORES, asked).to_dicts(), lake.sql(_ANNOTATIONS, asked).to_dicts()
     unknown: Row = dict.fromkeys(("return_to_go", "a_episode", "a_step", "advantage", "flags"))
     steps = [
@@ -121,16 +112,21 @@ def gather(lake: Snapshot, episode_id: int, series: int | None = None) -> Row:
     }
 
 
-def _chosen(found: pl.DataFrame, series: int | None) -> Row | None:
-    rows = found.to_dicts()
-    if series is not None and series not in [row["series_id"] for row in rows]:
-        known = ", ".join(ids.to_text(row["series_id"]) for row in rows) or "none covered it"
-        msg = f"no credit series {ids.to_text(series)} covers this episode; its series: {known}"
-        raise UsageError(msg)
-    for row in rows:
-        if series in (None, row["series_id"]):
-            return row | {"others": len(rows) - 1}
-    return None
+def _credited(lake: Snapshot, episode_id: int, wanted: str | None) -> tuple[Row | None, dict[int, Row]]:
+    """Whose advantages are shown, and the episode's rows of them by step."""
+    others = covering(lake, episode_id=episode_id)
+    if wanted is None and current_series(lake) is None:
+        return None, {}
+    chosen = find_credit(lake, wanted)
+    rows = lake.sql(_ADVANTAGES.format(rows=chosen.rows), {"episode": episode_id}).to_dicts()
+    told = {
+        "series_id": chosen.series_id,
+        "estimator": chosen.estimator,
+        "title": chosen.title,
+        "job_id": rows[0]["job_id"] if rows else None,
+        "others": [other.credit.title for other in others if other.credit.series_id != chosen.series_id],
+    }
+    return told, {row.pop("step_index"): {k: v for k, v in row.items() if k != "job_id"} for row in rows}
 
 
 def _of(rows: list[Row], step_index: int | None) -> list[Row]:
@@ -152,9 +148,9 @@ def lines(told: Row, *, full: bool = False) -> Iterator[tuple[str, str]]:
     if episode["error"]:
         yield from _block("error", episode["error"], full=full)
     if (credit := told["credit"]) is not None:
-        more = f", {credit['others']} more series (--series)" if credit["others"] else ""
-        series, job = ids.to_text(credit["series_id"]), ids.to_text(credit["job_id"])
-        yield "dim", f"credit: series {series}, job {job}, {credit['ended_at']:%Y-%m-%d %H:%M:%S}{more}"
+        covers = "" if credit["job_id"] is not None else ", which does not cover this episode"
+        more = f"; others (--credit): {'; '.join(credit['others'])}" if credit["others"] else ""
+        yield "dim", _one_line(f"credit: {credit['title']}{covers}{more}")
     yield from _judgements(told)
     for step in told["steps"]:
         yield "", ""

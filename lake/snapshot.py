@@ -7,7 +7,7 @@ and reopened with `Lake.at`.
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import polars as pl
@@ -23,6 +23,18 @@ from lake.reading import collected, scan_pruned
 from lake.store import Store
 from lake.tables import RESOLUTION_ORDER, TABLES
 from lake.visibility import DataFile, all_files, is_clean, visible_files
+
+
+class Reads(Protocol):
+    """A consistent view of a lake that takes SELECTs: a `Snapshot`, or something that stands for one."""
+
+    def sql(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pl.DataFrame:
+        """Rows of one SELECT."""
+        ...
+
+    def __hash__(self) -> int:
+        """By identity: what is read from never changes."""
+        ...
 
 
 class Snapshot:

@@ -66,7 +66,10 @@ _FIELDS["validate"] = "validation.where"
 @click.option("--where", help='SQL predicate over episodes, for example "env_return > 0". Default: all.')
 @click.option("--selection", help="Train on what a selection kept: its name, or a select job. Default: no selection.")
 @click.option("--validate", metavar="WHERE", help="SQL predicate over episodes: hold them out, and measure them.")
-@click.option("--advantages", help="Credit job or series. Default: the series of the newest credit job.")
+@click.option(
+    "--advantages",
+    help="Whose advantages: an estimator's name, or (the beginning of) a credit series' or job's id.  [the current]",
+)
 @click.option(
     "--live-only/--all-groups", default=None, help="Leave out dead groups. Default: where the loss uses advantages."
 )

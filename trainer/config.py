@@ -125,7 +125,8 @@ class TrainConfig(FrozenModel):
     unknown_staleness: Literal["keep", "drop"] = "keep"
     """What max_staleness does with steps whose policy version is not known."""
     advantages: str | None = None
-    """Credit job or series, as 13 characters; None takes the series of the newest succeeded credit job."""
+    """An estimator's name, or the id of a credit series or job, or its beginning; None takes the current credit: what
+    `trajlake credit` ran last."""
     live_only: bool | None = None
     """Leave out dead groups, whose siblings all scored the same. None: where the loss uses advantages."""
     tokens: Literal["auto", "engine", "rendered"] = "auto"

@@ -1,18 +1,17 @@
-"""Choices that several pages offer: a run, a task, and which credit job's advantages to show."""
+"""Choices that several pages offer: a run, a task, and whose advantages to show."""
 
 import json
 from typing import Any
 
-import polars as pl
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
-from lake import ids
+from lake.judgements.credit import Covering, Credit
 from viewer.components import first_page
 from viewer.links import given
 from viewer.pinned import read
 from viewer.plain import chip, number, one_line
+from viewer.queries import credit as queries
 from viewer.queries import runs
-from viewer.queries.credit import Credit
 
 MOST_RUNS = 1000
 """Runs that a choice lists; of more, a name can be typed."""
@@ -50,41 +49,45 @@ def task() -> str | None:
     return (text or "").strip() or None
 
 
-def credit(jobs: pl.DataFrame, subject: str) -> Credit | None:
-    """Whose advantages to show: the job or series of the address if it covers the subject, else the newest.
+def credit(found: list[Covering], subject: str) -> Credit | None:
+    """Whose advantages to show: those that the address names, else the current ones; says so where they cover nothing.
 
     Args:
-        jobs: credit jobs that cover the subject, newest first: job_id, series_id, ended_at, parameters.
+        found: series that cover the subject, the newest first.
         subject: what they cover, as part of the widget's key.
     """
-    if jobs.is_empty():
-        st.selectbox(
-            "Credit",
-            ["No credit job has covered this yet: trajlake credit gigpo"],
-            disabled=True,
-            key=f"credit-{subject}",
-        )
-        return None
-    options = [ids.to_text(job) for job in jobs["job_id"]]
-    labels = dict(zip(options, map(_label, jobs.iter_rows(named=True)), strict=True))
     key = f"credit-{subject}"
-    index = _asked(jobs)
-    if index is None:
-        st.warning(f"Credit {chip(given('credit'))} does not cover this; showing the newest.", icon=":material/info:")
+    if not found:
+        nobody = "No credit job has covered this yet: trajlake credit gigpo"
+        st.selectbox("Credit", [nobody], disabled=True, key=key)
+        return None
+    options = {one.credit.text: one.credit for one in found}
+    labels = {one.credit.text: _label(one) for one in found}
+    current = next((one.credit.text for one in found if one.is_current), None)
+    asked = given("credit")
+    named = None if asked is None else read(queries.find, asked)
+    if named is not None and named.series_id in {one.credit.series_id for one in found}:
+        options, labels = {named.text: named} | options, {named.text: named.title} | labels
+        current = named.text
+    elif asked is not None:
+        st.warning(f"Credit {chip(asked)} does not cover this.", icon=":material/info:")
+    if current is None and asked is None and (usual := read(queries.find)) is not None:
+        st.warning(f"The current credit, {chip(usual.title)}, does not cover this.", icon=":material/info:")
 
     def remember() -> None:
         st.query_params["credit"] = st.session_state[key]
 
     chosen = st.selectbox(
         "Credit",
-        options,
-        index=index or 0,
+        list(options),
+        index=None if current is None else list(options).index(current),
         key=key,
         format_func=lambda option: labels[option],
         on_change=remember,
-        help="Credit jobs that gave advantages to this, newest first.",
+        placeholder="choose whose advantages to show",
+        help="Series with advantages of this, the one that ran last first. Training takes the current one by default.",
     )
-    return Credit(ids.from_text(chosen))
+    return None if chosen is None else options[chosen]
 
 
 def describe(parameters: str | None, limit: int = 150) -> str:
@@ -108,20 +111,6 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, str | int | float) and not isinstance(value, bool)
 
 
-def _label(job: dict[str, Any]) -> str:
-    return f"{job['ended_at']:%d %b %H:%M:%S}  {describe(job['parameters'])}  {ids.to_text(job['job_id'])}"
-
-
-def _asked(jobs: pl.DataFrame) -> int | None:
-    """Position of the job (or the newest of the series) that the address names; 0 if it names none, None if unknown."""
-    text = given("credit")
-    if text is None:
-        return 0
-    if not ids.is_text(text):
-        return None
-    wanted = ids.from_text(text)
-    for column in ("job_id", "series_id"):
-        positions = jobs[column].index_of(wanted)
-        if positions is not None:
-            return positions
-    return None
+def _label(one: Covering) -> str:
+    current = "current: " if one.is_current else ""
+    return f"{current}{describe(json.dumps(one.credit.parameters))}  {one.ended_at:%d %b %H:%M}  {one.credit.text}"

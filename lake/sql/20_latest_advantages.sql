@@ -1,13 +1,14 @@
--- latest_advantages: the advantages that count.
+-- latest_advantages: the advantages that count in each credit series.
 -- Grain: one row per step and series. For each (series_id, group_id) the rows of the newest succeeded credit job; a
--- series is one estimator with one set of parameters, and several series stand side by side. A job that found a group
+-- series is one estimator with one set of options, sources and filters, and there may be many. A job that found a group
 -- without episodes (credit_groups.episodes = 0: its grouping was defined anew) takes the group's earlier rows back.
+-- `current_advantages` has those of one series, the one that is trained on by default.
 -- Columns: those of `advantages`.
 CREATE VIEW latest_advantages AS
 SELECT a.*
 FROM advantages AS a
 JOIN (
-    SELECT g.series_id, g.group_id, arg_max(g.job_id, (coalesce(r.sequence, -1), r.ended_at, g.job_id)) AS job_id
+    SELECT g.series_id, g.group_id, arg_max(g.job_id, ended_order(r.sequence, r.ended_at, g.job_id)) AS job_id
     FROM (
         SELECT DISTINCT series_id, group_id, job_id FROM advantages
         UNION ALL

@@ -18,7 +18,7 @@ newest AS (
     FROM (SELECT * FROM wrote UNION SELECT * FROM confirmed) AS n
     JOIN job_runs AS r USING (job_id)
     QUALIFY row_number() OVER (
-        PARTITION BY n.scorer, n.scorer_version ORDER BY coalesce(r.sequence, -1) DESC, r.ended_at DESC, n.job_id DESC
+        PARTITION BY n.scorer, n.scorer_version ORDER BY ended_order(r.sequence, r.ended_at, n.job_id) DESC
     ) = 1
 )
 
@@ -29,6 +29,6 @@ SELECT
     ended_at,
     sequence,
     row_number() OVER (
-        PARTITION BY scorer ORDER BY coalesce(sequence, -1) DESC, ended_at DESC, job_id DESC, scorer_version DESC
+        PARTITION BY scorer ORDER BY ended_order(sequence, ended_at, job_id) DESC, scorer_version DESC
     ) = 1 AS is_current
 FROM newest;

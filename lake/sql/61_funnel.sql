@@ -3,7 +3,7 @@
 -- Columns: episodes and steps that reached the stage; missing (episodes of the run that did not); reasons: why, as a
 -- list of {reason, episodes}, most frequent first (for generated: how the rollouts ended); step_reasons: why single
 -- steps of episodes that did reach it did not, as a list of {reason, steps} (selected only; empty elsewhere).
--- scored: an env_return, a reward or a score is known. credited: a latest advantage is defined. selected: not dropped
+-- scored: an env_return, a reward or a current score is known. credited: a current advantage is defined. selected: not dropped
 -- by the newest selection job that saw the episode, whatever the selection's name; everything, where none did; its
 -- reasons are the filters. An episode whose active steps were all dropped is not selected. trained: a training job
 -- consumed it. Only generated counts steps that are not active.
@@ -11,21 +11,20 @@ CREATE VIEW funnel AS
 WITH known_rewards AS (
     SELECT episode_id, step_index FROM steps WHERE is_active AND reward IS NOT NULL
     UNION
-    SELECT episode_id, step_index FROM latest_scores WHERE step_index IS NOT NULL AND value IS NOT NULL
+    SELECT episode_id, step_index FROM current_scores WHERE step_index IS NOT NULL AND value IS NOT NULL
 ),
 
 known_returns AS (
     SELECT episode_id FROM episodes WHERE env_return IS NOT NULL
     UNION
-    SELECT episode_id FROM latest_scores WHERE step_index IS NULL AND value IS NOT NULL
+    SELECT episode_id FROM current_scores WHERE step_index IS NULL AND value IS NOT NULL
 ),
 
 newest_selections AS (
     SELECT s.*
     FROM selections AS s
     JOIN (
-        -- By the order of terminal rows, as for scores and advantages: clocks may disagree.
-        SELECT g.episode_id, arg_max(g.job_id, (coalesce(r.sequence, -1), r.ended_at, g.job_id)) AS job_id
+        SELECT g.episode_id, arg_max(g.job_id, ended_order(r.sequence, r.ended_at, g.job_id)) AS job_id
         FROM (SELECT DISTINCT episode_id, job_id FROM selections) AS g
         JOIN job_runs AS r USING (job_id)
         GROUP BY g.episode_id
@@ -53,7 +52,7 @@ dropped_steps AS (
 ),
 
 credited AS (
-    SELECT episode_id, count(DISTINCT step_index) FILTER (defined) AS steps FROM latest_advantages GROUP BY episode_id
+    SELECT episode_id, count(DISTINCT step_index) FILTER (defined) AS steps FROM current_advantages GROUP BY episode_id
 ),
 
 trained AS (SELECT episode_id, count(DISTINCT step_index) AS steps FROM step_seen GROUP BY episode_id),

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from lake.errors import DataRefusedError
+from lake.judgements.predicates import select_where
 from lake.reading import collected
 from lake.snapshot import Snapshot
 from lake.tables import TABLES
@@ -28,7 +29,6 @@ from pipelines.credit.batch import StepBatch
 from pipelines.credit.columns import KEYS, InputNeeds, select_inputs
 from pipelines.credit.purity import choice
 from pipelines.credit.segments import Bools
-from pipelines.predicates import select_where
 
 _NUMBERS = Substitutions(substitutions=(Substitution(pattern="[0-9]+", replacement="0"),))
 CANDIDATES: dict[str, Anchors] = {

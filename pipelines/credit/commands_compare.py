@@ -1,4 +1,4 @@
-"""Command `compare`: two credit jobs side by side."""
+"""Command `compare`: two sets of advantages side by side."""
 
 import click
 
@@ -6,8 +6,8 @@ from lake.cli_options import as_of_option, echo_rows, format_option, lake_option
 
 
 @click.command()
-@click.argument("job1")
-@click.argument("job2")
+@click.argument("one", metavar="CREDIT1")
+@click.argument("two", metavar="CREDIT2")
 @lake_option
 @click.option(
     "--rows",
@@ -23,8 +23,8 @@ from lake.cli_options import as_of_option, echo_rows, format_option, lake_option
 @as_of_option
 @format_option
 def compare(
-    job1: str,
-    job2: str,
+    one: str,
+    two: str,
     lake_uri: str,
     rows: str,
     examples: int,
@@ -32,22 +32,21 @@ def compare(
     as_of: str | None,
     output_format: str,
 ) -> None:
-    """Compare the advantages of two credit jobs.
+    """Compare two sets of advantages.
 
-    JOB is a credit job's id or its beginning, or SERIES@latest. A job computes only groups that had changed; it is
-    compared with the others as they stood then. SERIES@latest is the series by now. Columns ending in _1 are of JOB1,
-    those in _2 of JOB2.
+    CREDIT is an estimator's name (its newest series), or the id of a credit series or job, or its beginning. A job
+    means its series as it was when the job ended. Columns ending in _1 are of CREDIT1, those in _2 of CREDIT2.
     """
     import polars as pl
 
     from pipelines.credit.compare import compare as compare_jobs
 
-    found = compare_jobs(opened(lake_uri, as_of), job1, job2, examples=examples, memory=memory_limit)
+    found = compare_jobs(opened(lake_uri, as_of), one, two, examples=examples, memory=memory_limit)
     steps = found.levels.row(0, named=True)
     share = "-" if steps["flip_share"] is None else f"{steps['flip_share']:.1%}"
     changes = dict(found.groups["change"].value_counts().iter_rows())
     for number, side in enumerate((found.one, found.two), start=1):
-        click.echo(f"{number}: {side.title}{', ' if side.note else ''}{side.note}", err=True)
+        click.echo(f"{number}: {side.title}", err=True)
     click.echo(f"{steps['shared']} steps defined in both, {steps['flips']} ({share}) change their sign", err=True)
     click.echo(
         f"{found.groups.height} groups: {changes.get('gained', 0)} gain a signal, {changes.get('lost', 0)} lose theirs",

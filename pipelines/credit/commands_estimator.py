@@ -121,13 +121,8 @@ def _report(report: "CreditReport") -> None:
         click.echo(line, err=True)
     if report.skipped:
         click.echo(
-            f"nothing to do: job {ids.to_text(report.job_id)} has these inputs and parameters (--force repeats it)"
-        )
-    if report.newer_series is not None:
-        click.echo(
-            f"a newer job computed series {ids.to_text(report.newer_series)}: that is what `trajlake train` takes, "
-            f"unless told --advantages {ids.to_text(report.series_id)}",
-            err=True,
+            f"nothing changed since job {ids.to_text(report.job_id)} (--force computes it again); "
+            f"{report.estimator.name} is {'now' if report.made_current else 'still'} the current credit"
         )
     summary = report.summary
     click.echo(
@@ -142,8 +137,13 @@ def _report(report: "CreditReport") -> None:
     for line in (*summary.warnings(), *in_words(report.unknown)):
         click.echo(line, err=True)
     if not report.skipped:
-        click.echo(f"{report.groups_computed} groups computed, {report.groups_kept} stood, {report.groups_ended} ended")
-        click.echo(f"job {ids.to_text(report.job_id)}, series {ids.to_text(report.series_id)}")
+        click.echo(
+            f"{report.groups_computed} groups computed, {report.groups_kept} unchanged, {report.groups_ended} ended"
+        )
+        click.echo(
+            f"{report.estimator.name} is the current credit: series {ids.to_text(report.series_id)}, "
+            f"job {ids.to_text(report.job_id)}"
+        )
 
 
 def _options(config: str | None, section: str, pairs: tuple[str, ...], valid: list[str]) -> dict[str, Any]:

@@ -12,10 +12,11 @@ from typing import Any
 import polars as pl
 
 from lake.errors import DataRefusedError
+from lake.judgements.credit import Credit, find_credit
 from lake.query import Limits, Session
 from lake.show import printable, tool_calls
 from lake.snapshot import Snapshot
-from pipelines.credit.chosen_jobs import STATE, CreditRows, choose
+from pipelines.credit.flags import STATE
 
 LEVELS = ("advantage", "a_episode", "a_step")
 """Columns of `advantages` that are compared."""
@@ -28,8 +29,8 @@ _EXCERPT = 120
 class Comparison:
     """What two credit jobs have in common and what not; `_1` is the first of them, `_2` the second."""
 
-    one: CreditRows
-    two: CreditRows
+    one: Credit
+    two: Credit
     levels: pl.DataFrame
     """A row for each of LEVELS: level, and the columns of `pipelines/sql/compare_level.sql`."""
     groups: pl.DataFrame
@@ -50,18 +51,18 @@ def compare(snapshot: Snapshot, one: str, two: str, *, examples: int = 10, memor
 
     Args:
         snapshot: where they are.
-        one: a credit job's id or its beginning, or `SERIES@latest`. A job that computed only what had changed stands
-            for its series as it was then.
+        one: an estimator's name, or the id of a credit series or job, or its beginning. A job means its series as it
+            was when the job ended.
         two: another, likewise.
         examples: steps to show at most.
         memory: limit for DuckDB, for example `2GB`; None leaves it its own (80 % of the machine's).
 
     Raises:
-        UsageError: no such job or series.
+        UsageError: no such estimator, series or job.
         DataRefusedError: no step is covered by both.
     """
-    chosen = choose(snapshot, one), choose(snapshot, two)
-    sources = {"one": chosen[0].source, "two": chosen[1].source}
+    chosen = find_credit(snapshot, one, place="compare"), find_credit(snapshot, two, place="compare")
+    sources = {"one": chosen[0].rows, "two": chosen[1].rows}
     with Session(snapshot.files, snapshot.objects, lambda: snapshot.retracted, Limits(memory=memory)) as session:
 
         def ask(name: str, params: dict[str, Any], **parts: str) -> pl.DataFrame:
@@ -90,7 +91,7 @@ def compare_sql(name: str, **parts: str) -> str:
     return text.format(**parts)
 
 
-def _nothing_shared(one: CreditRows, two: CreditRows, counts: dict[str, Any]) -> str:
+def _nothing_shared(one: Credit, two: Credit, counts: dict[str, Any]) -> str:
     return (
         f"{one.title} and {two.title} have no group in common ({counts['covered_1']} and {counts['covered_2']} steps); "
         "compare jobs over the same episodes"

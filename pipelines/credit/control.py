@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from lake import ids
+from lake.judgements.credit import find_credit
 from lake.lake import Lake
 from lake.reading import collected
 from pipelines.credit.flags import Flag
@@ -29,6 +30,7 @@ def shuffle_advantages(lake: Lake, job_id: int, seed: int) -> tuple[int, int]:
         job_id and series_id of the new job.
     """
     snapshot = lake.snapshot()
+    of = find_credit(snapshot, ids.to_text(job_id))
     rows = collected(snapshot.scan("advantages").filter(pl.col("job_id") == job_id).drop(_STAMPS))
     rows = rows.sort("group_id", "episode_id", "step_index")
     is_live_N = (~pl.Series(rows["flags"].str.split(",").list.contains(Flag.DEAD_GROUP.value))).to_numpy()
@@ -38,7 +40,11 @@ def shuffle_advantages(lake: Lake, job_id: int, seed: int) -> tuple[int, int]:
     shuffled = rows.with_columns(rows.select([*_VALUES, "defined"])[order_N])
     parameters = {"estimator": "shuffled", "of": ids.to_text(job_id), "seed": seed}
     with lake.job(
-        kind="credit", parameters=parameters, series={"estimator": "shuffled", "seed": seed}, snapshot=snapshot
+        kind="credit",
+        parameters=parameters,
+        # One series for all that are shuffled of one series: rounds of a loop stand beside one another, as theirs do.
+        series={"estimator": "shuffled", "of": ids.to_text(of.series_id)},
+        snapshot=snapshot,
     ) as job:
         job.write("advantages", shuffled)
         job.counts |= {"rows_in": rows.height, "rows_out": rows.height}

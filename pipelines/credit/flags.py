@@ -8,6 +8,17 @@ import polars as pl
 
 from pipelines.credit.segments import Bools
 
+STATE = """
+CASE
+    WHEN max(group_size) IS NULL THEN 'absent'
+    WHEN bool_or(group_size >= 2 AND NOT contains(',' || flags || ',', ',dead_group,')) THEN 'live'
+    WHEN max(group_size) >= 2 THEN 'dead'
+    WHEN max(group_size) = 1 THEN 'singleton'
+    ELSE 'unscored'
+END
+"""
+"""SQL: whether a group has a signal, by its rows of `advantages`. live: two or more scored siblings that differ."""
+
 
 class Flag(StrEnum):
     """What is special about a row. Members are in alphabetical order: a row's flags are written in this order."""

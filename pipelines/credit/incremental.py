@@ -1,17 +1,16 @@
-"""Which groups a credit job has to compute: those whose input is not the one their newest rows were computed from.
+"""Which groups a credit job has to compute: those whose input differs from the one of their newest rows.
 
 Every job leaves one row per group in `credit_groups`, with the hash of the group's input. The newest row of each group
 of the series is the state that the next job compares with: exact whatever happened between, whether episodes came, were
 retracted or scored again (and back), and whatever compaction did to the files. No step is read for it.
 
-A group can end: its grouping was defined anew, or its last episode was retracted. A job that finds this for a group
-that it or a job with the same filter answered for says so with a row without episodes, and the group's advantages no
-longer count (`latest_advantages`).
+A group can end: its grouping was defined anew, or its last episode was retracted. A job that finds this says so with a
+row without episodes, and the group's advantages no longer count (`latest_advantages`). A job that was told to look at
+some groups only ends none.
 """
 
 from dataclasses import dataclass
 
-import msgspec
 import polars as pl
 
 from lake.reading import collected
@@ -19,7 +18,12 @@ from lake.snapshot import Snapshot
 from lake.tables import TABLES
 from pipelines.credit.diagnosis import DIAGNOSED, CreditDiagnosis, diagnose
 
-_STANDING = ("group_id", "run_id", "job_id", "input_fingerprint")
+_COLUMNS = ("group_id", "run_id", "job_id", "input_fingerprint")
+
+_JOBS = """
+SELECT job_id FROM job_runs WHERE series_id = ? AND status = 'succeeded'
+ORDER BY ended_order(sequence, ended_at, job_id)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,7 @@ class Changes:
 
     Attributes:
         changed: groups to compute: group_id, input_fingerprint, episodes, steps.
-        kept: rows of `credit_groups` that stand for the other groups, as `standing_groups` reads them.
+        kept: rows of `credit_groups` of the other groups, as `newest_groups` reads them.
         ended: group_id and run_id of groups that have no episodes any more.
     """
 
@@ -38,12 +42,12 @@ class Changes:
 
     @property
     def nothing(self) -> bool:
-        """Whether everything stands."""
+        """Whether every group is unchanged."""
         return self.changed.is_empty() and self.ended.is_empty()
 
 
 def find_changes(
-    snapshot: Snapshot, series_id: int, groups: pl.DataFrame, *, where: str | None, force: bool = False
+    snapshot: Snapshot, series_id: int, groups: pl.DataFrame, *, partial: bool = False, force: bool = False
 ) -> Changes:
     """Compare groups with what the series holds.
 
@@ -51,16 +55,16 @@ def find_changes(
         snapshot: where to read.
         series_id: of the job.
         groups: of `group_fingerprints`, what there is now.
-        where: the job's filter; without one it answers for all groups of the series.
+        partial: `groups` are some of those that the series is about.
         force: everything changed.
     """
-    standing = standing_groups(snapshot, series_id)
-    same = standing.join(groups, on=["group_id", "input_fingerprint"], how="semi")
+    newest = newest_groups(snapshot, series_id)
+    same = newest.join(groups, on=["group_id", "input_fingerprint"], how="semi")
     if force:
         same = same.clear()
-    ended = standing.filter(pl.col("episodes") > 0).join(groups, on="group_id", how="anti")
-    if where is not None:
-        ended = ended.filter(pl.col("job_id").is_in(_jobs_with_filter(snapshot, series_id, where)))
+    ended = newest.filter(pl.col("episodes") > 0).join(groups, on="group_id", how="anti")
+    if partial:
+        ended = ended.clear()
     return Changes(
         changed=groups.join(same, on="group_id", how="anti", maintain_order="left"),
         kept=same,
@@ -68,12 +72,13 @@ def find_changes(
     )
 
 
-def standing_groups(snapshot: Snapshot, series_id: int) -> pl.DataFrame:
-    """The newest row of each group of a series: what comparing and diagnosing need, and `sequence` of its job."""
-    rows = snapshot.scan("credit_groups").filter(pl.col("series_id") == series_id).select(*_STANDING, *DIAGNOSED)
-    standing = rows.join(_jobs(snapshot, series_id).select("job_id", "sequence", "at"), on="job_id")
-    newest_last = standing.sort("sequence", "at", "job_id", nulls_last=False)
-    return collected(newest_last.unique("group_id", keep="last").drop("at"))
+def newest_groups(snapshot: Snapshot, series_id: int) -> pl.DataFrame:
+    """The newest row of each group of a series: what comparing and diagnosing need, and when its job ended."""
+    rows = snapshot.scan("credit_groups").filter(pl.col("series_id") == series_id).select(*_COLUMNS, *DIAGNOSED)
+    # By the order in which jobs ended, whatever the clocks said: its one rule is SQL.
+    jobs = snapshot.sql(_JOBS, [series_id]).with_row_index("ended").lazy()
+    newest_last = rows.join(jobs, on="job_id").sort("ended")
+    return collected(newest_last.unique("group_id", keep="last"))
 
 
 def empty_rows(groups: pl.DataFrame) -> pl.DataFrame:
@@ -94,24 +99,5 @@ def summary_of(groups: pl.DataFrame) -> CreditDiagnosis:
 
 
 def newest_job_of(groups: pl.DataFrame) -> int:
-    """The newest job among those that groups stand by."""
-    return int(groups.sort(pl.col("sequence").fill_null(-1), "job_id")["job_id"][-1])
-
-
-def newer_series(snapshot: Snapshot, series_id: int) -> int | None:
-    """The series of the newest succeeded credit job, which training takes by default; None if it is this one."""
-    ended = snapshot.scan("jobs").filter((pl.col("kind") == "credit") & (pl.col("event") == "succeeded"))
-    newest = collected(ended.sort("sequence", "at", "job_id", nulls_last=False).select("series_id").tail(1))[
-        "series_id"
-    ]
-    return None if newest.is_empty() or newest[0] == series_id else int(newest[0])
-
-
-def _jobs(snapshot: Snapshot, series_id: int) -> pl.LazyFrame:
-    """Terminal rows of the succeeded jobs of a series."""
-    return snapshot.scan("jobs").filter((pl.col("series_id") == series_id) & (pl.col("event") == "succeeded"))
-
-
-def _jobs_with_filter(snapshot: Snapshot, series_id: int, where: str) -> list[int]:
-    jobs = collected(_jobs(snapshot, series_id).select("job_id", "parameters"))
-    return [job for job, text in jobs.iter_rows() if msgspec.json.decode(text or "{}").get("where") == where]
+    """The newest job among those that computed some groups."""
+    return int(groups.sort("ended")["job_id"][-1])

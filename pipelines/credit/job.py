@@ -12,7 +12,10 @@ import polars as pl
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 
 from lake import ids
+from lake.errors import DataRefusedError
 from lake.jobs import Job
+from lake.judgements.credit import current_series
+from lake.judgements.scores import ENV_RETURN
 from lake.lake import Lake
 from lake.snapshot import Snapshot
 from pipelines.credit.batch_units import batch_units
@@ -20,9 +23,8 @@ from pipelines.credit.diagnosis import DIAGNOSED, CreditDiagnosis
 from pipelines.credit.estimators.options import ALL
 from pipelines.credit.estimators.protocol import Estimator
 from pipelines.credit.group_inputs import group_fingerprints, total_fingerprint
-from pipelines.credit.incremental import Changes, empty_rows, find_changes, newer_series, newest_job_of, summary_of
+from pipelines.credit.incremental import Changes, empty_rows, find_changes, newest_job_of, summary_of
 from pipelines.credit.inputs import (
-    ENV_RETURN,
     ENV_REWARD,
     Sources,
     namesakes,
@@ -35,6 +37,7 @@ from pipelines.credit.memory import MEMORY_GB, beyond_budget, budget_rows, bytes
 from pipelines.credit.range_task import RangeResult, Task, columns_read, run_range
 from pipelines.credit.ranges import Range, longest_unit, plan_ranges, rows_per_range
 from pipelines.credit.source_code import deciding_modules
+from pipelines.credit.unknowns import in_words
 from pipelines.credit.unvalued import unvalued
 from pipelines.executor import Executor, LocalExecutor
 
@@ -48,10 +51,10 @@ class CreditReport(BaseModel):
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
 
     job_id: int
-    """The job that ran; where there was nothing to do, the newest of those that hold the groups' advantages."""
+    """The job that ran; where every group was unchanged, the newest of those that hold the groups' advantages."""
     series_id: int
     skipped: bool
-    """Every group's rows were computed from the same inputs and parameters: they stand."""
+    """Every group was unchanged: its rows were computed from the same inputs and options."""
     estimator: SerializeAsAny[Estimator]
     """The configuration that was used."""
     scorer_versions: dict[str, str]
@@ -60,11 +63,11 @@ class CreditReport(BaseModel):
     """Figures over all selected groups, whichever job computed them."""
     groups_computed: int = 0
     groups_kept: int = 0
-    """Groups whose earlier rows stand."""
+    """Groups that were unchanged: their earlier rows count."""
     groups_ended: int = 0
     """Groups that have no episodes any more: their rows no longer count."""
-    newer_series: int | None = None
-    """Where there was nothing to do: the series of the newest credit job, if that is another one."""
+    made_current: bool = False
+    """Another series was current: this one is now, although every group was unchanged."""
     steps_computed: int = 0
     findings: tuple[str, ...] = ()
     """What the integrity checks found in the computed groups, in words."""
@@ -89,6 +92,7 @@ def run_credit(
     estimator: Estimator,
     *,
     where: str | None = None,
+    only: str | None = None,
     score: str = ENV_RETURN,
     rewards: str = ENV_REWARD,
     grouping: str | None = None,
@@ -107,7 +111,10 @@ def run_credit(
     Args:
         lake: where to read and write.
         estimator: the configuration.
-        where: SQL predicate over `episodes`; None takes all.
+        where: SQL predicate over `episodes`: for the series the others do not exist. It is one of the options that make
+            a series, so no episode of another one loses its advantages. None takes all.
+        only: SQL predicate over `episodes`: the groups that hold such an episode are brought up to date, whole; the
+            others keep what they have. None looks at all groups.
         score: source of the episode score: `env_return`, or a scorer's or reward's name.
         rewards: source of the step rewards: `env_reward`, or a scorer's or reward's name.
         grouping: name of a definition in `groupings`; None compares episodes in the groups they were collected with.
@@ -120,19 +127,20 @@ def run_credit(
             has no value for any chosen episode.
 
     Raises:
-        DataRefusedError: no episode is selected, or a check that refuses found something.
+        DataRefusedError: no episode is selected, not one advantage of the series is defined, or a check that refuses
+            found something.
         UsageError: a bad predicate, an unknown scorer or grouping.
         ContractError: steps that break the estimator's contract, naming the episode.
         WorkerLostError: worker processes died again and again.
     """
     integrity = integrity or IntegrityConfig()
     checks = ids.key_hash("checks", integrity.model_dump_json(exclude={"examples"}), purity)
-    sources = Sources(where=where, score=score, rewards=rewards, grouping=grouping)
+    sources = Sources(where=where, only=only, score=score, rewards=rewards, grouping=grouping)
     plan = _planned(lake.snapshot(), _pinned(estimator), sources, checks, notice)
     job = _job(lake, plan)
-    changes = find_changes(plan.snapshot, job.series_id, plan.groups, where=where, force=force)
+    changes = find_changes(plan.snapshot, job.series_id, plan.groups, partial=only is not None, force=force)
     if changes.nothing:
-        return _standing(plan, job.series_id, changes)
+        return _unchanged(plan, job, changes)
     executor = executor or LocalExecutor()
     with job:
         task = Task(plan.estimator, integrity, rewards, purity, job.part())
@@ -185,13 +193,14 @@ def _job(lake: Lake, plan: _Plan) -> Job:
         "grouping": sources.grouping,
         # Another version of a reward is another reward: what it says of some groups never stands beside the old one's.
         "scorer_versions": plan.scorer_versions,
+        "where": sources.where,
     }
     return lake.job(
         kind=KIND,
-        parameters=series | {"where": sources.where},
+        parameters=series | {"only": sources.only},
         series=series,
         code=deciding_modules(*type(estimator).code()),
-        fingerprint=total_fingerprint(plan.groups, where=sources.where),
+        fingerprint=total_fingerprint(plan.groups, where=sources.where, only=sources.only),
         snapshot=plan.snapshot,
     )
 
@@ -232,9 +241,12 @@ def _finish(job: Job, plan: _Plan, changes: Changes, results: list[RangeResult])
     """Write what was found of the groups, and the figures of the terminal row."""
     report = IntegrityReport.merged([result.integrity for result in results])
     report.raise_refused()
+    unknown = sum((result.unknown for result in results), Counter[str]())
     _write_groups(job, changes, [result.groups for result in results])
     computed = [result.groups for result in results]
     summary = summary_of(pl.concat([frame.select(DIAGNOSED) for frame in (changes.kept, *computed)]))
+    if summary.undefined_steps == summary.steps:
+        raise DataRefusedError(_nothing_defined(plan.estimator, summary, unknown))
     rows_out = sum(result.written.rows for result in results if result.written is not None)
     done = CreditReport(
         job_id=job.job_id,
@@ -248,7 +260,7 @@ def _finish(job: Job, plan: _Plan, changes: Changes, results: list[RangeResult])
         groups_ended=changes.ended.height,
         steps_computed=rows_out,
         findings=tuple(report.lines()),
-        unknown=dict(sum((result.unknown for result in results), Counter())),
+        unknown=dict(unknown),
     )
     figures = done.model_dump(mode="json", include={"groups_computed", "groups_kept", "groups_ended"})
     job.counts |= {"rows_in": rows_out, "rows_out": rows_out, "rows_dropped": 0, **figures}
@@ -267,14 +279,28 @@ def _write_groups(job: Job, changes: Changes, computed: list[pl.DataFrame]) -> N
     job.write("credit_groups", empty_rows(changes.ended))
 
 
-def _standing(plan: _Plan, series_id: int, changes: Changes) -> CreditReport:
+def _nothing_defined(estimator: Estimator, summary: CreditDiagnosis, unknown: Counter[str]) -> str:
+    """Why a job without one advantage is refused, and what to do."""
+    why = "; ".join(in_words(unknown))
+    return (
+        f"{estimator.name} defines none of {summary.steps} advantages in {summary.groups} groups, so nothing was "
+        f"written. {why + '. ' if why else ''}Give the estimator what it needs, or take another: `trajlake credit -h`"
+    )
+
+
+def _unchanged(plan: _Plan, job: Job, changes: Changes) -> CreditReport:
+    """Nothing to compute. The series becomes the current one if another is: it is what was run last."""
+    is_current = current_series(plan.snapshot) == job.series_id
+    if not is_current:
+        with job:
+            job.counts |= {"rows_in": 0, "rows_out": 0, "groups_computed": 0, "groups_kept": changes.kept.height}
     return CreditReport(
         job_id=newest_job_of(changes.kept),
-        series_id=series_id,
+        series_id=job.series_id,
         skipped=True,
         estimator=plan.estimator,
         scorer_versions=plan.scorer_versions,
         summary=summary_of(changes.kept),
         groups_kept=changes.kept.height,
-        newer_series=newer_series(plan.snapshot, series_id),
+        made_current=not is_current,
     )

@@ -7,24 +7,12 @@ from collections.abc import Iterator, Mapping
 
 import polars as pl
 
+from lake.judgements.scores import ENV_RETURN, other_versions, reasons
 from lake.reading import collected
 from lake.show import one_line
 from lake.snapshot import Snapshot
 from pipelines.credit.columns import COMPONENT
-from pipelines.credit.inputs import ENV_RETURN, ENV_REWARD, REWARD_JOB, Sources
-
-_REASONS = """
-SELECT s.episode_id, s.job_id, coalesce(s.error, s.reason) AS why
-FROM scores AS s JOIN job_runs AS r USING (job_id)
-WHERE s.scorer = $scorer AND s.scorer_version = $version AND s.step_index IS NULL
-QUALIFY row_number() OVER (
-    PARTITION BY s.episode_id ORDER BY coalesce(r.sequence, -1) DESC, r.ended_at DESC, s.job_id DESC
-) = 1
-"""
-_OTHERS = """
-SELECT scorer_version FROM scorer_versions WHERE scorer = $scorer AND scorer_version <> $version
-ORDER BY coalesce(sequence, -1) DESC, ended_at DESC, scorer_version
-"""
+from pipelines.credit.inputs import ENV_REWARD, REWARD_JOB, Sources
 
 
 def unvalued(
@@ -69,8 +57,7 @@ def _any_step(snapshot: Snapshot, sources: Sources, episodes: pl.DataFrame) -> b
 
 
 def _line(snapshot: Snapshot, scorer: str, version: str, episodes: pl.DataFrame) -> str:
-    named = {"scorer": scorer, "version": version}
-    scored = snapshot.sql(_REASONS, named).join(episodes.select("episode_id"), on="episode_id", how="semi")
+    scored = reasons(snapshot, scorer, version).join(episodes.select("episode_id"), on="episode_id", how="semi")
     counted = scored.drop_nulls("why")["why"].value_counts(sort=True).sort("count", "why", descending=[True, False])
     told = f"{scorer}@{version} has no value for any of the {episodes.height} chosen episodes"
     if scored.is_empty():
@@ -78,5 +65,5 @@ def _line(snapshot: Snapshot, scorer: str, version: str, episodes: pl.DataFrame)
     elif counted.height:
         why, count = counted.row(0)
         told += f", most often ({count}) because: {one_line(why)}"
-    others = ", ".join(f"{scorer}@{other}" for other in snapshot.sql(_OTHERS, named)["scorer_version"])
+    others = ", ".join(f"{scorer}@{other}" for other in other_versions(snapshot, scorer, version))
     return f"{told}. {f'Other versions: {others}' if others else 'There is no other version'}"

@@ -12,7 +12,6 @@ from pipelines.groupings.definition import Grouping, Members, regroup
 from pipelines.groupings.drop_failed import DropFailed
 from pipelines.groupings.job import GroupingReport, run_grouping
 from pipelines.groupings.merge_runs import MergeRuns
-from pipelines.groupings.reading import newest_job, read_grouping
 from pipelines.groupings.staleness_cap import StalenessCap
 from pipelines.groupings.subsample import Subsample
 
@@ -24,8 +23,6 @@ __all__ = [
     "MergeRuns",
     "StalenessCap",
     "Subsample",
-    "newest_job",
-    "read_grouping",
     "regroup",
     "run_grouping",
 ]

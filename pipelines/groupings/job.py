@@ -5,14 +5,14 @@ from dataclasses import dataclass
 import polars as pl
 
 from lake.errors import DataRefusedError
+from lake.judgements.groupings import grouping_job
+from lake.judgements.predicates import select_where
 from lake.lake import Lake
 from lake.snapshot import Snapshot
 from pipelines import lots
 from pipelines.groupings import definition, drop_failed, merge_runs, staleness_cap, step, subsample
 from pipelines.groupings.definition import Grouping, regroup
-from pipelines.groupings.reading import newest_job
 from pipelines.groupings.step import FIRST_CONTEXT
-from pipelines.predicates import select_where
 
 KIND = "group"
 _CODE = (definition, drop_failed, lots, merge_runs, staleness_cap, step, subsample)
@@ -36,7 +36,7 @@ class GroupingReport:
     job_id: int
     series_id: int
     skipped: bool
-    """The same episodes and definition already had a result, which stands."""
+    """The same episodes and definition already had a result, which is kept."""
     table: pl.DataFrame
     """One row per grouping: grouping, groups, episodes, smallest, largest (members of a group)."""
     notes: list[tuple[str, str, int]]
@@ -78,7 +78,7 @@ def run_grouping(lake: Lake, grouping: Grouping, *, where: str | None = None, fo
         snapshot=snapshot,
     )
     report = GroupingReport(job.job_id, job.series_id, skipped=False, table=_sizes(named), notes=notes)
-    if not force and (found := _standing(lake, job.series_id, snapshot.fingerprint(episodes), grouping.name)):
+    if not force and (found := _reusable(lake, job.series_id, snapshot.fingerprint(episodes), grouping.name)):
         return GroupingReport(found, job.series_id, skipped=True, table=report.table, notes=notes)
     with job:
         job.write("groupings", named.drop("draw"))
@@ -92,10 +92,10 @@ def run_grouping(lake: Lake, grouping: Grouping, *, where: str | None = None, fo
     return report
 
 
-def _standing(lake: Lake, series_id: int, fingerprint: int, name: str) -> int | None:
-    """The job whose result stands: with this definition and input, and the newest of its name, which readers take."""
+def _reusable(lake: Lake, series_id: int, fingerprint: int, name: str) -> int | None:
+    """The job that need not run again: of this definition and input, and the newest of its name, which readers take."""
     found = lake.find_job(KIND, series_id, fingerprint)
-    return found if found is not None and found == newest_job(lake.snapshot(), name) else None
+    return found if found is not None and found == grouping_job(lake.snapshot(), name) else None
 
 
 def _episodes(snapshot: Snapshot, grouping: Grouping, where: str | None) -> pl.DataFrame:

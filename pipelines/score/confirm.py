@@ -7,19 +7,8 @@ it confirms. It is one row of `jobs`, written in one commit, and a run that find
 
 from typing import Any
 
+from lake.judgements.scores import version_of
 from lake.lake import Lake
-from lake.snapshot import Snapshot
-
-_RIVAL = """
-SELECT c.scorer_version
-FROM scorer_versions AS c JOIN scorer_versions AS v ON v.scorer = c.scorer AND v.scorer_version = $version
-WHERE c.scorer = $scorer AND c.is_current AND c.scorer_version <> $version
-"""
-
-
-def current_versions(snapshot: Snapshot) -> dict[str, str]:
-    """Scorer or reward -> the version of it that counts."""
-    return dict(snapshot.sql("SELECT scorer, scorer_version FROM scorer_versions WHERE is_current").iter_rows())
 
 
 def confirm(lake: Lake, scorer: str, version: str, **job: Any) -> bool:
@@ -35,7 +24,8 @@ def confirm(lake: Lake, scorer: str, version: str, **job: Any) -> bool:
         Whether it was done. Nothing is written if the version is current, or has no score that may be seen.
     """
     snapshot = lake.snapshot()
-    if snapshot.sql(_RIVAL, {"scorer": scorer, "version": version}).is_empty():
+    current = version_of(snapshot, scorer)
+    if current in (None, version) or version_of(snapshot, f"{scorer}@{version}") is None:
         return False
     told = job.pop("parameters") | {"confirms": f"{scorer}@{version}"}
     with lake.job(parameters=told, snapshot=snapshot, **job) as written:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from lake.judgements.predicates import select_where
 from lake.reading import collected
 from lake.snapshot import Snapshot
-from pipelines.predicates import select_where
 from pipelines.score.rollouts import KEYS
 from pipelines.score.rows import SIBLINGS
 

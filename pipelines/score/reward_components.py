@@ -6,9 +6,9 @@ import polars as pl
 
 from lake import ids
 from lake.errors import ContractError, UsageError
+from lake.judgements.scores import current_versions
 from lake.reading import collected
 from lake.snapshot import Snapshot
-from pipelines.score.confirm import current_versions
 from pipelines.score.reward_definition import Component, RewardDefinition
 
 _SCORER = ["scorer", "scorer_version"]

@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict
 
 from lake import ids, jobs
 from lake.jobs import Job
+from lake.judgements.predicates import select_where
 from lake.lake import Lake
 from lake.snapshot import Snapshot
-from pipelines.predicates import select_where
 from pipelines.score import reward_components, reward_definition, reward_expression, reward_values
 from pipelines.score.confirm import confirm
 from pipelines.score.reward_components import Resolved, component_rows, outdated, resolve

@@ -23,7 +23,7 @@ from pipelines.select.filters import (
     SuccessBalance,
     TopQ,
 )
-from pipelines.select.job import SelectReport, newest_job, run_select
+from pipelines.select.job import SelectReport, run_select
 from pipelines.select.selection import Outcome, Selection, apply
 
 __all__ = [
@@ -44,6 +44,5 @@ __all__ = [
     "SuccessBalance",
     "TopQ",
     "apply",
-    "newest_job",
     "run_select",
 ]

@@ -6,8 +6,8 @@ collected_group_id, run_id, task_id, write_id, status, num_steps, score (float64
 
 import polars as pl
 
+from lake.judgements.predicates import select_where
 from lake.snapshot import Snapshot
-from pipelines.predicates import select_where
 
 _KEYS = ("episode_id", "group_id", "run_id", "task_id", "write_id", "status", "num_steps", "env_return")
 _CALLS = r"""

@@ -8,11 +8,12 @@ import polars as pl
 
 from lake.errors import DataRefusedError
 from lake.jobs import Job
+from lake.judgements.credit import Credit, find_credit, jobs_of
+from lake.judgements.scores import ENV_RETURN
+from lake.judgements.selections import selection_job
 from lake.lake import Lake
 from lake.snapshot import Snapshot
 from pipelines import lots
-from pipelines.credit.chosen_jobs import CreditRows, choose
-from pipelines.credit.inputs import ENV_RETURN
 from pipelines.select import base, credited, facts, scored, selection
 from pipelines.select.base import UNKNOWN
 from pipelines.select.credited import with_credit
@@ -26,10 +27,6 @@ _CODE = (base, credited, facts, lots, scored, selection)
 """Modules whose source decides what is kept, beside those of the filters that are used."""
 _REASONS = 5
 """Reasons that a refusal spells out."""
-_NEWEST = """
-SELECT job_id FROM (SELECT DISTINCT job_id FROM selections WHERE selection = ?) JOIN job_runs USING (job_id)
-ORDER BY coalesce(sequence, -1) DESC, ended_at DESC, job_id DESC LIMIT 1
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +36,7 @@ class SelectReport:
     job_id: int
     series_id: int
     skipped: bool
-    """The same inputs and filters already had a result, which stands."""
+    """The same inputs and filters already had a result, which is kept."""
     episodes: int
     """Episodes that were asked about."""
     kept: int
@@ -65,22 +62,23 @@ def run_select(
         where: SQL predicate over `episodes`; None takes all. Episodes outside it get no row.
         score: what reward-based filters look at: `env_return`, or a scorer's or reward's name. None takes the score of
             the credit job, or `env_return` without one.
-        credit: a credit job (id or its beginning) or `SERIES@latest`: filters compare within its groups, and dead
-            groups are those that it flagged. Episodes that it did not cover are dropped for that reason.
+        credit: whose advantages: an estimator's name, or the id of a credit series or job, or its beginning. Filters
+            compare within its groups, and dead groups are those that it flagged. Episodes that it did not cover are
+            dropped for that reason.
         force: write even if the same inputs and filters have a result.
 
     Raises:
         DataRefusedError: no episode is selected, or the filters leave none; the message has the counts.
-        UsageError: a bad predicate, an unknown score, no such credit job.
+        UsageError: a bad predicate, an unknown score, no such credit.
     """
     snapshot = lake.snapshot()
-    rows = None if credit is None else choose(snapshot, credit)
+    rows = None if credit is None else find_credit(snapshot, credit)
     score = score or (ENV_RETURN if rows is None else rows.parameters.get("score", ENV_RETURN))
     episodes = with_scores(snapshot, read_episodes(snapshot, where), score)
     inputs: dict[str, str | int | None] = {
         "score": score,
         "scores": scores_hash(episodes),
-        "credit": None if rows is None else str(rows.jobs),
+        "credit": None if rows is None else str(jobs_of(snapshot, rows)),
     }
     fingerprint = snapshot.fingerprint(episodes, **inputs)
     series = chosen.model_dump(mode="json") | {"score": score, "credit": None if rows is None else rows.text}
@@ -96,7 +94,7 @@ def run_select(
     kept = int(outcome.report["episodes_left"][-1])
     if not kept:
         raise DataRefusedError(_nothing_left(chosen, episodes, outcome))
-    found = None if force else _standing(lake, job.series_id, fingerprint, chosen.name)
+    found = None if force else _reusable(lake, job.series_id, fingerprint, chosen.name)
     if found is None:
         _write(job, chosen.name, episodes, outcome)
     return SelectReport(
@@ -124,14 +122,8 @@ def _write(job: Job, name: str, episodes: pl.DataFrame, outcome: Outcome) -> Non
         }
 
 
-def newest_job(snapshot: Snapshot, name: str) -> int | None:
-    """The newest succeeded job that wrote a selection of that name; None if none did."""
-    found = snapshot.sql(_NEWEST, [name])
-    return None if found.is_empty() else int(found["job_id"][0])
-
-
 def _outcome(
-    snapshot: Snapshot, chosen: Selection, episodes: pl.DataFrame, credit: CreditRows | None, *, everything: bool
+    snapshot: Snapshot, chosen: Selection, episodes: pl.DataFrame, credit: Credit | None, *, everything: bool
 ) -> Outcome:
     """The filters' result; before them, what the credit job did not cover is dropped."""
     known = read_facts(snapshot, episodes, chosen.facts, everything=everything)
@@ -141,7 +133,7 @@ def _outcome(
     covered = with_credit(snapshot, known, credit)
     outcome = apply(chosen, covered, steps)
     absent = known.join(covered, on="episode_id", how="anti")
-    reason = f"credit {credit.text} did not cover it"
+    reason = f"{credit.estimator} (credit {credit.text}) did not cover it"
     rows = absent.select(
         "episode_id", pl.lit(None, pl.Int32).alias("step_index"), kept=pl.lit(value=False)
     ).with_columns(filter=pl.lit("credit"), reason=pl.lit(reason))
@@ -161,10 +153,10 @@ def _code(chosen: Selection) -> list[ModuleType]:
     return [*_CODE, *(sys.modules[name] for name in used)]
 
 
-def _standing(lake: Lake, series_id: int, fingerprint: int, name: str) -> int | None:
-    """The job whose result stands: with these filters and inputs, and the newest of its name, which readers take."""
+def _reusable(lake: Lake, series_id: int, fingerprint: int, name: str) -> int | None:
+    """The job that need not run again: of these filters and inputs, and the newest of its name, which readers take."""
     found = lake.find_job(KIND, series_id, fingerprint)
-    return found if found is not None and found == newest_job(lake.snapshot(), name) else None
+    return found if found is not None and found == selection_job(lake.snapshot(), name) else None
 
 
 def _nothing_left(chosen: Selection, episodes: pl.DataFrame, outcome: Outcome) -> str:

@@ -1,10 +1,10 @@
-"""The score of an episode as filters see it: the environment's return, a scorer's or a reward's newest value."""
+"""The score of an episode as filters see it: the environment's return, a scorer's or a reward's value."""
 
 import polars as pl
 
 from lake import ids
+from lake.judgements.scores import ENV_RETURN, episode_scores
 from lake.snapshot import Snapshot
-from pipelines.credit.inputs import ENV_RETURN, newest_scores
 
 
 def with_scores(snapshot: Snapshot, episodes: pl.DataFrame, score: str) -> pl.DataFrame:
@@ -13,14 +13,14 @@ def with_scores(snapshot: Snapshot, episodes: pl.DataFrame, score: str) -> pl.Da
     Args:
         snapshot: where to read.
         episodes: rows with episode_id and env_return.
-        score: `env_return`, or the name of a scorer or reward: its newest version, which siblings have in common.
+        score: `env_return`, or a scorer or reward as NAME (its current version) or NAME@VERSION.
 
     Raises:
         UsageError: nothing of that name scored an episode.
     """
     if score == ENV_RETURN:
         return episodes.rename({ENV_RETURN: "score"})
-    values = newest_scores(snapshot, score).rename({"value": "score"})
+    values = episode_scores(snapshot, score)
     return episodes.drop(ENV_RETURN).join(values, on="episode_id", how="left", maintain_order="left")
 
 

@@ -359,14 +359,14 @@ def test_integrity_findings_are_told_stored_and_refused(lk: Lake) -> None:
 
 
 def test_the_trainers_default_is_the_whole_series(lk: Lake) -> None:
-    from trainer.data.advantages import read_advantages, resolve_advantages
+    from lake.judgements.credit import find_credit, read_advantages
 
     run_credit(lk, GiGPO())
     lk.append([rollout(random.Random(1), "b", "t1", 7)])
     newest = run_credit(lk, GiGPO())
     snapshot = lk.snapshot()
-    source = resolve_advantages(snapshot, None)
+    source = find_credit(snapshot, None)
     assert (source.series_id, source.job_id, len(source.jobs)) == (newest.series_id, None, 2)
     assert read_advantages(snapshot, source).height == newest.summary.steps
-    alone = read_advantages(snapshot, resolve_advantages(snapshot, ids.to_text(newest.job_id)))
+    alone = read_advantages(snapshot, find_credit(snapshot, ids.to_text(newest.job_id)))
     assert alone.height == newest.steps_computed

@@ -13,7 +13,7 @@ from lake import Lake
 from pipelines.credit.estimators import estimator_class
 from pipelines.credit.job import run_credit
 from pipelines.score.commands import score
-from pipelines.score.confirm import confirm, current_versions
+from pipelines.score.confirm import confirm
 from pipelines.score.job import run_score
 from pipelines.score.rewards import RewardDefinition, run_reward
 from pipelines.score.scorers import SCORERS

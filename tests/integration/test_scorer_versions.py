@@ -12,7 +12,6 @@ from lake import Lake
 from lake.errors import UsageError
 from lake.jobs import Job
 from lake.show import find, gather
-from pipelines.credit.chosen_jobs import choose
 from pipelines.credit.estimators import estimator_class
 from pipelines.credit.inputs import Sources, scorer_versions
 from pipelines.credit.job import run_credit

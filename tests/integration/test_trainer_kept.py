@@ -12,11 +12,11 @@ from click.testing import CliRunner, Result
 from lake import Lake, ids
 from lake.cli import trajlake
 from lake.errors import DataRefusedError, UsageError
+from lake.judgements.selections import read_kept
 from lake.records import EpisodeRecord
 from pipelines.select import DeadGroups, Filter, Length, MinReward, Selection, run_select
 from testkit.lakes import build_lake
 from testkit.training import config, token_episodes, token_lake, token_step
-from trainer.data.kept import read_kept
 from trainer.data.plan import Plan
 from trainer.data.selection import Selection as Trained
 from trainer.data.selection import select, select_episodes

@@ -12,10 +12,10 @@ import pytest
 import torch  # noqa: TID253
 
 from lake import Lake
+from lake.judgements.credit import find_credit
 from testkit.lakes import add_credit
 from testkit.training import config, gradients, random_backend, random_model, token_episodes, token_lake
 from trainer.backends.base import FrozenPolicy
-from trainer.data.advantages import resolve_advantages
 from trainer.data.plan import Plan
 from trainer.data.selection import select
 from trainer.data.stream import Stream
@@ -46,7 +46,7 @@ def gradient(
     settings = config(loss_name, minibatches=2, **({loss_name: options} if options else {}), **fields)
     loss = find_loss(settings)
     snapshot = lk.snapshot()
-    plan = Plan(select(snapshot, settings, loss.needs, source=resolve_advantages(snapshot, None)), settings)
+    plan = Plan(select(snapshot, settings, loss.needs, source=find_credit(snapshot, None)), settings)
     reference = FrozenPolicy(Policy(random_model(seed=7)))
     backend = random_backend()
     of_all_ranks = []
@@ -78,7 +78,7 @@ def test_every_loss_trains_and_reports_what_is_documented(tmp_path: Path, name: 
     add_credit(lk)
     settings = config(name, episodes_per_step=2, **({name: options} if options else {}))
     snapshot, needs = lk.snapshot(), find_loss(settings).needs
-    plan = Plan(select(snapshot, settings, needs, source=resolve_advantages(snapshot, None)), settings)
+    plan = Plan(select(snapshot, settings, needs, source=find_credit(snapshot, None)), settings)
     backend = random_backend()
     before = backend.digest()
     reference = FrozenPolicy(Policy(random_model(seed=7)))

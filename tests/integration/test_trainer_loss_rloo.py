@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch  # noqa: TID253
 
+from lake.judgements.credit import find_credit
 from lake.records import EpisodeRecord
 from pipelines.credit.estimators import ESTIMATORS
 from pipelines.credit.job import run_credit
 from testkit.training import config, gradients, random_backend, random_model, token_episodes, token_lake
-from trainer.data.advantages import resolve_advantages
 from trainer.data.plan import Plan
 from trainer.data.selection import select
 from trainer.data.stream import Stream
@@ -52,7 +52,7 @@ def test_it_is_the_mean_over_episodes_of_advantage_times_log_probability(tmp_pat
     options = {"correction": {"method": "none"}}
     settings = config("reinforce", reinforce=options, minibatches=1, live_only=False, token_budget=60)
     loss, snapshot = find_loss(settings), lk.snapshot()
-    plan = Plan(select(snapshot, settings, loss.needs, source=resolve_advantages(snapshot, None)), settings)
+    plan = Plan(select(snapshot, settings, loss.needs, source=find_credit(snapshot, None)), settings)
     backend = random_backend()
     with Stream(snapshot, plan, loss.needs, settings) as stream:
         ((_, batches),) = list(stream.steps())

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from lake import Lake
 from lake.cli import trajlake
 from lake.errors import DataRefusedError, UsageError
+from lake.judgements.credit import find_credit
 from lake.records import EpisodeRecord
 from pipelines.credit.estimators.grpo import GRPO
 from pipelines.credit.job import run_credit
@@ -24,7 +25,6 @@ from testkit.pair_worlds import context_of, meeting_episodes, world
 from testkit.sampled_lake import play, recorded, save_model
 from testkit.training import config, gradients, random_backend, random_model, token_episodes, token_lake, token_step
 from trainer.backends.base import FrozenPolicy
-from trainer.data.advantages import resolve_advantages
 from trainer.data.batch import PackedBatch
 from trainer.data.plan import OptimizerStep, Plan
 from trainer.data.selection import select
@@ -42,7 +42,7 @@ def streamed(
 ) -> tuple[Plan, list[tuple[OptimizerStep, list[PackedBatch]]]]:
     settings, snapshot = config(loss, **fields), lk.snapshot()
     needs = find_loss(settings).needs
-    plan = Plan(select(snapshot, settings, needs, source=resolve_advantages(snapshot, None)), settings)
+    plan = Plan(select(snapshot, settings, needs, source=find_credit(snapshot, None)), settings)
     with Stream(snapshot, plan, needs, settings, rank=rank, world_size=world_size) as stream:
         return plan, list(stream.steps())
 
@@ -377,7 +377,7 @@ def test_what_came_out_neither_well_nor_badly_has_no_label(tmp_path: Path) -> No
     lk = token_lake(tmp_path, token_episodes(tasks=2))
     add_credit(lk)
     settings, snapshot = config("kto"), lk.snapshot()
-    needs, source = find_loss(settings).needs, resolve_advantages(snapshot, None)
+    needs, source = find_loss(settings).needs, find_credit(snapshot, None)
     selection = select(snapshot, settings, needs, source=source)
     assert sorted(selection.members.select("episode_id", "sign").unique()["sign"]) == [-1, -1, 1, 1]
     dead = lk.sql("SELECT count(*) AS n FROM steps JOIN episodes USING (episode_id) WHERE task_id = 't1'")["n"][0]
@@ -387,7 +387,7 @@ def test_what_came_out_neither_well_nor_badly_has_no_label(tmp_path: Path) -> No
 def test_an_episode_that_max_length_cuts_is_in_no_pair(tmp_path: Path) -> None:
     lk = token_lake(tmp_path, token_episodes(tasks=1, max_steps=4))
     add_credit(lk)
-    snapshot, source = lk.snapshot(), resolve_advantages(lk.snapshot(), None)
+    snapshot, source = lk.snapshot(), find_credit(lk.snapshot(), None)
     lengths = lk.sql(
         "SELECT episode_id, sum(n_context + n_action)::BIGINT AS n FROM tokens GROUP BY 1 ORDER BY n"
     ).rows()

@@ -10,12 +10,12 @@ import torch  # noqa: TID253
 import lake
 from lake import Lake
 from lake.errors import LakeAccessError
+from lake.judgements.credit import find_credit
 from lake.objects import Objects
 from testkit.lakes import add_credit
 from testkit.object_store import Store, s3, s3_server
 from testkit.training import config, token_episodes
 from trainer.config import TrainConfig
-from trainer.data.advantages import resolve_advantages
 from trainer.data.plan import Plan
 from trainer.data.selection import select
 from trainer.data.stream import Stream
@@ -39,7 +39,7 @@ def filled(lk: Lake) -> Lake:
 def streamed(lk: Lake, settings: TrainConfig) -> tuple[int, list[dict[str, Any]]]:
     """The plan's hash, and every field of every batch."""
     snapshot = lk.snapshot()
-    plan = Plan(select(snapshot, settings, PPO, source=resolve_advantages(snapshot, None)), settings)
+    plan = Plan(select(snapshot, settings, PPO, source=find_credit(snapshot, None)), settings)
     with Stream(snapshot, plan, PPO, settings) as stream:
         batches = [batch for _, batches in stream.steps() for batch in batches]
     return plan.plan_hash, [{name: getattr(batch, name) for name in type(batch).__slots__} for batch in batches]
@@ -63,7 +63,7 @@ def test_a_row_group_is_one_request(s3: Store, monkeypatch: pytest.MonkeyPatch) 
     lk = filled(lake.open(s3.root, create=True, storage_options=s3.options))
     snapshot = lk.snapshot()
     settings = config("ppo", episodes_per_step=3)
-    plan = Plan(select(snapshot, settings, PPO, source=resolve_advantages(snapshot, None)), settings)
+    plan = Plan(select(snapshot, settings, PPO, source=find_credit(snapshot, None)), settings)
     asked: list[str] = []
     read = Objects._read
 
@@ -83,7 +83,7 @@ def test_a_file_that_is_gone_is_an_error_of_the_lake(s3: Store) -> None:
     lk = filled(lake.open(s3.root, create=True, storage_options=s3.options))
     snapshot = lk.snapshot()
     settings = config("ppo", episodes_per_step=3)
-    plan = Plan(select(snapshot, settings, PPO, source=resolve_advantages(snapshot, None)), settings)
+    plan = Plan(select(snapshot, settings, PPO, source=find_credit(snapshot, None)), settings)
     with Stream(snapshot, plan, PPO, settings) as stream:
         gone = snapshot.files("tokens")[0].path
         snapshot.objects.delete([gone.removeprefix(f"{snapshot.objects.root}/")])

@@ -9,12 +9,12 @@ import pytest
 
 from lake import Lake, ids
 from lake.errors import ContractError, DataRefusedError, UsageError
+from lake.judgements.credit import Credit, find_credit, read_advantages
 from lake.records import EpisodeRecord
 from pipelines.credit.estimators.grpo import GRPO
 from pipelines.credit.job import run_credit
 from testkit.lakes import add_credit, build_lake
 from testkit.training import config, token_episodes, token_lake, token_step
-from trainer.data.advantages import AdvantageSource, read_advantages, resolve_advantages
 from trainer.data.plan import Plan
 from trainer.data.selection import Selection, _normalisation, provenance_of, select, select_episodes
 from trainer.losses import LOSSES
@@ -24,7 +24,7 @@ RNG = np.random.default_rng(1)
 
 def selected(lk: Lake, loss: str = "sft", *, credit: bool = False, **fields: Any) -> Selection:
     snapshot = lk.snapshot()
-    source = resolve_advantages(snapshot, None) if credit else None
+    source = find_credit(snapshot, None) if credit else None
     return select(snapshot, config(loss, **fields), LOSSES[loss].needs, source=source)
 
 
@@ -139,7 +139,7 @@ def test_awr_gets_normalised_advantages_and_ppo_the_stored_ones(tmp_path: Path) 
     assert values.mean() == pytest.approx(0, abs=1e-12)
     assert values.std(ddof=0) == pytest.approx(1)
     ppo = selected(lk, "ppo", credit=True).members.filter(pl.col("trained"))
-    stored = read_advantages(lk.snapshot(), resolve_advantages(lk.snapshot(), None))
+    stored = read_advantages(lk.snapshot(), find_credit(lk.snapshot(), None))
     joined = ppo.join(stored, on=["episode_id", "step_index"], suffix="_stored")
     assert joined["advantage"].to_list() == joined["advantage_stored"].to_list()
     rescaled = values * awr.advantage_scale + awr.advantage_mean
@@ -216,28 +216,28 @@ def test_several_encodings_need_a_choice_or_the_models_own(tmp_path: Path) -> No
 def test_the_series_of_the_newest_credit_job_is_the_default(tmp_path: Path) -> None:
     lk = token_lake(tmp_path)
     with pytest.raises(DataRefusedError, match="trajlake credit gigpo"):
-        resolve_advantages(lk.snapshot(), None)
+        find_credit(lk.snapshot(), None)
     first, second = add_credit(lk, gamma=0.5), add_credit(lk, gamma=0.9)
     snapshot = lk.snapshot()
-    newest = resolve_advantages(snapshot, None)
+    newest = find_credit(snapshot, None)
     assert (newest.job_id, newest.jobs) == (None, (second,))
-    assert newest.series_id == resolve_advantages(snapshot, ids.to_text(second)).series_id
-    assert resolve_advantages(snapshot, ids.to_text(first)).job_id == first
+    assert newest.series_id == find_credit(snapshot, ids.to_text(second)).series_id
+    assert find_credit(snapshot, ids.to_text(first)).job_id == first
     with pytest.raises(UsageError, match=r"no succeeded credit job and no series.*" + ids.to_text(second)):
-        resolve_advantages(snapshot, ids.to_text(5))
+        find_credit(snapshot, ids.to_text(5))
     with pytest.raises(UsageError, match="--advantages: 'seven' is not an id"):
-        resolve_advantages(snapshot, "seven")
+        find_credit(snapshot, "seven")
 
 
 def test_a_series_takes_each_group_from_its_newest_job(tmp_path: Path) -> None:
     lk = token_lake(tmp_path)
     first, second = add_credit(lk), add_credit(lk)
     snapshot = lk.snapshot()
-    series = resolve_advantages(snapshot, ids.to_text(first)).series_id
-    source = resolve_advantages(snapshot, ids.to_text(series))
-    assert source == AdvantageSource(series, None, (second,))
+    series = find_credit(snapshot, ids.to_text(first)).series_id
+    source = find_credit(snapshot, ids.to_text(series))
+    assert source == Credit(series, None, (second,))
     assert "1 credit jobs" in source.describe()
-    one = read_advantages(snapshot, resolve_advantages(snapshot, ids.to_text(second)))
+    one = read_advantages(snapshot, find_credit(snapshot, ids.to_text(second)))
     assert read_advantages(snapshot, source).equals(one)
     some = one["episode_id"].unique().head(2)
     assert set(read_advantages(snapshot, source, some)["episode_id"]) == set(some)

@@ -18,10 +18,10 @@ import pytest
 import torch  # noqa: TID253
 
 from lake import Lake
+from lake.judgements.credit import find_credit
 from lake.records import EpisodeRecord
 from testkit.lakes import add_credit
 from testkit.training import config, gradients, random_backend, random_model, token_episodes, token_lake, token_step
-from trainer.data.advantages import resolve_advantages
 from trainer.data.plan import Plan
 from trainer.data.selection import select
 from trainer.data.stream import Stream
@@ -32,7 +32,7 @@ def steps_of(lk: Lake, loss: str, **fields: Any) -> tuple[Plan, list[tuple[Any, 
     snapshot = lk.snapshot()
     settings = config(loss, **fields)
     needs = LOSSES[loss].needs
-    source = resolve_advantages(snapshot, None) if needs.advantages else None
+    source = find_credit(snapshot, None) if needs.advantages else None
     plan = Plan(select(snapshot, settings, needs, source=source), settings)
     with Stream(snapshot, plan, needs, settings) as stream:
         return plan, list(stream.steps())

@@ -12,11 +12,11 @@ import torch  # noqa: TID253
 
 from lake import Lake
 from lake.errors import ContractError
+from lake.judgements.credit import find_credit, read_advantages
 from lake.records import EpisodeRecord
 from testkit.lakes import add_credit
 from testkit.training import config, token_episodes, token_lake, token_step
 from trainer.config import TrainConfig
-from trainer.data.advantages import read_advantages, resolve_advantages
 from trainer.data.batch import PackedBatch
 from trainer.data.plan import Plan
 from trainer.data.selection import select
@@ -28,7 +28,7 @@ PPO = LOSSES["ppo"].needs
 
 def plan_of(lk: Lake, settings: TrainConfig) -> tuple[Any, Plan]:
     snapshot = lk.snapshot()
-    selection = select(snapshot, settings, PPO, source=resolve_advantages(snapshot, None))
+    selection = select(snapshot, settings, PPO, source=find_credit(snapshot, None))
     return snapshot, Plan(selection, settings)
 
 
@@ -57,7 +57,7 @@ def tokens_of(batch: PackedBatch) -> Iterator[Trained]:
 def expected_tokens(lk: Lake) -> Counter[Trained]:
     """The same, read row by row with Polars: append-only episodes, every step with an advantage of a live group."""
     snapshot = lk.snapshot()
-    credit = read_advantages(snapshot, resolve_advantages(snapshot, None))
+    credit = read_advantages(snapshot, find_credit(snapshot, None))
     advantage_of = {(e, s): (a, f) for e, s, _, a, f in credit.iter_rows()}
     expected: Counter[Trained] = Counter()
     rows = snapshot.scan("tokens").collect().sort("episode_id", "step_index")

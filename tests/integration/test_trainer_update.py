@@ -7,6 +7,7 @@ import polars as pl
 import pytest
 
 from lake.errors import DataRefusedError
+from lake.judgements.credit import find_credit
 from lake.records import EpisodeRecord
 from testkit.lakes import add_credit
 from testkit.training import (
@@ -19,7 +20,6 @@ from testkit.training import (
     token_lake,
 )
 from trainer.config import TrainConfig
-from trainer.data.advantages import resolve_advantages
 from trainer.data.plan import Plan
 from trainer.data.selection import select
 from trainer.data.stream import Stream
@@ -55,7 +55,7 @@ def scored(episodes: list[EpisodeRecord], seed: int = 0) -> list[EpisodeRecord]:
 
 def run(lk: Any, backend: Any, **fields: Any) -> Update:
     snapshot = lk.snapshot()
-    return update(backend, snapshot, resolve_advantages(snapshot, None), settings(**fields), learning_rate=1e-3)
+    return update(backend, snapshot, find_credit(snapshot, None), settings(**fields), learning_rate=1e-3)
 
 
 def test_on_policy_the_first_minibatch_has_ratio_one(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_on_policy_the_gradient_is_that_of_reinforce(tmp_path: Path) -> None:
     snapshot = lk.snapshot()
     options = settings(minibatches=1, epochs=1)
     needs = LOSSES["ppo"].needs
-    plan = Plan(select(snapshot, options, needs, source=resolve_advantages(snapshot, None)), options)
+    plan = Plan(select(snapshot, options, needs, source=find_credit(snapshot, None)), options)
     backend = random_backend()
     with Stream(snapshot, plan, needs, options) as stream:
         ((step, batches),) = stream.steps()
@@ -122,7 +122,7 @@ def test_rows_for_the_lake_count_through(tmp_path: Path) -> None:
     backend = random_backend()
     with lk.job(kind="train", run_id="online") as job:
         for phase in range(2):
-            source = resolve_advantages(snapshot, None)
+            source = find_credit(snapshot, None)
             done = update(backend, snapshot, source, settings(seed=phase), learning_rate=1e-3, first_step=8 * phase)
             job.write("batches", done.batches)
             job.write("metrics", done.metrics)
@@ -135,7 +135,7 @@ def test_only_the_credit_jobs_episodes_are_trained(tmp_path: Path) -> None:
     lk = token_lake(tmp_path, token_episodes(tasks=2))
     add_credit(lk)
     snapshot = lk.snapshot()
-    source = resolve_advantages(snapshot, None)
+    source = find_credit(snapshot, None)
     token_lake(tmp_path, token_episodes(tasks=4)[8:])
     assert lk.sql("SELECT count(*) AS n FROM episodes")["n"][0] == 16
     done = update(random_backend(), lk.snapshot(), source, settings(), learning_rate=1e-3)

@@ -9,11 +9,11 @@ import pytest
 import torch  # noqa: TID253
 
 from lake import Lake
+from lake.judgements.credit import find_credit
 from lake.records import EpisodeRecord, StepRecord, TokensRecord
 from testkit.lakes import add_credit
 from testkit.training import SAMPLING, config, gradients, random_backend, token_episodes, token_lake, token_step
 from trainer.config import TrainConfig
-from trainer.data.advantages import resolve_advantages
 from trainer.data.plan import Plan
 from trainer.data.preparation import prepare
 from trainer.data.selection import select
@@ -25,7 +25,7 @@ from trainer.policy.tiny_model import CHAT_TEMPLATE, build_tokenizer
 def planned(lk: Lake, settings: TrainConfig) -> tuple[Plan, list[list[Any]]]:
     """The plan and its batches, a list for each optimizer step."""
     snapshot, needs = lk.snapshot(), find_loss(settings).needs
-    source = resolve_advantages(snapshot, None) if needs.advantages else None
+    source = find_credit(snapshot, None) if needs.advantages else None
     plan = Plan(select(snapshot, settings, needs, source=source), settings)
     with Stream(snapshot, plan, needs, settings) as stream:
         return plan, [batches for _, batches in stream.steps()]

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.credit.chosen_jobs import STATE
 from pipelines.credit.compare import ZERO, compare_sql
+from pipelines.credit.flags import STATE
 
 Row = dict[str, Any]
 Rows = dict[tuple[int, int], Row]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from lake import Lake
 from lake.errors import DataRefusedError
+from lake.judgements.credit import find_credit
 from testkit.pair_worlds import (
     Rule,
     meeting_episodes,
@@ -25,7 +26,6 @@ from testkit.pair_worlds import (
 )
 from testkit.plans import EPISODES, Episodes, episode_of, selection_of
 from testkit.training import config
-from trainer.data.advantages import resolve_advantages
 from trainer.data.assembly import shares_of
 from trainer.data.pairing import match
 from trainer.data.pairs import PairsConfig, episode_pairs, labels
@@ -143,7 +143,7 @@ def test_labels_are_the_sign_or_the_threshold(outcomes: dict[int, float | None],
 def selected(lk: Lake, **pairs: Any) -> Selection:
     settings = config("dpo", pairs={"kind": "step", **pairs})
     snapshot = lk.snapshot()
-    return select(snapshot, settings, find_loss(settings).needs, source=resolve_advantages(snapshot, None))
+    return select(snapshot, settings, find_loss(settings).needs, source=find_credit(snapshot, None))
 
 
 def compared(members: pl.DataFrame, sign: int) -> dict[int, tuple[int, int]]:

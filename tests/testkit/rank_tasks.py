@@ -8,13 +8,13 @@ import torch  # noqa: TID253
 
 import lake
 from lake.errors import CheckpointError
+from lake.judgements.credit import find_credit
 from testkit.training import config, random_batch, random_model
 from trainer.backends.base import PolicyBackend
 from trainer.backends.ranks import Ranks
 from trainer.backends.sharded import Sharded
 from trainer.backends.single import SingleDevice
 from trainer.config import LoRAConfig, OptimizerConfig, TrainConfig
-from trainer.data.advantages import resolve_advantages
 from trainer.data.plan import Plan
 from trainer.data.selection import select
 from trainer.data.stream import Stream
@@ -50,7 +50,7 @@ def backend_of(ranks: Ranks, *, seed: int = 0, lora: bool = False, **policy: Any
 def planned(uri: str, settings: TrainConfig) -> tuple[Any, Plan]:
     """A lake's newest snapshot, and the plan of a configuration on it."""
     snapshot, needs = lake.open(uri).snapshot(), find_loss(settings).needs
-    source = resolve_advantages(snapshot, None) if needs.advantages else None
+    source = find_credit(snapshot, None) if needs.advantages else None
     return snapshot, Plan(select(snapshot, settings, needs, source=source), settings)
 
 

@@ -11,7 +11,6 @@ import lake
 from lake import Lake, ids
 from lake.errors import DataRefusedError, UsageError
 from lake.records import EpisodeRecord, StepRecord
-from pipelines.credit.chosen_jobs import choose
 from pipelines.credit.compare import LEVELS, Comparison, compare
 from testkit.command_line import Cli, runner
 from testkit.full_lake import advantages

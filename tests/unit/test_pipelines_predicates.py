@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lake.errors import DataRefusedError, UsageError
-from pipelines.predicates import bracketed, check_predicate, select_where
+from lake.judgements.predicates import bracketed, check_predicate, select_where
 from testkit.lakes import build_lake, siblings
 
 HOSTILE = [

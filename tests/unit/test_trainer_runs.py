@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from lake.errors import CheckpointError, UsageError
+from lake.judgements.credit import Credit
 from trainer.atomic import atomic_folder, atomic_text
-from trainer.data.advantages import AdvantageSource
 from trainer.runs.runs import RunFolder, RunRecord
 
 RECORD = RunRecord(
@@ -14,7 +14,7 @@ RECORD = RunRecord(
     run_id="r",
     config={"loss": "awr", "awr": {"beta": 0.5}},
     snapshot={"tokens": 2},
-    source=AdvantageSource(7, 8, (8,)),
+    source=Credit(7, 8, (8,)),
     plan_hash="0123456789abc",
     model_sha256="f" * 64,
 )

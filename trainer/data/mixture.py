@@ -15,11 +15,11 @@ import numpy.typing as npt
 import polars as pl
 
 from lake.errors import DataRefusedError
+from lake.judgements.predicates import select_where
+from lake.judgements.selections import read_kept
 from lake.snapshot import Snapshot
 from trainer.config import MixtureSource
 from trainer.data.hashing import order_keys, splitmix
-from trainer.data.kept import read_kept
-from trainer.data.predicates import matching
 from trainer.data.ranges import Ints
 
 _DRAW = np.uint64(0x2545F4914F6CDD1D)
@@ -50,7 +50,12 @@ def assign(snapshot: Snapshot, mixture: Sequence[MixtureSource], episodes: pl.Da
     """
     left, found, dropped = episodes.select("episode_id"), [], []
     for number, source in enumerate(mixture):
-        chosen = left.join(matching(snapshot, source.predicate), on="episode_id", how="semi", maintain_order="left")
+        chosen = left.join(
+            select_where(snapshot, ("episode_id",), source.predicate, f"mixture source {number}: where", empty=True),
+            on="episode_id",
+            how="semi",
+            maintain_order="left",
+        )
         if source.selection is not None:
             kept = read_kept(snapshot, source.selection)
             chosen = chosen.join(kept.episodes, on="episode_id", how="semi", maintain_order="left")

@@ -15,11 +15,11 @@ import polars as pl
 from pydantic import Field, model_validator
 
 from lake import ids
+from lake.judgements.scores import ENV_RETURN
 from trainer.data.contexts import fingerprints
 from trainer.data.hashing import splitmix
 from trainer.data.pairing import Matched, apart, both, differ, match, same, together
 from trainer.data.ranges import Ints
-from trainer.data.scores import ENV_RETURN
 from trainer.frozen import FrozenModel
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from lake.errors import DataRefusedError
+from lake.judgements.scores import episode_scores
 from trainer.data.drops import Drop
 from trainer.data.pairs import Finding, Preferences, episode_pairs, labels, step_pairs
-from trainer.data.scores import episode_scores
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

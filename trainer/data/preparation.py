@@ -10,11 +10,11 @@ import polars as pl
 
 from lake import ids
 from lake.errors import DataRefusedError
+from lake.judgements.credit import Credit, find_credit
+from lake.judgements.selections import Kept, read_kept
 from lake.lake import Lake
 from lake.snapshot import Snapshot
 from trainer.config import TrainConfig
-from trainer.data.advantages import AdvantageSource, resolve_advantages
-from trainer.data.kept import Kept, read_kept
 from trainer.data.pairs import uses_credit
 from trainer.data.plan import Plan
 from trainer.data.refusals import Refusal, doubts, find_refusals, refuse_text
@@ -71,8 +71,8 @@ def prepare(lk: Lake, config: TrainConfig, tokenizer: "PreTrainedTokenizerBase")
         snapshot = lk.snapshot()
     source = None
     if _uses_credit(config):
-        source = resolve_advantages(snapshot, config.advantages)
-        notes.append(f"advantages: {source.describe()}")
+        source = find_credit(snapshot, config.advantages, place="--advantages")
+        notes.append(f"advantages: {source.title}")
     return prepare_at(snapshot, config, tokenizer, source, notes)
 
 
@@ -82,7 +82,7 @@ def prepare_pinned(snapshot: Snapshot, config: TrainConfig, tokenizer: "PreTrain
     Raises:
         DataRefusedError, UsageError: as for `prepare`.
     """
-    source = resolve_advantages(snapshot, config.advantages) if _uses_credit(config) else None
+    source = find_credit(snapshot, config.advantages, place="--advantages") if _uses_credit(config) else None
     return prepare_at(snapshot, config, tokenizer, source)
 
 
@@ -90,7 +90,7 @@ def prepare_at(
     snapshot: Snapshot,
     config: TrainConfig,
     tokenizer: "PreTrainedTokenizerBase",
-    source: AdvantageSource | None,
+    source: Credit | None,
     notes: list[str] | None = None,
 ) -> Prepared:
     """Selection and plan on a pinned snapshot with a resolved source of advantages.

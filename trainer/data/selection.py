@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import polars as pl
 
 from lake.errors import DataRefusedError
+from lake.judgements.credit import Credit, read_advantages
+from lake.judgements.predicates import select_where
+from lake.judgements.selections import Kept, read_kept
 from lake.reading import collected
 from lake.snapshot import Snapshot
 from trainer.config import TrainConfig
-from trainer.data.advantages import AdvantageSource, read_advantages
 from trainer.data.drops import Drop
-from trainer.data.kept import Kept, read_kept
 from trainer.data.mixture import assign
 from trainer.data.pairs import Finding
-from trainer.data.predicates import matching
 from trainer.data.preferences import arrange, credit_columns, find_preferences, leave_out
 from trainer.data.refusals import refuse_step_advantages
 from trainer.data.sequences import link_sequences
@@ -47,7 +47,7 @@ class Selection:
     """engine or rendered."""
     encoding_id: int | None
     """The encoding that is trained on; None if there is no row."""
-    source: AdvantageSource | None
+    source: Credit | None
     """Where advantages come from, if they are used."""
     groups: int | None
     """Groups of the selected episodes, if advantages are used."""
@@ -77,14 +77,10 @@ def select_episodes(
         place: where the predicate stands, for messages.
 
     Raises:
-        UsageError: the predicate is no SQL over `episodes`.
+        UsageError: the predicate is not one SQL expression over `episodes`.
         DataRefusedError: no episode satisfies it, or the selection kept none of them.
     """
-    episodes = matching(snapshot, where, place)
-    if episodes.is_empty():
-        fault = f"no episode satisfies {place} {where}" if where else "the lake holds no episodes"
-        msg = f"{fault}; `trajlake sql` shows what is there"
-        raise DataRefusedError(msg)
+    episodes = select_where(snapshot, ("episode_id", "num_steps"), where, place)
     if kept is None:
         return episodes
     left = episodes.join(kept.episodes, on="episode_id", how="semi", maintain_order="left")
@@ -109,7 +105,7 @@ def select(
     config: TrainConfig,
     needs: Needs,
     *,
-    source: AdvantageSource | None = None,
+    source: Credit | None = None,
     own_encoding: int | None = None,
     episodes: pl.DataFrame | None = None,
     kept: Kept | None = None,
@@ -217,14 +213,14 @@ def _join(members: pl.DataFrame, special: pl.DataFrame, credit: pl.DataFrame | N
 
 
 def _credit(
-    snapshot: Snapshot, source: AdvantageSource, episode_ids: pl.Series, config: TrainConfig, needs: Needs
+    snapshot: Snapshot, source: Credit, episode_ids: pl.Series, config: TrainConfig, needs: Needs
 ) -> pl.DataFrame:
     """The credit rows, with what the loss needs beside the advantage, or in its place."""
     columns = ["advantage", "flags", *credit_columns(config, needs), *["a_step"] * needs.step_advantages]
     credit = read_advantages(snapshot, source, episode_ids, columns)
     if not needs.step_advantages:
         return credit
-    refuse_step_advantages(credit, source.describe())
+    refuse_step_advantages(credit, source.title)
     return credit.with_columns(advantage="a_step")
 
 

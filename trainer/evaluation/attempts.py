@@ -7,8 +7,8 @@ stays NULL, and is counted apart.
 
 import polars as pl
 
+from lake.judgements.scores import ENV_RETURN, episode_scores
 from lake.snapshot import Snapshot
-from trainer.data.scores import ENV_RETURN, scores_of
 from trainer.data.selection import select_episodes
 
 BY = ("run_id", "policy_version", "policy")
@@ -36,7 +36,7 @@ def read_attempts(snapshot: Snapshot, *, by: str, score: str = ENV_RETURN, where
     Args:
         snapshot: the data.
         by: run_id, policy_version (policy and version, as NAME@VERSION) or policy.
-        score: env_return, or a scorer as NAME (its newest version) or NAME@VERSION.
+        score: env_return, or a scorer as NAME (its current version) or NAME@VERSION.
         where: SQL predicate over `episodes`; None takes all.
 
     Returns:
@@ -52,4 +52,4 @@ def read_attempts(snapshot: Snapshot, *, by: str, score: str = ENV_RETURN, where
     rows = rows.join(chosen, on="episode_id", how="semi", maintain_order="left")
     if score == ENV_RETURN:
         return rows
-    return rows.drop("score").join(scores_of(snapshot, score), on="episode_id", how="left", maintain_order="left")
+    return rows.drop("score").join(episode_scores(snapshot, score), on="episode_id", how="left", maintain_order="left")

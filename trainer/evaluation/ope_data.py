@@ -12,9 +12,9 @@ import polars as pl
 
 from lake import ids
 from lake.errors import DataRefusedError
+from lake.judgements.scores import ENV_RETURN
 from lake.reading import collected
 from lake.snapshot import Snapshot
-from trainer.data.scores import ENV_RETURN
 from trainer.evaluation.attempts import read_attempts
 from trainer.evaluation.scored import Scored
 from trainer.evaluation.support import check_support, token_facts

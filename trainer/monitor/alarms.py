@@ -9,14 +9,13 @@ and falls silent until the figure has recovered; every update's row says which a
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from lake.judgements.credit import Credit
 from lake.snapshot import Snapshot
-from trainer.data.advantages import AdvantageSource
 from trainer.data.selection import Selection
 from trainer.monitor.config import AlarmConfig
 
 _SHARED = """
-SELECT count(*) FILTER (anchor_episodes > 1) AS shared, count(*) AS steps
-FROM {rows} WHERE {key} = ? AND anchor_key IS NOT NULL
+SELECT count(*) FILTER (anchor_episodes > 1) AS shared, count(*) AS steps FROM {rows} WHERE anchor_key IS NOT NULL
 """
 
 
@@ -105,11 +104,7 @@ def data_alarms(config: AlarmConfig, snapshot: Snapshot, selection: Selection) -
     return found
 
 
-def shared_anchor_share(snapshot: Snapshot, source: AdvantageSource) -> float | None:
-    """Share of a credit job's or series' steps whose anchor two or more episodes visited; None without anchors."""
-    if source.job_id is None:
-        query, value = _SHARED.format(rows="latest_advantages", key="series_id"), source.series_id
-    else:
-        query, value = _SHARED.format(rows="advantages", key="job_id"), source.job_id
-    shared, steps = snapshot.sql(query, [value]).row(0)
+def shared_anchor_share(snapshot: Snapshot, source: Credit) -> float | None:
+    """Share of the credited steps whose anchor two or more episodes visited; None without anchors."""
+    shared, steps = snapshot.sql(_SHARED.format(rows=source.rows)).row(0)
     return shared / steps if steps else None

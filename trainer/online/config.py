@@ -46,15 +46,21 @@ class LoopConfig(BaseModel):
         """Where the start seeds of a round begin: far enough apart that no two rounds, nor runs, share one."""
         return self.seed * 1_000_000 + number * 1_000
 
+    def rollouts(self, number: int) -> str:
+        """The rollouts of a round, as a predicate over `episodes`."""
+        quoted = self.run_id.replace("'", "''")
+        return f"run_id = '{quoted}' AND collection_round = {number}"
+
     def learning_rate_of(self, number: int) -> float:
         """Learning rate of a round."""
         return self.learning_rate * (1 - (1 - self.final_fraction) * number / self.rounds)
 
     def update_config(self, model: str, number: int) -> TrainConfig:
-        """The update phase of a round."""
+        """The update phase of a round, on its rollouts."""
         return TrainConfig(
             model=model,
             loss="ppo",
+            where=self.rollouts(number),
             tokens="engine",
             epochs=self.epochs,
             minibatches=self.minibatches,

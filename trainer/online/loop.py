@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase  # noqa: TID253 - loaded by commands only when they train
 
+from lake import ids
 from lake.errors import DataRefusedError
 from lake.jobs import Job
+from lake.judgements.credit import find_credit
 from lake.lake import Lake
 from lake.records import EpisodeRecord
 from pipelines.collect import collect_groups, distinct_seeds
@@ -21,7 +23,6 @@ from pipelines.credit import CreditSummary
 from pipelines.credit.control import shuffle_advantages
 from pipelines.credit.job import run_credit
 from trainer.backends.single import SingleDevice
-from trainer.data.advantages import AdvantageSource
 from trainer.data.render import engine_encoding
 from trainer.online.config import LoopConfig
 from trainer.online.player import Player
@@ -72,14 +73,11 @@ def run_rounds(
             player.load(backend.policy.model)
             records = play(player, make_environment, config, number)
             record_episodes(lake, records, run_id=config.run_id, parameters={"round": number} | parameters)
-            report = run_credit(
-                lake, config.credit, where=f"run_id = {_quoted(config.run_id)} AND collection_round = {number}"
-            )
-            source = AdvantageSource(report.series_id, report.job_id, (report.job_id,))
+            report = run_credit(lake, config.credit, only=config.rollouts(number))
+            credit_job = report.job_id
             if config.shuffle_advantages:
-                job_id, series_id = shuffle_advantages(lake, report.job_id, config.seed * 1_000_000 + number)
-                source = AdvantageSource(series_id, job_id, (job_id,))
-            done, entropy = _update(lake, job, backend, player.tokenizer, source, config, number, updates)
+                credit_job, _ = shuffle_advantages(lake, report.job_id, config.seed * 1_000_000 + number)
+            done, entropy = _update(lake, job, backend, player.tokenizer, credit_job, config, number, updates)
             updates += done
             returns = [record.env_return or 0.0 for record in records]
             yield Round(number, len(records), sum(returns) / len(returns), report.summary, entropy)
@@ -123,17 +121,18 @@ def _update(
     job: Job,
     backend: SingleDevice,
     tokenizer: PreTrainedTokenizerBase,
-    source: AdvantageSource,
+    credit_job: int,
     config: LoopConfig,
     number: int,
     first_step: int,
 ) -> tuple[int, float | None]:
     """Train on a round's advantages and write what was consumed; updates done and mean entropy."""
+    snapshot = lake.snapshot()
     try:
         done = update(
             backend,
-            lake.snapshot(),
-            source,
+            snapshot,
+            find_credit(snapshot, ids.to_text(credit_job)),
             config.update_config(config.run_id, number),
             learning_rate=config.learning_rate_of(number),
             first_step=first_step,
@@ -146,7 +145,3 @@ def _update(
     job.write("metrics", done.metrics)
     entropies = [report.metrics["entropy"] for report in done.reports]
     return len(done.reports), sum(entropies) / len(entropies)
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

@@ -17,10 +17,10 @@ import msgspec
 
 from lake.errors import CheckpointError, UsageError
 from lake.faults import validated
+from lake.judgements.credit import Credit
 from lake.settings import merged
 from trainer.atomic import atomic_text
 from trainer.config import TrainConfig
-from trainer.data.advantages import AdvantageSource
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The resolved TrainConfig."""
     snapshot: dict[str, int]
     """Table versions that the run reads."""
-    source: AdvantageSource | None
+    source: Credit | None
     """Where advantages come from."""
     plan_hash: str
     """Of `Plan.plan_hash`, as 13 characters."""

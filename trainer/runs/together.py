@@ -12,10 +12,10 @@ from typing import Any, Self
 import polars as pl
 
 from lake.jobs import Job
+from lake.judgements.credit import Credit
 from lake.lake import Lake
 from trainer.backends.ranks import Ranks
 from trainer.config import TrainConfig
-from trainer.data.advantages import AdvantageSource
 from trainer.data.preparation import Prepared, prepare_at
 from trainer.policy.model_files import load_tokenizer
 from trainer.runs.runs import RunFolder
@@ -92,7 +92,7 @@ def prepared_together(lk: Lake, config: TrainConfig, make: Callable[[], Prepared
     """
     made: list[Prepared] = []
 
-    def told() -> tuple[dict[str, int], AdvantageSource | None]:
+    def told() -> tuple[dict[str, int], Credit | None]:
         made.append(make())
         return made[0].snapshot.versions, made[0].selection.source
 

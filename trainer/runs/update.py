@@ -1,4 +1,4 @@
-"""One update phase on the rollouts of one credit job, for a loop that holds the model itself.
+"""One update phase on the rollouts of one round, for a loop that holds the model itself.
 
 The same selection, plan, stream and loop as an offline run, without its checkpoints: the caller decides when to write
 the returned rows and what to do with the weights.
@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from lake.reading import collected
+from lake.judgements.credit import Credit
 from lake.snapshot import Snapshot
 from trainer.backends.single import SingleDevice
 from trainer.config import TrainConfig
-from trainer.data.advantages import AdvantageSource, read_advantages
 from trainer.data.plan import Plan
 from trainer.data.refusals import find_refusals, refuse
 from trainer.data.selection import Selection, select
@@ -38,21 +37,21 @@ class Update:
 def update(
     backend: SingleDevice,
     snapshot: Snapshot,
-    source: AdvantageSource,
+    source: Credit,
     config: TrainConfig,
     *,
     learning_rate: float,
     first_step: int = 0,
     own_encoding: int | None = None,
 ) -> Update:
-    """Train on the episodes of a credit job: `config.epochs` passes of `config.minibatches` optimizer steps.
+    """Train on the episodes of `config.where`: `config.epochs` passes of `config.minibatches` optimizer steps.
 
     Args:
         backend: the policy and its optimizer, which keep their state between phases.
         snapshot: data that holds the episodes and their advantages.
-        source: the credit job.
-        config: loss, epochs, minibatches; `where` is not used, the credit job says which episodes. `seed` decides their
-            order: change it from phase to phase.
+        source: whose advantages.
+        config: loss, where, epochs, minibatches. `seed` decides the order of the episodes: change it from phase to
+            phase.
         learning_rate: peak of `config.schedule` over this phase.
         first_step: number of the first optimizer step, for rows of a loop that counts through.
         own_encoding: encoding_id of the model's tokens, if the episodes come in several.
@@ -61,16 +60,7 @@ def update(
         DataRefusedError: nothing to train on, or data that cannot support the loss.
     """
     loss = find_loss(config)
-    covered = read_advantages(snapshot, source)["episode_id"].unique()
-    episodes = snapshot.scan("episodes").filter(pl.col("episode_id").is_in(covered.implode()))
-    selection = select(
-        snapshot,
-        config,
-        loss.needs,
-        source=source,
-        own_encoding=own_encoding,
-        episodes=collected(episodes.select("episode_id", "num_steps").sort("episode_id")),
-    )
+    selection = select(snapshot, config, loss.needs, source=source, own_encoding=own_encoding)
     refuse(find_refusals(snapshot, selection.members, loss))
     plan = Plan(selection, config)
     reports = list(run_steps(backend, snapshot, plan, config, peak=learning_rate))

@@ -1,9 +1,13 @@
 """What every query shares: what it reads from, how frames become Python values, and how long texts are cut."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import polars as pl
+
+from lake.snapshot import Reads
+
+__all__ = ["EXCERPT", "PAGE_ROWS", "Params", "Reads", "Row", "Window", "count", "like", "only_row"]
 
 Params = dict[str, Any]
 Row = dict[str, Any]
@@ -12,18 +16,6 @@ EXCERPT = 240
 """Characters of a text in a table cell."""
 PAGE_ROWS = 25
 """Rows of a table page."""
-
-
-class Reads(Protocol):
-    """A consistent view of a lake that takes SELECTs: `lake.snapshot.Snapshot`, or the viewer's pinned reader."""
-
-    def sql(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pl.DataFrame:
-        """Rows of one SELECT."""
-        ...
-
-    def __hash__(self) -> int:
-        """By identity: what is read from never changes."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

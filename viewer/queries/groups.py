@@ -8,8 +8,8 @@ from enum import StrEnum
 
 import polars as pl
 
+from lake.judgements.credit import Credit
 from viewer.queries.base import EXCERPT, Params, Reads, Row, Window, count, like, only_row
-from viewer.queries.credit import Credit
 
 _GROUPS = """
     SELECT group_id, any_value(run_id) AS run_id, any_value(task_id) AS task_id,
@@ -75,16 +75,15 @@ def siblings(lake: Reads, group_id: int, credit: Credit | None, window: Window) 
         episode_id, rollout_index, attempt, status, env_return, num_steps, policy_version, a_episode (of the first step)
         and mean_advantage of the chosen credit (NULL without one).
     """
-    chosen = credit.rows if credit else "SELECT * FROM advantages WHERE false"
-    params: Params = credit.params() if credit else {}
+    chosen = credit.rows if credit else "(SELECT * FROM advantages WHERE false)"
     query = f"""
         SELECT e.episode_id, e.rollout_index, e.attempt, e.status, e.env_return, e.num_steps, e.policy_version,
                arg_min(a.a_episode, a.step_index) AS a_episode, avg(a.advantage) AS mean_advantage
-        FROM episodes AS e LEFT JOIN ({chosen}) AS a ON a.episode_id = e.episode_id
+        FROM episodes AS e LEFT JOIN {chosen} AS a ON a.episode_id = e.episode_id
         WHERE e.group_id = $group
         GROUP BY ALL ORDER BY e.rollout_index, e.attempt, e.episode_id LIMIT $limit OFFSET $offset
         """
-    return lake.sql(query, params | {"group": group_id} | window.params())
+    return lake.sql(query, {"group": group_id} | window.params())
 
 
 def anchor_shares(lake: Reads, group_id: int, credit: Credit) -> Row:
@@ -92,9 +91,9 @@ def anchor_shares(lake: Reads, group_id: int, credit: Credit) -> Row:
     query = f"""
         SELECT count(*) AS steps, count(*) FILTER (anchor_episodes > 1) AS shared,
                count(*) FILTER (anchor_size = 1) AS alone
-        FROM ({credit.rows}) WHERE group_id = $group
+        FROM {credit.rows} WHERE group_id = $group
         """
-    return lake.sql(query, credit.params() | {"group": group_id}).row(0, named=True)
+    return lake.sql(query, {"group": group_id}).row(0, named=True)
 
 
 def anchors(lake: Reads, group_id: int, credit: Credit, window: Window) -> pl.DataFrame:
@@ -110,24 +109,24 @@ def anchors(lake: Reads, group_id: int, credit: Credit, window: Window) -> pl.Da
                max(a.return_to_go) AS highest, max(a.return_to_go) - min(a.return_to_go) AS spread,
                avg(a.step_index) AS mean_step, left(arg_min(s.state, a.step_index), {EXCERPT}) AS state,
                bool_or(s.state_is_error) AS is_error
-        FROM ({credit.rows}) AS a
+        FROM {credit.rows} AS a
         JOIN steps AS s ON s.episode_id = a.episode_id AND s.step_index = a.step_index
         WHERE a.group_id = $group AND a.anchor_key IS NOT NULL
         GROUP BY a.anchor_key HAVING count(DISTINCT a.episode_id) > 1
         ORDER BY episodes DESC, size DESC, a.anchor_key LIMIT $limit OFFSET $offset
         """
-    return lake.sql(query, credit.params() | {"group": group_id} | window.params())
+    return lake.sql(query, {"group": group_id} | window.params())
 
 
 def anchors_total(lake: Reads, group_id: int, credit: Credit) -> int:
     """Number of rows of `anchors`."""
     query = f"""
         SELECT count(*) FROM (
-            SELECT anchor_key FROM ({credit.rows}) WHERE group_id = $group AND anchor_key IS NOT NULL
+            SELECT anchor_key FROM {credit.rows} WHERE group_id = $group AND anchor_key IS NOT NULL
             GROUP BY anchor_key HAVING count(DISTINCT episode_id) > 1
         )
         """
-    return count(lake, query, credit.params() | {"group": group_id})
+    return count(lake, query, {"group": group_id})
 
 
 def visits(lake: Reads, group_id: int, anchor_key: int, credit: Credit, window: Window) -> pl.DataFrame:
@@ -141,13 +140,13 @@ def visits(lake: Reads, group_id: int, anchor_key: int, credit: Credit, window: 
         SELECT a.episode_id, e.rollout_index, a.step_index, left(s.action, {EXCERPT}) AS action,
                left(s.tool_calls, {EXCERPT}) AS tool_calls, s.reward, a.return_to_go, a.a_step, a.advantage,
                e.env_return
-        FROM ({credit.rows}) AS a
+        FROM {credit.rows} AS a
         JOIN steps AS s ON s.episode_id = a.episode_id AND s.step_index = a.step_index
         JOIN episodes AS e ON e.episode_id = a.episode_id
         WHERE a.group_id = $group AND a.anchor_key = $anchor
         ORDER BY e.rollout_index, e.attempt, a.episode_id, a.step_index LIMIT $limit OFFSET $offset
         """
-    return lake.sql(query, credit.params() | {"group": group_id, "anchor": anchor_key} | window.params())
+    return lake.sql(query, {"group": group_id, "anchor": anchor_key} | window.params())
 
 
 def _filtered(wanted: GroupFilter) -> tuple[str, Params]:

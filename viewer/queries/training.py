@@ -1,13 +1,13 @@
 """Training: metrics of a job, what each of its optimizer steps consumed, and the advantages that were consumed."""
 
 import json
-from contextlib import suppress
+from dataclasses import replace
 
 import polars as pl
 
-from lake import ids
+from lake.judgements.credit import Credit
 from viewer.queries.base import Params, Reads, Row, Window, count, only_row
-from viewer.queries.credit import Credit, find
+from viewer.queries.credit import find
 
 POINTS = 1000
 """Points of a curve at most: beyond, neighbouring steps are put together by their mean."""
@@ -55,20 +55,25 @@ def jobs_of_run(lake: Reads, run: str, limit: int = 50) -> pl.DataFrame:
 
 
 def credit_of(lake: Reads, job_id: int) -> Credit | None:
-    """The advantages a training job read; None if none of its episodes had any.
+    """The advantages that a training job read; None if none of its episodes had any.
 
-    What its parameters name (`advantages`: a credit job or series, 13 characters); else what was the newest for each of
-    its episodes, the trainer's default.
+    What its parameters name (`advantages`), else what was current: in the snapshot that the job read, or, for a loop
+    that computes credit as it goes, when it ended.
     """
-    row = only_row(lake.sql("SELECT parameters FROM job_runs WHERE job_id = ?", [job_id]))
-    named = json.loads(row["parameters"]).get("advantages") if row else None
-    if isinstance(named, str):
-        with suppress(ValueError):
-            if credit := find(lake, ids.from_text(named)):
-                return credit
-    consumed = Credit(job_id, "training")
-    query = f"SELECT EXISTS (SELECT 1 FROM ({consumed.rows}))"
-    return consumed if lake.sql(query, consumed.params()).item() else None
+    query = "SELECT parameters, input_snapshot, sequence FROM job_runs WHERE job_id = ?"
+    row = only_row(lake.sql(query, [job_id]))
+    if row is None:
+        return None
+    named = json.loads(row["parameters"] or "{}").get("advantages")
+    read = json.loads(row["input_snapshot"] or "{}").get("jobs", row["sequence"])
+    credit = find(lake, named if isinstance(named, str) else None, read)
+    if credit is None:
+        return None
+    if credit.before is None:
+        credit = replace(credit, before=read)
+    consumed = f"SELECT episode_id FROM trained_batches WHERE job_id = {job_id}"
+    found = lake.sql(f"SELECT EXISTS (SELECT 1 FROM {credit.rows} WHERE episode_id IN ({consumed}))").item()
+    return credit if found else None
 
 
 def consumption(lake: Reads, job_id: int, credit: Credit | None) -> pl.DataFrame:
@@ -152,8 +157,8 @@ def metrics_at(lake: Reads, job_id: int, step: int) -> Row:
 
 def _consumed(job_id: int, credit: Credit | None, where: str = "") -> tuple[str, Params]:
     """SQL of one row per batch row with its episode and the advantages of its steps, and its parameters."""
-    chosen = credit.rows if credit else "SELECT * FROM advantages WHERE false"
-    params: Params = {"job": job_id} | (credit.params() if credit else {})
+    chosen = credit.rows if credit else "(SELECT * FROM advantages WHERE false)"
+    params: Params = {"job": job_id}
     query = f"""
         SELECT b.optimizer_step, b.episode_id, b.first_step, b.last_step, b.action_tokens, e.group_id, e.run_id,
                e.task_id, e.rollout_index, e.policy_version, e.status, e.env_return, any_value(a.job_id) AS credit_job,
@@ -164,7 +169,7 @@ def _consumed(job_id: int, credit: Credit | None, where: str = "") -> tuple[str,
                count(*) FILTER (list_contains(string_split(a.flags, ','), 'dead_group')) AS dead
         FROM trained_batches AS b
         LEFT JOIN episodes AS e ON e.episode_id = b.episode_id
-        LEFT JOIN ({chosen}) AS a
+        LEFT JOIN {chosen} AS a
             ON a.episode_id = b.episode_id AND a.step_index BETWEEN b.first_step AND b.last_step
         WHERE b.job_id = $job {where}
         GROUP BY ALL

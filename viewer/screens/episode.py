@@ -105,11 +105,11 @@ def _credit(facts: Row) -> tuple[transcript.Options, pl.DataFrame]:
     """What of the transcript is shown, with which advantages; and those advantages by step."""
     episode_id = facts["episode_id"]
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        chosen = choices.credit(read(credit.jobs_of_episode, episode_id), "episode")
+        chosen = choices.credit(read(credit.of_episode, episode_id), "episode")
         options = transcript.Options(
             reasoning=st.toggle("Reasoning", value=True, key="reasoning", bind="query-params"),
             tools=st.toggle("Tool calls", value=True, key="tools", bind="query-params"),
-            credit=None if chosen is None else ids.to_text(chosen.id),
+            credit=None if chosen is None else chosen.text,
         )
     rows = read(credit.ledger, episode_id, chosen) if chosen else pl.DataFrame()
     return options, rows

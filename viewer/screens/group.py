@@ -4,6 +4,7 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
+from lake.judgements.credit import Credit
 from viewer import choices, figures, filters
 from viewer.components import (
     advantage_column,
@@ -22,7 +23,6 @@ from viewer.pinned import read
 from viewer.plain import chip, number, one_line, percent, visible
 from viewer.queries import credit, episode, groups
 from viewer.queries.base import Row, Window
-from viewer.queries.credit import Credit
 from viewer.queries.episodes import EpisodeFilter
 from viewer.queries.groups import Signal
 
@@ -43,7 +43,7 @@ def show() -> None:
         not_found(f"This lake holds no group {chip(ids.to_text(group_id))}.", Page.GROUPS, "All groups")
     header(f"Group {chip(ids.to_text(group_id))}")
     _facts(facts)
-    chosen = choices.credit(read(credit.jobs_of_group, group_id), "group")
+    chosen = choices.credit(read(credit.of_group, group_id), "group")
     _siblings(facts, chosen)
     if chosen is None:
         st.info("No credit job has covered this group: there are no anchor states to show.", icon=":material/info:")
@@ -193,7 +193,7 @@ def _open(group_id: int, episode_id: int, chosen: Credit | None, step: int | Non
     values = parameters(
         episode=ids.to_text(episode_id),
         step=step,
-        credit=None if chosen is None else ids.to_text(chosen.id),
+        credit=None if chosen is None else chosen.text,
         list=filters.packed(EpisodeFilter(group=group_id)),
     )
     st.switch_page(Page.EPISODE, query_params=values)

@@ -6,6 +6,7 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
+from lake.judgements.credit import Credit
 from viewer import figures, filters
 from viewer.components import (
     advantage_column,
@@ -23,7 +24,6 @@ from viewer.links import Page, given, given_int, parameters
 from viewer.pinned import read
 from viewer.plain import chip, number, one_line
 from viewer.queries import training
-from viewer.queries.credit import Credit
 from viewer.queries.episodes import EpisodeFilter
 
 _FIRST_METRICS = 6
@@ -161,9 +161,7 @@ def _credit_words(credit: Credit | None) -> str:
     """Whose advantages are shown."""
     if credit is None:
         return "No credit job covered what this job consumed: returns only."
-    if credit.kind == "training":
-        return "With the advantages that were the newest for each episode when it was trained on."
-    return f"With the advantages of credit {credit.kind} {chip(ids.to_text(credit.id))}, which the job names."
+    return f"With the advantages of {chip(credit.title)}, as they were when the job read them."
 
 
 def _batch(job_id: int, update: int, credit: Credit | None) -> None:

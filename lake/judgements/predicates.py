@@ -1,4 +1,4 @@
-"""SQL predicates over `episodes`, as people pass them with --where.
+"""SQL predicates over `episodes`, as people pass them with --where, in a configuration, or in a mixture.
 
 A predicate is one expression. DuckDB's own parser says so before anything runs: text that closes the bracket it stands
 in (`true) UNION SELECT ...`) would otherwise add rows of its own making to a job's input.
@@ -12,7 +12,7 @@ import msgspec
 import polars as pl
 
 from lake.errors import DataRefusedError, QueryError, UsageError
-from lake.snapshot import Snapshot
+from lake.snapshot import Reads
 
 _BARE: dict[str, Any] = {
     "type": "SELECT_NODE",
@@ -27,65 +27,77 @@ _BARE: dict[str, Any] = {
 """What a parsed SELECT of one expression has beside it: nothing."""
 
 
-def check_predicate(where: str) -> None:
+def check_predicate(where: str, place: str = "--where") -> None:
     """Refuse text that is not one SQL expression.
+
+    Args:
+        where: the text.
+        place: where it comes from, for the message.
 
     Raises:
         UsageError: empty, no SQL, or more than an expression.
     """
     if not where.strip():
-        msg = "--where is empty; give a SQL predicate over `episodes`, or leave it out to take all"
+        msg = f"{place} is empty; give a SQL predicate over `episodes`, or leave it out to take all"
         raise UsageError(msg)
     with duckdb.connect() as parser:
         text = parser.execute("SELECT json_serialize_sql(?)", [f"SELECT (\n{where}\n)"]).fetchall()[0][0]
     parsed: dict[str, Any] = msgspec.json.decode(text)
     if parsed["error"]:
-        msg = f"--where {where!r} is no predicate over `episodes`: {parsed['error_message']}"
+        msg = f"{place} {where!r} is no predicate over `episodes`: {parsed['error_message']}"
         raise UsageError(msg)
     nodes = [statement["node"] for statement in parsed["statements"]]
     alone = len(nodes) == 1 and all(nodes[0].get(name) == value for name, value in _BARE.items())
     parts = nodes[0]["select_list"] if alone and nodes[0]["from_table"]["type"] == "EMPTY" else []
     # A list in brackets, an empty one too, is a row of values.
     if len(parts) != 1 or parts[0].get("function_name") == "row":
-        msg = f"--where {where!r} is more than one SQL expression; write one predicate over `episodes`"
+        msg = f"{place} {where!r} is more than one SQL expression; write one predicate over `episodes`"
         raise UsageError(msg)
 
 
-def bracketed(where: str | None) -> str:
+def bracketed(where: str | None, place: str = "--where") -> str:
     """A checked predicate as it stands in a WHERE clause; all rows for None.
+
+    Args:
+        where: the predicate.
+        place: where it comes from, for the message.
 
     Raises:
         UsageError: it is not one SQL expression.
     """
     if where is None:
         return "true"
-    check_predicate(where)
+    check_predicate(where, place)
     # Lines of its own: the predicate may end in a comment.
     return f"(\n{where}\n)"
 
 
-def select_where(snapshot: Snapshot, columns: Sequence[str], where: str | None) -> pl.DataFrame:
+def select_where(
+    lake: Reads, columns: Sequence[str], where: str | None, place: str = "--where", *, empty: bool = False
+) -> pl.DataFrame:
     """Columns of the episodes that a predicate selects, sorted by episode_id.
 
     Args:
-        snapshot: where to read.
+        lake: a snapshot.
         columns: columns of `episodes`, or SQL expressions over them.
         where: a predicate over `episodes`; None selects all.
+        place: where it comes from, for messages.
+        empty: it may select nothing.
 
     Raises:
         UsageError: a predicate that is none.
         DataRefusedError: no episode is selected.
     """
-    inside = bracketed(where)
+    inside = bracketed(where, place)
     try:
-        found = snapshot.sql(f"SELECT {', '.join(columns)} FROM episodes WHERE {inside} ORDER BY episode_id")
+        found = lake.sql(f"SELECT {', '.join(columns)} FROM episodes WHERE {inside} ORDER BY episode_id")
     except QueryError as error:
         if where is None:
             raise
-        msg = f"--where {where!r} is no predicate over `episodes`: {error}"
+        msg = f"{place} {where!r} is no predicate over `episodes`: {error}"
         raise UsageError(msg) from error
-    if found.is_empty():
-        chosen = "the lake holds no episodes" if where is None else f"no episode satisfies {where!r}"
+    if found.is_empty() and not empty:
+        chosen = "the lake holds no episodes" if where is None else f"no episode satisfies {place} {where!r}"
         msg = f"{chosen}; `trajlake sql 'SELECT run_id, count(*) FROM episodes GROUP BY 1'` tells what is there"
         raise DataRefusedError(msg)
     return found

@@ -1,4 +1,4 @@
-"""Reading groupings: which there are, the newest job of a name, and its members."""
+"""Groupings: which there are, the newest job of a name, and its members."""
 
 import polars as pl
 
@@ -6,11 +6,11 @@ from lake.errors import UsageError
 from lake.reading import collected
 from lake.snapshot import Snapshot
 
-_STANDING = """
+_NEWEST = """
 WITH named AS (SELECT DISTINCT grouping, split_part(grouping, '/', 1) AS name, job_id FROM groupings),
 
 newest AS (
-    SELECT name, arg_max(job_id, (coalesce(sequence, -1), ended_at, job_id)) AS job_id
+    SELECT name, arg_max(job_id, ended_order(sequence, ended_at, job_id)) AS job_id
     FROM named JOIN job_runs USING (job_id) GROUP BY name
 )
 
@@ -19,9 +19,9 @@ SELECT name, grouping, job_id FROM named JOIN newest USING (name, job_id) ORDER 
 """Groupings under their newest definition: the draws of an older one of the same name are gone."""
 
 
-def newest_job(snapshot: Snapshot, name: str) -> int | None:
+def grouping_job(snapshot: Snapshot, name: str) -> int | None:
     """The newest succeeded job that wrote a grouping's name, or any draw of it; None if none did."""
-    found = snapshot.sql(_STANDING).filter(pl.col("name") == name.partition("/")[0])
+    found = snapshot.sql(_NEWEST).filter(pl.col("name") == name.partition("/")[0])
     return None if found.is_empty() else int(found["job_id"][0])
 
 
@@ -38,10 +38,10 @@ def read_grouping(snapshot: Snapshot, name: str) -> pl.DataFrame:
     Raises:
         UsageError: no such grouping.
     """
-    standing = snapshot.sql(_STANDING)
-    job = standing.filter(pl.col("grouping") == name)["job_id"].to_list()
+    known = snapshot.sql(_NEWEST)
+    job = known.filter(pl.col("grouping") == name)["job_id"].to_list()
     if not job:
-        there = f"there are {', '.join(standing['grouping'])}" if standing.height else "there is none yet"
+        there = f"there are {', '.join(known['grouping'])}" if known.height else "there is none yet"
         msg = f"no grouping {name!r}; {there}. Make one with `trajlake group`"
         raise UsageError(msg)
     mine = snapshot.scan("groupings").filter((pl.col("job_id") == job[0]) & (pl.col("grouping") == name))

@@ -1,4 +1,4 @@
-"""Which selection a run honours: one select job, and what it kept, read from the table `selections`.
+"""Which selection is meant: one select job, and what it kept, read from the table `selections`.
 
 A selection is named by a select job's id, by the beginning of one, or by its own name, which means its newest job.
 Episodes that the job dropped, or never saw, are not trained on. Single steps that it dropped carry no loss; their
@@ -15,10 +15,8 @@ from lake.reading import collected
 from lake.snapshot import Snapshot
 
 _JOBS = """
-SELECT s.job_id, any_value(s.selection) AS selection
-FROM selections AS s JOIN job_runs AS r USING (job_id)
-GROUP BY s.job_id
-ORDER BY max(coalesce(r.sequence, -1)) DESC, max(r.ended_at) DESC, s.job_id DESC
+SELECT job_id, selection FROM (SELECT DISTINCT job_id, selection FROM selections) JOIN job_runs USING (job_id)
+ORDER BY ended_order(sequence, ended_at, job_id) DESC
 """
 
 
@@ -38,6 +36,12 @@ class Kept:
         """For messages: the name, the job and what is left."""
         steps = f", without {self.dropped_steps.height} of their steps" if self.dropped_steps.height else ""
         return f"{self.name} (select job {ids.to_text(self.job_id)}): {self.episodes.height} episodes{steps}"
+
+
+def selection_job(snapshot: Snapshot, name: str) -> int | None:
+    """The newest succeeded job that wrote a selection of that name; None if none did."""
+    found = snapshot.sql(_JOBS).filter(selection=name)
+    return None if found.is_empty() else int(found["job_id"][0])
 
 
 def read_kept(snapshot: Snapshot, wanted: str) -> Kept:

@@ -1,0 +1,204 @@
+"""Which advantages count: a credit series, as of now or as of one of its jobs.
+
+A series is one estimator with one set of options, sources, filters and code. Its jobs compute the groups that changed;
+for each group the rows of the newest job count. The current series is the one whose job ended last, also where that job
+found nothing to do: what `trajlake credit` ran last is what everybody takes who names nothing (view `credit_series`).
+
+People name a series by its estimator (`gigpo`: the newest series of that name), or by the id of the series or of a job,
+whole or its beginning. A job means its series as it was when the job ended: the groups that the job computed, and those
+that earlier ones had, unchanged.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from lake import ids
+from lake.errors import DataRefusedError, UsageError
+from lake.snapshot import Reads
+
+_KEYS = ("episode_id", "step_index", "group_id")
+_JOBS = """
+SELECT job_id, series_id, coalesce(sequence, -1) AS sequence, ended_at, parameters,
+       json_extract_string(parameters, '$.estimator') AS estimator
+FROM job_runs WHERE kind = 'credit' AND status = 'succeeded' AND ($before IS NULL OR coalesce(sequence, -1) < $before)
+ORDER BY ended_order(sequence, ended_at, job_id) DESC
+"""
+_AS_OF = """
+SELECT a.* FROM advantages AS a JOIN (
+    SELECT g.group_id, arg_max(g.job_id, ended_order(r.sequence, r.ended_at, g.job_id)) AS job_id
+    FROM (
+        SELECT DISTINCT group_id, job_id FROM advantages WHERE series_id = {series}
+        UNION ALL
+        SELECT group_id, job_id FROM credit_groups WHERE episodes = 0 AND series_id = {series}
+    ) AS g
+    JOIN job_runs AS r USING (job_id)
+    WHERE coalesce(r.sequence, -1) < {before}
+    GROUP BY g.group_id
+) AS newest USING (group_id, job_id)
+"""
+"""SQL: as `latest_advantages`, of one series and of the jobs that had ended by then."""
+_COVERING = """
+SELECT s.series_id, s.estimator, s.parameters, s.ended_at, s.is_current
+FROM credit_series AS s
+WHERE s.series_id IN (SELECT series_id FROM latest_advantages WHERE {column} = $value)
+ORDER BY ended_order(s.sequence, s.ended_at, s.job_id) DESC
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """A resolved choice of advantages."""
+
+    series_id: int
+    """The estimator with its options, sources and filters."""
+    estimator: str
+    """Its name."""
+    parameters: dict[str, Any]
+    """Of the series' newest job, or of the job that was named."""
+    job_id: int | None = None
+    """The job that was named; None takes the series as it is now."""
+    before: int | None = None
+    """Only jobs whose terminal row has a lower `sequence` count; None takes all that the snapshot shows."""
+
+    @property
+    def text(self) -> str:
+        """The choice as an id: of the job that was named, else of the series."""
+        return ids.to_text(self.series_id if self.job_id is None else self.job_id)
+
+    @property
+    def title(self) -> str:
+        """The choice in words: `gigpo (score judge@3f2a), series 0k3...`, or `..., as of job 0k3...`."""
+        told = _sources(self.parameters)
+        inside = f" ({', '.join(told)})" if told else ""
+        as_of = "" if self.job_id is None else f", as of job {ids.to_text(self.job_id)}"
+        return f"{self.estimator}{inside}, series {ids.to_text(self.series_id)}{as_of}"
+
+    @property
+    def rows(self) -> str:
+        """The rows of `advantages` as something to select FROM; ids are integers, no text of a user's is in it."""
+        if self.before is None:
+            return f"(SELECT * FROM latest_advantages WHERE series_id = {self.series_id})"
+        return f"({_AS_OF.format(series=self.series_id, before=self.before)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Covering:
+    """A series that covers something."""
+
+    credit: Credit
+    is_current: bool
+    """It is what readers take by default."""
+    ended_at: Any
+    """When its newest job ended, a datetime in UTC."""
+
+
+def find_credit(
+    lake: Reads, wanted: str | None = None, *, before: int | None = None, place: str = "--credit"
+) -> Credit:
+    """The advantages that a text names; the current series for None.
+
+    Args:
+        lake: a snapshot.
+        wanted: an estimator's name, or a series' or job's id or its beginning; None takes the current series.
+        before: look at the jobs that ended below this version of `jobs` only: what was current then.
+        place: where the text comes from, for the message.
+
+    Raises:
+        UsageError: no such estimator, series or job, or several begin like that.
+        DataRefusedError: there is no succeeded credit job.
+    """
+    jobs = lake.sql(_JOBS, {"before": before})
+    if jobs.is_empty():
+        msg = "the lake holds no advantages; compute them first: trajlake credit gigpo"
+        raise DataRefusedError(msg)
+    if wanted is None:
+        return _credit(jobs.row(0, named=True), before)
+    named = jobs.filter(pl.col("estimator") == wanted.strip())
+    if named.height:
+        return _credit(named.row(0, named=True), before)
+    prefix = wanted.strip().lower()
+    found = {
+        column: [value for value in jobs[column].unique(maintain_order=True) if ids.to_text(value).startswith(prefix)]
+        for column in ("job_id", "series_id")
+    }
+    if not prefix or len(found["job_id"]) + len(found["series_id"]) != 1:
+        raise _no_such(jobs, wanted, place, several=bool(prefix and (found["job_id"] or found["series_id"])))
+    if found["series_id"]:
+        return _credit(jobs.filter(series_id=found["series_id"][0]).row(0, named=True), before)
+    row = jobs.filter(job_id=found["job_id"][0]).row(0, named=True)
+    return _credit(row, int(row["sequence"]) + 1, job_id=row["job_id"])
+
+
+def current_series(lake: Reads) -> int | None:
+    """The current credit series; None if there is no succeeded credit job."""
+    found = lake.sql("SELECT series_id FROM credit_series WHERE is_current")
+    return None if found.is_empty() else int(found.item())
+
+
+def covering(lake: Reads, *, episode_id: int | None = None, group_id: int | None = None) -> list[Covering]:
+    """The series that have advantages of an episode, or of a group as they compared it, the newest first."""
+    column, value = ("episode_id", episode_id) if group_id is None else ("group_id", group_id)
+    rows = lake.sql(_COVERING.format(column=column), {"value": value})
+    return [Covering(_credit(row, None), row["is_current"], row["ended_at"]) for row in rows.iter_rows(named=True)]
+
+
+def jobs_of(lake: Reads, credit: Credit) -> tuple[int, ...]:
+    """The jobs whose rows a choice is made of, sorted."""
+    return tuple(lake.sql(f"SELECT DISTINCT job_id FROM {credit.rows} ORDER BY job_id")["job_id"].to_list())
+
+
+def read_advantages(
+    lake: Reads,
+    credit: Credit,
+    episode_ids: pl.Series | None = None,
+    columns: Sequence[str] = ("advantage", "flags"),
+) -> pl.DataFrame:
+    """Advantages by step.
+
+    Args:
+        lake: a snapshot.
+        credit: which.
+        episode_ids: int64 [E]; None takes all.
+        columns: of the table `advantages`.
+
+    Returns:
+        episode_id, step_index, group_id and the columns: one row per step, in any order. What is not known is NULL.
+    """
+    frame = lake.sql(f"SELECT {', '.join((*_KEYS, *columns))} FROM {credit.rows}")
+    if episode_ids is not None:
+        frame = frame.filter(pl.col("episode_id").is_in(episode_ids.implode()))
+    return frame
+
+
+def _credit(row: dict[str, Any], before: int | None, *, job_id: int | None = None) -> Credit:
+    parameters: dict[str, Any] = msgspec.json.decode(row["parameters"] or "{}")
+    return Credit(row["series_id"], row["estimator"] or "unnamed estimator", parameters, job_id, before)
+
+
+def _sources(parameters: dict[str, Any]) -> list[str]:
+    """What a series was computed from, as far as it is not what everybody takes."""
+    versions: dict[str, str] = parameters.get("scorer_versions") or {}
+    told = []
+    for name, usual in (("score", "env_return"), ("rewards", "env_reward"), ("grouping", None), ("where", None)):
+        value = parameters.get(name)
+        if value in (None, usual):
+            continue
+        version = versions.get(value)
+        told.append(f"{name} {value.partition('@')[0]}@{version}" if version else f"{name} {value}")
+    return told
+
+
+def _no_such(jobs: pl.DataFrame, wanted: str, place: str, *, several: bool) -> UsageError:
+    newest = jobs.unique("series_id", keep="first", maintain_order=True).head(5)
+    known = ", ".join(
+        f"{name} (series {ids.to_text(series)})" for name, series in newest["estimator", "series_id"].rows()
+    )
+    fault = "begins several ids" if several else "names no estimator, series or job with advantages"
+    return UsageError(
+        f"{place} {wanted!r} {fault}; the newest: {known}. Write an estimator's name, or the id of a series or of a "
+        "credit job, or its beginning"
+    )

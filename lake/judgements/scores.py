@@ -1,0 +1,104 @@
+"""What scorers say of episodes and steps, under which version.
+
+Every version of a scorer keeps its scores. NAME means its current version, the one that ran last, also if it found
+nothing left to score (view `scorer_versions`); NAME@VERSION means that one. For each episode the newest job of the
+version counts (view `latest_scores`). `env_return` is what the environment recorded: a score without a scorer.
+"""
+
+from collections.abc import Sequence
+
+import polars as pl
+
+from lake.errors import UsageError
+from lake.snapshot import Reads
+
+ENV_RETURN = "env_return"
+"""The return that the environment reported."""
+_VERSION = """
+SELECT any_value(scorer_version) AS version FROM scorer_versions
+WHERE scorer = $scorer AND CASE WHEN $version IS NULL THEN is_current ELSE scorer_version = $version END
+"""
+_MINE = "FROM latest_scores WHERE scorer = $scorer AND scorer_version = $version"
+
+
+def current_versions(lake: Reads) -> dict[str, str]:
+    """Scorer or reward -> the version of it that counts."""
+    return dict(lake.sql("SELECT scorer, scorer_version FROM scorer_versions WHERE is_current").iter_rows())
+
+
+def version_of(lake: Reads, scorer: str) -> str | None:
+    """The version that NAME or NAME@VERSION means; None if it scored nothing."""
+    name, at, wanted = scorer.partition("@")
+    version: str | None = lake.sql(_VERSION, {"scorer": name, "version": wanted if at else None}).item()
+    return version
+
+
+def episode_scores(lake: Reads, score: str) -> pl.DataFrame:
+    """What a score says of whole episodes.
+
+    Args:
+        lake: a snapshot.
+        score: env_return, or a scorer or reward as NAME or NAME@VERSION.
+
+    Returns:
+        episode_id and score (float64, NULL where it is not known), a row for each episode that has one.
+
+    Raises:
+        UsageError: a scorer that scored no episode.
+    """
+    if score == ENV_RETURN:
+        return lake.sql("SELECT episode_id, env_return AS score FROM episodes")
+    values = _of_version(lake, score, "SELECT episode_id, value AS score", "AND step_index IS NULL")
+    if values.is_empty():
+        raise _unknown(lake, score, "episodes")
+    return values
+
+
+def step_score_jobs(lake: Reads, scorer: str) -> pl.DataFrame:
+    """The jobs whose scores of steps count.
+
+    Args:
+        lake: a snapshot.
+        scorer: NAME or NAME@VERSION.
+
+    Returns:
+        episode_id and job_id, a row for each episode that the version scored, its steps or as a whole.
+
+    Raises:
+        UsageError: a scorer that scored no step.
+    """
+    jobs = _of_version(lake, scorer, "SELECT episode_id, job_id, count(step_index) AS steps", "GROUP BY ALL")
+    if not jobs["steps"].sum():
+        raise _unknown(lake, scorer, "steps")
+    return jobs.drop("steps")
+
+
+def reasons(lake: Reads, scorer: str, version: str) -> pl.DataFrame:
+    """Why a version gave no value: episode_id and why (error, or else reason; NULL if neither) of whole episodes."""
+    why = "coalesce(error, reason) AS why"
+    return lake.sql(f"SELECT episode_id, {why} {_MINE} AND step_index IS NULL", {"scorer": scorer, "version": version})
+
+
+def other_versions(lake: Reads, scorer: str, version: str) -> list[str]:
+    """Versions of a scorer beside one, the newest first."""
+    query = """
+        SELECT scorer_version FROM scorer_versions WHERE scorer = $scorer AND scorer_version <> $version
+        ORDER BY ended_order(sequence, ended_at, job_id) DESC, scorer_version
+        """
+    return lake.sql(query, {"scorer": scorer, "version": version})["scorer_version"].to_list()
+
+
+def _of_version(lake: Reads, scorer: str, select: str, rest: str) -> pl.DataFrame:
+    params = {"scorer": scorer.partition("@")[0], "version": version_of(lake, scorer)}
+    return lake.sql(f"{select} {_MINE} {rest}", params)
+
+
+def _unknown(lake: Reads, scorer: str, level: str) -> UsageError:
+    """What to say of a scorer without a value at the level that is asked for."""
+    condition = "step_index IS NULL" if level == "episodes" else "step_index IS NOT NULL"
+    known = lake.sql(f"SELECT DISTINCT scorer, scorer_version FROM scores WHERE {condition} ORDER BY ALL")
+    name = scorer.partition("@")[0]
+    versions = known.filter(scorer=name)["scorer_version"].to_list()
+    recorded = ENV_RETURN if level == "episodes" else "env_reward"
+    valid: Sequence[str] = [f"{name}@{v}" for v in versions] or [recorded, *known["scorer"].to_list()]
+    return UsageError(f"no scores of {scorer!r} for {level}; valid: {', '.join(dict.fromkeys(valid))}")
