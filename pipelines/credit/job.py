@@ -245,7 +245,7 @@ def _finish(job: Job, plan: _Plan, changes: Changes, results: list[RangeResult])
     _write_groups(job, changes, [result.groups for result in results])
     computed = [result.groups for result in results]
     summary = summary_of(pl.concat([frame.select(DIAGNOSED) for frame in (changes.kept, *computed)]))
-    if summary.undefined_steps == summary.steps:
+    if summary.steps and summary.undefined_steps == summary.steps:
         raise DataRefusedError(_nothing_defined(plan.estimator, summary, unknown))
     rows_out = sum(result.written.rows for result in results if result.written is not None)
     done = CreditReport(

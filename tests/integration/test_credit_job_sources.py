@@ -15,6 +15,7 @@ from polars.testing import assert_frame_equal
 
 from lake import EpisodeRecord, Lake, StepRecord, ids
 from lake.errors import DataRefusedError, UsageError
+from lake.judgements.credit import find_credit, jobs_of, read_advantages
 from pipelines.credit import GiGPO
 from pipelines.credit.estimators import ESTIMATORS, estimator_class
 from pipelines.credit.integrity import IntegrityConfig
@@ -292,33 +293,50 @@ def test_only_changed_groups_are_computed_and_written(lk: Lake) -> None:
     assert again.summary == second.summary
 
 
-def test_a_filter_that_cuts_groups_computes_them_anew_and_so_does_leaving_it_out(lk: Lake) -> None:
+def test_a_filter_is_a_series_of_its_own_and_takes_nothing_from_another(lk: Lake) -> None:
     whole = run_credit(lk, GiGPO())
+    before = rows_of(lk, whole)
     half = run_credit(lk, GiGPO(), where="rollout_index < 2")
-    assert half.series_id == whole.series_id
-    assert 0 < half.groups_computed <= whole.groups_computed
+    assert half.series_id != whole.series_id
+    assert 0 < half.summary.episodes < whole.summary.episodes
+    snapshot = lk.snapshot()
+    for credit, report in ((find_credit(snapshot, ids.to_text(whole.series_id)), whole), (find_credit(snapshot), half)):
+        assert credit.series_id == report.series_id
+        assert read_advantages(snapshot, credit).height == report.summary.steps
+    assert find_credit(snapshot).title.startswith("gigpo (where rollout_index < 2), series ")
     back = run_credit(lk, GiGPO())
-    assert back.groups_computed == half.groups_computed
-    latest = lk.sql("SELECT * FROM latest_advantages").drop(STAMPS)
-    assert (
-        latest.select(sorted(latest.columns))
-        .sort(KEYS)
-        .equals(rows_of(lk, whole).select(sorted(latest.columns)), null_equal=True)
-    )
+    assert (back.skipped, back.made_current) == (True, True)
+    assert find_credit(lk.snapshot()).series_id == whole.series_id
+    after = read_advantages(lk.snapshot(), find_credit(lk.snapshot()), columns=before.columns[3:])
+    assert after.height == before.height
+    assert not run_credit(lk, GiGPO()).made_current, "it is current already: nothing is written"
 
 
-def test_a_filter_answers_for_its_own_groups_only(lk: Lake) -> None:
-    run_credit(lk, GiGPO(), where="run_id = 'a'")
-    other = run_credit(lk, GiGPO(), where="run_id = 'b'")
-    assert (other.groups_ended, other.groups_kept) == (0, 0)
+def test_only_brings_whole_groups_up_to_date_and_leaves_the_others(lk: Lake) -> None:
+    first = run_credit(lk, GiGPO(), only="run_id = 'a' AND rollout_index = 0")
+    whole = lk.sql("SELECT count(DISTINCT group_id) AS groups, count(*) AS episodes FROM episodes WHERE run_id = 'a'")
+    assert (first.summary.groups, first.summary.episodes) == whole.row(0)
+    second = run_credit(lk, GiGPO(), only="run_id = 'b'")
+    assert second.series_id == first.series_id
+    assert (second.groups_ended, second.groups_kept) == (0, 0)
     lk.retract(lk.scan("episodes").filter(pl.col("run_id") == "a").collect()["episode_id"].to_list())
-    assert run_credit(lk, GiGPO(), where="run_id = 'b'").skipped
+    assert run_credit(lk, GiGPO(), only="run_id = 'b'").skipped
     ended = run_credit(lk, GiGPO())
-    assert ended.groups_ended == 3
-    assert ended.groups_kept == 3
+    assert (ended.groups_ended, ended.groups_kept) == (3, 3)
     rows = lk.scan("credit_groups").filter(pl.col("job_id") == ended.job_id).collect()
     assert rows.filter(pl.col("episodes") == 0)["run_id"].to_list() == ["a"] * 3
     assert run_credit(lk, GiGPO()).skipped
+
+
+def test_a_job_without_one_advantage_is_refused_and_leaves_the_current_credit(lk: Lake) -> None:
+    good = run_credit(lk, GiGPO())
+    with pytest.raises(
+        DataRefusedError, match=r"gae defines none of \d+ advantages .* unknown_value: no value estimate"
+    ):
+        run_credit(lk, estimator_class("gae")())
+    snapshot = lk.snapshot()
+    assert find_credit(snapshot).series_id == good.series_id
+    assert snapshot.sql("SELECT count(*) FROM current_advantages WHERE NOT defined").item() == 0
 
 
 def test_a_batch_is_computed_whole_or_not_at_all(lk: Lake) -> None:
@@ -359,14 +377,12 @@ def test_integrity_findings_are_told_stored_and_refused(lk: Lake) -> None:
 
 
 def test_the_trainers_default_is_the_whole_series(lk: Lake) -> None:
-    from lake.judgements.credit import find_credit, read_advantages
-
     run_credit(lk, GiGPO())
     lk.append([rollout(random.Random(1), "b", "t1", 7)])
     newest = run_credit(lk, GiGPO())
     snapshot = lk.snapshot()
     source = find_credit(snapshot, None)
-    assert (source.series_id, source.job_id, len(source.jobs)) == (newest.series_id, None, 2)
+    assert (source.series_id, source.job_id, len(jobs_of(snapshot, source))) == (newest.series_id, None, 2)
     assert read_advantages(snapshot, source).height == newest.summary.steps
-    alone = read_advantages(snapshot, find_credit(snapshot, ids.to_text(newest.job_id)))
-    assert alone.height == newest.steps_computed
+    then = read_advantages(snapshot, find_credit(snapshot, ids.to_text(newest.job_id)))
+    assert then.height == newest.summary.steps > newest.steps_computed

@@ -98,8 +98,8 @@ def test_data_that_a_filter_leaves_out_does_not_wake_a_job(target: Lake) -> None
 
 def test_latest_advantages_shows_each_group_once_per_series(target: Lake) -> None:
     run_credit(target, TERMINAL)
-    run_credit(target, TERMINAL, where="run_id = 's'")
-    newest = run_credit(target, TERMINAL, where="run_id = 's'", force=True)
+    run_credit(target, TERMINAL, only="run_id = 's'")
+    newest = run_credit(target, TERMINAL, only="run_id = 's'", force=True)
     run_credit(target, GiGPO(step_source="terminal_score", omega=0.0))
     latest = target.sql("SELECT * FROM latest_advantages")
     assert latest.group_by("series_id", "episode_id", "step_index").len()["len"].max() == 1

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lake import Lake
+from lake.judgements.scores import current_versions
 from pipelines.credit.estimators import estimator_class
 from pipelines.credit.job import run_credit
 from pipelines.score.commands import score
@@ -139,6 +140,7 @@ def test_a_version_whose_episodes_are_all_retracted_is_not_confirmed(lk: Lake) -
 DIES = """
 import os, signal, sys
 import lake
+from lake.judgements.scores import current_versions
 from lake.jobs import Job
 from pipelines.score.job import run_score
 Job._end = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)

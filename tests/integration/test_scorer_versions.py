@@ -11,6 +11,7 @@ import lake
 from lake import Lake
 from lake.errors import UsageError
 from lake.jobs import Job
+from lake.judgements.credit import find_credit
 from lake.show import find, gather
 from pipelines.credit.estimators import estimator_class
 from pipelines.credit.inputs import Sources, scorer_versions
@@ -133,7 +134,7 @@ def test_a_version_is_one_whatever_series_its_jobs_are_of(tmp_path: Path) -> Non
     frame = pl.DataFrame(rows(lk, "scores")).drop("job_id", "series_id", "write_id").with_columns(value=pl.lit(3.0))
     with lk.job(kind="score", series={"other": "code"}) as job:
         job.write("scores", frame)
-    assert lk.sql("SELECT value FROM latest_scores").height == 4
+    assert lk.sql("SELECT value FROM latest_scores")["value"].to_list() == [3.0, 3.0]
     assert lk.sql("SELECT value FROM current_scores")["value"].to_list() == [3.0, 3.0]
 
 
@@ -161,10 +162,14 @@ def test_credit_takes_the_current_version_and_records_which(lk: Lake) -> None:
     assert found.rows() == [(0, -2.0), (1, 2.0), (2, None), (3, None)]
     (text,) = lk.sql("SELECT parameters FROM job_runs WHERE kind = 'credit'")["parameters"]
     assert msgspec.json.decode(text)["scorer_versions"] == {"judge": "v2"}
-    assert choose(lk.snapshot(), f"{lake.ids.to_text(report.job_id)}").title.endswith("(dr_grpo, score judge@v2)")
+    assert find_credit(lk.snapshot(), f"{lake.ids.to_text(report.job_id)}").title.startswith(
+        "dr_grpo (score judge@v2), series "
+    )
     pinned = run_credit(lk, estimator_class("dr_grpo")(), score="judge@v1")
     assert pinned.scorer_versions == {"judge@v1": "v1"}
-    assert choose(lk.snapshot(), f"{lake.ids.to_text(pinned.job_id)}").title.endswith("(dr_grpo, score judge@v1)")
+    assert find_credit(lk.snapshot(), f"{lake.ids.to_text(pinned.job_id)}").title.startswith(
+        "dr_grpo (score judge@v1), series "
+    )
     assert run_credit(lk, estimator_class("dr_grpo")()).scorer_versions == {}
 
 
@@ -226,14 +231,12 @@ def test_a_version_without_a_value_is_told_with_its_reason_and_the_others(
     cli = runner(monkeypatch, capsys)
     reasons(lk, "v5", "words is no number", "it timed out", "words is no number", "words is no number")
     told = cli("credit", "dr_grpo", "--lake", lk.uri, "--score", "judge")
-    assert told.code == 0
+    assert told.code == 1
+    assert "dr_grpo defines none of 4 advantages in 1 groups" in told.err.splitlines()[-1]
     assert told.err.splitlines()[0] == (
         "judge@v5 has no value for any of the 4 chosen episodes, most often (3) because: words is no number. "
         "Other versions: judge@v2, judge@v3, judge@v1"
     )
-    again = cli("credit", "dr_grpo", "--lake", lk.uri, "--score", "judge")
-    assert "nothing to do" in again.out
-    assert again.err.splitlines()[0] == told.err.splitlines()[0]
     steps = cli(
         "credit", "gigpo", "--lake", lk.uri, "--score", "style", "--rewards", "judge@v1", "--where", "rollout_index = 3"
     )

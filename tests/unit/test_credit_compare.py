@@ -10,6 +10,7 @@ import pytest
 import lake
 from lake import Lake, ids
 from lake.errors import DataRefusedError, UsageError
+from lake.judgements.credit import find_credit, jobs_of
 from lake.records import EpisodeRecord, StepRecord
 from pipelines.credit.compare import LEVELS, Comparison, compare
 from testkit.command_line import Cli, runner
@@ -58,7 +59,11 @@ def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     lk = lake.open(tmp_path_factory.mktemp("compare") / "lake", create=True)
     record(lk)
     credit(lk, {"t0": [1, 1, 1, -1, -1, -1], "t1": [0, 0, 0, 0, 0, 0]}, dead="t1")
-    credit(lk, {"t0": [1, 2, -1, -1, None, -1], "t1": [0.5, 0.5, 0.5, -0.5, -0.5, -0.5]}, {"estimator": "rloo"})
+    credit(
+        lk,
+        {"t0": [1, 2, -1, -1, None, -1], "t1": [0.5, 0.5, 0.5, -0.5, -0.5, -0.5]},
+        {"estimator": "rloo", "score": "judge"},
+    )
     credit(lk, {"t1": [0, 0, 0, 0, 0, 1e-12]}, dead="t1")
     return lk
 
@@ -79,46 +84,60 @@ def test_a_job_is_named_by_its_id_or_by_its_beginning(lk: Lake) -> None:
     snapshot = lk.snapshot()
     for job in jobs(lk):
         for text in (job, job[:6], f" {job.upper()} "):
-            assert choose(snapshot, text).job_id == ids.from_text(job)
-        assert choose(snapshot, job).text == job
-    assert choose(snapshot, jobs(lk)[0]).title == f"{jobs(lk)[0]} (gigpo, score env_return)"
-    assert choose(snapshot, jobs(lk)[1]).title == f"{jobs(lk)[1]} (rloo)"
+            assert find_credit(snapshot, text).job_id == ids.from_text(job)
+        assert find_credit(snapshot, job).text == job
+    first, second, _ = jobs(lk)
+    assert find_credit(snapshot, first).title == f"gigpo, series {series(lk, first)}, as of job {first}"
+    assert find_credit(snapshot, second).title == f"rloo (score judge), series {series(lk, second)}, as of job {second}"
 
 
-def test_a_series_at_its_latest_takes_each_group_from_its_newest_job(lk: Lake) -> None:
+@pytest.mark.parametrize("how", ["estimator", "series", "beginning of the series", "nothing: the current one"])
+def test_a_series_takes_each_group_from_its_newest_job(lk: Lake, how: str) -> None:
     first, other, last = jobs(lk)
-    chosen = choose(lk.snapshot(), f"{series(lk, first)[:8]}@latest")
-    assert (chosen.job_id, chosen.text) == (None, f"{series(lk, first)}@latest")
-    assert set(chosen.jobs) == {ids.from_text(first), ids.from_text(last)}
+    text = series(lk, first)
+    wanted = {"estimator": "gigpo", "series": text, "beginning of the series": text[:8]}.get(how)
+    chosen = find_credit(lk.snapshot(), wanted)
+    assert (chosen.job_id, chosen.text, chosen.title) == (None, text, f"gigpo, series {text}")
+    assert jobs_of(lk.snapshot(), chosen) == tuple(sorted((ids.from_text(first), ids.from_text(last))))
     found = compare(lk.snapshot(), chosen.text, last)
-    assert found.levels["shared"].to_list()[0] == 6
-    assert found.levels["covered_1"].to_list()[0] == 12
-    assert found.levels["max_change"].to_list()[0] == 0, "t1 comes from the last job"
+    assert found.levels["shared"].to_list()[0] == 12
+    assert found.levels["max_change"].to_list()[0] == 0, "t1 comes from the last job, t0 from the first"
     assert compare(lk.snapshot(), first, last).levels["max_change"].to_list()[0] == 1e-12
-    assert other not in chosen.text
+    assert find_credit(lk.snapshot(), "rloo").series_id == ids.from_text(series(lk, other))
 
 
-@pytest.mark.parametrize("wanted", ["", "  ", "@latest", "zzzzz", "not an id", "zzz@latest"])
+def test_the_newest_series_of_an_estimator_is_meant_by_its_name(lk: Lake, tmp_path: Path) -> None:
+    lk = lake.open(tmp_path, create=True)
+    record(lk, tasks=1)
+    for omega in (0, 1, 0):
+        credit(lk, {"t0": [1, 1, 1, 0, 0, 0]}, {"estimator": "gigpo", "config": {"omega": omega}})
+    snapshot = lk.snapshot()
+    assert find_credit(snapshot, "gigpo").parameters["config"] == {"omega": 0}
+    assert find_credit(snapshot).series_id == find_credit(snapshot, "gigpo").series_id
+    last = lk.sql("SELECT max(sequence) FROM job_runs WHERE kind = 'credit'").item()
+    assert find_credit(snapshot, before=last).parameters["config"] == {"omega": 1}, "what was current before"
+
+
+@pytest.mark.parametrize("wanted", ["", "  ", "zzzzz", "not an id", "grpo"])
 def test_what_names_nothing_is_refused_with_the_newest(lk: Lake, wanted: str) -> None:
-    with pytest.raises(UsageError, match=r"names no (succeeded credit job|credit series); the newest: \w{13}"):
+    newest = rf"the newest: gigpo \(series {series(lk, jobs(lk)[0])}\), rloo \(series \w{{13}}\)"
+    with pytest.raises(UsageError, match=rf"names no estimator, series or job with advantages; {newest}"):
         compare(lk.snapshot(), wanted, jobs(lk)[0])
 
 
 def test_a_beginning_of_several_is_refused_with_them(tmp_path: Path) -> None:
     lk = lake.open(tmp_path, create=True)
-    with pytest.raises(UsageError, match="none, run trajlake credit first"):
-        choose(lk.snapshot(), "0")
+    with pytest.raises(DataRefusedError, match="the lake holds no advantages; compute them first"):
+        find_credit(lk.snapshot(), "0")
     record(lk, tasks=1)
-    made: dict[str, str] = {}
+    seen: set[str] = set()
     while True:
-        job = ids.to_text(credit(lk, {"t0": [1, 1, 1, 0, 0, 0]}))
-        if job[0] in made:
+        first = ids.to_text(credit(lk, {"t0": [1, 1, 1, 0, 0, 0]}))[0]
+        if first in seen:
             break
-        made[job[0]] = job
-    with pytest.raises(
-        UsageError, match=rf"'{job[0]}' begins several succeeded credit jobs; the newest: {job}, {made[job[0]]}"
-    ):
-        choose(lk.snapshot(), job[0])
+        seen.add(first)
+    with pytest.raises(UsageError, match=rf"'{first}' begins several ids; the newest: gigpo \(series "):
+        find_credit(lk.snapshot(), first)
 
 
 def test_a_job_that_failed_cannot_be_meant(tmp_path: Path) -> None:
@@ -127,8 +146,9 @@ def test_a_job_that_failed_cannot_be_meant(tmp_path: Path) -> None:
     job = lk.job(kind="credit", parameters={})
     with pytest.raises(ZeroDivisionError), job:
         raise ZeroDivisionError
-    with pytest.raises(UsageError, match="names no succeeded credit job"):
-        choose(lk.snapshot(), ids.to_text(job.job_id))
+    credit(lk, {"t0": [1, 1, 1, 0, 0, 0]})
+    with pytest.raises(UsageError, match="names no estimator, series or job with advantages"):
+        find_credit(lk.snapshot(), ids.to_text(job.job_id))
 
 
 # ---------------------------------------------------------------- what is said
@@ -178,23 +198,27 @@ def test_only_as_many_examples_as_wanted(lk: Lake) -> None:
     assert compare(lk.snapshot(), first, second, examples=100, memory="100MB").examples.height == 8
 
 
-def test_groups_of_one_job_alone_are_named(lk: Lake) -> None:
-    first, _, last = jobs(lk)
-    assert compare(lk.snapshot(), first, last).groups.select("task_id", "change", "shared").rows() == [
+def test_groups_of_one_side_alone_are_named(tmp_path: Path) -> None:
+    lk = lake.open(tmp_path, create=True)
+    record(lk)
+    values = {task: [1.0, 1.0, 1.0, 0.0, 0.0, 0.0] for task in ("t0", "t1")}
+    credit(lk, values)
+    credit(lk, {"t1": values["t1"]}, {"estimator": "rloo"})
+    assert compare(lk.snapshot(), "gigpo", "rloo").groups.select("task_id", "change", "shared").rows() == [
         ("t1", "same", 6),
         ("t0", "only_1", 0),
     ]
-    assert compare(lk.snapshot(), last, first).groups.filter(pl.col("change") == "only_2")["task_id"].to_list() == [
-        "t0"
-    ]
+    other = compare(lk.snapshot(), "rloo", "gigpo").groups
+    assert other.filter(pl.col("change") == "only_2")["task_id"].to_list() == ["t0"]
 
 
-def test_jobs_over_other_episodes_have_nothing_to_compare(tmp_path: Path) -> None:
+def test_series_over_other_episodes_have_nothing_to_compare(tmp_path: Path) -> None:
     lk = lake.open(tmp_path, create=True)
     record(lk)
-    one, two = (ids.to_text(credit(lk, {task: [1, 1, 1, 0, 0, 0]})) for task in ("t0", "t1"))
+    for task, estimator in (("t0", "gigpo"), ("t1", "rloo")):
+        credit(lk, {task: [1, 1, 1, 0, 0, 0]}, {"estimator": estimator})
     with pytest.raises(DataRefusedError, match=r"have no group in common \(6 and 6 steps\)"):
-        compare(lk.snapshot(), one, two)
+        compare(lk.snapshot(), "gigpo", "rloo")
 
 
 def test_retracted_episodes_are_compared_no_more(tmp_path: Path) -> None:
@@ -228,14 +252,14 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     return lk
 
 
-def test_a_job_stands_for_its_series_as_it_was_then(grown: Lake) -> None:
+def test_a_job_means_its_series_as_it_was_then(grown: Lake) -> None:
     snapshot = grown.snapshot()
-    chosen = [choose(snapshot, job) for job in jobs(grown)]
-    assert [(len(side.jobs), side.stood) for side in chosen] == [(1, 0), (2, 2), (3, 2), (1, 0)]
+    chosen = [find_credit(snapshot, job) for job in jobs(grown)]
+    assert [len(jobs_of(snapshot, side)) for side in chosen] == [1, 2, 2, 1]
     shown = []
     for side in chosen:
         groups = grown.sql(
-            f"SELECT task_id, count(DISTINCT episode_id) AS n FROM {side.source} AS a JOIN episodes USING (episode_id)"
+            f"SELECT task_id, count(DISTINCT episode_id) AS n FROM {side.rows} AS a JOIN episodes USING (episode_id)"
             " GROUP BY task_id ORDER BY task_id"
         )
         shown.append(dict(groups.iter_rows()))
@@ -245,11 +269,11 @@ def test_a_job_stands_for_its_series_as_it_was_then(grown: Lake) -> None:
         {"t0": 3, "t1": 2, "t2": 2},
         {"t0": 3, "t1": 2, "t2": 2},
     ]
-    series_now = choose(snapshot, f"{series(grown, jobs(grown)[0])}@latest")
+    series_now = find_credit(snapshot, series(grown, jobs(grown)[0]))
     assert (
-        grown.sql(f"FROM {series_now.source}")
+        grown.sql(f"FROM {series_now.rows}")
         .sort("episode_id", "step_index")
-        .equals(grown.sql(f"FROM {chosen[2].source}").sort("episode_id", "step_index"))
+        .equals(grown.sql(f"FROM {chosen[2].rows}").sort("episode_id", "step_index"))
     )
 
 
@@ -271,23 +295,11 @@ def test_a_group_that_ended_is_not_in_later_jobs(tmp_path: Path) -> None:
     for groups in ({"t0": 1, "t1": 2}, {"t0": 1, "t1": 3}):
         regrouped(lk, groups)
         report = run_credit(lk, GiGPO(step_source="terminal_score"), grouping="mine")
-        sides.append(choose(lk.snapshot(), ids.to_text(report.job_id)))
+        sides.append(find_credit(lk.snapshot(), ids.to_text(report.job_id)))
     assert (report.groups_kept, report.groups_ended) == (1, 1)
-    assert [side.stood for side in sides] == [0, 1]
     for side, expected in zip(sides, ([1, 2], [1, 3]), strict=True):
-        found = lk.sql(f"SELECT group_id, count(*) AS n FROM {side.source} AS a GROUP BY group_id ORDER BY group_id")
+        found = lk.sql(f"SELECT group_id, count(*) AS n FROM {side.rows} AS a GROUP BY group_id ORDER BY group_id")
         assert found.rows() == [(group, 6) for group in expected]
-
-
-def test_the_command_says_what_stood(grown: Lake, cli: Cli) -> None:
-    _, _, last, other = jobs(grown)
-    done = cli("compare", last, other, "--lake", grown.uri)
-    note = f"with 2 groups that had not changed, as earlier jobs of series {series(grown, last)} computed them"
-    assert done.err.splitlines()[:2] == [
-        f"1: {last} (gigpo, score env_return), {note}",
-        f"2: {other} (gigpo, score env_return)",
-    ]
-    assert "14 steps defined in both" in done.err
 
 
 # ---------------------------------------------------------------- the command
@@ -306,8 +318,8 @@ def test_the_command_talks_to_stderr_and_prints_levels(lk: Lake, cli: Cli) -> No
     done = cli("compare", first[:7], second[:7], "--lake", lk.uri)
     assert done.code == 0
     assert done.err.splitlines() == [
-        f"1: {first} (gigpo, score env_return)",
-        f"2: {second} (rloo)",
+        f"1: gigpo, series {series(lk, first)}, as of job {first}",
+        f"2: rloo (score judge), series {series(lk, second)}, as of job {second}",
         "11 steps defined in both, 1 (9.1%) change their sign",
         "2 groups: 1 gain a signal, 0 lose theirs",
     ]

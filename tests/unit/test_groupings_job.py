@@ -11,14 +11,13 @@ import lake
 from lake import Lake
 from lake.cli_options import readable
 from lake.errors import DataRefusedError, UsageError
+from lake.judgements.groupings import grouping_job, read_grouping
 from pipelines.groupings import (
     DropFailed,
     Grouping,
     MergeRuns,
     StalenessCap,
     Subsample,
-    newest_job,
-    read_grouping,
     run_grouping,
 )
 from testkit.command_line import Cli, runner
@@ -140,7 +139,7 @@ def test_readers_take_the_newest_job_of_a_name_whatever_its_definition(tmp_path:
     assert run_grouping(lk, pair).skipped
     assert not run_grouping(lk, pair, force=True).skipped
     second = run_grouping(lk, three)
-    assert newest_job(lk.snapshot(), "g") == newest_job(lk.snapshot(), "g/1") == second.job_id
+    assert grouping_job(lk.snapshot(), "g") == grouping_job(lk.snapshot(), "g/1") == second.job_id
     with pytest.raises(UsageError, match="there are g/0, g/1"):
         read_grouping(lk.snapshot(), "g")
     third = run_grouping(lk, pair)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from lake import Lake, ids, show
 from lake.cli import trajlake
 from lake.errors import UsageError
+from lake.judgements.credit import find_credit
 from testkit.copies import empty_lake
 from testkit.lakes import add_credit, rollout, siblings
 
@@ -74,7 +75,8 @@ def test_every_number_of_a_step_is_there(lk: Lake) -> None:
     for name in ("return_to_go", "a_episode", "a_step", "advantage", "flags"):
         assert [step[name] for step in told["steps"]] == credit[name].to_list()
     assert [step["reward"] for step in told["steps"]] == [0.0, 0.0, 1.0]
-    assert told["credit"]["others"] == 1
+    assert told["credit"]["title"] == find_credit(lk.snapshot()).title
+    assert len(told["credit"]["others"]) == 1
     assert told["scores"][0]["value"] == 0.25
     assert [step["scores"] for step in told["steps"]] == [[], told["steps"][1]["scores"], []]
     text = text_of(lk, wanted)
@@ -96,11 +98,11 @@ def test_every_number_of_a_step_is_there(lk: Lake) -> None:
 def test_another_series_can_be_chosen(lk: Lake) -> None:
     wanted = episode_of(lk, "maze")
     series = lk.sql("SELECT DISTINCT series_id FROM latest_advantages")["series_id"].to_list()
-    gathered = [show.gather(lk.snapshot(), wanted, one) for one in series]
+    gathered = [show.gather(lk.snapshot(), wanted, ids.to_text(one)) for one in series]
     assert [told["credit"]["series_id"] for told in gathered] == series
     assert gathered[0]["steps"][0]["return_to_go"] != gathered[1]["steps"][0]["return_to_go"]
-    with pytest.raises(UsageError, match="no credit series 0000000000007 covers this episode; its series: "):
-        show.gather(lk.snapshot(), wanted, 7)
+    with pytest.raises(UsageError, match="--credit 'grpo' names no estimator, series or job with advantages"):
+        show.gather(lk.snapshot(), wanted, "grpo")
 
 
 def test_unknown_is_a_dash_and_never_zero(lk: Lake) -> None:
@@ -235,10 +237,10 @@ def test_the_command_prints_text_or_json(lk: Lake) -> None:
     assert told["episode"]["env_return"] == 1.0
     assert [step["step_index"] for step in told["steps"]] == [0, 1, 2]
     assert ids.is_text(told["credit"]["series_id"])
-    chosen = json.loads(run(lk, wanted, "--format", "json", "--series", told["credit"]["series_id"]))
+    chosen = json.loads(run(lk, wanted, "--format", "json", "--credit", told["credit"]["series_id"]))
     assert chosen["credit"]["series_id"] == told["credit"]["series_id"]
-    with pytest.raises(UsageError, match="--series"):
-        run(lk, wanted, "--series", "nonsense")
+    with pytest.raises(UsageError, match="--credit"):
+        run(lk, wanted, "--credit", "nonsense")
 
 
 def test_an_older_state_shows_what_is_gone_since(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ RECORD = RunRecord(
     run_id="r",
     config={"loss": "awr", "awr": {"beta": 0.5}},
     snapshot={"tokens": 2},
-    source=Credit(7, 8, (8,)),
+    source=Credit(7, "gigpo", {"score": "env_return"}, 8, 12),
     plan_hash="0123456789abc",
     model_sha256="f" * 64,
 )

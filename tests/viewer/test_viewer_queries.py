@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lake import Lake, Snapshot
+from lake import Lake, Snapshot, ids
+from lake.judgements.credit import Credit, find_credit, jobs_of
 from lake.tables import STATUSES
 from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
@@ -19,7 +20,6 @@ from testkit.lakes import RUN, add_credit, add_training, build_lake, full_lake, 
 from viewer.pinned import Reader
 from viewer.queries import credit, episode, episodes, groups, lineage, runs, training
 from viewer.queries.base import Window, like
-from viewer.queries.credit import Credit
 from viewer.queries.episodes import EpisodeFilter, Order
 from viewer.queries.groups import GroupFilter, Signal
 
@@ -60,7 +60,7 @@ def steps(snapshot: Snapshot) -> Rows:
 
 @pytest.fixture(scope="module")
 def credit_job(snap: Reader) -> Credit:
-    return Credit(snap.sql("SELECT job_id FROM job_runs WHERE kind = 'credit'").item())
+    return find_credit(snap)
 
 
 @pytest.fixture(scope="module")
@@ -369,7 +369,7 @@ def test_scores_of_an_episode(tmp_path: Path) -> None:
 
 def test_the_ledger_is_what_the_job_wrote(snap: Reader, snapshot: Snapshot, facts: Rows, credit_job: Credit) -> None:
     row = find(facts, task_id="mixed", rollout_index=1, collection_round=0)
-    mine = (pl.col("episode_id") == row["episode_id"]) & (pl.col("job_id") == credit_job.id)
+    mine = (pl.col("episode_id") == row["episode_id"]) & (pl.col("series_id") == credit_job.series_id)
     expected = snapshot.scan("advantages").filter(mine).sort("step_index").collect()
     found = credit.ledger(snap, row["episode_id"], credit_job)
     assert found.equals(expected.select(found.columns))
@@ -380,22 +380,24 @@ def test_a_series_counts_with_its_newest_job(tmp_path: Path) -> None:
     lk = build_lake(tmp_path)
     old, new, other = add_credit(lk), add_credit(lk), add_credit(lk, omega=0.0)
     snap = lk.snapshot()
+    of_jobs = [find_credit(snap, ids.to_text(job)) for job in (old, new, other)]
     (row,) = snap.sql("SELECT episode_id, group_id FROM episodes WHERE task_id = 'mixed' LIMIT 1").to_dicts()
-    for found in (credit.jobs_of_episode(snap, row["episode_id"]), credit.jobs_of_group(snap, row["group_id"])):
-        assert found["job_id"].to_list() == [other, new, old]
-        assert found["series_id"].n_unique() == 2
-    series = Credit(found["series_id"][1], "series")
-    assert credit.find(snap, series.id) == series
-    assert credit.find(snap, old) == Credit(old)
-    assert credit.find(snap, 12345) is None
-    assert credit.ledger(snap, row["episode_id"], series).equals(credit.ledger(snap, row["episode_id"], Credit(new)))
+    for found in (credit.of_episode(snap, row["episode_id"]), credit.of_group(snap, row["group_id"])):
+        assert [one.credit.series_id for one in found] == [of_jobs[2].series_id, of_jobs[1].series_id]
+        assert [one.is_current for one in found] == [True, False]
+    series = found[1].credit
+    assert credit.find(snap, series.text) == series
+    assert credit.find(snap, ids.to_text(old)) == of_jobs[0]
+    assert credit.find(snap, "0000000000007") is None
+    ledgers = [credit.ledger(snap, row["episode_id"], one) for one in (series, of_jobs[1])]
+    assert ledgers[0].equals(ledgers[1])
 
 
 def test_a_failed_credit_job_is_no_choice(tmp_path: Path) -> None:
     lk = build_lake(tmp_path)
     with pytest.raises(ZeroDivisionError), lk.job(kind="credit") as job:
         raise ZeroDivisionError
-    assert credit.find(lk.snapshot(), job.job_id) is None
+    assert credit.find(lk.snapshot(), ids.to_text(job.job_id)) is None
 
 
 def test_summary_of_a_credit_job(snap: Reader, snapshot: Snapshot, credit_job: Credit) -> None:
@@ -502,8 +504,9 @@ def test_a_state_visited_twice_by_one_rollout_is_not_shared(tmp_path: Path) -> N
     alone = rollout("loop", 1, 0.0, num_steps=1)
     alone.steps[0].state = "elsewhere"
     lk = build_lake(tmp_path, [looping, alone])
-    chosen = Credit(add_credit(lk))
+    add_credit(lk)
     snap = lk.snapshot()
+    chosen = find_credit(snap)
     group_id = snap.sql("SELECT any_value(group_id) FROM episodes").item()
     assert groups.anchors(snap, group_id, chosen, ALL).is_empty()
     assert groups.anchors_total(snap, group_id, chosen) == 0
@@ -531,7 +534,9 @@ def test_training_jobs_and_their_curves(snap: Reader, training_job: int) -> None
 def test_the_batch_of_an_update_with_its_advantages(
     snap: Reader, snapshot: Snapshot, facts: Rows, training_job: int, credit_job: Credit
 ) -> None:
-    assert training.credit_of(snap, training_job) == Credit(training_job, "training")
+    read = training.credit_of(snap, training_job)
+    assert read is not None
+    assert read.series_id == credit_job.series_id
     found = training.batch(snap, training_job, 1, credit_job, ALL)
     assert found.height == training.batch_total(snap, training_job, 1) == 6
     advantages = defaultdict(list)
@@ -572,14 +577,15 @@ def test_what_the_updates_consumed(snap: Reader, training_job: int, credit_job: 
 
 @pytest.mark.parametrize("by", ["job", "series"])
 def test_the_credit_that_a_training_job_names(tmp_path: Path, by: str) -> None:
-    from lake import ids
-
     lk = build_lake(tmp_path)
     first, _ = add_credit(lk), add_credit(lk, omega=0.0)
     series = lk.sql("SELECT series_id FROM job_runs WHERE job_id = ?", [first]).item()
-    wanted = Credit(first) if by == "job" else Credit(series, "series")
-    job = add_training(lk, advantages=ids.to_text(wanted.id))
-    assert training.credit_of(lk.snapshot(), job) == wanted
+    job = add_training(lk, advantages=ids.to_text(first if by == "job" else series))
+    add_credit(lk)
+    read = training.credit_of(lk.snapshot(), job)
+    assert read is not None
+    assert read.series_id == series
+    assert jobs_of(lk.snapshot(), read) == (first,), "what came later it has not read"
 
 
 def credit_jobs(lk: Lake, job_id: int, update: int = 0) -> set[int | None]:
@@ -593,7 +599,7 @@ def test_a_training_job_that_names_nothing_read_the_newest_credit_before_it(tmp_
     before_all = add_training(lk)
     add_credit(lk)
     newest = add_credit(lk, gamma=0.5)
-    job = add_training(lk, advantages="no such id!")
+    job = add_training(lk)
     add_credit(lk, omega=0.0)
     assert training.credit_of(lk.snapshot(), before_all) is None
     assert credit_jobs(lk, before_all) == {None}
@@ -608,8 +614,8 @@ def test_a_loop_that_computes_credit_as_it_goes_read_the_newest_of_each_round(tm
     with lk.job(kind="train", run_id=RUN) as job:
         for number in (0, 1):
             where = f"collection_round = {number}"
-            run_credit(lk, GiGPO(gamma=0.5), where=where)
-            rounds.append(run_credit(lk, GiGPO(), where=where).job_id)
+            run_credit(lk, GiGPO(gamma=0.5), only=where)
+            rounds.append(run_credit(lk, GiGPO(), only=where).job_id)
             mine = lk.sql(f"SELECT episode_id, num_steps FROM episodes WHERE {where}")
             fixed = {"optimizer_step": number, "first_step": 0, "action_tokens": 1, "epoch": 0}
             job.write(
@@ -620,7 +626,7 @@ def test_a_loop_that_computes_credit_as_it_goes_read_the_newest_of_each_round(tm
             )
     add_credit(lk, omega=0.0)
     assert [credit_jobs(lk, job.job_id, number) for number in (0, 1)] == [{rounds[0]}, {rounds[1]}]
-    found = training.consumption(lk.snapshot(), job.job_id, Credit(job.job_id, "training"))
+    found = training.consumption(lk.snapshot(), job.job_id, training.credit_of(lk.snapshot(), job.job_id))
     assert found["mean_size"].null_count() == 0
 
 
