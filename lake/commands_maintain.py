@@ -180,16 +180,16 @@ def _chosen(target: "Lake", episodes: tuple[str, ...], where: str | None, *, ret
     from lake import ids
     from lake.errors import UsageError
 
-    if where is not None and not where.strip():
-        msg = "--where is empty; give a SQL condition on `episodes`, for example \"task_id = '12'\", or ids"
-        raise UsageError(msg)
     try:
         chosen = [ids.from_text(text) for text in episodes]
     except ValueError as error:
         raise UsageError(str(error)) from error
     if where is not None:
+        from lake.judgements.predicates import bracketed
+
+        inside = bracketed(where)
         with target.snapshot().session(retracted_too=retracted_too) as session:
-            chosen += session.query(f"SELECT episode_id FROM episodes WHERE {where}")["episode_id"].to_list()
+            chosen += session.query(f"SELECT episode_id FROM episodes WHERE {inside}")["episode_id"].to_list()
     return sorted(set(chosen))
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import lake
+from lake.judgements.credit import jobs_of
 from lake.records import EpisodeRecord, StepRecord
 from testkit.lakes import add_credit
 from viewer.pinned import Reader
@@ -74,5 +75,5 @@ def test_one_episode_and_its_group(reader: Reader) -> None:
     assert episode.steps(reader, row["episode_id"], Window(10)).height == 1
     assert groups.siblings(reader, row["group_id"], chosen, Window()).height == SIBLINGS
     assert groups.anchors(reader, row["group_id"], chosen, Window())["episodes"].to_list() == [SIBLINGS]
-    assert credit.summary(reader, job_id)["steps"] == EPISODES
+    assert credit.summary(reader, jobs_of(reader, chosen)[0])["steps"] == EPISODES
     assert lineage.jobs_total(reader, None, None) == 2
