@@ -1,5 +1,5 @@
 -- anchors: the states that siblings share, where GiGPO compares steps.
--- Grain: one row per credit job, group and anchor.
+-- Grain: one row per group and anchor of the current credit (`current_advantages`).
 -- Columns: size (steps in the anchor), episodes (that passed it), mean_return_to_go, sd_return_to_go (sample deviation,
 -- NULL below two), states (distinct texts: more than one where the anchor key leaves something out), actions (distinct
 -- actions taken there, tool calls without their ids included), top_action_share (of the most frequent one: 1 means that the anchor has
@@ -7,7 +7,6 @@
 CREATE VIEW anchors AS
 WITH visits AS (
     SELECT
-        a.job_id,
         a.series_id,
         a.group_id,
         a.run_id,
@@ -19,19 +18,18 @@ WITH visits AS (
         s.state_is_error,
         -- Without the ids of calls, which are random.
         (s.action, regexp_replace(s.tool_calls, '"id": ?"[^"\\]*",? ?', '', 'g')) AS choice
-    FROM advantages AS a
+    FROM current_advantages AS a
     JOIN steps AS s ON s.episode_id = a.episode_id AND s.step_index = a.step_index
     WHERE a.anchor_key IS NOT NULL
 ),
 
 choices AS (
-    SELECT job_id, group_id, anchor_key, max(n) / sum(n) AS top_action_share
-    FROM (SELECT job_id, group_id, anchor_key, count(*) AS n FROM visits GROUP BY job_id, group_id, anchor_key, choice)
-    GROUP BY job_id, group_id, anchor_key
+    SELECT group_id, anchor_key, max(n) / sum(n) AS top_action_share
+    FROM (SELECT group_id, anchor_key, count(*) AS n FROM visits GROUP BY group_id, anchor_key, choice)
+    GROUP BY group_id, anchor_key
 )
 
 SELECT
-    v.job_id,
     any_value(v.series_id) AS series_id,
     v.group_id,
     any_value(v.run_id) AS run_id,
@@ -46,5 +44,5 @@ SELECT
     count(*) FILTER (v.state_is_error) / count(*) AS error_share,
     avg(v.step_index) AS mean_step_index
 FROM visits AS v
-JOIN choices AS c USING (job_id, group_id, anchor_key)
-GROUP BY v.job_id, v.group_id, v.anchor_key;
+JOIN choices AS c USING (group_id, anchor_key)
+GROUP BY v.group_id, v.anchor_key;

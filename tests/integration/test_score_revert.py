@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lake import Lake
-from lake.judgements.scores import current_versions
+from lake.judgements.scores import current_versions, episode_scores
 from pipelines.credit.estimators import estimator_class
 from pipelines.credit.job import run_credit
 from pipelines.score.commands import score
@@ -20,6 +20,7 @@ from pipelines.score.rewards import RewardDefinition, run_reward
 from pipelines.score.scorers import SCORERS
 from testkit.processes import environment
 from testkit.score_lakes import InProcess, conversations, module
+from trainer.evaluation.attempts import read_attempts
 
 PLUS = "def f(messages, rollout_index, **kwargs):\n    return float(rollout_index)\n"
 MINUS = PLUS.replace("float(", "-float(")
@@ -140,7 +141,7 @@ def test_a_version_whose_episodes_are_all_retracted_is_not_confirmed(lk: Lake) -
 DIES = """
 import os, signal, sys
 import lake
-from lake.judgements.scores import current_versions
+from lake.judgements.scores import current_versions, episode_scores
 from lake.jobs import Job
 from pipelines.score.job import run_score
 Job._end = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
@@ -162,3 +163,14 @@ def test_a_run_that_is_killed_while_it_confirms_is_repeated(lk: Lake, tmp_path: 
     assert current(lk, "f")[0] == second
     assert run(lk, target).stderr == f"f@{first} is current again\n"
     assert current(lk, "f")[0] == first
+
+
+def test_training_and_evaluation_read_the_version_that_was_scored_last(lk: Lake) -> None:
+    """An edit that was taken back: what credit reads is what kto's threshold, a filter and `eval --score` read."""
+    in_process(lk, "1", 1.0)
+    in_process(lk, "2", 2.0)
+    assert in_process(lk, "1", 1.0)
+    snapshot = lk.snapshot()
+    assert set(episode_scores(snapshot, "s")["score"]) == {1.0}
+    assert set(read_attempts(snapshot, by="run_id", score="s")["score"]) == {1.0}
+    assert set(read_attempts(snapshot, by="run_id", score="s@2")["score"]) == {2.0}

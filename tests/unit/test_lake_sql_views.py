@@ -80,11 +80,27 @@ def test_latest_advantages_are_those_of_the_newest_job_of_each_series_and_group(
     same(rows(lk, "latest_advantages"), expected, "series_id", "episode_id", "step_index")
 
 
-def test_latest_scores_are_those_of_the_newest_job_of_each_series_scorer_and_episode(lk: Lake) -> None:
+def test_the_current_advantages_are_those_of_the_series_whose_job_ended_last(lk: Lake) -> None:
+    when = ended(lk)
+    advantages = newest(rows(lk, "advantages"), when, "series_id", "group_id")
+    of_jobs = {row["job_id"]: row["series_id"] for row in rows(lk, "job_runs") if row["kind"] == "credit"}
+    last = of_jobs[max((job for job in of_jobs if job in when), key=lambda job: when[job])]
+    expected = [row for row in advantages if row["series_id"] == last]
+    assert 0 < len(expected) < len(advantages)
+    same(rows(lk, "current_advantages"), expected, "episode_id", "step_index")
+    series = {row["series_id"]: row for row in rows(lk, "credit_series")}
+    assert set(series) == {of_jobs[job] for job in when if job in of_jobs}
+    assert [one for one, row in series.items() if row["is_current"]] == [last]
+    for one, row in series.items():
+        mine = [job for job in when if of_jobs.get(job) == one]
+        assert (row["job_id"], row["jobs"]) == (max(mine, key=lambda job: when[job]), len(mine))
+
+
+def test_latest_scores_are_those_of_the_newest_job_of_each_version_of_a_scorer_and_episode(lk: Lake) -> None:
     scores = rows(lk, "scores")
-    expected = newest(scores, ended(lk), "series_id", "scorer", "episode_id")
+    expected = newest(scores, ended(lk), "scorer", "scorer_version", "episode_id")
     assert 0 < len(expected) < len(scores)
-    same(rows(lk, "latest_scores"), expected, "series_id", "scorer", "episode_id", "step_index")
+    same(rows(lk, "latest_scores"), expected, "scorer", "scorer_version", "episode_id", "step_index")
 
 
 def test_latest_annotations_are_the_last_words_that_were_not_taken_back(lk: Lake) -> None:

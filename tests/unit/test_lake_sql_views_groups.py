@@ -59,14 +59,13 @@ def test_groups_say_whether_comparing_siblings_says_anything(lk: Lake) -> None:
 def test_anchors_say_what_is_compared_where(lk: Lake) -> None:
     steps = {(row["episode_id"], row["step_index"]): row for row in rows(lk, "steps")}
     expected = []
-    anchored = [row for row in rows(lk, "advantages") if row["anchor_key"] is not None]
-    for (job_id, group_id, anchor), found in grouped(anchored, "job_id", "group_id", "anchor_key").items():
+    anchored = [row for row in rows(lk, "current_advantages") if row["anchor_key"] is not None]
+    for (group_id, anchor), found in grouped(anchored, "group_id", "anchor_key").items():
         visited = [steps[row["episode_id"], row["step_index"]] for row in found]
         returns = known(row["return_to_go"] for row in found)
         choices = Counter((row["action"], row["tool_calls"]) for row in visited)
         expected.append(
             {
-                "job_id": job_id,
                 "group_id": group_id,
                 "anchor_key": anchor,
                 "size": len(found),
@@ -82,7 +81,7 @@ def test_anchors_say_what_is_compared_where(lk: Lake) -> None:
         )
     assert any(row["actions"] > 1 for row in expected)
     assert {row["size"] for row in expected} >= {1, 2}
-    same(rows(lk, "anchors"), expected, "job_id", "group_id", "anchor_key")
+    same(rows(lk, "anchors"), expected, "group_id", "anchor_key")
 
 
 @pytest.mark.parametrize(

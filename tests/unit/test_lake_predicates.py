@@ -6,6 +6,7 @@ import pytest
 
 from lake.errors import DataRefusedError, UsageError
 from lake.judgements.predicates import bracketed, check_predicate, select_where
+from testkit.command_line import runner
 from testkit.lakes import build_lake, siblings
 
 HOSTILE = [
@@ -80,3 +81,46 @@ def test_what_is_no_predicate_over_episodes_is_named(tmp_path: Path) -> None:
         select_where(snapshot, ("episode_id",), "EXISTS (SELECT * FROM read_csv('/etc/passwd'))")
     with pytest.raises(DataRefusedError, match="no episode satisfies"):
         select_where(snapshot, ("episode_id",), "false")
+
+
+# ---------------------------------------------------------------- every command that takes --where
+
+OUTSIDE = "status = 'nope') UNION ALL (SELECT 42"
+"""Pasted into a WHERE clause, it selects an episode that does not exist."""
+COMMANDS = {
+    "retract": ["retract"],
+    "forget": ["forget", "--yes"],
+    "credit": ["credit", "gigpo"],
+    "anchors": ["anchors"],
+    "group": ["group", "half", "--subsample", "size=2"],
+    "select": ["select", "short", "--filter", "max_steps=30"],
+    "score": ["score", "env_return"],
+    "eval": ["eval"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_refuses_more_than_a_predicate(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lk = build_lake(tmp_path / "lake")
+    before = lk.snapshot().versions
+    cli = runner(monkeypatch, capsys)
+    fault = cli(*COMMANDS[command], "--where", OUTSIDE, "--lake", lk.uri).fault
+    assert "--where" in fault
+    assert "predicate over `episodes`" in fault
+    assert lk.snapshot().versions == before
+
+
+def test_training_refuses_more_than_a_predicate_wherever_it_stands(tmp_path: Path) -> None:
+    from trainer.config import MixtureSource
+    from trainer.data.mixture import assign
+    from trainer.data.selection import select_episodes
+
+    snapshot = build_lake(tmp_path / "lake").snapshot()
+    for place in ("--where", "validation.where"):
+        with pytest.raises(UsageError, match=rf"{place} \"status = .* is (no predicate|more than one SQL expression)"):
+            select_episodes(snapshot, OUTSIDE + ", 7", place=place)
+    mixture = [MixtureSource(where=OUTSIDE, weight=1.0)]
+    with pytest.raises(UsageError, match="mixture source 0: where"):
+        assign(snapshot, mixture, select_episodes(snapshot, None))
