@@ -28,7 +28,8 @@ def record(lk: Lake, tasks: int = 2, run_id: str = "run") -> None:
         ),
         StepRecord(state="c", action="stop"),
     ]
-    records = [EpisodeRecord(task_id=f"t{t}", rollout_index=n, steps=steps) for t in range(tasks) for n in range(2)]
+    pairs = [(t, n) for t in range(tasks) for n in range(2)]
+    records = [EpisodeRecord(task_id=f"t{t}", rollout_index=n, env_return=float(n), steps=steps) for t, n in pairs]
     lk.append(records, run_id=run_id)
 
 
@@ -255,7 +256,7 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> Lake:
 def test_a_job_means_its_series_as_it_was_then(grown: Lake) -> None:
     snapshot = grown.snapshot()
     chosen = [find_credit(snapshot, job) for job in jobs(grown)]
-    assert [len(jobs_of(snapshot, side)) for side in chosen] == [1, 2, 2, 1]
+    assert [len(jobs_of(snapshot, side)) for side in chosen] == [1, 2, 3, 1]
     shown = []
     for side in chosen:
         groups = grown.sql(
@@ -350,4 +351,7 @@ def test_an_older_state_can_be_asked(tmp_path: Path, cli: Cli) -> None:
     lk.name_snapshot("before")
     later = ids.to_text(credit(lk, {"t0": [1, 1, 1, 0, 0, 0]}, {"estimator": "other"}))
     assert cli("compare", job, later, "--lake", lk.uri).code == 0
-    assert "names no succeeded credit job" in cli("compare", job, later, "--lake", lk.uri, "--as-of", "before").fault
+    assert (
+        "names no estimator, series or job with advantages"
+        in cli("compare", job, later, "--lake", lk.uri, "--as-of", "before").fault
+    )

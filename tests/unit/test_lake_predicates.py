@@ -92,7 +92,7 @@ COMMANDS = {
     "forget": ["forget", "--yes"],
     "credit": ["credit", "gigpo"],
     "anchors": ["anchors"],
-    "group": ["group", "half", "--subsample", "size=2"],
+    "group": ["group", "half", "--step", "subsample:size=2"],
     "select": ["select", "short", "--filter", "max_steps=30"],
     "score": ["score", "env_return"],
     "eval": ["eval"],

@@ -323,7 +323,7 @@ def test_a_hostile_or_wrong_predicate_is_refused(shared: Lake, where: str) -> No
 
 
 def test_an_empty_choice_says_so(shared: Lake, tmp_path: Path) -> None:
-    with pytest.raises(DataRefusedError, match="no episode satisfies 'false'"):
+    with pytest.raises(DataRefusedError, match="no episode satisfies --where 'false'"):
         run_select(shared, chosen("none", Status()), where="false")
     with pytest.raises(DataRefusedError, match="the lake holds no episodes"):
         run_select(build_lake(tmp_path, []), chosen("none", Status()))
