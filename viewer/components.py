@@ -109,7 +109,7 @@ def table(frame: pl.DataFrame, key: str, columns: Config, *, opens: str | None =
         Position of the row whose button was just clicked.
     """
     shown = readable(frame.select(list(columns)))
-    shown = shown.with_columns(pl.col(pl.String).map_elements(_cell, return_dtype=pl.String))
+    shown = _in_one_line(shown)
     config = dict(columns)
     click = f"{key}-{hashlib.blake2b(str(shown.rows()).encode(), digest_size=8).hexdigest()}"
     if opens is not None:
@@ -122,8 +122,16 @@ def table(frame: pl.DataFrame, key: str, columns: Config, *, opens: str | None =
     return None if clicked is None else int(clicked["row"])
 
 
-def _cell(text: str) -> str:
-    return one_line(text, CELL)
+def _in_one_line(frame: pl.DataFrame) -> pl.DataFrame:
+    """Every text as a table's cell shows it.
+
+    In Python from end to end: a function that Polars calls back may wait for ever (`lake.cli_options.readable`).
+    """
+    return frame.with_columns(
+        pl.Series(name, [v if v is None else one_line(v, CELL) for v in frame[name].to_list()], dtype=pl.String)
+        for name, dtype in frame.schema.items()
+        if dtype == pl.String
+    )
 
 
 def pager(total: int, shown: str, *, rows: int = PAGE_ROWS) -> Window:

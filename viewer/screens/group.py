@@ -19,7 +19,7 @@ from viewer.components import (
 )
 from viewer.links import Page, given, parameters
 from viewer.pinned import read
-from viewer.plain import chip, number, one_line, percent, visible
+from viewer.plain import chip, number, percent, visible
 from viewer.queries import credit, episode, groups
 from viewer.queries.base import Row, Window
 from viewer.queries.credit import Credit
@@ -126,9 +126,8 @@ def _anchors(group_id: int, chosen: Credit) -> None:
         st.info("No two siblings passed the same state.", icon=":material/info:")
         return
     frame = read(groups.anchors, group_id, chosen, pager(total, "shared states"))
-    shown = frame.with_columns(pl.col("state").map_elements(lambda text: one_line(text, 200), return_dtype=pl.String))
     clicked = table(
-        shown,
+        frame,
         "anchors",
         {
             "anchor_key": "Anchor",
@@ -167,9 +166,8 @@ def _visits(group_id: int, chosen: Credit) -> None:
     state = read(episode.text, frame["episode_id"][0], frame["step_index"][0], "state", episode.TEXT)
     st.code(visible(state), language=None, wrap_lines=True)
     actions = pl.coalesce(pl.col("action").replace("", None), "tool_calls").fill_null("")
-    shown = frame.with_columns(action=actions.map_elements(lambda value: one_line(value, 160), return_dtype=pl.String))
     clicked = table(
-        shown,
+        frame.with_columns(action=actions),
         "visits",
         {
             "episode_id": "Episode",
