@@ -90,11 +90,18 @@ import threading
 import polars as pl
 from lake.cli_options import readable
 
-frame = pl.DataFrame({"episode_id": range(200), "group_id": range(200), "job_id": range(200)})
-table = frame.to_arrow()
-works = (lambda: readable(frame), lambda: pl.from_arrow(table), lambda: frame.to_arrow())
-threads = [threading.Thread(target=lambda work=work: [work() for _ in range(1000)], daemon=True) for work in works]
+frame = pl.DataFrame({"episode_id": range(200), "group_id": range(200), "job_id": range(200), "text": ["a"] * 200})
+ended = threading.Event()
+
+def repeat(convert):
+    while not ended.is_set():
+        convert()
+
+threads = [threading.Thread(target=repeat, args=(work,), daemon=True) for work in (frame.to_arrow, frame.to_pandas)]
 [thread.start() for thread in threads]
+for _ in range(300):
+    readable(frame)
+ended.set()
 [thread.join() for thread in threads]
 print("done")
 """
