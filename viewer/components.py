@@ -23,11 +23,13 @@ OPEN = "open"
 """Column of the buttons that open a row."""
 OPEN_WIDTH = 42
 """Its width in pixels."""
+ID_WIDTH = 130
+"""Width of a column of ids in pixels."""
 
 
 @contextmanager
 def friendly() -> Iterator[None]:
-    """Show a fault that is the reader's to mend as a sentence instead of a traceback."""
+    """Show a fault that the reader can do something about as a sentence instead of a traceback."""
     try:
         yield
     except TrajlakeError as error:
@@ -178,6 +180,11 @@ def page_switch(pages: int, number: int, name: str, value: Callable[[int], int])
 def first_page() -> None:
     """Turn a list back to its first page: what it lists has changed."""
     st.query_params.pop("page", None)
+
+
+def id_column(label: str) -> Any:
+    """A column of ids, wide enough for all 13 characters, so that they can be read and copied."""
+    return st.column_config.TextColumn(label, width=ID_WIDTH)
 
 
 def number_column(label: str, help: str | None = None, *, format: str = "%.3f") -> Any:  # noqa: A002 - Streamlit's names

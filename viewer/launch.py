@@ -82,7 +82,7 @@ def serve(folder: str, port: int) -> None:
     from viewer.theme import STREAMLIT_OPTIONS
 
     os.environ[ENVIRONMENT] = folder
-    # Whatever a configuration file of the reader says: what is given here stands above it.
+    # Whatever a configuration file of the reader says: what is given here wins.
     options = STREAMLIT_OPTIONS | {
         "server.address": HOST,
         "server.port": port,
@@ -114,17 +114,17 @@ async def _with_pages(_: object) -> AsyncIterator[None]:
 def import_pages() -> None:
     """Import everything that the pages use, and draw one chart, before sessions run in threads.
 
-    Libraries ask each other through `sys.modules` whether pandas or Polars is there, and would find the half-made module
-    that another session is just importing.
+    Libraries ask each other through `sys.modules` whether pandas or Polars is there, and would find the module
+    that another session has half imported.
     """
     import altair  # noqa: F401
     import pandas  # noqa: F401
     import polars as pl
 
-    import lake.opening
     import viewer
     import viewer.queries
 
+    import_module("lake.opening")
     for package in (viewer, viewer.queries):
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             # The script itself is run, not imported.

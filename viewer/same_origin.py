@@ -48,9 +48,7 @@ def _is_own(headers: list[tuple[bytes, bytes]]) -> bool:
     if len(hosts) != 1:
         return False
     here = _place(urlsplit(f"//{hosts[0]}"))
-    return here is not None and all(
-        page.scheme == "http" and _place(page) == here for page in map(urlsplit, origins)
-    )
+    return here is not None and all(page.scheme == "http" and _place(page) == here for page in map(urlsplit, origins))
 
 
 def _place(url: SplitResult) -> int | None:

@@ -1,4 +1,4 @@
-"""Browser sessions without a browser: Streamlit's own protocol over a real websocket, so that many can be open at once."""
+"""Browser sessions without a browser: Streamlit's own protocol over a real websocket, many at once."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,9 +42,9 @@ class Session:
             message.ParseFromString(self._connection.recv(PATIENCE))
             if message.WhichOneof("type") == "delta":
                 said.append(str(message.delta))
-            if message.WhichOneof("type") == "script_finished":
-                if message.script_finished != ForwardMsg.FINISHED_EARLY_FOR_RERUN:
-                    return "\n".join(said)
+            is_end = message.WhichOneof("type") == "script_finished"
+            if is_end and message.script_finished != ForwardMsg.FINISHED_EARLY_FOR_RERUN:
+                return "\n".join(said)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import polars as pl
 
 from viewer.queries.base import EXCERPT, Params, Reads, Row, Window, count, only_row
+from viewer.queries.credit import Credit
 
 DOCUMENT = 100_000
 """Characters of a document that a page shows."""
@@ -12,11 +13,11 @@ def jobs_page(lake: Reads, kind: str | None, status: str | None, window: Window)
     """A page of the jobs, newest first.
 
     Returns:
-        job_id, kind, status, run_id, started_at, seconds, rows_in, rows_out, rows_dropped, error (cut).
+        job_id, kind, status, run_id, parameters, started_at, seconds, rows_in, rows_out, rows_dropped, error (cut).
     """
     where, params = _conditions(kind=kind, status=status)
     query = f"""
-        SELECT job_id, kind, status, run_id, started_at, seconds, rows_in, rows_out, rows_dropped,
+        SELECT job_id, kind, status, run_id, parameters, started_at, seconds, rows_in, rows_out, rows_dropped,
                left(error, {EXCERPT}) AS error
         FROM job_runs WHERE {where} ORDER BY started_at DESC, job_id LIMIT $limit OFFSET $offset
         """
@@ -43,6 +44,15 @@ def job(lake: Reads, job_id: int) -> Row | None:
         FROM job_runs AS r JOIN jobs AS s ON s.job_id = r.job_id AND s.event = 'started' WHERE r.job_id = ?
         """
     return only_row(lake.sql(query, [job_id]))
+
+
+def credit_behind(lake: Reads, credit: Credit) -> pl.DataFrame:
+    """The credit jobs whose advantages a choice holds, newest first: job_id, series_id, ended_at, parameters."""
+    query = f"""
+        SELECT job_id, series_id, ended_at, parameters FROM job_runs
+        WHERE job_id IN (SELECT DISTINCT job_id FROM ({credit.rows})) ORDER BY ended_at DESC, job_id
+        """
+    return lake.sql(query, credit.params())
 
 
 def rejects_page(lake: Reads, reason: str | None, run: str | None, window: Window) -> pl.DataFrame:

@@ -3,7 +3,8 @@
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
-from viewer.components import count_column, empty, first_page, header, number_column, pager, table
+from viewer import names
+from viewer.components import count_column, empty, first_page, header, id_column, number_column, pager, table
 from viewer.links import Page, parameters
 from viewer.pinned import read
 from viewer.plain import word
@@ -11,8 +12,8 @@ from viewer.queries import lineage
 
 _STATUSES = ("succeeded", "failed", "started")
 _COLUMNS = {
-    "job_id": "Job",
     "kind": "Kind",
+    "name": st.column_config.TextColumn("What", help="Estimator, scorer, reward, loss, source: what the job ran."),
     "status": st.column_config.TextColumn("Status", help="started: running, or killed before its last row."),
     "run_id": "Run",
     "started_at": st.column_config.DatetimeColumn("Started (UTC)", format="YYYY-MM-DD HH:mm:ss", timezone="UTC"),
@@ -20,6 +21,7 @@ _COLUMNS = {
     "rows_in": count_column("Rows in"),
     "rows_out": count_column("Rows out"),
     "rows_dropped": count_column("Dropped"),
+    "job_id": id_column("Job"),
     "error": st.column_config.TextColumn("Error", width="large"),
 }
 
@@ -45,7 +47,7 @@ def show() -> None:
         st.info("No job matches these filters.", icon=":material/filter_alt_off:")
         return
     frame = read(lineage.jobs_page, kind, status, pager(total, "jobs"))
-    clicked = table(frame, "jobs", _COLUMNS, opens="Open the job")
+    clicked = table(frame.with_columns(names.jobs(frame)), "jobs", _COLUMNS, opens="Open the job")
     if clicked is not None:
         st.switch_page(Page.JOB, query_params=parameters(job=ids.to_text(frame["job_id"][clicked])))
 
