@@ -23,8 +23,8 @@ OPEN = "open"
 """Column of the buttons that open a row."""
 OPEN_WIDTH = 42
 """Its width in pixels."""
-ID_WIDTH = 130
-"""Width of a column of ids in pixels."""
+ID_WIDTH, NAME_WIDTH = 130, 170
+"""Widths of columns of ids and of names in pixels."""
 
 
 @contextmanager
@@ -185,6 +185,11 @@ def first_page() -> None:
 def id_column(label: str) -> Any:
     """A column of ids, wide enough for all 13 characters, so that they can be read and copied."""
     return st.column_config.TextColumn(label, width=ID_WIDTH)
+
+
+def name_column(label: str, help: str | None = None) -> Any:  # noqa: A002 - Streamlit's name
+    """A column of names of which most rows may have none: left to itself it is as narrow as those."""
+    return st.column_config.TextColumn(label, help=help, width=NAME_WIDTH)
 
 
 def number_column(label: str, help: str | None = None, *, format: str = "%.3f") -> Any:  # noqa: A002 - Streamlit's names

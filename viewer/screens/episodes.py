@@ -7,7 +7,17 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 from lake import ids
 from lake.tables import STATUSES
 from viewer import choices, filters
-from viewer.components import count_column, empty, first_page, header, id_column, number_column, pager, table
+from viewer.components import (
+    count_column,
+    empty,
+    first_page,
+    header,
+    id_column,
+    name_column,
+    number_column,
+    pager,
+    table,
+)
 from viewer.links import Page, given, parameters
 from viewer.pinned import read
 from viewer.plain import chip, number
@@ -23,7 +33,7 @@ _COLUMNS = {
     "status": "Status",
     "env_return": number_column("Return", "A dash means not scored, which is not 0."),
     "num_steps": count_column("Steps"),
-    "stop_reason": "Stopped by",
+    "stop_reason": name_column("Stopped by"),
     "episode_id": id_column("Episode"),
     "group_id": id_column("Group"),
 }

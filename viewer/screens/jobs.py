@@ -4,7 +4,17 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
 from viewer import names
-from viewer.components import count_column, empty, first_page, header, id_column, number_column, pager, table
+from viewer.components import (
+    count_column,
+    empty,
+    first_page,
+    header,
+    id_column,
+    name_column,
+    number_column,
+    pager,
+    table,
+)
 from viewer.links import Page, parameters
 from viewer.pinned import read
 from viewer.plain import word
@@ -13,16 +23,16 @@ from viewer.queries import lineage
 _STATUSES = ("succeeded", "failed", "started")
 _COLUMNS = {
     "kind": "Kind",
-    "name": st.column_config.TextColumn("What", help="Estimator, scorer, reward, loss, source: what the job ran."),
+    "name": name_column("What", "Estimator, scorer, reward, loss, source: what the job ran."),
     "status": st.column_config.TextColumn("Status", help="started: running, or killed before its last row."),
-    "run_id": "Run",
+    "run_id": name_column("Run"),
     "started_at": st.column_config.DatetimeColumn("Started (UTC)", format="YYYY-MM-DD HH:mm:ss", timezone="UTC"),
     "seconds": number_column("Seconds", format="%.1f"),
     "rows_in": count_column("Rows in"),
     "rows_out": count_column("Rows out"),
     "rows_dropped": count_column("Dropped"),
     "job_id": id_column("Job"),
-    "error": st.column_config.TextColumn("Error", width="large"),
+    "error": "Error",
 }
 
 

@@ -43,7 +43,7 @@ def show() -> None:
     job_id = _job(jobs)
     credit = read(training.credit_of, job_id)
     update = _update(job_id)
-    _metrics(job_id, update)
+    _metrics(job_id, update, has_batches=read(training.update_range, job_id) is not None)
     _consumption(job_id, credit, update)
     if update is not None:
         _batch(job_id, update, credit)
@@ -110,13 +110,14 @@ def _choose(update: int) -> None:
     st.rerun()
 
 
-def _metrics(job_id: int, update: int | None) -> None:
+def _metrics(job_id: int, update: int | None, *, has_batches: bool) -> None:
     frame = read(training.metrics, job_id)
     metrics = figures.by_interest(frame["name"].unique())
     if not metrics:
         st.info("This job has written no metrics.", icon=":material/info:")
         return
-    st.caption("Click on a point to see the batch of that update.")
+    if has_batches:
+        st.caption("Click on a point to see the batch of that update.")
     if "logprob" in metrics:
         st.caption(
             "`logprob` is the mean log-probability of the trained actions' tokens, without any weight: it tells what "
