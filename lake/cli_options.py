@@ -121,7 +121,11 @@ def _json(frame: "pl.DataFrame") -> bytes:
 
 
 def readable(frame: "pl.DataFrame") -> "pl.DataFrame":
-    """The rows as people see them: ids as base32."""
+    """The rows as people see them: ids as base32.
+
+    No function of ours is handed to Polars: its threads would wait for the interpreter, which another thread that
+    converts a frame holds while it waits for theirs.
+    """
     import polars as pl
 
     from lake import ids
@@ -129,9 +133,11 @@ def readable(frame: "pl.DataFrame") -> "pl.DataFrame":
 
     columns = [name for name, dtype in frame.schema.items() if _is_id(name, ID_COLUMNS) and dtype == pl.Int64]
     lists = [name for name, dtype in frame.schema.items() if name in ID_COLUMNS and dtype == pl.List(pl.Int64)]
+    texts = {name: [v if v is None else ids.to_text(v) for v in frame[name].to_list()] for name in columns}
+    texts_of_lists = {name: [v and list(map(ids.to_text, v)) for v in frame[name].to_list()] for name in lists}
     return frame.with_columns(
-        *(pl.col(name).map_elements(ids.to_text, return_dtype=pl.String) for name in columns),
-        *(pl.Series(name, [v and list(map(ids.to_text, v)) for v in frame[name].to_list()]) for name in lists),
+        *(pl.Series(name, values, dtype=pl.String) for name, values in texts.items()),
+        *(pl.Series(name, values) for name, values in texts_of_lists.items()),
     )
 
 

@@ -23,11 +23,13 @@ OPEN = "open"
 """Column of the buttons that open a row."""
 OPEN_WIDTH = 42
 """Its width in pixels."""
+ID_WIDTH, NAME_WIDTH = 130, 170
+"""Widths of columns of ids and of names in pixels."""
 
 
 @contextmanager
 def friendly() -> Iterator[None]:
-    """Show a fault that is the reader's to mend as a sentence instead of a traceback."""
+    """Show a fault that the reader can do something about as a sentence instead of a traceback."""
     try:
         yield
     except TrajlakeError as error:
@@ -109,7 +111,7 @@ def table(frame: pl.DataFrame, key: str, columns: Config, *, opens: str | None =
         Position of the row whose button was just clicked.
     """
     shown = readable(frame.select(list(columns)))
-    shown = shown.with_columns(pl.col(pl.String).map_elements(_cell, return_dtype=pl.String))
+    shown = _in_one_line(shown)
     config = dict(columns)
     click = f"{key}-{hashlib.blake2b(str(shown.rows()).encode(), digest_size=8).hexdigest()}"
     if opens is not None:
@@ -122,8 +124,16 @@ def table(frame: pl.DataFrame, key: str, columns: Config, *, opens: str | None =
     return None if clicked is None else int(clicked["row"])
 
 
-def _cell(text: str) -> str:
-    return one_line(text, CELL)
+def _in_one_line(frame: pl.DataFrame) -> pl.DataFrame:
+    """Every text as a table's cell shows it.
+
+    In Python from end to end: a function that Polars calls back may wait for ever (`lake.cli_options.readable`).
+    """
+    return frame.with_columns(
+        pl.Series(name, [v if v is None else one_line(v, CELL) for v in frame[name].to_list()], dtype=pl.String)
+        for name, dtype in frame.schema.items()
+        if dtype == pl.String
+    )
 
 
 def pager(total: int, shown: str, *, rows: int = PAGE_ROWS) -> Window:
@@ -170,6 +180,16 @@ def page_switch(pages: int, number: int, name: str, value: Callable[[int], int])
 def first_page() -> None:
     """Turn a list back to its first page: what it lists has changed."""
     st.query_params.pop("page", None)
+
+
+def id_column(label: str) -> Any:
+    """A column of ids, wide enough for all 13 characters, so that they can be read and copied."""
+    return st.column_config.TextColumn(label, width=ID_WIDTH)
+
+
+def name_column(label: str, help: str | None = None) -> Any:  # noqa: A002 - Streamlit's name
+    """A column of names of which most rows may have none: left to itself it is as narrow as those."""
+    return st.column_config.TextColumn(label, help=help, width=NAME_WIDTH)
 
 
 def number_column(label: str, help: str | None = None, *, format: str = "%.3f") -> Any:  # noqa: A002 - Streamlit's names

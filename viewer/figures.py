@@ -98,10 +98,13 @@ def metric(frame: pl.DataFrame, name: str, selected: int | None) -> Chart:
 
 def by_interest(names: Iterable[str]) -> list[str]:
     """Names of metrics, those that people look at first in front."""
+    # What tells whether anything is learned, before a loss that weights its tokens.
+    first = ("logprob", "validation_nll", "loss")
     words = ("loss", "return", "reward", "success", "kl", "entropy", "clip", "grad")
 
-    def rank(name: str) -> tuple[int, str]:
-        return next((i for i, word in enumerate(words) if word in name.lower()), len(words)), name
+    def rank(name: str) -> tuple[int, int, str]:
+        place = first.index(name) if name in first else len(first)
+        return place, next((i for i, word in enumerate(words) if word in name.lower()), len(words)), name
 
     return sorted(names, key=rank)
 

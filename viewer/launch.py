@@ -1,15 +1,19 @@
 """Command `view`: start the viewer's server on this machine.
 
-The server listens on 127.0.0.1 only, answers no other host name (so that no page on the web reaches it by rebinding a
-name), sends no usage statistics, and writes nothing. It runs in this process: ending the command ends it.
+The server listens on 127.0.0.1 only, answers its own pages only (`viewer.same_origin`), sends no usage statistics, and
+writes nothing. It runs in this process: ending the command ends it.
 """
 
 import os
+import pkgutil
 import socket
 import sys
 import threading
 import time
 import webbrowser
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -71,27 +75,62 @@ def free_port(wanted: int | None) -> int:
 
 def serve(folder: str, port: int) -> None:
     """Run Streamlit in this process until it is told to stop."""
-    from streamlit.web import cli
+    import streamlit
+    from starlette.middleware import Middleware
 
+    from viewer.same_origin import SameOrigin
     from viewer.theme import STREAMLIT_OPTIONS
 
     os.environ[ENVIRONMENT] = folder
+    # Whatever a configuration file of the reader says: what is given here wins.
     options = STREAMLIT_OPTIONS | {
         "server.address": HOST,
-        "server.port": str(port),
-        "server.headless": "true",
+        "server.port": port,
+        "server.headless": True,
         "server.fileWatcherType": "none",
-        "browser.gatherUsageStats": "false",
+        "server.enableCORS": True,
+        "server.corsAllowedOrigins": [],
+        "server.enableXsrfProtection": True,
+        "browser.gatherUsageStats": False,
         "client.toolbarMode": "minimal",
         "client.showErrorLinks": "false",
-        "logger.hideWelcomeMessage": "true",
+        "logger.hideWelcomeMessage": True,
         "logger.level": "warning",
     }
-    flags = [flag for name, value in options.items() for flag in (f"--{name}", value)]
-    for host in (HOST, "localhost"):
-        flags += ["--server.allowedHosts", host]
-    app = Path(__file__).with_name("app.py")
-    sys.exit(cli.main(["run", str(app), *flags], standalone_mode=False))
+    script = Path(__file__).with_name("app.py")
+    app = streamlit.App(script, middleware=[Middleware(SameOrigin)], lifespan=_with_pages)
+    # The server has shut down by the time it hands Ctrl-C on.
+    with suppress(KeyboardInterrupt):
+        app.run(config=options)
+
+
+@asynccontextmanager
+async def _with_pages(_: object) -> AsyncIterator[None]:
+    """Hold the first request back until everything is imported."""
+    import_pages()
+    yield
+
+
+def import_pages() -> None:
+    """Import everything that the pages use, and draw one chart, before sessions run in threads.
+
+    Libraries ask each other through `sys.modules` whether pandas or Polars is there, and would find the module
+    that another session has half imported.
+    """
+    import altair  # noqa: F401
+    import pandas  # noqa: F401
+    import polars as pl
+
+    import viewer
+    import viewer.queries
+
+    import_module("lake.opening")
+    for package in (viewer, viewer.queries):
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            # The script itself is run, not imported.
+            if module.name != "viewer.app":
+                import_module(module.name)
+    import_module("viewer.figures").task_histogram(pl.DataFrame({"success": [0.0], "tasks": [1]})).to_dict()
 
 
 def _announce(address: str, folder: str, open_browser: bool) -> None:

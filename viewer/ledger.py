@@ -15,7 +15,7 @@ from viewer.queries.base import Row
 from viewer.theme import ACCENT, NEGATIVE, POSITIVE, UNKNOWN
 
 _FLAGS = {
-    "dead_group": ("dead group", "orange", "All scored siblings scored the same: the group says nothing."),
+    "dead_group": ("dead group", "orange", "All scored siblings scored the same: A_E is exactly 0."),
     "singleton_group": ("alone in group", "orange", "The only scored rollout of its group: nothing to compare with."),
     "singleton_anchor": ("singleton anchor", "gray", "No other step was taken from this state: A_S is exactly 0."),
     "constant_anchor": ("constant anchor", "gray", "All steps from this state have the same score: A_S is exactly 0."),

@@ -4,23 +4,25 @@ Blue and orange part positive from negative advantages (readable with every colo
 hold on the light and on the dark background. Grey is for what is not known.
 """
 
+from typing import Any
+
 POSITIVE = "#2f80d0"
 NEGATIVE = "#e07b26"
 UNKNOWN = "#8b93a1"
 ACCENT = "#7c5cd6"
 """Marks what wants attention: a selected step, terms of opposite signs."""
 
-STREAMLIT_OPTIONS = {
+STREAMLIT_OPTIONS: dict[str, Any] = {
     "theme.light.primaryColor": "#2a6fb8",
     "theme.dark.primaryColor": "#5aa0e6",
-    "theme.baseFontSize": "14",
-    "theme.headingFontSizes": '["1.75rem", "1.35rem", "1.1rem"]',
+    "theme.baseFontSize": 14,
+    "theme.headingFontSizes": ["1.75rem", "1.35rem", "1.1rem"],
     "theme.metricValueFontSize": "1.5rem",
     "theme.codeFontSize": "0.8rem",
     "theme.light.codeTextColor": "#2f2d2b",
     "theme.dark.codeTextColor": "#edebe8",
 }
-"""Options of `streamlit run` that set the theme."""
+"""Options of Streamlit that set the theme."""
 
 STYLE = f"""<style>
 .stMainBlockContainer {{ padding-top: 4.6rem; padding-bottom: 3rem; }}

@@ -277,7 +277,7 @@ def test_previous_and_next_follow_the_filtered_list(lk: Lake) -> None:
         at.button(key="next").click()
         assert_sound(at.run())
         seen.append(at.header[0].value)
-    assert seen == [f"Episode `{ids.to_text(episode_id(lk, 'mixed', n))}`" for n in (1, 2, 3)]
+    assert seen == [f"Episode `{RUN} / mixed / {n}, round 0`" for n in (1, 2, 3)]
     assert at.button(key="next").disabled
     at.button(key="previous").click()
     assert_sound(at.run())
@@ -394,7 +394,7 @@ def test_a_group_shows_its_siblings_and_their_shared_states(lk: Lake) -> None:
     anchors = frame(at, "anchors")
     assert anchors["state"].tolist()[0] == "You are at the gate."
     assert anchors["episodes"].tolist() == [4, 2, 2]
-    assert "67 % of 12 steps stand in them, 33 % are alone" in words(at)
+    assert "67 % of 12 steps were taken from them, 33 % from a state that no other" in words(at)
 
 
 def test_a_dead_group_and_one_that_lost_siblings_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -416,7 +416,8 @@ def test_an_anchor_is_a_deep_link(lk: Lake) -> None:
     visits = frame(at, "visits")
     assert visits["action"].tolist() == ["go right", "go left", "go right", "go left"]
     assert (
-        "No step of this group stands in anchor" in open_page("group", group=group, anchor=UNKNOWN_ID).warning[0].value
+        "No step of this group was taken from anchor"
+        in open_page("group", group=group, anchor=UNKNOWN_ID).warning[0].value
     )
     assert "is not the id of an anchor" in open_page("group", group=group, anchor="zzz").warning[0].value
 

@@ -101,6 +101,11 @@ def test_metrics_people_look_at_come_first() -> None:
     assert figures.by_interest(names) == ["loss", "kl_k3", "entropy", "grad_norm", "aa", "tokens"]
 
 
+def test_what_tells_of_learning_comes_before_a_weighted_loss() -> None:
+    names = ["weight", "logprobs_missing", "loss", "logprob", "validation_nll"]
+    assert figures.by_interest(names)[:3] == ["logprob", "validation_nll", "loss"]
+
+
 def test_signs_add_up_and_unknown_has_its_own_colour() -> None:
     frame = pl.DataFrame({"step": [0, 1], "positive": [0.5, None], "negative": [0.2, None], "undefined": [0.1, None]})
     drawn = rows(figures.signs(frame, 0))[0]

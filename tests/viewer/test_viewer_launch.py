@@ -96,29 +96,77 @@ def test_a_given_port_is_taken_as_it_is() -> None:
 # ---------------------------------------------------------------- running
 
 
-def handshake(address: str, host: str) -> str:
-    """The status line that a browser under a host name would get from the viewer's socket."""
+def answer(address: str, host: str, origin: str | None = None, *, websocket: bool = True) -> int:
+    """The status that a browser gets which takes the viewer for `host` and shows a page of `origin`."""
     place = urlsplit(address)
-    request = (
-        f"GET /_stcore/stream HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\nUpgrade: websocket\r\n"
-        "Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-    )
+    headers = {"Host": host} | ({"Origin": origin} if origin is not None else {})
+    if websocket:
+        headers |= {
+            "Upgrade": "websocket",
+            "Connection": "Upgrade",
+            "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+            "Sec-WebSocket-Version": "13",
+        }
+    path = "/_stcore/stream" if websocket else "/"
+    lines = [f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
     with socket.create_connection((place.hostname, place.port), timeout=30) as connection:
-        connection.sendall(request.encode())
-        return connection.recv(200).decode(errors="replace").splitlines()[0]
+        connection.sendall("\r\n".join(lines).encode())
+        return int(connection.recv(200).split()[1])
 
 
 def test_it_answers_this_machine_alone_and_only_reads(lk: Lake) -> None:
     before = files(lk.uri)
     with viewer(lk.uri) as running:
-        place = urlsplit(running.address)
-        assert place.hostname == "127.0.0.1"
+        assert urlsplit(running.address).hostname == "127.0.0.1"
         assert running.said == [f"{lk.uri} is shown at {running.address} (Ctrl-C ends it)\n"]
-        with urlopen(f"{running.address}/_stcore/health", timeout=30) as answer:
-            assert answer.read() == b"ok"
-        assert "101" in handshake(running.address, f"127.0.0.1:{place.port}")
-        assert "403" in handshake(running.address, f"rebound.example:{place.port}")
+        with urlopen(f"{running.address}/_stcore/health", timeout=30) as health:
+            assert health.read() == b"ok"
     assert files(lk.uri) == before
+
+
+@pytest.fixture
+def generous_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Streamlit configuration of the reader's that would open the viewer to everybody."""
+    (tmp_path / ".streamlit").mkdir()
+    (tmp_path / ".streamlit" / "config.toml").write_text(
+        '[server]\naddress = "0.0.0.0"\nenableCORS = false\nenableXsrfProtection = false\nallowedHosts = ["*"]\n'
+        'corsAllowedOrigins = ["http://localhost:9999"]\n[browser]\ngatherUsageStats = true\n'
+    )
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.mark.usefixtures("generous_home")
+def test_only_its_own_pages_are_answered(lk: Lake) -> None:
+    """A page that another port of this machine serves is not one of them, nor is a name that leads here."""
+    with viewer(lk.uri) as running:
+        port = urlsplit(running.address).port
+        assert port is not None
+        numeric, named = f"127.0.0.1:{port}", f"localhost:{port}"
+        for host, origin in [
+            (numeric, f"http://{numeric}"),
+            (named, f"http://{named}"),
+            (named, f"http://{numeric}"),
+            ("localhost:7000", "http://localhost:7000"),  # forwarded with ssh -L 7000:127.0.0.1:PORT
+            (numeric, None),  # no browser
+        ]:
+            assert answer(running.address, host, origin) == 101, (host, origin)
+            assert answer(running.address, host, origin, websocket=False) == 200, (host, origin)
+        for host, origin in [
+            (numeric, "http://localhost:9999"),
+            (named, f"http://localhost:{port + 1}"),
+            (numeric, "http://127.0.0.1"),
+            (numeric, f"https://{numeric}"),
+            (numeric, f"http://{numeric}.example"),
+            (numeric, f"http://{numeric}@evil.example"),
+            (numeric, f"http://evil.example:{port}"),
+            (numeric, "null"),
+            (numeric, ""),
+            (numeric, "http://127.0.0.1:port"),
+            (f"rebound.example:{port}", f"http://rebound.example:{port}"),
+            (f"rebound.example:{port}", None),
+        ]:
+            assert answer(running.address, host, origin) == 403, (host, origin)
+            assert answer(running.address, host, origin, websocket=False) == 403, (host, origin)
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
@@ -130,15 +178,9 @@ def test_a_signal_ends_it_without_a_traceback(lk: Lake, ending: signal.Signals) 
     assert running.process.returncode in (0, -ending, 128 + ending)
 
 
-def test_a_setting_of_the_reader_does_not_open_the_viewer_to_the_network(
-    lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("generous_home")
+def test_a_setting_of_the_reader_does_not_open_the_viewer_to_the_network(lk: Lake) -> None:
     """Streamlit reads a configuration file from the home folder; what the viewer promises stands above it."""
-    (tmp_path / ".streamlit").mkdir()
-    (tmp_path / ".streamlit" / "config.toml").write_text(
-        '[server]\naddress = "0.0.0.0"\n[browser]\ngatherUsageStats = true\n'
-    )
-    monkeypatch.setenv("HOME", str(tmp_path))
     with viewer(lk.uri) as running:
         port = urlsplit(running.address).port
         assert port is not None

@@ -77,7 +77,7 @@ class EpisodeFilter:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an episode stands in a filtered list."""
+    """Position of an episode in a filtered list."""
 
     position: int
     """From 1."""
@@ -116,7 +116,7 @@ def totals(lake: Reads, wanted: EpisodeFilter) -> Row:
 
 
 def place(lake: Reads, wanted: EpisodeFilter, order: Order, episode_id: int) -> Place | None:
-    """Where an episode stands in the list; None if the filter leaves it out."""
+    """Position of an episode in the list; None if the filter leaves it out."""
     where, params = _conditions(lake, wanted)
     found = only_row(
         lake.sql(

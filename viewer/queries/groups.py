@@ -24,7 +24,7 @@ _GROUPS = """
 
 
 class Signal(StrEnum):
-    """Whether a group says something about its outcomes."""
+    """Whether the outcomes of a group differ."""
 
     LIVE = "live"
     """Outcomes differ."""
@@ -130,7 +130,7 @@ def anchors_total(lake: Reads, group_id: int, credit: Credit) -> int:
 
 
 def visits(lake: Reads, group_id: int, anchor_key: int, credit: Credit, window: Window) -> pl.DataFrame:
-    """The steps of a group that stand in an anchor state, by rollout and step.
+    """The steps of a group that were taken from an anchor state, by rollout and step.
 
     Returns:
         episode_id, rollout_index, step_index, action and tool_calls (cut), reward, return_to_go, a_step, advantage,

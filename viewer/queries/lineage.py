@@ -12,11 +12,11 @@ def jobs_page(lake: Reads, kind: str | None, status: str | None, window: Window)
     """A page of the jobs, newest first.
 
     Returns:
-        job_id, kind, status, run_id, started_at, seconds, rows_in, rows_out, rows_dropped, error (cut).
+        job_id, kind, status, run_id, parameters, started_at, seconds, rows_in, rows_out, rows_dropped, error (cut).
     """
     where, params = _conditions(kind=kind, status=status)
     query = f"""
-        SELECT job_id, kind, status, run_id, started_at, seconds, rows_in, rows_out, rows_dropped,
+        SELECT job_id, kind, status, run_id, parameters, started_at, seconds, rows_in, rows_out, rows_dropped,
                left(error, {EXCERPT}) AS error
         FROM job_runs WHERE {where} ORDER BY started_at DESC, job_id LIMIT $limit OFFSET $offset
         """

@@ -14,13 +14,15 @@ POINTS = 1000
 
 
 def jobs(lake: Reads, limit: int = 500) -> pl.DataFrame:
-    """Jobs with metrics or batches, newest first: job_id, kind, run_id, status, started_at, seconds, updates, metrics.
+    """Jobs with metrics or batches, newest first.
 
-    `updates` counts optimizer steps with a batch, `metrics` names of metrics.
+    Returns:
+        job_id, kind, run_id, parameters, status, started_at, seconds, updates (optimizer steps with a batch), metrics
+        (names of metrics).
     """
     query = """
-        SELECT r.job_id, r.kind, r.run_id, r.status, r.started_at, r.seconds, coalesce(b.updates, 0) AS updates,
-               coalesce(m.metrics, 0) AS metrics
+        SELECT r.job_id, r.kind, r.run_id, r.parameters, r.status, r.started_at, r.seconds,
+               coalesce(b.updates, 0) AS updates, coalesce(m.metrics, 0) AS metrics
         FROM job_runs AS r
         LEFT JOIN (
             SELECT job_id, count(DISTINCT optimizer_step) AS updates FROM trained_batches GROUP BY job_id
@@ -45,9 +47,9 @@ def metrics(lake: Reads, job_id: int) -> pl.DataFrame:
 
 
 def jobs_of_run(lake: Reads, run: str, limit: int = 50) -> pl.DataFrame:
-    """Jobs of a run that have metrics, newest first: job_id, kind, status, started_at, metrics."""
+    """Jobs of a run that have metrics, newest first: job_id, kind, parameters, status, started_at, metrics."""
     query = """
-        SELECT r.job_id, r.kind, r.status, r.started_at, count(DISTINCT m.name) AS metrics
+        SELECT r.job_id, r.kind, r.parameters, r.status, r.started_at, count(DISTINCT m.name) AS metrics
         FROM job_runs AS r JOIN run_metrics AS m USING (job_id)
         WHERE r.run_id = $run GROUP BY ALL ORDER BY r.started_at DESC, r.job_id LIMIT $limit
         """

@@ -4,11 +4,11 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
-from viewer import chat, choices, figures, filters, ledger, transcript
+from viewer import chat, choices, figures, filters, ledger, names, transcript
 from viewer.components import badge, header, not_found, number_column, page_switch, status_badge, table, wanted_id
 from viewer.links import Page, given_int, parameters
 from viewer.pinned import read
-from viewer.plain import chip, number, signed, visible
+from viewer.plain import chip, number, signed, visible, word
 from viewer.queries import credit, episode, episodes
 from viewer.queries.base import Row, Window
 from viewer.queries.episodes import EpisodeFilter
@@ -23,7 +23,7 @@ def show() -> None:
     facts = read(episode.episode, episode_id)
     if facts is None:
         not_found(f"This lake holds no episode {chip(ids.to_text(episode_id))}.", Page.EPISODES, "All episodes")
-    header(f"Episode {chip(ids.to_text(episode_id))}")
+    header(f"Episode {chip(names.episode(facts), names.NAME)}")
     _place(episode_id)
     _facts(facts)
     options, rows = _credit(facts)
@@ -68,34 +68,31 @@ def _neighbour(label: str, target: int | None, icon: str, shortcut: str) -> None
 def _facts(facts: Row) -> None:
     with st.container(horizontal=True, gap="small", vertical_alignment="center"):
         status_badge(facts["status"])
-        for label, name in (
-            ("run", "run_id"),
-            ("task", "task_id"),
-            ("policy", "policy"),
-            ("environment", "environment"),
-        ):
+        for label, name in (("policy", "policy"), ("environment", "environment")):
             if facts[name] is not None:
                 st.markdown(f":gray[{label}] {chip(facts[name])}", width="content")
-        for label, name in (("rollout", "rollout_index"), ("round", "collection_round"), ("version", "policy_version")):
-            if facts[name] is not None:
-                st.markdown(f":gray[{label}] {facts[name]}", width="content")
+        if facts["policy_version"] is not None:
+            st.markdown(f":gray[policy version] {facts['policy_version']}", width="content")
         if facts["stop_reason"]:
             st.markdown(f":gray[stopped by] {chip(facts['stop_reason'])}", width="content")
         st.page_link(
             Page.GROUP,
-            label="Its group",
+            label=f"Group of task {chip(facts['task_id'])}",
             icon=":material/workspaces:",
             query_params=parameters(group=ids.to_text(facts["group_id"])),
         )
         if facts["parent_episode_id"] is not None:
+            parent = read(episode.episode, facts["parent_episode_id"])
+            known_as = ids.to_text(facts["parent_episode_id"]) if parent is None else names.episode(parent)
             st.page_link(
                 Page.EPISODE,
-                label=f"{facts['relation'] or 'child'} of another episode",
+                label=f"{word(facts['relation'] or 'child')} of episode {chip(known_as)}",
                 icon=":material/account_tree:",
                 query_params=parameters(
                     episode=ids.to_text(facts["parent_episode_id"]), step=facts["parent_step_index"]
                 ),
             )
+        st.markdown(f":gray[id] {chip(ids.to_text(facts['episode_id']))}", width="content")
     if facts["error"]:
         st.error("The rollout ended with an error.", icon=":material/error:")
         st.code(visible(facts["error"]), language=None, wrap_lines=True)
@@ -111,6 +108,8 @@ def _credit(facts: Row) -> tuple[transcript.Options, pl.DataFrame]:
             tools=st.toggle("Tool calls", value=True, key="tools", bind="query-params"),
             credit=None if chosen is None else chosen.text,
         )
+    if chosen is not None:
+        st.caption(f"Advantages by {chip(chosen.title, 300)}.")
     rows = read(credit.ledger, episode_id, chosen) if chosen else pl.DataFrame()
     return options, rows
 

@@ -7,7 +7,17 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 from lake import ids
 from lake.tables import STATUSES
 from viewer import choices, filters
-from viewer.components import count_column, empty, first_page, header, number_column, pager, table
+from viewer.components import (
+    count_column,
+    empty,
+    first_page,
+    header,
+    id_column,
+    name_column,
+    number_column,
+    pager,
+    table,
+)
 from viewer.links import Page, given, parameters
 from viewer.pinned import read
 from viewer.plain import chip, number
@@ -15,7 +25,6 @@ from viewer.queries import episodes
 from viewer.queries.episodes import EpisodeFilter, Order
 
 _COLUMNS = {
-    "episode_id": "Episode",
     "run_id": "Run",
     "task_id": "Task",
     "rollout_index": count_column("Rollout"),
@@ -24,8 +33,9 @@ _COLUMNS = {
     "status": "Status",
     "env_return": number_column("Return", "A dash means not scored, which is not 0."),
     "num_steps": count_column("Steps"),
-    "stop_reason": "Stopped by",
-    "group_id": "Group",
+    "stop_reason": name_column("Stopped by"),
+    "episode_id": id_column("Episode"),
+    "group_id": id_column("Group"),
 }
 
 

@@ -5,12 +5,13 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
 from lake.judgements.credit import Credit
-from viewer import choices, figures, filters
+from viewer import choices, figures, filters, names
 from viewer.components import (
     advantage_column,
     badge,
     count_column,
     header,
+    id_column,
     not_found,
     number_column,
     pager,
@@ -20,7 +21,7 @@ from viewer.components import (
 )
 from viewer.links import Page, given, parameters
 from viewer.pinned import read
-from viewer.plain import chip, number, one_line, percent, visible
+from viewer.plain import chip, number, percent, visible
 from viewer.queries import credit, episode, groups
 from viewer.queries.base import Row, Window
 from viewer.queries.episodes import EpisodeFilter
@@ -29,7 +30,7 @@ from viewer.queries.groups import Signal
 _MOST_SIBLINGS = 256
 _MOST_VISITS = 200
 _SIGNALS = {
-    Signal.LIVE: ("live group", "green", "Outcomes differ: the group says something."),
+    Signal.LIVE: ("live group", "green", "Outcomes differ: there is something to learn from."),
     Signal.DEAD: ("dead group", "orange", "All scored siblings scored the same: episode advantages are 0."),
     Signal.UNJUDGED: ("unjudged group", "gray", "Fewer than two scored siblings: nothing to compare."),
 }
@@ -41,9 +42,11 @@ def show() -> None:
     facts = read(groups.group, group_id)
     if facts is None:
         not_found(f"This lake holds no group {chip(ids.to_text(group_id))}.", Page.GROUPS, "All groups")
-    header(f"Group {chip(ids.to_text(group_id))}")
+    header(f"Group {chip(names.group(facts), names.NAME)}")
     _facts(facts)
     chosen = choices.credit(read(credit.of_group, group_id), "group")
+    if chosen is not None:
+        st.caption(f"Advantages by {chip(chosen.title, 300)}.")
     _siblings(facts, chosen)
     if chosen is None:
         st.info("No credit job has covered this group: there are no anchor states to show.", icon=":material/info:")
@@ -60,11 +63,7 @@ def _facts(facts: Row) -> None:
         expected = facts["expected_size"]
         if expected is not None and facts["size"] < expected:
             badge(f"{facts['size']} of {expected} siblings", "orange", explanation="The collector meant to run more.")
-        for label, name in (("run", "run_id"), ("task", "task_id")):
-            st.markdown(f":gray[{label}] {chip(facts[name])}", width="content")
-        for label, name in (("round", "collection_round"), ("seed", "seed")):
-            if facts[name] is not None:
-                st.markdown(f":gray[{label}] {facts[name]}", width="content")
+        st.markdown(f":gray[id] {chip(ids.to_text(facts['group_id']))}", width="content")
         st.page_link(
             Page.GROUPS,
             label="Groups of the run",
@@ -95,14 +94,14 @@ def _siblings(facts: Row, chosen: Credit | None) -> None:
             frame,
             "siblings",
             {
-                "episode_id": "Episode",
                 "rollout_index": count_column("Rollout"),
                 "status": "Status",
                 "env_return": number_column("Return", "A dash means not scored, which is not 0."),
                 "num_steps": count_column("Steps"),
                 "a_episode": advantage_column("A_E"),
                 "mean_advantage": advantage_column("Mean A"),
-                "policy_version": count_column("Version"),
+                "policy_version": count_column("Policy version"),
+                "episode_id": id_column("Episode"),
             },
             opens="Open the episode",
         )
@@ -119,28 +118,27 @@ def _anchors(group_id: int, chosen: Credit) -> None:
     whole = max(shares["steps"], 1)
     st.caption(
         f"{total} states were passed by two siblings or more; {percent(shares['shared'] / whole)} of "
-        f"{number(shares['steps'])} steps stand in them, {percent(shares['alone'] / whole)} are alone in their state "
-        "(their A_S is 0)."
+        f"{number(shares['steps'])} steps were taken from them, {percent(shares['alone'] / whole)} from a state that "
+        "no other step has (their A_S is 0)."
     )
     if not total:
         st.info("No two siblings passed the same state.", icon=":material/info:")
         return
     frame = read(groups.anchors, group_id, chosen, pager(total, "shared states"))
-    shown = frame.with_columns(pl.col("state").map_elements(lambda text: one_line(text, 200), return_dtype=pl.String))
     clicked = table(
-        shown,
+        frame,
         "anchors",
         {
-            "anchor_key": "Anchor",
             "state": st.column_config.TextColumn("State", width="large"),
             "size": count_column("Steps"),
             "episodes": count_column("Siblings", "Distinct episodes that passed the state."),
             "actions": count_column("Actions", "Distinct actions taken there."),
-            "spread": number_column("Return spread", "Largest minus smallest return-to-go: 0 says nothing."),
+            "spread": number_column("Return spread", "Largest minus smallest return-to-go: 0 tells nothing apart."),
             "lowest": number_column("Lowest"),
             "highest": number_column("Highest"),
             "mean_step": number_column("Mean step", format="%.1f"),
             "is_error": st.column_config.CheckboxColumn("Error text", help="Error texts make false anchors."),
+            "anchor_key": id_column("Anchor"),
         },
         opens="Show the steps in this state",
     )
@@ -154,25 +152,23 @@ def _visits(group_id: int, chosen: Credit) -> None:
     """The steps in the anchor state that the address names."""
     text = given("anchor")
     if text is None:
-        st.caption("Choose an anchor to see every step taken from it.")
+        st.caption("Choose a state to see every step taken from it.")
         return
     if not ids.is_text(text):
         st.warning(f"{chip(text)} is not the id of an anchor.", icon=":material/search_off:")
         return
     frame = read(groups.visits, group_id, ids.from_text(text), chosen, Window(_MOST_VISITS))
     if frame.is_empty():
-        st.warning(f"No step of this group stands in anchor {chip(text)}.", icon=":material/search_off:")
+        st.warning(f"No step of this group was taken from anchor {chip(text)}.", icon=":material/search_off:")
         return
-    st.subheader(f"Steps in anchor {chip(text)}", anchor=False)
+    st.subheader("Steps taken from this state", anchor=False)
     state = read(episode.text, frame["episode_id"][0], frame["step_index"][0], "state", episode.TEXT)
     st.code(visible(state), language=None, wrap_lines=True)
     actions = pl.coalesce(pl.col("action").replace("", None), "tool_calls").fill_null("")
-    shown = frame.with_columns(action=actions.map_elements(lambda value: one_line(value, 160), return_dtype=pl.String))
     clicked = table(
-        shown,
+        frame.with_columns(action=actions),
         "visits",
         {
-            "episode_id": "Episode",
             "rollout_index": count_column("Rollout"),
             "step_index": count_column("Step"),
             "action": st.column_config.TextColumn("Action", width="large"),
@@ -181,6 +177,7 @@ def _visits(group_id: int, chosen: Credit) -> None:
             "a_step": advantage_column("A_S"),
             "advantage": advantage_column("A"),
             "env_return": number_column("Episode return"),
+            "episode_id": id_column("Episode"),
         },
         opens="Open the episode",
     )

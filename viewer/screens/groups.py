@@ -4,14 +4,13 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
 from viewer import choices
-from viewer.components import count_column, empty, first_page, header, number_column, pager, table
+from viewer.components import count_column, empty, first_page, header, id_column, number_column, pager, table
 from viewer.links import Page, parameters
 from viewer.pinned import read
 from viewer.queries import groups
 from viewer.queries.groups import GroupFilter, Signal
 
 _COLUMNS = {
-    "group_id": "Group",
     "run_id": "Run",
     "task_id": "Task",
     "collection_round": count_column("Round"),
@@ -25,6 +24,7 @@ _COLUMNS = {
     "lowest": number_column("Lowest"),
     "highest": number_column("Highest"),
     "mean_steps": number_column("Mean steps", format="%.1f"),
+    "group_id": id_column("Group"),
 }
 
 

@@ -5,6 +5,7 @@ import json
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
+from viewer import names
 from viewer.components import header, not_found, status_badge, tiles, wanted_id
 from viewer.links import Page, parameters
 from viewer.pinned import read
@@ -19,7 +20,8 @@ def show() -> None:
     job = read(lineage.job, job_id)
     if job is None:
         not_found(f"This lake holds no job {chip(ids.to_text(job_id))}.", Page.JOBS, "All jobs")
-    header(f"Job {chip(ids.to_text(job_id))}")
+    name = names.job(job["kind"], job["parameters"])
+    header(f"Job {chip(' '.join(filter(None, (job['kind'], name))), names.NAME)}")
     _facts(job)
     if job["error"]:
         st.error("The job failed.", icon=":material/error:")
@@ -38,7 +40,7 @@ def _facts(job: Row) -> None:
     with st.container(horizontal=True, gap="small", vertical_alignment="center"):
         st.page_link(Page.JOBS, label="All jobs", icon=":material/arrow_back:")
         status_badge(job["status"])
-        st.markdown(f":gray[kind] {chip(job['kind'])}", width="content")
+        st.markdown(f":gray[id] {chip(ids.to_text(job['job_id']))}", width="content")
         if job["run_id"] is not None:
             st.markdown(f":gray[run] {chip(job['run_id'])}", width="content")
             st.page_link(

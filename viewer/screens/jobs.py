@@ -3,7 +3,18 @@
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
-from viewer.components import count_column, empty, first_page, header, number_column, pager, table
+from viewer import names
+from viewer.components import (
+    count_column,
+    empty,
+    first_page,
+    header,
+    id_column,
+    name_column,
+    number_column,
+    pager,
+    table,
+)
 from viewer.links import Page, parameters
 from viewer.pinned import read
 from viewer.plain import word
@@ -11,16 +22,17 @@ from viewer.queries import lineage
 
 _STATUSES = ("succeeded", "failed", "started")
 _COLUMNS = {
-    "job_id": "Job",
     "kind": "Kind",
+    "name": name_column("What", "Estimator, scorer, reward, loss, source: what the job ran."),
     "status": st.column_config.TextColumn("Status", help="started: running, or killed before its last row."),
-    "run_id": "Run",
+    "run_id": name_column("Run"),
     "started_at": st.column_config.DatetimeColumn("Started (UTC)", format="YYYY-MM-DD HH:mm:ss", timezone="UTC"),
     "seconds": number_column("Seconds", format="%.1f"),
     "rows_in": count_column("Rows in"),
     "rows_out": count_column("Rows out"),
     "rows_dropped": count_column("Dropped"),
-    "error": st.column_config.TextColumn("Error", width="large"),
+    "job_id": id_column("Job"),
+    "error": "Error",
 }
 
 
@@ -45,7 +57,7 @@ def show() -> None:
         st.info("No job matches these filters.", icon=":material/filter_alt_off:")
         return
     frame = read(lineage.jobs_page, kind, status, pager(total, "jobs"))
-    clicked = table(frame, "jobs", _COLUMNS, opens="Open the job")
+    clicked = table(frame.with_columns(names.jobs(frame)), "jobs", _COLUMNS, opens="Open the job")
     if clicked is not None:
         st.switch_page(Page.JOB, query_params=parameters(job=ids.to_text(frame["job_id"][clicked])))
 

@@ -3,14 +3,13 @@
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
-from viewer.components import count_column, first_page, header, pager, table
+from viewer.components import count_column, first_page, header, id_column, pager, table
 from viewer.links import Page, given, parameters
 from viewer.pinned import read
 from viewer.plain import chip, number, visible, word
 from viewer.queries import lineage
 
 _COLUMNS = {
-    "reject_id": "Reject",
     "reason": "Reason",
     "source_uri": "Source",
     "position": count_column("Position", "Line number from 1 (JSONL), or index from 0 in an array."),
@@ -18,6 +17,7 @@ _COLUMNS = {
     "source_format": "Format",
     "run_id": "Run",
     "at": st.column_config.DatetimeColumn("At (UTC)", format="YYYY-MM-DD HH:mm:ss", timezone="UTC"),
+    "reject_id": id_column("Reject"),
 }
 
 
@@ -60,7 +60,8 @@ def _raw() -> None:
     if found is None:
         st.warning(f"This lake holds no reject {chip(text)}.", icon=":material/search_off:")
         return
-    st.subheader(f"Reject {chip(text)}", anchor=False)
+    place = f"position {number(found['position'])} of " if found["position"] is not None else ""
+    st.subheader(f"Reject: {place}{chip(found['source_uri'])}", anchor=False)
     st.text(visible(found["message"]))
     st.code(
         visible(found["raw"]), language=None, wrap_lines=True, height=420 if len(found["raw"]) > 3000 else "content"

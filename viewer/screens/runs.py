@@ -6,11 +6,11 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
-from viewer import figures
+from viewer import figures, names
 from viewer.components import count_column, empty, header, number_column, pager, share_column, table, tiles
 from viewer.links import Page, given, parameters
 from viewer.pinned import read
-from viewer.plain import chip, number, percent
+from viewer.plain import chip, number, percent, word
 from viewer.queries import runs, training
 from viewer.queries.base import Window
 
@@ -164,9 +164,10 @@ def _metrics(run: str) -> None:
     jobs = read(training.jobs_of_run, run)
     if jobs.is_empty():
         return
-    job_id = jobs["job_id"][0]
+    job_id, kind, parameters_text = jobs.select("job_id", "kind", "parameters").row(0)
+    name = names.job(kind, parameters_text)
     with st.container(horizontal=True, vertical_alignment="center"):
-        st.subheader("Training metrics", anchor=False, width="stretch")
+        st.subheader(f"Metrics of {word(kind)}{f' {chip(name)}' if name else ''}", anchor=False, width="stretch")
         st.page_link(
             Page.TRAINING,
             label="Training, with the batch of every update",
@@ -174,10 +175,10 @@ def _metrics(run: str) -> None:
             query_params=parameters(job=ids.to_text(job_id)),
         )
     frame = read(training.metrics, job_id)
-    names = figures.by_interest(frame["name"].unique())[:_MOST_METRICS]
+    shown = figures.by_interest(frame["name"].unique())[:_MOST_METRICS]
     grid = st.columns(3)
-    for position, name in enumerate(names):
-        chart = figures.metric(frame.filter(pl.col("name") == name), name, None)
+    for position, metric in enumerate(shown):
+        chart = figures.metric(frame.filter(pl.col("name") == metric), metric, None)
         grid[position % 3].altair_chart(chart, key=f"metric-{position}")
 
 

@@ -7,12 +7,13 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
 from lake.judgements.credit import Credit
-from viewer import figures, filters
+from viewer import figures, filters, names
 from viewer.components import (
     advantage_column,
     count_column,
     empty,
     header,
+    id_column,
     not_found,
     number_column,
     pager,
@@ -42,7 +43,7 @@ def show() -> None:
     job_id = _job(jobs)
     credit = read(training.credit_of, job_id)
     update = _update(job_id)
-    _metrics(job_id, update)
+    _metrics(job_id, update, has_batches=read(training.update_range, job_id) is not None)
     _consumption(job_id, credit, update)
     if update is not None:
         _batch(job_id, update, credit)
@@ -60,9 +61,11 @@ def _job(jobs: pl.DataFrame) -> int:
 
     def label(option: str) -> str:
         row = rows[option]
-        name = one_line(row["run_id"] or row["kind"])
+        run = one_line(row["run_id"] or row["kind"])
+        what = one_line(names.job(row["kind"], row["parameters"]) or "")
         updates = f"{row['updates']} updates"
-        return f"{row['started_at']:%d %b %H:%M:%S}  {name}  {updates}  {row['status']}  {option}"
+        parts = (f"{row['started_at']:%d %b %H:%M:%S}", run, what, updates, row["status"], option)
+        return "  ".join(filter(None, parts))
 
     def remember() -> None:
         st.query_params["job"] = st.session_state["training-job"]
@@ -107,27 +110,33 @@ def _choose(update: int) -> None:
     st.rerun()
 
 
-def _metrics(job_id: int, update: int | None) -> None:
+def _metrics(job_id: int, update: int | None, *, has_batches: bool) -> None:
     frame = read(training.metrics, job_id)
-    names = figures.by_interest(frame["name"].unique())
-    if not names:
+    metrics = figures.by_interest(frame["name"].unique())
+    if not metrics:
         st.info("This job has written no metrics.", icon=":material/info:")
         return
-    st.caption("Click on a point to see the batch of that update.")
-    _grid(frame, names[:_FIRST_METRICS], update)
-    if others := names[_FIRST_METRICS:_MOST_METRICS]:
+    if has_batches:
+        st.caption("Click on a point to see the batch of that update.")
+    if "logprob" in metrics:
+        st.caption(
+            "`logprob` is the mean log-probability of the trained actions' tokens, without any weight: it tells what "
+            "the policy has learned to do. `loss` is what is minimised, and moves with the weights of its tokens too."
+        )
+    _grid(frame, metrics[:_FIRST_METRICS], update)
+    if others := metrics[_FIRST_METRICS:_MOST_METRICS]:
         more = st.expander(f"{len(others)} more metrics", icon=":material/show_chart:", key="more", on_change="rerun")
         if not more.open:
             return
         with more:
             _grid(frame, others, update)
-            if len(names) > _MOST_METRICS:
-                st.caption(f"{_MOST_METRICS} of {len(names)} metrics; the others: `trajlake sql` on `run_metrics`.")
+            if len(metrics) > _MOST_METRICS:
+                st.caption(f"{_MOST_METRICS} of {len(metrics)} metrics; the others: `trajlake sql` on `run_metrics`.")
 
 
-def _grid(frame: pl.DataFrame, names: list[str], update: int | None) -> None:
+def _grid(frame: pl.DataFrame, metrics: list[str], update: int | None) -> None:
     grid = st.columns(3)
-    for position, name in enumerate(names):
+    for position, name in enumerate(metrics):
         chart = figures.metric(frame.filter(pl.col("name") == name), name, update)
         _clickable(grid[position % 3], chart, f"metric-{chip(name)}", update)
 
@@ -146,11 +155,11 @@ def _consumption(job_id: int, credit: Credit | None, update: int | None) -> None
         return
     st.subheader("What the updates consumed", anchor=False)
     st.caption(_credit_words(credit))
-    names = {"mean_return": "Mean return of the batch"}
+    titles = {"mean_return": "Mean return of the batch"}
     if credit is not None:
-        names |= {"mean_size": "Mean |advantage|", "dead_share": "Steps of dead groups"}
+        titles |= {"mean_size": "Mean |advantage|", "dead_share": "Steps of dead groups"}
     grid = st.columns(4 if credit else 3)
-    for position, (column, title) in enumerate(names.items()):
+    for position, (column, title) in enumerate(titles.items()):
         values = frame.select("step", value=column)
         _clickable(grid[position], figures.metric(values, title, update), f"consumed-{column}", update)
     if credit is not None:
@@ -161,7 +170,7 @@ def _credit_words(credit: Credit | None) -> str:
     """Whose advantages are shown."""
     if credit is None:
         return "No credit job covered what this job consumed: returns only."
-    return f"With the advantages of {chip(credit.title)}, as they were when the job read them."
+    return f"With the advantages of {chip(credit.title, 300)}, as they were when the job read them."
 
 
 def _batch(job_id: int, update: int, credit: Credit | None) -> None:
@@ -188,10 +197,10 @@ def _batch(job_id: int, update: int, credit: Credit | None) -> None:
         frame,
         "batch",
         {
-            "episode_id": "Episode",
+            "run_id": "Run",
             "task_id": "Task",
             "rollout_index": count_column("Rollout"),
-            "policy_version": count_column("Version"),
+            "policy_version": count_column("Policy version"),
             "status": "Status",
             "env_return": number_column("Return", "A dash means not scored, which is not 0."),
             "a_episode": advantage_column("A_E"),
@@ -201,7 +210,8 @@ def _batch(job_id: int, update: int, credit: Credit | None) -> None:
             "undefined": count_column("Unknown A", "Steps whose advantage is not known."),
             "dead": st.column_config.CheckboxColumn("Dead group"),
             "action_tokens": count_column("Tokens", "Tokens that carried loss."),
-            "group_id": "Group",
+            "episode_id": id_column("Episode"),
+            "group_id": id_column("Group"),
         },
         opens="Open the episode",
     )

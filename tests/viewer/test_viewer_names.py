@@ -1,0 +1,104 @@
+"""Names before ids: episodes, groups and jobs by what people call them, and whose advantages a page shows."""
+
+import json
+from typing import Any
+
+import pytest
+
+from lake import Lake, ids
+from lake.judgements.credit import find_credit
+from testkit.lakes import RUN, add_credit, add_training, build_lake
+from testkit.streamlit_pages import frame, open_page, words
+from viewer import names
+from viewer.launch import ENVIRONMENT
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """Two series of credit, the second of two jobs, and a training job."""
+    lk = build_lake(tmp_path_factory.mktemp("names"))
+    add_credit(lk, omega=0.0)
+    add_credit(lk)
+    add_credit(lk)
+    add_training(lk)
+    return lk
+
+
+@pytest.fixture
+def lk(shared: Lake, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    monkeypatch.setenv(ENVIRONMENT, shared.uri)
+    return shared
+
+
+@pytest.mark.parametrize(
+    ("kind", "parameters", "name"),
+    [
+        ("credit", {"estimator": "gigpo", "score": "env_return"}, "gigpo"),
+        ("score", {"scorer": "tools_worked", "version": "1"}, "tools_worked"),
+        ("reward", {"reward": "mixed"}, "mixed"),
+        ("train", {"loss": "awr"}, "awr"),
+        ("train", {"ppo": {"clip": 0.2}}, "ppo, online"),
+        ("ingest", {"source": "a.json"}, "a.json"),
+        ("collect", {"environment": "maze"}, "maze"),
+        ("credit", {"estimator": None}, None),
+        ("credit", ["estimator"], None),
+        ("of another kind", {"estimator": "gigpo"}, None),
+    ],
+)
+def test_a_job_is_named_by_what_it_ran(kind: str, parameters: Any, name: str | None) -> None:
+    assert names.job(kind, json.dumps(parameters)) == name
+
+
+@pytest.mark.parametrize("parameters", [None, "", '{"estimator": "gi', "[" * 100_000])
+def test_parameters_that_cannot_be_read_name_nothing(parameters: str | None) -> None:
+    assert names.job("credit", parameters) is None
+
+
+def test_an_episode_is_named_by_run_task_and_rollout() -> None:
+    facts = {"run_id": "r", "task_id": "44", "rollout_index": 3, "collection_round": None, "seed": None, "attempt": 0}
+    assert names.episode(facts) == "r / 44 / 3"
+    assert names.episode(facts | {"collection_round": 0, "attempt": 2}) == "r / 44 / 3, round 0, attempt 2"
+    assert names.group(facts) == "r / 44"
+    assert names.group(facts | {"collection_round": 1, "seed": 7}) == "r / 44, round 1, seed 7"
+
+
+def test_every_list_names_its_rows_and_ends_with_their_ids(lk: Lake) -> None:
+    jobs = frame(open_page("jobs"), "jobs")
+    assert list(zip(jobs["kind"], jobs["name"], strict=True)) == [
+        ("train", "ppo"),
+        *[("credit", "gigpo")] * 3,
+        ("collect", "maze"),
+    ]
+    assert all(len(job) == ids.TEXT_LENGTH for job in jobs["job_id"])
+    for page, first in (("episodes", ["run_id", "task_id", "rollout_index"]), ("groups", ["run_id", "task_id"])):
+        columns = [name for name in frame(open_page(page), page).columns if name != "open"]
+        assert columns[: len(first)] == first
+        assert columns[-1] == "group_id"
+
+
+def test_headings_are_names(lk: Lake) -> None:
+    row = lk.sql("SELECT episode_id, group_id FROM episodes WHERE task_id = 'mixed' AND rollout_index = 2").to_dicts()[
+        0
+    ]
+    round_ = lk.sql("SELECT collection_round FROM episodes WHERE episode_id = ?", [row["episode_id"]]).item()
+    episode = open_page("episode", episode=row["episode_id"])
+    assert episode.header[0].value == f"Episode `{RUN} / mixed / 2, round {round_}`"
+    assert ids.to_text(row["episode_id"]) in words(episode)
+    assert "Group of task `mixed`" in words(episode)
+    group = open_page("group", group=row["group_id"])
+    assert group.header[0].value == f"Group `{RUN} / mixed, round {round_}, seed 7`"
+    job = lk.sql("SELECT job_id FROM job_runs WHERE kind = 'credit' LIMIT 1").item()
+    assert open_page("job", job=job).header[0].value == "Job `credit gigpo`"
+    assert " ppo " in open_page("training").selectbox[0].options[0]
+
+
+def test_pages_with_advantages_say_whose_they_are(lk: Lake) -> None:
+    """The current credit unless the address names another: the estimator, its series, and the job that was named."""
+    snapshot = lk.snapshot()
+    first = lk.sql("SELECT job_id FROM job_runs WHERE kind = 'credit' ORDER BY ended_at LIMIT 1").item()
+    row = lk.sql("SELECT episode_id, group_id FROM episodes WHERE task_id = 'mixed' LIMIT 1").to_dicts()[0]
+    current, then = (f"`{find_credit(snapshot, wanted).title}`" for wanted in (None, ids.to_text(first)))
+    for page, address in (("episode", {"episode": row["episode_id"]}), ("group", {"group": row["group_id"]})):
+        assert f"Advantages by {current}." in words(open_page(page, **address))
+        assert f"Advantages by {then}." in words(open_page(page, **address, credit=first))
+    assert current in words(open_page("training"))
