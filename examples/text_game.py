@@ -139,14 +139,14 @@ def play(world: World, rng: random.Random, *, counter: bool, errors: bool, horiz
     state = game.view()
     while not game.is_won and game.moves < horizon:
         lot, truth = rng.random(), game.truth
-        action = game.sensible() if lot < 0.5 else nonsense(rng) if lot > 0.75 and errors else game.possible(rng)
+        action = game.sensible() if lot < 0.3 else nonsense(rng) if lot > 0.75 and errors else game.possible(rng)
         answer = game.command(action)
         yield {"state": state, "action": action, "reward": float(game.is_won), "extra": {"truth": truth}}
         state = answer
 
 
 def episodes(
-    *, worlds: int = 20, siblings: int = 8, horizon: int = 30, seed: int = 0, counter: bool = True, errors: bool = True
+    *, worlds: int = 20, siblings: int = 8, horizon: int = 20, seed: int = 0, counter: bool = True, errors: bool = True
 ) -> Iterator[dict[str, Any]]:
     """Trajectories as `trajlake ingest` reads them: the same for the same arguments, on every machine."""
     for number in range(worlds):
@@ -169,7 +169,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--worlds", type=int, default=20, help="number of tasks")
     parser.add_argument("--siblings", type=int, default=8, help="rollouts of each")
-    parser.add_argument("--horizon", type=int, default=30, help="moves after which a rollout is cut off")
+    parser.add_argument("--horizon", type=int, default=20, help="moves after which a rollout is cut off")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-counter", dest="counter", action="store_false", help="leave the move counter out")
     parser.add_argument("--no-errors", dest="errors", action="store_false", help="let the player say nothing senseless")

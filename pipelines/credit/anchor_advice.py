@@ -15,7 +15,7 @@ from pipelines.credit.anchors import Anchors, Chain, NoErrors, Substitutions
 
 NAME = "suggested"
 """What the definition is called among the measured ones."""
-_EXCERPT = 60
+_EXCERPT = 58
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +37,18 @@ class Advice:
     def lines(self) -> list[str]:
         """One sentence per finding."""
         found = [
-            f"counter: {_shown(one.example)}, in {one.present:.0%} of the steps; changes at {one.changes:.0%} of them "
-            "and runs one way"
+            f'counter: "{in_a_line(one.example)}", in {one.present:.0%} of the steps; from one of them to the next it '
+            f"changes in {one.changes:.0%} of the cases, in one direction"
             for one in self.counters
         ]
         found += [
-            f"error text: {_shown(one.text)}, {one.steps} steps, after {one.states_before} different states by "
-            f"{one.actions_before} different actions; the same action then met the same text in {one.same_next:.0%} of "
-            f"{one.pairs} pairs"
+            f"error text: {_reached(one)}; of {one.pairs} pairs of them that then did the same, {one.same_next:.0%} "
+            "met the same next text"
             for one in self.error_texts
         ]
         found += [
-            f"undecided: {_shown(one.text)}, {one.steps} steps, after {one.states_before} different states by "
-            f"{one.actions_before} different actions; too few did the same next ({one.pairs} pairs) to tell whether it "
-            "is one situation"
+            f"undecided: {_reached(one)}; too few of them then did the same (pairs: {one.pairs}) to tell whether it is "
+            "one situation"
             for one in self.undecided
         ]
         return found
@@ -82,7 +80,15 @@ def _any_of(texts: Sequence[str]) -> str:
     return rf"\A(?:{'|'.join(escape(text) for text in texts)})\z"
 
 
-def _shown(text: str) -> str:
-    """A text as one line."""
+def _reached(found: ErrorText) -> str:
+    """A text and how differently it was reached."""
+    return (
+        f'"{in_a_line(found.text)}", {found.steps} steps, after {found.states_before} different states by '
+        f"{found.actions_before} different actions"
+    )
+
+
+def in_a_line(text: str) -> str:
+    """The beginning of a text, as one line."""
     line = " ".join(text.split())
-    return f'"{line if len(line) <= _EXCERPT else line[: _EXCERPT - 3] + "..."}"'
+    return line if len(line) <= _EXCERPT else line[: _EXCERPT - 3] + "..."

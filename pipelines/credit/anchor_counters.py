@@ -123,10 +123,10 @@ def _candidates(rows: pl.DataFrame, numbers: pl.DataFrame, steps: int) -> Iterat
         named = named.join(often.select("name"), on="name", how="semi")
         for name, changes in _counting(rows, named).sort("name").iter_rows():
             places = named.filter(name=name)
-            substitution = _substitution(places)
-            if substitution is not None:
-                first = places.sort("value", "before", "after").row(0, named=True)
-                example = f"{first['before']}{first['number']}{first['after']}".strip()
+            if (label := _label(places)) is not None:
+                number = places.sort("value")["number"][places.height // 2]
+                example = f"{label[0]}{number}{label[1]}".strip()
+                substitution = _substitution(*label, clock=places["number"].str.contains(":", literal=True).any())
                 present = int(places.unique("code")["visits"].sum()) / steps
                 yield Counter(substitution, example, present, changes), places
                 numbers = numbers.join(places, on=["code", "before", "after"], how="anti")
@@ -152,23 +152,26 @@ def _is_no_place(rows: pl.DataFrame, places: pl.DataFrame) -> bool:
     return met.filter(pl.col("rests") > 1).height >= ELSEWHERE * met.height
 
 
-def _substitution(places: pl.DataFrame) -> Substitution | None:
-    """What takes the number out, by what nearly all of its places have beside it; None if that is next to nothing."""
+def _label(places: pl.DataFrame) -> tuple[str, str] | None:
+    """What nearly all places of a number have before and after it, digits as 0; None if that is next to nothing."""
     left = _common(places["before"], from_end=True)
     right = _common(places["after"], from_end=False)
     label = left.rpartition("0")[2]
     if _letters(label) >= 3:
         left = label
-    if not left.startswith("\n") and " " in left.strip(" "):
-        left = left.lstrip(" ") if left.startswith(" ") else left.partition(" ")[2]  # no half of a word
+    if not left.startswith(("\n", " ")) and " " in left.strip(" "):
+        left = left.partition(" ")[2]  # no half of a word
     if _letters(left) >= 2:
         right = ""
-    if _letters(left + right) < 2:
-        return None
-    number = NUMBER if places["number"].str.contains(":", literal=True).any() else "[0-9]+"
-    pattern = f"({_regex(left.strip(' '))})[ \\t]*{number}" + (f"({_regex(right)})" if right else "")
+    return (left.lstrip(" "), right) if _letters(left + right) >= 2 else None
+
+
+def _substitution(left: str, right: str, *, clock: bool) -> Substitution:
+    """What takes the number between these out of a text, with the blanks before it."""
+    number, end = NUMBER if clock else "[0-9]+", f"({_regex(right)})" if right else ""
     flag = "(?m)" if "\n" in left + right else ""
-    return Substitution(pattern=flag + pattern, replacement="$1$2" if right else "$1")
+    pattern = f"{flag}({_regex(left.strip(' '))})[ \\t]*{number}{end}"
+    return Substitution(pattern=pattern, replacement="$1$2" if right else "$1")
 
 
 def _common(sides: pl.Series, *, from_end: bool) -> str:

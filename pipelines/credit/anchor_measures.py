@@ -23,6 +23,7 @@ from pipelines.credit.anchors import (
     ToolResults,
 )
 from pipelines.credit.columns import KEYS
+from pipelines.credit.estimators.protocol import STATE_COLUMNS
 from pipelines.predicates import select_where
 
 _NUMBERS = Substitutions(substitutions=(Substitution(pattern="[0-9]+", replacement="0"),))
@@ -163,7 +164,7 @@ def largest_anchors(walks: Walks, definition: Anchors, count: int) -> pl.DataFra
 def steps_to_measure(
     snapshot: Snapshot, definitions: Sequence[Anchors], *, where: str | None = None, groups: int | None = None
 ) -> pl.LazyFrame:
-    """The steps that `measure_anchors` reads, of some groups of a lake.
+    """The steps that definitions are measured on, of some groups of a lake; the states are read in any case.
 
     Args:
         snapshot: where to read.
@@ -184,7 +185,7 @@ def steps_to_measure(
     if groups is not None:
         kept = episodes["group_id"].unique().sort().head(groups)
         episodes = episodes.filter(pl.col("group_id").is_in(kept.implode()))
-    others = (name for name in (*wanted, "is_active", "state_is_error", *ACTIONS) if name in of_steps)
+    others = (name for name in (*STATE_COLUMNS, *wanted, "is_active", "state_is_error", *ACTIONS) if name in of_steps)
     read = [name for name in dict.fromkeys(others) if name not in KEYS]
     steps = snapshot.scan("steps").select("episode_id", "step_index", *read)
     return steps.join(episodes.lazy(), on="episode_id", how="inner")

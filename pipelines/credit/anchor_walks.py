@@ -14,7 +14,7 @@ from lake.reading import collected
 from pipelines.credit.anchors.states import States
 from pipelines.credit.batch import StepBatch
 from pipelines.credit.columns import InputNeeds, select_inputs
-from pipelines.credit.purity import choice
+from pipelines.credit.purity import choice, decisions
 from pipelines.credit.segments import Bools
 
 ACTIONS = ("action", "tool_calls")
@@ -64,6 +64,17 @@ class Walks:
         """The states: a code of each row's text (NULL: unknown), and `code` and `text` of each distinct one."""
         states = States.of(self.batch, self.included_N, reads_state=True, reads_text=True)
         return states.codes_N.alias("code"), states.texts()
+
+    def copies(self) -> pl.DataFrame:
+        """Per group: group_id, episodes, and copies: those that are exact copies of an earlier one.
+
+        Every episode counts, whether it takes part or not.
+        """
+        steps = self.batch.frame.select("state_hash", taken=self.facts["taken"], episode_id=self.facts["episode_id"])
+        groups = self.facts.unique("episode_id", maintain_order=True).select("episode_id", "group_id")
+        known = pl.col("decisions").drop_nulls()
+        figures = groups.join(decisions(steps), on="episode_id").group_by("group_id", maintain_order=True)
+        return figures.agg(episodes=pl.len(), copies=known.len() - known.n_unique())
 
 
 def _facts(batch: StepBatch, included_N: Bools, extras: list[str]) -> pl.DataFrame:
