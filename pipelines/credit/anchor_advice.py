@@ -43,7 +43,7 @@ class Advice:
         ]
         found += [
             f"error text: {_reached(one)}; of {one.pairs} pairs of them that then did the same, {one.same_next:.0%} "
-            "met the same next text"
+            f"met the same next text (elsewhere {one.usual:.0%})"
             for one in self.error_texts
         ]
         found += [

@@ -168,9 +168,10 @@ def _label(places: pl.DataFrame) -> tuple[str, str] | None:
 
 def _substitution(left: str, right: str, *, clock: bool) -> Substitution:
     """What takes the number between these out of a text, with the blanks before it."""
-    number, end = NUMBER if clock else "[0-9]+", f"({_regex(right)})" if right else ""
-    flag = "(?m)" if "\n" in left + right else ""
-    pattern = f"{flag}({_regex(left.strip(' '))})[ \\t]*{number}{end}"
+    before = ("^" if left.startswith("\n") else "") + _regex(left.strip("\n "))
+    after = _regex(right.removesuffix("\n")) + ("$" if right.endswith("\n") else "")
+    number, flag = NUMBER if clock else "[0-9]+", "(?m)" if "\n" in left + right else ""
+    pattern = f"{flag}({before})[ \\t]*{number}" + (f"({after})" if right else "")
     return Substitution(pattern=pattern, replacement="$1$2" if right else "$1")
 
 
@@ -192,10 +193,8 @@ def _letters(text: str) -> int:
 
 
 def _regex(context: str) -> str:
-    """A pattern for what stands beside a number: blanks of any width, any other number, a line's beginning or end."""
-    escaped = escape(context).replace(" ", "[ \\t]+").replace("0", "[0-9:]+")
-    starts, ends = context.startswith("\n"), context.endswith("\n") and len(context) > 1
-    return ("^" if starts else "") + escaped.strip("\n") + ("$" if ends else "")
+    """A pattern for what stands beside a number: blanks of any width, any other number."""
+    return escape(context).replace(" ", "[ \\t]+").replace("0", "[0-9:]+")
 
 
 def escape(text: str) -> str:

@@ -309,8 +309,8 @@ def test_the_command_talks_to_stderr_and_prints_levels(lk: Lake, cli: Cli) -> No
     assert done.err.splitlines() == [
         f"1: {first} (gigpo, score env_return)",
         f"2: {second} (rloo)",
-        "11 steps defined in both, 1 (9.1%) change their sign",
-        "2 groups: 1 gain a signal, 0 lose theirs",
+        "11 steps defined in both, 1 (9.1%) have opposite signs",
+        "2 groups: 1 are live in 2 and not in 1, 0 in 1 and not in 2",
     ]
     lines = [line.split() for line in done.out.splitlines()]
     assert lines[0] == ["measure", "advantage", "a_episode", "a_step"]
