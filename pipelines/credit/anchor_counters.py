@@ -4,7 +4,8 @@ A number in a text is taken for a counter if
 
 1. the same words stand beside it, it occurs once in a text that has it, and in at least 5 % of the steps (`COMMON`);
 2. from one text of an episode that has it to the next it changes at least four times in five (`CHANGES`) and turns back
-   at most one time in fifty (`TURNS`). A score, a level or the number of things in hand changes now and then: in the
+   at most one time in fifty (`TURNS`), seen in at least 20 moves (`MOVES`), two an episode (`LONG`): any two numbers
+   are in some order. A score, a level or the number of things in hand changes now and then: in the
    games this was tried on at most at one step in five, while move counters change at every step, and at nine of ten
    where refused commands do not count;
 3. it hides something: with all such numbers left out, at least 2 % of the steps (`HIDDEN`) are in a text that occurred
@@ -26,6 +27,7 @@ from pipelines.credit.anchor_walks import Walks
 from pipelines.credit.anchors import Substitution, Substitutions
 
 COMMON, CHANGES, TURNS, HIDDEN, ELSEWHERE = 0.05, 0.8, 0.02, 0.02, 0.1
+MOVES, LONG = 20, 2
 ONCE = 0.99
 """Share of the texts with the number that have it once."""
 ALIKE = 0.95
@@ -138,8 +140,18 @@ def _counting(rows: pl.DataFrame, named: pl.DataFrame) -> pl.DataFrame:
     """`name` and `changes` of the numbers that change at nearly every step, and in one direction."""
     seen = rows.with_row_index("row").join(named.select("code", "name", "value"), on="code").sort("name", "row")
     same = (pl.col("episode_id") == pl.col("episode_id").shift()) & (pl.col("name") == pl.col("name").shift())
-    moves = seen.select("name", change=pl.when(same).then(pl.col("value") - pl.col("value").shift())).drop_nulls()
-    shares = moves.group_by("name").agg(rises=(pl.col("change") > 0).mean(), falls=(pl.col("change") < 0).mean())
+    change = pl.when(same).then(pl.col("value") - pl.col("value").shift())
+    shares = (
+        seen.select("name", "episode_id", change=change)
+        .group_by("name")
+        .agg(
+            pl.col("change").count().alias("moves"),
+            pl.col("episode_id").n_unique().alias("episodes"),
+            (pl.col("change") > 0).mean().alias("rises"),
+            (pl.col("change") < 0).mean().alias("falls"),
+        )
+        .filter(pl.col("moves") >= pl.max_horizontal(pl.lit(MOVES), LONG * pl.col("episodes")))
+    )
     changes, turns = pl.max_horizontal("rises", "falls"), pl.min_horizontal("rises", "falls")
     return shares.filter((changes >= CHANGES) & (turns <= TURNS)).select("name", changes=changes)
 
@@ -188,8 +200,8 @@ def _common(sides: pl.Series, *, from_end: bool) -> str:
 
 
 def _letters(text: str) -> int:
-    """Characters that tell something: an end of a line does, a blank does not."""
-    return len(text.replace(" ", ""))
+    """Characters that tell something: an end of a line does, a blank or the end of a sentence does not."""
+    return len(re.sub("[ .,;]", "", text))
 
 
 def _regex(context: str) -> str:

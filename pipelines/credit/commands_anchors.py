@@ -122,11 +122,11 @@ def _copies(walks: "Walks", lake: str) -> "Iterator[str]":
     having = found.filter(found["copies"] > 0)
     if having.is_empty():
         return
-    shares = (having["copies"] / having["episodes"]).to_list()
+    most = max((having["copies"] / having["episodes"]).to_list())
     yield (
         f"{having['copies'].sum()} of {found['episodes'].sum()} episodes are exact copies of a sibling (the same "
-        f"states and actions), in {having.height} of {found.height} groups: {min(shares):.0%} to {max(shares):.0%} of "
-        "each. This drops them from training, and nothing else: "
+        f"states and actions), in {having.height} of {found.height} groups, at most {most:.0%} of a "
+        "group. This drops them from training, and nothing else: "
         f"`trajlake select distinct --filter dedup:by=decisions,within=group --lake {lake}`"
     )
 
