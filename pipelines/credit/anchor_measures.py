@@ -1,19 +1,17 @@
 """What anchor definitions would give, measured on a lake's steps before any credit is computed. Nothing is written.
 
-Axes: `_N` rows in canonical order.
+Axes: `_N` rows in canonical order, `_V` distinct texts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from time import process_time
 
-import numpy as np
 import polars as pl
 
-from lake.errors import DataRefusedError
 from lake.judgements.predicates import select_where
-from lake.reading import collected
 from lake.snapshot import Snapshot
 from lake.tables import TABLES
+from pipelines.credit.anchor_walks import ACTIONS, Walks, before
 from pipelines.credit.anchors import (
     Anchors,
     CanonicalJson,
@@ -25,10 +23,8 @@ from pipelines.credit.anchors import (
     Substitutions,
     ToolResults,
 )
-from pipelines.credit.batch import StepBatch
-from pipelines.credit.columns import KEYS, InputNeeds, select_inputs
-from pipelines.credit.purity import choice
-from pipelines.credit.segments import Bools
+from pipelines.credit.columns import KEYS
+from pipelines.credit.estimators.protocol import STATE_COLUMNS
 
 _NUMBERS = Substitutions(substitutions=(Substitution(pattern="[0-9]+", replacement="0"),))
 CANDIDATES: dict[str, Anchors] = {
@@ -41,7 +37,6 @@ CANDIDATES: dict[str, Anchors] = {
     "last 2 states": LastStates(k=2),
 }
 """What is measured where nothing is asked for: cheap definitions that show what the texts are like."""
-_ACTIONS = ("action", "tool_calls")
 
 
 def measure_anchors(steps: pl.LazyFrame, definitions: Mapping[str, Anchors]) -> pl.DataFrame:
@@ -53,42 +48,43 @@ def measure_anchors(steps: pl.LazyFrame, definitions: Mapping[str, Anchors]) -> 
         definitions: by the name they are shown under.
 
     Returns:
+        One row per definition, see `measure`.
+
+    Raises:
+        DataRefusedError: there is no active step.
+        ContractError: steps that break the contract, naming the episode.
+    """
+    present = steps.collect_schema().names()
+    return measure(Walks.of(steps, columns_of(definitions.values(), present)), definitions)
+
+
+def columns_of(definitions: Iterable[Anchors], present: list[str]) -> tuple[str, ...]:
+    """The columns that definitions read, once each."""
+    return tuple(dict.fromkeys(name for definition in definitions for name in definition.columns(present)))
+
+
+def measure(walks: Walks, definitions: Mapping[str, Anchors]) -> pl.DataFrame:
+    """Figures of each definition over the same steps.
+
+    Args:
+        walks: the steps, with the columns that the definitions read.
+        definitions: by the name they are shown under.
+
+    Returns:
         One row per definition. Shares of the steps of episodes that take part (`steps` of them): `known` (have a key),
         `shared` (two or more episodes of the group visited the state), `singleton` (no other step has it). `states`:
         distinct ones; over those that are shared: `episodes` (mean of the episodes that visited them), `one_action`
         (share where all took the same action), `ways_in` (mean of the distinct actions that led there), `errors` (share
-        of their steps whose state is an error text). `seconds` of CPU. NULL where it cannot be known.
+        of their steps whose state is marked as an error text). `seconds` of CPU. NULL where it cannot be known.
     """
-    present = steps.collect_schema().names()
-    read = dict.fromkeys(name for definition in definitions.values() for name in definition.columns(present))
-    extras = [name for name in (*_ACTIONS, "state_is_error") if name in present]
-    needs = InputNeeds(anchor_columns=tuple(dict.fromkeys((*read, *extras))))
-    batch = StepBatch.of(collected(select_inputs(steps, needs)), needs)
-    if batch is None:
-        msg = "there are no active steps to measure anchors on; collect or ingest episodes first"
-        raise DataRefusedError(msg)
-    included_N = ~batch.episodes.spread(batch.broken_E & np.isnan(batch.score_E))
-    facts = _facts(batch, included_N, extras)
-    return pl.concat(_measured(name, definition, batch, included_N, facts) for name, definition in definitions.items())
+    return pl.concat(_measured(name, definition, walks) for name, definition in definitions.items())
 
 
-def _facts(batch: StepBatch, included_N: Bools, extras: Sequence[str]) -> pl.DataFrame:
-    """What is known of each row beside its key: its group and episode, what was done there and just before."""
-    columns = [pl.col("episode_id"), pl.Series("group_id", batch.groups.ids_N()), pl.Series("included", included_N)]
-    rows = batch.frame.with_columns(columns)
-    actions = [name for name in _ACTIONS if name in extras]
-    taken = choice(actions) if actions else pl.lit(None, pl.UInt64)
-    is_error = pl.col("state_is_error").cast(pl.Boolean) if "state_is_error" in extras else pl.lit(None, pl.Boolean)
-    rows = rows.select("group_id", "episode_id", "included", taken.alias("taken"), is_error.alias("is_error"))
-    led_here = pl.when(pl.col("episode_id") == pl.col("episode_id").shift()).then(pl.col("taken").shift())
-    return rows.with_columns(led_here.alias("led_here"), pl.lit(bool(actions)).alias("has_actions"))
-
-
-def _measured(name: str, definition: Anchors, batch: StepBatch, included_N: Bools, facts: pl.DataFrame) -> pl.DataFrame:
+def _measured(name: str, definition: Anchors, walks: Walks) -> pl.DataFrame:
     began = process_time()
-    keys_N = definition.keys(batch, included_N)
+    keys_N = definition.keys(walks.batch, walks.included_N)
     seconds = process_time() - began
-    rows = facts.with_columns(keys_N.alias("key")).filter("included")
+    rows = walks.facts.with_columns(keys_N.alias("key")).filter("included")
     states = (
         rows.lazy()
         .filter(pl.col("key").is_not_null())
@@ -120,10 +116,55 @@ def _measured(name: str, definition: Anchors, batch: StepBatch, included_N: Bool
     ).collect()
 
 
+def largest_anchors(walks: Walks, definition: Anchors, count: int) -> pl.DataFrame:
+    """The shared anchors with most steps, and how differently they were reached.
+
+    Args:
+        walks: the steps, with the columns that the definition reads, and `state`.
+        definition: what an anchor is.
+        count: how many.
+
+    Returns:
+        One row per key that two or more episodes of a group visited, most steps first: `state` (its text; of several,
+        the first), `steps` and `groups` (there), `states_before` and `actions_before` (distinct states that it
+        followed, and actions that led to it), `actions` (distinct ones that were taken there), `score_std` (mean over
+        its groups, weighed by steps, of the deviation of the episodes' scores). NULL where it cannot be known.
+    """
+    codes_N, texts_V = walks.texts()
+    keys_N = definition.keys(walks.batch, walks.included_N)
+    rows = walks.facts.with_columns(keys_N.alias("key"), codes_N.alias("code")).filter("included")
+    rows = rows.with_columns(before("key").alias("came")).filter(pl.col("key").is_not_null())
+    of_groups = rows.group_by("key", "group_id").agg(
+        pl.len().alias("n"), pl.col("episode_id").n_unique().alias("episodes"), pl.col("score").std(ddof=1)
+    )
+    shared = of_groups.filter(pl.col("episodes") >= 2)
+    known = pl.col("score").is_not_null()
+    sizes = shared.group_by("key").agg(
+        pl.col("n").sum().alias("steps"),
+        pl.len().alias("groups"),
+        ((pl.col("score") * pl.col("n")).sum() / pl.col("n").filter(known).sum()).fill_nan(None).alias("score_std"),
+    )
+    largest = sizes.sort("steps", "key", descending=[True, False]).head(count)
+    visits = rows.join(shared, on=["key", "group_id"], how="semi").join(largest.select("key"), on="key", how="semi")
+    acted = pl.when(pl.col("has_actions").any())
+    reached = (
+        visits.join(texts_V, on="code", how="left")
+        .group_by("key")
+        .agg(
+            pl.col("text").min().alias("state"),
+            pl.col("came").drop_nulls().n_unique().alias("states_before"),
+            acted.then(pl.col("led_here").drop_nulls().n_unique()).alias("actions_before"),
+            acted.then(pl.col("taken").n_unique()).alias("actions"),
+        )
+    )
+    names = ["state", "steps", "groups", "states_before", "actions_before", "actions", "score_std"]
+    return largest.join(reached, on="key", maintain_order="left").select(names)
+
+
 def steps_to_measure(
     snapshot: Snapshot, definitions: Sequence[Anchors], *, where: str | None = None, groups: int | None = None
 ) -> pl.LazyFrame:
-    """The steps that `measure_anchors` reads, of some groups of a lake.
+    """The steps that definitions are measured on, of some groups of a lake; the states are read in any case.
 
     Args:
         snapshot: where to read.
@@ -137,14 +178,14 @@ def steps_to_measure(
     """
     of_steps, of_episodes = TABLES["steps"].names, TABLES["episodes"].names
     present = [*of_steps, *of_episodes]
-    wanted = dict.fromkeys(name for definition in definitions for name in definition.columns(present))
+    wanted = columns_of(definitions, present)
     own = [name for name in wanted if name in of_episodes and name not in of_steps]
     chosen = ["episode_id", "group_id", "status", "env_return AS episode_score", *own]
     episodes = select_where(snapshot, list(dict.fromkeys(chosen)), where)
     if groups is not None:
         kept = episodes["group_id"].unique().sort().head(groups)
         episodes = episodes.filter(pl.col("group_id").is_in(kept.implode()))
-    others = (name for name in (*wanted, "is_active", "state_is_error", *_ACTIONS) if name in of_steps)
+    others = (name for name in (*STATE_COLUMNS, *wanted, "is_active", "state_is_error", *ACTIONS) if name in of_steps)
     read = [name for name in dict.fromkeys(others) if name not in KEYS]
     steps = snapshot.scan("steps").select("episode_id", "step_index", *read)
     return steps.join(episodes.lazy(), on="episode_id", how="inner")

@@ -14,7 +14,7 @@ from lake.cli_options import as_of_option, echo_rows, format_option, lake_option
     type=click.Choice(["levels", "signal", "groups", "examples"]),
     default="levels",
     show_default=True,
-    help="What to print: agreement by level, groups by their signal, every group, or the largest changes.",
+    help="What to print: agreement by level, numbers of live and other groups, every group, or the largest changes.",
 )
 @click.option(
     "--examples", type=click.IntRange(0, 100_000), default=10, show_default=True, help="Steps to show at most."
@@ -35,7 +35,8 @@ def compare(
     """Compare two sets of advantages.
 
     CREDIT is an estimator's name (its newest series), or the id of a credit series or job, or its beginning. A job
-    means its series as it was when the job ended. Columns ending in _1 are of CREDIT1, those in _2 of CREDIT2.
+    means its series as it was when the job ended. Columns ending in _1 are of CREDIT1, those in _2 of CREDIT2. A group
+    is live if two or more of its episodes are scored and their scores differ.
     """
     import polars as pl
 
@@ -47,11 +48,9 @@ def compare(
     changes = dict(found.groups["change"].value_counts().iter_rows())
     for number, side in enumerate((found.one, found.two), start=1):
         click.echo(f"{number}: {side.title}", err=True)
-    click.echo(f"{steps['shared']} steps defined in both, {steps['flips']} ({share}) change their sign", err=True)
-    click.echo(
-        f"{found.groups.height} groups: {changes.get('gained', 0)} gain a signal, {changes.get('lost', 0)} lose theirs",
-        err=True,
-    )
+    click.echo(f"{steps['shared']} steps defined in both, {steps['flips']} ({share}) have opposite signs", err=True)
+    gained, lost = (changes.get(change, 0) for change in ("gained", "lost"))
+    click.echo(f"{found.groups.height} groups: {gained} are live in 2 and not in 1, {lost} in 1 and not in 2", err=True)
     frame: pl.DataFrame = getattr(found, rows)
     if rows == "levels" and output_format == "table":
         # Three columns are read, twenty are not.

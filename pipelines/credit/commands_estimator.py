@@ -1,5 +1,6 @@
 """The command of one estimator: options of the job, options of the estimator, and the report in words."""
 
+import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +93,8 @@ def _run(estimator: "type[Estimator]", **given: Any) -> None:
     from pipelines.credit.job import run_credit, with_step_source
     from pipelines.executor import executor_named
 
-    target = lake.open(given.pop("lake_uri"))
+    uri = given.pop("lake_uri")
+    target = lake.open(uri)
     config = given.pop("config")
     options = _options(config, estimator.name, given.pop("settings"), list(estimator.model_fields))
     chosen = _built(estimator, options, estimator.name)
@@ -105,20 +107,28 @@ def _run(estimator: "type[Estimator]", **given: Any) -> None:
     report = run_credit(target, chosen, integrity=integrity, executor=executor, notice=_say, **given)
     if open_source and getattr(chosen, "step_source", None) == "terminal_score":
         click.echo("no step rewards are recorded: the episode score is the last step's reward", err=True)
-    _report(report)
+    _report(report, shlex.quote(uri))
 
 
 def _say(line: str) -> None:
     click.echo(line, err=True)
 
 
-def _report(report: "CreditReport") -> None:
-    """What was done, in words."""
+def _report(report: "CreditReport", lake: str) -> None:
+    """What was done, in words.
+
+    Args:
+        report: of the job.
+        lake: its address, for the commands that are proposed.
+    """
     from lake import ids
     from pipelines.credit.unknowns import in_words
 
+    def tell(line: str) -> None:
+        _say(line.replace("--lake LAKE", f"--lake {lake}"))
+
     for line in report.findings:
-        click.echo(line, err=True)
+        tell(line)
     if report.skipped:
         click.echo(
             f"nothing changed since job {ids.to_text(report.job_id)} (--force computes it again); "
@@ -132,13 +142,14 @@ def _report(report: "CreditReport") -> None:
     if report.scorer_versions:
         named = (f"{name.partition('@')[0]}@{version}" for name, version in report.scorer_versions.items())
         click.echo(f"scores of {', '.join(dict.fromkeys(named))}")
-    share = f"{summary.shared_fraction:.1%} of steps share their anchor state with a sibling; "
+    share = f"{summary.shared_fraction:.1%} of the steps are in a state that a sibling visited; "
     click.echo(f"{share if summary.has_anchors else ''}{summary.undefined_steps} advantages undefined")
     for line in (*summary.warnings(), *in_words(report.unknown)):
-        click.echo(line, err=True)
+        tell(line)
     if not report.skipped:
         click.echo(
-            f"{report.groups_computed} groups computed, {report.groups_kept} unchanged, {report.groups_ended} ended"
+            f"{report.groups_computed} groups computed, {report.groups_kept} unchanged, {report.groups_ended} without "
+            "episodes now"
         )
         click.echo(
             f"{report.estimator.name} is the current credit: series {ids.to_text(report.series_id)}, "

@@ -1,8 +1,8 @@
 """Two credit jobs side by side, before a GPU is spent.
 
-Where they agree, where a step's sign turns, which groups gain or lose their signal. Everything is aggregated by DuckDB
-over the tables (`pipelines/sql/compare_*.sql`): what comes back is a row per level, a row per group and a few examples;
-joins that outgrow the memory spill to a temporary folder.
+Where they agree, which steps have opposite signs, which groups are live in one of them alone. Everything is aggregated
+by DuckDB over the tables (`pipelines/sql/compare_*.sql`): what comes back is a row per level, a row per group and a few
+examples; joins that outgrow the memory spill to a temporary folder.
 """
 
 from dataclasses import dataclass
@@ -34,14 +34,14 @@ class Comparison:
     levels: pl.DataFrame
     """A row for each of LEVELS: level, and the columns of `pipelines/sql/compare_level.sql`."""
     groups: pl.DataFrame
-    """A row per collected group, those whose signal changed first; see `pipelines/sql/compare_groups.sql`."""
+    """A row per collected group, those that are live in one alone first; see `pipelines/sql/compare_groups.sql`."""
     examples: pl.DataFrame
     """episode_id, step_index, advantage_1, advantage_2, change, run_id, group_id, action (an excerpt): the steps whose
     advantage changed most."""
 
     @property
     def signal(self) -> pl.DataFrame:
-        """Groups by what they are in each: state_1, state_2, change, groups."""
+        """How many groups are what in each: state_1, state_2, change, groups."""
         keys = ["state_1", "state_2", "change"]
         return self.groups.group_by(keys).agg(groups=pl.len().cast(pl.Int64)).sort(keys)
 

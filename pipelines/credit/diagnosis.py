@@ -12,7 +12,6 @@ _ADDED = ("episodes", "steps", "shared_steps", "singleton_steps", "anchors", "si
 _KNOWN = ("one_action_anchors", "error_anchors", "error_steps")
 DIAGNOSED = (*_ADDED, *_KNOWN, "defined_steps", "scored", "is_dead")
 """The columns of `credit_groups` that a diagnosis reads."""
-PAGE = "docs/guides/which-anchor.md"
 
 
 class CreditDiagnosis(CreditSummary):
@@ -32,25 +31,25 @@ class CreditDiagnosis(CreditSummary):
     """Steps where A_E and A_S have opposite signs."""
 
     def warnings(self) -> list[str]:
-        """What looks wrong, each with what to do. Empty if nothing does."""
+        """What looks wrong, each with the command to run next (LAKE: the lake). Empty if nothing does."""
         found = []
         judged = self.live_groups + self.dead_groups
         if self.groups and self.unscored_groups + self.singleton_groups > MOSTLY * self.groups:
             alone = self.unscored_groups + self.singleton_groups
             found.append(
-                f"{alone} of {self.groups} groups have fewer than two episodes that take part: nothing is compared "
-                "there. Score them (`trajlake score`), give the estimator what it needs, or look at how groups are "
-                "keyed"
+                f"{alone} of {self.groups} groups have fewer than two episodes with a score: nothing is compared "
+                "there. Score them: `trajlake score FILE.py:FUNCTION --lake LAKE`"
             )
         if judged and self.dead_groups > MOSTLY * judged:
             found.append(
-                f"{self.dead_groups} of {judged} groups are dead: all their episodes have the same score, A_E is 0. "
-                "Take tasks of another difficulty, more siblings, or a finer score"
+                f"In {self.dead_groups} of {judged} groups all episodes have the same score, so A_E is 0 there. Tasks "
+                "of another difficulty, more siblings or a finer score would tell more: "
+                "`trajlake score FILE.py:FUNCTION --lake LAKE`"
             )
         if self.steps and self.undefined_steps > MOSTLY * self.steps:
             found.append(
-                f"{self.undefined_steps} of {self.steps} advantages are unknown, being made of NULLs: `trajlake "
-                "sql 'SELECT job_id, flags, count(*) FROM latest_advantages WHERE NOT defined GROUP BY ALL'`"
+                f"{self.undefined_steps} of {self.steps} advantages are unknown (NULL). Their flags say why: `trajlake "
+                "sql 'SELECT flags, count(*) FROM latest_advantages WHERE NOT defined GROUP BY ALL' --lake LAKE`"
             )
         if self.has_anchors and self.steps:
             found.extend(self._anchor_warnings())
@@ -61,14 +60,14 @@ class CreditDiagnosis(CreditSummary):
         alone = self.singleton_steps / self.steps
         if alone > HEALTHY_SINGLETONS:
             found.append(
-                f"{alone:.0%} of steps are in a state that no other step has (healthy: below {HEALTHY_SINGLETONS:.0%}) "
-                "and get no A_S. Normalise the state text: `trajlake anchors` measures what each definition would "
-                f"give, {PAGE} says how to choose"
+                f"{alone:.0%} of the steps are in a state that no other step of their group has, so they get no step "
+                f"advantage (usual: below {HEALTHY_SINGLETONS:.0%}). See what makes the states differ: "
+                "`trajlake anchors --lake LAKE`"
             )
         if self.error_steps and self.error_steps > MANY_ERRORS * self.shared_steps:
             found.append(
-                f"{self.error_steps} of {self.shared_steps} shared steps are in error texts, which many situations "
-                f'have in common. Leave them out with anchors {{"kind": "no_errors"}}; see {PAGE}'
+                f"{self.error_steps} of the {self.shared_steps} steps with a shared state are at error texts, which "
+                "say little of the situation. See what leaving them out would give: `trajlake anchors --lake LAKE`"
             )
         return found
 

@@ -7,6 +7,8 @@ see the groups. Each check is off, a warning or a refusal, and what it finds als
 A check whose columns are not there, or are NULL, says nothing: unknown is not wrong.
 """
 
+from typing import Any
+
 import polars as pl
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,6 +20,7 @@ __all__ = ["Action", "IntegrityConfig", "IntegrityReport", "Problem", "check_gro
 _UNKNOWN = pl.lit(None, pl.UInt32)
 _WRONG = {
     "broken_steps": pl.col("broken") > 0,
+    "copied_siblings": pl.col("copies") > 0,
     "incomplete": pl.col("episodes") < pl.col("expected"),
     "mixed_policies": pl.col("policies") > 1,
     "oversized": pl.col("episodes") > pl.col("expected"),
@@ -26,6 +29,8 @@ _WRONG = {
     "singleton": pl.col("scored") < 2,
 }
 """Finding -> whether a group has it, by the group's figures."""
+_NAMING = (pl.when(pl.col("task").is_null()).then(0).when(pl.col("tasks") == 1).then(1).otherwise(2), pl.col("task"))
+"""The order of the names that `_named` gives."""
 
 
 class IntegrityConfig(BaseModel):
@@ -44,6 +49,9 @@ class IntegrityConfig(BaseModel):
     contiguous: Action = "refuse"
     """Steps are 0, 1, 2, ... and as many as the episode says. Estimators refuse the first gap they meet in any case;
     here all groups with one are named. Finding: `broken_steps`."""
+    copied_siblings: Action = "warn"
+    """No episode is the exact copy of a sibling: the same states and the same actions, in order. Looked at where an
+    estimator with anchors reads the actions (`--purity`). Finding: `copied_siblings`."""
     mixed_policies: Action = "warn"
     """All episodes come from one policy and one version of its weights. Finding: `mixed_policies`."""
     expected_group_size: int | None = Field(default=None, ge=1)
@@ -61,7 +69,7 @@ def check_groups(
         episodes: one row per episode: `episode_id`, `group_id` (the one the job uses), and where known `task_id`,
             `expected_group_size`, `policy`, `policy_version`, `num_steps`, `initial_messages`, `episode_score`.
         steps: all their steps, inactive ones included: `episode_id`, `step_index`, and where known `state_hash`; or
-            `pipelines.credit.range_steps.episode_figures` of them.
+            `pipelines.credit.range_steps.episode_figures` of them, which is needed to find copies.
         config: what to check.
 
     Returns:
@@ -74,13 +82,22 @@ def check_groups(
     for name in (name for name, action in actions.items() if action != "off"):
         having = groups.filter(_WRONG[name])
         if having.height:
-            rows = having.head(config.examples).iter_rows(named=True)
-            shown = tuple(f"{_shown(row['group_id'])}: {FINDINGS[name].figures(row)}" for row in rows)
-            problems.append(Problem(finding=name, action=actions[name], groups=having.height, examples=shown))
+            rows = having.sort(*_NAMING, "group_id").head(config.examples).iter_rows(named=True)
+            shown = tuple(f"{_named(row)}: {FINDINGS[name].figures(row)}" for row in rows)
+            counted = FINDINGS[name].counted
+            problems.append(
+                Problem(
+                    finding=name,
+                    action=actions[name],
+                    groups=having.height,
+                    counted=int(having[counted].sum()) if counted else 0,
+                    examples=shown,
+                )
+            )
     names = [pl.when(_WRONG[problem.finding]).then(pl.lit(problem.finding)) for problem in problems]
     joined = pl.concat_str(pl.lit(None, pl.String), *names, separator=",", ignore_nulls=True).alias("findings")
     findings = groups.select("group_id", joined).filter(pl.col("findings") != "")
-    return IntegrityReport(groups.height, tuple(problems), findings)
+    return IntegrityReport(groups.height, int(groups["episodes"].sum()), tuple(problems), findings)
 
 
 def _figures(episodes: pl.LazyFrame, steps: pl.LazyFrame | None, config: IntegrityConfig) -> pl.LazyFrame:
@@ -93,6 +110,7 @@ def _figures(episodes: pl.LazyFrame, steps: pl.LazyFrame | None, config: Integri
         counts = [pl.col(name).drop_nulls().n_unique() for name in names if name in present]
         return pl.max_horizontal(*counts) if counts else _UNKNOWN
 
+    known_decisions = pl.col("decisions").drop_nulls()
     expected = pl.col("expected_group_size").max() if "expected_group_size" in present else _UNKNOWN
     return table.group_by("group_id").agg(
         pl.len().alias("episodes"),
@@ -101,6 +119,8 @@ def _figures(episodes: pl.LazyFrame, steps: pl.LazyFrame | None, config: Integri
         distinct("policy", "policy_version").alias("policies"),
         distinct("initial_messages", "first_state").alias("starts"),
         distinct("task_id").alias("tasks"),
+        (pl.col("task_id").drop_nulls().min() if "task_id" in present else pl.lit(None, pl.String)).alias("task"),
+        (known_decisions.len() - known_decisions.n_unique() if "decisions" in present else _UNKNOWN).alias("copies"),
         (pl.col("episode_score").count() if "episode_score" in present else pl.len()).alias("scored"),
     )
 
@@ -140,6 +160,9 @@ def _step_figures(steps: pl.LazyFrame) -> pl.LazyFrame:
     return steps.group_by("episode_id").agg(figures)
 
 
-def _shown(group_id: object) -> str:
-    """A group's id as people see it."""
-    return ids.to_text(group_id) if isinstance(group_id, int) and 0 <= group_id <= ids.MASK else repr(group_id)
+def _named(row: dict[str, Any]) -> str:
+    """A group as people call it: by its task, and by its id only where that is not known."""
+    if row["task"] is not None:
+        return f"task {row['task']}" if row["tasks"] == 1 else f"tasks {row['task']}, ..."
+    group_id = row["group_id"]
+    return f"group {ids.to_text(group_id) if isinstance(group_id, int) and 0 <= group_id <= ids.MASK else group_id}"

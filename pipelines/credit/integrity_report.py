@@ -18,11 +18,13 @@ class Finding(NamedTuple):
     check: str
     """The check that makes it: an option of `IntegrityConfig`."""
     what: str
-    """What is wrong with its groups."""
+    """What is wrong with its groups; {counted} and {episodes} are filled in."""
     figures: Callable[[dict[str, Any]], str]
     """The figures of one group."""
     then: str
-    """What to do."""
+    """What to do, with a command or an option of the command. LAKE stands for the lake."""
+    counted: str = ""
+    """The figure of a group that {counted} adds up."""
 
 
 FINDINGS = {
@@ -30,43 +32,55 @@ FINDINGS = {
         "contiguous",
         "episodes with missing or repeated steps",
         lambda row: f"{row['broken']} of {row['episodes']} episodes",
-        "ingest those episodes whole",
+        "Ingest those episodes whole: `trajlake ingest FILE --lake LAKE`",
+    ),
+    "copied_siblings": Finding(
+        "copied_siblings",
+        "{counted} of {episodes} episodes are exact copies of a sibling (the same states and actions)",
+        lambda row: f"{row['copies']} of {row['episodes']}",
+        "They count in means and deviations as if they were independent. To train on one of each: "
+        "`trajlake select distinct --filter dedup:by=decisions,within=group --lake LAKE`",
+        counted="copies",
     ),
     "incomplete": Finding(
         "complete",
         "fewer episodes than were meant to run",
         lambda row: f"{row['episodes']} of {row['expected']}",
-        "collect the rest, or leave these groups out",
+        "Collect the rest, or compute without this check: --check complete=off",
     ),
     "mixed_policies": Finding(
         "mixed_policies",
         "several policies or versions of their weights",
         lambda row: f"{row['policies']} among {row['episodes']} episodes",
-        "usual in asynchronous collection; else group by version",
+        "Usual where collection and training overlap (--check mixed_policies=off). To compare within one version: "
+        "`trajlake group fresh --step staleness_cap:max_behind=0 --lake LAKE`, then --grouping fresh",
     ),
     "oversized": Finding(
         "complete",
         "more episodes than were meant to run",
         lambda row: f"{row['episodes']} for {row['expected']}",
-        "look for a run that was ingested under two names",
+        "Look for a run that was ingested twice under two names: "
+        "`trajlake sql 'SELECT run_id, count(*) FROM episodes GROUP BY ALL' --lake LAKE`",
     ),
     "several_starts": Finding(
         "one_start",
-        "different beginnings",
-        lambda row: f"{row['starts']} starts of {row['episodes']} episodes",
-        "usual with a simulated user; else these are no siblings",
+        "episodes that begin differently (other initial messages, or another first state)",
+        lambda row: f"{row['starts']} beginnings of {row['episodes']} episodes",
+        "Expected where a simulated user speaks first (--check one_start=off). Otherwise they should not be compared: "
+        "--check one_start=refuse",
     ),
     "several_tasks": Finding(
         "one_task",
         "episodes of different tasks",
         lambda row: f"{row['tasks']} tasks",
-        "group by task: scores of different tasks are not comparable",
+        "Scores of different tasks are not comparable: leave --grouping out, or group by task (`trajlake group -h`)",
     ),
     "singleton": Finding(
         "singleton",
         "fewer than two scored episodes, so no baseline",
         lambda row: f"{row['scored']} scored of {row['episodes']}",
-        "score or collect siblings, or look at how the groups are keyed",
+        "Score them (`trajlake score FILE.py:FUNCTION --lake LAKE`), collect siblings, or compare across runs: "
+        "`trajlake group merged --step merge_runs --lake LAKE`, then --grouping merged",
     ),
 }
 """Every finding, in alphabetical order."""
@@ -86,16 +100,23 @@ class Problem(BaseModel):
     """What the configuration says about it."""
     groups: int
     """Groups that have it."""
+    counted: int = 0
+    """Over these groups, what the finding counts beside groups; 0 if nothing."""
     examples: tuple[str, ...]
-    """The first of them, by id: the id as people see it, and the figures."""
+    """The first of them, by id: the task, and the figures."""
 
-    def line(self) -> str:
-        """The finding in words."""
+    def line(self, episodes: int) -> str:
+        """The finding in words.
+
+        Args:
+            episodes: that were looked at.
+        """
         finding = FINDINGS[self.finding]
+        what = finding.what.format(counted=self.counted, episodes=episodes)
         more = ", ..." if self.groups > len(self.examples) else ""
         named = f" ({', '.join(self.examples)}{more})" if self.examples else ""
         groups = "1 group" if self.groups == 1 else f"{self.groups} groups"
-        return f"{self.finding}: {finding.what}, in {groups}{named}; {finding.then}"
+        return f"{self.finding}: {what}, in {groups}{named}. {finding.then}"
 
 
 @dataclass(frozen=True)
@@ -104,12 +125,14 @@ class IntegrityReport:
 
     Attributes:
         checked: groups looked at.
+        episodes: their episodes.
         problems: the findings that some group has, by name.
         findings: `group_id`, and `findings`: names joined by commas, sorted. Groups without any are left out. Sorted
             by group_id.
     """
 
     checked: int
+    episodes: int
     problems: tuple[Problem, ...]
     findings: pl.DataFrame
 
@@ -121,17 +144,19 @@ class IntegrityReport:
             by_finding.setdefault(problem.finding, []).append(problem)
         return cls(
             checked=sum(report.checked for report in reports),
+            episodes=sum(report.episodes for report in reports),
             problems=tuple(_joined(by_finding[name]) for name in sorted(by_finding)),
             findings=pl.concat([report.findings for report in reports] or [_NO_FINDINGS]).sort("group_id"),
         )
 
     def counts(self) -> dict[str, int]:
-        """Groups by finding."""
-        return {problem.finding: problem.groups for problem in self.problems}
+        """Groups by finding, and what findings count beside them (`copies`: episodes)."""
+        counted = {FINDINGS[problem.finding].counted: problem.counted for problem in self.problems if problem.counted}
+        return {problem.finding: problem.groups for problem in self.problems} | counted
 
     def lines(self) -> list[str]:
         """One sentence per finding."""
-        return [problem.line() for problem in self.problems]
+        return [problem.line(self.episodes) for problem in self.problems]
 
     def raise_refused(self) -> None:
         """Stop if a check that refuses has found something.
@@ -141,7 +166,7 @@ class IntegrityReport:
         """
         refused = [problem for problem in self.problems if problem.action == "refuse"]
         if refused:
-            told = ". ".join(problem.line() for problem in refused)
+            told = ". ".join(problem.line(self.episodes) for problem in refused)
             checks = sorted({FINDINGS[problem.finding].check for problem in refused})
             options = " ".join(f"--check {check}=warn" for check in checks)
             msg = f"of {self.checked} groups: {told}. To compute all the same: {options}"
@@ -151,6 +176,7 @@ class IntegrityReport:
 def _joined(problems: list[Problem]) -> Problem:
     """One finding of several reports; as many examples as the report with the most."""
     shown = max(len(problem.examples) for problem in problems)
-    examples = sorted(example for problem in problems for example in problem.examples)
-    groups = sum(problem.groups for problem in problems)
-    return problems[0].model_copy(update={"groups": groups, "examples": tuple(examples[:shown])})
+    examples = [example for problem in problems for example in problem.examples]
+    examples.sort(key=lambda example: example.partition(": ")[0])
+    groups, counted = (sum(getattr(problem, name) for problem in problems) for name in ("groups", "counted"))
+    return problems[0].model_copy(update={"groups": groups, "counted": counted, "examples": tuple(examples[:shown])})

@@ -1,9 +1,12 @@
-"""What the steps in shared anchors show: did everyone act alike, by how many ways did they come, was it an error?
+"""What was done at each step, and what that shows of shared anchors and of siblings.
+
+Of an anchor: did everyone act alike, by how many ways did they come, was it an error? Of an episode: is it a copy?
 
 Texts are hashed while they are read, so that none is kept, and rows are gathered by anchor the way estimators gather
 them: a join and a group-by would cost twice what the advantages cost.
 
-Axes: `_N` rows in canonical order, `_S` those in a shared anchor, `_M` the same gathered by anchor, `_K` anchors.
+Axes: `_N` rows in canonical order, `_S` those in a shared anchor, `_M` the same gathered by anchor, `_K` anchors,
+`_E` episodes.
 """
 
 from collections.abc import Sequence
@@ -74,6 +77,32 @@ def purity(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
         figures["error_anchors"] = pl.Series(of_group.count(error_K))
         figures["error_steps"] = pl.Series(of_group.sum(np.where(error_K, anchors.lengths_K, 0).astype(np.float64)))
     return pl.DataFrame(figures)
+
+
+def decisions(steps: pl.DataFrame) -> pl.DataFrame:
+    """What each episode saw and did, as one hash: equal for exact copies, and by chance for one pair in 2^64.
+
+    Args:
+        steps: active ones, `episode_id`, `state_hash` and `taken`; the rows of an episode together, in step order.
+
+    Returns:
+        episode_id and decisions (UInt64): NULL where a state or an action is not known, for what is unknown equals
+        nothing. It serves within one process only.
+    """
+    if steps.is_empty():
+        return pl.DataFrame(schema={"episode_id": steps.schema["episode_id"], "decisions": pl.UInt64})
+    opens_N = steps.select(pl.col("episode_id").ne_missing(pl.col("episode_id").shift())).to_series().to_numpy()
+    episodes = Segments.opening_at(opens_N)
+    place_N = np.arange(len(steps)) - episodes.spread(episodes.starts_K)
+    hash_N = steps.select(pl.struct(pl.Series("place", place_N), "state_hash", "taken").hash()).to_series().to_numpy()
+    known_N = steps.select(pl.col("state_hash").is_not_null() & pl.col("taken").is_not_null()).to_series().to_numpy()
+    known_E = episodes.count(known_N) == episodes.lengths_K
+    return pl.DataFrame(
+        {
+            "episode_id": steps["episode_id"].gather(episodes.starts_K),
+            "decisions": pl.Series(np.add.reduceat(hash_N, episodes.starts_K)).set(pl.Series(~known_E), None),
+        }
+    )
 
 
 def choice(present: list[str]) -> pl.Expr:

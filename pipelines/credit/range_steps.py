@@ -15,6 +15,7 @@ import polars as pl
 from lake.reading import collected, scan_pruned
 from lake.tables import TABLES
 from lake.visibility import DataFile
+from pipelines.credit.purity import decisions
 from pipelines.credit.segments import Ints, Segments
 
 
@@ -88,14 +89,14 @@ def arranged(steps: pl.DataFrame, episodes: pl.DataFrame, columns: Sequence[str]
 
 
 def episode_figures(steps: pl.DataFrame) -> pl.DataFrame:
-    """How each episode's steps are numbered, and where it starts.
+    """How each episode's steps are numbered, where it starts, and what was seen and done in it.
 
     Args:
-        steps: of `arranged`, with state_hash.
+        steps: of `arranged`, with state_hash, and `taken` and `is_active` if actions were read.
 
     Returns:
         episode_id, count, first and last step_index, distinct (step indices), first_state (hash; NULL without a
-        step 0): one row per episode that has steps.
+        step 0), and with `taken` what `purity.decisions` says: one row per episode that has steps.
     """
     index_N, ids_N = steps["step_index"].to_numpy(), steps["episode_id"].to_numpy()
     opens_N = np.ones(len(ids_N), np.bool_)
@@ -105,7 +106,7 @@ def episode_figures(steps: pl.DataFrame) -> pl.DataFrame:
     new_N[1:] |= index_N[1:] != index_N[:-1]
     first_E = index_N[episodes.starts_K]
     hash_E = steps["state_hash"].gather(episodes.starts_K)
-    return pl.DataFrame(
+    figures = pl.DataFrame(
         {
             "episode_id": ids_N[episodes.starts_K],
             "count": episodes.lengths_K,
@@ -115,6 +116,11 @@ def episode_figures(steps: pl.DataFrame) -> pl.DataFrame:
             "first_state": hash_E.set(pl.Series(first_E != 0, dtype=pl.Boolean), None),
         }
     )
+    if "taken" not in steps.columns:
+        return figures
+    active_N = steps["is_active"].fill_null(value=True)
+    active = steps if active_N.all() else steps.filter(active_N)
+    return figures.join(decisions(active), on="episode_id", how="left", maintain_order="left")
 
 
 def _ranks(ids_R: Ints, ids_E: Ints) -> Ints:

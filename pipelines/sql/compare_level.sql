@@ -4,8 +4,8 @@
 -- Columns: covered_1, covered_2 (steps with a row, known or not), defined_1, defined_2, shared (steps defined in both; all
 -- that follows is over these, except only_1 and only_2), only_1, only_2 (defined there, unknown or absent in the other),
 -- pearson, spearman (ties get their average rank; NULL below two steps, or where one side is constant), flips (opposite
--- signs), flip_share (of shared), flip_weight (share of the flips in the sum of |A_1| + |A_2|), woken (no sign in 1, one in
--- 2), silenced (the reverse), mean and sample deviation of each, mean_change and max_change of |A_2 - A_1|.
+-- signs), flip_share (of shared), flip_weight (share of the flips in the sum of |A_1| + |A_2|), gained_sign (no sign in 1, one in
+-- 2), lost_sign (the reverse), mean and sample deviation of each, mean_change and max_change of |A_2 - A_1|.
 WITH one AS (SELECT episode_id, step_index, {level} + 0.0 AS x, true AS here FROM {one} AS a),
 
 two AS (SELECT episode_id, step_index, {level} + 0.0 AS y, true AS here FROM {two} AS b),
@@ -59,8 +59,8 @@ agreement AS (
         count(*) FILTER (sign_x * sign_y < 0) AS flips,
         sum(abs(x) + abs(y)) FILTER (sign_x * sign_y < 0) AS flipped,
         sum(abs(x) + abs(y)) AS weight,
-        count(*) FILTER (sign_x = 0 AND sign_y <> 0) AS woken,
-        count(*) FILTER (sign_x <> 0 AND sign_y = 0) AS silenced,
+        count(*) FILTER (sign_x = 0 AND sign_y <> 0) AS gained_sign,
+        count(*) FILTER (sign_x <> 0 AND sign_y = 0) AS lost_sign,
         avg(x) AS mean_1,
         avg(y) AS mean_2,
         stddev_samp(x) AS sd_1,
@@ -83,8 +83,8 @@ SELECT
     flips,
     flips / nullif(shared, 0) AS flip_share,
     CASE WHEN weight > 0 THEN coalesce(flipped, 0) / weight END AS flip_weight,
-    woken,
-    silenced,
+    gained_sign,
+    lost_sign,
     mean_1,
     mean_2,
     sd_1,

@@ -2,8 +2,11 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from difflib import SequenceMatcher
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -21,6 +24,7 @@ from pipelines.credit.integrity import IntegrityConfig
 from pipelines.credit.integrity_report import FINDINGS
 from pipelines.credit.job import run_credit
 from testkit.clumsy_house import SIBLINGS, WORLDS, clumsy_lake
+from testkit.command_line import runner
 from testkit.shared import CHECKOUT, shared_data
 
 PAGE = (CHECKOUT / "docs" / "guides" / "which-anchor.md").read_text("utf-8")
@@ -67,6 +71,27 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     return clumsy_lake(tmp_path_factory.mktemp("anchors") / "house")
 
 
+def printed(name: str) -> list[str]:
+    """The lines of the block under a mark, blanks as one."""
+    block = re.search(rf"<!-- printed: {name} -->\n```text\n(.+?)\n```", PAGE, re.DOTALL)
+    assert block is not None
+    return [" ".join(line.split()) for line in block[1].split("\n")]
+
+
+def test_the_worked_example_is_what_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    game = subprocess.run([sys.executable, CHECKOUT / "examples" / "text_game.py"], check=True, capture_output=True)
+    Path("game.jsonl").write_bytes(game.stdout)
+    cli = runner(monkeypatch, capsys)
+    assert cli("ingest", "game.jsonl", "--lake", "L").code == 0
+    told = [" ".join(line.split()) for line in cli("anchors", "--lake", "L").out.splitlines()]
+    largest, advice = printed("largest"), printed("advice")
+    assert told[2 : 2 + len(largest)] == largest
+    assert told[-len(advice) :] == advice
+
+
 @pytest.mark.parametrize("name", ["tau-bench", "house", "house with a counter"])
 def test_the_table_is_what_is_measured(name: str, request: pytest.FixtureRequest) -> None:
     table, definitions = section(name)
@@ -111,11 +136,12 @@ def test_what_is_said_after_the_job(tau: Lake) -> None:
     report = run_credit(tau, GiGPO(step_source="terminal_score"))
     groups = tau.scan("credit_groups").filter(pl.col("job_id") == report.job_id)
     warnings = diagnose(groups).warnings()
-    assert [warning[:46] for warning in warnings if "which-anchor.md" in warning] == [
-        "62% of steps are in a state that no other step",
-        "48 of 910 shared steps are in error texts, whi",
+    assert [warning[:46] for warning in warnings if "trajlake anchors" in warning] == [
+        "62% of the steps are in a state that no other ",
+        "48 of the 910 steps with a shared state are at",
     ]
-    assert "that 62 %\nof steps are in a state that no other step has, that 48 of 910 shared steps" in PAGE
+    said = "62 % of the steps are in a state that no other step of their group has, and that 48 of the 910 steps with a"
+    assert said in " ".join(PAGE.split())
     query = PAGE.split("```sql\n", 1)[1].split("```", 1)[0]
     rows = tau.sql(query)
     assert rows.height == 10

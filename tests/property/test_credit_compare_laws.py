@@ -104,8 +104,8 @@ def obvious_level(one: Rows, two: Rows) -> Row:
         "flips": len(flipped),
         "flip_share": len(flipped) / len(pairs) if pairs else None,
         "flip_weight": sum(abs(a) + abs(b) for a, b in flipped) / weight if weight > 0 else None,
-        "woken": sum(sign(a) == 0 and sign(b) != 0 for a, b in zip(x, y, strict=True)),
-        "silenced": sum(sign(a) != 0 and sign(b) == 0 for a, b in zip(x, y, strict=True)),
+        "gained_sign": sum(sign(a) == 0 and sign(b) != 0 for a, b in zip(x, y, strict=True)),
+        "lost_sign": sum(sign(a) != 0 and sign(b) == 0 for a, b in zip(x, y, strict=True)),
         "mean_1": statistics.fmean(x) if x else None,
         "mean_2": statistics.fmean(y) if y else None,
         "sd_1": statistics.stdev(x) if len(x) > 1 else None,
@@ -211,13 +211,13 @@ def test_a_job_agrees_with_itself(database: duckdb.DuckDBPyConnection, job: Rows
     varies = len(values) > 1
     for name in ("pearson", "spearman"):
         assert level[name] == (pytest.approx(1, abs=1e-9) if varies else None)
-    assert level["flips"] == level["woken"] == level["silenced"] == level["only_1"] == level["only_2"] == 0
+    assert level["flips"] == level["gained_sign"] == level["lost_sign"] == level["only_1"] == level["only_2"] == 0
     assert level["max_change"] == (0 if level["shared"] else None)
     assert {row["change"] for row in ask(database, "groups", job, job)} <= {"same"}
     assert ask(database, "examples", job, job, examples=5) == []
 
 
-MIRRORED = {"woken": "silenced", "silenced": "woken"}
+MIRRORED = {"gained_sign": "lost_sign", "lost_sign": "gained_sign"}
 
 
 def mirrored(row: Row) -> Row:

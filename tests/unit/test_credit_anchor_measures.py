@@ -1,8 +1,10 @@
 """What definitions would give: each figure against a slow count, and the command that prints them."""
 
 import json
+import shlex
 import statistics
 from collections import defaultdict
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,20 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lake import Lake
+import lake
+from examples.text_game import ERRORS
+from lake import EpisodeRecord, Lake, StepRecord
 from lake.errors import DataRefusedError, UsageError
 from pipelines.credit import GiGPO, summarise
-from pipelines.credit.anchor_measures import CANDIDATES, measure_anchors, steps_to_measure
+from pipelines.credit.anchor_measures import CANDIDATES, largest_anchors, measure_anchors, steps_to_measure
 from pipelines.credit.anchors import Anchors, ChosenColumns, ExactText, LastStates, NoErrors, SimilarText
 from pipelines.credit.commands_anchors import anchors
+from testkit.command_line import Cli, runner
+from testkit.copies import copied
 from testkit.lakes import build_lake
+from testkit.text_games import SCHEMA as GAME
+from testkit.text_games import Row as Step
+from testkit.text_games import game_rows, walk_rows, walks_of
 
 Row = dict[str, Any]
 SCHEMA = {
@@ -143,6 +152,63 @@ def test_nothing_to_measure_is_refused() -> None:
         measure_anchors(empty, {"exact": ExactText()})
 
 
+def slow_largest(rows: list[Step]) -> list[Row]:
+    """Shared texts by their steps, counted; the first ones may tie."""
+    visits: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for n, row in enumerate(rows):
+        visits[row["state"]][row["group_id"]].append(n)
+    found = []
+    for state, groups in visits.items():
+        shared = {g: v for g, v in groups.items() if len({rows[n]["episode_id"] for n in v}) > 1}
+        mine = [n for v in shared.values() for n in v]
+        came = [n - 1 for n in mine if n and rows[n - 1]["episode_id"] == rows[n]["episode_id"]]
+        stds = [(statistics.stdev([rows[n]["episode_score"] for n in v]), len(v)) for v in shared.values()]
+        found.append(
+            {
+                "state": state,
+                "steps": len(mine),
+                "groups": len(shared),
+                "states_before": len({rows[n]["state"] for n in came}),
+                "actions_before": len({rows[n]["action"] for n in came}),
+                "actions": len({rows[n]["action"] for n in mine}),
+                "score_std": sum(std * n for std, n in stds) / len(mine) if mine else None,
+            }
+        )
+    return [row for row in found if row["groups"]]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_largest_anchors_equal_a_slow_count(seed: int) -> None:
+    world = {"a": {"x": "b", "y": "c"}, "b": {"x": "a", "z": "b"}, "c": {"x": "a", "y": "a"}, "d": {"x": "d"}}
+    rows = walk_rows(world, seed, groups=3, siblings=3, steps=4)
+    found = largest_anchors(walks_of(rows), ExactText(), 10)
+    assert found["steps"].is_sorted(descending=True)
+    assert found.sort("state").to_dicts() == [
+        {name: pytest.approx(value) if name == "score_std" else value for name, value in row.items()}
+        for row in sorted(slow_largest(rows), key=lambda row: row["state"])
+    ]
+    assert largest_anchors(walks_of(rows), ExactText(), 2).equals(found.head(2))
+
+
+def test_an_unknown_state_is_shared_with_nothing() -> None:
+    """NULL is not NULL: such steps are in no anchor, follow nothing and lead to nothing, and have no A_S."""
+    rows = [row | {"state": None if row["state"] == "hub" else row["state"]} for row in walk_rows(HUB, 0, groups=2)]
+    unknown = sum(row["state"] is None for row in rows)
+    walks = walks_of(rows)
+    figures = measure_anchors(pl.LazyFrame(rows, schema=GAME), {"exact": ExactText()}).row(0, named=True)
+    assert figures["known"] == pytest.approx(1 - unknown / len(rows))
+    assert set(largest_anchors(walks, ExactText(), 10)["state"]) == {"left", "right"}
+    assert largest_anchors(walks, ExactText(), 10)["states_before"].to_list() == [0, 0]
+    credit = GiGPO(step_source="terminal_score").advantages(pl.LazyFrame(rows, schema=GAME)).collect()
+    lonely = credit.filter(pl.col("flags").str.contains("unknown_state"))
+    assert lonely.height == unknown
+    assert lonely["anchor_key"].null_count() == lonely["a_step"].null_count() == unknown
+    assert lonely["anchor_size"].sum() == 0
+
+
+HUB = {"hub": {"l": "left", "r": "right"}, "left": {"back": "hub"}, "right": {"back": "hub"}}
+
+
 @pytest.fixture(scope="module")
 def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     return build_lake(tmp_path_factory.mktemp("measures") / "lake")
@@ -175,6 +241,92 @@ def test_the_command_prints_rows_and_writes_nothing(lk: Lake) -> None:
     assert result.exit_code == 0, result.output
     assert [row["anchors"] for row in json.loads(result.stdout)] == list(CANDIDATES)
     assert lk.snapshot().versions == before
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Run a command line in this process."""
+    return runner(monkeypatch, capsys)
+
+
+def game_lake(folder: Path) -> Lake:
+    """The example's game, ten worlds of eight rollouts, the first of which is there three times."""
+    made = lake.open(folder, create=True)
+    rows = game_rows(10, 3, counter=True, errors=True)
+    episodes = [list(steps) for _, steps in groupby(rows, key=lambda row: row["episode_id"])]
+    made.append(
+        EpisodeRecord(
+            run_id="game",
+            task_id=f"house {steps[0]['group_id']}",
+            rollout_index=number % 8,
+            env_return=steps[0]["episode_score"],
+            steps=[StepRecord(state=step["state"], action=step["action"]) for step in steps],
+        )
+        for number, steps in enumerate([episodes[0], episodes[0], episodes[0], *episodes[3:]])
+    )
+    return made
+
+
+@pytest.fixture
+def game(tmp_path: Path) -> Lake:
+    return copied("game with copies", game_lake, tmp_path / "game")
+
+
+def test_the_command_that_is_printed_gives_what_is_said(cli: Cli, game: Lake) -> None:
+    before = game.snapshot().versions
+    told = cli("anchors", "--lake", game.uri).out.splitlines()
+    assert game.snapshot().versions == before, "nothing is written"
+    assert [line.split(":")[0] for line in told if ': "' in line] == ["counter", *["error text"] * 3]
+    printed = shlex.split(told[-1])
+    assert printed[:5] == ["trajlake", "credit", "gigpo", "--lake", game.uri]
+    (said,) = (line for line in told if line.startswith("Without them "))
+    assert cli(*printed[1:]).code == 0
+    (counted,) = game.sql(
+        """
+        SELECT count(*) FILTER (anchor_episodes >= 2) / count(*) AS shared,
+               count(*) FILTER (contains(flags, 'singleton_anchor')) / count(*) AS alone,
+               count(*) FILTER (contains(flags, 'left_out')) / count(*) AS left_out
+        FROM latest_advantages
+        """
+    ).to_dicts()
+    assert said.startswith(f"Without them {counted['shared']:.1%} of the steps are in a state that a sibling visited")
+    assert f" {counted['alone']:.1%} are alone in theirs" in said
+    assert f" and {counted['left_out']:.1%} are compared with nothing (now 0.0%)" in said
+    (suggested,) = (
+        row
+        for row in json.loads(cli("anchors", "--lake", game.uri, "--format", "json").out)
+        if row["anchors"] == "suggested"
+    )
+    assert suggested["shared"] == pytest.approx(counted["shared"])
+    largest = json.loads(cli("anchors", "--lake", game.uri, "--format", "json", "--rows", "largest").out)
+    assert largest[0]["state"] in ERRORS
+    again = cli("anchors", "--lake", game.uri, "--anchors", printed[-1].removeprefix("anchors=")).out
+    assert "error text" not in again, "asked for one definition, that one is measured"
+
+
+def test_copied_siblings_are_told_and_dedup_drops_exactly_these(cli: Cli, game: Lake) -> None:
+    told = cli("anchors", "--lake", game.uri).out
+    assert "2 of 80 episodes are exact copies of a sibling (the same states and actions), in 1 of 10 groups" in told
+    credited = cli("credit", "gigpo", "--lake", game.uri).err
+    (line,) = (line for line in credited.splitlines() if line.startswith("copied_siblings: "))
+    assert line.startswith("copied_siblings: 2 of 80 episodes are exact copies of a sibling")
+    assert "in 1 group (task house 0: 2 of 8)" in line
+    command = shlex.split(line.rpartition("`trajlake ")[2].rstrip("`"))
+    assert command[-2:] == ["--lake", game.uri]
+    (counts,) = game.sql("SELECT counts FROM job_runs WHERE kind = 'credit'")["counts"]
+    assert json.loads(counts)["copies"] == 2
+    assert json.loads(counts)["copied_siblings"] == 1
+    assert game.sql("SELECT count(*) AS n FROM credit_groups WHERE findings = 'copied_siblings'")["n"].item() == 1
+    assert cli(*command).code == 0
+    dropped = game.sql(
+        """
+        SELECT e.task_id, e.rollout_index FROM selections JOIN episodes AS e USING (episode_id)
+        WHERE selection = 'distinct' AND NOT kept
+        """
+    )
+    assert set(dropped["task_id"]) == {"house 0"}
+    assert dropped.height == 2
+    assert set(dropped["rollout_index"]) < {0, 1, 2}
 
 
 def test_the_command_takes_definitions_as_json_and_from_files(lk: Lake, tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_levels_are_compared_over_steps_that_both_define(found: Comparison) -> N
     row = found.levels.row(0, named=True)
     counts = {name: row[name] for name in ("covered_1", "covered_2", "defined_2", "shared", "only_1", "only_2")}
     assert counts == {"covered_1": 12, "covered_2": 12, "defined_2": 11, "shared": 11, "only_1": 1, "only_2": 0}
-    assert (row["flips"], row["woken"], row["silenced"]) == (1, 6, 0)
+    assert (row["flips"], row["gained_sign"], row["lost_sign"]) == (1, 6, 0)
     assert row["flip_share"] == pytest.approx(1 / 11)
     assert row["flip_weight"] == pytest.approx(2 / (2 + 3 + 2 + 2 + 2 + 3)), "1 -> -1 weighs 2 of all |A|"
     steps = found.levels.row(2, named=True)
@@ -321,8 +321,8 @@ def test_the_command_talks_to_stderr_and_prints_levels(lk: Lake, cli: Cli) -> No
     assert done.err.splitlines() == [
         f"1: gigpo, series {series(lk, first)}, as of job {first}",
         f"2: rloo (score judge), series {series(lk, second)}, as of job {second}",
-        "11 steps defined in both, 1 (9.1%) change their sign",
-        "2 groups: 1 gain a signal, 0 lose theirs",
+        "11 steps defined in both, 1 (9.1%) have opposite signs",
+        "2 groups: 1 are live in 2 and not in 1, 0 in 1 and not in 2",
     ]
     lines = [line.split() for line in done.out.splitlines()]
     assert lines[0] == ["measure", "advantage", "a_episode", "a_step"]

@@ -40,27 +40,25 @@ def test_nothing_is_said_where_nothing_looks_wrong() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"singleton_steps": 36}, "36% of steps are in a state that no other step has (healthy: below 35%)"),
-        ({"live_groups": 4, "dead_groups": 6}, "6 of 10 groups are dead"),
+        ({"singleton_steps": 36}, "36% of the steps are in a state that no other step of their group has"),
+        ({"live_groups": 4, "dead_groups": 6}, "In 6 of 10 groups all episodes have the same score"),
         (
             {"live_groups": 4, "dead_groups": 0, "singleton_groups": 4, "unscored_groups": 2},
             "6 of 10 groups have fewer",
         ),
         ({"undefined_steps": 51}, "51 of 100 advantages are unknown"),
-        ({"error_steps": 4, "error_anchors": 1}, "4 of 70 shared steps are in error texts"),
+        ({"error_steps": 4, "error_anchors": 1}, "4 of the 70 steps with a shared state are at error texts"),
     ],
 )
 def test_each_warning_says_what_and_what_to_do(changes: dict[str, Any], said: str) -> None:
     warnings = diagnosis(**changes).warnings()
     assert len(warnings) == 1
     assert said in warnings[0]
-    assert any(step in warnings[0] for step in ("trajlake ", "Take tasks", "Leave them out"))
+    assert warnings[0].endswith("--lake LAKE`"), "a warning ends with the command to run"
 
 
-def test_singleton_anchors_point_to_the_page() -> None:
-    warning = diagnosis(singleton_steps=90).warnings()[0]
-    assert "docs/guides/which-anchor.md" in warning
-    assert "`trajlake anchors`" in warning
+def test_lonely_steps_point_to_the_command_that_tells_why() -> None:
+    assert diagnosis(singleton_steps=90).warnings()[0].endswith("`trajlake anchors --lake LAKE`")
 
 
 @pytest.mark.parametrize(

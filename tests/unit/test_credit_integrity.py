@@ -10,6 +10,7 @@ from lake import ids
 from lake.errors import DataRefusedError
 from pipelines.credit.integrity import IntegrityConfig, IntegrityReport, check_groups
 from pipelines.credit.integrity_report import FINDINGS
+from pipelines.credit.range_steps import episode_figures
 
 Row = dict[str, Any]
 
@@ -95,6 +96,59 @@ def test_unknown_is_not_wrong() -> None:
     assert found(check_groups(bare, steps([0, 1], [0, 1]).drop("state_hash"))) == {}
 
 
+def decided(*walks: str | None, active: int | None = None) -> pl.DataFrame:
+    """What a job knows of the steps of episodes 0, 1, ...: a letter each, None for an unknown state."""
+    rows = [
+        {
+            "episode_id": episode,
+            "step_index": index,
+            "state_hash": None if letter == "?" else ord(letter),
+            "taken": ord(letter) // 2,
+            "is_active": active is None or index < active,
+        }
+        for episode, walk in enumerate(walks)
+        for index, letter in enumerate(walk or "")
+    ]
+    types = {"episode_id": pl.Int64, "step_index": pl.Int32, "state_hash": pl.Int64, "taken": pl.UInt64}
+    return episode_figures(pl.DataFrame(rows, schema=types | {"is_active": pl.Boolean}))
+
+
+@pytest.mark.parametrize(
+    ("walks", "copies"),
+    [
+        (["ab", "ab", "ac"], 1),
+        (["ab", "ab", "ab"], 2),
+        (["ab", "ba", "aa"], 0),  # the order counts
+        (["ab", "abb", "a"], 0),
+        (["bb", "cc"], 0),  # the same actions in other states
+        (["a?", "a?", "a?"], 0),  # what is unknown equals nothing
+    ],
+)
+def test_copied_siblings(walks: list[str], copies: int) -> None:
+    rows = episodes(*({"num_steps": len(walk), "task_id": "12"} for walk in walks))
+    report = check_groups(rows, decided(*walks).lazy(), IntegrityConfig(one_start="off"))
+    assert found(report) == ({7: "copied_siblings"} if copies else {})
+    assert report.counts() == ({"copied_siblings": 1, "copies": copies} if copies else {})
+    if copies:
+        assert report.lines() == [
+            f"copied_siblings: {copies} of 3 episodes are exact copies of a sibling (the same states and actions), "
+            f"in 1 group (task 12: {copies} of 3). They count in means and deviations as if they were independent. "
+            "To train on one of each: `trajlake select distinct --filter dedup:by=decisions,within=group --lake LAKE`"
+        ]
+
+
+def test_copies_in_other_groups_are_no_siblings() -> None:
+    rows = episodes({"group_id": 1}, {"group_id": 2}, {"group_id": 2}).with_columns(expected_group_size=None)
+    report = check_groups(rows, decided("ab", "ab", "ab").lazy(), IntegrityConfig(singleton="off"))
+    assert found(report) == {2: "copied_siblings"}
+    assert IntegrityReport.merged([report, report]).counts() == {"copied_siblings": 2, "copies": 2}
+
+
+def test_steps_after_the_end_make_no_difference_to_a_copy() -> None:
+    rows = episodes({}, {})
+    assert found(check_groups(rows, decided("ab", "ac", active=1).lazy())) == {7: "copied_siblings"}
+
+
 def test_a_given_size_stands_in_for_the_recorded_one() -> None:
     rows = episodes({"expected_group_size": 2}, {"expected_group_size": 2})
     assert found(check_groups(rows)) == {}
@@ -107,31 +161,35 @@ def test_findings_of_a_group_are_joined_in_order() -> None:
     assert [problem.finding for problem in report.problems] == ["mixed_policies", "several_tasks", "singleton"]
 
 
-def test_groups_are_looked_at_apart_and_named_by_id() -> None:
-    rows = episodes({"group_id": 9}, {"group_id": 9}, {"group_id": 4}).with_columns(expected_group_size=2)
+def test_groups_are_looked_at_apart_and_named_by_task() -> None:
+    rows = episodes({"group_id": 9}, {"group_id": 9}, {"group_id": 4, "task_id": "12"})
+    rows = rows.with_columns(expected_group_size=2)
     report = check_groups(rows)
     assert found(report) == {4: "incomplete,singleton"}
     assert report.checked == 2
     assert report.lines() == [
-        f"incomplete: fewer episodes than were meant to run, in 1 group ({ids.to_text(4)}: 1 of 2); "
-        "collect the rest, or leave these groups out",
-        f"singleton: fewer than two scored episodes, so no baseline, in 1 group ({ids.to_text(4)}: 1 scored of 1); "
-        "score or collect siblings, or look at how the groups are keyed",
+        "incomplete: fewer episodes than were meant to run, in 1 group (task 12: 1 of 2). "
+        "Collect the rest, or compute without this check: --check complete=off",
+        "singleton: fewer than two scored episodes, so no baseline, in 1 group (task 12: 1 scored of 1). "
+        "Score them (`trajlake score FILE.py:FUNCTION --lake LAKE`), collect siblings, or compare across runs: "
+        "`trajlake group merged --step merge_runs --lake LAKE`, then --grouping merged",
     ]
 
 
-def test_ids_that_are_texts_are_shown_as_they_are() -> None:
+def test_a_group_without_a_known_task_is_named_by_its_id() -> None:
     report = check_groups(pl.LazyFrame({"episode_id": ["e"], "group_id": ["g"]}))
-    assert "'g': 1 scored of 1" in report.lines()[0]
+    assert "(group g: 1 scored of 1)" in report.lines()[0]
+    numbered = check_groups(pl.LazyFrame({"episode_id": [1], "group_id": [7]}))
+    assert f"(group {ids.to_text(7)}: 1 scored of 1)" in numbered.lines()[0]
 
 
 def test_examples_are_few_and_say_that_there_are_more() -> None:
     rows = episodes(*({"group_id": group} for group in range(5))).with_columns(expected_group_size=1)
     shown = check_groups(rows, config=IntegrityConfig(examples=2)).problems[0]
     assert shown.groups == 5
-    assert shown.examples == tuple(f"{ids.to_text(group)}: 1 scored of 1" for group in (0, 1))
-    assert ", ...)" in shown.line()
-    assert "in 5 groups;" in check_groups(rows, config=IntegrityConfig(examples=0)).lines()[0]
+    assert shown.examples == ("task task: 1 scored of 1", "task task: 1 scored of 1")
+    assert ", ...)" in shown.line(5)
+    assert "in 5 groups. " in check_groups(rows, config=IntegrityConfig(examples=0)).lines()[0]
 
 
 def test_what_is_off_is_not_found() -> None:
@@ -146,8 +204,8 @@ def test_refusing_stops_with_groups_and_remedy() -> None:
         report.raise_refused()
     message = str(caught.value)
     assert message == (
-        f"of 1 groups: several_tasks: episodes of different tasks, in 1 group ({ids.to_text(7)}: 2 tasks); "
-        "group by task: scores of different tasks are not comparable. "
+        "of 1 groups: several_tasks: episodes of different tasks, in 1 group (tasks a, ...: 2 tasks). "
+        "Scores of different tasks are not comparable: leave --grouping out, or group by task (`trajlake group -h`). "
         "To compute all the same: --check one_task=warn"
     )
     check_groups(rows, config=IntegrityConfig(one_task="warn")).raise_refused()

@@ -78,12 +78,12 @@ def test_a_job_is_told_in_words_and_the_next_one_does_only_what_is_new(cli: Cli,
     first = cli("credit", "gigpo", "--lake", lk.uri)
     assert "the episode score is the last step's reward" in first.err
     assert "2 episodes, 2 steps in 1 groups: 1 live, 0 dead, 0 singleton, 0 unscored" in first.out
-    assert "100.0% of steps share their anchor state with a sibling; 0 advantages undefined" in first.out
-    assert "1 groups computed, 0 stood, 0 ended" in first.out
+    assert "100.0% of the steps are in a state that a sibling visited; 0 advantages undefined" in first.out
+    assert "1 groups computed, 0 unchanged, 0 without episodes now" in first.out
     assert "nothing to do: job " in cli("credit", "gigpo", "--lake", lk.uri).out
     lk.append(rollouts("b", [0.5]))
     second = cli("credit", "gigpo", "--lake", lk.uri)
-    assert "1 groups computed, 1 stood, 0 ended" in second.out
+    assert "1 groups computed, 1 unchanged, 0 without episodes now" in second.out
     assert "singleton: fewer than two scored episodes, so no baseline, in 1 group" in second.err
     assert "2 groups computed" in cli("credit", "gigpo", "--lake", lk.uri, "--force").out
 
