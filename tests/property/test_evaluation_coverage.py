@@ -21,7 +21,7 @@ PRODUCTS = ("pdis", "wis", "wpdis", "dr")
 
 
 def measured(world: World, names: tuple[str, ...], samples: int) -> dict[str, tuple[float, float]]:
-    """Per estimator: the share of data sets that it tells a value of, and of those the share that the interval holds."""
+    """Per estimator: the share of data sets that it tells, and of those the share whose interval holds the truth."""
     told, held = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
     for seed in range(samples):
         turns, truth = world(seed)

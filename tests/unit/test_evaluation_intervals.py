@@ -166,7 +166,7 @@ def test_an_estimator_may_object_to_even_weights() -> None:
 
 
 def test_clipped_weights_that_lost_too_much_are_refused() -> None:
-    """Half of the episodes are twice as likely under the target, half hardly: the mean is 1.025, clipped at 1.2 0.625."""
+    """Half of the episodes are twice as likely under the target, half hardly: the mean is 1.025, and 0.625 clipped."""
     ratios = [math.log(2.0), math.log(0.05)] * 50
     turns = turns_of([[(ratio, 1.0, 0)] for ratio in ratios], [0] * 100)
     assert Clipped(2.0).reliability(turns).refusal is None

@@ -56,8 +56,8 @@ class Clipped(Estimator):
         return "upward" if highest <= 0 else "unknown"
 
     def _told(self, turns: Turns, found: Spread) -> Told:
-        """Room on the side of the bias: what is missing of the weights of each turn, at its extreme rewards."""
-        lost_H = np.maximum(0.0, turns.weight_EH.mean(axis=0) - self._weight_EH(turns).mean(axis=0)) * turns.discount_H
+        """Room on the side of the bias: what the weights of each turn lack of 1, at its extreme rewards."""
+        lost_H = np.maximum(0.0, 1.0 - self._weight_EH(turns).mean(axis=0)) * turns.discount_H
         below = float(lost_H @ np.minimum(0.0, turns.reward_EH.min(axis=0)))
         above = float(lost_H @ np.maximum(0.0, turns.reward_EH.max(axis=0)))
         return Told(found.value, found.value - found.half() + below, found.value + found.half() + above)
