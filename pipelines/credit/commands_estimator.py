@@ -1,13 +1,17 @@
 """The command of one estimator: options of the job, options of the estimator, and the report in words."""
 
+import ast
+import inspect
 import shlex
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
 from lake.cli_options import lake_option
 from pipelines.credit.estimators import one_line
+from pipelines.credit.estimators.presets import PRESETS
 
 if TYPE_CHECKING:
     from pipelines.credit.estimators.protocol import Estimator
@@ -33,17 +37,27 @@ _OPTIONS: tuple[Decorator, ...] = (
         show_default=True,
         help="Step rewards: env_reward, or a scorer or reward, @VERSION or not.",
     ),
-    click.option("--grouping", help="Compare in the groups of this definition (`trajlake group`), not as collected."),
     click.option(
-        "--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of the estimator, e.g. gamma=0.9."
+        "--grouping", help="Compare in the groups of this definition (`trajlake group`). Default: as collected."
+    ),
+    click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="An option of the estimator, e.g. gamma=0.9; listed below. Default: as listed.",
     ),
     click.option(
         "--config",
         type=click.Path(dir_okay=False),
-        help="TOML file: options in [credit.NAME], checks in [credit.integrity].",
+        help="TOML file: options in [credit.NAME], checks in [credit.integrity]. Default: none.",
     ),
     click.option(
-        "--check", "checks", multiple=True, metavar="KEY=VALUE", help="An integrity check, e.g. singleton=refuse."
+        "--check",
+        "checks",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="An integrity check, e.g. singleton=refuse. Default: every check's own.",
     ),
     click.option(
         "--purity/--no-purity",
@@ -79,11 +93,67 @@ def estimator_command(estimator: "type[Estimator]") -> click.Command:
     def run(**options: Any) -> None:
         _run(estimator, **options)
 
-    for option in reversed(_OPTIONS):
+    options = [*_OPTIONS, *([_preset_option(estimator.name)] if estimator.name in PRESETS else [])]
+    for option in reversed(options):
         run = option(run)
-    names = ", ".join(estimator.model_fields)
-    text = f"{one_line(estimator.name)}\n\nOptions for --set: {names}. docs/guides/ explains them."
-    return click.command(name=estimator.name, help=text, short_help=one_line(estimator.name))(run)
+    line = one_line(estimator.name)
+    command = click.command(name=estimator.name, cls=_EstimatorCommand, help=line, short_help=line)(run)
+    command.estimator = estimator
+    return command
+
+
+class _EstimatorCommand(click.Command):
+    """A command whose help lists the estimator's own options too."""
+
+    estimator: "type[Estimator]"
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Options of the command, then those of the estimator with default and meaning."""
+        super().format_options(ctx, formatter)
+        with formatter.section("Options of the estimator, for --set and --config"):
+            formatter.write_dl(list(_option_lines(self.estimator)), col_max=24)
+
+
+def _preset_option(estimator: str) -> Decorator:
+    names = ", ".join(PRESETS[estimator])
+    text = f"Options that give the numbers of other code: {names}. --set and --config win. Default: none."
+    return click.option("--preset", metavar="NAME", help=text)
+
+
+def _option_lines(estimator: "type[Estimator]") -> Iterator[tuple[str, str]]:
+    """Each option with its meaning, the docstring under its field, its words if it is one of a few, and its default."""
+    meanings: dict[str, str] = {}
+    for owner in reversed(estimator.__mro__):
+        if owner.__module__.startswith("pipelines."):
+            meanings |= _field_docstrings(owner)
+    for name, field in estimator.model_fields.items():
+        words = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+        valid = f"  [{'|'.join(words)}]" if words else ""
+        # Of what has to be given the docstring says so: the default is there to be refused in words.
+        required = meanings[name].endswith("Required.")
+        default = "" if required else f"  [default: {_in_words(field.get_default(call_default_factory=True))}]"
+        yield name, f"{meanings[name]}{valid}{default}"
+
+
+def _in_words(value: Any) -> str:
+    """A default as it is written for --set."""
+    from pydantic_core import to_json
+
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else to_json(value).decode()
+
+
+def _field_docstrings(owner: type) -> dict[str, str]:
+    """The docstring under each field of a class, which Python throws away, from its source."""
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+    assert isinstance(node, ast.ClassDef)
+    found = {}
+    for field, below in zip(node.body, node.body[1:], strict=False):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = " ".join(text.split())
+    return found
 
 
 def _run(estimator: "type[Estimator]", **given: Any) -> None:
@@ -96,18 +166,33 @@ def _run(estimator: "type[Estimator]", **given: Any) -> None:
     uri = given.pop("lake_uri")
     target = lake.open(uri)
     config = given.pop("config")
-    options = _options(config, estimator.name, given.pop("settings"), list(estimator.model_fields))
-    chosen = _built(estimator, options, estimator.name)
+    said = _options(config, estimator.name, given.pop("settings"), list(estimator.model_fields))
+    chosen = _built(estimator, {**_preset(estimator.name, given.pop("preset", None)), **said}, estimator.name)
     checks = _options(config, "integrity", given.pop("checks"), list(IntegrityConfig.model_fields))
     integrity = _built(IntegrityConfig, checks, "credit.integrity")
-    open_source = "step_source" not in options and getattr(chosen, "episode_source", "score") == "score"
+    open_source = "step_source" not in said and said.get("episode_source", "score") == "score"
     if open_source:
         chosen = with_step_source(target, chosen, given["where"], given["score"], given["rewards"])
+        if getattr(chosen, "step_source", None) == "terminal_score":
+            # A preset's sum of rewards is then the score itself.
+            chosen = chosen.model_copy(update={"episode_source": "score"})
     executor = executor_named(given.pop("executor"), given.pop("workers"))
     report = run_credit(target, chosen, integrity=integrity, executor=executor, notice=_say, **given)
     if open_source and getattr(chosen, "step_source", None) == "terminal_score":
         click.echo("no step rewards are recorded: the episode score is the last step's reward", err=True)
     _report(report, shlex.quote(uri))
+
+
+def _preset(estimator: str, name: str | None) -> Mapping[str, Any]:
+    """The options of a preset; none without a name."""
+    from lake.errors import UsageError
+
+    if name is None:
+        return {}
+    if name not in PRESETS[estimator]:
+        msg = f"{estimator} has no preset {name!r}; valid: {', '.join(PRESETS[estimator])}"
+        raise UsageError(msg)
+    return PRESETS[estimator][name]
 
 
 def _say(line: str) -> None:

@@ -107,3 +107,55 @@ def slow(name: str, turns: Turns, *, clip: float = 2.0) -> float:
         here = sum(w * row["rewards"][t] for w, row in zip(at_t, rows, strict=True) if t < len(row["products"]))
         total += turns.gamma**t * here / sum(at_t)
     return total
+
+
+# ---------------------------------------------------------------- worlds in which estimates go wrong
+
+
+def rare_action(seed: int, *, episodes: int, behaved: float, wanted: float, other_reward: float) -> tuple[Turns, float]:
+    """One turn, four actions: the rewarded one has probability `behaved` under the policy that played, and `wanted`
+    under the target; the others are rewarded with probability `other_reward`. Returns the truth too."""
+    rng = np.random.default_rng(seed)
+    behaviour_A = np.array([behaved, *(1 - behaved) * np.array([0.5, 0.3, 0.2])])
+    target_A = np.array([wanted, *(1 - wanted) * np.array([0.4, 0.3, 0.3])])
+    reward_A = np.array([1.0, other_reward, other_reward, other_reward])
+    action_E = rng.choice(4, p=behaviour_A, size=episodes)
+    turns = Turns(
+        np.log(target_A / behaviour_A)[action_E, None],
+        (rng.random(episodes) < reward_A[action_E]).astype(np.float64)[:, None],
+        np.ones(episodes, np.int64),
+        np.zeros((episodes, 1), np.int64),
+        np.arange(episodes) % 25,
+    )
+    return turns, float(target_A @ reward_A)
+
+
+def history_matters(seed: int, *, episodes: int, turns: int, strength: float) -> tuple[Turns, float]:
+    """Every turn looks the same, and the first action decides about the last reward, as far as `strength` goes."""
+    rng = np.random.default_rng(seed)
+    wanted = 0.85
+    good_EH = rng.random((episodes, turns)) < 0.5
+    chance_E = 0.5 * (1 - strength) + strength * good_EH[:, 0]
+    reward_EH = np.zeros((episodes, turns))
+    reward_EH[:, -1] = rng.random(episodes) < chance_E
+    found = Turns(
+        np.where(good_EH, np.log(wanted / 0.5), np.log((1 - wanted) / 0.5)),
+        reward_EH,
+        np.full(episodes, turns),
+        np.zeros((episodes, turns), np.int64),
+        np.arange(episodes) % 20,
+    )
+    return found, 0.5 * (1 - strength) + strength * wanted
+
+
+def tasks_that_differ(seed: int, *, tasks: int, siblings: int) -> tuple[Turns, float]:
+    """One turn, two actions; how often the better one is rewarded differs from task to task."""
+    rng = np.random.default_rng(seed)
+    task_E = np.repeat(np.arange(tasks), siblings)
+    rate_E = rng.beta(2.0, 2.0, tasks)[task_E]
+    good_E = rng.random(tasks * siblings) < 0.5
+    reward_E = rng.random(tasks * siblings) < np.where(good_E, rate_E, 0.2)
+    log_ratio_E = np.where(good_E, np.log(0.7 / 0.5), np.log(0.3 / 0.5))
+    ones = np.ones(tasks * siblings, np.int64)
+    turns = Turns(log_ratio_E[:, None], reward_E.astype(np.float64)[:, None], ones, 0 * ones[:, None], task_E)
+    return turns, 0.7 * 0.5 + 0.3 * 0.2

@@ -1,7 +1,9 @@
 """The command `credit`: every estimator and verb, its options, and what it tells."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -9,9 +11,11 @@ import pytest
 from lake import EpisodeRecord, Lake, StepRecord
 from pipelines.credit.commands import VERBS, credit
 from pipelines.credit.estimators import ESTIMATORS, one_line
+from pipelines.credit.estimators.presets import PRESETS
 from pipelines.credit.estimators.refused import REFUSED
 from testkit.command_line import Cli, runner
 from testkit.copies import empty_lake
+from testkit.shared import shared_data
 
 
 @pytest.fixture
@@ -162,3 +166,103 @@ def test_a_series_that_stands_and_is_not_the_newest_is_told(cli: Cli, lk: Lake) 
     told = cli("credit", "grpo", "--lake", lk.uri).err
     assert f"a newer job computed series {rloo}" in told
     assert f"--advantages {grpo}" in told
+
+
+# ---------------------------------------------------------------- help and presets
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_the_help_of_an_estimator_tells_each_option_s_default_and_meaning(cli: Cli, name: str) -> None:
+    words = " ".join(cli("credit", name, "-h").out.split("Options of the estimator")[1].split())
+    for option, field in ESTIMATORS[name].model_fields.items():
+        _, _, after = words.partition(f" {option} ")
+        meaning, _, _ = after.partition("[default: ")
+        assert len(meaning.split()) >= 3, option
+        if option in ("batch_key", "components"):
+            assert "Required." in meaning
+        elif option != "anchors":
+            default = field.get_default()
+            shown = "none" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
+            assert after.removeprefix(meaning).startswith(f"[default: {shown}]"), option
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("01_basic_sparse", ()),
+        ("02_edges_dense", ("gamma=0.9", "omega=0.5")),
+    ],
+)
+def test_a_preset_gives_the_numbers_of_the_code_it_names(
+    cli: Cli, tmp_path: Path, name: str, settings: tuple[str, ...]
+) -> None:
+    """The golden vectors of the authors' functions, through a lake and the command. Similar anchors depend on the order of
+    a batch, which a lake does not keep."""
+    document = json.loads(shared_data("gigpo_golden", f"{name}.json").read_text())
+    rows = [row for row in document["rows"] if row["active"]]
+    lk = empty_lake(tmp_path / "lake")
+    lk.append(golden_episodes(rows))
+    given = [word for setting in settings for word in ("--set", setting)]
+    done = cli("credit", "gigpo", "--lake", lk.uri, "--preset", "verl-agent", *given, "--check", "one_start=off")
+    assert done.code == 0, done.fault
+    found = lk.sql(
+        "SELECT e.task_id, e.agent_id AS traj_id, a.step_index, a.advantage FROM latest_advantages a "
+        "JOIN episodes e USING (episode_id)"
+    )
+    ours = {(row["traj_id"], row["step_index"]): row["advantage"] for row in found.iter_rows(named=True)}
+    theirs = {(row["traj_id"], row["step_index"]): row["A_mean_norm"] for row in rows}
+    assert ours == pytest.approx(theirs, abs=5e-6, rel=0)
+
+
+def golden_episodes(rows: list[dict[str, Any]]) -> list[EpisodeRecord]:
+    """The trajectories of a golden document; the agent's name holds the trajectory's."""
+    by_trajectory: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_trajectory.setdefault(row["traj_id"], []).append(row)
+    return [
+        EpisodeRecord(
+            run_id="golden",
+            task_id=steps[0]["group_id"],
+            rollout_index=index,
+            agent_id=name,
+            env_return=sum(row["reward"] for row in steps),
+            steps=[
+                StepRecord(state=row["state"], action="go", reward=row["reward"], is_action_valid=row["valid"])
+                for row in sorted(steps, key=lambda row: row["step_index"])
+            ],
+        )
+        for index, (name, steps) in enumerate(by_trajectory.items())
+    ]
+
+
+def test_options_beside_a_preset_win_and_what_was_resolved_is_recorded(cli: Cli, lk: Lake, tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("[credit.gigpo]\nomega = 0.5\ngamma = 0.8\n")
+    given = ("--preset", "verl-agent", "--config", str(config), "--set", "gamma=0.9")
+    assert cli("credit", "gigpo", "--lake", lk.uri, *given).code == 0
+    (text,) = lk.sql("SELECT parameters FROM job_runs WHERE status = 'succeeded' AND kind = 'credit'")["parameters"]
+    recorded = json.loads(text)["config"]
+    assert (recorded["gamma"], recorded["omega"]) == (0.9, 0.5)
+    assert (recorded["baseline"], recorded["episode_norm"], recorded["singleton"]) == ("rows", "mean_norm", "raw")
+    # No step reward is recorded: the score is the sum of a reward that came at the end.
+    assert (recorded["episode_source"], recorded["step_source"]) == ("score", "terminal_score")
+    assert lk.sql("SELECT count(*) AS n FROM latest_advantages WHERE advantage IS NULL")["n"].item() == 0
+
+
+def test_a_preset_sums_rewards_where_they_are_recorded(cli: Cli, lk: Lake) -> None:
+    lk.append(rollouts("b", [0.5, 1.0], reward=0.5))
+    assert cli("credit", "gigpo", "--lake", lk.uri, "--where", "run_id = 'b'", "--preset", "verl-agent").code == 0
+    (text,) = lk.sql("SELECT parameters FROM job_runs WHERE status = 'succeeded' AND kind = 'credit'")["parameters"]
+    recorded = json.loads(text)["config"]
+    assert (recorded["episode_source"], recorded["step_source"]) == ("sum_rewards", "rewards")
+
+
+def test_an_unknown_preset_is_answered_with_the_known_ones(cli: Cli, lk: Lake) -> None:
+    fault = cli("credit", "gigpo", "--lake", lk.uri, "--preset", "verl").fault
+    assert fault.strip() == "trajlake: gigpo has no preset 'verl'; valid: verl-agent"
+    assert "No such option" in cli("credit", "rloo", "--lake", lk.uri, "--preset", "verl-agent").err
+
+
+@pytest.mark.parametrize(("estimator", "name"), [(one, name) for one, named in PRESETS.items() for name in named])
+def test_presets_are_options(estimator: str, name: str) -> None:
+    assert ESTIMATORS[estimator].model_validate(PRESETS[estimator][name])

@@ -7,8 +7,17 @@ import pytest
 
 from testkit.off_policy import turns_of
 from trainer.evaluation.estimators import Clipped, Fitted
+from trainer.evaluation.estimators.base import mean
 from trainer.evaluation.estimators.fitted import shared_states
-from trainer.evaluation.intervals import LEVEL_Z, bootstrap_by_task, wilson
+from trainer.evaluation.intervals import (
+    LEVEL_Z,
+    MAX_PARTS,
+    share_interval,
+    spread_by_task,
+    spread_of_mean,
+    t_quantile,
+    wilson,
+)
 from trainer.evaluation.reliability import LEAST_ESS, MOST_WEIGHT, reliability
 
 
@@ -18,52 +27,101 @@ from trainer.evaluation.reliability import LEAST_ESS, MOST_WEIGHT, reliability
     [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
 )
 def test_wilson_is_what_is_published(successes: int, trials: int, low: float, high: float) -> None:
-    assert wilson(successes, trials) == pytest.approx((low, high), abs=5e-5)
-    mirrored = wilson(trials - successes, trials)
+    assert wilson(successes / trials, trials) == pytest.approx((low, high), abs=5e-5)
+    mirrored = wilson(1 - successes / trials, trials)
     assert mirrored == pytest.approx((1 - high, 1 - low), abs=5e-5)
 
 
 def test_wilson_solves_its_equation() -> None:
     for successes, trials in ((1, 7), (3, 20), (99, 100)):
-        for end in wilson(successes, trials):
+        for end in wilson(successes / trials, trials):
             distance = abs(successes / trials - end)
             assert distance == pytest.approx(LEVEL_Z * math.sqrt(end * (1 - end) / trials))
 
 
-def test_the_bootstrap_draws_tasks_and_not_episodes() -> None:
-    """Two tasks, one all right and one all wrong: a draw has 0, half or all, and nothing between."""
-    task_E = np.repeat([0, 1], 50)
-    outcome_E = np.repeat([0.0, 1.0], 50)
-    seen = set()
+@pytest.mark.parametrize(
+    ("df", "tail", "quantile"),
+    # Abramowitz, Stegun 1964, table 26.10.
+    [
+        (1, 0.025, 12.706),
+        (2, 0.025, 4.303),
+        (5, 0.025, 2.571),
+        (9, 0.05, 1.833),
+        (30, 0.005, 2.750),
+        (120, 0.025, 1.980),
+    ],
+)
+def test_student_s_quantiles_are_what_is_published(df: float, tail: float, quantile: float) -> None:
+    assert t_quantile(df, tail) == pytest.approx(quantile, abs=6e-4)
 
-    def value(counts_E: np.ndarray) -> float:
-        share = float(counts_E @ outcome_E / counts_E.sum())
-        seen.add(share)
-        return share
 
-    assert bootstrap_by_task(value, task_E, resamples=200, seed=0) == (0.0, 1.0)
-    assert seen == {0.0, 0.5, 1.0}
+def test_student_s_quantiles_become_normal_and_never_grow() -> None:
+    assert t_quantile(1e9) == pytest.approx(LEVEL_Z, rel=1e-3)
+    quantiles = [t_quantile(df) for df in (1, 1.5, 2, 4.4, 50, 99, 101, 1000, 1e6)]
+    assert quantiles == sorted(quantiles, reverse=True)
 
 
-def test_the_bootstrap_is_repeatable_and_about_as_wide_as_theory_says() -> None:
-    rng = np.random.default_rng(0)
-    outcome_P = rng.normal(size=200)
-
-    def value(counts_E: np.ndarray) -> float:
-        return float(counts_E @ outcome_P / counts_E.sum())
-
-    found = bootstrap_by_task(value, np.arange(200), resamples=2000, seed=3)
-    assert found == bootstrap_by_task(value, np.arange(200), resamples=2000, seed=3)
+def test_an_interval_of_a_mean_is_student_s() -> None:
+    """Ten values without outliers: nine degrees of freedom."""
+    value_P = np.array([1.0, -1.5, 0.5, 2.0, -1.0, 1.5, 0.0, -2.0, 1.0, -0.5])
+    found = spread_of_mean(value_P)
     assert found is not None
-    half = LEVEL_Z * outcome_P.std() / math.sqrt(200)
-    assert found == pytest.approx((outcome_P.mean() - half, outcome_P.mean() + half), abs=0.15 * half)
+    half = 2.262157 * value_P.std(ddof=1) / math.sqrt(10)
+    assert found.interval() == pytest.approx((value_P.mean() - half, value_P.mean() + half), rel=1e-5)
 
 
-def test_one_task_has_no_interval_and_lost_draws_are_left_out() -> None:
-    assert bootstrap_by_task(lambda _: 1.0, np.zeros(5, np.int64), resamples=10, seed=0) is None
-    assert bootstrap_by_task(lambda _: math.nan, np.arange(5), resamples=10, seed=0) is None
-    only_first = bootstrap_by_task(lambda c: 1.0 if c[0] else math.nan, np.arange(2), resamples=50, seed=0)
-    assert only_first == (1.0, 1.0)
+def test_few_values_that_differ_leave_few_degrees_of_freedom() -> None:
+    """Three of 300 are all that is known of the error."""
+    found = spread_of_mean(np.repeat([0.0, 20.0], [297, 3]))
+    assert found is not None
+    assert 5 < found.df < 7
+
+
+def test_the_sample_is_that_of_tasks_and_not_of_episodes() -> None:
+    """Two tasks, one all right and one all wrong: the same as two episodes, whatever their siblings say."""
+    outcome_E = np.repeat([0.0, 1.0], 50)
+    found = spread_by_task(mean(outcome_E), np.repeat([0, 1], 50))
+    assert found == pytest.approx(spread_of_mean(np.array([0.0, 1.0])))
+
+
+def test_leaving_out_tasks_of_a_mean_is_the_spread_of_the_mean() -> None:
+    value_P = np.random.default_rng(0).normal(size=MAX_PARTS)
+    assert spread_by_task(mean(value_P), np.arange(MAX_PARTS)) == pytest.approx(spread_of_mean(value_P))
+    many_P = np.random.default_rng(0).normal(size=20 * MAX_PARTS)
+    parts, each = spread_by_task(mean(many_P), np.arange(20 * MAX_PARTS)), spread_of_mean(many_P)
+    assert parts is not None
+    assert each is not None
+    assert parts.error == pytest.approx(each.error, rel=0.2)
+
+
+def test_one_task_and_estimates_that_rest_on_one_have_no_spread() -> None:
+    assert spread_by_task(lambda _: 1.0, np.zeros(5, np.int64)) is None
+    assert spread_by_task(lambda counts_E: 1.0 if counts_E[0] else math.nan, np.arange(5)) is None
+    assert spread_of_mean(np.ones(1)) is None
+
+
+def test_values_that_do_not_differ_have_no_interval() -> None:
+    found = spread_of_mean(np.full(30, 0.1))
+    assert found is not None
+    assert (found.error, found.interval()) == (0, None)
+
+
+def test_shares_of_tasks_keep_inside_0_and_1() -> None:
+    none, every = (spread_of_mean(np.full(10, share)) for share in (0.0, 1.0))
+    assert none is not None
+    assert every is not None
+    low, high = share_interval(none, 10, 40)
+    assert low == 0
+    assert 0.2 < high < 0.4, "ten tasks without a success: not the (0, 0) of a bootstrap"
+    assert share_interval(every, 10, 40) == pytest.approx((1 - high, 1.0))
+    two = spread_of_mean(np.array([0.4, 0.6]))
+    assert two is not None
+    low, high = share_interval(two, 2, 10)
+    assert low < 0.1
+    assert high > 0.9
+
+
+# ---------------------------------------------------------------- what weights say
 
 
 def test_equal_weights_are_all_effective() -> None:
@@ -108,13 +166,13 @@ def test_an_estimator_may_object_to_even_weights() -> None:
 
 
 def test_clipped_weights_that_lost_too_much_are_refused() -> None:
-    """Half of the episodes are three times as likely under the target, half hardly: clipped at 2 the mean is 1.05."""
-    ratios = [math.log(3.0), math.log(0.1)] * 50
+    """Half of the episodes are twice as likely under the target, half hardly: the mean is 1.025, and 0.625 clipped."""
+    ratios = [math.log(2.0), math.log(0.05)] * 50
     turns = turns_of([[(ratio, 1.0, 0)] for ratio in ratios], [0] * 100)
     assert Clipped(2.0).reliability(turns).refusal is None
     refused = Clipped(1.2).reliability(turns)
-    assert refused.mean == pytest.approx(0.65)
-    assert refused.refusal == "mean weight 0.650, needed are 0.8: too much was clipped"
+    assert refused.mean == pytest.approx(0.625)
+    assert refused.refusal == "mean weight 0.625, needed are 0.8: too much was clipped"
 
 
 def test_values_are_not_fitted_to_states_that_do_not_recur() -> None:

@@ -16,15 +16,25 @@ from lake.errors import UsageError
     type=click.Choice(["run_id", "policy_version", "policy"]),
     default="run_id",
     show_default=True,
-    help="What rollouts are put together by.",
+    help="What attempts are counted together.",
 )
-@click.option("--score", default="env_return", show_default=True, help="env_return, or a scorer, @VERSION or not.")
-@click.option("--threshold", type=float, default=1.0, show_default=True, help="A score from here on is a success.")
-@click.option("--k", "ks", default="1", show_default=True, metavar="K,...", help="Attempts for pass@k and pass^k.")
-@click.option("--against", nargs=2, metavar="A B", help="Compare A with B, task by task.")
+@click.option(
+    "--score",
+    default="env_return",
+    show_default=True,
+    help="Score of an attempt: env_return, or a scorer, @VERSION or not.",
+)
+@click.option("--threshold", type=float, default=1.0, show_default=True, help="Least score of a success.")
+@click.option("--k", "ks", default="1", show_default=True, metavar="K,...", help="The k of pass@k and pass^k.")
+@click.option("--against", nargs=2, metavar="A B", help="Compare A with B, task by task. Default: no comparison.")
 @click.option("--where", help="SQL predicate over episodes. Default: all.")
-@click.option("--resamples", type=click.IntRange(100, 1_000_000), default=1000, show_default=True, help="Bootstrap.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the draws.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Of the random signs that --against draws where more than 20 tasks differ.",
+)
 @as_of_option
 @format_option
 def evaluate_success(
@@ -35,15 +45,14 @@ def evaluate_success(
     ks: str,
     against: tuple[str, str] | None,
     where: str | None,
-    resamples: int,
     seed: int,
     as_of: str | None,
     output_format: str,
 ) -> None:
     """Count successes: share, pass@k, pass^k, each with a 95 % interval, and one policy against another.
 
-    An attempt without a score is in no figure; how many there are is told. Names are those of --by: a run, a policy, or
-    POLICY@VERSION.
+    Intervals are over tasks: they say how much other tasks of the same kind may differ. An attempt without a score is
+    in no figure; how many there are is told. Names are those of --by: a run, a policy, or POLICY@VERSION.
     """
     from trainer.evaluation.attempts import read_attempts
     from trainer.evaluation.success import against_rows, success_rows
@@ -52,8 +61,8 @@ def evaluate_success(
         msg = f"--threshold {threshold}: valid is a finite number"
         raise UsageError(msg)
     attempts = read_attempts(opened(lake_uri, as_of), by=by, score=score, where=where)
-    counting = partial(against_rows, one=against[0], other=against[1]) if against else success_rows
-    rows = counting(attempts, ks=_numbers(ks), threshold=threshold, resamples=resamples, seed=seed)
+    counting = partial(against_rows, one=against[0], other=against[1], seed=seed) if against else success_rows
+    rows = counting(attempts, ks=_numbers(ks), threshold=threshold)
     nested, unscored = int(attempts["nested"].sum()), attempts.filter(~attempts["nested"])["score"].null_count()
     if nested:
         click.echo(f"no attempts, because they came out of another episode (sub-agents, forks): {nested}", err=True)

@@ -7,7 +7,9 @@ from lake.cli_options import as_of_option, echo_rows, format_option, lake_option
 
 @click.command()
 @lake_option
-@click.option("--target", required=True, metavar="CHECKPOINT", help="The policy to evaluate.")
+@click.option(
+    "--target", required=True, metavar="CHECKPOINT", help="The policy to evaluate, by its name in the table ratios."
+)
 @click.option(
     "--behaviour",
     required=True,
@@ -15,14 +17,21 @@ from lake.cli_options import as_of_option, echo_rows, format_option, lake_option
     help="The policy that acted, or `stored`: as the engine recorded.",
 )
 @click.option(
-    "--score", default="env_return", show_default=True, help="env_return, env_reward (of steps), or a scorer."
+    "--score",
+    default="env_return",
+    show_default=True,
+    help="What is earned: env_return, env_reward (of steps), or a scorer.",
 )
 @click.option("--where", help="SQL predicate over episodes. Default: all.")
 @click.option("--gamma", type=float, default=1.0, show_default=True, help="Discount per turn.")
-@click.option("--clip", type=float, default=2.0, show_default=True, help="Largest ratio of a turn, for clipped.")
-@click.option("--ridge", type=float, default=1.0, show_default=True, help="Shrinkage of state values, for dr and fqe.")
-@click.option("--resamples", type=click.IntRange(100, 1_000_000), default=1000, show_default=True, help="Bootstrap.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the draws.")
+@click.option("--clip", type=float, default=2.0, show_default=True, help="Largest ratio of a turn that clipped takes.")
+@click.option(
+    "--ridge",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Shrinkage of the state values of dr and fqe: visits that the mean of the turn counts as.",
+)
 @as_of_option
 @format_option
 def evaluate(

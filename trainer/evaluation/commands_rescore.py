@@ -13,8 +13,12 @@ from lake.cli_options import echo_rows, format_option, lake_option
 @lake_option
 @click.option("--name", help="Name in the table ratios. Default: after the folder, or RUN@STEP.")
 @click.option("--where", help="SQL predicate over episodes. Default: all.")
-@click.option("--selection", help="Score what a selection kept. Default: no selection.")
-@click.option("--tokens", type=click.Choice(["auto", "engine", "rendered"]), help="Which token rows. Default: auto.")
+@click.option("--selection", help="Score only the episodes that this selection kept. Default: all.")
+@click.option(
+    "--tokens",
+    type=click.Choice(["auto", "engine", "rendered"]),
+    help="Which token rows: as sampled (engine), as rendered from text, or the former first (auto). Default: auto.",
+)
 @click.option("--token-budget", type=int, help="Tokens of one forward pass. Default: 8192.")
 @click.option("--max-length", type=int, help="Longest sequence in tokens. Default: 8192.")
 @click.option("--device", help="Torch device. Default: cpu.")

@@ -1,12 +1,16 @@
-"""Confidence intervals: Wilson's for a share of successes, and the bootstrap over tasks for everything else.
+"""Confidence intervals: Student's t over tasks, and Wilson's for shares of successes.
 
-Rollouts of one task resemble each other, so the bootstrap draws tasks, each with all its rollouts, and not rollouts.
+Rollouts of one task resemble each other, so the sample is that of the tasks, each with all its rollouts: an estimate's
+error is the jackknife's, which leaves out a task at a time. Few tasks, and few that differ from the rest, say little of
+that error, and the degrees of freedom say so. Percentiles of a bootstrap do not: measured, they cover 49 % of the time
+with 2 tasks, 84 % with 5 and 91 % with 10 where they promise 95.
 
-Axes: `_E` episodes, `_P` tasks.
+Axes: `_E` episodes, `_P` tasks, `_R` parts of the tasks.
 """
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,60 +18,127 @@ from trainer.evaluation.turns import Floats, Ints
 
 LEVEL_Z = 1.959963984540054
 """Quantile of the normal distribution of a two-sided 95 % interval."""
+MAX_PARTS = 200
+"""Parts that the jackknife leaves out at most, one after the other: with more tasks, several make a part."""
 _TAIL = 0.025
+_NORMAL_DF = 1e4
+"""Degrees of freedom from which on Student's quantile is the normal one, to 1e-3 of its value."""
+_EQUAL = 1e-12
+"""Values that differ by less, relative to the largest, are equal: floating-point addition in another order."""
 
 
-def wilson(successes: int, trials: int) -> tuple[float, float]:
-    """95 % score interval of a binomial share (Wilson 1927, JASA 22).
+class Spread(NamedTuple):
+    """An estimate and what is known of its error."""
 
-    Args:
-        successes: how many.
-        trials: of how many; at least 1.
+    value: float
+    error: float
+    """Standard error; 0 if nothing differs, which says nothing of the error."""
+    df: float
+    """Degrees of freedom of the error, at least 1."""
 
-    Returns:
-        Lower and upper end, inside [0, 1].
+    def interval(self, tail: float = _TAIL) -> tuple[float, float] | None:
+        """Student's interval; None if nothing differs.
+
+        Args:
+            tail: probability outside on each side.
+        """
+        if self.error == 0:
+            return None
+        half = self.half(tail)
+        return self.value - half, self.value + half
+
+    def half(self, tail: float = _TAIL) -> float:
+        """Half of the interval's width."""
+        return t_quantile(self.df, tail) * self.error
+
+
+def t_quantile(df: float, tail: float = _TAIL) -> float:
+    """Quantile 1 - tail of Student's distribution, for any real df from 1 on.
+
+    With t = sqrt(df) tan(angle) the density is proportional to cos(angle)^(df - 1), which is summed here.
     """
-    share, square = successes / trials, LEVEL_Z**2
-    centre = (share + square / (2 * trials)) / (1 + square / trials)
-    half = LEVEL_Z / (1 + square / trials) * math.sqrt(share * (1 - share) / trials + square / (4 * trials**2))
-    low = 0.0 if successes == 0 else max(0.0, centre - half)
-    high = 1.0 if successes == trials else min(1.0, centre + half)
-    return low, high
+    df = min(df, _NORMAL_DF)
+    # All of the quarter; for many degrees of freedom nothing is left beyond 40 standard deviations.
+    angles = np.linspace(0.0, math.pi / 2 if df < 100 else math.atan(40.0 / math.sqrt(df)), 20_001)
+    density = np.cos(angles) ** (df - 1.0)
+    below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
+    angle = float(np.interp((1 - 2 * tail) * below[-1], below, angles))
+    return math.sqrt(df) * math.tan(angle)
 
 
-def bootstrap_by_task(
-    value: Callable[[Floats], float], task_E: Ints, *, resamples: int, seed: int
-) -> tuple[float, float] | None:
-    """95 % percentile interval over resampled tasks (Efron 1979; clusters: Cameron, Gelbach, Miller 2008).
+def spread_of_mean(value_P: Floats) -> Spread | None:
+    """The mean of independent values; None for fewer than two.
+
+    The error of the error is that of a sample of kurtosis k: n values have 2 n / (k - 1) degrees of freedom, as many as
+    n - 1 if they are normal, and about twice as many as there are values that differ where few do.
+    """
+    n = len(value_P)
+    if n < 2:
+        return None
+    centre = float(value_P.mean())
+    gap_P = value_P - centre
+    largest = float(np.abs(gap_P).max())
+    if largest <= _EQUAL * float(np.abs(value_P).max()):
+        return Spread(centre, 0.0, n - 1.0)
+    squares_P = (gap_P / largest) ** 2
+    total = float(squares_P.sum())
+    kurtosis = n * float(squares_P @ squares_P) / total**2
+    df = n - 1.0 if kurtosis <= 1 else min(n - 1.0, 2 * n / (kurtosis - 1))
+    return Spread(centre, largest * math.sqrt(total / (n - 1) / n), max(1.0, df))
+
+
+def spread_by_task(value: Callable[[Floats], float], task_E: Ints) -> Spread | None:
+    """An estimate's spread over tasks (jackknife: Tukey 1958; of clusters: Cameron, Gelbach, Miller 2008).
 
     Args:
         value: an estimate as a function of how often each episode counts.
         task_E: number of the episode's task, 0 .. P-1.
-        resamples: draws.
-        seed: of the draws.
 
     Returns:
-        Lower and upper end; None for fewer than two tasks. Draws that carry no estimate (NaN) are left out.
+        The estimate with its error; None for fewer than two tasks, or where it does not exist without one of them.
     """
     tasks = int(task_E.max()) + 1 if len(task_E) else 0
     if tasks < 2:
         return None
-    rng = np.random.default_rng(seed)
-    drawn = np.empty(resamples)
-    for number in range(resamples):
-        counts_P = np.bincount(rng.integers(0, tasks, tasks), minlength=tasks).astype(np.float64)
-        drawn[number] = value(counts_P[task_E])
-    drawn = drawn[np.isfinite(drawn)]
-    if not len(drawn):
+    parts = min(tasks, MAX_PARTS)
+    part_E = task_E % parts
+    whole = value(np.ones(len(task_E)))
+    without_R = np.array([value((part_E != part).astype(np.float64)) for part in range(parts)])
+    found = spread_of_mean(parts * whole - (parts - 1) * without_R)
+    if found is None or not math.isfinite(found.error):
         return None
-    low, high = np.quantile(drawn, [_TAIL, 1 - _TAIL])
-    return float(low), float(high)
+    return found._replace(value=whole)
 
 
-def bootstrap_of_mean(value_P: Floats, *, resamples: int, seed: int) -> tuple[float, float] | None:
-    """95 % interval of the mean over tasks of a figure that each task has one of; None for fewer than two tasks."""
+def wilson(share: float, trials: float) -> tuple[float, float]:
+    """95 % score interval of a binomial share (Wilson 1927, JASA 22).
 
-    def value(counts_P: Floats) -> float:
-        return float(counts_P @ value_P / counts_P.sum())
+    Args:
+        share: successes over trials.
+        trials: how many, above 0; an effective number need not be whole.
 
-    return bootstrap_by_task(value, np.arange(len(value_P)), resamples=resamples, seed=seed)
+    Returns:
+        Lower and upper end, inside [0, 1].
+    """
+    square = LEVEL_Z**2
+    centre = (share + square / (2 * trials)) / (1 + square / trials)
+    half = LEVEL_Z / (1 + square / trials) * math.sqrt(share * (1 - share) / trials + square / (4 * trials**2))
+    low = 0.0 if share == 0 else max(0.0, centre - half)
+    high = 1.0 if share == 1 else min(1.0, centre + half)
+    return low, high
+
+
+def share_interval(spread: Spread, tasks: int, attempts: int) -> tuple[float, float]:
+    """95 % interval of a share of successes whose attempts come in tasks (Korn, Graubard 1998, Survey Methodology 24).
+
+    Wilson's, of as many independent trials as have the same error, with Student's quantile in place of the normal one.
+
+    Args:
+        spread: of the share over tasks; its value lies between 0 and 1.
+        tasks: how many.
+        attempts: how many; trials are never more.
+    """
+    # Tasks that all agree are trials themselves: how they would differ was not seen.
+    share = min(1.0, max(0.0, spread.value))
+    trials = tasks if spread.error == 0 else min(attempts, share * (1 - share) / spread.error**2)
+    return wilson(share, trials * (LEVEL_Z / t_quantile(spread.df)) ** 2)

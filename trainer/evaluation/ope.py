@@ -1,19 +1,17 @@
 """Off-policy evaluation: what stored episodes of one policy say of another's value, and whether they may say it.
 
-A value is told only if its effective sample size allows it (`reliability`); otherwise the row says why not and what
-there is. Values rank policies; they are no success rates, which only playing gives.
+A value is told only if the weights are even enough and add up to what they must (`reliability`); otherwise the row says
+why not and what there is. Values rank policies; they are no success rates, which only playing gives.
 """
 
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import polars as pl
 
 from lake.errors import DataRefusedError, UsageError
 from lake.snapshot import Snapshot
 from trainer.evaluation.estimators import Estimator, all_estimators
-from trainer.evaluation.intervals import bootstrap_by_task
 from trainer.evaluation.ope_data import read_turns
 from trainer.evaluation.scored import STORED, Scored, find_scored
 from trainer.evaluation.turns import Turns
@@ -36,9 +34,9 @@ ROWS = pl.Schema(
         "refused": pl.String(),
     }
 )
-"""One row per estimator: value and 95 % interval (bootstrap by task), both NULL where refused; effective sample size,
-its share of the weights, the largest weight's share of their sum, the mean weight (1 in expectation before clipping),
-where the estimate errs, and why it is refused."""
+"""One row per estimator: value and 95 % interval over tasks, all NULL where refused; effective sample size, its share
+of the weights, the largest weight's share of their sum, the mean weight (1 in expectation before clipping), where the
+estimate errs, and why it is refused."""
 _GAPS = """
 SELECT episode_id, policy_version, abs_difference, tokens
 FROM rescored_steps WHERE series_id = ? AND log_ratio IS NOT NULL
@@ -67,8 +65,6 @@ def evaluate(
     gamma: float = 1.0,
     clip: float = 2.0,
     ridge: float = 1.0,
-    resamples: int = 1000,
-    seed: int = 0,
 ) -> Evaluation:
     """Estimate the value of a policy from another one's episodes.
 
@@ -81,8 +77,6 @@ def evaluate(
         gamma: discount per turn.
         clip: largest ratio of a turn for `clipped`.
         ridge: shrinkage of the value tables of `dr` and `fqe`.
-        resamples: draws of the bootstrap.
-        seed: of the draws.
 
     Raises:
         UsageError: a checkpoint that has scored nothing, a wrong predicate or scorer, options out of range.
@@ -106,32 +100,25 @@ def evaluate(
     if acted is not None:
         notes.append(_compared_with_recorded(snapshot, acted, data.episode_ids_E))
     estimators = all_estimators(clip=clip, ridge=ridge)
-    rows = [_row(estimator, data.turns, resamples, seed) for estimator in estimators]
+    rows = [_row(estimator, data.turns) for estimator in estimators]
     return Evaluation(pl.DataFrame(rows, schema=ROWS, orient="row"), data.left_out, notes)
 
 
-def _row(estimator: Estimator, turns: Turns, resamples: int, seed: int) -> tuple[object, ...]:
-    found = estimator.reliability(turns)
-    refusal = None if estimator.name == "behaviour" else found.refusal
-    value, low, high = None, None, None
-    if refusal is None:
-        estimate = estimator.value(turns)
-        value = estimate(np.ones(turns.episodes))
-        interval = bootstrap_by_task(estimate, turns.task_E, resamples=resamples, seed=seed)
-        low, high = (None, None) if interval is None else interval
+def _row(estimator: Estimator, turns: Turns) -> tuple[object, ...]:
+    weights, told = estimator.reliability(turns), estimator.told(turns)
     return (
         estimator.name,
-        value,
-        low,
-        high,
+        told.value,
+        told.low,
+        told.high,
         turns.episodes,
         int(turns.task_E.max()) + 1,
-        found.ess,
-        found.ess / found.n,
-        found.max_share,
-        found.mean,
+        weights.ess,
+        weights.ess / weights.n,
+        weights.max_share,
+        weights.mean,
         estimator.bias(turns),
-        refusal,
+        told.refused,
     )
 
 

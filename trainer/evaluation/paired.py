@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from trainer.evaluation.intervals import bootstrap_of_mean
+from trainer.evaluation.intervals import spread_of_mean
 from trainer.evaluation.turns import Floats
 
 EXACT_TASKS = 20
@@ -40,22 +40,21 @@ class Comparison(NamedTuple):
         return {label: pl.String()} | numbers | {"test": pl.String(), "tasks": pl.Int64()}
 
 
-def compare_paired(pairs_P2: Floats, *, resamples: int, seed: int) -> Comparison:
+def compare_paired(pairs_P2: Floats, *, seed: int) -> Comparison:
     """Compare two policies task by task.
 
     Args:
         pairs_P2: float64 [P, 2]: the measure of each task under the one and under the other.
-        resamples: draws of the bootstrap over tasks.
-        seed: of all draws.
+        seed: of the random patterns of signs.
 
     Returns:
-        The comparison; all NULL without tasks, no interval for one task.
+        The comparison; all NULL without tasks, no interval for one task or where all tasks differ alike.
     """
     if not len(pairs_P2):
         return Comparison(None, None, None, None, None, None, None, 0)
     difference_P = pairs_P2[:, 0] - pairs_P2[:, 1]
-    interval = bootstrap_of_mean(difference_P, resamples=resamples, seed=seed)
-    low, high = (None, None) if interval is None else interval
+    found = spread_of_mean(difference_P)
+    low, high = (found and found.interval()) or (None, None)
     p, test = sign_flip_p(difference_P, seed=seed)
     one, other = pairs_P2.mean(axis=0).tolist()
     return Comparison(one, other, float(difference_P.mean()), low, high, p, test, len(pairs_P2))

@@ -1,7 +1,7 @@
 """Success of runs or policies: how often, with which certainty, and against one another.
 
-An attempt succeeds if its score reaches a threshold. Success is a share of attempts, with Wilson's interval. pass@k,
-pass^k and the mean score are means over tasks, with the bootstrap over tasks. Two names are compared on the tasks that
+An attempt succeeds if its score reaches a threshold. Success is a share of attempts; pass@k, pass^k and the mean score
+are means over tasks. Intervals are those of a sample of tasks (`intervals`). Two names are compared on the tasks that
 both attempted, task by task (`paired`).
 """
 
@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from lake.errors import DataRefusedError, UsageError
-from trainer.evaluation.intervals import bootstrap_of_mean, wilson
+from trainer.evaluation.intervals import share_interval, spread_by_task, spread_of_mean, wilson
 from trainer.evaluation.paired import Comparison, compare_paired
 from trainer.evaluation.pass_at_k import pass_all_k, pass_at_k
 
@@ -31,17 +31,13 @@ ROWS = pl.Schema(
 without a score, which are in none of the figures."""
 
 
-def success_rows(
-    attempts: pl.DataFrame, *, threshold: float = 1.0, ks: Sequence[int] = (1,), resamples: int = 1000, seed: int = 0
-) -> pl.DataFrame:
+def success_rows(attempts: pl.DataFrame, *, threshold: float = 1.0, ks: Sequence[int] = (1,)) -> pl.DataFrame:
     """Success, mean score, pass@k and pass^k of every name.
 
     Args:
         attempts: of `trainer.evaluation.attempts.read_attempts`; nested episodes are left out.
         threshold: a score from here on is a success.
         ks: numbers of attempts for pass@k and pass^k.
-        resamples: draws of the bootstrap.
-        seed: of the draws.
 
     Returns:
         Rows of `ROWS`, by name. value is NULL where nothing is known.
@@ -51,7 +47,7 @@ def success_rows(
         tasks = per_task(part, threshold)
         unscored = part["score"].null_count()
         done = int(tasks["attempts"].sum())
-        for measure, value, interval, used in _measures(tasks, ks, resamples, seed):
+        for measure, value, interval, used in _measures(tasks, ks):
             low, high = (None, None) if interval is None else interval
             rows.append((name, measure, value, low, high, used, done, unscored))
     return pl.DataFrame(rows, schema=ROWS, orient="row")
@@ -88,17 +84,28 @@ def measures(ks: Sequence[int]) -> list[str]:
 Measured = tuple[str, float | None, tuple[float, float] | None, int]
 
 
-def _measures(tasks: pl.DataFrame, ks: Sequence[int], resamples: int, seed: int) -> list[Measured]:
+def _measures(tasks: pl.DataFrame, ks: Sequence[int]) -> list[Measured]:
     """(measure, value, interval, tasks used)."""
-    trials, wins = int(tasks["attempts"].sum()), int(tasks["successes"].sum())
-    known = trials > 0
-    found: list[Measured] = [
-        ("success", wins / trials if known else None, wilson(wins, trials) if known else None, tasks.height)
-    ]
+    if not tasks.height:
+        return [(measure, None, None, 0) for measure in ("success", *measures(ks))]
+    trials_P, wins_P = (tasks[name].to_numpy().astype(np.float64) for name in ("attempts", "successes"))
+    attempts, share = int(trials_P.sum()), float(wins_P.sum() / trials_P.sum())
+    over_tasks = spread_by_task(
+        lambda counts_P: float(counts_P @ wins_P / (counts_P @ trials_P)), np.arange(tasks.height)
+    )
+    # The attempts of one task are a sample of that task.
+    success = wilson(share, attempts) if over_tasks is None else share_interval(over_tasks, tasks.height, attempts)
+    found: list[Measured] = [("success", share, success, tasks.height)]
     for measure in measures(ks):
-        values = [value for value in measure_of(tasks, measure) if value is not None]
-        interval = bootstrap_of_mean(np.array(values, np.float64), resamples=resamples, seed=seed)
-        found.append((measure, sum(values) / len(values) if values else None, interval, len(values)))
+        known_P = np.array([value for value in measure_of(tasks, measure) if value is not None], np.float64)
+        if not len(known_P):
+            found.append((measure, None, None, 0))
+            continue
+        interval, spread = None, spread_of_mean(known_P)
+        if spread is not None:
+            bounded = measure != "score"
+            interval = share_interval(spread, len(known_P), attempts) if bounded else spread.interval()
+        found.append((measure, float(known_P.mean()), interval, len(known_P)))
     return found
 
 
@@ -109,7 +116,6 @@ def against_rows(
     other: str,
     threshold: float = 1.0,
     ks: Sequence[int] = (1,),
-    resamples: int = 1000,
     seed: int = 0,
 ) -> pl.DataFrame:
     """Two names, measure by measure, on the tasks that both attempted.
@@ -120,8 +126,7 @@ def against_rows(
         other: what it is compared against.
         threshold: a score from here on is a success.
         ks: numbers of attempts.
-        resamples: draws of the bootstrap, and of the permutation test where there are too many to count.
-        seed: of the draws.
+        seed: of the permutation test's draws, where there are too many patterns to count.
 
     Returns:
         measure, value (of `one`), against (of `other`), difference, its 95 % interval low and high, p (two-sided
@@ -150,6 +155,6 @@ def against_rows(
             for a, b in zip(measure_of(left, measure), measure_of(right, measure), strict=True)
             if a is not None and b is not None
         ]
-        found = compare_paired(np.array(pairs, np.float64).reshape(-1, 2), resamples=resamples, seed=seed)
+        found = compare_paired(np.array(pairs, np.float64).reshape(-1, 2), seed=seed)
         rows.append({"measure": measure} | found._asdict())
     return pl.DataFrame(rows, schema=Comparison.schema("measure"))

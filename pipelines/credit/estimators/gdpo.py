@@ -36,7 +36,8 @@ class GDPO(WhitenedSiblings):
     episode_source: Literal["score"] = "score"
     """The rewards are scores of episodes."""
     components: dict[str, float] = Field(default_factory=dict)
-    """Weight of each reward (not 0), by the name of its scorer; the input has them as columns `score_<name>`."""
+    """Weight of each reward (not 0), by the name of its scorer; the input has them as columns `score_<name>`.
+    Required."""
 
     @field_validator("components")
     @classmethod

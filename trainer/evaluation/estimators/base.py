@@ -1,14 +1,16 @@
 """What an off-policy estimator is.
 
 An estimator says how evenly it listens to the episodes, and gives a function of how often each of them counts: once for
-the estimate, as often as its task was drawn for the bootstrap.
+the estimate, not at all while its task is left out for the error.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from trainer.evaluation.intervals import Spread, spread_by_task
 from trainer.evaluation.reliability import Reliability
 from trainer.evaluation.turns import Floats, Turns
 
@@ -16,21 +18,53 @@ Value = Callable[[Floats], float]
 """counts_E (float64 [E], how often each episode counts) -> estimate; NaN where nothing carries it."""
 
 
-class Estimator(Protocol):
+class Told(NamedTuple):
+    """An estimate, or why there is none."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    refused: str | None = None
+
+
+class Estimator(ABC):
     """Estimates the value of the target policy from another policy's episodes."""
 
-    @property
-    def name(self) -> str:
-        """As the command line names it."""
+    name: ClassVar[str]
+    """As the command line names it."""
 
+    @abstractmethod
     def reliability(self, turns: Turns) -> Reliability:
         """How evenly the weights are spread that the estimate rests on."""
 
+    @abstractmethod
     def value(self, turns: Turns) -> Value:
         """The estimate as a function of how often each episode counts."""
 
+    @abstractmethod
     def bias(self, turns: Turns) -> str:
         """Where the estimate errs in expectation, in a few words: `none`, `downward`, ..."""
+
+    def told(self, turns: Turns) -> Told:
+        """Value and 95 % interval, or the refusal: of `reliability`, or because nothing says how large the error is.
+
+        One task has no interval: its episodes say nothing of other tasks.
+        """
+        if refusal := self.reliability(turns).refusal:
+            return Told(None, refused=refusal)
+        estimate = self.value(turns)
+        value = estimate(np.ones(turns.episodes))
+        if not turns.task_E.any():
+            return Told(value)
+        found = spread_by_task(estimate, turns.task_E)
+        if found is None or found.error == 0:
+            return Told(None, refused="every task gives the same value, so that nothing tells how far off it is")
+        return self._told(turns, found)
+
+    def _told(self, turns: Turns, found: Spread) -> Told:
+        """The estimate with its interval, which an estimator with an error beyond sampling makes wider."""
+        del turns
+        return Told(found.value, *(found.interval() or (None, None)))
 
 
 def mean(contribution_E: Floats) -> Value:

@@ -5,13 +5,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from trainer.evaluation.estimators.base import Value, mean
+from trainer.evaluation.estimators.base import Estimator, Value, mean
 from trainer.evaluation.reliability import Reliability, reliability
 from trainer.evaluation.turns import Turns
 
 
 @dataclass(frozen=True)
-class Behaviour:
+class Behaviour(Estimator):
     """(1/n) sum_i G_i, with G_i = sum_t gamma^t r_t."""
 
     name: ClassVar[str] = "behaviour"

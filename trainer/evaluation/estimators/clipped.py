@@ -5,7 +5,8 @@
 Truncated importance sampling (Ionides 2008; Munos et al. 2016, arXiv 1606.02647, for products). Clipping takes weight
 away, so the estimate errs downward where rewards are positive and upward where they are negative. How far is seen in
 the mean weight, which is 1 in expectation before clipping: what is missing was taken from the outcomes that the target
-reaches more often. The effective sample size alone would hide that.
+reaches more often. The effective sample size alone would hide that. Missing weight times the largest reward that was
+seen is as much as clipping can have taken, and the interval has room for it.
 """
 
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from trainer.evaluation.estimators.base import Value, mean
-from trainer.evaluation.reliability import Reliability, reliability
+from trainer.evaluation.estimators.base import Estimator, Told, Value, mean
+from trainer.evaluation.intervals import Spread
+from trainer.evaluation.reliability import Reliability, mean_weights, reliability
 from trainer.evaluation.turns import Floats, Turns, exp_clamped
 
 LEAST_MEAN = 0.8
@@ -22,7 +24,7 @@ LEAST_MEAN = 0.8
 
 
 @dataclass(frozen=True)
-class Clipped:
+class Clipped(Estimator):
     """Per-decision importance sampling, ratios of turns at most `clip`."""
 
     name: ClassVar[str] = "clipped"
@@ -38,7 +40,7 @@ class Clipped:
         weight_E = self._weight_EH(turns)[:, -1]
         mean = float(weight_E.mean())
         lost = f"mean weight {mean:.3f}, needed are {LEAST_MEAN}: too much was clipped" if mean < LEAST_MEAN else None
-        return reliability(weight_E, objection=lost)
+        return reliability(weight_E, objection=lost or mean_weights(turns))
 
     def value(self, turns: Turns) -> Value:
         """See `Estimator.value`."""
@@ -52,3 +54,10 @@ class Clipped:
         if lowest >= 0:
             return "downward"
         return "upward" if highest <= 0 else "unknown"
+
+    def _told(self, turns: Turns, found: Spread) -> Told:
+        """Room on the side of the bias: what the weights of each turn lack of 1, at its extreme rewards."""
+        lost_H = np.maximum(0.0, 1.0 - self._weight_EH(turns).mean(axis=0)) * turns.discount_H
+        below = float(lost_H @ np.minimum(0.0, turns.reward_EH.min(axis=0)))
+        above = float(lost_H @ np.maximum(0.0, turns.reward_EH.max(axis=0)))
+        return Told(found.value, found.value - found.half() + below, found.value + found.half() + above)

@@ -5,7 +5,7 @@
 Unbiased if the ratios are right and E_b[w Q(s, a) | s] = V(s), however wrong the values; or if Q and V are those of the
 target policy, however wrong the ratios. The critic here knows states and not actions (Q = V), which meets the first
 condition for any V and makes the second hold for right ratios only: V is there to take variance away. It is fitted
-(`estimators/fitted.py`) on other episodes than the one it is used for, five parts of the episodes taking turns.
+(`estimators/value_table.py`) on other episodes than the one it is used for, five parts of the episodes taking turns.
 """
 
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from trainer.evaluation.estimators.base import Value, mean
-from trainer.evaluation.estimators.fitted import fitted_values, visits
-from trainer.evaluation.reliability import Reliability, reliability
+from trainer.evaluation.estimators.base import Estimator, Value, mean
+from trainer.evaluation.estimators.value_table import fitted_values, visits
+from trainer.evaluation.reliability import Reliability, of_episodes
 from trainer.evaluation.turns import Floats, Ints, Turns
 
 FOLDS = 5
@@ -67,7 +67,7 @@ def _rank_in_task(task_E: Ints) -> Ints:
 
 
 @dataclass(frozen=True)
-class DoublyRobust:
+class DoublyRobust(Estimator):
     """Per-decision importance sampling with a fitted state value as control variate."""
 
     name: ClassVar[str] = "dr"
@@ -77,7 +77,7 @@ class DoublyRobust:
 
     def reliability(self, turns: Turns) -> Reliability:
         """Of the weights of whole episodes."""
-        return reliability(turns.weight_EH[:, -1])
+        return of_episodes(turns)
 
     def value(self, turns: Turns) -> Value:
         """See `Estimator.value`; the critic is fitted once."""

@@ -1,32 +1,26 @@
-"""Fitted evaluation at the level of turns (Le, Voloshin, Yue 2019, arXiv 1903.08738), backwards over a finite horizon.
+"""Fitted evaluation at the level of turns (Le, Voloshin, Yue 2019, arXiv 1903.08738).
 
-    V_t(s) = fit of  b_t + w_t (y_t - b_t)  on the state s_t        y_t = r_t + gamma V_{t+1}(s_{t+1})
-    b_t    = sum_i w_it y_it / sum_i w_it                           V   = mean_i V_0(s_{i,0})
+    V = mean_i V_0(s_{i,0})        with the table V_t(s) of `value_table`, which meets one turn's ratio at a time
 
-FQE takes the expectation over the target's actions. Of a language model only the logged action's probability is
-known, so the expectation is taken by the importance ratio of that one turn: E_b[b + w (y - b) | s] = E_e[y | s] for
-any b; the b above takes away the noise of w in the level of y. Ratios of several turns meet only as far as states are
-too rare to be averaged over, which `ridge` decides.
-
-The fit is ridge regression on one indicator per state, with an intercept per turn that is not penalised, solved in
-closed form: V(s) = (S_s + ridge m) / (N_s + ridge), where N_s and S_s count and sum the targets of the state, and m is
-such that the fitted values of a turn add up to its targets. Therefore pi_e = pi_b gives exactly the mean return. With
-many visits to each state the fit is the table of state means. Where every state is seen once it halves the difference
-between the episode's own target and the turn's mean (ridge 1): between importance sampling and ignoring the state.
-
-It needs states that recur: where most are visited once, `ridge` decides more than the data, and no value is told. What
-it cannot see: a state is the text of the observation, so whatever else decides the future (the history) is
-averaged over, and the estimate is biased by that.
+It needs states that recur: where most are visited once, `ridge` decides more than the data, and no value is told. It
+also assumes that states tell all that matters (the Markov property). A state is the text of the observation, and where
+a reward depends on what was done before (a key taken two rooms ago) it is averaged over all ways into the state, as the
+behaviour policy went them. `dr` weighs each way by its own ratios, so their difference estimates that error. Where it
+is significant, no value is told; elsewhere the interval has room for what the check cannot exclude.
 """
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
-from trainer.evaluation.estimators.base import Value, divided
-from trainer.evaluation.reliability import Reliability, reliability
-from trainer.evaluation.turns import Floats, Ints, Turns
+from trainer.evaluation.estimators.base import Estimator, Told, Value, divided
+from trainer.evaluation.estimators.doubly_robust import DoublyRobust
+from trainer.evaluation.estimators.value_table import fitted_values, visits
+from trainer.evaluation.intervals import Spread, spread_by_task, t_quantile
+from trainer.evaluation.reliability import Reliability, of_episodes, reliability
+from trainer.evaluation.turns import Floats, Turns
 
 LEAST_SHARED = 0.5
 """Share of turns in states that two or more episodes visited at that turn, from which on a value may be told."""
@@ -39,71 +33,8 @@ def shared_states(turns: Turns) -> float:
     return float(count[count > 1].sum() / count.sum())
 
 
-class Visit(NamedTuple):
-    """One turn of all episodes that took it."""
-
-    episode_N: Ints
-    """Which."""
-    state_N: Ints
-    """Their states, numbered 0, 1, ... within the turn."""
-
-
-def visits(turns: Turns) -> list[Visit]:
-    """The episodes and states of each turn: what every fit of the same episodes has in common."""
-    found = []
-    for turn in range(turns.horizon):
-        episode_N = np.flatnonzero(turns.alive_EH[:, turn])
-        _, state_N = np.unique(turns.state_EH[episode_N, turn], return_inverse=True)
-        found.append(Visit(episode_N, state_N))
-    return found
-
-
-def fitted_values(turns: Turns, visits_H: list[Visit], counts_E: Floats, ridge: float) -> Floats:
-    """State values of the target policy, fitted on some episodes, for all of them.
-
-    Args:
-        turns: the episodes.
-        visits_H: of `visits`.
-        counts_E: how often each counts for the fit; those with 0 are only predicted.
-        ridge: pull of each state's value towards the mean of its turn, in visits.
-
-    Returns:
-        float64 [E, H]; 0 as padding. A state that the fit has not seen has its turn's mean.
-    """
-    values_EH = np.zeros_like(turns.reward_EH)
-    next_E = np.zeros(turns.episodes)
-    for turn in reversed(range(turns.horizon)):
-        here, state_N = visits_H[turn]
-        outcome = turns.reward_EH[here, turn] + turns.gamma * next_E[here]
-        target = _expected(outcome, turns.ratio_EH[here, turn], counts_E[here])
-        next_E = np.zeros(turns.episodes)
-        next_E[here] = _shrunk(state_N, target, counts_E[here], ridge)
-        values_EH[:, turn] = next_E
-    return values_EH
-
-
-def _expected(outcome_E: Floats, ratio_E: Floats, counts_E: Floats) -> Floats:
-    """What the target policy's actions would have led to, in expectation: b + w (y - b)."""
-    weight_E = counts_E * ratio_E
-    total = float(weight_E.sum())
-    baseline = float(weight_E @ outcome_E) / total if total > 0 else 0.0
-    target_E: Floats = baseline + ratio_E * (outcome_E - baseline)
-    return target_E
-
-
-def _shrunk(state_E: Ints, target_E: Floats, counts_E: Floats, ridge: float) -> Floats:
-    """Ridge on indicators of states with an unpenalised intercept, in closed form."""
-    visits_C = np.bincount(state_E, counts_E)
-    sums_C = np.bincount(state_E, counts_E * target_E)
-    pull_C = ridge / (visits_C + ridge)
-    pulled = float(pull_C @ visits_C)
-    intercept = float(pull_C @ sums_C) / pulled if pulled > 0 else 0.0
-    fitted_C: Floats = (sums_C + ridge * intercept) / (visits_C + ridge)
-    return fitted_C[state_E]
-
-
 @dataclass(frozen=True)
-class Fitted:
+class Fitted(Estimator):
     """Fitted evaluation: a value table by turn and state, shrunk towards the mean of the turn."""
 
     name: ClassVar[str] = "fqe"
@@ -112,10 +43,14 @@ class Fitted:
     """Visits that the mean of the turn counts as, in every state's value; above 0."""
 
     def reliability(self, turns: Turns) -> Reliability:
-        """Of the ratios of single turns: no product of them enters."""
-        shared = shared_states(turns)
-        alone = f"{shared:.0%} of turns in states that recur, needed are {LEAST_SHARED:.0%}"
-        return reliability(turns.ratio_EH[turns.alive_EH], objection=alone if shared < LEAST_SHARED else None)
+        """Of the ratios of single turns: no product of them enters but in the check."""
+        shared, unchecked = shared_states(turns), of_episodes(turns).refusal
+        objection = None
+        if shared < LEAST_SHARED:
+            objection = f"{shared:.0%} of turns in states that recur, needed are {LEAST_SHARED:.0%}"
+        elif unchecked is not None:
+            objection = f"whether states tell all that matters cannot be checked with dr: {unchecked}"
+        return reliability(turns.ratio_EH[turns.alive_EH], objection=objection)
 
     def value(self, turns: Turns) -> Value:
         """See `Estimator.value`; fitted again for other counts."""
@@ -128,6 +63,19 @@ class Fitted:
         return value
 
     def bias(self, turns: Turns) -> str:
-        """That of the model."""
+        """None if states tell all that matters; the interval has room for what is left."""
         del turns
         return "unknown (model)"
+
+    def _told(self, turns: Turns, found: Spread) -> Told:
+        """The interval with room for what `dr` says beyond; refused where that is no chance."""
+        fitted, robust = self.value(turns), DoublyRobust(self.ridge).value(turns)
+        gap = spread_by_task(lambda counts_E: robust(counts_E) - fitted(counts_E), turns.task_E)
+        if gap is None:
+            return Told(None, refused="dr, which checks it, rests on one task")
+        outside = gap.interval() or (gap.value, gap.value)
+        if not outside[0] <= 0 <= outside[1]:
+            said = f"dr differs from it by {gap.value:.3g} ({outside[0]:.3g} to {outside[1]:.3g})"
+            return Told(None, refused=f"{said}: what follows depends on more than the state shows")
+        half = t_quantile(min(found.df, gap.df)) * math.hypot(found.error, gap.error) + abs(gap.value)
+        return Told(found.value, found.value - half, found.value + half)

@@ -9,20 +9,20 @@ A reward is weighed by the turns up to it only. Unbiased; its variance grows exp
 from dataclasses import dataclass
 from typing import ClassVar
 
-from trainer.evaluation.estimators.base import Value, mean
-from trainer.evaluation.reliability import Reliability, reliability
+from trainer.evaluation.estimators.base import Estimator, Value, mean
+from trainer.evaluation.reliability import Reliability, of_episodes
 from trainer.evaluation.turns import Turns
 
 
 @dataclass(frozen=True)
-class PDIS:
+class PDIS(Estimator):
     """Per-decision importance sampling."""
 
     name: ClassVar[str] = "pdis"
 
     def reliability(self, turns: Turns) -> Reliability:
         """Of the weights of whole episodes."""
-        return reliability(turns.weight_EH[:, -1])
+        return of_episodes(turns)
 
     def value(self, turns: Turns) -> Value:
         """See `Estimator.value`."""

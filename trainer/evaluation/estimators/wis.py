@@ -9,22 +9,22 @@ range of the returns.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from trainer.evaluation.estimators.base import Value, divided
-from trainer.evaluation.reliability import Reliability, reliability
+from trainer.evaluation.estimators.base import Estimator, Value, divided
+from trainer.evaluation.reliability import Reliability, of_episodes
 from trainer.evaluation.turns import Floats, Turns
 
 TOWARDS_BEHAVIOUR = "towards behaviour"
 
 
 @dataclass(frozen=True)
-class WIS:
+class WIS(Estimator):
     """Self-normalised importance sampling of episodes."""
 
     name: ClassVar[str] = "wis"
 
     def reliability(self, turns: Turns) -> Reliability:
         """Of the weights of whole episodes."""
-        return reliability(turns.weight_EH[:, -1])
+        return of_episodes(turns)
 
     def value(self, turns: Turns) -> Value:
         """See `Estimator.value`."""

@@ -11,21 +11,21 @@ from typing import ClassVar
 
 import numpy as np
 
-from trainer.evaluation.estimators.base import Value
+from trainer.evaluation.estimators.base import Estimator, Value
 from trainer.evaluation.estimators.wis import TOWARDS_BEHAVIOUR
-from trainer.evaluation.reliability import Reliability, reliability
+from trainer.evaluation.reliability import Reliability, of_episodes
 from trainer.evaluation.turns import Floats, Turns
 
 
 @dataclass(frozen=True)
-class WPDIS:
+class WPDIS(Estimator):
     """Self-normalised importance sampling of turns."""
 
     name: ClassVar[str] = "wpdis"
 
     def reliability(self, turns: Turns) -> Reliability:
         """Of the weights of whole episodes: those of the last turn are the most uneven."""
-        return reliability(turns.weight_EH[:, -1])
+        return of_episodes(turns)
 
     def value(self, turns: Turns) -> Value:
         """See `Estimator.value`."""

@@ -1,0 +1,108 @@
+"""How often told intervals hold the truth, where it is known. Slow: thousands of data sets.
+
+Two promises: an interval that is told holds the truth at least 9 times of 10, also where estimates usually go wrong,
+and fair data are told, with intervals that are neither too narrow nor far too wide. `-s` prints what was measured.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from testkit.off_policy import a_process, history_matters, rare_action, tasks_that_differ
+from trainer.evaluation.estimators import all_estimators
+from trainer.evaluation.intervals import share_interval, spread_of_mean
+from trainer.evaluation.turns import Turns
+
+pytestmark = pytest.mark.slow
+
+World = Callable[[int], tuple[Turns, float]]
+PRODUCTS = ("pdis", "wis", "wpdis", "dr")
+
+
+def measured(world: World, names: tuple[str, ...], samples: int) -> dict[str, tuple[float, float]]:
+    """Per estimator: the share of data sets that it tells, and of those the share whose interval holds the truth."""
+    told, held = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
+    for seed in range(samples):
+        turns, truth = world(seed)
+        for estimator in all_estimators():
+            if estimator.name not in names:
+                continue
+            found = estimator.told(turns)
+            if found.low is not None and found.high is not None:
+                told[estimator.name] += 1
+                held[estimator.name] += found.low <= truth <= found.high
+    figures = {name: (told[name] / samples, held[name] / max(1, told[name])) for name in names}
+    print({name: f"told {told:.2f}, held {held:.2f}" for name, (told, held) in figures.items()})
+    return figures
+
+
+def error_of(share: float, count: float) -> float:
+    """Three standard errors of a measured share."""
+    return 3 * float(np.sqrt(share * (1 - share) / max(1.0, count)))
+
+
+@pytest.mark.parametrize("episodes", [300, 1000])
+@pytest.mark.parametrize("behaved", [0.001, 0.01])
+@pytest.mark.parametrize("wanted", [0.03, 0.1, 0.5])
+@pytest.mark.parametrize("other_reward", [0.0, 0.3])
+def test_rare_actions(episodes: int, behaved: float, wanted: float, other_reward: float) -> None:
+    samples = 300
+
+    def world(seed: int) -> tuple[Turns, float]:
+        return rare_action(seed, episodes=episodes, behaved=behaved, wanted=wanted, other_reward=other_reward)
+
+    for name, (told, held) in measured(world, ("pdis", "wis", "wpdis", "clipped", "dr"), samples).items():
+        assert told == 0 or held > 0.9 - error_of(0.9, told * samples), (name, told, held)
+
+
+@pytest.mark.parametrize(
+    ("turns", "strength"), [(2, 1.0), (2, 0.5), (2, 0.25), (2, 0.1), (4, 1.0), (4, 0.25), (4, 0.1)]
+)
+def test_rewards_that_depend_on_what_was_done_before(turns: int, strength: float) -> None:
+    samples = 150
+
+    def world(seed: int) -> tuple[Turns, float]:
+        return history_matters(seed, episodes=500, turns=turns, strength=strength)
+
+    for name, (told, held) in measured(world, ("dr", "fqe"), samples).items():
+        assert told == 0 or held > 0.9 - error_of(0.9, told * samples), (name, told, held)
+        if name == "fqe" and strength == 1.0:
+            assert told < 0.02
+
+
+@pytest.mark.parametrize("tasks", [2, 5, 10, 20])
+def test_few_tasks(tasks: int) -> None:
+    samples = 300
+    found = measured(lambda seed: tasks_that_differ(seed, tasks=tasks, siblings=200 // tasks), PRODUCTS, samples)
+    for name, (told, held) in found.items():
+        assert told > 0.85, (name, told)
+        assert held > 0.93 - error_of(0.93, told * samples), (name, held)
+
+
+@pytest.mark.parametrize(("seed", "distance"), [(9, 0.5), (9, 0.25), (3, 0.5), (5, 0.3)])
+def test_fair_data(seed: int, distance: float) -> None:
+    """Told at least 9 times of 10, and held as often as promised; fqe's interval has room for its assumption."""
+    samples = 150
+    process = a_process(seed, distance=distance)
+    truth, _, _ = process.value(process.target_SA)
+    found = measured(lambda sample: (process.episodes(300, sample, tasks=30)[0], truth), (*PRODUCTS, "fqe"), samples)
+    for name, (told, held) in found.items():
+        assert told > (0.85 if name == "fqe" else 0.9) - error_of(0.9, samples), (name, told)
+        assert 0.93 - error_of(0.93, samples) < held, (name, held)
+        assert name == "fqe" or held < 0.97 + error_of(0.97, samples), (name, held)
+
+
+@pytest.mark.parametrize("tasks", [2, 5, 10, 20, 50])
+@pytest.mark.parametrize(("one", "other"), [(1.0, 1.0), (0.3, 0.7), (0.1, 0.9)])
+def test_successes_of_tasks(tasks: int, one: float, other: float) -> None:
+    """Four attempts at each task, whose rates of success differ: `eval`'s success and pass@1."""
+    rng = np.random.default_rng(0)
+    samples, held = 500, 0
+    for _ in range(samples):
+        share_P = rng.binomial(4, rng.beta(one, other, tasks)) / 4
+        spread = spread_of_mean(share_P)
+        assert spread is not None
+        low, high = share_interval(spread, tasks, 4 * tasks)
+        held += low <= one / (one + other) <= high
+    assert held / samples > 0.93
