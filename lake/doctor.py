@@ -66,13 +66,17 @@ def diagnose(uri: str) -> pl.DataFrame:
         problems = [problem for name in TABLES if (problem := _unopened(store, name))]
         if is_foreign or len(problems) == len(TABLES):
             raise
-    advice = "; restore it from a backup, or ingest its source again into a new lake"
-    return _frame([_installation(), ("every table can be opened", "wrong", "; ".join(problems) + advice)])
+    return _frame([_installation(), _opening(problems)])
+
+
+def _opening(problems: Sequence[str]) -> Finding:
+    advice = "; restore them from a backup, or ingest their source again into a new lake"
+    return ("every table can be opened", "wrong", "; ".join(filter(None, problems)) + advice)
 
 
 def _unopened(store: Store, name: str) -> str:
     try:
-        return f"the table {name} is missing" if store.refresh(name) == -1 else ""
+        return f"the table {name} is missing" if store.files(name)[0] == -1 else ""
     except TrajlakeError as error:
         return f"the table {name} is damaged: {error}"
 

@@ -27,6 +27,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from lake import ids
 from lake.data_files import CLEAN, FileEntry, Staged, Written, added_in, listed, sorted_rows, write_file
 from lake.errors import ConflictError, LakeAccessError, NotALakeError, TrajlakeError
+from lake.log_check import NOTE, LogCheck, damaged_log
 from lake.migrations import CONFIGURATION, FORMAT_1_TABLES, migrate, missing_table, require_known
 from lake.objects import Objects
 from lake.tables import EPISODES, TABLES
@@ -38,8 +39,6 @@ _SOON = timedelta(hours=1)
 _FEW_COMMITS = 50
 _REWRITE = "rewrite"
 """App transaction of every rewrite: two that start from one version cannot both succeed."""
-NOTE = "trajlake"
-"""Key of our note in a commit's metadata."""
 
 
 class CommitLostError(ConflictError):
@@ -58,6 +57,7 @@ class Store:
         self.objects = objects
         self.clock = clock
         self._handles: dict[str, DeltaTable] = {}
+        self._logs = {name: LogCheck(objects, name) for name in TABLES}
         self._listed: dict[str, tuple[int, list[FileEntry]]] = {}
         self._prepared = False
         self._inside: dict[str, frozenset[int]] = {}
@@ -114,14 +114,16 @@ class Store:
         """Bring the table's handle to the newest version and return it; -1 if the table does not exist."""
         with self._lock, self._translated(name):
             handle = self._handles.get(name)
-            if handle is not None:
+            if handle is None:
+                try:
+                    handle = self._open(name)
+                except TableNotFoundError:
+                    return -1
+            else:
                 handle.update_incremental()
-                return handle.version()
-            try:
-                self._handles[name] = self._open(name)
-            except TableNotFoundError:
-                return -1
-            return self._handles[name].version()
+            self._logs[name].require(handle.version())
+            self._handles[name] = handle
+            return handle.version()
 
     def files(self, name: str, version: int | None = None) -> tuple[int, list[FileEntry]]:
         """Version and live files of a table: the newest, or a given one (-1: no files).
@@ -142,7 +144,8 @@ class Store:
             known = self._listed.get(name)
             if known is None or known[0] != version:
                 with self._translated(name):
-                    known = (version, listed(handle or self._at(name, version), TABLES[name], self._uri(name)))
+                    at = handle or self._at(name, version)
+                    known = (version, listed(self.objects, TABLES[name], at))
                 if handle is not None:
                     self._listed[name] = known
             return version, known[1]
@@ -198,7 +201,7 @@ class Store:
         if until - since <= _FEW_COMMITS:
             logs = [self.objects.get(f"{name}/_delta_log/{v:020d}.json") for v in range(since + 1, until + 1)]
             if None not in logs:
-                return [e for log in logs for e in added_in(log or b"", TABLES[name], self._uri(name))]
+                return [e for log in logs for e in added_in(self.objects, TABLES[name], log or b"", until)]
         return self.files(name, until)[1]
 
     def holds(self, name: str, write_id: int, since: int) -> bool:
@@ -342,6 +345,7 @@ class Store:
                 ),
                 post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
             )
+        self._logs[name].wrote(handle.version())
 
     def _note(self, operation: str, job_id: int | None, **figures: int) -> dict[str, Any]:
         note: dict[str, Any] = {"at": self.clock().isoformat(), "operation": operation, **figures}
@@ -368,10 +372,14 @@ class Store:
     def _at(self, name: str, version: int) -> DeltaTable:
         with self._translated(name):
             try:
-                return self._open(name, version)
+                handle = self._open(name, version)
             except DeltaError as error:
+                if (damage := damaged_log(self.objects, name)) is not None:
+                    raise damage from None
                 msg = f"table `{name}` of {self.root} has no version {version}; its newest is {self.refresh(name)}"
                 raise LakeAccessError(msg) from error
+            self._logs[name].require(version)
+            return handle
 
     def _open(self, name: str, version: int | None = None) -> DeltaTable:
         return DeltaTable(self._uri(name), version=version, storage_options=self.objects.delta_options)
@@ -396,4 +404,5 @@ class Store:
             msg = f"{self._uri(name)} holds no table; is this a lake? `trajlake ingest FILE --lake URI` makes one"
             raise NotALakeError(msg) from None
         except (DeltaError, OSError, pl.exceptions.PolarsError, pa.ArrowException) as error:
-            raise self.objects.explained(error) from None
+            damage = damaged_log(self.objects, name) if "json" in str(error).lower() else None
+            raise damage or self.objects.explained(error) from None
