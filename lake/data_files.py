@@ -46,6 +46,8 @@ class FileEntry:
     """Minimum of each column in `Table.statistics`; None if not known."""
     high: Mapping[str, Any]
     """Maximum, likewise."""
+    emptied: frozenset[int] = frozenset()
+    """Write attempts whose rows in it were all forgotten (`lake.replaced`)."""
 
     @property
     def only_write_id(self) -> int | None:
@@ -63,9 +65,14 @@ class FileEntry:
         return (int(parts[1]), int(parts[2])) if parts[0] == CLEAN else None
 
 
+def stem(clean_since: tuple[int, int] | None) -> str:
+    """How the name of a file begins whose rows are visible from these versions of `episodes` and `jobs` on."""
+    return "" if clean_since is None else f"{CLEAN}-{clean_since[0]}-{clean_since[1]}-"
+
+
 @dataclass(slots=True)
 class Written:
-    """A data file that is on its way into the log."""
+    """A data file that is on its way into the log, or was put aside for earlier versions."""
 
     add: AddAction
     rows: int

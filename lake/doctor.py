@@ -193,13 +193,21 @@ def _from_query(snapshot: Snapshot, check: str, query: str) -> Finding:
 
 
 def _pins(lake: "Lake") -> Finding:
-    """Every named snapshot can be read."""
+    """Every named snapshot can be read, and shows what it showed."""
+    told = []
     try:
-        broken = [f"{pin.name}: {missing}" for pin in lake.snapshots() if (missing := lake.missing(pin.versions))]
+        for pin in lake.snapshots():
+            missing = lake.missing(pin.versions)
+            if missing:
+                told.append(f"{pin.name}: {missing}; drop it")
+            elif (cut := lake.at(pin.versions)).forgotten:
+                count = cut.forgotten + cut.size("episodes")[1]
+                told.append(
+                    f"{pin.name}: {cut.forgotten} of {count} episodes were forgotten since; the rest is readable"
+                )
     except TrajlakeError as error:
         return ("named snapshots are readable", "wrong", str(error))
-    advice = "; a `forget` breaks older snapshots: drop them" if broken else ""
-    return ("named snapshots are readable", "note" if broken else "fine", "; ".join(broken[:3]) + advice)
+    return ("named snapshots are readable", "note" if told else "fine", "; ".join(told[:3]))
 
 
 def _dead(snapshot: Snapshot) -> Finding:

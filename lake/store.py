@@ -25,11 +25,12 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 
 from lake import ids
-from lake.data_files import CLEAN, FileEntry, Staged, Written, added_in, listed, sorted_rows, write_file
+from lake.data_files import FileEntry, Staged, Written, added_in, listed, sorted_rows, stem, write_file
 from lake.errors import ConflictError, LakeAccessError, NotALakeError, TrajlakeError
 from lake.log_check import NOTE, LogCheck, damaged_log
 from lake.migrations import CONFIGURATION, FORMAT_1_TABLES, migrate, missing_table, require_known
 from lake.objects import Objects
+from lake.replaced import Replacements, applied
 from lake.tables import EPISODES, TABLES
 
 _COMMIT_RETRIES = 200
@@ -55,6 +56,7 @@ class Store:
 
     def __init__(self, objects: Objects, clock: Callable[[], datetime] = utc_now) -> None:
         self.objects = objects
+        self.replacements = Replacements(objects)
         self.clock = clock
         self._handles: dict[str, DeltaTable] = {}
         self._logs = {name: LogCheck(objects, name) for name in TABLES}
@@ -128,9 +130,18 @@ class Store:
     def files(self, name: str, version: int | None = None) -> tuple[int, list[FileEntry]]:
         """Version and live files of a table: the newest, or a given one (-1: no files).
 
+        Where `forget` deleted files of a given version, those that took their place are listed.
+
         Raises:
-            LakeAccessError: there is no such version.
+            LakeAccessError: there is no such version, or its log is damaged.
         """
+        at, entries = self.logged(name, version)
+        if version is not None:
+            entries, _ = applied(self.objects, name, entries, self.replacements.known())
+        return at, entries
+
+    def logged(self, name: str, version: int | None = None) -> tuple[int, list[FileEntry]]:
+        """As `files`, as the log lists them, deleted ones too."""
         if version == -1:
             return -1, []
         with self._lock:
@@ -229,7 +240,7 @@ class Store:
         clean_since: tuple[int, int] | None = None,
         erases: bool = False,
         job_id: int | None = None,
-    ) -> int:
+    ) -> Written:
         """Replace files by one that holds the given rows, in one commit.
 
         Args:
@@ -243,14 +254,13 @@ class Store:
             job_id: the job that does it.
 
         Returns:
-            Bytes of the new file, 0 if there is none.
+            The new file; there is none if it has no rows.
 
         Raises:
             CommitLostError: another rewrite was first.
         """
         self._prepare(name)
-        stem = "" if clean_since is None else f"{CLEAN}-{clean_since[0]}-{clean_since[1]}-"
-        written = self._write(name, iter(rows), stem)
+        written = self.put_aside(name, rows, clean_since)
         now = int(self.clock().timestamp() * 1000)
         actions: list[AddAction | RemoveAction] = [
             RemoveAction(entry.name, erases, now, size=entry.bytes) for entry in removed
@@ -268,10 +278,14 @@ class Store:
         except CommitFailedError as error:
             msg = f"table `{name}` of {self.root} was rewritten by another process; nothing changed, run it again"
             raise CommitLostError(msg) from error
+        return written
+
+    def put_aside(self, name: str, rows: Iterable[pa.Table], clean_since: tuple[int, int] | None) -> Written:
+        """Write a file that no commit names; no rows leave no file behind."""
+        written = self._write(name, iter(rows), stem(clean_since))
         if not written.rows:
             self.objects.delete([f"{name}/{written.add.path}"])
-            return 0
-        return written.add.size
+        return written
 
     def history(self, name: str, limit: int | None = None) -> list[dict[str, Any]]:
         """Commits of a table, newest first: version, timestamp, operation, and our note (`job`, `rows`, ...)."""
@@ -316,9 +330,9 @@ class Store:
                 written = again
         return written.add.path
 
-    def _write(self, name: str, rows: Iterator[pa.Table], stem: str = "") -> Written:
+    def _write(self, name: str, rows: Iterator[pa.Table], beginning: str = "") -> Written:
         with self._translated(name):
-            return write_file(self.objects, TABLES[name], rows, stem, self.clock())
+            return write_file(self.objects, TABLES[name], rows, beginning, self.clock())
 
     def _fresh(self, name: str, written: Written, frame: pl.DataFrame) -> Written:
         """A file about to be committed, written again if it waited for so long that vacuum may have taken it."""
