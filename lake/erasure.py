@@ -15,14 +15,17 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import msgspec
 import polars as pl
 import pyarrow as pa
 
+from lake import ids
 from lake.condemned import condemn
 from lake.data_files import FileEntry, Written
-from lake.errors import ConflictError
+from lake.errors import ConflictError, LakeAccessError
 from lake.jobs import Job
 from lake.objects import Found
+from lake.pins import Pins
 from lake.reading import collected, scan
 from lake.replaced import Replacement
 from lake.retractions import known_episodes, write_retractions
@@ -30,6 +33,7 @@ from lake.snapshot import Snapshot
 from lake.sorting import ordered_rows
 from lake.store import CommitLostError, Store
 from lake.tables import TABLES
+from lake.vacuum import unfinished_jobs
 
 _TRIES = 50
 _KEEPS = "retractions"
@@ -47,6 +51,47 @@ class Forgotten:
     unreadable: list[str] = field(default_factory=list)
     """Files of no table that cannot be read: half-written ones of killed or running writers. Only these may still
     hold something; `vacuum` removes them when they are old enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What erasure takes from an earlier snapshot that somebody keeps."""
+
+    kind: str
+    """snapshot (named), lease (of a running reader) or job (interrupted: it can be resumed)."""
+    name: str
+    episodes: int
+    """That it shows now."""
+    forgotten: int
+    """Those of them that go."""
+
+
+def cuts(store: Store, episode_ids: Sequence[int]) -> list[Cut]:
+    """The named snapshots, running readers and interrupted jobs that would lose episodes.
+
+    Args:
+        store: the lake's tables.
+        episode_ids: that are going to be forgotten.
+
+    Raises:
+        LakeAccessError: a pin is damaged.
+    """
+    pins = Pins(store).active()
+    kept = [("snapshot" if pin.expires_at is None else "lease", pin.name, pin.versions) for pin in pins]
+    leased = [versions for kind, _, versions in kept if kind == "lease"]
+    for row in unfinished_jobs(Snapshot(store), store.clock()).iter_rows(named=True):
+        if (versions := msgspec.json.decode(row["input_snapshot"], type=dict[str, int])) not in leased:
+            kept.append(("job", f"{row['kind']} {ids.to_text(row['job_id'])}", versions))
+    found = []
+    for kind, name, versions in kept:
+        if not versions:
+            continue
+        # Unreadable already: nothing of it can be lost.
+        with suppress(LakeAccessError):
+            shown = collected(Snapshot(store, versions).scan("episodes").select("episode_id"))["episode_id"]
+            if forgotten := len(set(shown) & set(episode_ids)):
+                found.append(Cut(kind, name, len(shown), forgotten))
+    return found
 
 
 def tombstones(job: Job, snapshot: Snapshot, episode_ids: Sequence[int], reason: str | None) -> None:
@@ -274,16 +319,13 @@ def _record(store: Store, doomed: _Doomed, found: Found, replaced: _Replaced) ->
     entry = FileEntry(store.objects.uri(found.path), name, 0, found.bytes, found.modified, {}, {})
     rows = scan([entry.path], TABLES[doomed.table], store.objects.polars_options)
     writes = rows.group_by("write_id").agg(gone=doomed.rows.fill_null(value=False).all()).collect()
-    if (written := replaced.get(found.path)) is None:
-        others = _others(store, doomed, entry, whole=bool(writes["gone"].all()))
-        written = store.put_aside(doomed.table, others, entry.clean_since)
-    return Replacement(
-        old=found.path,
-        new=written.add.path if written.rows else None,
-        rows=written.rows,
-        bytes=written.add.size if written.rows else 0,
-        emptied=tuple(writes.filter("gone")["write_id"].drop_nulls()),
-    )
+    written = replaced.get(found.path)
+    if written is None and not writes["gone"].all():
+        written = store.put_aside(doomed.table, _others(store, doomed, entry, whole=False), entry.clean_since)
+    emptied = tuple(writes.filter("gone")["write_id"].drop_nulls())
+    if written is None or not written.rows:
+        return Replacement(old=found.path, new=None, rows=0, bytes=0, emptied=emptied)
+    return Replacement(old=found.path, new=written.add.path, rows=written.rows, bytes=written.add.size, emptied=emptied)
 
 
 def _count(store: Store, name: str, which: pl.Expr, path: str) -> int:
