@@ -48,11 +48,16 @@ def as_of_option(function: Command) -> Command:
 
 
 def opened(uri: str, as_of: str | None = None) -> "Snapshot":
-    """A snapshot of a lake: the newest, or an older one."""
+    """A snapshot of a lake: the newest, or an older one; says if an older one was cut by a `forget`."""
     from lake.opening import open as open_lake
 
     found = open_lake(uri)
-    return found.snapshot() if as_of is None else found.at(int(as_of) if as_of.isdecimal() else as_of)
+    if as_of is None:
+        return found.snapshot()
+    snapshot = found.at(int(as_of) if as_of.isdecimal() else as_of)
+    if snapshot.forgotten:
+        click.echo(f"{as_of} is not whole: {snapshot.forgotten} episodes were forgotten since", err=True)
+    return snapshot
 
 
 def echo_stream(reader: "pa.RecordBatchReader", output_format: str) -> None:

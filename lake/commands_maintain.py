@@ -1,13 +1,16 @@
 """Commands that look after a lake: `compact`, `vacuum`, `retract`, `forget`, `snapshot`, `diff`."""
 
+import sys
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from lake.cli_options import echo_rows, format_option, lake_option
+from lake.cli_options import echo_rows, format_option, lake_option, opened
 
 if TYPE_CHECKING:
+    from lake.erasure import Cut
     from lake.lake import Lake
 
 Parameters = dict[str, Any]
@@ -79,6 +82,9 @@ def retract(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason:
 def forget(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason: str | None, yes: bool) -> None:
     """Erase EPISODES: from every table, from the disk, from snapshots taken before. There is no way back.
 
+    Says first which named snapshots, running readers and interrupted runs lose some of them, and asks; snapshots keep
+    the rest of what they held. Without a terminal it takes --yes.
+
     They are not taken again either: a later ingest rejects them. Records that were rejected for faults of their own
     have no key to find them by: look in `rejects`.
     """
@@ -89,8 +95,9 @@ def forget(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason: 
     if where is not None and not chosen:
         click.echo("0 episodes erased: none meets the condition")
         return
-    if not yes:
-        click.confirm(f"Erase {len(chosen)} episodes of {target.uri} for good?", abort=True, err=True)
+    for cut in target.cuts(chosen):
+        click.echo(_told(cut), err=True)
+    _confirm(f"Erase {len(chosen)} episodes of {target.uri} for good?", yes=yes)
     done = target.forget(chosen, reason)
     rows = ", ".join(f"{name} {count}" for name, count in done.rows.items() if count)
     click.echo(f"{done.episodes} episodes erased; rows: {rows or 'none left'}; {done.deleted_files} old files deleted")
@@ -100,6 +107,32 @@ def forget(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason: 
             f"example {done.unreadable[0]}; run this again when no writer is at work, or `trajlake vacuum` in a week",
             err=True,
         )
+
+
+def _told(cut: "Cut") -> str:
+    """What somebody who keeps an earlier snapshot loses, and what stays."""
+    lost = f"loses {cut.forgotten} of {cut.episodes} episodes"
+    if cut.kind == "snapshot":
+        return f"snapshot {cut.name} {lost}; the other {cut.episodes - cut.forgotten} stay readable"
+    if cut.kind == "lease":
+        return f"{cut.name} is running and {lost}: it may stop with an error, and cannot be resumed"
+    return f"{cut.name} is not finished and {lost}: it cannot be resumed"
+
+
+def _confirm(question: str, *, yes: bool) -> None:
+    """Ask on a terminal; without one, only --yes is a yes.
+
+    Raises:
+        UsageError: nobody can be asked.
+    """
+    from lake.errors import UsageError
+
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        msg = f"{question} There is no terminal to ask on: add --yes if you mean it. Nothing was changed"
+        raise UsageError(msg)
+    click.confirm(question, abort=True, err=True)
 
 
 @click.group()
@@ -122,20 +155,28 @@ def snapshot_create(name: str, lake_uri: str) -> None:
 @lake_option
 @format_option
 def snapshot_list(lake_uri: str, output_format: str) -> None:
-    """List named snapshots, oldest first."""
+    """List named snapshots, oldest first: the episodes that each shows, and how many were forgotten since."""
     import polars as pl
 
     import lake
+    from lake.errors import LakeAccessError
+    from lake.reading import collected
 
-    pins = lake.open(lake_uri).snapshots()
-    rows = [
-        {"name": pin.name, "created_at": pin.created_at, "episodes_version": pin.versions.get("episodes")}
-        for pin in pins
-    ]
+    target = lake.open(lake_uri)
+    rows: list[Parameters] = []
+    for pin in target.snapshots():
+        row = {"name": pin.name, "created_at": pin.created_at, "episodes_version": pin.versions.get("episodes")}
+        with suppress(LakeAccessError):  # damaged: not known, and no reason to hide the others
+            shown = target.at(pin.versions)
+            row |= {"episodes": len(collected(shown.scan("episodes").select("episode_id")))}
+            row |= {"forgotten": shown.forgotten}
+        rows.append(row)
     schema: dict[str, pl.DataType] = {
         "name": pl.String(),
         "created_at": pl.Datetime("us", "UTC"),
         "episodes_version": pl.Int64(),
+        "episodes": pl.Int64(),
+        "forgotten": pl.Int64(),
     }
     echo_rows(pl.DataFrame(rows, schema=schema), output_format)
 
@@ -168,10 +209,9 @@ def diff(before: str, after: str | None, lake_uri: str, output_format: str, show
 
     Each is the name of a snapshot, a time (2026-11-20T10:00, UTC), or a version of `episodes`.
     """
-    import lake
+    from lake.diff import difference
 
-    target = lake.open(lake_uri)
-    change = target.diff(target.at(before), target.at(after) if after else target.snapshot())
+    change = difference(opened(lake_uri, before), opened(lake_uri, after))
     echo_rows(change.summary() if show == "summary" else getattr(change, show), output_format)
 
 

@@ -62,11 +62,11 @@ def compact(store: Store, name: str, *, z_order: Sequence[str] = (), target_byte
             since = (snapshot.versions["episodes"], snapshot.versions["jobs"])
         rows = ordered_rows(store.objects, files, TABLES[name], z_order=z_order)
         operation = "z-order" if z_order else "compact"
-        size = store.rewrite(name, version, files, rows, operation=operation, clean_since=since)
+        written = store.rewrite(name, version, files, rows, operation=operation, clean_since=since)
         done.files_before += len(files)
-        done.files_after += size > 0
+        done.files_after += written.rows > 0
         done.bytes_before += sum(entry.bytes for entry in files)
-        done.bytes_after += size
+        done.bytes_after += written.add.size if written.rows else 0
     return done
 
 

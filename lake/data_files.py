@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,11 +20,14 @@ from deltalake.transaction import AddAction
 
 from lake import encoding, ids
 from lake.columns import Table
+from lake.errors import LakeAccessError
 from lake.objects import Objects
 
 _DIGEST_BYTES = 16
 CLEAN = "clean"
 """How the name of a compacted file begins."""
+_NAME = re.compile(r"[\w.=+@~, -]*[\w=+@~, -][\w.=+@~, -]*")
+"""A plain name: no folder, and nothing that a reader takes for a pattern, a scheme or an escape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,8 @@ class FileEntry:
     """Minimum of each column in `Table.statistics`; None if not known."""
     high: Mapping[str, Any]
     """Maximum, likewise."""
+    emptied: frozenset[int] = frozenset()
+    """Write attempts whose rows in it were all forgotten (`lake.replaced`)."""
 
     @property
     def only_write_id(self) -> int | None:
@@ -59,9 +65,14 @@ class FileEntry:
         return (int(parts[1]), int(parts[2])) if parts[0] == CLEAN else None
 
 
+def stem(clean_since: tuple[int, int] | None) -> str:
+    """How the name of a file begins whose rows are visible from these versions of `episodes` and `jobs` on."""
+    return "" if clean_since is None else f"{CLEAN}-{clean_since[0]}-{clean_since[1]}-"
+
+
 @dataclass(slots=True)
 class Written:
-    """A data file that is on its way into the log."""
+    """A data file that is on its way into the log, or was put aside for earlier versions."""
 
     add: AddAction
     rows: int
@@ -175,14 +186,24 @@ def digest_of(objects: Objects, place: str) -> str:
     return digest.hexdigest()
 
 
-def listed(handle: DeltaTable, table: Table, folder: str) -> list[FileEntry]:
+def listed(objects: Objects, table: Table, handle: DeltaTable) -> list[FileEntry]:
     """The live files of a table at the handle's version, by path.
 
     Args:
-        handle: at some version.
+        objects: where the lake lies.
         table: its spec.
-        folder: its address.
+        handle: at some version.
+
+    Raises:
+        LakeAccessError: a file that lies outside the table's folder, or that needs another reader than ours.
     """
+    version = handle.version()
+    if "deletionVectors" in (handle.protocol().reader_features or ()) or _maps_columns(handle):
+        msg = (
+            f"table `{table.name}` of {objects.root} at version {version} may have deletion vectors or mapped columns: "
+            "another tool wrote it, and no reader here applies them. Rewrite it there without, or restore a backup"
+        )
+        raise LakeAccessError(msg)
     # Read as it comes: turned into a pyarrow table it would import pandas, a third of a second.
     actions = handle.get_add_actions(flatten=True)
     present = set(actions.schema.names)
@@ -192,18 +213,19 @@ def listed(handle: DeltaTable, table: Table, folder: str) -> list[FileEntry]:
 
     keys = table.statistics
     lows, highs = ([column(f"{end}.{key}") for key in keys] for end in ("min", "max"))
+    names = _names(objects, table, version, column("path"))
     entries = [
         FileEntry(
-            f"{folder}/{unquote(path)}",
-            unquote(path),
+            objects.uri(f"{table.name}/{name}"),
+            name,
             rows,
             size,
             datetime.fromtimestamp(written / 1000, UTC),
             dict(zip(keys, low, strict=True)),
             dict(zip(keys, high, strict=True)),
         )
-        for path, rows, size, written, low, high in zip(
-            column("path"),
+        for name, rows, size, written, low, high in zip(
+            names,
             column("num_records"),
             column("size_bytes"),
             column("modification_time"),
@@ -216,25 +238,64 @@ def listed(handle: DeltaTable, table: Table, folder: str) -> list[FileEntry]:
     return sorted(entries, key=lambda entry: entry.path)
 
 
-def added_in(log: bytes, table: Table, folder: str) -> list[FileEntry]:
+def _maps_columns(handle: DeltaTable) -> bool:
+    return handle.metadata().configuration.get("delta.columnMapping.mode", "none") != "none"
+
+
+def added_in(objects: Objects, table: Table, log: bytes, version: int) -> list[FileEntry]:
     """The files that one commit added.
 
     Args:
-        log: its entry in the log.
+        objects: where the lake lies.
         table: whose.
-        folder: its address.
+        log: its entry in the log.
+        version: for errors.
+
+    Raises:
+        LakeAccessError: a file that lies outside the table's folder.
     """
+    adds = [add for line in log.splitlines() if (add := msgspec.json.decode(line).get("add")) is not None]
+    names = _names(objects, table, version, [add["path"] for add in adds])
     entries = []
-    for line in log.splitlines():
-        if (add := msgspec.json.decode(line).get("add")) is not None:
-            statistics = msgspec.json.decode(add["stats"])
-            low, high = (
-                {key: statistics[end].get(key) for key in table.statistics} for end in ("minValues", "maxValues")
-            )
-            name, written = unquote(add["path"]), datetime.fromtimestamp(add["modificationTime"] / 1000, UTC)
-            rows = statistics["numRecords"]
-            entries.append(FileEntry(f"{folder}/{name}", name, rows, add["size"], written, low, high))
+    for name, add in zip(names, adds, strict=True):
+        statistics = msgspec.json.decode(add["stats"])
+        low, high = ({key: statistics[end].get(key) for key in table.statistics} for end in ("minValues", "maxValues"))
+        written = datetime.fromtimestamp(add["modificationTime"] / 1000, UTC)
+        path = objects.uri(f"{table.name}/{name}")
+        entries.append(FileEntry(path, name, statistics["numRecords"], add["size"], written, low, high))
     return entries
+
+
+def _names(objects: Objects, table: Table, version: int, paths: Sequence[str]) -> list[str]:
+    """Files below the table's folder, as a log names them; whoever wrote it must not lead readers elsewhere.
+
+    Raises:
+        LakeAccessError: an absolute path, a URI, `..`, a pattern, or a link that leads out of the lake.
+    """
+    names = [unquote(path) for path in paths]
+    links = _links(objects, table.name)
+    for name in names:
+        if not _NAME.fullmatch(name) or not links.isdisjoint((name, "")):
+            msg = (
+                f"table `{table.name}` of {objects.root} at version {version} names {name!r}, which is no file in its "
+                "own folder, so nothing of the table is read. The log was tampered with, or this is a clone that "
+                "points to its original: restore it from a backup, or copy the files as well"
+            )
+            raise LakeAccessError(msg)
+    return names
+
+
+def _links(objects: Objects, name: str) -> set[str]:
+    """Names right under a table's folder that are links out of it; the empty name if the folder itself is one."""
+    if objects.folder is None:
+        return set()
+    home = os.path.realpath(objects.folder / name)
+    found = set() if home == f"{os.path.realpath(objects.folder)}{os.sep}{name}" else {""}
+    with suppress(FileNotFoundError), os.scandir(home) as entries:
+        for entry in entries:
+            if entry.is_symlink() and not os.path.realpath(entry.path).startswith(f"{home}{os.sep}"):
+                found.add(entry.name)
+    return found
 
 
 def sorted_rows(frame: pl.DataFrame, table: Table) -> Iterator[pa.Table]:

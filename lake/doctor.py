@@ -66,13 +66,17 @@ def diagnose(uri: str) -> pl.DataFrame:
         problems = [problem for name in TABLES if (problem := _unopened(store, name))]
         if is_foreign or len(problems) == len(TABLES):
             raise
-    advice = "; restore it from a backup, or ingest its source again into a new lake"
-    return _frame([_installation(), ("every table can be opened", "wrong", "; ".join(problems) + advice)])
+    return _frame([_installation(), _opening(problems)])
+
+
+def _opening(problems: Sequence[str]) -> Finding:
+    advice = "; restore them from a backup, or ingest their source again into a new lake"
+    return ("every table can be opened", "wrong", "; ".join(filter(None, problems)) + advice)
 
 
 def _unopened(store: Store, name: str) -> str:
     try:
-        return f"the table {name} is missing" if store.refresh(name) == -1 else ""
+        return f"the table {name} is missing" if store.files(name)[0] == -1 else ""
     except TrajlakeError as error:
         return f"the table {name} is damaged: {error}"
 
@@ -189,13 +193,21 @@ def _from_query(snapshot: Snapshot, check: str, query: str) -> Finding:
 
 
 def _pins(lake: "Lake") -> Finding:
-    """Every named snapshot can be read."""
+    """Every named snapshot can be read, and shows what it showed."""
+    told = []
     try:
-        broken = [f"{pin.name}: {missing}" for pin in lake.snapshots() if (missing := lake.missing(pin.versions))]
+        for pin in lake.snapshots():
+            missing = lake.missing(pin.versions)
+            if missing:
+                told.append(f"{pin.name}: {missing}; drop it")
+            elif (cut := lake.at(pin.versions)).forgotten:
+                count = cut.forgotten + cut.size("episodes")[1]
+                told.append(
+                    f"{pin.name}: {cut.forgotten} of {count} episodes were forgotten since; the rest is readable"
+                )
     except TrajlakeError as error:
         return ("named snapshots are readable", "wrong", str(error))
-    advice = "; a `forget` breaks older snapshots: drop them" if broken else ""
-    return ("named snapshots are readable", "note" if broken else "fine", "; ".join(broken[:3]) + advice)
+    return ("named snapshots are readable", "note" if told else "fine", "; ".join(told[:3]))
 
 
 def _dead(snapshot: Snapshot) -> Finding:

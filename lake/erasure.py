@@ -6,27 +6,34 @@
 2. Every table that names episodes is rewritten without them, and blobs to which no episode refers are taken out. A
    judge's answer that told something of several episodes (`responses`) goes with the first of them, rows of the others
    included; these go first, as the rows of the forgotten episode tell which they are.
-3. Every file that is no longer live and holds such rows is deleted, whoever pinned it: snapshots taken before are
-   broken, and say so. Killed at any point, it is run again and goes on.
+3. Every file that is no longer live and holds such rows is deleted, whoever pinned it. What took its place in step 2,
+   or else a copy without those rows, is recorded as its replacement first (`lake.replaced`): snapshots taken before
+   show the rest of what they held. Killed at any point, it is run again and goes on.
 """
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import msgspec
 import polars as pl
 import pyarrow as pa
 
+from lake import ids
 from lake.condemned import condemn
-from lake.data_files import FileEntry
-from lake.errors import ConflictError
+from lake.data_files import FileEntry, Written
+from lake.errors import ConflictError, LakeAccessError
 from lake.jobs import Job
+from lake.objects import Found
+from lake.pins import Pins
 from lake.reading import collected, scan
+from lake.replaced import Replacement
 from lake.retractions import known_episodes, write_retractions
 from lake.snapshot import Snapshot
 from lake.sorting import ordered_rows
 from lake.store import CommitLostError, Store
 from lake.tables import TABLES
+from lake.vacuum import unfinished_jobs
 
 _TRIES = 50
 _KEEPS = "retractions"
@@ -39,11 +46,52 @@ class Forgotten:
 
     episodes: int = 0
     rows: dict[str, int] = field(default_factory=dict)
-    """Rows by table."""
+    """Rows by table, of the newest versions."""
     deleted_files: int = 0
     unreadable: list[str] = field(default_factory=list)
     """Files of no table that cannot be read: half-written ones of killed or running writers. Only these may still
     hold something; `vacuum` removes them when they are old enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What erasure takes from an earlier snapshot that somebody keeps."""
+
+    kind: str
+    """snapshot (named), lease (of a running reader) or job (interrupted: it can be resumed)."""
+    name: str
+    episodes: int
+    """That it shows now."""
+    forgotten: int
+    """Those of them that go."""
+
+
+def cuts(store: Store, episode_ids: Sequence[int]) -> list[Cut]:
+    """The named snapshots, running readers and interrupted jobs that would lose episodes.
+
+    Args:
+        store: the lake's tables.
+        episode_ids: that are going to be forgotten.
+
+    Raises:
+        LakeAccessError: a pin is damaged.
+    """
+    pins = Pins(store).active()
+    kept = [("snapshot" if pin.expires_at is None else "lease", pin.name, pin.versions) for pin in pins]
+    leased = [versions for kind, _, versions in kept if kind == "lease"]
+    for row in unfinished_jobs(Snapshot(store), store.clock()).iter_rows(named=True):
+        if (versions := msgspec.json.decode(row["input_snapshot"], type=dict[str, int])) not in leased:
+            kept.append(("job", f"{row['kind']} {ids.to_text(row['job_id'])}", versions))
+    found = []
+    for kind, name, versions in kept:
+        if not versions:
+            continue
+        # Unreadable already: nothing of it can be lost.
+        with suppress(LakeAccessError):
+            shown = collected(Snapshot(store, versions).scan("episodes").select("episode_id"))["episode_id"]
+            if forgotten := len(set(shown) & set(episode_ids)):
+                found.append(Cut(kind, name, len(shown), forgotten))
+    return found
 
 
 def tombstones(job: Job, snapshot: Snapshot, episode_ids: Sequence[int], reason: str | None) -> None:
@@ -65,9 +113,13 @@ class _Doomed:
     rows: pl.Expr
     """True for them."""
     others: str
-    """True for all others, in SQL."""
+    """True for all others, in SQL; empty where it takes a look at each file (blobs)."""
     tell: pl.Expr | None = None
     """True for rows that tell which rows are doomed: files that hold them are deleted after all others."""
+
+
+_Replaced = dict[str, Written]
+"""Path of a file that a rewrite took out of its table -> the one that it put there."""
 
 
 def erase(store: Store, episode_ids: Sequence[int], *, job_id: int) -> Forgotten:
@@ -79,19 +131,22 @@ def erase(store: Store, episode_ids: Sequence[int], *, job_id: int) -> Forgotten
     done = Forgotten(episodes=len(set(episode_ids)))
     wanted = pl.Series("episode_id", sorted(set(episode_ids)), dtype=pl.Int64)
     # `episodes` first: from then on no writer counts on what was there.
-    doomed = [_of_episodes(name, wanted) for name, t in TABLES.items() if "episode_id" in t.names and name != _KEEPS]
+    doomed = {name: _of_episodes(name, wanted) for name, t in TABLES.items() if "episode_id" in t.names}
+    del doomed[_KEEPS]
     asked = _requests_about(store, wanted)
+    before = [_of_others(asked, wanted)] if len(asked) else []
+    replaced = _Replaced()
+    for one in [doomed["episodes"], *before, *doomed.values()]:
+        done.rows[one.table] = done.rows.get(one.table, 0) + _rewrite(store, one, job_id, replaced)
+    used = _erase_blobs(store, done, job_id, replaced)
     if len(asked):
-        doomed.insert(1, _of_requests(asked, wanted))
-    for one in doomed:
-        done.rows[one.table] = done.rows.get(one.table, 0) + _rewrite(store, one, job_id)
-    used = _erase_blobs(store, done, job_id)
-    for one in [*doomed, _Doomed("blobs", ~_is_one_of(used), "")]:
-        _delete_files(store, one, done)
+        doomed["responses"] = _of_requests(asked, tell=doomed["responses"].rows)
+    for one in [*doomed.values(), _Doomed("blobs", ~_is_one_of(used), "")]:
+        _replace_files(store, one, done, replaced)
     return done
 
 
-def _erase_blobs(store: Store, done: Forgotten, job_id: int) -> pl.DataFrame:
+def _erase_blobs(store: Store, done: Forgotten, job_id: int, replaced: _Replaced) -> pl.DataFrame:
     """Take out the payloads to which no episode refers any more, also of writes that are not accepted.
 
     Writers who are about to refer to one of these are made to write it again. Returns what is referred to:
@@ -107,7 +162,7 @@ def _erase_blobs(store: Store, done: Forgotten, job_id: int) -> pl.DataFrame:
     known = pl.Series(sorted(undecided | (_write_ids(snapshot) & snapshot.accepted_write_ids)), dtype=pl.Int64)
     blobs = _stored(snapshot).join(used, on=["blob_id", "write_id"], how="anti")
     if len(gone := blobs.filter(pl.col("write_id").is_in(known.implode()))):
-        done.rows["blobs"] = _rewrite(store, _of_blobs(gone), job_id)
+        done.rows["blobs"] = _rewrite(store, _of_blobs(gone), job_id, replaced)
     return used
 
 
@@ -135,12 +190,18 @@ def _requests_about(store: Store, wanted: pl.Series) -> pl.Series:
     return pl.concat(found).unique().sort()
 
 
-def _of_requests(asked: pl.Series, wanted: pl.Series) -> _Doomed:
+def _of_others(asked: pl.Series, wanted: pl.Series) -> _Doomed:
     """The answers' rows of other episodes."""
     is_wanted = pl.col("episode_id").is_in(wanted.implode())
     listed = ", ".join(map(str, asked)), ", ".join(map(str, wanted))
     others = f"(request_id NOT IN ({listed[0]}) OR episode_id IN ({listed[1]}))"
-    return _Doomed("responses", pl.col("request_id").is_in(asked.implode()) & ~is_wanted, others, tell=is_wanted)
+    return _Doomed("responses", pl.col("request_id").is_in(asked.implode()) & ~is_wanted, others)
+
+
+def _of_requests(asked: pl.Series, tell: pl.Expr) -> _Doomed:
+    """The answers' rows of all episodes."""
+    others = f"request_id NOT IN ({', '.join(map(str, asked))})"
+    return _Doomed("responses", pl.col("request_id").is_in(asked.implode()), others, tell=tell)
 
 
 def _of_blobs(pairs: pl.DataFrame) -> _Doomed:
@@ -187,7 +248,7 @@ def _known_or_forgotten(snapshot: Snapshot, episode_ids: Sequence[int]) -> pl.Da
     return pl.concat([*found, pl.DataFrame({"episode_id": gone, "write_id": [None] * len(gone)}, schema=schema)])
 
 
-def _rewrite(store: Store, doomed: _Doomed, job_id: int) -> int:
+def _rewrite(store: Store, doomed: _Doomed, job_id: int, replaced: _Replaced) -> int:
     """Rewrite the files of a table that hold such rows; how many went."""
     for _ in range(_TRIES):
         version, entries = store.files(doomed.table)
@@ -198,7 +259,17 @@ def _rewrite(store: Store, doomed: _Doomed, job_id: int) -> int:
             return 0
         try:
             for entry in (entry for entry in entries if entry.name in holding):
-                _rewrite_one(store, doomed, version, entry, job_id, whole=entry.rows == holding[entry.name])
+                rows = _others(store, doomed, entry, whole=entry.rows == holding[entry.name])
+                replaced[f"{doomed.table}/{entry.name}"] = store.rewrite(
+                    doomed.table,
+                    version,
+                    [entry],
+                    rows,
+                    operation="forget",
+                    clean_since=entry.clean_since,
+                    erases=True,
+                    job_id=job_id,
+                )
                 version = store.refresh(doomed.table)
         except CommitLostError:
             continue
@@ -207,39 +278,54 @@ def _rewrite(store: Store, doomed: _Doomed, job_id: int) -> int:
     raise ConflictError(msg)
 
 
-def _rewrite_one(store: Store, doomed: _Doomed, version: int, entry: FileEntry, job_id: int, *, whole: bool) -> None:
-    table = TABLES[doomed.table]
-    rows: Iterable[pa.Table] = () if whole else ordered_rows(store.objects, [entry], table, where=doomed.others)
-    store.rewrite(
-        table.name,
-        version,
-        [entry],
-        rows,
-        operation="forget",
-        clean_since=entry.clean_since,
-        erases=True,
-        job_id=job_id,
-    )
+def _others(store: Store, doomed: _Doomed, entry: FileEntry, *, whole: bool) -> Iterable[pa.Table]:
+    """The rows of a file that stay."""
+    where = doomed.others
+    if not where and not whole:
+        rows = scan([entry.path], TABLES["blobs"], store.objects.polars_options).filter(doomed.rows)
+        where = _of_blobs(collected(rows.select("blob_id", "write_id").unique())).others
+    return () if whole else ordered_rows(store.objects, [entry], TABLES[doomed.table], where=where)
 
 
-def _delete_files(store: Store, doomed: _Doomed, done: Forgotten) -> None:
-    """Delete files of earlier versions, and orphans, that hold such rows."""
+def _replace_files(store: Store, doomed: _Doomed, done: Forgotten, replaced: _Replaced) -> None:
+    """Delete files of earlier versions, and orphans, that hold such rows; record what holds their other rows."""
     name = doomed.table
     live = {f"{name}/{entry.name}" for entry in store.files(name)[1]}
+    first: list[str] = []
+    last: list[str] = []
+    records = []
     for found in store.objects.list(name, staging=True):
         if not found.path.endswith(".parquet") or found.path in live:
             continue
+        path = store.objects.uri(found.path)
         try:
-            holds = _count(store, doomed.table, doomed.rows, store.objects.uri(found.path)) > 0
-            if holds and doomed.tell is not None and _count(store, name, doomed.tell, store.objects.uri(found.path)):
+            if not _count(store, name, doomed.rows, path):
                 continue
+            tells = doomed.tell is not None and _count(store, name, doomed.tell, path) > 0
+            records.append(_record(store, doomed, found, replaced))
         except (OSError, pl.exceptions.PolarsError):
-            if found.path not in done.unreadable:
-                done.unreadable.append(found.path)
+            done.unreadable.append(found.path)
             continue
-        if holds:
-            store.objects.delete([found.path])
-            done.deleted_files += 1
+        (last if tells else first).append(found.path)
+    store.replacements.publish(records)
+    for paths in filter(None, (first, last)):
+        store.objects.delete(paths)
+    done.deleted_files += len(records)
+
+
+def _record(store: Store, doomed: _Doomed, found: Found, replaced: _Replaced) -> Replacement:
+    """What is read instead of a file from now on: what a rewrite made of it, or a copy without such rows."""
+    name = found.path.rpartition("/")[2]
+    entry = FileEntry(store.objects.uri(found.path), name, 0, found.bytes, found.modified, {}, {})
+    rows = scan([entry.path], TABLES[doomed.table], store.objects.polars_options)
+    writes = rows.group_by("write_id").agg(gone=doomed.rows.fill_null(value=False).all()).collect()
+    written = replaced.get(found.path)
+    if written is None and not writes["gone"].all():
+        written = store.put_aside(doomed.table, _others(store, doomed, entry, whole=False), entry.clean_since)
+    emptied = tuple(writes.filter("gone")["write_id"].drop_nulls())
+    if written is None or not written.rows:
+        return Replacement(old=found.path, new=None, rows=0, bytes=0, emptied=emptied)
+    return Replacement(old=found.path, new=written.add.path, rows=written.rows, bytes=written.add.size, emptied=emptied)
 
 
 def _count(store: Store, name: str, which: pl.Expr, path: str) -> int:

@@ -74,7 +74,7 @@ class Lake:
             return Snapshot(self._store, when)
         versions = self._versions(when)
         if missing := self._pins.missing(versions):
-            msg = f"{self.uri} at {when}: {missing}. A vacuum or a `forget` removed them; name snapshots to keep them"
+            msg = f"{self.uri} at {when}: {missing}. A vacuum removed them; name snapshots to keep them"
             raise LakeAccessError(msg)
         return Snapshot(self._store, consistent(self._store, versions))
 
@@ -217,6 +217,9 @@ class Lake:
     def forget(self, episode_ids: Iterable[int | str], reason: str | None = None) -> erasure.Forgotten:
         """Erase episodes from every table and from the disk, old snapshots included. There is no way back.
 
+        Earlier snapshots keep the rest of what they held, and say how many episodes were forgotten
+        (`Snapshot.forgotten`); `cuts` tells beforehand which named ones that will be.
+
         Args:
             episode_ids: which.
             reason: why; it stays.
@@ -232,6 +235,14 @@ class Lake:
             done = erasure.erase(self._store, episode_ids, job_id=job.job_id)
             job.counts |= {"rows_dropped": sum(done.rows.values()), "deleted_files": done.deleted_files}
         return done
+
+    def cuts(self, episode_ids: Iterable[int | str]) -> list[erasure.Cut]:
+        """The named snapshots, running readers and interrupted jobs that would lose episodes to a `forget`.
+
+        Args:
+            episode_ids: that are going to be forgotten.
+        """
+        return erasure.cuts(self._store, _ids(episode_ids))
 
     def job(
         self,

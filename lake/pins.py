@@ -203,7 +203,7 @@ class Lease:
         self._write()
         if missing := self._pins.unsafe(self._pin.versions):
             self._store.objects.delete([self._path])
-            msg = f"the snapshot cannot be read: {missing}; a vacuum or a `forget` removed them"
+            msg = f"the snapshot cannot be read: {missing}; a vacuum removed them"
             raise LakeAccessError(msg)
         self._thread.start()
         return self

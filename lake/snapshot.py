@@ -20,6 +20,7 @@ from lake.errors import ContractError
 from lake.objects import Objects
 from lake.query import Session
 from lake.reading import collected, scan_pruned
+from lake.replaced import Replacement, applied
 from lake.store import Store
 from lake.tables import RESOLUTION_ORDER, TABLES
 from lake.visibility import DataFile, all_files, is_clean, visible_files
@@ -50,16 +51,31 @@ class Snapshot:
         self._entries: dict[str, list[FileEntry]] = {}
         self._files: dict[str, list[DataFile]] = {}
         self.versions: dict[str, int] = {}
+        self.forgotten = 0
+        """Episodes that were erased with `forget` since: an earlier snapshot shows the others."""
+        self._emptied: frozenset[int] = frozenset()
         self.root = store.root
         if versions is not None and (unknown := set(versions) - set(TABLES)):
             msg = f"a snapshot names unknown tables {sorted(unknown)}; valid: {', '.join(TABLES)}"
             raise ContractError(msg)
+        known = {} if versions is None else store.replacements.known()
         for name in RESOLUTION_ORDER:
             wanted = None if versions is None else versions.get(name, -1)
             if wanted is not None and (not isinstance(wanted, int) or wanted < -1):
                 msg = f"table `{name}` has no version {wanted!r}; valid: -1 (no table yet), 0, 1, 2, ..."
                 raise ContractError(msg)
-            self.versions[name], self._entries[name] = store.files(name, wanted)
+            self.versions[name], entries = store.logged(name, wanted)
+            if known:
+                entries = self._replaced(name, entries, known)
+            self._entries[name] = entries
+
+    def _replaced(self, name: str, before: list[FileEntry], known: Mapping[str, Replacement]) -> list[FileEntry]:
+        """The files as they are since a `forget`."""
+        there, gone = applied(self.objects, name, before, known)
+        if name == "episodes":
+            self.forgotten = sum(entry.rows for entry in before) - sum(entry.rows for entry in there)
+            self._emptied = frozenset().union(*(entry.emptied for entry in (*there, *gone)))
+        return there
 
     def __repr__(self) -> str:
         """The mapping, as JSON."""
@@ -163,7 +179,7 @@ class Snapshot:
         of_episodes = map(self.write_ids, self._entries["episodes"])
         jobs = self.scan_all("jobs").filter(pl.col("event") == "succeeded").select("accepted_write_ids")
         of_jobs = collected(jobs)["accepted_write_ids"].explode(empty_as_null=False, keep_nulls=False).to_list()
-        return frozenset().union(*of_episodes, of_jobs)
+        return frozenset().union(*of_episodes, of_jobs, self._emptied)
 
     @cached_property
     def dead_write_ids(self) -> frozenset[int]:

@@ -25,10 +25,12 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 
 from lake import ids
-from lake.data_files import CLEAN, FileEntry, Staged, Written, added_in, listed, sorted_rows, write_file
+from lake.data_files import FileEntry, Staged, Written, added_in, listed, sorted_rows, stem, write_file
 from lake.errors import ConflictError, LakeAccessError, NotALakeError, TrajlakeError
+from lake.log_check import NOTE, LogCheck, damaged_log
 from lake.migrations import CONFIGURATION, FORMAT_1_TABLES, migrate, missing_table, require_known
 from lake.objects import Objects
+from lake.replaced import Replacements, applied
 from lake.tables import EPISODES, TABLES
 
 _COMMIT_RETRIES = 200
@@ -38,8 +40,6 @@ _SOON = timedelta(hours=1)
 _FEW_COMMITS = 50
 _REWRITE = "rewrite"
 """App transaction of every rewrite: two that start from one version cannot both succeed."""
-NOTE = "trajlake"
-"""Key of our note in a commit's metadata."""
 
 
 class CommitLostError(ConflictError):
@@ -56,8 +56,10 @@ class Store:
 
     def __init__(self, objects: Objects, clock: Callable[[], datetime] = utc_now) -> None:
         self.objects = objects
+        self.replacements = Replacements(objects)
         self.clock = clock
         self._handles: dict[str, DeltaTable] = {}
+        self._logs = {name: LogCheck(objects, name) for name in TABLES}
         self._listed: dict[str, tuple[int, list[FileEntry]]] = {}
         self._prepared = False
         self._inside: dict[str, frozenset[int]] = {}
@@ -114,21 +116,32 @@ class Store:
         """Bring the table's handle to the newest version and return it; -1 if the table does not exist."""
         with self._lock, self._translated(name):
             handle = self._handles.get(name)
-            if handle is not None:
+            if handle is None:
+                try:
+                    handle = self._open(name)
+                except TableNotFoundError:
+                    return -1
+            else:
                 handle.update_incremental()
-                return handle.version()
-            try:
-                self._handles[name] = self._open(name)
-            except TableNotFoundError:
-                return -1
-            return self._handles[name].version()
+            self._logs[name].require(handle.version())
+            self._handles[name] = handle
+            return handle.version()
 
     def files(self, name: str, version: int | None = None) -> tuple[int, list[FileEntry]]:
         """Version and live files of a table: the newest, or a given one (-1: no files).
 
+        Where `forget` deleted files of a given version, those that took their place are listed.
+
         Raises:
-            LakeAccessError: there is no such version.
+            LakeAccessError: there is no such version, or its log is damaged.
         """
+        at, entries = self.logged(name, version)
+        if version is not None:
+            entries, _ = applied(self.objects, name, entries, self.replacements.known())
+        return at, entries
+
+    def logged(self, name: str, version: int | None = None) -> tuple[int, list[FileEntry]]:
+        """As `files`, as the log lists them, deleted ones too."""
         if version == -1:
             return -1, []
         with self._lock:
@@ -142,7 +155,8 @@ class Store:
             known = self._listed.get(name)
             if known is None or known[0] != version:
                 with self._translated(name):
-                    known = (version, listed(handle or self._at(name, version), TABLES[name], self._uri(name)))
+                    at = handle or self._at(name, version)
+                    known = (version, listed(self.objects, TABLES[name], at))
                 if handle is not None:
                     self._listed[name] = known
             return version, known[1]
@@ -198,7 +212,7 @@ class Store:
         if until - since <= _FEW_COMMITS:
             logs = [self.objects.get(f"{name}/_delta_log/{v:020d}.json") for v in range(since + 1, until + 1)]
             if None not in logs:
-                return [e for log in logs for e in added_in(log or b"", TABLES[name], self._uri(name))]
+                return [e for log in logs for e in added_in(self.objects, TABLES[name], log or b"", until)]
         return self.files(name, until)[1]
 
     def holds(self, name: str, write_id: int, since: int) -> bool:
@@ -226,7 +240,7 @@ class Store:
         clean_since: tuple[int, int] | None = None,
         erases: bool = False,
         job_id: int | None = None,
-    ) -> int:
+    ) -> Written:
         """Replace files by one that holds the given rows, in one commit.
 
         Args:
@@ -240,14 +254,13 @@ class Store:
             job_id: the job that does it.
 
         Returns:
-            Bytes of the new file, 0 if there is none.
+            The new file; there is none if it has no rows.
 
         Raises:
             CommitLostError: another rewrite was first.
         """
         self._prepare(name)
-        stem = "" if clean_since is None else f"{CLEAN}-{clean_since[0]}-{clean_since[1]}-"
-        written = self._write(name, iter(rows), stem)
+        written = self.put_aside(name, rows, clean_since)
         now = int(self.clock().timestamp() * 1000)
         actions: list[AddAction | RemoveAction] = [
             RemoveAction(entry.name, erases, now, size=entry.bytes) for entry in removed
@@ -265,10 +278,14 @@ class Store:
         except CommitFailedError as error:
             msg = f"table `{name}` of {self.root} was rewritten by another process; nothing changed, run it again"
             raise CommitLostError(msg) from error
+        return written
+
+    def put_aside(self, name: str, rows: Iterable[pa.Table], clean_since: tuple[int, int] | None) -> Written:
+        """Write a file that no commit names; no rows leave no file behind."""
+        written = self._write(name, iter(rows), stem(clean_since))
         if not written.rows:
             self.objects.delete([f"{name}/{written.add.path}"])
-            return 0
-        return written.add.size
+        return written
 
     def history(self, name: str, limit: int | None = None) -> list[dict[str, Any]]:
         """Commits of a table, newest first: version, timestamp, operation, and our note (`job`, `rows`, ...)."""
@@ -313,9 +330,9 @@ class Store:
                 written = again
         return written.add.path
 
-    def _write(self, name: str, rows: Iterator[pa.Table], stem: str = "") -> Written:
+    def _write(self, name: str, rows: Iterator[pa.Table], beginning: str = "") -> Written:
         with self._translated(name):
-            return write_file(self.objects, TABLES[name], rows, stem, self.clock())
+            return write_file(self.objects, TABLES[name], rows, beginning, self.clock())
 
     def _fresh(self, name: str, written: Written, frame: pl.DataFrame) -> Written:
         """A file about to be committed, written again if it waited for so long that vacuum may have taken it."""
@@ -342,6 +359,7 @@ class Store:
                 ),
                 post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
             )
+        self._logs[name].wrote(handle.version())
 
     def _note(self, operation: str, job_id: int | None, **figures: int) -> dict[str, Any]:
         note: dict[str, Any] = {"at": self.clock().isoformat(), "operation": operation, **figures}
@@ -368,10 +386,14 @@ class Store:
     def _at(self, name: str, version: int) -> DeltaTable:
         with self._translated(name):
             try:
-                return self._open(name, version)
+                handle = self._open(name, version)
             except DeltaError as error:
+                if (damage := damaged_log(self.objects, name)) is not None:
+                    raise damage from None
                 msg = f"table `{name}` of {self.root} has no version {version}; its newest is {self.refresh(name)}"
                 raise LakeAccessError(msg) from error
+            self._logs[name].require(version)
+            return handle
 
     def _open(self, name: str, version: int | None = None) -> DeltaTable:
         return DeltaTable(self._uri(name), version=version, storage_options=self.objects.delta_options)
@@ -396,4 +418,5 @@ class Store:
             msg = f"{self._uri(name)} holds no table; is this a lake? `trajlake ingest FILE --lake URI` makes one"
             raise NotALakeError(msg) from None
         except (DeltaError, OSError, pl.exceptions.PolarsError, pa.ArrowException) as error:
-            raise self.objects.explained(error) from None
+            damage = damaged_log(self.objects, name) if "json" in str(error).lower() else None
+            raise damage or self.objects.explained(error) from None

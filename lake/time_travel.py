@@ -12,8 +12,9 @@ import msgspec
 
 from lake.columns import Visibility
 from lake.errors import UsageError
+from lake.log_check import NOTE
 from lake.snapshot import Snapshot
-from lake.store import NOTE, Store
+from lake.store import Store
 from lake.tables import EPISODES, JOBS, RESOLUTION_ORDER, TABLES
 
 

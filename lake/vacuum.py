@@ -92,7 +92,7 @@ def drop_dead(store: Store, cutoff: datetime) -> dict[str, int]:
     before, and the others go.
     """
     before = Snapshot(store)
-    running = frozenset(_running_jobs(before, store.clock())["job_id"])
+    running = frozenset(unfinished_jobs(before, store.clock())["job_id"])
     suspects = {name: _suspects(store, name, cutoff, running) for name in TABLES if _can_be_dead(name)}
     looked = frozenset().union(*(before.write_ids(entry) for entries in suspects.values() for entry in entries))
     if looked <= before.accepted_write_ids:
@@ -136,17 +136,17 @@ def _suspects(store: Store, name: str, cutoff: datetime, running: frozenset[int]
     return [entry for entry in old if entry.clean_since is None and entry.low.get("job_id") not in running]
 
 
-def _running_jobs(snapshot: Snapshot, now: datetime) -> pl.DataFrame:
-    """Jobs that may still end, or be resumed: no terminal row, and not too old. job_id, input_snapshot."""
-    jobs = snapshot.scan("jobs").select("job_id", "event", "at", "input_snapshot").collect()
+def unfinished_jobs(snapshot: Snapshot, now: datetime) -> pl.DataFrame:
+    """Jobs that may still end, or be resumed: no terminal row, and not too old. job_id, kind, input_snapshot."""
+    jobs = snapshot.scan("jobs").select("job_id", "kind", "event", "at", "input_snapshot").collect()
     ended = jobs.filter(pl.col("event") != "started")["job_id"]
     young = jobs.filter((pl.col("event") == "started") & (pl.col("at") > now - _LONGEST_JOB))
-    return young.filter(~pl.col("job_id").is_in(ended.implode())).select("job_id", "input_snapshot")
+    return young.filter(~pl.col("job_id").is_in(ended.implode())).select("job_id", "kind", "input_snapshot")
 
 
 def _unfinished(store: Store) -> list[dict[str, int]]:
     """What interrupted training runs read, so that they can be resumed."""
-    texts = _running_jobs(Snapshot(store), store.clock())["input_snapshot"]
+    texts = unfinished_jobs(Snapshot(store), store.clock())["input_snapshot"]
     return [msgspec.json.decode(text, type=dict[str, int]) for text in texts]
 
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -40,9 +41,9 @@ def runner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         if name.startswith("TRAJLAKE_"):
             monkeypatch.delenv(name)
 
-    def run(*args: str | Path, stdin: bytes = b"") -> Result:
+    def run(*args: str | Path, stdin: bytes | TextIO = b"") -> Result:
         monkeypatch.setattr(sys, "argv", ["trajlake", *map(str, args)])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)) if isinstance(stdin, bytes) else stdin)
         capsys.readouterr()
         with pytest.raises(SystemExit) as left:
             main()

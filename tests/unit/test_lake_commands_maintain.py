@@ -1,6 +1,8 @@
 """The commands that look after a lake: what they print, how they end, and faults as one line."""
 
 import json
+import os
+import pty
 from pathlib import Path
 from typing import Any
 
@@ -109,10 +111,13 @@ def test_forget_erases_when_told_not_to_ask(cli: Cli, lk: Lake) -> None:
     assert again.out == "1 episodes erased; rows: none left; 0 old files deleted\n"
 
 
-@pytest.mark.parametrize(("answer", "left"), [(b"y\n", ["b"]), (b"n\n", ["a", "b"]), (b"", ["a", "b"])])
+@pytest.mark.parametrize(("answer", "left"), [(b"y\n", ["b"]), (b"n\n", ["a", "b"]), (b"\x04", ["a", "b"])])
 def test_forget_asks_and_nothing_is_erased_without_a_yes(cli: Cli, lk: Lake, answer: bytes, left: list[str]) -> None:
     versions = lk.snapshot().versions
-    done = cli("forget", shown(lk, "a"), "--lake", lk.uri, stdin=answer)
+    keyboard, line = pty.openpty()
+    os.write(keyboard, answer)
+    with os.fdopen(keyboard, "wb"), os.fdopen(line) as terminal:
+        done = cli("forget", shown(lk, "a"), "--lake", lk.uri, stdin=terminal)
     assert f"Erase 1 episodes of {lk.uri} for good? [y/N]" in done.err
     assert tasks(lk) == left
     if left == ["b"]:
@@ -121,6 +126,52 @@ def test_forget_asks_and_nothing_is_erased_without_a_yes(cli: Cli, lk: Lake, ans
         assert (done.code, done.out) == (1, "")
         assert "Traceback" not in done.err
         assert lk.snapshot().versions == versions
+
+
+@pytest.mark.parametrize("stdin", [b"", b"y\n"], ids=["nothing", "a piped yes"])
+def test_forget_is_refused_where_nobody_can_be_asked(cli: Cli, lk: Lake, stdin: bytes) -> None:
+    versions = lk.snapshot().versions
+    done = cli("forget", shown(lk, "a"), "--lake", lk.uri, stdin=stdin)
+    assert "There is no terminal to ask on: add --yes if you mean it" in done.fault
+    assert done.code == 2
+    assert lk.snapshot().versions == versions
+
+
+def test_forget_names_everybody_who_loses_episodes_and_what_stays(cli: Cli, lk: Lake) -> None:
+    snapshot = lk.snapshot()
+    lk.name_snapshot("both")
+    lk.retract([ids.from_text(shown(lk, "a"))])
+    lk.name_snapshot("only-b")
+    interrupted = lk.job(kind="train", snapshot=snapshot).__enter__()
+    args = ("forget", "--where", "task_id = 'a'", "--lake", lk.uri)
+    with lk.lease(lk.at("both"), "train run-1"):
+        leased = cli(*args).err.splitlines()
+    told = cli(*args).err.splitlines()
+    named = "snapshot both loses 1 of 2 episodes; the other 1 stay readable"
+    assert leased[:-1] == [
+        named,
+        "train run-1 is running and loses 1 of 2 episodes: it may stop with an error, and cannot be resumed",
+    ]
+    job = f"train {ids.to_text(interrupted.job_id)}"
+    assert told[:-1] == [named, f"{job} is not finished and loses 1 of 2 episodes: it cannot be resumed"]
+    assert told[-1].startswith("trajlake: ")
+    erased = cli(*args, "--yes")
+    assert (erased.code, erased.err.splitlines()) == (0, told[:-1])
+
+
+def test_what_was_forgotten_is_told_wherever_the_snapshot_is_named(cli: Cli, lk: Lake) -> None:
+    lk.name_snapshot("kept")
+    cli("forget", shown(lk, "a"), "--yes", "--lake", lk.uri)
+    args = ("--lake", lk.uri, "--format", "json")
+    (listed,) = rows(cli("snapshot", "list", *args).out)
+    assert (listed["episodes"], listed["forgotten"]) == (1, 1)
+    note = "kept is not whole: 1 episodes were forgotten since\n"
+    for command in (("sql", "SELECT task_id FROM episodes", "--as-of", "kept"), ("diff", "kept")):
+        done = cli(*command, *args)
+        assert (done.code, done.err) == (0, note)
+    assert rows(cli("sql", "SELECT task_id FROM episodes", "--as-of", "kept", *args).out) == [{"task_id": "b"}]
+    assert "kept is not whole" in cli("show", shown(lk, "b"), "--as-of", "kept", "--lake", lk.uri).err
+    assert cli("sql", "SELECT 1", *args).err == ""
 
 
 def test_forget_by_a_condition_reaches_what_is_retracted(cli: Cli, lk: Lake) -> None:
@@ -152,7 +203,9 @@ def test_snapshots_are_created_listed_read_and_dropped(cli: Cli, lk: Lake) -> No
     lk.append([episode("c")], run_id="run")
     listed = rows(cli("snapshot", "list", *args, "--format", "json").out)
     assert [(row["name"], row["episodes_version"]) for row in listed] == [("kept", 2)]
-    assert cli("snapshot", "list", *args).out.splitlines()[0].split() == ["name", "created_at", "episodes_version"]
+    assert cli("snapshot", "list", *args).out.splitlines()[0].split() == [
+        *("name", "created_at", "episodes_version", "episodes", "forgotten")
+    ]
     count = ("sql", "SELECT count(*) AS n FROM episodes", *args, "--format", "csv")
     assert cli(*count).out == "n\n3\n"
     for when, number in (("kept", 2), ("1", 1), (listed[0]["created_at"], 2), ("2999-01-01", 3)):

@@ -12,7 +12,7 @@ import pytest
 import lake
 from lake import EpisodeRecord, Lake, erasure
 from lake.doctor import examine
-from lake.errors import LakeAccessError, UsageError
+from lake.errors import UsageError
 from lake.tables import TABLES
 from testkit.copies import copied, empty_lake
 from testkit.episodes import assert_whole, episode
@@ -186,21 +186,66 @@ def test_files_that_cannot_be_read_are_said_to_be_there(tmp_path: Path) -> None:
     assert lk.forget([id_of(lk)]).unreadable == ["steps/half.parquet"]
 
 
-def test_snapshots_from_before_are_broken_and_say_so(tmp_path: Path) -> None:
+def test_a_snapshot_from_before_keeps_the_rest_and_says_how_much_was_taken(tmp_path: Path) -> None:
+    """By name, by time and by version; the rest is exactly what it was, in every table."""
     lk = small(tmp_path / "lake")
-    lk.name_snapshot("before")
+    episode_id = id_of(lk)
+    versions = lk.name_snapshot("before").versions
     moment = MovingClock()()
-    lk.forget([id_of(lk)])
+    expected = rest(lk.at("before"), episode_id)
+    lk.append([episode("later")], run_id="run")
+    lk.forget([episode_id])
     lk.name_snapshot("after")
-    with pytest.raises(LakeAccessError, match=r"at before: 1 files of `episodes` at version 2 are gone.*`forget`"):
-        lk.at("before")
-    with pytest.raises(LakeAccessError, match="are gone"):
-        lk.at(moment)
-    assert lk.at("after").scan("episodes").collect().height == 2
-    finding = examine(lk).filter(pl.col("check") == "named snapshots are readable").row(0, named=True)
-    assert finding["verdict"] == "note"
-    assert "before: 1 files of `episodes`" in finding["detail"]
-    lk.drop_snapshot("before")
+    for again in (lk, lake.open(lk.uri)):
+        for when in ("before", versions, versions["episodes"], moment):
+            cut = again.at(when)
+            assert (assert_whole(cut), cut.forgotten) == (2, 1), when
+            assert rest(cut, episode_id) == expected
+        assert (assert_whole(again.at("after")), again.at("after").forgotten) == (3, 0)
+        assert again.snapshot().forgotten == 0
+    lk.forget([id_of(lk, "a"), id_of(lk, "later")])
+    cut = lake.open(lk.uri).at("before")
+    assert (assert_whole(cut), cut.forgotten) == (1, 2), "of the third there was nothing in it"
+    assert cut.sql("SELECT task_id FROM episodes").rows() == [("b",)]
+    verdicts = examine(lk)
+    assert verdicts.filter(pl.col("verdict") == "wrong").is_empty()
+    assert "before: 2 of 3 episodes" in verdicts.filter(pl.col("check") == "named snapshots are readable")["detail"][0]
+
+
+def test_files_that_compaction_replaced_keep_their_rest_for_the_snapshots_that_need_them(tmp_path: Path) -> None:
+    """Vacuum keeps what is read in their place as well, for as long as the snapshot is named."""
+    clock = MovingClock()
+    lk = small(tmp_path / "lake", clock=clock)
+    episode_id = id_of(lk)
+    lk.name_snapshot("scattered")
+    for name in ("episodes", "steps", "tokens", "blobs"):
+        lk.compact(name)
+    lk.name_snapshot("compacted")
+    expected = rest(lk.at("scattered"), episode_id)
+    lk.forget([episode_id])
+    assert holders(lk) == set()
+    clock.forward(days=40)
+    lk.vacuum()
+    for name in ("scattered", "compacted"):
+        cut = lake.open(lk.uri).at(name)
+        assert (assert_whole(cut), cut.forgotten) == (2, 1)
+        assert rest(cut, episode_id) == expected
+    for name in ("scattered", "compacted"):
+        lk.drop_snapshot(name)
+    assert sum(table.deleted_files for table in lk.vacuum()) > 0
+
+
+def test_a_predecessor_does_not_come_back_in_an_earlier_snapshot(tmp_path: Path) -> None:
+    """Its retraction was accepted by the retry's row, which is gone there too."""
+    lk = empty_lake(tmp_path / "lake")
+    lk.append([episode("a"), secret(attempt=0)], run_id="run")
+    lk.append([secret(attempt=1)], run_id="run")
+    retry = int(lk.scan("episodes").filter(task_id=SECRET).collect()["episode_id"].item())
+    lk.name_snapshot("before")
+    lk.forget([retry])
+    cut = lake.open(lk.uri).at("before")
+    assert cut.scan("episodes").collect()["task_id"].to_list() == ["a"]
+    assert (assert_whole(cut), cut.forgotten) == (1, 1)
 
 
 def test_a_predecessor_stays_retracted_when_its_retry_is_forgotten(tmp_path: Path) -> None:
@@ -244,6 +289,7 @@ def test_killed_between_any_two_commits_and_run_again(
 ) -> None:
     lk = small(tmp_path / "lake")
     episode_id = id_of(lk)
+    lk.name_snapshot("before")
     expected = rest(lk.snapshot(), episode_id)
     left = [commits]
     with monkeypatch.context() as patch:
@@ -254,8 +300,10 @@ def test_killed_between_any_two_commits_and_run_again(
     assert left == [0]
     again = lake.open(lk.uri)
     assert rest(again.snapshot(), episode_id) == expected
+    assert rest(again.at("before"), episode_id) == expected
     again.forget([episode_id])
     assert holders(again) == set()
+    assert rest(again.at("before"), episode_id) == expected
     assert rest(again.snapshot(), episode_id) == expected
     assert assert_whole(again.snapshot()) == 2
     assert lake.open(lk.uri).append([secret()], run_id="run").rejected == 1
@@ -267,13 +315,17 @@ def test_killed_between_two_deletions_and_run_again(
 ) -> None:
     lk = small(tmp_path / "lake")
     episode_id = id_of(lk)
+    lk.name_snapshot("before")
+    expected = rest(lk.at("before"), episode_id)
     with monkeypatch.context() as patch:
         patch.setattr(lk._store.objects, "delete", dying(lk._store.objects.delete, [deletions]))
         with pytest.raises(KilledError):
             lk.forget([episode_id])
     assert holders(lk)
+    assert rest(lk.at("before"), episode_id) == expected
     lake.open(lk.uri).forget([episode_id])
     assert holders(lk) == set()
+    assert rest(lk.at("before"), episode_id) == expected
 
 
 def test_a_writer_that_was_about_to_bring_it_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

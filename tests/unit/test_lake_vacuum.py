@@ -386,9 +386,10 @@ def test_a_damaged_log_stops_it_before_anything_is_deleted(tmp_path: Path, name:
     """An entry that a power cut left empty reads as a commit of nothing: what it named would look like orphans."""
     lk = empty_lake(tmp_path / "lake")
     lk.append([episode("a", attempt=n) for n in range(2)], run_id="run")
+    later = lake.open(lk.uri, clock=lambda: datetime.now(UTC) + timedelta(days=40))
+    later.snapshot()  # what is read once is not read again: vacuum looks for itself
     (Path(lk.uri) / name / "_delta_log" / f"{1:020d}.json").write_bytes(b"")
     files = {path for path in Path(lk.uri).rglob("*") if path.is_file()}
-    later = lake.open(lk.uri, clock=lambda: datetime.now(UTC) + timedelta(days=40))
-    with pytest.raises(LakeAccessError, match=f"commit 1 of `{name}` is empty: the log is damaged"):
+    with pytest.raises(LakeAccessError, match=rf"commit 1 of `{name}` is empty \(.*\): the log is damaged"):
         later.vacuum()
     assert {path for path in Path(lk.uri).rglob("*") if path.is_file()} == files

@@ -17,6 +17,7 @@ from lake.errors import LakeAccessError
 from lake.objects import Objects
 from lake.tables import TOKENS
 from lake.visibility import DataFile
+from testkit.training import token_episodes, token_lake
 from trainer.data.ranges import ranges, starts
 from trainer.data.row_groups import RowGroupReader, decode
 
@@ -111,3 +112,26 @@ with pq.ParquetFile({path!r}) as parquet:
 sys.exit("pandas" in sys.modules)
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_bit_that_flipped_in_a_page_is_refused_and_never_trained_on(tmp_path: Path) -> None:
+    lk = token_lake(tmp_path / "lake", token_episodes())
+    path = Path(lk.snapshot().files("tokens")[0].path)
+    whole, expected = path.read_bytes(), reader(str(path)).read(0, 0)
+    group = pq.ParquetFile(path).metadata.row_group(0)
+    chunks = [group.column(n) for n in range(group.num_columns)]
+    told = 0
+    for chunk in (one for one in chunks if one.path_in_schema.partition(".")[0] in NAMES):
+        end = chunk.data_page_offset + chunk.total_compressed_size
+        for place in range(end - chunk.total_compressed_size // 2, end, 3):
+            data = bytearray(whole)
+            data[place] ^= 1 << place % 8
+            path.write_bytes(data)
+            try:
+                found = reader(str(path)).read(0, 0)
+            except LakeAccessError:
+                told += 1
+                continue
+            for name in found.__slots__:
+                np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+    assert told > 20

@@ -107,9 +107,10 @@ class RowGroupReader:
     def _open(self, file: int, metadata: pq.FileMetaData | None) -> pq.ParquetFile:
         path = self._paths[file]
         if self._bucket is None:
-            return pq.ParquetFile(path, metadata=metadata)
+            return pq.ParquetFile(path, metadata=metadata, page_checksum_verification=True)
         # Buffering asks for a row group's columns, which lie side by side, in one request.
-        return pq.ParquetFile(self._bucket.open(path), metadata=metadata, pre_buffer=True)
+        opened = self._bucket.open(path)
+        return pq.ParquetFile(opened, metadata=metadata, pre_buffer=True, page_checksum_verification=True)
 
 
 def decode(table: pa.Table) -> RowGroup:

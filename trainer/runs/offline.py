@@ -297,6 +297,12 @@ def _check_same(origin: Origin, config: TrainConfig, model_sha256: str, prepared
         msg = f"the model in {config.model} is not the one that the run started from; put that one back"
         raise CheckpointError(msg)
     found = ids.to_text(prepared.plan.plan_hash)
+    if found != origin.plan_hash and prepared.snapshot.forgotten:
+        msg = (
+            f"{prepared.snapshot.forgotten} episodes of what the run read were erased with `trajlake forget`, so it "
+            "cannot be continued or repeated exactly; start another run"
+        )
+        raise CheckpointError(msg)
     if found != origin.plan_hash:
         msg = f"the run's plan comes out differently now ({found}, it was {origin.plan_hash}): was trajlake updated?"
         raise CheckpointError(msg)
