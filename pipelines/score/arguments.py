@@ -65,7 +65,10 @@ def check_arguments(
         )
         raise UsageError(msg)
     if not takes_all and given.isdisjoint(parameters):
-        msg = f"`{name}` takes nothing of a rollout: name what it judges by as parameters. A rollout gives {_listed(mode)}"
+        msg = (
+            f"`{name}` takes nothing of a rollout: name what it judges by as parameters. A rollout gives "
+            f"{_listed(mode)}"
+        )
         raise UsageError(msg)
     return [
         f"{_named([each])} is no parameter of `{name}`: it goes to **kwargs, and each value of it makes a version of "

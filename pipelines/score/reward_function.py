@@ -7,7 +7,8 @@
     async def best_of(rollouts_messages, **kwargs): ...
 
 Pointwise functions are called with one rollout, batch-wise ones with some, group-wise ones with all siblings of one
-task group. A function takes what it needs by name, in whatever order it has its parameters. A decorated function can be called by hand, with dictionaries or `Message`s, and returns `EvaluateResult`s.
+task group. A function takes what it needs by name, in whatever order it has its parameters. A decorated function can be
+called by hand, with dictionaries or `Message`s, and returns `EvaluateResult`s.
 """
 
 import inspect
@@ -111,7 +112,7 @@ class RewardFunction:
     def _call(self, kwargs: dict[str, Any], more: tuple[Any, ...] = ()) -> Any:
         if self._alias not in kwargs and self.argument in kwargs:
             kwargs[self._alias] = kwargs.pop(self.argument)
-        rollouts = kwargs.get(self._alias)
+        rollouts: Any = kwargs.get(self._alias)
         if rollouts is None and (self.mode != "pointwise" or self._alias in self.takes):
             msg = f"reward function `{self.name}` is called with `{self.argument}`"
             raise TypeError(msg)

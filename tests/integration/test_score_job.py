@@ -64,7 +64,7 @@ def test_what_is_needed_is_taken_by_name_and_what_no_row_gives_is_refused_first(
     found = lk.sql("SELECT value FROM current_scores ORDER BY episode_id")
     assert found["value"].to_list() == wanted["value"].to_list()
     module(tmp_path, "def named(reward): return reward")
-    with pytest.raises(UsageError, match="`named` needs argument `reward`: .* messages, .*, env_return, num_steps, "):
+    with pytest.raises(UsageError, match=r"`named` needs argument `reward`: .* messages, .*, env_return, num_steps, "):
         scored(lk, f"{tmp_path}/rewards.py:named")
     assert lk.sql("SELECT DISTINCT scorer FROM scores")["scorer"].to_list() == ["doubled"]
 

@@ -183,7 +183,10 @@ def test_calls_by_hand_give_parameters_in_their_own_order() -> None:
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (lambda reward: reward, "`f` needs argument `reward`: .* those are messages, ground_truth, .*, steps. For a value "),
+        (
+            lambda reward: reward,
+            "`f` needs argument `reward`: .* those are messages, .*, steps. For a value ",
+        ),
         (lambda conversation, **kwargs: 1.0, "`f` needs argument `conversation`: .* add --arg conversation="),
         (lambda messages, other, /: 1.0, "`f` needs argument `other`"),
         (lambda: 1.0, "`f` takes nothing of a rollout: .* A rollout gives messages, ground_truth, "),
@@ -198,5 +201,5 @@ def test_a_parameter_that_no_row_fills_is_refused_with_what_there_is(function: A
 
 
 def test_what_a_partial_has_filled_is_no_argument() -> None:
-    with pytest.raises(UsageError, match="argument `words` of `reward` is filled by functools.partial"):
+    with pytest.raises(UsageError, match="argument `words` of `reward` is filled by functools"):
         check(as_reward_function(partial(starred, words=3)), words=4)
