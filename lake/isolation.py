@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import runpy
+import select
 import struct
 import sys
 import sysconfig
@@ -32,7 +33,7 @@ EXIT_NOT_LOCKED = 97
 
 # Calls that fail in a locked process: new ways out (sockets, programs, processes, kernel facilities), changes to files
 # that Landlock does not mediate (modes, owners, times, attributes), and to other processes of the same user (their
-# priority, processors and shared memory).
+# priority, processors and shared memory). Timers of POSIX can be neither listed nor reset by who did not make them.
 _X86_64 = """
 accept4=288 accept=43 acct=163 add_key=248 adjtimex=159 bind=49 bpf=321 capset=126 chmod=90 chown=92 chroot=161
 clock_adjtime=305 clock_settime=227 connect=42 delete_module=176 execve=59 execveat=322 fanotify_init=300 fchmod=91
@@ -49,7 +50,8 @@ request_key=249 rt_sigqueueinfo=129 rt_tgsigqueueinfo=297 sched_setaffinity=203 
 sched_setscheduler=144 semctl=66 semget=64 semop=65 semtimedop=220 setdomainname=171 setfsgid=123 setfsuid=122
 setgid=106 setgroups=116 sethostname=170 setns=308 setpriority=141 setregid=114 setresgid=119 setresuid=117 setreuid=113
 setrlimit=160 settimeofday=164 setuid=105 setxattr=188 setxattrat=463 shmat=30 shmctl=31 shmget=29 socket=41
-socketpair=53 swapoff=168 swapon=167 syslog=103 tkill=200 truncate=76 umount2=166 unshare=272 userfaultfd=323 utime=132
+socketpair=53 swapoff=168 swapon=167 syslog=103 timer_create=222 tkill=200 truncate=76 umount2=166
+unshare=272 userfaultfd=323 utime=132
 utimensat=280 utimes=235 vfork=58
 """
 _AARCH64 = """
@@ -67,7 +69,7 @@ rt_tgsigqueueinfo=240 sched_setaffinity=122 sched_setattr=274 sched_setparam=118
 semget=190 semop=193 semtimedop=192 setdomainname=162 setfsgid=152 setfsuid=151 setgid=144 setgroups=159 sethostname=161
 setns=268 setpriority=140 setregid=143 setresgid=149 setresuid=147 setreuid=145 setrlimit=164 settimeofday=170
 setuid=146 setxattr=5 setxattrat=463 shmat=196 shmctl=195 shmget=194 socket=198 socketpair=199 swapoff=225 swapon=224
-syslog=116 tkill=130 truncate=45 umount2=39 unshare=97 userfaultfd=282 utimensat=88
+syslog=116 timer_create=107 tkill=130 truncate=45 umount2=39 unshare=97 userfaultfd=282 utimensat=88
 """
 
 
@@ -78,11 +80,14 @@ def _numbers(text: str) -> dict[str, int]:
 _SYSCALLS = {"x86_64": _numbers(_X86_64), "aarch64": _numbers(_AARCH64)}
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SPECIAL = {
-    "x86_64": {"clone": 56, "clone3": 435, "fcntl": 72, "ioctl": 16, "prlimit64": 302, "tgkill": 234},
-    "aarch64": {"clone": 220, "clone3": 435, "fcntl": 25, "ioctl": 29, "prlimit64": 261, "tgkill": 131},
+    "x86_64": {"clone": 56, "clone3": 435, "fcntl": 72, "ioctl": 16, "prctl": 157, "prlimit64": 302, "tgkill": 234},
+    "aarch64": {"clone": 220, "clone3": 435, "fcntl": 25, "ioctl": 29, "prctl": 167, "prlimit64": 261, "tgkill": 131},
 }
 
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 22, 24, 38
+_HARMLESS_PRCTL = (2, 3, 15, 16, 21, 23, 30, 38, 39, 40, 41, 42, 51, 56, 64, 66, 0x53564D41)
+"""What a locked process may ask of prctl: to read its own settings, to name threads and memory, to have no huge pages.
+All else is refused: by PR_SET_PDEATHSIG it would outlive its parent, by others be traced, keep privileges, adopt."""
 _SYS_LANDLOCK = {"create_ruleset": 444, "add_rule": 445, "restrict_self": 446}
 _LAST_CAPABILITY = 63
 _CAP_DAC_READ_SEARCH = 2
@@ -109,7 +114,8 @@ class Policy:
         read: files, and folders with everything below them, that it may read.
         listed: folders whose names it may list, with all below them, without reading the files.
         memory_bytes: address space; None for no limit.
-        cpu_seconds: over its life; None for no limit.
+        cpu_seconds: of processor time over its life, of all its threads; None for no limit. It is told by SIGXCPU, and
+            killed a second later.
         open_files: at once.
         tasks: processes and threads that its user may have in all (root is exempt); None for no limit.
         layers: what must hold; a child that cannot have one of them exits.
@@ -216,11 +222,13 @@ def _limit(policy: Policy) -> None:
     if policy.tasks is not None:
         limits[resource.RLIMIT_NPROC] = policy.tasks
     for kind, value in limits.items():
+        # A signal at the soft limit of processor time tells the parent what it died of; the hard one cannot be caught.
+        most = value + 1 if kind == resource.RLIMIT_CPU else value
         hard = resource.getrlimit(kind)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)  # noqa: PLW2901
+        held = [each if hard == resource.RLIM_INFINITY else min(each, hard) for each in (value, most)]
         # Elsewhere than on Linux the limit of memory is often refused; isolation there is `none` anyway.
         with suppress(*(() if sys.platform.startswith("linux") else (OSError, ValueError))):
-            resource.setrlimit(kind, (value, value))
+            resource.setrlimit(kind, (held[0], held[1]))
 
 
 def _libc() -> ctypes.CDLL:
@@ -319,6 +327,10 @@ def filter_program(machine: str, pid: int) -> list[tuple[int, int, int, int]]:
         program += [(equal, 0, last + 4, special[name]), (load, 0, 0, 24)]
         program += [(equal, last - place, int(place == last), command) for place, command in enumerate(commands)]
         program += [(answer, 0, 0, refuse), (answer, 0, 0, allow)]
+    last = len(_HARMLESS_PRCTL)
+    program += [(equal, 0, last + 3, special["prctl"]), (load, 0, 0, 16)]
+    program += [(equal, last - place, 0, option) for place, option in enumerate(_HARMLESS_PRCTL)]
+    program += [(answer, 0, 0, refuse), (answer, 0, 0, allow)]
     # Limits may be asked for (new limit NULL), not set.
     program += [(equal, 0, 5, special["prlimit64"]), (load, 0, 0, 32), (equal, 0, 2, 0), (load, 0, 0, 36)]
     program += [(equal, 1, 0, 0), (answer, 0, 0, refuse), (answer, 0, 0, allow)]
@@ -343,8 +355,17 @@ def _read(length: int) -> bytes:
     return found
 
 
+def _is_abandoned() -> bool:
+    """Whether nobody reads what this process says: its parent died before the lock could tell of it."""
+    if not hasattr(select, "poll"):
+        return False
+    heard = select.poll()
+    heard.register(1, 0)
+    return any(event & select.POLLERR for _, event in heard.poll(0))
+
+
 def main() -> None:
-    """Lock this process in as its orders say, and run their module."""
+    """Lock this process in as its orders say, and run their module, unless its parent is dead by then."""
     told = json.loads(_read(struct.unpack("=Q", _read(8))[0]))
     for package, folder in told["preload"].items():
         sys.path.insert(0, folder)
@@ -357,6 +378,8 @@ def main() -> None:
         lock(Policy(**policy))
     except (NotLockedError, OSError, ValueError) as error:
         print(f"cannot lock this process in: {error}", file=sys.stderr)  # noqa: T201 - a program of its own
+        sys.exit(EXIT_NOT_LOCKED)
+    if _is_abandoned():
         sys.exit(EXIT_NOT_LOCKED)
     runpy.run_module(told["module"], run_name="__main__")
 

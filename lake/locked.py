@@ -6,22 +6,21 @@ only the snapshot's files, no settings, extensions, or spilling), and around it 
 """
 
 import json
-import os
 import pickle
 import re
-import selectors
 import signal
 import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import polars as pl
 import pyarrow as pa
 
 from lake import isolation, query_results
+from lake.child_pipes import ChildPipes
 from lake.errors import LakeAccessError, QueryError, UsageError
 from lake.locked_child import EXIT_REFUSED, Query
 from lake.query import Params
@@ -162,20 +161,20 @@ class LockedReader:
             cwd="/",
             start_new_session=True,
         )
+        pipes = ChildPipes(process)
         try:
-            out, err = _talk(process, self._orders() + job, deadline, self._max_bytes)
+            out, err = _answer(pipes, self._orders() + job, deadline, self._max_bytes)
+            process.wait(max(0.1, deadline - time.monotonic()))
         except _TooMuchError:
             msg = f"the result is larger than {self._max_bytes:,} bytes, the most a locked query may return; add LIMIT"
             raise QueryError(msg) from None
-        except TimeoutError:
+        except (TimeoutError, subprocess.TimeoutExpired):
             msg = f"stopped after {self._timeout:g} s, the time a locked query has; narrow it"
             raise QueryError(msg) from None
         finally:
             process.kill()
             process.wait()
-            for pipe in (process.stdin, process.stdout, process.stderr):
-                if pipe is not None:
-                    pipe.close()
+            pipes.close()
         if process.returncode:
             raise self._failure(process.returncode, err)
         return out
@@ -204,48 +203,20 @@ class _TooMuchError(Exception):
     """The child wrote more than it may."""
 
 
-def _talk(process: "subprocess.Popen[bytes]", job: bytes, deadline: float, most: int) -> tuple[bytes, bytes]:
+def _answer(pipes: ChildPipes, job: bytes, deadline: float, most: int) -> tuple[bytes, bytes]:
     """Hand the job over and read what comes back, within time and size."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    limits = {process.stdout: most, process.stderr: _STDERR_BYTES}
-    found = {pipe: bytearray() for pipe in limits}
-    left = memoryview(job)
-    with selectors.DefaultSelector() as selector:
-        os.set_blocking(process.stdin.fileno(), False)
-        selector.register(process.stdin, selectors.EVENT_WRITE)
-        for pipe in limits:
-            selector.register(pipe, selectors.EVENT_READ)
-        while selector.get_map():
-            remaining = deadline - time.monotonic()
-            ready = selector.select(max(0.0, remaining))
-            if remaining <= 0:
-                raise TimeoutError
-            for key, _ in ready:
-                if key.fileobj is process.stdin:
-                    left = _send(process.stdin, left)
-                    if not left:
-                        selector.unregister(process.stdin)
-                        process.stdin.close()
-                    continue
-                pipe = process.stdout if key.fileobj is process.stdout else process.stderr
-                data = os.read(pipe.fileno(), 1 << 20)
-                if not data:
-                    selector.unregister(pipe)
-                found[pipe] += data
-                if len(found[pipe]) > limits[pipe]:
-                    raise _TooMuchError
-    process.wait(max(0.1, deadline - time.monotonic()))
-    return bytes(found[process.stdout]), bytes(found[process.stderr])
-
-
-def _send(pipe: Any, left: memoryview) -> memoryview:
-    """What is still to be sent; nothing if the child no longer listens."""
-    try:
-        return left[os.write(pipe.fileno(), left) :]
-    except BrokenPipeError:
-        return left[:0]
+    found = {"stdout": bytearray(), "stderr": bytearray()}
+    limits = {"stdout": most, "stderr": _STDERR_BYTES}
+    pipes.post(job, last=True)
+    while pipes.is_open:
+        said = pipes.turn(max(0.0, deadline - time.monotonic()))
+        if time.monotonic() >= deadline:
+            raise TimeoutError
+        for stream, data in said:
+            found[stream] += data
+            if len(found[stream]) > limits[stream]:
+                raise _TooMuchError
+    return bytes(found["stdout"]), bytes(found["stderr"])
 
 
 def size_in_bytes(text: str) -> int:

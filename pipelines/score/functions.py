@@ -77,6 +77,7 @@ class UserFunction:
             parameters=_texts(declared.get("parameters")),
             required=_texts(declared.get("required")),
             takes_all=bool(facts.get("accepts_any")),
+            fixed=_texts(declared.get("fixed")),
         ) + [f"{name} has no effect: {why}" for name, why in self._idle().items()]
         taken = set(facts.get("parameters") or ())
         self._wanted = frozenset(ARGUMENTS) if facts.get("accepts_any") else _wanted(taken)

@@ -7,12 +7,13 @@
     async def best_of(rollouts_messages, **kwargs): ...
 
 Pointwise functions are called with one rollout, batch-wise ones with some, group-wise ones with all siblings of one
-task group. A decorated function can be called by hand, with dictionaries or `Message`s, and returns `EvaluateResult`s.
+task group. A function takes what it needs by name, in whatever order it has its parameters. A decorated function can be
+called by hand, with dictionaries or `Message`s, and returns `EvaluateResult`s.
 """
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from typing import Any, Literal, cast, overload
 
 from pipelines.score import judging
@@ -30,7 +31,7 @@ class RewardFunction:
 
     Args:
         function: the function, or an `async` one.
-        mode: what one call judges; by the first parameter's name (`messages`, `rollouts_messages`) unless given.
+        mode: what one call judges; by its parameters' names (batch-wise with `rollouts_messages`) unless given.
         requires_network: it asks a model over the network, and runs outside the sandbox, if the user allows it.
         step_index: what its `StepOutput.step_index` counts: steps, messages, or whichever fits.
         concurrency: calls in flight at once, for functions that ask over the network.
@@ -38,7 +39,7 @@ class RewardFunction:
         requirements: packages that it needs, for whoever sets up the machine.
 
     Raises:
-        TypeError: no function, or one that takes no messages.
+        TypeError: no function.
         ValueError: an unknown mode or meaning of `step_index`.
     """
 
@@ -57,9 +58,16 @@ class RewardFunction:
             msg = f"@reward_function decorates functions, not a {type(function).__name__}"
             raise TypeError(msg)
         name = getattr(function, "__name__", type(function).__name__)
-        parameters = inspect.signature(function).parameters
-        positional = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        many = bool(positional) and positional[0] == _OF_MANY
+        parameters = inspect.signature(function).parameters.values()
+        # What a partial has filled stays filled, also where a row has a value of that name.
+        self.fixed = frozenset(function.keywords if isinstance(function, partial) else ())
+        """Names of parameters that nothing else fills."""
+        named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in self.fixed]
+        self.takes = frozenset(p.name for p in named)
+        """Names of its parameters."""
+        self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        """It has `**kwargs`."""
+        many = _OF_MANY in self.takes and _OF_ONE not in self.takes
         self.mode: Mode = mode or ("batch" if many else "pointwise")
         if self.mode not in MODES:
             msg = f"reward function `{name}`: mode is {mode!r}; valid: {', '.join(MODES)}"
@@ -68,26 +76,13 @@ class RewardFunction:
             msg = f"reward function `{name}`: step_index is {step_index!r}; valid: {', '.join(STEP_INDICES)}"
             raise ValueError(msg)
         self.argument = _OF_ONE if self.mode == "pointwise" else _OF_MANY
-        self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        """It has `**kwargs`."""
-        self.takes = frozenset(
-            p.name for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-        )
-        """Names of its parameters."""
-        self.required = [
-            p.name
-            for p in list(parameters.values())[bool(positional) :]
-            if p.name != self.argument and p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        ]
+        # The name of a positional-only parameter is its author's own affair: the first one is given the messages.
+        nameless = [p.name for p in named[:1] if p.kind is p.POSITIONAL_ONLY and self.argument not in self.takes]
+        self._alias = nameless[0] if nameless else self.argument
+        self.required = [p.name for p in named if p.default is p.empty and p.name not in (self.argument, self._alias)]
         """Names of those that a call has to fill beside the messages."""
-        if not positional and not self.takes_all and self.argument not in self.takes:
-            msg = f"reward function `{name}` takes no messages; its first parameter is `{self.argument}`"
-            raise TypeError(msg)
-        if stuck := [each for each in self.required if each not in self.takes]:
-            msg = f"reward function `{name}`: nothing fills the positional-only {', '.join(stuck)}; give a default"
-            raise TypeError(msg)
-        # A first parameter that is known by another name, or by none, is given the messages by position.
-        self._first = positional[0] if positional and self.argument not in self.takes else None
+        self._positional_only = [(p.name, p.default) for p in named if p.kind is p.POSITIONAL_ONLY]
+        self._positional = [p.name for p in named if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         self.function = function
         self.is_async = inspect.iscoroutinefunction(function)
         self.requires_network = requires_network
@@ -107,32 +102,39 @@ class RewardFunction:
             TypeError: it returned something else, or a list of another length.
             ValueError: it returned a number that is not finite.
         """
-        if args:
-            kwargs[self.argument], args = args[0], args[1:]
+        positional = self._positional or [self.argument]
+        kwargs |= zip(positional, args, strict=False)
         known = kwargs.pop(judging.ARGUMENT, None)
         if known is None:
-            return self._call(args, kwargs)
+            return self._call(kwargs, args[len(positional) :])
         return self._judging_later(known, kwargs) if self.is_async else self._judging(known, kwargs)
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        rollouts = kwargs.pop(self.argument, None)
-        if rollouts is None:
+    def _call(self, kwargs: dict[str, Any], more: tuple[Any, ...] = ()) -> Any:
+        if self._alias not in kwargs and self.argument in kwargs:
+            kwargs[self._alias] = kwargs.pop(self.argument)
+        rollouts: Any = kwargs.get(self._alias)
+        if rollouts is None and (self.mode != "pointwise" or self._alias in self.takes):
             msg = f"reward function `{self.name}` is called with `{self.argument}`"
             raise TypeError(msg)
         if self.mode != "pointwise" and "ground_truth" in self.takes and "ground_truth_list" in kwargs:
             kwargs.setdefault("ground_truth", kwargs["ground_truth_list"])
-        given = _messages(rollouts) if self.mode == "pointwise" else [_messages(one) for one in rollouts]
         if not self.takes_all:
             kwargs = {key: value for key, value in kwargs.items() if key in self.takes}
+        elif self.fixed:
+            kwargs = {key: value for key, value in kwargs.items() if key not in self.fixed}
+        if self._alias in kwargs:
+            kwargs[self._alias] = _messages(rollouts) if self.mode == "pointwise" else list(map(_messages, rollouts))
         if _is_chat(truth := kwargs.get("ground_truth")):
             kwargs["ground_truth"] = _messages(truth)
-        if args or self._first is not None:
-            value = self.function(given, *args, **kwargs)
+        if more:
+            given = [kwargs.pop(name) for name in self._positional]
         else:
-            value = self.function(**{self.argument: given}, **kwargs)
+            given = [kwargs.pop(name, default) for name, default in self._positional_only]
+        value = self.function(*given, *more, **kwargs)
+        count = 1 if self.mode == "pointwise" else len(rollouts)
         if self.is_async or inspect.isawaitable(value):
-            return self._awaited(value, len(given))
-        return self._checked(value, len(given))
+            return self._awaited(value, count)
+        return self._checked(value, count)
 
     @property
     def name(self) -> str:
@@ -150,9 +152,10 @@ class RewardFunction:
             "concurrency": self.concurrency,
             "timeout": self.timeout,
             "requirements": self.requirements,
-            "parameters": sorted(self.takes),
+            "parameters": sorted(self.argument if name == self._alias else name for name in self.takes),
             "required": self.required,
             "takes_all": self.takes_all,
+            "fixed": sorted(self.fixed),
         }
 
     def _judging(self, known: dict[str, str], kwargs: dict[str, Any]) -> Any:
@@ -160,7 +163,7 @@ class RewardFunction:
         count = len(kwargs.get(self.argument) or ())
         with judging.judging(known) as run:
             try:
-                value = plain(self._call((), kwargs))
+                value = plain(self._call(kwargs))
             except Exception as error:
                 value = self._failed(error, count)
         return _with_answers(value, run.fresh)
@@ -169,7 +172,7 @@ class RewardFunction:
         count = len(kwargs.get(self.argument) or ())
         with judging.judging(known) as run:
             try:
-                value = plain(await self._call((), kwargs))
+                value = plain(await self._call(kwargs))
             except Exception as error:
                 value = self._failed(error, count)
         return _with_answers(value, run.fresh)
@@ -238,7 +241,7 @@ def as_reward_function(found: Any) -> RewardFunction:
     """A module's attribute as a reward function, decorated or not.
 
     Raises:
-        TypeError: it is no function, or takes no messages.
+        TypeError: it is no function.
     """
     return found if isinstance(found, RewardFunction) else RewardFunction(cast("Callable[..., Any]", found))
 

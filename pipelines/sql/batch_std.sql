@@ -5,7 +5,7 @@
 --          episode_score (DOUBLE), status (completed | truncated | aborted | failed), is_active (BOOLEAN), and the column
 --          that $batch_key names, of the episode, repeated for every step. NULL is unknown; NULL in is_active counts as
 --          true. A NULL batch is none.
---          Stops at a wrong step number, at a status that is not in the list, and at a reward or score that is not a
+--          Stops at a NULL key, at a wrong step number, at an unknown status, and at a reward or score that is not a
 --          finite number. Assumed, not checked: an episode has one group, one score, one status and one batch.
 -- Options  the fields of the class BatchStd, under the same names: $batch_key (all: one batch), $episode_source,
 --          $default_step_reward, $truncated.

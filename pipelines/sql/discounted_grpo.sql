@@ -4,7 +4,7 @@
 -- Input    relation $steps: episode_id, group_id (BIGINT or VARCHAR), step_index (INTEGER or BIGINT), reward,
 --          episode_score (DOUBLE), status (completed | truncated | aborted | failed), is_active (BOOLEAN). NULL is
 --          unknown; NULL in the last one counts as true.
---          Stops at a wrong step number, at a status that is not in the list, and at a reward or score that is not a
+--          Stops at a NULL key, at a wrong step number, at an unknown status, and at a reward or score that is not a
 --          finite number. Assumed, not checked: an episode has one group, one score and one status.
 -- Options  the fields of the class DiscountedGRPO, under the same names: $compare, $norm, $gamma, $step_source,
 --          $default_step_reward, $truncated.

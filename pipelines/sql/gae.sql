@@ -5,7 +5,7 @@
 --          episode_score, value_estimate, final_value_estimate (DOUBLE; the last one repeated for every step of the
 --          episode), status (completed | truncated | aborted | failed), is_active (BOOLEAN). NULL is unknown; NULL in
 --          the last one counts as true.
---          Stops at a wrong step number, at a status that is not in the list, and at a number that is not finite.
+--          Stops at a NULL key, at a wrong step number, at an unknown status, and at a number that is not finite.
 --          Assumed, not checked: an episode has one group, one score, one status and one final value.
 -- Options  the fields of the class GAE, under the same names: $gamma, $lam, $step_source, $default_step_reward,
 --          $truncated.

@@ -6,7 +6,7 @@
 --          each component and the column that $batch_key names, both of the episode, repeated for every step. NULL is
 --          unknown; NULL in is_active counts as true. A NULL batch is none. Every column whose name begins with score_ is
 --          read as numbers.
---          Stops at a wrong step number, at a status that is not in the list, at a number that is not finite, at a
+--          Stops at a NULL key, at a wrong step number, at an unknown status, at a number that is not finite, at a
 --          component without a column, and at a score that changes within an episode. Assumed, not checked: an episode
 --          has one group, one status and one batch.
 -- Options  the fields of the class GDPO, under the same names: $components (MAP: name -> weight), $batch_key (all: one

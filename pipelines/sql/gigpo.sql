@@ -5,7 +5,7 @@
 --          (BIGINT, the anchor), reward, episode_score (DOUBLE), status (completed | truncated | aborted | failed),
 --          is_active, is_action_valid (BOOLEAN). NULL is unknown: not scored, no reward given; NULL in the last two
 --          counts as true.
---          Stops at a wrong step number, at a status that is not in the list, and at a reward or score that is not a
+--          Stops at a NULL key, at a wrong step number, at an unknown status, and at a reward or score that is not a
 --          finite number. Assumed, not checked: an episode has one group, one score and one status.
 -- Options  the fields of the class GiGPO, under the same names: $gamma, $omega, $combination, $episode_norm,
 --          $step_norm, $baseline, $singleton, $invalid_action_penalty, $episode_source, $step_source,

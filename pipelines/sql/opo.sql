@@ -5,7 +5,7 @@
 --          episode_score, completion_tokens (numbers; the last two of the episode, repeated for every step), status
 --          (completed | truncated | aborted | failed), is_active (BOOLEAN). NULL is unknown; NULL in the last one counts
 --          as true.
---          Stops at a wrong step number, at a status that is not in the list, and at a number that is not finite.
+--          Stops at a NULL key, at a wrong step number, at an unknown status, and at a number that is not finite.
 --          Assumed, not checked: an episode has one group, one score, one status and one length.
 -- Options  the fields of the class OPO, under the same names: $length, $episode_source, $default_step_reward, $truncated.
 -- Output   episode_id, step_index, group_id, anchor_key, return_to_go, a_episode, a_step, advantage, group_size,

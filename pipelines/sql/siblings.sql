@@ -4,7 +4,7 @@
 -- Input    relation $steps: episode_id, group_id (BIGINT or VARCHAR), step_index (INTEGER or BIGINT), reward,
 --          episode_score (DOUBLE), status (completed | truncated | aborted | failed), is_active, is_action_valid
 --          (BOOLEAN). NULL is unknown: not scored, no reward given; NULL in the last two counts as true.
---          Stops at a wrong step number, at a status that is not in the list, at a reward or score that is not a finite
+--          Stops at a NULL key, at a wrong step number, at an unknown status, at a reward or score that is not a finite
 --          number, and under mean_ratio at a negative score. Assumed, not checked: an episode has one group, one score
 --          and one status.
 -- Options  $scaling: mean_std_norm (grpo), mean_norm (dr_grpo), leave_one_out (rloo), mean_ratio (maxrl). The fields of

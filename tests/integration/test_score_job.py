@@ -56,6 +56,19 @@ def test_scores_steps_and_lineage_of_a_pointwise_function(lk: Lake, tmp_path: Pa
     assert lk.sql("SELECT DISTINCT scorer_version FROM scores").item() == report.version
 
 
+def test_what_is_needed_is_taken_by_name_and_what_no_row_gives_is_refused_first(lk: Lake, tmp_path: Path) -> None:
+    module(tmp_path, "def doubled(env_return, num_steps): return 2 * env_return + num_steps")
+    report = scored(lk, f"{tmp_path}/rewards.py:doubled")
+    assert (report.scored, report.known, report.failed) == (9, 9, 0)
+    wanted = lk.sql("SELECT 2 * env_return + num_steps AS value FROM episodes ORDER BY episode_id")
+    found = lk.sql("SELECT value FROM current_scores ORDER BY episode_id")
+    assert found["value"].to_list() == wanted["value"].to_list()
+    module(tmp_path, "def named(reward): return reward")
+    with pytest.raises(UsageError, match=r"`named` needs argument `reward`: .* messages, .*, env_return, num_steps, "):
+        scored(lk, f"{tmp_path}/rewards.py:named")
+    assert lk.sql("SELECT DISTINCT scorer FROM scores")["scorer"].to_list() == ["doubled"]
+
+
 def test_exactly_what_this_version_has_not_scored_is_scored(lk: Lake, tmp_path: Path) -> None:
     target = f"{module(tmp_path, WALK)}:walk"
     assert scored(lk, target, where="task_id = 't0'").scored == 3

@@ -112,6 +112,9 @@ def test_attacks_work_in_the_open_and_not_in_the_sandbox(user: str) -> None:
         "kill parent": ["dead victim"],
         "signal by a pipe": ["dead victim"],
         "slow the parent": ["slow victim"],
+        "pipe in a folder": ["written"],
+        "hard link": ["written"],
+        "renaming": ["written", "doomed"],
     }
 
 

@@ -3,12 +3,14 @@
 Every deed stands between good calls in one batch. The good ones are scored, in order, whatever happens.
 """
 
+import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from pipelines.score.sandbox import FunctionSource, Outcome, Sandbox, SandboxLimits, link, seat
+from pipelines.score.sandbox import FunctionSource, Outcome, Sandbox, SandboxLimits, launch, link, seat
 from pipelines.score.sandbox.levels import obstacle
 from testkit import sandbox_hostile
 
@@ -28,7 +30,7 @@ DEEDS: dict[str, tuple[str, object]] = {
     "exit like a shell": ("killed", "exit status 137"),
     "crash": ("killed", "SIGSEGV"),
     "abort": ("killed", "SIGABRT"),
-    "alarm": ("killed", "SIGALRM"),
+    "death by alarm": ("killed", "SIGALRM"),
     "memory": ("memory", "memory_mb"),
     "print": ("ok", 5.0),
     "garbage on stdout": ("ok", 5.0),
@@ -77,6 +79,19 @@ def sandbox(folder: Path, **limits: object) -> Sandbox:
     return Sandbox(FunctionSource(str(path), "hostile"), SandboxLimits(**{"seconds_per_row": 1.0, **limits}))  # type: ignore[arg-type]
 
 
+def workers_started(monkeypatch: pytest.MonkeyPatch) -> list[seat.Worker]:
+    """All workers from here on, as they are started."""
+    started: list[seat.Worker] = []
+
+    class Counted(seat.Worker):
+        def __init__(self, *arguments: object) -> None:
+            started.append(self)
+            super().__init__(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(seat, "Worker", Counted)
+    return started
+
+
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Outcome]]:
     """Each deed between two good calls, in one sandbox one after the other."""
@@ -99,6 +114,50 @@ def test_a_hostile_call_spoils_itself_alone(outcomes: dict[str, list[Outcome]], 
         assert spoiled.error is not None
         assert str(what) in spoiled.error
         assert len(spoiled.error) <= 2_500
+
+
+@pytest.fixture(scope="module")
+def aftermath(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Outcome]]:
+    """Each call that leaves something behind, and two that take long enough to notice; one sandbox for all."""
+    deeds = [*sandbox_hostile.LEFT_BEHIND, *sandbox_hostile.OWN_FAULT]
+    with sandbox(tmp_path_factory.mktemp("aftermath"), seconds_per_row=10.0) as held:
+        return {deed: held.call([bad(deed), bad("patient 1"), bad("patient 2")]) for deed in deeds}
+
+
+@pytest.mark.parametrize("deed", sandbox_hostile.LEFT_BEHIND)
+def test_what_a_call_leaves_behind_spoils_no_other(aftermath: dict[str, list[Outcome]], deed: str) -> None:
+    assert [(each.value, each.error) for each in aftermath[deed]] == [(5.0, None), (1.0, None), (2.0, None)]
+
+
+@pytest.mark.parametrize("deed", sandbox_hostile.OWN_FAULT)
+def test_what_a_call_sets_off_at_the_last_moment_is_its_own(aftermath: dict[str, list[Outcome]], deed: str) -> None:
+    spoiled, *others = aftermath[deed]
+    assert (spoiled.kind, "_LateError" in str(spoiled.error)) == ("exception", True), spoiled
+    assert [(each.value, each.error) for each in others] == [(1.0, None), (2.0, None)]
+
+
+def test_a_thread_costs_a_worker_and_a_timer_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = workers_started(monkeypatch)
+    with sandbox(tmp_path) as held:
+        assert [each.value for each in held.call([bad("alarm"), bad("task"), bad("executor of the loop")])] == [5.0] * 3
+        assert len(started) == 1
+        assert [each.value for each in held.call([good(1.0), bad("thread that sleeps"), good(2.0)])] == [1.0, 5.0, 2.0]
+        assert held.call([bad("thread that sleeps")])[0].value == 5.0
+        assert held.call([good(3.0)])[0].value == 3.0
+    assert len(started) == 3
+
+
+def test_a_worker_is_replaced_before_it_has_used_up_its_processor_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is the kernel's, for a worker whose parent no longer keeps the time."""
+    started = workers_started(monkeypatch)
+    monkeypatch.setattr(launch, "_RENEWAL_SECONDS", 0.0)
+    with sandbox(tmp_path, seconds_per_row=0.2, rows_per_batch=1) as held:
+        assert [each.value for each in held.call([bad("patient 1")] * 12)] == [1.0] * 12
+        assert 2 <= len(started) <= 12
+        told = started[0]._launch.orders
+    assert 30 < json.loads(told[8:])["policy"]["cpu_seconds"] <= 31 * (os.cpu_count() or 1) + 1
 
 
 def test_no_deed_is_forgotten() -> None:
@@ -145,14 +204,7 @@ def test_prints_are_kept_apart_and_bounded(tmp_path: Path) -> None:
 
 
 def test_a_failing_call_costs_one_more_worker_than_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started = []
-
-    class Counted(seat.Worker):
-        def __init__(self, *arguments: object) -> None:
-            started.append(self)
-            super().__init__(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(seat, "Worker", Counted)
+    started = workers_started(monkeypatch)
     calls = [good(float(number)) for number in range(30)]
     calls[17] = bad("hard exit")
     with sandbox(tmp_path) as held:
@@ -164,14 +216,7 @@ def test_a_failing_call_costs_one_more_worker_than_itself(tmp_path: Path, monkey
 
 
 def test_a_worker_that_dies_at_import_is_not_started_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started = []
-
-    class Counted(seat.Worker):
-        def __init__(self, *arguments: object) -> None:
-            started.append(self)
-            super().__init__(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(seat, "Worker", Counted)
+    started = workers_started(monkeypatch)
     for name, body, kind, words, most in (
         ("raises", "raise ValueError('at import')", "exception", "ValueError: at import (raises.py, line 1)", 1),
         ("exits", "import sys; sys.exit('bye')", "exception", "SystemExit: bye", 1),

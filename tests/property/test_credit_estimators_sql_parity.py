@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
+from lake.errors import ContractError
+from pipelines.credit.columns import KEYS
 from pipelines.credit.estimator_sql import estimator_relation
 from pipelines.credit.estimators.gae import GAE
 from pipelines.credit.estimators.protocol import Estimator
@@ -34,6 +36,24 @@ def assert_twin(steps: pl.DataFrame, estimator: Estimator) -> None:
 def test_sql_twin(name: str, data: st.DataObject) -> None:
     rows: list[dict[str, Any]] = data.draw(wide_rows(positive=name == "maxrl"))
     assert_twin(wide_frame(rows), data.draw(estimators(name)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(deadline=None, max_examples=4)
+@given(data=st.data())
+def test_a_null_key_is_refused_by_both(name: str, data: st.DataObject) -> None:
+    """A row without its key is no row to leave out: its siblings would be credited as if it had never been."""
+    rows: list[dict[str, Any]] = data.draw(wide_rows(positive=name == "maxrl"))
+    places = st.tuples(st.integers(0, len(rows) - 1), st.sampled_from(KEYS))
+    for place, key in data.draw(st.sets(places, min_size=1, max_size=3)):
+        rows[place] = rows[place] | {key: None}
+    estimator = data.draw(estimators(name))
+    with pytest.raises(ContractError, match=r"steps: (\w+) is NULL in \d+ rows"):
+        estimator.advantages(wide_frame(rows).lazy()).collect()
+    connection = duckdb.connect()
+    connection.register("some_steps", wide_frame(rows).to_arrow())
+    with pytest.raises(duckdb.Error, match="steps: "):
+        estimator_relation(connection, estimator, "some_steps").fetchall()
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.95, 0.999, 1.0])

@@ -114,6 +114,18 @@ def _ptrace(victim: int) -> str:
     return "attached"
 
 
+def _posix_timer() -> str:
+    """A timer that sends SIGALRM to this process: none that a worker could stop."""
+    number = {"x86_64": 222, "aarch64": 107}[os.uname().machine]
+    _checked(_libc.syscall(ctypes.c_long(number), ctypes.c_long(1), None, ctypes.create_string_buffer(8)))
+    return "made"
+
+
+def _prctl(option: int, value: int = 0) -> str:
+    _checked(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0))
+    return "set"
+
+
 def _attacks(at: dict[str, Any]) -> dict[str, Callable[[], Any]]:
     folder, port, victim, parent = at["folder"], at["port"], at["victim"], at["parent"]
     big = array.array("b", bytes(1 << 20)).tobytes()
@@ -152,6 +164,21 @@ def _attacks(at: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         "memory as a file": lambda: os.memfd_create("evil"),
         "io_uring": lambda: _checked(_libc.syscall(425, 4, ctypes.create_string_buffer(256))),
         "namespace": lambda: _checked(_libc.unshare(0x10000000)),
+        "outlive the parent": lambda: _prctl(1),
+        "adopt orphans": lambda: _prctl(36, 1),
+        "hide from the parent": lambda: _prctl(4),
+        "keep privileges": lambda: _prctl(8, 1),
+        "own session": lambda: os.setsid() or "left",
+        "own group": lambda: os.setpgid(0, 0) or "left",
+        "handle of a process": lambda: os.pidfd_open(victim),
+        "list a folder": lambda: sum(1 for _ in Path(folder).iterdir()),
+        "list processes": lambda: sum(1 for _ in Path("/proc").iterdir()),
+        "parent's folder": lambda: str(Path(f"/proc/{parent}/cwd").readlink()),
+        "parent's files": lambda: sum(1 for _ in Path(f"/proc/{parent}/fd").iterdir()),
+        "posix timer": _posix_timer,
+        "pipe in a folder": lambda: os.mkfifo(f"{folder}/written") or "made",
+        "hard link": lambda: os.link(f"{folder}/secret", f"{folder}/written") or "made",
+        "renaming": lambda: Path(f"{folder}/doomed").rename(f"{folder}/written") and "gone",
     }
 
 

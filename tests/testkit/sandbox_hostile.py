@@ -3,8 +3,11 @@
 Copied into a folder of their own by the tests, so that nothing here is importable beside them.
 """
 
+import _thread
+import asyncio
 import builtins
 import ctypes
+import faulthandler
 import json
 import os
 import re
@@ -14,6 +17,7 @@ import struct
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 HOARD: list[bytearray] = []
@@ -150,6 +154,114 @@ def _hoard() -> float:
     return 5.0
 
 
+class _LateError(Exception):
+    """What a call has left behind raises in whatever is called then."""
+
+
+def _raise_late(*_: Any) -> None:
+    raise _LateError
+
+
+def _by_timer(kind: int, number: int, handler: Any = _raise_late, interval: float = 0.0) -> float:
+    signal.signal(number, handler)
+    signal.setitimer(kind, 0.02, interval)
+    return 5.0
+
+
+def _by_blocked_timer() -> float:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    _by_timer(signal.ITIMER_REAL, signal.SIGALRM)
+    time.sleep(0.05)
+    return 5.0
+
+
+def _by_thread(deed: Any) -> float:
+    def work() -> None:
+        time.sleep(0.02)
+        deed()
+
+    threading.Thread(target=work, daemon=True).start()
+    return 5.0
+
+
+def _raise_in_main() -> None:
+    main = ctypes.c_ulong(threading.main_thread().ident or 0)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(_LateError))
+
+
+def _signal_to_main() -> None:
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+
+def _by_signal_from_a_thread() -> float:
+    signal.signal(signal.SIGUSR1, _raise_late)
+    return _by_thread(_signal_to_main)
+
+
+def _after(deed: Any, *arguments: Any) -> float:
+    deed(*arguments)
+    return 5.0
+
+
+async def _by_task() -> float:
+    async def later() -> None:
+        await asyncio.sleep(0.01)
+        signal.setitimer(signal.ITIMER_REAL, 0.001)
+
+    _TASKS.append(asyncio.create_task(later()))
+    return 5.0
+
+
+async def _by_executor_of_the_loop() -> float:
+    _TASKS.append(asyncio.get_running_loop().run_in_executor(None, time.sleep, 0.02))
+    return 5.0
+
+
+def _by_executor() -> float:
+    pool = ThreadPoolExecutor(1)
+    _TASKS.append(pool)
+    pool.submit(time.sleep, 0.02)
+    return 5.0
+
+
+_TASKS: list[Any] = []
+LEFT_BEHIND = {
+    "alarm": lambda: _by_timer(signal.ITIMER_REAL, signal.SIGALRM),
+    "alarm without a handler": lambda: _by_timer(signal.ITIMER_REAL, signal.SIGALRM, signal.SIG_DFL),
+    "repeated alarm": lambda: _by_timer(signal.ITIMER_REAL, signal.SIGALRM, interval=0.001),
+    "timer of processor time": lambda: _by_timer(signal.ITIMER_VIRTUAL, signal.SIGVTALRM),
+    "timer of a profiler": lambda: _by_timer(signal.ITIMER_PROF, signal.SIGPROF),
+    "handler": lambda: _after(signal.signal, signal.SIGALRM, _raise_late),
+    "ignored alarm": lambda: _after(signal.signal, signal.SIGALRM, signal.SIG_IGN),
+    "blocked signals": lambda: _after(signal.pthread_sigmask, signal.SIG_BLOCK, signal.valid_signals()),
+    "thread that raises": lambda: _by_thread(_raise_in_main),
+    "thread that interrupts": lambda: _by_thread(_thread.interrupt_main),
+    "thread that signals": _by_signal_from_a_thread,
+    "thread that sleeps": lambda: threading.Thread(target=time.sleep, args=(60,), daemon=True).start() or 5.0,
+    "timer thread": lambda: threading.Timer(0.02, _raise_in_main).start() or 5.0,
+    "executor": _by_executor,
+    "executor of the loop": _by_executor_of_the_loop,
+    "task": _by_task,
+    "watchdog": lambda: _after(faulthandler.dump_traceback_later, 0.02),
+}
+"""What a call can leave behind that would spoil others: it is worth 5.0, and no later call notices anything."""
+OWN_FAULT = {
+    "blocked alarm": _by_blocked_timer,
+    "trace function": lambda: _after(sys.settrace, _raise_late),
+    "profile function": lambda: _after(sys.setprofile, _raise_late),
+    "raise after the return": lambda: _after(_raise_in_main),
+}
+"""The same, found out before the call is over."""
+
+
+def _is_clean() -> bool:
+    """Whether a call finds its process as the first call found it."""
+    handlers = [signal.getsignal(number) for number in (signal.SIGALRM, signal.SIGUSR1, signal.SIGPROF)]
+    timers = [signal.getitimer(kind) for kind in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)]
+    idle = not signal.pthread_sigmask(signal.SIG_BLOCK, ()) and threading.active_count() == 1
+    return idle and set(handlers) == {signal.SIG_DFL} and set(timers) == {(0.0, 0.0)} and sys.gettrace() is None
+
+
 DEEDS = {
     "swallow": _swallow,
     "exit": lambda: sys.exit(3),
@@ -161,7 +273,7 @@ DEEDS = {
     "odd text": lambda: _raise(ValueError("\ud800 \x00 \x1b[31m \n")),
     "crash": lambda: ctypes.string_at(0),
     "abort": os.abort,
-    "alarm": _die_by_alarm,
+    "death by alarm": _die_by_alarm,
     "memory": lambda: len(bytearray(5 << 30)),
     "hoard": _hoard,
     "print": lambda: print("x" * 5_000_000) or 5.0,
@@ -208,4 +320,9 @@ def hostile(messages: list[dict[str, str]], **arguments: Any) -> Any:
     arguments.clear()
     if found := re.fullmatch(r"good (\S+)", text):
         return float(found[1])
-    return DEEDS[text]()
+    if found := re.fullmatch(r"patient (\S+)", text):
+        clean, until = _is_clean(), time.perf_counter() + 0.04
+        while time.perf_counter() < until:
+            pass
+        return float(found[1]) if clean else -1.0
+    return (DEEDS | LEFT_BEHIND | OWN_FAULT)[text]()

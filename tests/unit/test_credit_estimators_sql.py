@@ -26,7 +26,7 @@ def build(name: str) -> Estimator:
     return ESTIMATORS[name].model_validate(OPTIONS.get(name, {}))
 
 
-def steps(*numbers: int, **columns: Any) -> list[dict[str, Any]]:
+def steps(*numbers: int | None, **columns: Any) -> list[dict[str, Any]]:
     return [{"episode_id": 8, "group_id": 1, "step_index": i, "value_estimate": 0.0, **columns} for i in numbers]
 
 
@@ -88,6 +88,9 @@ def test_similar_states_are_refused(name: str) -> None:
         (steps(0, status=None), "episode 8, step_index 0: unknown status"),
         ([*steps(0), {**steps(0)[0], "group_id": 2}], "episode 8, step_index 0: wrong step number"),
         ([*steps(0, 1), *steps(3, is_active=False)], "step_index 3: wrong step number"),
+        ([*steps(0), {**steps(0)[0], "episode_id": None}], "steps: episode_id is NULL"),
+        (steps(0, group_id=None), "steps: group_id is NULL"),
+        ([*steps(0, 1), *steps(None, is_active=False)], "steps: step_index is NULL"),
     ],
 )
 def test_faults_stop_the_query_and_name_the_episode(name: str, rows: list[dict[str, Any]], message: str) -> None:

@@ -152,6 +152,7 @@ def test_everything_that_is_declared_is_described() -> None:
         "parameters": ["env_return", "rollouts_messages", "words"],
         "required": [],
         "takes_all": False,
+        "fixed": [],
     }
     assert msgspec.json.decode(msgspec.json.encode(judged.describe())) == judged.describe()
 
@@ -171,13 +172,13 @@ def test_arguments_that_a_function_does_not_take_are_left_out() -> None:
     assert all_of_them(messages=[], a=1, b=2).score == 2.0
 
     @reward_function
-    def otherwise_named(conversation: Any) -> float:
+    def otherwise_named(conversation: Any, /) -> float:
         return float(len(conversation))
 
     assert otherwise_named(messages=CHAT).score == 2.0
 
 
-def test_a_function_of_many_rollouts_is_known_by_its_first_parameter() -> None:
+def test_a_function_of_many_rollouts_is_known_by_its_parameters() -> None:
     @reward_function
     def many(rollouts_messages: Any, **kwargs: Any) -> list[Any]:
         return [messages[-1].content == "4" for messages in rollouts_messages]
@@ -219,15 +220,9 @@ def test_what_cannot_be_declared_is_refused(declared: dict[str, Any], message: s
         reward_function(**declared)(f)
 
 
-def test_what_is_no_function_of_messages_is_refused() -> None:
+def test_what_is_no_function_and_a_call_without_messages_are_refused() -> None:
     with pytest.raises(TypeError, match="decorates functions, not a str"):
         reward_function("x")  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match="`f` takes no messages; its first parameter is `messages`"):
-
-        @reward_function
-        def f(*, other: int = 0) -> float:
-            return 0.0
-
     with pytest.raises(TypeError, match="`brought_along` is called with `messages`"):
         brought_along(ground_truth=[])
 

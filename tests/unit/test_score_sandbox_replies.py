@@ -197,13 +197,17 @@ def test_a_random_header_is_refused(header: bytes, sequence: int) -> None:
         ((8, 3, 2, 10), "no reply"),
         ((7, 2, 2, 10), "no reply"),
         ((7, 3, 0, 10), "no reply"),
+        ((7, 3, frames.WORN, 10), "no reply"),
         ((7, 3, 6, 10), "no reply"),
     ],
 )
 def test_a_header_must_fit_the_request(header: tuple[int, int, int, int], words: str | None) -> None:
     """Sequence 7, three calls answered, five open."""
     if words is None:
-        assert replies.body_length(frames.REPLY.pack(*header), 7, 3, 5) == (header[2], header[3])
+        sequence, place, count, length = header
+        for worn in (False, True):
+            sent = frames.REPLY.pack(sequence, place, count | worn * frames.WORN, length)
+            assert replies.body_length(sent, 7, 3, 5) == (count, length, worn)
         return
     with pytest.raises(ForgedReplyError, match=words):
         replies.body_length(frames.REPLY.pack(*header), 7, 3, 5)

@@ -16,6 +16,9 @@ REPLY = Struct("=QIII")
 """Header of a reply: sequence, place of its first outcome, number of outcomes, bytes that follow (MessagePack: an array
 of [kind, value, error, seconds]). To its orders a worker replies twice, with place and number 0: with no bytes when it
 is locked in, before any user code runs, and with JSON that says what the function is."""
+WORN = 1 << 31
+"""Added to the number of outcomes: a call has left something behind that only a fresh worker is without. The worker
+answers no more calls, also of this request."""
 REPORT_SECONDS = 0.05
 RESULT_BYTES = 4 << 20
 """The most that the value of one call may take."""

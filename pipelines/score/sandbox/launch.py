@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from math import ceil
 from pathlib import Path
 
 import lake
@@ -31,6 +32,8 @@ _ENVIRONMENT = {
 }
 """All that a worker's environment holds: one working thread, and the same order of sets every time."""
 _SPARE_TASKS = 256
+_RENEWAL_SECONDS = 60.0
+"""A worker lives for so long at least, if it does no harm."""
 _MOST_BESIDE = 5_000
 """Files and folders beside a function's module; each is a rule of the lock."""
 
@@ -46,6 +49,7 @@ class Launch:
         orders: bytes to write to its stdin first (the lock's orders), before the worker's own.
         function: what it calls.
         limits: of its calls.
+        renewal_seconds: age at which it is replaced, so that no honest worker comes near its limit of processor time.
     """
 
     level: Level
@@ -54,6 +58,7 @@ class Launch:
     orders: bytes
     function: FunctionSource
     limits: SandboxLimits
+    renewal_seconds: float = _RENEWAL_SECONDS
 
     def told(self, sequence: int) -> bytes:
         """What a new worker reads from stdin: how to lock itself in, and what to load."""
@@ -73,10 +78,12 @@ def prepare(function: FunctionSource, limits: SandboxLimits) -> Launch:
         msg = f"{function.path} is no Python file; name the file that holds `{function.name}`, for example rewards.py"
         raise UsageError(msg)
     level = choose(limits)
+    renewal = max(_RENEWAL_SECONDS, limits.rows_per_batch * limits.seconds_per_row)
     policy = isolation.Policy(
         read=(*isolation.runtime_folders(), *_PACKAGES.values(), *_beside(path)),
         listed=(str(path.parent),),
         memory_bytes=limits.memory_mb << 20,
+        cpu_seconds=_cpu_seconds(limits, renewal),
         tasks=_tasks(limits),
         layers=LAYERS[level],
     )
@@ -89,7 +96,18 @@ def prepare(function: FunctionSource, limits: SandboxLimits) -> Launch:
         orders=isolation.orders("pipelines.score.sandbox.worker", policy, preload),
         function=replace(function, path=str(path)),
         limits=limits,
+        renewal_seconds=renewal,
     )
+
+
+def _cpu_seconds(limits: SandboxLimits, renewal: float) -> int:
+    """Processor time of one worker: its start and a call on all processors, and all its messages on one.
+
+    The parent's clock ends calls and its own death ends workers: this holds what escapes both. A worker that uses
+    several processors for long may reach it, and is replaced without blame.
+    """
+    processors = os.cpu_count() or 1
+    return ceil(processors * (limits.start_seconds + limits.seconds_per_row) + 2 * renewal)
 
 
 def _beside(path: Path) -> list[str]:

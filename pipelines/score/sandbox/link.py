@@ -6,7 +6,6 @@ it prints. There is no way to talk a worker out of trouble: it is killed, and th
 
 import os
 import secrets
-import selectors
 import signal
 import subprocess
 import time
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lake import isolation
+from lake.child_pipes import ChildPipes
 from lake.errors import SandboxUnavailableError
 from pipelines.score.sandbox import frames, replies
 from pipelines.score.sandbox.contract import Kind, Outcome
@@ -29,7 +29,6 @@ _WATCH_SECONDS = 0.1
 """How often a worker's threads are counted while it works."""
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
-_READ_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -61,10 +60,10 @@ class Worker:
         self.printed = bytearray()
         self.facts = replies.Facts()
         self._closed = False
+        self._worn = False
+        self._began = time.monotonic()
         self._watched = time.monotonic()
         self._inbox = bytearray()
-        self._outbox = memoryview(b"")
-        self._selector = selectors.DefaultSelector()
         self._process = subprocess.Popen(
             launch.command,
             stdin=subprocess.PIPE,
@@ -74,17 +73,17 @@ class Worker:
             cwd="/",
             start_new_session=True,
         )
-        # Raw handles: Python's buffered pipes would block.
-        self._to, self._from, self._talk = (
-            pipe.fileno()  # type: ignore[union-attr]
-            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr)
-        )
-        for handle in (self._to, self._from, self._talk):
-            os.set_blocking(handle, False)
+        assert self._process.stdin is not None
         with suppress(OSError):
-            _widen(self._to)
-        self._selector.register(self._from, selectors.EVENT_READ)
-        self._selector.register(self._talk, selectors.EVENT_READ)
+            _widen(self._process.stdin.fileno())
+        self._pipes = ChildPipes(self._process)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is to be replaced before it is asked again."""
+        limits = self._launch.limits
+        old = time.monotonic() - self._began >= self._launch.renewal_seconds
+        return self._worn or old or self.served >= limits.recycle_rows
 
     def start(self) -> Death | None:
         """Wait until the function is loaded, or say why it is not.
@@ -120,6 +119,8 @@ class Worker:
     ) -> tuple[list[Outcome], Death | None]:
         """Outcomes in order; fewer than calls, and the reason, if the worker did not survive them.
 
+        Without a reason the worker itself wants no more calls, as one has left a thread behind.
+
         Args:
             calls: each its encoded keyword arguments.
             heard: told the next outcomes as soon as they are there.
@@ -129,7 +130,7 @@ class Worker:
         found: list[Outcome] = []
         try:
             self._post(frames.request(sequence, calls))
-            while len(found) < len(calls):
+            while len(found) < len(calls) and not self._worn:
                 count, body = self._reply(
                     sequence, self._launch.limits.seconds_per_row, len(found), len(calls) - len(found)
                 )
@@ -143,7 +144,7 @@ class Worker:
         except replies.ForgedReplyError as error:
             self.close()
             return found, Death("invalid", str(error))
-        self.served += len(calls)
+        self.served += len(found)
         return found, None
 
     def kill(self) -> None:
@@ -159,21 +160,16 @@ class Worker:
         self.kill()
         self._process.wait()
         self._listen_to_the_end()
-        self._selector.close()
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
+        self._pipes.close()
 
     def _post(self, data: bytes) -> None:
         if self._inbox:
             msg = "its worker sent bytes that nobody asked for"
             raise replies.ForgedReplyError(msg)
-        self._outbox = memoryview(data)
-        self._selector.register(self._to, selectors.EVENT_WRITE)
+        self._pipes.post(data)
 
     def _require_read(self) -> None:
-        if self._outbox:
+        if self._pipes.is_unsent and not self._worn:
             msg = "its worker answered a request that it had not read"
             raise replies.ForgedReplyError(msg)
 
@@ -194,7 +190,8 @@ class Worker:
         header = bytes(self._inbox[: frames.REPLY.size])
         del self._inbox[: frames.REPLY.size]
         if most:
-            return replies.body_length(header, sequence, first, most)
+            count, length, self._worn = replies.body_length(header, sequence, first, most)
+            return count, length
         return 0, replies.hello_length(header, sequence)
 
     def _wait(self, deadline: float, limit: float) -> None:
@@ -205,46 +202,19 @@ class Worker:
         if now >= self._watched + _WATCH_SECONDS:
             self._watched = now
             self._watch()
-        for key, _ in self._selector.select(min(deadline - now, _WATCH_SECONDS)):
-            if key.fd == self._to:
-                self._send()
-            elif key.fd == self._talk:
-                if self._listen() == b"":
-                    self._selector.unregister(self._talk)
+        for stream, data in self._pipes.turn(min(deadline - now, _WATCH_SECONDS)):
+            if stream == "stderr":
+                self._print(data)
+            elif not data:
+                raise _DeadError(*self._end())
             else:
-                self._receive()
+                self._inbox += data
 
-    def _send(self) -> None:
-        with suppress(BlockingIOError):
-            try:
-                self._outbox = self._outbox[os.write(self._to, self._outbox) :]
-            except BrokenPipeError:
-                self._outbox = memoryview(b"")  # its end is noticed where its replies are read
-        if not self._outbox:
-            self._selector.unregister(self._to)
-
-    def _listen(self) -> bytes | None:
-        """Read some of what it prints; nothing at its end, None if there is nothing now."""
-        try:
-            text = os.read(self._talk, _READ_BYTES)
-        except BlockingIOError:
-            return None
+    def _print(self, text: bytes) -> None:
         self.printed = (self.printed + text)[-PRINTED_BYTES:]
-        return text
 
     def _listen_to_the_end(self) -> None:
-        for _ in range(_PIPE_BYTES // 4096):
-            if not self._listen():
-                break
-
-    def _receive(self) -> None:
-        try:
-            data = os.read(self._from, _READ_BYTES)
-        except BlockingIOError:
-            return
-        if not data:
-            raise _DeadError(*self._end())
-        self._inbox += data
+        self._print(self._pipes.rest("stderr", _PIPE_BYTES))
 
     def _end(self) -> tuple[Kind, str]:
         """How the process died, or that it lives but will not be heard from."""
@@ -256,6 +226,8 @@ class Worker:
         number = status - 128 if self._launch.level == "bwrap" and status > 128 else -status
         if number == signal.SIGKILL:
             return "memory", "its process was killed by the system, most likely for want of memory"
+        if number == signal.SIGXCPU:
+            return "killed", "it used up the processor time that a worker has"
         if number in set(signal.Signals):
             return "killed", f"its process died of {signal.Signals(number).name}{self._last_line()}"
         return "killed", f"its process ended with exit status {status}{self._last_line()}"

@@ -69,8 +69,8 @@ def facts(body: bytes) -> Facts:
     return found
 
 
-def body_length(header: bytes, sequence: int, first: int, most: int) -> tuple[int, int]:
-    """Outcomes and bytes that follow the header of a reply.
+def body_length(header: bytes, sequence: int, first: int, most: int) -> tuple[int, int, bool]:
+    """Outcomes and bytes that follow the header of a reply, and whether the worker wants to be replaced after them.
 
     Args:
         header: as received.
@@ -82,13 +82,14 @@ def body_length(header: bytes, sequence: int, first: int, most: int) -> tuple[in
         ForgedReplyError: it is no reply to this request, or longer than one may be.
     """
     told, place, count, length = frames.REPLY.unpack(header)
+    worn, count = bool(count & frames.WORN), count & ~frames.WORN
     if told != sequence or place != first or not 1 <= count <= most:
         msg = "its worker sent bytes that are no reply to the request"
         raise ForgedReplyError(msg)
     if length > frames.REPLY_BYTES:
         msg = f"its worker announced a reply of {length:,} bytes; none has more than {frames.REPLY_BYTES:,}"
         raise ForgedReplyError(msg)
-    return count, length
+    return count, length, worn
 
 
 def hello_length(header: bytes, sequence: int) -> int:

@@ -71,7 +71,7 @@ class Seat:
 
         answered, death = worker.ask(calls, heard)
         starved = _first_starved(answered)
-        if death is not None or starved is not None or worker.served >= self._launch.limits.recycle_rows:
+        if death is not None or starved is not None:
             self._retire()
         if starved is not None:
             # What came before may have filled its memory: that counts for the first call of a worker only.
@@ -91,6 +91,8 @@ class Seat:
 
     def _ready(self) -> Worker | None:
         """A worker whose function is loaded; None if it cannot be loaded."""
+        if self._worker is not None and self._worker.is_due:
+            self._retire()
         for attempt in range(_STARTS):
             if self._stopped:
                 msg = "this sandbox is closed"

@@ -24,6 +24,7 @@ import msgspec
 
 from pipelines.score.sandbox import frames
 from pipelines.score.sandbox.failures import failure
+from pipelines.score.sandbox.leftovers import Leftovers
 from pipelines.score.sandbox.plain import plain
 
 _clock = time.perf_counter
@@ -41,6 +42,7 @@ class _User(NamedTuple):
     call: Callable[..., Any]
     mode: str
     locked: bool
+    leftovers: Leftovers
 
 
 def main() -> None:
@@ -62,10 +64,10 @@ def main() -> None:
     body = json.dumps(hello).encode()
     frames.write_all(replies, frames.REPLY.pack(sequence, 0, 0, len(body)) + body)
     if "error" not in hello:
-        user = _User(function, orders["mode"], orders["locked"])
+        user = _User(function, orders["mode"], orders["locked"], Leftovers())
         with suppress(EOFError):
-            while True:
-                _answer(user, requests, replies)
+            while _answer(user, requests, replies):
+                pass
     # No clean-up: the process holds nothing that needs it, and the function's threads and exit handlers may hang.
     os._exit(0)
 
@@ -167,56 +169,96 @@ def _facts(function: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
-@cache
-def _loop() -> Any:
-    """One event loop for all calls."""
-    import asyncio
+class _Loop:
+    """One event loop for all calls, whose tasks and threads end with the call that started them."""
 
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    return loop
+    def __init__(self) -> None:
+        import asyncio
+        from concurrent.futures import ThreadPoolExecutor
+
+        self._loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self._loop)
+        self._all_tasks, self._gather, self._executor_type = asyncio.all_tasks, asyncio.gather, ThreadPoolExecutor
+        self._renew_executor()
+
+    def result(self, value: Any, leftovers: Leftovers) -> Any:
+        """What an awaitable comes to."""
+        try:
+            return self._loop.run_until_complete(_awaited(value))
+        finally:
+            if tasks := self._all_tasks(self._loop):
+                for task in tasks:
+                    task.cancel()
+                self._loop.run_until_complete(self._gather(*tasks, return_exceptions=True))
+            if leftovers.threads:
+                self._executor.shutdown()
+                self._renew_executor()
+
+    def _renew_executor(self) -> None:
+        self._executor = self._executor_type()
+        self._loop.set_default_executor(self._executor)
+
+
+_loop = cache(_Loop)
 
 
 async def _awaited(value: Any) -> Any:
     return await value
 
 
-def _answer(user: _User, requests: int, replies: int) -> None:
-    """Read one request, and answer all its calls in order."""
+def _answer(user: _User, requests: int, replies: int) -> bool:
+    """Read one request, and answer all its calls in order, or those up to one that left something for good behind.
+
+    Returns:
+        Whether more may be asked.
+    """
     sequence, rows = frames.read_request(requests)
     ready: list[bytes] = []
     sent = size = 0
     reported = _clock()
+    worn = False
     for row in rows:
         began = _clock()
         if ready and (began - reported > frames.REPORT_SECONDS or size > frames.FLUSH_BYTES):
             _reply(replies, sequence, sent, ready)
             sent += len(ready)
             ready, size, reported = [], 0, _clock()
-        outcome = _packed(_outcome(user, row, began))
-        size += len(outcome)
-        ready.append(outcome)
-    _reply(replies, sequence, sent, ready)
+        outcome, clean = _outcome(user, row, began)
+        packed = _packed(outcome)
+        size += len(packed)
+        ready.append(packed)
+        if worn := not clean:
+            break
+    _reply(replies, sequence, sent, ready, worn)
+    return not worn
 
 
-def _reply(replies: int, sequence: int, first: int, ready: list[bytes]) -> None:
+def _reply(replies: int, sequence: int, first: int, ready: list[bytes], worn: bool = False) -> None:
     body = b"".join((b"\xdc", len(ready).to_bytes(2, "big"), *ready))
-    frames.write_all(replies, frames.REPLY.pack(sequence, first, len(ready), len(body)) + body)
+    count = len(ready) | (frames.WORN if worn else 0)
+    frames.write_all(replies, frames.REPLY.pack(sequence, first, count, len(body)) + body)
 
 
-def _outcome(user: _User, row: memoryview, began: float) -> _Outcome:
+def _outcome(user: _User, row: memoryview, began: float) -> tuple[_Outcome, bool]:
+    """What came of a call, and whether nothing is left of it."""
     try:
         arguments = _from_msgpack(row) if row and row[0] >= _FIRST_MAP else _from_json(row)
     except (msgspec.MsgspecError, RecursionError) as error:
-        return "invalid", None, f"the arguments of this call are no JSON object: {error}", 0.0
+        return ("invalid", None, f"the arguments of this call are no JSON object: {error}", 0.0), True
+    clean = False
     try:
-        value = user.call(**arguments)
-        if hasattr(value, "__await__"):
-            value = _loop().run_until_complete(_awaited(value))
-        return "ok", plain(value, user.mode), None, _clock() - began
+        try:
+            value = user.call(**arguments)
+            if hasattr(value, "__await__"):
+                value = _loop().result(value, user.leftovers)
+            value = plain(value, user.mode)
+        finally:
+            # What a timer of this call raises at the last moment is this call's, too.
+            clean = user.leftovers.clear()
+        return ("ok", value, None, _clock() - began), clean
     except BaseException as error:  # user code ran: whatever it raised is its outcome
         kind, text = failure(error, locked=user.locked)
-        return kind, None, text, _clock() - began
+        return (kind, None, text, _clock() - began), clean
 
 
 def _packed(outcome: _Outcome) -> bytes:

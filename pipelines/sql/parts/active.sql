@@ -22,6 +22,11 @@ active AS (
         status = 'truncated' AND $truncated = 'mask' AS is_masked
     FROM numbered
     WHERE CASE
+        WHEN group_id IS NULL THEN error('steps: group_id is NULL. Every step needs its episode, its group and its number')
+        WHEN episode_id IS NULL
+            THEN error('steps: episode_id is NULL. Every step needs its episode, its group and its number')
+        WHEN step_index IS NULL
+            THEN error('steps: step_index is NULL. Every step needs its episode, its group and its number')
         WHEN step_index <> expected_index
             THEN error(format('steps: episode {}, step_index {}: wrong step number', episode_id, step_index))
         WHEN coalesce(status NOT IN ('completed', 'truncated', 'aborted', 'failed'), true)
