@@ -28,11 +28,14 @@ OF_STEPS = {
     "characters": f"sum(length(action) + coalesce(length(reasoning), 0) + length({_CALLS}))::BIGINT",
     "oldest_version": "min(policy_version)",
     "actions": f"md5(string_agg(md5({_ACTION}), '' ORDER BY step_index))",
-    "decisions": f"md5(string_agg(md5(state_hash || chr(31) || {_ACTION}), '' ORDER BY step_index))",
+    "decisions": (
+        "CASE WHEN count(state_hash) = count(*) THEN "
+        f"md5(string_agg(md5(state_hash || chr(31) || {_ACTION}), '' ORDER BY step_index)) END"
+    ),
 }
 """Facts that sum up an episode's active steps. characters: what the policy wrote (action, reasoning, tool calls).
 oldest_version: of the weights of any step. actions, decisions: hash of the sequence of actions, and of (state, action)
-pairs; ids of tool calls left out."""
+pairs; ids of tool calls left out. An unknown state equals no other: decisions are NULL."""
 OF_TOKENS = {"engine_tokens": "max(sampled)::BIGINT"}
 """Facts that sum up the engine's token rows; of several encodings, the one with most tokens."""
 _SAMPLED = """

@@ -278,7 +278,7 @@ def test_every_active_step_gets_one_row_and_no_number_is_nan(rows: Rows, config:
     for name in ("return_to_go", "a_episode", "a_step", "advantage"):
         assert found[name].is_finite().all()
     reasons = pl.any_horizontal(
-        *(has(f) for f in (Flag.UNSCORED, Flag.EXCLUDED, Flag.MASKED, Flag.UNKNOWN_RETURN, Flag.UNKNOWN_STATE))
+        *(has(f) for f in (Flag.UNSCORED, Flag.EXCLUDED, Flag.MASKED, Flag.UNKNOWN_RETURN))
     )
     assert found.filter(pl.col("advantage").is_null() & ~reasons).is_empty()
 
