@@ -153,7 +153,8 @@ class EpisodeRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, om
 
     def __post_init__(self) -> None:
         """A name that a source spelled as a number becomes text."""
-        if type(self.task_id) is int:
+        given: object = self.task_id
+        if isinstance(given, int):
             self.task_id = str(self.task_id)
 
 

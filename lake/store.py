@@ -9,6 +9,8 @@ guard against duplicates; two rewrites of the same files do not conflict unless 
 for an orphan before its commit must be written again.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 import threading
@@ -16,10 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import polars as pl
-import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
@@ -29,7 +29,12 @@ from lake.data_files import CLEAN, FileEntry, Staged, Written, added_in, listed,
 from lake.errors import ConflictError, LakeAccessError, NotALakeError, TrajlakeError
 from lake.migrations import CONFIGURATION, FORMAT_1_TABLES, migrate, missing_table, require_known
 from lake.objects import Objects
+from lake.storage_errors import with_engine_errors
 from lake.tables import EPISODES, TABLES
+
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
 
 _COMMIT_RETRIES = 200
 _APPEND_TRIES = 20
@@ -82,7 +87,7 @@ class Store:
                 self._require_writable()
                 try:
                     DeltaTable.create(
-                        self._uri(name),
+                        self.objects.uri(name),
                         schema=Schema.from_arrow(table.arrow()),
                         mode="ignore",
                         name=name,
@@ -142,7 +147,7 @@ class Store:
             known = self._listed.get(name)
             if known is None or known[0] != version:
                 with self._translated(name):
-                    known = (version, listed(handle or self._at(name, version), TABLES[name], self._uri(name)))
+                    known = (version, listed(handle or self._at(name, version), TABLES[name], self.objects.uri(name)))
                 if handle is not None:
                     self._listed[name] = known
             return version, known[1]
@@ -181,7 +186,7 @@ class Store:
         """Append staged rows to `episodes` as a compare-and-swap on the version the caller has checked.
 
         Raises:
-            CommitLostError: another writer was first; refresh, check again, retry.
+            CommitLostError: another writer was first.
         """
         self._append_if(EPISODES.name, staged, checked_version, job_id)
 
@@ -198,7 +203,7 @@ class Store:
         if until - since <= _FEW_COMMITS:
             logs = [self.objects.get(f"{name}/_delta_log/{v:020d}.json") for v in range(since + 1, until + 1)]
             if None not in logs:
-                return [e for log in logs for e in added_in(log or b"", TABLES[name], self._uri(name))]
+                return [e for log in logs for e in added_in(log or b"", TABLES[name], self.objects.uri(name))]
         return self.files(name, until)[1]
 
     def holds(self, name: str, write_id: int, since: int) -> bool:
@@ -318,7 +323,7 @@ class Store:
             return write_file(self.objects, TABLES[name], rows, stem, self.clock())
 
     def _fresh(self, name: str, written: Written, frame: pl.DataFrame) -> Written:
-        """A file about to be committed, written again if it waited for so long that vacuum may have taken it."""
+        """A file about to be committed, written again if vacuum may have taken it meanwhile."""
         age = self.clock() - written.at
         if timedelta(0) <= age < _SOON or self.objects.exists(f"{name}/{written.add.path}"):
             return written
@@ -344,10 +349,8 @@ class Store:
             )
 
     def _note(self, operation: str, job_id: int | None, **figures: int) -> dict[str, Any]:
-        note: dict[str, Any] = {"at": self.clock().isoformat(), "operation": operation, **figures}
-        if job_id is not None:
-            note["job"] = ids.to_text(job_id)
-        return note
+        job = {} if job_id is None else {"job": ids.to_text(job_id)}
+        return {"at": self.clock().isoformat(), "operation": operation, **figures, **job}
 
     def _next(self, handle: DeltaTable, app: str) -> Transaction:
         """A number for an app transaction: only that there is one decides about a conflict, but it has to grow."""
@@ -374,16 +377,13 @@ class Store:
                 raise LakeAccessError(msg) from error
 
     def _open(self, name: str, version: int | None = None) -> DeltaTable:
-        return DeltaTable(self._uri(name), version=version, storage_options=self.objects.delta_options)
+        return DeltaTable(self.objects.uri(name), version=version, storage_options=self.objects.delta_options)
 
     def _require_writable(self) -> None:
         """Raise before delta-rs is asked to make a table where it cannot: it would also print a panic of its own."""
         folder = self.objects.folder
         if folder is not None and folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, "Permission denied", str(folder))
-
-    def _uri(self, name: str) -> str:
-        return self.objects.uri(name)
 
     @contextmanager
     def _translated(self, name: str) -> Iterator[None]:
@@ -393,7 +393,9 @@ class Store:
         except (CommitFailedError, TrajlakeError):
             raise
         except TableNotFoundError:
-            msg = f"{self._uri(name)} holds no table; is this a lake? `trajlake ingest FILE --lake URI` makes one"
+            msg = (
+                f"{self.objects.uri(name)} holds no table; is this a lake? `trajlake ingest FILE --lake URI` makes one"
+            )
             raise NotALakeError(msg) from None
-        except (DeltaError, OSError, pl.exceptions.PolarsError, pa.ArrowException) as error:
+        except with_engine_errors(DeltaError, OSError) as error:
             raise self.objects.explained(error) from None
