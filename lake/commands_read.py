@@ -60,7 +60,7 @@ def sql(
     from lake.query import Limits, Session
 
     limits = Limits(memory=memory_limit, seconds=timeout)
-    with Session(snapshot.files, snapshot.objects, lambda: snapshot.retracted, limits) as session:
+    with Session(snapshot.files, snapshot.objects, snapshot.hidden, limits) as session:
         if output_format in ("table", "line"):
             echo_rows(session.shown(text, values), output_format)
         else:
@@ -107,7 +107,10 @@ def _arguments(params: tuple[str, ...]) -> dict[str, str] | None:
 
 
 @click.command()
-@click.argument("episode")
+@click.argument("episode", required=False)
+@click.option("--task", help="The episode of this task, instead of EPISODE.")
+@click.option("--rollout", type=click.IntRange(min=0), help="Its number among the siblings.  [default: the only one]")
+@click.option("--run", help="Its run.  [default: the only one]")
 @lake_option
 @click.option("--full", is_flag=True, help="Do not cut long texts.")
 @click.option("--series", metavar="ID", help="Credit series whose advantages are shown.  [the newest]")
@@ -115,8 +118,21 @@ def _arguments(params: tuple[str, ...]) -> dict[str, str] | None:
 @click.option(
     "--format", "output_format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output."
 )
-def show(episode: str, lake_uri: str, full: bool, series: str | None, as_of: str | None, output_format: str) -> None:
-    """Print EPISODE to read: states, actions, rewards, advantages, scores. The beginning of an id will do."""
+def show(
+    episode: str | None,
+    task: str | None,
+    rollout: int | None,
+    run: str | None,
+    lake_uri: str,
+    full: bool,
+    series: str | None,
+    as_of: str | None,
+    output_format: str,
+) -> None:
+    """Print EPISODE to read: states, actions, rewards, advantages, scores.
+
+    EPISODE is an id or its beginning; `--task 44 --rollout 3` names one as well.
+    """
     from lake import ids
     from lake import show as shown
     from lake.errors import UsageError
@@ -127,7 +143,15 @@ def show(episode: str, lake_uri: str, full: bool, series: str | None, as_of: str
     except ValueError as error:
         msg = f"--series: {error}"
         raise UsageError(msg) from error
-    told = shown.gather(reader, shown.find(reader, episode), wanted)
+    named = {"task": task, "rollout": rollout, "run": run}
+    if (episode is None) == (named == dict.fromkeys(named)):
+        msg = "name one episode: by its id (or its beginning), or by --task, --rollout and --run"
+        raise UsageError(msg)
+    if episode is None:
+        found = shown.find_named(reader, task=task, rollout=rollout, run=run)
+    else:
+        found = shown.find(reader, episode)
+    told = shown.gather(reader, found, wanted)
     if output_format == "json":
         click.echo(as_json(told))
         return

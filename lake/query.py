@@ -59,7 +59,7 @@ class Session:
     Args:
         files: table name -> files with visible rows.
         objects: where the lake lies, the only place the connection may read.
-        retracted: the episodes that readers do not see, int64.
+        retracted: the episodes that readers do not see, int64; None if there are none.
         limits: memory, time and threads.
         only: the files that may be read, and nothing else of the lake; None allows all of the lake's folder.
     """
@@ -68,7 +68,7 @@ class Session:
         self,
         files: Callable[[str], Sequence[DataFile]],
         objects: Objects,
-        retracted: Callable[[], pl.Series],
+        retracted: Callable[[], pl.Series | None],
         limits: Limits | None = None,
         only: Sequence[str] | None = None,
     ) -> None:
@@ -244,7 +244,8 @@ class Session:
     @cached_property
     def _hides(self) -> bool:
         """Whether any episode is retracted; if so, a table in the connection holds them."""
-        if not self._files("retractions") or (retracted := self._retracted()).is_empty():
+        retracted = self._retracted()
+        if retracted is None or retracted.is_empty():
             return False
         self._connection.register("retracted_episodes", retracted.to_frame("episode_id").to_arrow())
         self._connection.execute(f"CREATE TABLE {query_views.HIDDEN_RETRACTED} AS FROM retracted_episodes")

@@ -107,6 +107,10 @@ class Snapshot:
 
         return collected(self.scan_all("retractions").select("episode_id"))["episode_id"].unique().sort()
 
+    def hidden(self) -> pl.Series | None:
+        """As `retracted`; None if nothing was ever retracted, which the log tells."""
+        return self.retracted if self.files("retractions") else None
+
     def sql(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pl.DataFrame:
         """Rows of one SELECT over the snapshot (DuckDB). Views: every table by name, and the shipped ones.
 
@@ -152,10 +156,7 @@ class Snapshot:
         """
         from lake.query import Session
 
-        def nobody() -> pl.Series:
-            return self.retracted.clear()
-
-        return Session(self.files, self.objects, nobody if retracted_too else lambda: self.retracted)
+        return Session(self.files, self.objects, (lambda: None) if retracted_too else self.hidden)
 
     @cached_property
     def accepted_write_ids(self) -> frozenset[int]:

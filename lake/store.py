@@ -66,12 +66,11 @@ class Store:
         self._listed: dict[str, tuple[int, list[FileEntry]]] = {}
         self._prepared = False
         self._inside: dict[str, frozenset[int]] = {}
-        self._lock = threading.RLock()
-        self.root = objects.root
+        self._lock, self.root = threading.RLock(), objects.root
 
     def exists(self) -> bool:
         """Whether the root holds a lake."""
-        # Not DeltaTable.is_deltatable: it keeps the GIL while it waits for a bucket's answer.
+        # Not DeltaTable.is_deltatable: it keeps the GIL while a bucket answers.
         log = f"{EPISODES.name}/_delta_log"
         return any(self.objects.exists(f"{log}/{name}") for name in (f"{0:020d}.json", "_last_checkpoint"))
 
@@ -211,7 +210,7 @@ class Store:
         return any(entry.only_write_id == write_id for entry in self.added(name, since, self.refresh(name)))
 
     def fence(self, name: str) -> int:
-        """Make every compare-and-swap and rewrite of a table that is under way fail; the table's version after it."""
+        """Make compare-and-swaps and rewrites of a table that are under way fail; its version afterwards."""
         self._prepare(name)
         while True:
             with self._lock, suppress(CommitFailedError):
@@ -353,7 +352,7 @@ class Store:
         return {"at": self.clock().isoformat(), "operation": operation, **figures, **job}
 
     def _next(self, handle: DeltaTable, app: str) -> Transaction:
-        """A number for an app transaction: only that there is one decides about a conflict, but it has to grow."""
+        """A number for an app transaction: that there is one decides about a conflict, but it has to grow."""
         return Transaction(app, handle.version() + 1)
 
     def _prepare(self, name: str) -> None:

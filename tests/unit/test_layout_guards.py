@@ -158,15 +158,18 @@ def test_the_help_of_the_command_imports_nothing_but_click() -> None:
 
 ENGINES = {"polars", "duckdb", "pyarrow", "numpy"}
 LOADED = {
+    ("tables", "episodes", "rejects", "jobs"): {"deltalake"},
+    ("tables",): {"deltalake", "polars"},
     ("tables", "--columns", "episodes"): {"deltalake", "duckdb"},
-    ("tables", "jobs"): {"deltalake"},
-    ("sql", "SELECT task_id, avg(env_return), max(ended_at) FROM episodes JOIN steps USING (episode_id) GROUP BY 1"): {
+    ("snapshot", "list"): {"deltalake"},
+    (
+        "sql",
+        "SELECT task_id, avg(env_return), max(e.started_at) FROM episodes e JOIN steps USING (episode_id) GROUP BY 1",
+    ): {
         "deltalake",
         "duckdb",
     },
-    ("snapshot", "list"): {"deltalake"},
-    ("show", "--task", "mixed", "--rollout", "1"): {"deltalake", "duckdb", "polars", "pyarrow", "numpy"},
-    ("history", "jobs"): {"deltalake", "duckdb", "polars", "pyarrow", "numpy"},
+    ("sql", "SELECT job_id, ended_at FROM job_runs", "--format", "line"): {"deltalake", "duckdb"},
 }
 """Command -> the heavy packages that it may load: half of the time of a small question is loading these."""
 
