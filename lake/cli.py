@@ -46,7 +46,7 @@ class LazyGroup(click.Group):
 @click.command(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "TRAJLAKE"},
-    epilog="Rows go to stdout, talk to stderr. `trajlake COMMAND -h` explains a command.",
+    epilog="Results go to stdout, messages to stderr. `trajlake COMMAND -h` explains a command.",
 )
 @click.version_option(package_name="trajlake", message="%(prog)s %(version)s")
 def trajlake() -> None:

@@ -1,13 +1,19 @@
 """Options and output shared by every command: --lake, --as-of, --format, and how rows are printed.
 
-Ids are printed as 13 base32 characters and times as ISO 8601; a table cuts long cells, JSON and CSV never do.
+Ids are printed as 13 base32 characters and times as ISO 8601; a table cuts long texts, the other forms never do.
 """
 
+from __future__ import annotations
+
+import shutil
 import sys
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from lake import text_table
+from lake.text_table import Rows
 
 if TYPE_CHECKING:
     import polars as pl
@@ -27,14 +33,14 @@ def lake_option(function: Command) -> Command:
 
 
 def format_option(function: Command) -> Command:
-    """Add --format table|json|csv."""
+    """Add --format table|line|json|csv."""
     return click.option(
         "--format",
         "output_format",
-        type=click.Choice(["table", "json", "csv"]),
+        type=click.Choice(["table", "line", "json", "csv"]),
         default="table",
         show_default=True,
-        help="How rows are printed.",
+        help="How rows are printed; line: a value a line, as a table that is wider than the terminal is printed too.",
     )(function)
 
 
@@ -47,7 +53,7 @@ def as_of_option(function: Command) -> Command:
     )(function)
 
 
-def opened(uri: str, as_of: str | None = None) -> "Snapshot":
+def opened(uri: str, as_of: str | None = None) -> Snapshot:
     """A snapshot of a lake: the newest, or an older one; says if an older one was cut by a `forget`."""
     from lake.opening import open as open_lake
 
@@ -60,7 +66,7 @@ def opened(uri: str, as_of: str | None = None) -> "Snapshot":
     return snapshot
 
 
-def echo_stream(reader: "pa.RecordBatchReader", output_format: str) -> None:
+def echo_stream(reader: pa.RecordBatchReader, output_format: str) -> None:
     """Print rows to stdout as they come: json, csv, or arrow (an IPC stream)."""
     import pyarrow as pa
     from pyarrow import ipc
@@ -85,14 +91,24 @@ def echo_stream(reader: "pa.RecordBatchReader", output_format: str) -> None:
     click.echo(b"[]" if before == b"[" else b"]")
 
 
-def echo_rows(frame: "pl.DataFrame", output_format: str) -> None:
-    """Print rows to stdout."""
+def echo_rows(rows: pl.DataFrame | Rows | Sequence[Mapping[str, Any]], output_format: str) -> None:
+    """Print rows to stdout.
+
+    Args:
+        rows: a frame; mappings with one set of names; or plain rows, which are printed as text only.
+        output_format: table, line, json or csv.
+    """
+    if output_format in ("table", "line"):
+        _echo_text(_plain(rows), as_lines=output_format == "line")
+        return
+    import polars as pl
+
+    assert not isinstance(rows, Rows)
+    frame = rows if isinstance(rows, pl.DataFrame) else pl.DataFrame(rows)
     if output_format == "csv":
         click.echo(_csv(frame), nl=False)
-    elif output_format == "json":
-        click.echo(b"[" + _json(frame) + b"]")
     else:
-        _print_table(readable(frame))
+        click.echo(b"[" + _json(frame) + b"]")
 
 
 def as_json(value: Any) -> bytes:
@@ -112,12 +128,12 @@ def as_json(value: Any) -> bytes:
     return msgspec.json.format(msgspec.json.encode(readable_ids(value)))
 
 
-def _csv(frame: "pl.DataFrame", *, header: bool = True) -> bytes:
+def _csv(frame: pl.DataFrame, *, header: bool = True) -> bytes:
     """As bytes: click takes escape sequences out of text, and these are data."""
     return _flat(readable(frame)).write_csv(include_header=header).encode()
 
 
-def _json(frame: "pl.DataFrame") -> bytes:
+def _json(frame: pl.DataFrame) -> bytes:
     """Rows as JSON objects, one a line, commas between them."""
     import msgspec
 
@@ -125,7 +141,7 @@ def _json(frame: "pl.DataFrame") -> bytes:
     return b",\n".join(encoder.encode(row) for row in readable(frame).iter_rows(named=True))
 
 
-def readable(frame: "pl.DataFrame") -> "pl.DataFrame":
+def readable(frame: pl.DataFrame) -> pl.DataFrame:
     """The rows as people see them: ids as base32.
 
     No function of ours is handed to Polars: its threads would wait for the interpreter, which another thread that
@@ -151,7 +167,7 @@ def _is_id(name: str, known: Set[str]) -> bool:
     return name in known or name.endswith(("_group_id", "_episode_id"))
 
 
-def _flat(frame: "pl.DataFrame") -> "pl.DataFrame":
+def _flat(frame: pl.DataFrame) -> pl.DataFrame:
     """Lists and structs as JSON text, bytes as base64, durations as ISO 8601: CSV has none of them."""
     import msgspec
     import polars as pl
@@ -167,28 +183,38 @@ def _flat(frame: "pl.DataFrame") -> "pl.DataFrame":
     )
 
 
-def _print_table(frame: "pl.DataFrame") -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name, dtype in frame.schema.items():
-        table.add_column(
-            Text(_cell(name)), justify="right" if dtype.is_numeric() else "left", overflow="ellipsis", max_width=60
-        )
-    for values in frame.rows():
-        # Text, not markup: what a model wrote must not style the terminal.
-        table.add_row(*(Text(_cell(value)) for value in values))
-    # Into a pipe nothing is squeezed: whoever reads it may want to paste an id.
-    width = None if sys.stdout.isatty() else 100_000
-    Console(width=width, highlight=False).print(table)
+def _plain(rows: pl.DataFrame | Rows | Sequence[Mapping[str, Any]]) -> Rows:
+    if isinstance(rows, Rows):
+        return rows
+    if isinstance(rows, Sequence):
+        names = list(rows[0]) if rows else []
+        values = [tuple(row.values()) for row in rows]
+        kinds = [{type(row[place]) for row in values} for place in range(len(names))]
+        return Rows(names, values, [kind <= {int, float, type(None)} for kind in kinds])
+    return Rows(rows.columns, rows.rows(), [dtype.is_numeric() for dtype in rows.dtypes])
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    text = " ".join(str(value).split())
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+def _echo_text(rows: Rows, *, as_lines: bool) -> None:
+    from lake.tables import ID_COLUMNS
+
+    ids = [place for place, name in enumerate(rows.names) if _is_id(name, ID_COLUMNS)]
+    numbers = [is_number and place not in ids for place, is_number in enumerate(rows.numbers)]
+    whole = [is_number or place in ids for place, is_number in enumerate(numbers)]
+    values = [[_id_text(value) if place in ids else value for place, value in enumerate(row)] for row in rows.values]
+    # Into a pipe nothing is squeezed: whoever reads it may want every column.
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    printed = None if as_lines else text_table.table(rows.names, values, numbers, whole, width)
+    if printed is None:
+        printed = list(text_table.lines(rows.names, values))
+    else:
+        printed[0] = click.style(printed[0], bold=True)
+    click.echo("\n".join(printed))
+
+
+def _id_text(value: Any) -> Any:
+    """An id, or a list of ids, as people see it; what is no id stays."""
+    from lake import ids
+
+    if isinstance(value, list):
+        return [_id_text(inner) for inner in value]
+    return ids.to_text(value) if isinstance(value, int) and 0 <= value <= ids.MASK else value

@@ -5,11 +5,16 @@ mapping, no deletion vectors), so any engine reads a lake. Free-form payloads ar
 aggregated has a column of its own.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
+from typing import TYPE_CHECKING
 
-import polars as pl
-import pyarrow as pa
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
 
 
 class Type(StrEnum):
@@ -50,42 +55,6 @@ class Type(StrEnum):
         return self.value.startswith("list<")
 
 
-def _list_of(element: pa.DataType) -> pa.DataType:
-    return pa.list_(pa.field("element", element, nullable=False))
-
-
-_ARROW: dict[Type, pa.DataType] = {
-    Type.ID: pa.int64(),
-    Type.INT: pa.int64(),
-    Type.SMALL_INT: pa.int32(),
-    Type.FLOAT: pa.float64(),
-    Type.BOOL: pa.bool_(),
-    Type.TEXT: pa.string(),
-    Type.WORD: pa.string(),
-    Type.JSON: pa.string(),
-    Type.TIME: pa.timestamp("us", tz="UTC"),
-    Type.BYTES: pa.binary(),
-    Type.IDS: _list_of(pa.int64()),
-    Type.TOKENS: _list_of(pa.int32()),
-    Type.LOGPROBS: _list_of(pa.float32()),
-    Type.MASK: _list_of(pa.bool_()),
-}
-_POLARS: dict[Type, pl.DataType] = {
-    Type.ID: pl.Int64(),
-    Type.INT: pl.Int64(),
-    Type.SMALL_INT: pl.Int32(),
-    Type.FLOAT: pl.Float64(),
-    Type.BOOL: pl.Boolean(),
-    Type.TEXT: pl.String(),
-    Type.WORD: pl.String(),
-    Type.JSON: pl.String(),
-    Type.TIME: pl.Datetime("us", "UTC"),
-    Type.BYTES: pl.Binary(),
-    Type.IDS: pl.List(pl.Int64),
-    Type.TOKENS: pl.List(pl.Int32),
-    Type.LOGPROBS: pl.List(pl.Float32),
-    Type.MASK: pl.List(pl.Boolean),
-}
 _SQL: dict[Type, str] = {
     Type.ID: "BIGINT",
     Type.INT: "BIGINT",
@@ -103,6 +72,53 @@ _SQL: dict[Type, str] = {
     Type.MASK: "BOOLEAN[]",
 }
 _WITH_STATISTICS = frozenset(("write_id", "run_id", "group_id", "episode_id", "job_id", "series_id"))
+
+
+@cache
+def _arrow() -> dict[Type, pa.DataType]:
+    import pyarrow as pa
+
+    def list_of(element: pa.DataType) -> pa.DataType:
+        return pa.list_(pa.field("element", element, nullable=False))
+
+    return {
+        Type.ID: pa.int64(),
+        Type.INT: pa.int64(),
+        Type.SMALL_INT: pa.int32(),
+        Type.FLOAT: pa.float64(),
+        Type.BOOL: pa.bool_(),
+        Type.TEXT: pa.string(),
+        Type.WORD: pa.string(),
+        Type.JSON: pa.string(),
+        Type.TIME: pa.timestamp("us", tz="UTC"),
+        Type.BYTES: pa.binary(),
+        Type.IDS: list_of(pa.int64()),
+        Type.TOKENS: list_of(pa.int32()),
+        Type.LOGPROBS: list_of(pa.float32()),
+        Type.MASK: list_of(pa.bool_()),
+    }
+
+
+@cache
+def _polars() -> dict[Type, pl.DataType]:
+    import polars as pl
+
+    return {
+        Type.ID: pl.Int64(),
+        Type.INT: pl.Int64(),
+        Type.SMALL_INT: pl.Int32(),
+        Type.FLOAT: pl.Float64(),
+        Type.BOOL: pl.Boolean(),
+        Type.TEXT: pl.String(),
+        Type.WORD: pl.String(),
+        Type.JSON: pl.String(),
+        Type.TIME: pl.Datetime("us", "UTC"),
+        Type.BYTES: pl.Binary(),
+        Type.IDS: pl.List(pl.Int64),
+        Type.TOKENS: pl.List(pl.Int32),
+        Type.LOGPROBS: pl.List(pl.Float32),
+        Type.MASK: pl.List(pl.Boolean),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +194,17 @@ class Table:
 
     def arrow(self) -> pa.Schema:
         """The table as an Arrow schema, required columns not nullable (Delta's schema is rendered from it)."""
-        return pa.schema([pa.field(c.name, _ARROW[c.type], nullable=not c.required) for c in self.columns])
+        import pyarrow as pa
+
+        types = _arrow()
+        return pa.schema([pa.field(c.name, types[c.type], nullable=not c.required) for c in self.columns])
 
     def polars(self) -> pl.Schema:
         """The table as a Polars schema."""
-        return pl.Schema({c.name: _POLARS[c.type] for c in self.columns})
+        import polars as pl
+
+        types = _polars()
+        return pl.Schema({c.name: types[c.type] for c in self.columns})
 
     def sql(self) -> str:
         """The table as DuckDB DDL."""

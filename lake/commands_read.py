@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
 @click.option(
     "--format",
     "output_format",
-    type=click.Choice(["table", "json", "csv", "arrow"]),
+    type=click.Choice(["table", "line", "json", "csv", "arrow"]),
     default="table",
     show_default=True,
-    help="How rows are printed; arrow is an IPC stream. All but table stream.",
+    help="How rows are printed; line: a value a line, as a table wider than the terminal is printed too; arrow: an IPC "
+    "stream. json, csv and arrow print rows as they come.",
 )
 @click.option("--param", "params", multiple=True, metavar="NAME=VALUE", help="Value of $NAME in the query (text).")
 @as_of_option
@@ -58,9 +60,9 @@ def sql(
     from lake.query import Limits, Session
 
     limits = Limits(memory=memory_limit, seconds=timeout)
-    with Session(snapshot.files, snapshot.objects, lambda: snapshot.retracted, limits) as session:
-        if output_format == "table":
-            echo_rows(session.query(text, values), output_format)
+    with Session(snapshot.files, snapshot.objects, snapshot.hidden, limits) as session:
+        if output_format in ("table", "line"):
+            echo_rows(session.shown(text, values), output_format)
         else:
             echo_stream(session.stream(text, values), output_format)
 
@@ -84,7 +86,7 @@ def _echo_locked(
         max_rows=locked.ROWS if max_rows is None else max_rows,
     )
     table = reader.arrow(query, values)
-    if output_format == "table":
+    if output_format in ("table", "line"):
         echo_rows(frame(table), output_format)
     else:
         echo_stream(table.to_reader(), output_format)
@@ -105,7 +107,10 @@ def _arguments(params: tuple[str, ...]) -> dict[str, str] | None:
 
 
 @click.command()
-@click.argument("episode")
+@click.argument("episode", required=False)
+@click.option("--task", help="The episode of this task, instead of EPISODE.")
+@click.option("--rollout", type=click.IntRange(min=0), help="Its number among the siblings.  [default: the only one]")
+@click.option("--run", help="Its run.  [default: the only one]")
 @lake_option
 @click.option("--full", is_flag=True, help="Do not cut long texts.")
 @click.option(
@@ -116,12 +121,34 @@ def _arguments(params: tuple[str, ...]) -> dict[str, str] | None:
 @click.option(
     "--format", "output_format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output."
 )
-def show(episode: str, lake_uri: str, full: bool, credit: str | None, as_of: str | None, output_format: str) -> None:
-    """Print EPISODE to read: states, actions, rewards, advantages, scores. The beginning of an id will do."""
+def show(
+    episode: str | None,
+    task: str | None,
+    rollout: int | None,
+    run: str | None,
+    lake_uri: str,
+    full: bool,
+    credit: str | None,
+    as_of: str | None,
+    output_format: str,
+) -> None:
+    """Print EPISODE to read: states, actions, rewards, advantages, scores.
+
+    EPISODE is an id or its beginning; `--task 44 --rollout 3` names one as well.
+    """
     from lake import show as shown
+    from lake.errors import UsageError
 
     reader = opened(lake_uri, as_of)
-    told = shown.gather(reader, shown.find(reader, episode), credit)
+    named = {"task": task, "rollout": rollout, "run": run}
+    if (episode is None) == (named == dict.fromkeys(named)):
+        msg = "name one episode: by its id (or its beginning), or by --task, --rollout and --run"
+        raise UsageError(msg)
+    if episode is None:
+        found = shown.find_named(reader, task=task, rollout=rollout, run=run)
+    else:
+        found = shown.find(reader, episode)
+    told = shown.gather(reader, found, credit)
     if output_format == "json":
         click.echo(as_json(told))
         return
@@ -134,37 +161,62 @@ def show(episode: str, lake_uri: str, full: bool, credit: str | None, as_of: str
 
 
 @click.command()
+@click.argument("names", nargs=-1, metavar="[TABLE]...")
 @lake_option
 @format_option
-@click.option("--columns", is_flag=True, help="List every column with its type and meaning.")
-def tables(lake_uri: str, output_format: str, columns: bool) -> None:
-    """List the tables of a lake: version, rows (those of retracted episodes too), files, bytes."""
-    import polars as pl
+@click.option("--columns", is_flag=True, help="List columns with type and meaning instead.")
+@click.option("--all", "show_all", is_flag=True, help="Empty tables too.")
+def tables(names: tuple[str, ...], lake_uri: str, output_format: str, columns: bool, show_all: bool) -> None:
+    """List the tables of a lake: version, rows (those of retracted episodes too), files, bytes.
 
+    With TABLE these tables or views alone. Without --columns, empty tables are left out unless they are named.
+    """
     from lake.tables import TABLES
 
     snapshot = opened(lake_uri)
     if columns:
-        from lake.query_pruning import planner
-        from lake.query_views import views
+        echo_rows(_columns(names), output_format)
+        return
+    rows: list[dict[str, object]] = []
+    for name in _known(names, list(TABLES)) or TABLES:
+        files, n_rows, n_bytes = snapshot.size(name)
+        version = snapshot.versions[name]
+        rows.append({"table": name, "version": version, "rows": n_rows, "files": files, "bytes": n_bytes})
+    left = [row for row in rows if row["rows"] or names or show_all] or rows
+    echo_rows(left, output_format)
+    if len(left) < len(rows):
+        click.echo(f"{len(rows) - len(left)} empty tables are not shown (--all)", err=True)
 
-        rows: list[dict[str, object]] = [
-            {"table": t.name, "column": c.name, "type": c.type.value, "null": not c.required, "meaning": c.meaning}
-            for t in TABLES.values()
-            for c in t.columns
-        ]
+
+def _columns(names: tuple[str, ...]) -> list[dict[str, object]]:
+    """The columns of tables and views, of all unless some are named."""
+    from lake.query_pruning import planner
+    from lake.query_views import views
+    from lake.tables import TABLES
+
+    rows: list[dict[str, object]] = []
+    for name in _known(names, [*TABLES, *views()]) or [*TABLES, *views()]:
+        if name in TABLES:
+            rows += [
+                {"table": name, "column": c.name, "type": c.type.value, "null": not c.required, "meaning": c.meaning}
+                for c in TABLES[name].columns
+            ]
+            continue
         rows += [
-            {"table": view, "column": name, "type": kind.lower(), "null": True, "meaning": "(view)"}
-            for view in views()
-            for name, kind in planner().columns(view)
+            {"table": name, "column": column, "type": kind.lower(), "null": True, "meaning": "(view)"}
+            for column, kind in planner().columns(name)
         ]
-    else:
-        rows = []
-        for name in TABLES:
-            files, n_rows, n_bytes = snapshot.size(name)
-            version = snapshot.versions[name]
-            rows.append({"table": name, "version": version, "rows": n_rows, "files": files, "bytes": n_bytes})
-    echo_rows(pl.DataFrame(rows), output_format)
+    return rows
+
+
+def _known(names: tuple[str, ...], valid: Sequence[str]) -> tuple[str, ...]:
+    """The names, if all are valid."""
+    from lake.errors import UsageError
+
+    if unknown := [name for name in names if name not in valid]:
+        msg = f"there is no table {', '.join(unknown)}; valid: {', '.join(valid)}"
+        raise UsageError(msg)
+    return names
 
 
 @click.command()

@@ -12,7 +12,6 @@ from lake.columns import Visibility
 from lake.data_files import FileEntry
 from lake.errors import UsageError
 from lake.snapshot import Snapshot
-from lake.sorting import ordered_rows
 from lake.store import CommitLostError, Store
 from lake.tables import TABLES
 from lake.visibility import is_clean
@@ -60,6 +59,8 @@ def compact(store: Store, name: str, *, z_order: Sequence[str] = (), target_byte
         since = None
         if TABLES[name].visibility is Visibility.ACCEPTED:
             since = (snapshot.versions["episodes"], snapshot.versions["jobs"])
+        from lake.sorting import ordered_rows
+
         rows = ordered_rows(store.objects, files, TABLES[name], z_order=z_order)
         operation = "z-order" if z_order else "compact"
         written = store.rewrite(name, version, files, rows, operation=operation, clean_since=since)

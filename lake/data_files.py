@@ -1,5 +1,7 @@
 """A table's data files as the log lists them, and what is told to the log of a new one."""
 
+from __future__ import annotations
+
 import errno
 import hashlib
 import os
@@ -9,19 +11,23 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from io import BytesIO
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 from urllib.parse import unquote
 
 import msgspec
-import polars as pl
-import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 
-from lake import encoding, ids
+from lake import ids
 from lake.columns import Table
 from lake.errors import LakeAccessError
 from lake.objects import Objects
+
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
+
+    from lake.encoding import FileStatistics
 
 _DIGEST_BYTES = 16
 CLEAN = "clean"
@@ -100,6 +106,8 @@ def write_file(objects: Objects, table: Table, rows: Iterator[pa.Table], stem: s
         stem: how its name begins.
         at: now.
     """
+    from lake import encoding
+
     name = f"{stem}{ids.to_text(ids.fresh_id())}"
     sink = _Sink(objects, f"{table.name}/{name}")
     try:
@@ -300,12 +308,16 @@ def _links(objects: Objects, name: str) -> set[str]:
 
 def sorted_rows(frame: pl.DataFrame, table: Table) -> Iterator[pa.Table]:
     """A frame's rows in the table's order, as Arrow data of its schema."""
+    from lake import encoding
+
     ordered = frame if _is_sorted(frame, table.sort) else frame.sort(table.sort, nulls_last=True)
     yield encoding.arrow(ordered, table)
 
 
 def _is_sorted(frame: pl.DataFrame, keys: Sequence[str]) -> bool:
     """Whether rows are in ascending order of the keys; a look is ten times cheaper than a sort."""
+    import polars as pl
+
     ordered = pl.lit(value=True)
     for key in reversed(keys):
         value, before = pl.col(key), pl.col(key).shift(1)
@@ -313,7 +325,7 @@ def _is_sorted(frame: pl.DataFrame, keys: Sequence[str]) -> bool:
     return bool(frame.select(ordered.slice(1).all()).item())
 
 
-def _statistics_json(statistics: encoding.FileStatistics) -> str:
+def _statistics_json(statistics: FileStatistics) -> str:
     """What the log says of a file, as Delta spells it."""
 
     def known(values: dict[str, Any]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def steps_frame(records: Sequence[EpisodeRecord], identities: Sequence[Identity]
         columns["run_id"] += [record.run_id] * n
         columns["step_index"] += range(n)
     columns["write_id"] = [write_id] * len(steps_S)
-    columns["state_hash"] = [ids.text_hash(step.state) for step in steps_S]
+    columns["state_hash"] = [None if step.state is None else ids.text_hash(step.state) for step in steps_S]
     return _fill(STEPS, steps_S, columns)
 
 

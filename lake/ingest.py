@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -16,6 +17,7 @@ from lake.errors import UsageError
 from lake.formats import FORMATS
 from lake.formats.meter import Meter
 from lake.formats.registry import Item, choose
+from lake.formats.source import Source, stem
 from lake.jobs import Job
 from lake.lake import Lake
 from lake.records import EpisodeRecord, Reject, printable
@@ -39,6 +41,64 @@ class Report(msgspec.Struct):
     rejected: int = 0
     steps: int = 0
     """Steps of the new episodes."""
+    runs: set[str] = msgspec.field(default_factory=set)
+    """The runs that the records name."""
+    first_fault: tuple[int, str] | None = None
+    """Position and message of the first record that could not be read."""
+    copies: str = ""
+    """What there is to know of episodes that repeat a sibling, as a sentence."""
+
+
+class Copies:
+    """Counts episodes that repeat a sibling, decision by decision: what a group learns from each of them is the same.
+
+    Equal are the states, actions and tool calls (but for the ids of calls) of all active steps. An unknown state
+    equals nothing. A retry of a rollout, or the same record again, is no sibling.
+    """
+
+    def __init__(self) -> None:
+        self._encode = msgspec.json.Encoder().encode
+        self._groups: dict[int, tuple[int, int]] = {}
+        self._seen: set[int] = set()
+
+    def add(self, record: EpisodeRecord) -> None:
+        """Count one more episode."""
+        group = hash((record.run_id, record.collection_round, record.task_id, record.seed))
+        rollout = hash(("rollout", group, record.rollout_index, record.agent_id))
+        if rollout in self._seen:
+            return
+        decisions = self._decisions(record)
+        content = rollout if decisions is None else hash(("content", group, decisions))
+        size, repeated = self._groups.get(group, (0, 0))
+        self._groups[group] = (size + 1, repeated + (content in self._seen))
+        self._seen |= {rollout, content}
+
+    def in_words(self) -> str:
+        """What there is to know of them, as a sentence; empty if there are none."""
+        shares = [repeated / size for size, repeated in self._groups.values() if repeated]
+        if not shares:
+            return ""
+        episodes = sum(size for size, _ in self._groups.values())
+        return (
+            f"{self.count} of {episodes} episodes repeat a sibling step by step, in {len(shares)} of "
+            f"{len(self._groups)} groups (on average {sum(shares) / len(shares):.0%} of such a group)"
+        )
+
+    @property
+    def count(self) -> int:
+        """Episodes that repeat an earlier one of their group."""
+        return sum(repeated for _, repeated in self._groups.values())
+
+    def _decisions(self, record: EpisodeRecord) -> int | None:
+        steps = [step for step in record.steps if step.is_active]
+        if any(step.state is None for step in steps):
+            return None
+        return hash(tuple((step.state, step.action, self._calls(step.tool_calls)) for step in steps))
+
+    def _calls(self, calls: list[Any] | None) -> bytes:
+        if not calls:
+            return b""
+        return self._encode([{**call, "id": None} if isinstance(call, dict) else call for call in calls])
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -46,9 +106,9 @@ class Progress(msgspec.Struct, frozen=True):
 
     records: int
     done: int
-    """Bytes."""
-    size: int
-    """Bytes of the file."""
+    """Bytes of text."""
+    size: int | None
+    """Bytes of the file; None if it is packed."""
 
 
 def ingest(
@@ -85,15 +145,18 @@ def ingest(
     path = Path(path)
     report = prepare(path, run_id=run_id, format_name=format_name)
     meter, size = Meter(), path.stat().st_size
+    with Source(path) as file:
+        text_size = None if file.is_packed else size
     parameters = {"source": report.source, "bytes": size, "format": report.format, "run_id": report.run_id}
     shown = time.monotonic()
     with lake.job(kind="ingest", run_id=report.run_id, parameters=parameters) as job, _without_collector():
+        copies = Copies()
         for batch in _batches(FORMATS[report.format].read(path, meter), meter, batch_size):
-            _record(job, batch, report)
+            _record(job, batch, report, copies)
             batch.clear()
             gc.collect(1)
             if progress is not None and time.monotonic() - shown >= PROGRESS_SECONDS:
-                progress(Progress(report.records, meter.done, size))
+                progress(Progress(report.records, meter.done, text_size))
                 shown = time.monotonic()
         job.counts |= {
             "rows_in": report.records,
@@ -101,14 +164,16 @@ def ingest(
             "rows_dropped": report.rejected,
             "already_present": report.present,
             "steps": report.steps,
+            "copies": copies.count,
         }
+    report.copies = copies.in_words()
     return report
 
 
 def prepare(path: Path, *, run_id: str | None = None, format_name: str | None = None) -> Report:
     """As what a file would be read, with all counts 0; needs no lake and raises what `ingest` would."""
     fmt = choose(path, format_name)
-    run = printable(path.stem if run_id is None else run_id)
+    run = printable(stem(path) if run_id is None else run_id)
     if not run.strip():
         msg = "the run's name is empty; give --run NAME"
         raise UsageError(msg)
@@ -140,16 +205,19 @@ def _batches(items: Iterator[Item], meter: Meter, batch_size: int) -> Iterator[l
         yield batch
 
 
-def _record(job: Job, batch: list[Item], report: Report) -> None:
+def _record(job: Job, batch: list[Item], report: Report, copies: Copies) -> None:
     rejects: list[Reject] = []
     records: list[EpisodeRecord] = []
     positions: list[int] = []
     for item in batch:
         if isinstance(item, Reject):
             rejects.append(item)
+            report.first_fault = report.first_fault or (item.position, item.message)
             continue
         position, record = item
         record.run_id = record.run_id or report.run_id
+        report.runs.add(record.run_id)
+        copies.add(record)
         record.source_uri = report.source
         records.append(record)
         positions.append(position)

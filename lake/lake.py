@@ -1,24 +1,30 @@
 """The Lake: open it, read it through snapshots, write it through jobs, look after it."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import polars as pl
-import pyarrow as pa
-
-from lake import compaction, diff, erasure, ids, retractions, vacuum
+from lake import compaction, ids, vacuum
 from lake.errors import LakeAccessError, TrajlakeError, UsageError
-from lake.jobs import Code, Counts, Job
 from lake.pins import LEASE, Lease, Pin, Pins
 from lake.records import EpisodeRecord
 from lake.snapshot import Snapshot
 from lake.store import Store
 from lake.tables import TABLES
 from lake.time_travel import consistent, versions_at_episodes, versions_at_time
-from lake.writer import EpisodeWriter
+
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
+
+    from lake import diff, erasure
+    from lake.jobs import Code, Counts, Job
+    from lake.writer import EpisodeWriter
 
 _log = logging.getLogger("trajlake")
 
@@ -32,9 +38,14 @@ class Lake:
 
     def __init__(self, store: Store, *, compact_above: int = compaction.FEW_FILES) -> None:
         self._store = store
-        self._writer = EpisodeWriter(store)
         self._pins = Pins(store)
         self._compact_above = compact_above
+
+    @cached_property
+    def _writer(self) -> EpisodeWriter:
+        from lake.writer import EpisodeWriter
+
+        return EpisodeWriter(self._store)
 
     @property
     def uri(self) -> str:
@@ -127,6 +138,8 @@ class Lake:
             before: for example `lake.at("before")`.
             after: for example `lake.snapshot()`.
         """
+        from lake import diff
+
         return diff.difference(before, after)
 
     # ------------------------------------------------------------ snapshots that stay
@@ -204,6 +217,8 @@ class Lake:
         Raises:
             UsageError: no ids, or ids that the lake does not hold; nothing is changed.
         """
+        from lake import retractions
+
         episode_ids = _ids(episode_ids)
         snapshot = self.snapshot()
         known = retractions.known_episodes(snapshot, episode_ids)["episode_id"]
@@ -228,6 +243,8 @@ class Lake:
             UsageError: no ids, or ids that the lake does not hold; nothing is changed.
             ConflictError: other processes rewrote a table again and again; run it again.
         """
+        from lake import erasure
+
         episode_ids = _ids(episode_ids)
         with self.job(kind="retract", parameters={"reason": reason, "forget": True}) as job:
             erasure.tombstones(job, self.snapshot(), episode_ids, reason)
@@ -242,6 +259,8 @@ class Lake:
         Args:
             episode_ids: that are going to be forgotten.
         """
+        from lake import erasure
+
         return erasure.cuts(self._store, _ids(episode_ids))
 
     def job(
@@ -259,6 +278,8 @@ class Lake:
         guard: Callable[[], None] = lambda: None,
     ) -> Job:
         """A job that writes to this lake; see `lake.jobs.Job`."""
+        from lake.jobs import Job
+
         return Job(
             self._store,
             self._writer,
@@ -283,6 +304,8 @@ class Lake:
             series_id: `Job.series_id` of a job with the same parameters and code.
             fingerprint: `Snapshot.fingerprint` of what it would read.
         """
+        import polars as pl
+
         jobs = self.scan("jobs").filter(
             (pl.col("event") == "succeeded")
             & (pl.col("kind") == kind)

@@ -5,7 +5,8 @@ brings its tables up to date, one after the other, each in commits that change m
 killed is finished by the next writer, and pinned snapshots stay as they were.
 
 Format 1: ten tables. Format 2: `spans`, `blobs`, `retractions`, `groupings`, `selections`, `ratios`, `annotations`;
-`episodes.blob_ids`, `rejects.episode_id`, `jobs.sequence`; file statistics for keys only.
+`episodes.blob_ids`, `rejects.episode_id`, `jobs.sequence`; file statistics for keys only. Format 3: `steps.state` and
+`steps.state_hash` may be NULL; `cost` of episodes and steps, token counts of steps.
 """
 
 from collections.abc import Callable
@@ -72,10 +73,13 @@ def migrate(opened: Callable[[], DeltaTable], table: Table) -> bool:
             return old
         old = True
         wanted = Schema.from_arrow(table.arrow())
-        have = {field.name for field in handle.schema().fields}
+        have = {field.name: field for field in handle.schema().fields}
         try:
             if missing := [field for field in wanted.fields if field.name not in have]:
                 handle.alter.add_columns(missing)
+            for field in wanted.fields:
+                if field.nullable and field.name in have and not have[field.name].nullable:
+                    handle.alter.drop_column_not_null(field.name)
             handle.alter.set_table_properties(
                 CONFIGURATION | {"delta.dataSkippingStatsColumns": ",".join(table.statistics)},
                 raise_if_not_exists=False,

@@ -6,6 +6,8 @@ SELECT. Only what a query mentions is bound, and only the files that its conditi
 This keeps honest people from accidents; SQL from a stranger goes through `lake.locked`.
 """
 
+from __future__ import annotations
+
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,18 +16,20 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import duckdb
-import polars as pl
-import pyarrow as pa
 
 from lake import query_pruning, query_results, query_views
 from lake.errors import LakeAccessError, QueryError, TrajlakeError
 from lake.objects import Objects
-from lake.reading import collected, scan
 from lake.tables import TABLES
+from lake.text_table import Rows
 from lake.visibility import DataFile
+
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
 
 _ORIGIN = ("write_id", "run_id", "group_id")
 _MOST_KEPT_KEYS = 1_000_000
@@ -55,7 +59,7 @@ class Session:
     Args:
         files: table name -> files with visible rows.
         objects: where the lake lies, the only place the connection may read.
-        retracted: the episodes that readers do not see, int64.
+        retracted: the episodes that readers do not see, int64; None if there are none.
         limits: memory, time and threads.
         only: the files that may be read, and nothing else of the lake; None allows all of the lake's folder.
     """
@@ -64,7 +68,7 @@ class Session:
         self,
         files: Callable[[str], Sequence[DataFile]],
         objects: Objects,
-        retracted: Callable[[], pl.Series],
+        retracted: Callable[[], pl.Series | None],
         limits: Limits | None = None,
         only: Sequence[str] | None = None,
     ) -> None:
@@ -92,6 +96,19 @@ class Session:
         """
         return query_results.frame(self._run(query, params, lambda relation: relation.to_arrow_table()))
 
+    def shown(self, query: str, params: Params = None) -> pl.DataFrame | Rows:
+        """Rows of one SELECT for somebody to look at: plain values where the columns' types allow it.
+
+        Args:
+            query: one SELECT statement; parameters are ? or $name.
+            params: their values.
+
+        Raises:
+            QueryError: as `query`.
+        """
+        plain: Rows | None = self._run(query, params, query_results.rows)
+        return self.query(query, params) if plain is None else plain
+
     def stream(self, query: str, params: Params = None, rows: int = 65_536) -> pa.RecordBatchReader:
         """Rows of one SELECT, as they come: memory stays bounded however long the result is.
 
@@ -103,6 +120,8 @@ class Session:
         Raises:
             QueryError: as `query`; what goes wrong later is raised while reading.
         """
+        import pyarrow as pa
+
         own = self._connection.cursor()
         reader = self._run(query, params, lambda relation: relation.to_arrow_reader(rows), own)
         schema = query_results.plain_schema(reader.schema)
@@ -226,7 +245,7 @@ class Session:
     def _hides(self) -> bool:
         """Whether any episode is retracted; if so, a table in the connection holds them."""
         retracted = self._retracted()
-        if retracted.is_empty():
+        if retracted is None or retracted.is_empty():
             return False
         self._connection.register("retracted_episodes", retracted.to_frame("episode_id").to_arrow())
         self._connection.execute(f"CREATE TABLE {query_views.HIDDEN_RETRACTED} AS FROM retracted_episodes")
@@ -235,6 +254,8 @@ class Session:
 
     def _origins(self, condition: query_pruning.Condition) -> list[query_pruning.Origin]:
         """Where the episodes are that meet a condition on `episode_id` or `group_id`."""
+        import polars as pl
+
         files = self._files("episodes")
         if sum(file.rows for file in files) <= _MOST_KEPT_KEYS:
             keys_E = _keys(tuple(file.path for file in files), self._objects)
@@ -316,6 +337,8 @@ class Session:
 @lru_cache(maxsize=2)
 def _keys(paths: tuple[str, ...], objects: Objects) -> pl.DataFrame:
     """episode_id and origin of all rows of `episodes`, kept for the next query: files never change."""
+    from lake.reading import collected, scan
+
     if not paths:
         return TABLES["episodes"].polars().to_frame().select("episode_id", *_ORIGIN)
     return collected(scan(paths, TABLES["episodes"], objects.polars_options).select("episode_id", *_ORIGIN))

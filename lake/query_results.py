@@ -1,20 +1,68 @@
 """What a query gives back: Arrow as Polars and people can use it, and DuckDB's errors as one helpful line."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable
-from datetime import date
+from datetime import UTC, date
+from typing import TYPE_CHECKING, Any
 
 import duckdb
-import polars as pl
-import pyarrow as pa
 
 from lake.errors import QueryError
+from lake.text_table import Rows
 
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
+
+ZONED = "TIMESTAMP WITH TIME ZONE"
+_NUMBERS = {"FLOAT", "DOUBLE"} | {
+    f"{sign}{size}" for sign in ("", "U") for size in ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT")
+}
+_PLAIN = _NUMBERS | {ZONED, "BOOLEAN", "VARCHAR", "DATE", "BLOB"}
+"""Types whose values are Python's own."""
 _FIRST_DAY = date.min.toordinal() - date(1970, 1, 1).toordinal()
 _LAST_DAY = date.max.toordinal() - date(1970, 1, 1).toordinal()
 _NAMES = "`trajlake tables --columns` lists tables, views and columns"
 _ID = re.compile(r"Could not convert string '([^']*)' to INT(64|128)")
 _NEAR = re.compile(r'syntax error at or near "([^"]*)"')
+
+
+def rows(relation: duckdb.DuckDBPyRelation) -> Rows | None:
+    """A result without the help of Arrow and Polars, which take longer to load than most queries take.
+
+    Args:
+        relation: the result, in a connection whose time zone is UTC.
+
+    Returns:
+        None if a column is of a type that Python has not, or a time is outside of its calendar.
+    """
+    names, types = distinct_names(relation.columns), [str(kind) for kind in relation.types]
+    if not _PLAIN.issuperset(types):
+        return None
+    zoned = [place for place, kind in enumerate(types) if kind == ZONED]
+    if zoned:
+        # DuckDB hands zoned times to Python through a package that nothing else here needs.
+        columns = (f"#{place + 1}{'::TIMESTAMP' if place in zoned else ''}" for place in range(len(types)))
+        relation = relation.project(", ".join(columns))
+    found = relation.fetchall()
+    for place in (place for place, kind in enumerate(types) if kind in {ZONED, "DATE"}):
+        # Python's first and last day stand for infinity too.
+        if any(not isinstance(row[place], date | None) or _year(row[place]) in {1, 9999} for row in found):
+            return None
+    return Rows(names, [_zoned(row, zoned) for row in found], [kind in _NUMBERS for kind in types])
+
+
+def _year(value: date | None) -> int | None:
+    return None if value is None else value.year
+
+
+def _zoned(row: tuple[Any, ...], places: list[int]) -> tuple[Any, ...]:
+    values = list(row)
+    for place in places:
+        values[place] = row[place] and row[place].replace(tzinfo=UTC)
+    return tuple(values)
 
 
 def one_line(error: BaseException) -> str:
@@ -42,6 +90,8 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
     Raises:
         QueryError: intervals inside lists or structs, which nothing downstream can hold.
     """
+    import pyarrow as pa
+
     for field in schema:
         if "interval" in str(field.type) and not pa.types.is_interval(field.type):
             msg = f"column {field.name} holds INTERVALs inside {field.type}; cast it, for example to VARCHAR"
@@ -59,6 +109,8 @@ def plain_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     Raises:
         QueryError: an interval with months, which have no fixed length.
     """
+    import pyarrow as pa
+
     arrays = [_duration(column) if pa.types.is_interval(column.type) else column for column in batch.columns]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -69,6 +121,8 @@ def plain_table(table: pa.Table) -> pa.Table:
     Raises:
         QueryError: an interval with months, which have no fixed length.
     """
+    import pyarrow as pa
+
     schema = plain_schema(table.schema)
     if schema == table.schema:
         return table
@@ -81,6 +135,8 @@ def frame(table: pa.Table) -> pl.DataFrame:
     Raises:
         QueryError: a column of a type that Polars has not, or an interval with months.
     """
+    import polars as pl
+
     try:
         found = pl.from_arrow(plain_table(table))
     except pl.exceptions.PolarsError as error:
@@ -100,6 +156,8 @@ def frame(table: pa.Table) -> pl.DataFrame:
 
 def _require_calendar(times: pl.Series) -> None:
     """DuckDB knows infinity and the year 290000; Python's calendar has the years 1 to 9999."""
+    import polars as pl
+
     unit = times.dtype.time_unit if isinstance(times.dtype, pl.Datetime) else "day"
     if unit == "ns":  # 64 bits of them end in 2262
         return
@@ -125,6 +183,8 @@ def distinct_names(names: Iterable[str]) -> list[str]:
 
 def _duration(intervals: pa.Array) -> pa.Array:
     """Days of 24 hours and microseconds; DuckDB keeps months apart."""
+    import pyarrow as pa
+
     values = intervals.to_pylist()
     if any(value is not None and value.months for value in values):
         msg = "an INTERVAL with months has no fixed length; cast it to VARCHAR, or subtract two times"

@@ -8,7 +8,7 @@ else. Decoding checks types and unknown fields; `check` holds what types cannot 
 import math
 import threading
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -22,6 +22,11 @@ Index = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 """A count or an index that fits int32."""
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 """An integer that fits int64."""
+if TYPE_CHECKING:
+    Name = str
+else:
+    Name = str | Int64
+    """A text; a source may spell it as a number, which becomes its digits."""
 _LOGPROB_ROUNDING = 1e-3
 """Engines that round report log-probabilities this far above 0."""
 _FLOAT32_MAX = (2 - 2**-23) * 2.0**127
@@ -59,9 +64,9 @@ class TokensRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omi
 
 
 class StepRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One decision: the state the policy saw, what it did, what came back as reward."""
+    """One decision: the state the policy saw (None if that is not known), what it did, what came back as reward."""
 
-    state: str
+    state: str | None
     action: str
     context: list[dict[str, Json]] = []
     reward: float | None = None
@@ -80,6 +85,9 @@ class StepRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_
     finish_reason: str | None = None
     started_at: datetime | None = None
     latency: float | None = None
+    prompt_tokens: Int64 | None = None
+    completion_tokens: Int64 | None = None
+    cost: float | None = None
     tokens: TokensRecord | None = None
     extra: dict[str, Json] | None = None
 
@@ -102,7 +110,7 @@ class SpanRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_
 class EpisodeRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One finished rollout."""
 
-    task_id: str
+    task_id: Name
     steps: list[StepRecord]
     run_id: str | None = None
     rollout_index: Index = 0
@@ -127,6 +135,7 @@ class EpisodeRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, om
     ended_at: datetime | None = None
     prompt_tokens: Int64 | None = None
     completion_tokens: Int64 | None = None
+    cost: float | None = None
     error: str | None = None
     ground_truth: Json = None
     tools: list[Json] | None = None
@@ -141,6 +150,12 @@ class EpisodeRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, om
     source_uri: str | None = None
     spans: list[SpanRecord] = []
     extra: dict[str, Json] | None = None
+
+    def __post_init__(self) -> None:
+        """A name that a source spelled as a number becomes text."""
+        given: object = self.task_id
+        if isinstance(given, int):
+            self.task_id = str(self.task_id)
 
 
 class Reject(msgspec.Struct, kw_only=True):
@@ -231,7 +246,11 @@ def check(record: EpisodeRecord, *, is_plain: bool = False) -> str | None:  # no
         is_plain: it is known to be UTF-8 throughout and not to be nested deeply, from the text it was decoded from.
     """
     if not record.steps:
-        return "an episode needs at least one step"
+        return (
+            "an episode needs at least one step: credit and training are about decisions. If only its outcome is "
+            'known, write one step that is not trained on, `{"state": null, "action": "", "trainable": false}`, and '
+            "the outcome as `env_return`: it then counts in success rates and among its siblings"
+        )
     if not record.task_id.strip():
         return f"`task_id` is {record.task_id!r}; valid: a name that is not blank"
     if record.status not in STATUSES:
@@ -241,11 +260,15 @@ def check(record: EpisodeRecord, *, is_plain: bool = False) -> str | None:  # no
     for name in ("parent_episode_id", "root_episode_id"):
         if (value := getattr(record, name)) is not None and not ids.is_text(value):
             return f"`{name}` is {value!r}; valid: an episode id, {ids.TEXT_LENGTH} base32 characters"
-    problem = _not_finite(env_return=record.env_return, final_value_estimate=record.final_value_estimate)
+    problem = _not_finite(
+        env_return=record.env_return, final_value_estimate=record.final_value_estimate, cost=record.cost
+    )
     if problem := problem or _not_utc(started_at=record.started_at, ended_at=record.ended_at):
         return problem
     for index, step in enumerate(record.steps):
-        problem = _not_finite(reward=step.reward, value_estimate=step.value_estimate, latency=step.latency)
+        problem = _not_finite(
+            reward=step.reward, value_estimate=step.value_estimate, latency=step.latency, cost=step.cost
+        )
         problem = problem or _not_utc(started_at=step.started_at)
         if (tokens := step.tokens) is not None:
             problem = problem or _not_finite(temperature=tokens.temperature, top_p=tokens.top_p, min_p=tokens.min_p)

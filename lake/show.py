@@ -22,6 +22,9 @@ _EPISODE = """
            ended_at, relation, parent_episode_id, source_format, source_id, initial_messages, final_observation
     FROM episodes WHERE episode_id = $episode
 """
+_NAMES = "run_id, task_id, rollout_index, collection_round, attempt, agent_id, episode_id"
+_OPTIONS = {"run_id": "--run", "task_id": "--task", "rollout_index": "--rollout"}
+_LISTED = 5
 _STEPS = """
     SELECT step_index, state_role, state, reasoning, action, tool_calls, reward, is_action_valid, is_active, trainable,
            is_copied_context, state_is_error, policy_version, finish_reason
@@ -58,7 +61,7 @@ def find(lake: Snapshot, wanted: str) -> int:
     where = "WHERE episode_id BETWEEN $low AND $high ORDER BY episode_id LIMIT 6"
     found = lake.sql(f"SELECT episode_id FROM episodes {where}", between)["episode_id"].to_list()
     if len(found) > 1:
-        several = ", ".join(map(ids.to_text, found[:5])) + (", ..." if len(found) > 5 else "")
+        several = ", ".join(map(ids.to_text, found[:_LISTED])) + (", ..." if len(found) > _LISTED else "")
         msg = f"{wanted!r} begins several episodes ({several}); write more of it"
         raise UsageError(msg)
     if found:
@@ -71,8 +74,52 @@ def find(lake: Snapshot, wanted: str) -> int:
         shown = ids.to_text(row["episode_id"])
         msg = f"episode {shown} is {row['kind']}{why}{instead}; an older snapshot may still show it (--as-of)"
         raise UsageError(msg)
-    msg = f"no episode begins with {wanted!r}; `trajlake sql 'SELECT episode_id, task_id FROM episodes'` lists them"
+    msg = (
+        f"no episode begins with {wanted!r}; --task and --rollout name one too, and "
+        "`trajlake sql 'SELECT episode_id, task_id, rollout_index FROM episodes'` lists them"
+    )
     raise UsageError(msg)
+
+
+def find_named(lake: Snapshot, *, task: str | None, rollout: int | None, run: str | None) -> int:
+    """The episode that people mean by the names of its task and run and its number among the siblings.
+
+    Args:
+        lake: where to look.
+        task: its task; None is any.
+        rollout: its number; None is any.
+        run: its run; None is any.
+
+    Raises:
+        UsageError: no such episode, or several.
+    """
+    asked = {"task_id": task, "rollout_index": rollout, "run_id": run}
+    given = {name: value for name, value in asked.items() if value is not None}
+    where = " AND ".join(f"{name} = ${name}" for name in given)
+    spelled = ", ".join(f"{name.partition('_')[0]} {value}" for name, value in given.items())
+    found = lake.sql(f"SELECT {_NAMES} FROM episodes WHERE {where} ORDER BY ALL", given).to_dicts()
+    if len(found) == 1:
+        return int(found[0]["episode_id"])
+    if found:
+        differ = [name for name in _OPTIONS if len({row[name] for row in found}) > 1]
+        advice = f"add {' and '.join(_OPTIONS[name] for name in differ)}" if differ else "name one by its id"
+        rest = ", ..." if len(found) > _LISTED else ""
+        listed = ", ".join(_spelled(row) for row in found[:_LISTED])
+        msg = f"{spelled} means {len(found)} episodes ({printable(listed)}{rest}); {advice}"
+        raise UsageError(msg)
+    tasks = lake.sql("SELECT DISTINCT task_id FROM episodes ORDER BY ALL LIMIT $n", {"n": _LISTED + 1})[
+        "task_id"
+    ].to_list()
+    some = f"; tasks are {', '.join(tasks[:_LISTED])}{', ...' if len(tasks) > _LISTED else ''}" if task else ""
+    msg = f"there is no episode of {spelled}{printable(some)}; `trajlake sql 'FROM episodes'` lists them"
+    raise UsageError(msg)
+
+
+def _spelled(row: Row) -> str:
+    return (
+        f"{ids.to_text(row['episode_id'])} run {row['run_id']} task {row['task_id']} rollout {row['rollout_index']}"
+        + (f" round {row['collection_round']}" if row["collection_round"] is not None else "")
+    )
 
 
 def gather(lake: Snapshot, episode_id: int, wanted: str | None = None) -> Row:

@@ -5,25 +5,29 @@ row refers to is there. A snapshot is a mapping table -> Delta version: printabl
 and reopened with `Lake.at`.
 """
 
-from collections.abc import Iterator, Mapping
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
-import polars as pl
-import pyarrow as pa
 
 from lake import ids
 from lake.columns import Table, Visibility
 from lake.data_files import FileEntry
 from lake.errors import ContractError
 from lake.objects import Objects
-from lake.query import Session
-from lake.reading import collected, scan_pruned
 from lake.replaced import Replacement, applied
 from lake.store import Store
 from lake.tables import RESOLUTION_ORDER, TABLES
 from lake.visibility import DataFile, all_files, is_clean, visible_files
+
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
+
+    from lake.query import Session
 
 
 class Reads(Protocol):
@@ -96,7 +100,7 @@ class Snapshot:
         if name not in self._files:
             entries = self._entries[name]
             self._files[name] = (
-                visible_files(entries, lambda: self.accepted_write_ids, self.versions, self.write_ids)
+                visible_files(entries, lambda: self._accepted_in(entries), self.versions, self.write_ids)
                 if table.visibility is Visibility.ACCEPTED
                 else all_files(entries)
             )
@@ -109,11 +113,15 @@ class Snapshot:
         """
         frame = self.scan_all(name)
         if TABLES[name].hides_retracted and len(self.retracted):
+            import polars as pl
+
             frame = frame.filter(~pl.col("episode_id").is_in(self.retracted.implode()))
         return frame
 
     def scan_all(self, name: str) -> pl.LazyFrame:
         """As `scan`, rows of retracted episodes included."""
+        from lake.reading import scan_pruned
+
         table = _table(name)
         frame = scan_pruned(self.files(name), table, self.objects.polars_options)
         if table.distinct:
@@ -123,7 +131,13 @@ class Snapshot:
     @cached_property
     def retracted(self) -> pl.Series:
         """Episodes that readers do not see: int64 [E], sorted."""
+        from lake.reading import collected
+
         return collected(self.scan_all("retractions").select("episode_id"))["episode_id"].unique().sort()
+
+    def hidden(self) -> pl.Series | None:
+        """As `retracted`; None if nothing was ever retracted, which the log tells."""
+        return self.retracted if self.files("retractions") else None
 
     def sql(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pl.DataFrame:
         """Rows of one SELECT over the snapshot (DuckDB). Views: every table by name, and the shipped ones.
@@ -151,6 +165,8 @@ class Snapshot:
         Raises:
             QueryError: not one SELECT, or SQL that DuckDB refuses; what goes wrong later is raised while reading.
         """
+        import pyarrow as pa
+
         session = self.session()
         reader = session.stream(query, params, rows)
 
@@ -166,8 +182,9 @@ class Snapshot:
         Args:
             retracted_too: show retracted episodes as well.
         """
-        nobody = pl.Series("episode_id", [], dtype=pl.Int64)
-        return Session(self.files, self.objects, lambda: nobody if retracted_too else self.retracted)
+        from lake.query import Session
+
+        return Session(self.files, self.objects, (lambda: None) if retracted_too else self.hidden)
 
     @cached_property
     def accepted_write_ids(self) -> frozenset[int]:
@@ -176,10 +193,23 @@ class Snapshot:
         Raises:
             LakeAccessError: a file of `episodes` or `jobs` is missing or damaged.
         """
-        of_episodes = map(self.write_ids, self._entries["episodes"])
+        import polars as pl
+
+        from lake.reading import collected
+
         jobs = self.scan_all("jobs").filter(pl.col("event") == "succeeded").select("accepted_write_ids")
         of_jobs = collected(jobs)["accepted_write_ids"].explode(empty_as_null=False, keep_nulls=False).to_list()
-        return frozenset().union(*of_episodes, of_jobs, self._emptied)
+        return self._episode_write_ids.union(of_jobs)
+
+    @cached_property
+    def _episode_write_ids(self) -> frozenset[int]:
+        return frozenset().union(*map(self.write_ids, self._entries["episodes"]), self._emptied)
+
+    def _accepted_in(self, entries: Sequence[FileEntry]) -> frozenset[int]:
+        """The accepted write attempts, as far as files hold rows of them; `jobs` is read only if that matters."""
+        if all(self.write_ids(entry) <= self._episode_write_ids for entry in entries):
+            return self._episode_write_ids
+        return self.accepted_write_ids
 
     @cached_property
     def dead_write_ids(self) -> frozenset[int]:
@@ -204,6 +234,10 @@ class Snapshot:
         return self._store.remembered(entry.path, lambda: self._look(entry.path))
 
     def _look(self, path: str) -> frozenset[int]:
+        import polars as pl
+
+        from lake.reading import collected
+
         options = self.objects.polars_options
         column = collected(pl.scan_parquet(path, storage_options=options or None).select("write_id").unique())
         return frozenset(column["write_id"].to_list())

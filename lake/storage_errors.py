@@ -90,3 +90,11 @@ def _remote(text: str, address: Address) -> TrajlakeError:
     else:
         msg = f"{address.root}: {line}. {_DOCTOR}"
     return LakeAccessError(msg)
+
+
+def with_engine_errors(*errors: type[Exception]) -> tuple[type[Exception], ...]:
+    """Errors, and those of Polars and Arrow; a function, so that whoever reads only the log loads neither."""
+    import polars as pl
+    import pyarrow as pa
+
+    return (*errors, pl.exceptions.PolarsError, pa.ArrowException)

@@ -9,6 +9,8 @@ guard against duplicates; two rewrites of the same files do not conflict unless 
 for an orphan before its commit must be written again.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 import threading
@@ -16,10 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import polars as pl
-import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
@@ -31,7 +31,12 @@ from lake.log_check import NOTE, LogCheck, damaged_log
 from lake.migrations import CONFIGURATION, FORMAT_1_TABLES, migrate, missing_table, require_known
 from lake.objects import Objects
 from lake.replaced import Replacements, applied
+from lake.storage_errors import with_engine_errors
 from lake.tables import EPISODES, TABLES
+
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
 
 _COMMIT_RETRIES = 200
 _APPEND_TRIES = 20
@@ -63,12 +68,11 @@ class Store:
         self._listed: dict[str, tuple[int, list[FileEntry]]] = {}
         self._prepared = False
         self._inside: dict[str, frozenset[int]] = {}
-        self._lock = threading.RLock()
-        self.root = objects.root
+        self._lock, self.root = threading.RLock(), objects.root
 
     def exists(self) -> bool:
         """Whether the root holds a lake."""
-        # Not DeltaTable.is_deltatable: it keeps the GIL while it waits for a bucket's answer.
+        # Not DeltaTable.is_deltatable: it keeps the GIL while a bucket answers.
         log = f"{EPISODES.name}/_delta_log"
         return any(self.objects.exists(f"{log}/{name}") for name in (f"{0:020d}.json", "_last_checkpoint"))
 
@@ -84,7 +88,7 @@ class Store:
                 self._require_writable()
                 try:
                     DeltaTable.create(
-                        self._uri(name),
+                        self.objects.uri(name),
                         schema=Schema.from_arrow(table.arrow()),
                         mode="ignore",
                         name=name,
@@ -195,7 +199,7 @@ class Store:
         """Append staged rows to `episodes` as a compare-and-swap on the version the caller has checked.
 
         Raises:
-            CommitLostError: another writer was first; refresh, check again, retry.
+            CommitLostError: another writer was first.
         """
         self._append_if(EPISODES.name, staged, checked_version, job_id)
 
@@ -220,7 +224,7 @@ class Store:
         return any(entry.only_write_id == write_id for entry in self.added(name, since, self.refresh(name)))
 
     def fence(self, name: str) -> int:
-        """Make every compare-and-swap and rewrite of a table that is under way fail; the table's version after it."""
+        """Make compare-and-swaps and rewrites of a table that are under way fail; its version afterwards."""
         self._prepare(name)
         while True:
             with self._lock, suppress(CommitFailedError):
@@ -335,7 +339,7 @@ class Store:
             return write_file(self.objects, TABLES[name], rows, beginning, self.clock())
 
     def _fresh(self, name: str, written: Written, frame: pl.DataFrame) -> Written:
-        """A file about to be committed, written again if it waited for so long that vacuum may have taken it."""
+        """A file about to be committed, written again if vacuum may have taken it meanwhile."""
         age = self.clock() - written.at
         if timedelta(0) <= age < _SOON or self.objects.exists(f"{name}/{written.add.path}"):
             return written
@@ -362,13 +366,11 @@ class Store:
         self._logs[name].wrote(handle.version())
 
     def _note(self, operation: str, job_id: int | None, **figures: int) -> dict[str, Any]:
-        note: dict[str, Any] = {"at": self.clock().isoformat(), "operation": operation, **figures}
-        if job_id is not None:
-            note["job"] = ids.to_text(job_id)
-        return note
+        job = {} if job_id is None else {"job": ids.to_text(job_id)}
+        return {"at": self.clock().isoformat(), "operation": operation, **figures, **job}
 
     def _next(self, handle: DeltaTable, app: str) -> Transaction:
-        """A number for an app transaction: only that there is one decides about a conflict, but it has to grow."""
+        """A number for an app transaction: that there is one decides about a conflict, but it has to grow."""
         return Transaction(app, handle.version() + 1)
 
     def _prepare(self, name: str) -> None:
@@ -396,16 +398,13 @@ class Store:
             return handle
 
     def _open(self, name: str, version: int | None = None) -> DeltaTable:
-        return DeltaTable(self._uri(name), version=version, storage_options=self.objects.delta_options)
+        return DeltaTable(self.objects.uri(name), version=version, storage_options=self.objects.delta_options)
 
     def _require_writable(self) -> None:
         """Raise before delta-rs is asked to make a table where it cannot: it would also print a panic of its own."""
         folder = self.objects.folder
         if folder is not None and folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, "Permission denied", str(folder))
-
-    def _uri(self, name: str) -> str:
-        return self.objects.uri(name)
 
     @contextmanager
     def _translated(self, name: str) -> Iterator[None]:
@@ -415,8 +414,10 @@ class Store:
         except (CommitFailedError, TrajlakeError):
             raise
         except TableNotFoundError:
-            msg = f"{self._uri(name)} holds no table; is this a lake? `trajlake ingest FILE --lake URI` makes one"
+            msg = (
+                f"{self.objects.uri(name)} holds no table; is this a lake? `trajlake ingest FILE --lake URI` makes one"
+            )
             raise NotALakeError(msg) from None
-        except (DeltaError, OSError, pl.exceptions.PolarsError, pa.ArrowException) as error:
+        except with_engine_errors(DeltaError, OSError) as error:
             damage = damaged_log(self.objects, name) if "json" in str(error).lower() else None
             raise damage or self.objects.explained(error) from None

@@ -9,14 +9,15 @@ A writer that was stopped in between loses nothing: the fences make its next com
 at what is there (`lake.writer`, `Job`); a file of its own that is gone is written again (`Store`).
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
 import msgspec
-import polars as pl
-import pyarrow as pa
 
 from lake.columns import Visibility
 from lake.condemned import condemn
@@ -26,10 +27,13 @@ from lake.log_check import log_faults
 from lake.objects import Found
 from lake.pins import Pins
 from lake.snapshot import Snapshot
-from lake.sorting import ordered_rows
 from lake.store import Store
 from lake.tables import TABLES
 from lake.time_travel import version_at
+
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
 
 RETENTION = timedelta(days=7)
 """How long files stay after nobody refers to them, and dead writes after they were written."""
@@ -123,6 +127,8 @@ def _survivors(store: Store, snapshot: Snapshot, name: str, entries: list[FileEn
         return ()
     dead = frozenset().union(*map(snapshot.write_ids, mixed)) - snapshot.accepted_write_ids
     where = f"write_id NOT IN ({', '.join(map(str, sorted(dead)))})"
+    from lake.sorting import ordered_rows
+
     return ordered_rows(store.objects, mixed, TABLES[name], where=where)
 
 
@@ -138,6 +144,8 @@ def _suspects(store: Store, name: str, cutoff: datetime, running: frozenset[int]
 
 def unfinished_jobs(snapshot: Snapshot, now: datetime) -> pl.DataFrame:
     """Jobs that may still end, or be resumed: no terminal row, and not too old. job_id, kind, input_snapshot."""
+    import polars as pl
+
     jobs = snapshot.scan("jobs").select("job_id", "kind", "event", "at", "input_snapshot").collect()
     ended = jobs.filter(pl.col("event") != "started")["job_id"]
     young = jobs.filter((pl.col("event") == "started") & (pl.col("at") > now - _LONGEST_JOB))

@@ -35,7 +35,9 @@ _PATIENCE = 60.0
 
 @click.command()
 @lake_option
-@click.option("--port", type=click.IntRange(1, 65535), help=f"Port. Default: the first free one from {FIRST_PORT} on.")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), help=f"Port.  [default: the first free one from {FIRST_PORT} on]"
+)
 @click.option("--no-browser", is_flag=True, help="Do not open a browser.")
 def view(lake_uri: str, port: int | None, no_browser: bool) -> None:
     """Open the viewer on a lake: runs, episodes, groups, training, each with its advantages.

@@ -21,7 +21,7 @@ _FLAGS = {
     "constant_anchor": ("constant anchor", "gray", "All steps from this state have the same score: A_S is exactly 0."),
     "unscored": ("unscored", "red", "The episode has no score: A_E is unknown."),
     "unknown_return": ("return unknown", "red", "A reward here or later is not known: so is the return-to-go."),
-    "unknown_state": ("state unknown", "red", "The anchor state is not known: A_S is unknown."),
+    "unknown_state": ("state unknown", "red", "The state is not known, so no step shares it: A_S is 0."),
     "truncated": ("truncated", "orange", "The episode was cut off by a limit."),
     "masked": ("masked", "orange", "Truncated: counts in the statistics, has no advantage of its own."),
     "excluded": ("excluded", "red", "The episode takes part in nothing."),

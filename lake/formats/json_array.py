@@ -7,8 +7,7 @@ no proper prefix of a bracketed value is a value. What does not decode is taken 
 not decode goes to the exact scanner (`lake.formats.json_scanner`), which also says where it ends.
 
 Elements that are complete are kept even if the document is damaged further on; what comes from the damage to the end
-is handed back as one piece of text. Of a key that an object has twice the last value counts, as in every common parser:
-seeing the first would take a parser of our own and half of the speed, and what was taken is what `content_hash` covers.
+is handed back as one piece of text. An element in which an object has a key twice has no value, only this problem.
 """
 
 import json
@@ -16,13 +15,15 @@ import re
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
+from lake.formats.json_faults import Rewriter, repeated_key
 from lake.formats.json_scanner import CHUNK, Scanner
 from lake.formats.meter import Meter
-from lake.records import DEPTH_KEPT, excerpt
+from lake.formats.source import Source
+from lake.records import excerpt
 
 _CHUNK = 1 << 21
 """Bytes of a window; an element that does not fit makes it grow."""
@@ -30,17 +31,11 @@ _WIDEST = 16
 """Windows without a boundary before the scanner is asked where the element ends."""
 _MOST_DOUBLINGS = 6
 """Of the number of elements that are scanned before a boundary is looked for again."""
-_LEVELS = DEPTH_KEPT + 8
-"""Of nesting to spare: a record has a few levels more than its text."""
-_OPEN, _CLOSE = b"[" * _LEVELS, b"]" * _LEVELS
-_ARRAY = slice(_LEVELS - 1, 1 - _LEVELS)
-"""The innermost brackets and what is in them."""
 _GAP = re.compile(rb"[ \t\r\n]*,[ \t\r\n]*(?=[^ \t\r\n])")
 _FIRST_KEY = re.compile(rb'\{[ \t\r\n]*"[^"\\]*"|.', re.DOTALL)
 _LAST_BRACKETS = re.compile(rb"[ \t\r\n]*[}\]]\Z")
 _SPACE = b" \t\r\n"
 _VALUES = msgspec.json.Decoder(list)
-_SKIP = msgspec.json.Decoder(msgspec.Raw)
 _TEXTS = msgspec.json.Decoder(list[msgspec.Raw])
 _NOT_DECODED = (msgspec.MsgspecError, ValueError, RecursionError)
 
@@ -48,7 +43,7 @@ _NOT_DECODED = (msgspec.MsgspecError, ValueError, RecursionError)
 class _Part:
     """An array of neighbouring elements; where each ends is found out only if somebody asks."""
 
-    def __init__(self, array: memoryview) -> None:
+    def __init__(self, array: bytes) -> None:
         self._array = array
 
     @cached_property
@@ -63,7 +58,8 @@ class Element(msgspec.Struct):
     index: int
     value: Any
     problem: str | None = None
-    """Why an element that is well-formed has no value: nested too deeply, or a number of too many digits."""
+    """Why an element that is well-formed cannot be taken: nested too deeply, a number of too many digits, a key that
+    is there twice."""
     is_plain: bool = False
     """UTF-8 throughout and not nested deeply: it can be stored as JSON."""
     source: str | tuple[_Part, int] = ""
@@ -91,23 +87,24 @@ class Damage(msgspec.Struct):
 
 def read_array(path: Path, meter: Meter | None = None) -> Iterator[Element | Damage]:
     """Elements of a JSON array; last, if the document is damaged, the damage."""
-    with path.open("rb") as file:
+    with Source(path) as file:
         yield from _Reader(_Window(file), meter or Meter()).items()
 
 
 class _Window:
     """The bytes of a file from some place on."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.data = file.read(3).removeprefix(b"\xef\xbb\xbf")
+    def __init__(self, file: Source) -> None:
+        self.file = file
+        head = file.read(3)
+        self.data = head.removeprefix(b"\xef\xbb\xbf")
         self.position = 0
-        self.passed = file.tell() - len(self.data)
+        self.passed = len(head) - len(self.data)
         """Bytes of the file before the window."""
 
     def grow(self) -> bool:
         """Drop what is before the position and at least double what is kept; False at the end of the file."""
-        added = self._file.read(max(_CHUNK, len(self.data) - self.position))
+        added = self.file.read(max(_CHUNK, len(self.data) - self.position))
         if added:
             self.passed += self.position
             self.data = b"".join((memoryview(self.data)[self.position :], added))
@@ -121,6 +118,7 @@ class _Reader:
     def __init__(self, window: _Window, meter: Meter) -> None:
         self._window = window
         self._meter = meter
+        self._rewriter = Rewriter()
         self._index = 0
         self._opened = False
         self._closed = False
@@ -161,24 +159,24 @@ class _Reader:
         if end is None:
             return []
         window = self._window
-        nested = _nested(memoryview(window.data)[window.position + start : window.position + end])
-        array = memoryview(nested)[_ARRAY]
+        array = b"".join((b"[", memoryview(window.data)[window.position + start : window.position + end], b"]"))
         try:
             values = _VALUES.decode(array)
         except _NOT_DECODED:
             values = []
-        is_plain = bool(values) and _is_decodable(nested)
+        is_plain, may_repeat = self._rewriter.compared(array, values)
         stop = window.passed + window.position + end
         careful = stop <= self._careful_until
-        if not values or not (is_plain or careful):
+        if not values or not ((is_plain and not may_repeat) or careful):
             self._careful_until = max(self._careful_until, stop)
             return [] if careful else self._decoded()
         window.position += end
         first, part = self._index, _Part(array)
         self._index += len(values)
+        problems = [repeated_key(bytes(text)) for text in part.texts] if may_repeat else [None] * len(values)
         return [
-            Element(index=first + place, value=value, is_plain=is_plain, source=(part, place))
-            for place, value in enumerate(values)
+            Element(index=first + place, value=value, problem=problem, is_plain=is_plain, source=(part, place))
+            for place, (value, problem) in enumerate(zip(values, problems, strict=True))
         ]
 
     def _next_start(self) -> int | None:
@@ -231,7 +229,8 @@ class _Reader:
                 scanner.expect("")
                 window.position += scanner.consumed
                 self._closed = True
-                return []
+                fault = window.file.fault
+                return [Damage(self._index, fault, "", window.file.is_cut)] if fault else []
             if self._index:
                 scanner.expect(",")
             found = scanner.element()
@@ -241,14 +240,17 @@ class _Reader:
         self._opened = True
         window.position += scanner.consumed
         self._learn()
-        element = Element(index=self._index, value=found.value, problem=found.problem, source=found.text)
+        problem = found.problem or repeated_key(found.text)
+        element = Element(index=self._index, value=found.value, problem=problem, source=found.text)
         self._index += 1
         return [element]
 
     def _damage(self, scanner: Scanner, error: json.JSONDecodeError) -> Damage:
         where = f"after element {self._index - 1}" if self._index else "from its start"
-        message = f"the document does not parse {where}: {error.msg}"
         at_end = scanner.unfinished(error)
+        file = self._window.file
+        message = file.fault or f"the document does not parse {where}: {error.msg}"
+        at_end = file.is_cut if file.fault else at_end
         return Damage(index=self._index, message=message, at_end=at_end, raw=scanner.rest())
 
     def _learn(self) -> None:
@@ -260,21 +262,3 @@ class _Reader:
         if before and gap and key:
             self._boundary = before[0] + gap[0] + key[0]
             self._brackets = len(before[0])
-
-
-def is_shallow(text: bytes) -> bool:
-    """Whether well-formed JSON leaves as many levels of nesting free as whatever reads it later may need."""
-    return _is_decodable(_nested(text))
-
-
-def _nested(text: bytes | memoryview) -> bytes:
-    return b"".join((_OPEN, text, _CLOSE))
-
-
-def _is_decodable(text: bytes) -> bool:
-    """Whether the decoder can step over a text, which takes half of the time that decoding it does."""
-    try:
-        _SKIP.decode(text)
-    except _NOT_DECODED:
-        return False
-    return True

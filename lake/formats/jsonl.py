@@ -1,10 +1,9 @@
 """Our own format: JSON Lines, one episode a line, fields exactly those of `lake.records.EpisodeRecord`.
 
 Optional throughout: token ids, behaviour log-probabilities, sampling parameters, policy version. A malformed line, also
-a truncated last one, becomes a reject with its line number, and the rest is read on. Blank lines are skipped. Of a key
-that an object has twice the last value counts, as in every common parser: seeing the first would take a parser of our
-own, and what was taken is what `content_hash` covers. The reference page docs/reference/jsonl.md is generated from the
-record types.
+a truncated last one, becomes a reject with its line number, and the rest is read on. Blank lines are skipped. An object
+that has a key twice is rejected, because nobody can say which of the two was meant. The reference page
+docs/reference/jsonl.md is generated from the record types.
 """
 
 import re
@@ -13,14 +12,22 @@ from pathlib import Path
 
 import msgspec
 
-from lake.formats.json_array import is_shallow
+from lake.formats.json_faults import Rewriter, not_a_number, repeated_key
 from lake.formats.meter import Meter
+from lake.formats.source import Source
 from lake.records import EpisodeRecord, Reject, check, excerpt
 
 NAME = "jsonl"
-_BUFFER = 1 << 20
+LINE_LIMIT = 64 << 20
+"""Bytes of a line; decoding and storing one takes about ten times as much memory."""
+_RAW_OF_LONG = 64 << 10
+_BOM = b"\xef\xbb\xbf"
 _NUMBER_BEGUN = re.compile(rb"(?:-|\.|[eE][+-]?)\Z")
-_DECODER = msgspec.json.Decoder(EpisodeRecord)
+_NO_ACTION = re.compile(r"missing required field `action` - at `\$\.steps\[(\d+)\]`")
+_TYPED = msgspec.json.Decoder(EpisodeRecord)
+_ANY = msgspec.json.Decoder()
+_NAMES = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_rewriter = Rewriter()
 
 
 def recognise(head: str) -> bool:
@@ -31,26 +38,92 @@ def recognise(head: str) -> bool:
 def read(path: Path, meter: Meter | None = None) -> Iterator[tuple[int, EpisodeRecord] | Reject]:
     """Records and rejects of a file, with line numbers from 1."""
     meter = meter or Meter()
-    with path.open("rb", buffering=_BUFFER) as file:
-        for number, line in enumerate(file, start=1):
+    number = 0
+    with Source(path) as file:
+        while line := file.readline(LINE_LIMIT + 1):
+            number += 1
             meter.done += len(line)
-            if not line.isspace():
+            is_whole = line.endswith(b"\n")
+            if file.fault is not None and not is_whole:
+                yield _of_source(file, number, line)
+                return
+            if len(line) > LINE_LIMIT and not is_whole:
+                meter.done += _skip_line(file)
+                yield _reject(number, line[:_RAW_OF_LONG], "invalid", _TOO_LONG)
+            elif not line.isspace():
                 yield read_line(number, line)
+        if file.fault is not None:
+            yield _of_source(file, number + 1, b"")
 
 
 def read_line(number: int, line: bytes) -> tuple[int, EpisodeRecord] | Reject:
     """One line as a record, or as a reject that says what is wrong with it."""
+    text = line.removeprefix(_BOM)
     try:
-        record = _DECODER.decode(line.removeprefix(b"\xef\xbb\xbf"))
-    except msgspec.ValidationError as error:
-        return _reject(number, line, "invalid", str(error))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        reason = "truncated" if _is_cut(line, str(error)) else "malformed"
-        return _reject(number, line, reason, f"not JSON: {error}")
-    if problem := check(record, is_plain=is_shallow(line)):
+        value = _ANY.decode(text)
+        record = msgspec.convert(value, EpisodeRecord)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return _undecoded(number, line, text)
+    is_plain, may_repeat = _rewriter.compared(text, value)
+    problem = repeated_key(text) if may_repeat else None
+    if problem := problem or check(record, is_plain=is_plain):
         return _reject(number, line, "invalid", problem)
     record.source_format = NAME
     return number, record
+
+
+def _undecoded(number: int, line: bytes, text: bytes) -> Reject:
+    """The reject of a line that does not decode, which is decoded once more for the place of the fault."""
+    try:
+        _TYPED.decode(text)
+    except msgspec.ValidationError as error:
+        return _reject(number, line, "invalid", _explained(str(error), text))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        reason = "truncated" if _is_cut(line, str(error)) else "malformed"
+        return _reject(number, line, reason, not_a_number(text) or f"not JSON: {error}")
+    msg = "it decodes by type, but not as plain JSON"
+    return _reject(number, line, "malformed", msg)
+
+
+def _explained(message: str, text: bytes) -> str:
+    """What is wrong with a line of the wrong shape, and for shapes that are met often, what to do about it."""
+    if found := _NO_ACTION.search(message):
+        return f"{message}. {_AFTER_THE_LAST}" if int(found[1]) else message
+    try:
+        names = _NAMES.decode(text)
+    except msgspec.MsgspecError:
+        return message
+    return _CHAT if "messages" in names and "steps" not in names else message
+
+
+_TOO_LONG = (
+    f"the line is longer than {LINE_LIMIT >> 20} MB; keep images and other payloads in files and write their paths, or "
+    'write several episodes that continue one another (`"relation": "continuation"`)'
+)
+_AFTER_THE_LAST = (
+    "What came after the last action goes to `final_observation`; a reward given at the end is the `reward` of the "
+    "last step, or, if it rates the whole episode, `env_return`"
+)
+_CHAT = (
+    "this is a chat (`messages`), and no command converts chats yet: write each assistant message as a step, with "
+    "`action` (its content), `tool_calls`, `state` (the message it answers) and `context` (the messages since the "
+    "assistant message before), and what comes before the first one as `initial_messages`; docs/reference/jsonl.md has "
+    "a function that does it"
+)
+
+
+def _of_source(file: Source, number: int, line: bytes) -> Reject:
+    return _reject(number, line, "truncated" if file.is_cut else "malformed", file.fault or "")
+
+
+def _skip_line(file: Source) -> int:
+    """Bytes that are left of a line, none of them kept."""
+    skipped = 0
+    while piece := file.readline(1 << 20):
+        skipped += len(piece)
+        if piece.endswith(b"\n"):
+            break
+    return skipped
 
 
 def _is_cut(line: bytes, message: str) -> bool:

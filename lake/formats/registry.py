@@ -8,6 +8,7 @@ from typing import Protocol
 from lake.errors import FormatError
 from lake.formats import jsonl, tau_bench
 from lake.formats.meter import Meter
+from lake.formats.source import Source
 from lake.records import EpisodeRecord, Reject
 
 Item = tuple[int, EpisodeRecord] | Reject
@@ -82,12 +83,15 @@ def named(name: str) -> Format:
 def _head(path: Path) -> str:
     """The first 64 KB of a file, as text."""
     try:
-        with path.open("rb") as file:
-            head = file.read(_HEAD_BYTES)
+        with Source(path) as file:
+            head, fault = file.read(_HEAD_BYTES), file.fault
     except OSError as error:
         msg = f"{path}: {error.strerror}; give the path of a readable file"
         raise FormatError(msg) from error
     text = head.decode("utf-8", errors="replace").lstrip("\ufeff")
+    if not text.strip() and fault is not None:
+        msg = f"{path}: {fault}; nothing of it can be read"
+        raise FormatError(msg)
     if not text.strip():
         msg = f"{path} is empty; there is nothing to ingest"
         raise FormatError(msg)

@@ -23,14 +23,14 @@ _LARGEST = 10
 @click.command()
 @lake_option
 @as_of_option
-@click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\". Default: all.")
+@click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\".  [default: all]")
 @click.option(
     "--anchors",
     "given",
     multiple=True,
     metavar="JSON|FILE",
-    help='A definition, e.g. \'{"kind": "json"}\', or a file with one. Repeat to compare. Default: some simple ones, '
-    "and the one that is suggested.",
+    help='A definition, e.g. \'{"kind": "json"}\', or a file with one. Repeat to compare.  '
+    "[default: some simple ones, and the one that is suggested]",
 )
 @click.option(
     "--groups",

@@ -56,7 +56,7 @@ class Flag(StrEnum):
     UNKNOWN_RETURN = "unknown_return"
     """A reward at this step or a later one is NULL, so the return-to-go is not known."""
     UNKNOWN_STATE = "unknown_state"
-    """The anchor state is NULL, so the step advantage is not known."""
+    """The state is NULL, which equals no other, so no step shares its anchor: the step advantage is exactly 0."""
     UNKNOWN_VALUE = "unknown_value"
     """A value estimate at this step or a later one is NULL, or that of a truncated episode's end."""
     UNSCORED = "unscored"

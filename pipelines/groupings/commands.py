@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     "--step", "steps", multiple=True, metavar="STEP[:KEY=VALUE,...]", help="A step, e.g. subsample:size=8,draws=4."
 )
 @click.option("--config", type=click.Path(dir_okay=False), help="TOML file; its section [group] has name and steps.")
-@click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\". Default: all.")
+@click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\".  [default: all]")
 @click.option("--force", is_flag=True, help="Write even if the same episodes and definition have a result.")
 @format_option
 def group(

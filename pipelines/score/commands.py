@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("target", required=False)
 @lake_option
-@click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\". Default: all.")
+@click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\".  [default: all]")
 @click.option("--reward", metavar="NAME", help="Instead of TARGET: a weighted reward, [reward.NAME] of --config.")
-@click.option("--name", help="Name under which the scores are kept. Default: the function's.")
+@click.option("--name", help="Name under which the scores are kept.  [default: the function's]")
 @click.option("--arg", "arguments", multiple=True, metavar="KEY=VALUE", help="An argument for the function.")
 @click.option("--retry-failed", is_flag=True, help="Score again the episodes that have an error, and nothing else.")
 @click.option("--force", is_flag=True, help="Score all, whether they have a score or not.")
@@ -84,7 +84,7 @@ def _require_alone(reward: str, target: str | None, flags: dict[str, Any]) -> No
         msg = f"give {target} or --reward {reward}, not both: a reward is made of scores that are there already"
         raise UsageError(msg)
     if idle := [flag for flag, value in flags.items() if value or isinstance(value, float)]:
-        msg = f"of no effect on a reward: {', '.join(idle)}; all that decides it stands in --config FILE"
+        msg = f"of no effect on a reward: {', '.join(idle)}; everything that decides it is in --config FILE"
         raise UsageError(msg)
 
 

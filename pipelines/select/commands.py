@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     help="A filter, e.g. dead_groups, length:min_steps=2,max_steps=30, or max_steps=30. In order.",
 )
 @click.option("--config", type=click.Path(dir_okay=False), help="TOML file; its section [select] has name and filters.")
-@click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\". Default: all.")
+@click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\".  [default: all]")
 @click.option(
-    "--score", help="What rewards are: env_return, a scorer or a reward. Default: the credit job's, or env_return."
+    "--score", help="What rewards are: env_return, a scorer or a reward.  [default: the credit job's, or env_return]"
 )
 @click.option(
     "--credit", metavar="JOB", help="Compare within a credit job's groups: id, its beginning, or SERIES@latest."

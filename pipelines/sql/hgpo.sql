@@ -70,7 +70,7 @@ visits AS (
 weighted AS (
     SELECT episode_id, step_index, sum(pow(level + 1, $alpha) * a) AS total, sum(pow(level + 1, $alpha)) AS weight
     FROM anchored
-    WHERE a IS NOT NULL AND NOT is_single AND NOT is_revisit AND ($zeros = 'count' OR abs(a) > 1e-9)
+    WHERE is_candidate AND NOT is_single AND NOT is_revisit AND ($zeros = 'count' OR abs(a) > 1e-9)
     GROUP BY episode_id, step_index
 ),
 

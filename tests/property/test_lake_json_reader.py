@@ -163,9 +163,14 @@ def test_whole_windows_are_decoded_at_once(path: Path, monkeypatch: pytest.Monke
     """The scanner is asked for the first element and for the end, the decoder once a window: not once an element."""
     scanned: list[int] = []
     decoded: list[int] = []
-    scan, nested = json_array._Reader._scanned, json_array._nested
+    scan, compared = json_array._Reader._scanned, json_array.Rewriter.compared
     monkeypatch.setattr(json_array._Reader, "_scanned", lambda reader: scanned.append(1) or scan(reader))
-    monkeypatch.setattr(json_array, "_nested", lambda text: decoded.append(len(text)) or nested(text))
+
+    def count(rewriter: json_array.Rewriter, text: bytes, value: Any) -> tuple[bool, bool]:
+        decoded.append(len(text))
+        return compared(rewriter, text, value)
+
+    monkeypatch.setattr(json_array.Rewriter, "compared", count)
     elements, _ = read(path, json.dumps(ROWS, indent=2).encode(), 1024)
     assert [element.value for element in elements] == ROWS
     assert all(element.is_plain for element in elements[1:])

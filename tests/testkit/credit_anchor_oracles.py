@@ -27,8 +27,8 @@ def anchored(
             past = states[: number + 1][::-1]
             step_score = None if value is None else value - penalty * invalid
             info = {"episode": episode, "number": number, "past": past, "S": step_score, "invalid": invalid}
-            known = not episode.excluded and past[0] is not None and step_score is not None
-            info |= {"known": known, "return_to_go": value}
+            counts = not episode.excluded and step_score is not None
+            info |= {"counts": counts, "known": counts and past[0] is not None, "return_to_go": value}
             rows.append((episode, number, info))
     out = []
     for episode, number, info in rows:
@@ -39,7 +39,7 @@ def anchored(
         info["a_episode"] = None if episode not in siblings else episode_side(episode, info, scores)
         same = members(info, group, 1, options)
         is_member = info in same
-        info["a_step"] = step_side(info, group) if info["known"] else None
+        info["a_step"] = step_side(info, group) if info["counts"] else None
         flags = {
             "constant_anchor": is_member and tied([m["S"] for m in same]),
             "dead_group": tied(scores),

@@ -173,8 +173,8 @@ def _step_side(row: Row, out: dict[Any, Row], excluded: dict[Any, bool], options
     is_member = any(member is row for member in members)
     row["anchor_size"] = len(members)
     row["anchor_episodes"] = len({member["episode_id"] for member in members})
-    unknown = excluded[row["episode_id"]] or row["anchor"] is None or row["step_score"] is None
-    row["revisit"] = not unknown and not is_member
+    unknown = excluded[row["episode_id"]] or row["step_score"] is None
+    row["revisit"] = not unknown and row["anchor"] is not None and not is_member
     row["single"] = is_member and len(members) == 1
     row["constant"] = is_member and tied(values)
     if unknown:

@@ -60,7 +60,7 @@ def test_bad_patterns_and_no_roles_are_refused() -> None:
 
 
 @pytest.mark.parametrize("estimator", [GiGPO, GiGPOLOO, HGPO])
-def test_a_state_that_is_left_out_gives_0_and_one_that_was_not_recorded_gives_null(
+def test_a_state_that_is_left_out_gives_0_and_so_does_one_that_was_not_recorded(
     estimator: type[AnchoredEstimator],
 ) -> None:
     rows = [
@@ -70,8 +70,8 @@ def test_a_state_that_is_left_out_gives_0_and_one_that_was_not_recorded_gives_nu
     ]
     steps = steps_frame(rows).with_columns(reward=pl.lit(1.0), episode_score=pl.lit(1.0))
     found = estimator(anchors=NoErrors()).advantages(steps.lazy()).collect()
-    assert found["a_step"].to_list() == [0.0, 0.0, None]
-    assert found["advantage"].to_list() == [0.0, 0.0, None]
+    assert found["a_step"].to_list() == [0.0, 0.0, 0.0]
+    assert found["advantage"].to_list() == [0.0, 0.0, 0.0]
     assert found["anchor_key"].is_null().to_list() == [True, False, True]
     flags = found["flags"].str.split(",")
     assert flags.list.contains("left_out").to_list() == [True, False, False]

@@ -216,5 +216,5 @@ def test_hgpo_does_not_look_past_an_unknown_state() -> None:
     rows = [dict(row) for row in PATHS]
     rows[0]["state"] = None
     options = {"gamma": 1.0, "norm": "mean_norm", "history": 1}
-    assert advantage("hgpo", rows, **options) == [None, 3.0, 0.0, -1.0, 0.0, -2.0]
+    assert advantage("hgpo", rows, **options) == [0.0, 3.0, 0.0, -1.0, 0.0, -2.0]
     assert column("flags", "hgpo", rows, **options)[0] == "unknown_state,unscored"

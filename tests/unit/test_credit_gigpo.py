@@ -247,11 +247,11 @@ def test_a_term_of_weight_zero_does_not_make_the_advantage_unknown() -> None:
 
 def test_an_unknown_state_is_nobodys_anchor() -> None:
     steps = trajectories(*({"rewards": [float(i)], "states": [None], "score": float(i)} for i in range(2)))
-    assert column("a_step", steps) == [None, None]
+    assert column("a_step", steps) == [0.0, 0.0]
     assert column("anchor_key", steps) == [None, None]
     assert column("anchor_size", steps) == [0, 0]
     assert column("flags", steps) == ["unknown_state"] * 2
-    assert column("advantage", steps, omega=0.0, **CENTRED) == [-0.5, 0.5]
+    assert column("advantage", steps, **CENTRED) == [-0.5, 0.5], "what the episode's advantage says is learned"
 
 
 # --- sources, combinations, truncation

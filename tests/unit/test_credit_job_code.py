@@ -1,16 +1,22 @@
 """What belongs to a series' code, what a step costs in memory, and parts of jobs that other processes write."""
 
+import ast
+import inspect
 import pickle
+import pkgutil
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 import polars as pl
 import pytest
 
+import pipelines.credit
 from lake import EpisodeRecord, Lake, StepRecord
 from lake.errors import ConflictError, ContractError, UsageError
 from lake.job_parts import JobPart, Written
+from pipelines.credit import source_code
 from pipelines.credit.estimators import ESTIMATORS
 from pipelines.credit.memory import budget_rows, bytes_per_step
 from pipelines.credit.source_code import deciding_modules
@@ -134,3 +140,21 @@ def test_what_a_part_wrote_of_a_forgotten_episode_makes_the_job_fail(lk: Lake) -
     with pytest.raises(ConflictError, match="forgotten while it ran"):
         forgets_and_takes()
     assert lk.scan("groupings").collect().is_empty()
+
+
+def test_imports_are_found_as_a_parser_finds_them() -> None:
+    """The series of a job hangs on them: for every module of the package."""
+
+    def parsed(module: ModuleType) -> set[str]:
+        names = set()
+        for node in ast.walk(ast.parse(inspect.getsource(module))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                whole = [(f"{node.module}.{alias.name}", node.module) for alias in node.names]
+                names |= {name if source_code._is_module(name) else module for name, module in whole}
+        return {name for name in names if name.startswith("pipelines.credit.")}
+
+    modules = [import_module(m.name) for m in pkgutil.walk_packages(pipelines.credit.__path__, "pipelines.credit.")]
+    assert len(modules) > 70
+    assert {m.__name__: set(source_code._imported(m)) for m in modules} == {m.__name__: parsed(m) for m in modules}

@@ -83,7 +83,7 @@ def test_ingest_takes_several_files_and_says_how_to_see_rejects(cli: Cli, tmp_pa
     assert done.code == 0
     assert "bad.jsonl: 1 episodes, 2 steps, 3 rejects (0 already present) in run bad" in done.out
     assert done.out.count("\n") == 2
-    assert done.err.startswith("3 of 4 records were rejected; see: trajlake sql")
+    assert done.err.splitlines()[1].startswith("3 of 4 records were rejected; see: trajlake sql")
     hint = cli(
         "sql",
         "SELECT position, reason, message FROM rejects ORDER BY position",
@@ -457,7 +457,7 @@ def test_what_cannot_be_meant_is_one_line_and_changes_nothing(
         (["nothing"], "No such command 'nothing'"),
         (["sql"], "Missing argument 'QUERY'"),
         (["sql", "SELECT 1"], "Missing option '--lake'"),
-        (["sql", "SELECT 1", "--lake", "x", "--format", "xml"], "is not one of 'table', 'json', 'csv'"),
+        (["sql", "SELECT 1", "--lake", "x", "--format", "xml"], "is not one of 'table', 'line', 'json', 'csv'"),
         (["ingest", "--lake", "x"], "Missing argument 'FILES...'"),
         (["ingest", "f", "--lake", "x", "--batch-size", "0"], "0 is not in the range x>=1"),
         (["ingest", "f", "--lake", "x", "--batch-size", "many"], "'many' is not a valid integer"),

@@ -1,15 +1,23 @@
 """The command `ingest`: how it ends and what it says meanwhile. What it prints on success is in test_lake_cli.py."""
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 import lake
+from lake import EpisodeRecord, StepRecord
 from lake import ingest as ingest_module
+from lake.cli import trajlake
 from lake.commands_write import ingest
-from testkit.episodes import episode, write_lines
+from testkit.episodes import episode, line, write_lines
 
+TRAJLAKE = [sys.executable, "-c", "from lake.cli import main; main()"]
 BAD = [b"{}\n", b"nonsense\n"]
 
 
@@ -23,7 +31,11 @@ def test_a_file_of_rejects_alone_fails(tmp_path: Path) -> None:
     done = run(tmp_path, bad)
     assert done.exit_code == 1
     assert f"{bad}: 0 episodes, 0 steps, 2 rejects (0 already present) in run bad" in done.stdout
-    assert "2 of 2 records were rejected; see: trajlake sql" in done.stderr
+    assert done.stderr.splitlines() == [
+        f"{bad}, record 1: Object missing required field `task_id`",
+        f"2 of 2 records were rejected; see: trajlake sql --lake {tmp_path / 'lake'} "
+        "'SELECT position, reason, message FROM rejects ORDER BY position'",
+    ]
     assert lake.open(tmp_path / "lake").sql("SELECT count(*) AS n FROM rejects").item() == 2
 
 
@@ -59,3 +71,76 @@ def test_progress_goes_to_stderr_and_names_records_and_megabytes(
     done = run(tmp_path, path, size=2)
     assert done.stderr.splitlines() == [f"{path}: 2 records, 1 of 2 MB", f"{path}: 3 records, 2 of 2 MB"]
     assert done.stdout.count("\n") == 1
+
+
+def test_the_message_counts_the_runs_of_a_file(tmp_path: Path) -> None:
+    one = write_lines(tmp_path / "one.jsonl", [episode("t", run_id="walks")])
+    assert " in run walks\n" in run(tmp_path, one).stdout
+    nine = write_lines(tmp_path / "nine.jsonl", [episode("t", run_id=f"run-{n}") for n in range(9)])
+    assert " in 9 runs (run-0, run-1, run-2, ...)\n" in run(tmp_path, nine).stdout
+
+
+# ---------------------------------------------------------------- siblings that are copies
+
+
+def test_copies_of_siblings_are_told_and_dedup_drops_exactly_them(tmp_path: Path) -> None:
+    def rollout(task: str, index: int, text: str, **fields: Any) -> EpisodeRecord:
+        call = {"id": f"call-{index}", "function": {"name": "look"}}
+        steps = [StepRecord(state="s", action=text, tool_calls=[call]), StepRecord(state="t", action="b")]
+        return EpisodeRecord(task_id=task, rollout_index=index, steps=steps, **fields)
+
+    records = [
+        *(rollout("copied", n, "a") for n in range(4)),
+        rollout("mixed", 0, "a"),
+        rollout("mixed", 1, "other"),
+        rollout("mixed", 2, "a", env_return=1.0),
+        rollout("alone", 0, "a"),
+        rollout("retried", 0, "a"),
+        rollout("retried", 0, "a", attempt=1),
+        rollout("alone", 0, "a"),
+    ]
+    done = run(tmp_path, write_lines(tmp_path / "f.jsonl", records), size=3)
+    assert done.stderr == (
+        "4 of 9 episodes repeat a sibling step by step, in 2 of 4 groups (on average 54% of such a group); leave them "
+        f"out with `trajlake select NAME --lake {tmp_path / 'lake'} --filter dedup`\n"
+    )
+    lk = lake.open(tmp_path / "lake")
+    select = ["select", "some", "--lake", str(tmp_path / "lake"), "--filter", "dedup:within=group"]
+    assert CliRunner().invoke(trajlake, select, catch_exceptions=False).exit_code == 0
+    assert lk.sql("SELECT count(*) AS n FROM selections WHERE NOT kept").item() == 4
+    assert "repeat" not in run(tmp_path, tmp_path / "f.jsonl").stderr, "nothing new, nothing to tell"
+
+
+def test_episodes_whose_states_are_unknown_are_no_copies(tmp_path: Path) -> None:
+    steps = [StepRecord(state=None, action="a")]
+    records = [EpisodeRecord(task_id="t", rollout_index=n, steps=steps) for n in range(3)]
+    assert run(tmp_path, write_lines(tmp_path / "f.jsonl", records)).stderr == ""
+
+
+# ---------------------------------------------------------------- named pipes
+
+
+def test_a_named_pipe_without_a_writer_is_told_and_then_read(tmp_path: Path) -> None:
+    pipe = tmp_path / "f.jsonl"
+    os.mkfifo(pipe)
+    command = [*TRAJLAKE, "ingest", str(pipe), "--lake", str(tmp_path / "lake")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr is not None
+        assert child.stderr.readline().startswith(f"{pipe} is a named pipe into which nobody has written yet: waiting")
+        pipe.write_bytes(line(episode()))
+        out, err = child.communicate()
+    assert (child.returncode, err) == (0, "")
+    assert "1 episodes, 2 steps, 0 rejects" in out
+
+
+def test_waiting_for_a_named_pipe_can_be_interrupted(tmp_path: Path) -> None:
+    pipe = tmp_path / "f.jsonl"
+    os.mkfifo(pipe)
+    command = [*TRAJLAKE, "ingest", str(pipe), "--lake", str(tmp_path / "lake")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr is not None
+        child.stderr.readline()
+        child.send_signal(signal.SIGINT)
+        _, err = child.communicate()
+    assert (child.returncode, err.strip()) == (1, "Aborted!")
+    assert not (tmp_path / "lake").exists()

@@ -1,6 +1,7 @@
 """Our JSONL: an episode a line; a bad line is a reject with its number, reason and text, and the rest goes on."""
 
 import json
+import tracemalloc
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ import pytest
 
 from lake.errors import FormatError
 from lake.formats import FORMATS, jsonl, sniff
+from lake.formats.meter import Meter
 from lake.formats.registry import choose, named
-from lake.records import EpisodeRecord, Reject
+from lake.records import EpisodeRecord, Reject, identify
 from testkit.episodes import episode, line, write_lines
 
 GOOD = line(episode("good"))
@@ -90,13 +92,23 @@ def test_a_cut_inside_a_character_or_a_number_is_truncated_too(tmp_path: Path, t
         (b"{'task_id': 't'}\n", "malformed", "not JSON"),
         (b'{"task_id": "caf\xe9", "steps": []}\n', "malformed", "utf-8"),
         (b'{"task_id": "\\ud800", "steps": []}\n', "malformed", "surrogate"),
-        (b'{"task_id": NaN}\n', "malformed", "not JSON"),
+        (b'{"task_id": NaN}\n', "malformed", "`$.task_id` is NaN, which JSON does not have; valid: a finite number"),
+        (b'{"task_id": "t", "extra": {"a": [1, -Infinity]}}\n', "malformed", "`$.extra.a[1]` is -Infinity, which JSON"),
+        (b'{"task_id": "t", "steps": [{"state": "s", "state": "t"}]}\n', "invalid", "missing required field `action`"),
         (b'{"task_id": "t", "extra": {"x": ' + b"[" * 5000 + b"]" * 5000 + b"}}\n", "malformed", "recursion"),
         (b"[]\n", "invalid", "Expected `object`, got `array`"),
         (b"null\n", "invalid", "Expected `object`, got `null`"),
         (b"{}\n", "invalid", "missing required field `task_id`"),
-        (b'{"task_id": 1, "steps": []}\n', "invalid", "Expected `str`, got `int` - at `$.task_id`"),
-        (b'{"task_id": "t", "steps": []}\n', "invalid", "at least one step"),
+        (b'{"task_id": 1.5, "steps": []}\n', "invalid", "Expected `int | str`, got `float` - at `$.task_id`"),
+        (b'{"task_id": true, "steps": []}\n', "invalid", "Expected `int | str`, got `bool` - at `$.task_id`"),
+        (b'{"task_id": "t", "steps": []}\n', "invalid", '`{"state": null, "action": "", "trainable": false}`'),
+        (b'{"task_id": "t", "env_return": 1.0}\n', "invalid", "missing required field `steps`"),
+        (
+            b'{"task_id": "t", "steps": [{"state": "s", "action": "a"}, {"state": "end", "reward": 1.0}]}\n',
+            "invalid",
+            "at `$.steps[1]`. What came after the last action goes to `final_observation`; a reward given at the end",
+        ),
+        (b'{"messages": [{"role": "user", "content": "x"}]}\n', "invalid", "this is a chat (`messages`)"),
         (
             b'{"task_id": "t", "steps": [{"state": "s"}]}\n',
             "invalid",
@@ -143,6 +155,80 @@ def test_a_time_outside_of_the_calendar_in_utc_is_rejected(tmp_path: Path) -> No
 
 def test_where_a_record_says_it_comes_from_does_not_matter(tmp_path: Path) -> None:
     assert one(tmp_path / "f", line(episode("t", source_format="elsewhere"))).source_format == "jsonl"
+
+
+# ---------------------------------------------------------------- keys that are there twice
+
+STEP = '{"state": "s: {}", "action": "a", "extra": {"k": {"x": 1}}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"task_id": "t", "task_id": "u", "steps": [%s]}', "the object at `$` has the key 'task_id' twice"),
+        ('{"task_id": "t", "steps": [%s], "env_return": 1, "env_return": 1}', "`$` has the key 'env_return' twice"),
+        (
+            '{"task_id": "t", "steps": [%s, {"state": "s", "action": "a", "action": "b"}]}',
+            "at `$.steps[1]` has the key",
+        ),
+        ('{"task_id": "t", "steps": [%s], "extra": {"a": [{"b:": 1, "b:": 2}]}}', "at `$.extra.a[0]` has the key 'b:'"),
+        ('{"task_id": "t", "steps": [%s], "extra": {"a": 1, "\\u0061": 2}}', "at `$.extra` has the key 'a' twice"),
+    ],
+)
+def test_an_object_with_a_key_twice_is_rejected_with_its_place(tmp_path: Path, text: str, says: str) -> None:
+    reject = rejected(tmp_path / "f", (text % STEP).encode() + b"\n")
+    assert reject.reason == "invalid"
+    assert says in reject.message
+
+
+@pytest.mark.parametrize("colon", [":", "\\u003a", "\\u003A"])
+def test_a_colon_in_a_text_is_no_key(tmp_path: Path, colon: str) -> None:
+    text = r'{"task_id": "t#", "steps": [{"state": "a#b\": {", "action": "\\"}]}'.replace("#", colon)
+    record = one(tmp_path / "f", text.encode())
+    assert (record.task_id, record.steps[0].state, record.steps[0].action) == ("t:", 'a:b": {', "\\")
+
+
+# ---------------------------------------------------------------- what people's files hold
+
+
+def test_a_task_may_be_a_number_which_is_the_same_task_as_its_digits(tmp_path: Path) -> None:
+    text = '{"task_id": %s, "steps": [{"state": "s", "action": "a"}]}'
+    first, second = (one(tmp_path / "f", (text % task).encode()) for task in ("44", '"44"'))
+    assert first.task_id == "44"
+    assert identify(first, "run") == identify(second, "run")
+
+
+def test_an_unknown_state_is_spelled_null_and_must_be_spelled(tmp_path: Path) -> None:
+    assert one(tmp_path / "f", b'{"task_id": "t", "steps": [{"state": null, "action": "a"}]}').steps[0].state is None
+    reject = rejected(tmp_path / "f", b'{"task_id": "t", "steps": [{"action": "a"}]}\n')
+    assert "missing required field `state`" in reject.message
+
+
+def test_cost_and_token_counts_have_fields_of_their_own(tmp_path: Path) -> None:
+    step = '{"state": "s", "action": "a", "prompt_tokens": 7, "completion_tokens": 3, "cost": 0.01}'
+    record = one(tmp_path / "f", f'{{"task_id": "t", "cost": 0.5, "steps": [{step}]}}'.encode())
+    assert (record.cost, record.steps[0].cost) == (0.5, 0.01)
+    assert (record.steps[0].prompt_tokens, record.steps[0].completion_tokens) == (7, 3)
+
+
+def test_a_line_above_the_limit_is_a_reject_and_is_never_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jsonl, "LINE_LIMIT", 1 << 20)
+    path = tmp_path / "f"
+    path.write_bytes(GOOD + b'{"task_id": "' + b"x" * (32 << 20) + b'"}\n' + GOOD)
+    meter = Meter()
+    tracemalloc.start()
+    first, second, third = jsonl.read(path, meter)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert isinstance(first, tuple)
+    assert isinstance(third, tuple)
+    assert isinstance(second, Reject)
+    assert (second.position, second.reason) == (2, "invalid")
+    assert "longer than 64 MB; keep images and other payloads in files" in second.message
+    assert meter.done == path.stat().st_size
+    assert peak < 12 << 20
 
 
 # ---------------------------------------------------------------- telling formats apart

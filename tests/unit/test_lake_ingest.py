@@ -149,7 +149,7 @@ def test_the_job_says_what_was_read_and_nothing_of_the_machine(lk: Lake, tmp_pat
     size = path.stat().st_size
     assert row["parameters"] == {"source": "nightly.jsonl", "bytes": size, "format": "jsonl", "run_id": "nightly"}
     assert (row["rows_in"], row["rows_out"], row["rows_dropped"]) == (3, 1, 1)
-    assert json.loads(row["counts"]) == {"already_present": 1, "steps": 2}
+    assert json.loads(row["counts"]) == {"already_present": 1, "steps": 2, "copies": 0}
     stored = [lk.scan(name).collect().write_json() for name in ("jobs", "episodes", "rejects")]
     assert not [text for text in stored if str(tmp_path) in text]
 

@@ -15,7 +15,7 @@ import pytest
 from deltalake import DeltaTable
 
 import lake
-from lake import Lake
+from lake import EpisodeRecord, Lake, StepRecord
 from lake.cli import main
 from lake.errors import LakeVersionError, NotALakeError
 from lake.migrations import FORMAT_KEY, migrate
@@ -35,7 +35,12 @@ NEW_TABLES = {
     "credit_groups",
     "responses",
 }
-NEW_COLUMNS = {"episodes": {"blob_ids"}, "rejects": {"episode_id"}, "jobs": {"sequence"}}
+NEW_COLUMNS = {
+    "episodes": {"blob_ids", "cost"},
+    "steps": {"prompt_tokens", "completion_tokens", "cost"},
+    "rejects": {"episode_id"},
+    "jobs": {"sequence"},
+}
 
 
 class KilledError(Exception):
@@ -105,8 +110,12 @@ def test_the_first_write_migrates_and_nothing_that_was_there_changes(old: Path) 
     assert_shows_what_it_showed(lake.open(old).at(before.versions))
     now = lake.open(old).snapshot()
     assert assert_whole(now) == 7
+    assert lk.append([EpisodeRecord(task_id="t", steps=[StepRecord(state=None, action="a")])], run_id="new").new == 1
     for name in TABLES:
         schema = DeltaTable(old / name).schema()
+        assert [(f.name, f.nullable) for f in sorted(schema.fields, key=lambda f: f.name)] == sorted(
+            (c.name, not c.required) for c in TABLES[name].columns
+        ), name
         assert {field.name for field in schema.fields} == set(TABLES[name].names), name
         configuration = DeltaTable(old / name).metadata().configuration
         assert configuration["delta.dataSkippingStatsColumns"].split(",") == list(TABLES[name].statistics)
@@ -133,7 +142,7 @@ def test_a_replay_of_what_the_old_package_recorded_adds_nothing(old: Path) -> No
     assert (counts.new, counts.present, counts.rejected) == (0, 6, 0)
 
 
-@pytest.mark.parametrize("commits", [0, 1, 5, 12, 13])
+@pytest.mark.parametrize("commits", [0, 1, 5, 12, 13, 16])
 def test_a_migration_that_is_killed_can_be_read_and_is_finished_by_the_next_writer(
     old: Path, commits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,18 +161,18 @@ def test_a_migration_that_is_killed_can_be_read_and_is_finished_by_the_next_writ
 
     alterer = type(DeltaTable(old / "episodes").alter)
     with monkeypatch.context() as patch:
-        for method in ("add_columns", "set_table_properties"):
+        for method in ("add_columns", "drop_column_not_null", "set_table_properties"):
             patch.setattr(alterer, method, dying(getattr(alterer, method)))
-        if commits < 13:
+        if commits < 16:
             with pytest.raises(KilledError):
                 lake.open(old).append([episode("new")], run_id="new")
             assert_shows_what_it_showed(lake.open(old).snapshot())
         else:
             lake.open(old).append([episode("new")], run_id="new")
-            assert done == 13, "ten tables, three of which have new columns"
+            assert done == 16, "ten tables, four of which have new columns and one two that may be NULL now"
     assert lake.open(old).append([episode("newer")], run_id="new").new == 1
     assert formats(old) == dict.fromkeys(TABLES, FORMAT_VERSION)
-    assert assert_whole(lake.open(old).snapshot()) == 6 + 1 + (commits == 13)
+    assert assert_whole(lake.open(old).snapshot()) == 6 + 1 + (commits == 16)
 
 
 def test_two_processes_that_migrate_at_once_both_write(old: Path) -> None:

@@ -15,6 +15,7 @@ from lake.objects import Objects
 from lake.query import Limits, Session
 from lake.query_views import mentioned, views
 from lake.tables import TABLES
+from lake.text_table import Rows, cell
 from lake.visibility import DataFile
 from testkit.episodes import episode
 
@@ -245,3 +246,34 @@ def test_rows_of_a_set_are_one_row_per_key(tmp_path: Path) -> None:
     with session_over(tmp_path, {"blobs": files}) as session:
         found = session.query("SELECT blob_id, write_id FROM blobs ORDER BY blob_id")
         assert found.rows() == [(1, 9), (2, 10)]
+
+
+# ---------------------------------------------------------------- plain rows
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT 1 AS a, -2::TINYINT, 3::HUGEINT, 1.5::DOUBLE, 0.1::FLOAT, 'x', true, NULL::VARCHAR, 'b'::BLOB, 4::UBIGINT",
+        "SELECT DATE '2026-02-28' AS d, TIMESTAMPTZ '2026-02-28 23:59:59.5+02' AS d, NULL::TIMESTAMPTZ",
+        "SELECT episode_id, group_id, run_id, env_return, num_steps FROM episodes ORDER BY 1",
+        "SELECT 1 AS a WHERE false",
+        "SELECT [1, 2] AS list, {'a': 1} AS struct, INTERVAL 3 DAY AS days, 1.25::DECIMAL(5, 2) AS price",
+        "SELECT sum(num_steps) AS steps FROM episodes",
+    ],
+)
+def test_what_is_shown_is_what_a_query_gives(session: Session, query: str) -> None:
+    frame, shown = session.query(query), session.shown(query)
+    if isinstance(shown, Rows):
+        assert shown.names == frame.columns
+        assert [list(map(cell, row)) for row in shown.values] == [list(map(cell, row)) for row in frame.rows()]
+        assert shown.numbers == [dtype.is_numeric() for dtype in frame.dtypes]
+    else:
+        assert shown.equals(frame)
+    assert isinstance(shown, Rows) == ("[1, 2]" not in query)
+
+
+@pytest.mark.parametrize("time", ["'infinity'::TIMESTAMPTZ", "'-infinity'::DATE", "'200000-01-01'::TIMESTAMPTZ"])
+def test_times_outside_of_the_calendar_are_refused_as_by_a_query(session: Session, time: str) -> None:
+    with pytest.raises(QueryError, match="outside of the years 1 to 9999"):
+        session.shown(f"SELECT {time} AS t")

@@ -55,6 +55,7 @@ ANOTHER: dict[str, Any] = {
     "ended_at": datetime(2026, 1, 1, tzinfo=UTC),
     "prompt_tokens": 0,
     "completion_tokens": 0,
+    "cost": 0.0,
     "error": "",
     "ground_truth": {"a": 1},
     "tools": [],
@@ -112,7 +113,7 @@ def test_a_record_survives_its_own_json() -> None:
     ("path", "value", "says"),
     [
         ("steps.0.reward", "1", "Expected `float | null`, got `str` - at `$.steps[0].reward`"),
-        ("steps.1.state", None, "Expected `str`, got `null` - at `$.steps[1].state`"),
+        ("steps.1.state", 1, "Expected `str | null`, got `int` - at `$.steps[1].state`"),
         ("steps.0.is_active", None, "Expected `bool`, got `null` - at `$.steps[0].is_active`"),
         ("steps.0.rewards", 1.0, "Object contains unknown field `rewards` - at `$.steps[0]`"),
         ("steps.0.tokens.action_ids", [3, 4.5], "Expected `int`, got `float` - at `$.steps[0].tokens.action_ids[1]`"),
@@ -156,7 +157,6 @@ def test_a_seed_is_any_int64(seed: int, fits: bool) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "sentence"),
     [
-        ("steps", [], "an episode needs at least one step"),
         ("task_id", "", "`task_id` is ''; valid: a name that is not blank"),
         ("task_id", " \t\u3000", "`task_id` is ' \\t\\u3000'; valid: a name that is not blank"),
         ("status", "done", "`status` is 'done'; valid: completed, truncated, aborted, failed"),
@@ -195,14 +195,25 @@ def test_what_types_cannot_say_is_refused_in_a_sentence(path: str, value: Any, s
     assert check(decode(changed(path, value))) == sentence
 
 
+def test_an_episode_without_steps_is_refused_with_a_line_that_is_taken() -> None:
+    """The advice for those who know an outcome only is a step that passes, counts as a decision and is not trained."""
+    advice = check(decode(changed("steps", [])))
+    assert advice is not None
+    step = re.search(r"`(\{.*\})`", advice)
+    assert step is not None
+    record = decode(changed("steps", [json.loads(step[1])]))
+    assert check(record) is None
+    assert (record.steps[0].state, record.steps[0].trainable) == (None, False)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("field", ["reward", "value_estimate", "latency"])
+@pytest.mark.parametrize("field", ["reward", "value_estimate", "latency", "cost"])
 def test_a_number_of_a_step_is_finite_or_null(field: str, value: float) -> None:
     record = EpisodeRecord(task_id="t", steps=[StepRecord(**STEP), StepRecord(**STEP, **{field: value})])
     assert check(record) == f"steps[1]: `{field}` is {value}; valid: a finite number, or null if unknown"
 
 
-@pytest.mark.parametrize("field", ["env_return", "final_value_estimate"])
+@pytest.mark.parametrize("field", ["env_return", "final_value_estimate", "cost"])
 def test_a_number_of_an_episode_is_finite_or_null(field: str) -> None:
     record = EpisodeRecord(task_id="t", steps=[StepRecord(**STEP)], **{field: float("nan")})
     assert check(record) == f"`{field}` is nan; valid: a finite number, or null if unknown"

@@ -14,8 +14,11 @@ from lake import Lake, ids, show
 from lake.cli import trajlake
 from lake.errors import UsageError
 from lake.judgements.credit import find_credit
+from lake.show import find_named
+from testkit.command_line import runner
 from testkit.copies import empty_lake
-from testkit.lakes import add_credit, rollout, siblings
+from testkit.episodes import episode
+from testkit.lakes import add_credit, build_lake, rollout, siblings
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31mred\r\n\u202egnp.exe\x00\ud7ff"
 
@@ -202,6 +205,44 @@ def test_the_beginning_of_an_id_will_do_if_it_is_the_only_one(lk: Lake) -> None:
             else:
                 with pytest.raises(UsageError, match="begins several episodes"):
                     show.find(snapshot, text[:length])
+
+
+def test_an_episode_is_found_by_the_names_of_its_task_and_run_and_its_number(lk: Lake) -> None:
+    every = lk.sql("SELECT run_id, task_id, rollout_index, collection_round, episode_id FROM episodes")
+    for row in every.iter_rows(named=True):
+        same = every.filter(task_id=row["task_id"], rollout_index=row["rollout_index"])
+        asked = {"task": row["task_id"], "rollout": row["rollout_index"], "run": row["run_id"]}
+        if same.height == 1:
+            assert find_named(lk.snapshot(), **asked) == row["episode_id"]
+        else:
+            with pytest.raises(UsageError, match=f"means {same.height} episodes"):
+                find_named(lk.snapshot(), **asked)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--task", "nowhere"], "there is no episode of task nowhere; tasks are "),
+        (["--task", "nowhere", "--rollout", "3"], "there is no episode of task nowhere, rollout 3; tasks are "),
+        (["--rollout", "99"], "there is no episode of rollout 99; `trajlake sql"),
+        ([], "name one episode: by its id (or its beginning), or by --task, --rollout and --run"),
+        (["0", "--task", "t"], "name one episode: by its id (or its beginning), or by --task, --rollout and --run"),
+    ],
+)
+def test_names_that_mean_no_episode_say_which_would(
+    lk: Lake, arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert says in runner(monkeypatch, capsys)("show", *arguments, "--lake", lk.uri).fault
+
+
+def test_names_that_mean_several_episodes_say_what_to_add(tmp_path: Path) -> None:
+    lk = build_lake(tmp_path / "lake", [episode("t", n, run_id=run) for run in "ab" for n in range(2)], run_id="own")
+    with pytest.raises(UsageError, match=r"task t means 4 episodes \(.*\); add --run and --rollout$"):
+        find_named(lk.snapshot(), task="t", rollout=None, run=None)
+    with pytest.raises(UsageError, match="task t, rollout 1 means 2 episodes .*; add --run$"):
+        find_named(lk.snapshot(), task="t", rollout=1, run=None)
+    found = find_named(lk.snapshot(), task="t", rollout=1, run="b")
+    assert lk.sql("SELECT episode_id FROM episodes WHERE run_id = 'b' AND rollout_index = 1").item() == found
 
 
 @pytest.mark.parametrize("text", ["", "u", "8", "z", "0" * 14, "a b", "'; DROP"])

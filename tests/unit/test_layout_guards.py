@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from lake.rivals import LAYERS, find_rivals, misplaced_layers, rival_owners
+from testkit.lakes import build_lake
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = {
@@ -153,6 +154,37 @@ def test_the_help_of_the_command_imports_nothing_but_click() -> None:
     modules = words[words.index("MODULES") :]
     assert {"ingest", "credit", "train", "view"} <= set(words)
     assert set(modules) & (HEAVY | {"polars", "duckdb", "deltalake", "pyarrow", "numpy", "pydantic", "rich"}) == set()
+
+
+ENGINES = {"polars", "duckdb", "pyarrow", "numpy"}
+LOADED = {
+    ("tables", "episodes", "rejects", "jobs"): {"deltalake"},
+    ("tables",): {"deltalake", "polars"},
+    ("tables", "--columns", "episodes"): {"deltalake", "duckdb"},
+    ("snapshot", "list"): {"deltalake"},
+    (
+        "sql",
+        "SELECT task_id, avg(env_return), max(e.started_at) FROM episodes e JOIN steps USING (episode_id) GROUP BY 1",
+    ): {
+        "deltalake",
+        "duckdb",
+    },
+    ("sql", "SELECT job_id, ended_at FROM job_runs", "--format", "line"): {"deltalake", "duckdb"},
+}
+"""Command -> the heavy packages that it may load: half of the time of a small question is loading these."""
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return build_lake(tmp_path_factory.mktemp("light") / "lake").uri
+
+
+@pytest.mark.parametrize("command", LOADED, ids=lambda command: " ".join(command)[:25])
+def test_a_command_loads_only_what_it_needs(small: str, command: tuple[str, ...]) -> None:
+    run = f"import sys; from lake.cli import trajlake; trajlake({[*command, '--lake', small]}, standalone_mode=False)"
+    words = fresh_python(f"{run}; print('MODULES', *sys.modules)")
+    modules = set(words[words.index("MODULES") :])
+    assert modules & (HEAVY | ENGINES | {"deltalake", "rich", "pydantic", "obstore", "fsspec"}) <= LOADED[command]
 
 
 # ---------------------------------------------------------------- 5. modules

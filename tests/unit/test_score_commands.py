@@ -281,7 +281,7 @@ def test_episodes_and_steps_of_a_reward_are_counted_apart(lk: Lake, tmp_path: Pa
     ],
 )
 def test_what_a_reward_does_not_heed_is_refused(flags: tuple[str, ...], lk: Lake) -> None:
-    with pytest.raises(UsageError, match=f"of no effect on a reward: {flags[0]}; all that decides it"):
+    with pytest.raises(UsageError, match=f"of no effect on a reward: {flags[0]}; everything that decides it"):
         run(lk, "--reward", "r", "--config", "r.toml", *flags)
 
 

@@ -191,7 +191,7 @@ def test_whole_numbers_pass_for_any_number() -> None:
 
 def test_an_episode_that_stands_there_twice_is_named() -> None:
     frame = pl.DataFrame({"episode_id": [7, 8, 7], "env_return": [1.0, 2.0, 1.0]})
-    with pytest.raises(ContractError, match="episode 7 stands in `episodes` twice"):
+    with pytest.raises(ContractError, match="episode 7 is in `episodes` twice"):
         EnvReturn().scores(ScorerInputs(frame))
 
 

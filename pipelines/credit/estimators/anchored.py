@@ -32,8 +32,8 @@ class Scores:
         anchor_key: anchor key of each row, NULL where unknown.
         step_score_N: S of each row, NaN where unknown.
         member_N: rows of episodes that take part, with a known anchor.
-        left_out_N: rows of episodes that take part, whose state is known and has no anchor: the definition leaves it
-            out, so it is compared with nothing, which gives exactly 0.
+        anchorless_N: rows of episodes that take part and have no anchor: the state is not known, or the definition
+            leaves it out. They are compared with nothing, which gives exactly 0.
     """
 
     score_E: Floats
@@ -41,7 +41,7 @@ class Scores:
     anchor_key: pl.Series
     step_score_N: Floats
     member_N: Bools
-    left_out_N: Bools
+    anchorless_N: Bools
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,10 @@ class AnchoredEstimator(ScoreOptions, ReturnOptions, ABC):
         anchor_key = self.anchors.keys(batch, included_N)
         known_N = anchor_key.is_not_null().to_numpy()
         step_score_N = return_N - self.invalid_action_penalty * batch.invalid_N
-        left_out_N = included_N & ~known_N & _state_is_known_N(batch)
+        anchorless_N = included_N & ~known_N
+        left_out_N = anchorless_N & _state_is_known_N(batch)
         member_N = included_N & known_N
-        compared = self._compare(batch, Scores(score_E, excluded_E, anchor_key, step_score_N, member_N, left_out_N))
+        compared = self._compare(batch, Scores(score_E, excluded_E, anchor_key, step_score_N, member_N, anchorless_N))
         episode, step = compared.episode, compared.step
         flags = {
             **self._fate_flags(batch, excluded_E),
@@ -129,7 +130,7 @@ class TwoLevelEstimator(AnchoredEstimator, ABC):
 
     def _compare(self, batch: StepBatch, scores: Scores) -> Compared:
         episode, step = self._episode_side(batch, scores), self._step_side(batch, scores)
-        alone_N = scores.left_out_N & ~np.isnan(scores.step_score_N)
+        alone_N = scores.anchorless_N & ~np.isnan(scores.step_score_N)
         step = replace(step, a_step_N=np.where(alone_N, 0.0, step.a_step_N))
         weights = (1.0, self.omega) if self.combination == "sum" else (self.omega, 1.0 - self.omega)
         advantages = (episode.a_episode_N, step.a_step_N)

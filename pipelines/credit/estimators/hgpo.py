@@ -68,7 +68,7 @@ class HGPO(AnchoredEstimator):
         state = next(levels)
         for length, level in enumerate(chain([state], levels), start=1):
             self._add(level.a_step_N, ~(level.single_N | level.revisit_N), float(length + 1), sum_N, weight_N)
-        alone_N = scores.left_out_N & ~np.isnan(scores.step_score_N)
+        alone_N = scores.anchorless_N & ~np.isnan(scores.step_score_N)
         unknown_N = np.isnan(state.a_step_N) & ~alone_N
         a_step_N = np.where(unknown_N, np.nan, _quotient(sum_N, weight_N))
         if not self.episode_level:

@@ -156,7 +156,7 @@ class Scorer(BaseModel, ABC):
         frames = {name: self._table(name, getattr(inputs, name), columns) for name, columns in wanted.items()}
         episodes = frames["episodes"]
         if (twice := episodes.filter(pl.col("episode_id").is_duplicated())).height:
-            msg = f"scorer `{self.name}`: episode {twice['episode_id'][0]} stands in `episodes` twice; give each once"
+            msg = f"scorer `{self.name}`: episode {twice['episode_id'][0]} is in `episodes` twice; give each once"
             raise ContractError(msg)
         for name in wanted.keys() - {"episodes"}:
             frames[name] = frames[name].join(episodes.select("episode_id"), on="episode_id", how="semi")

@@ -38,11 +38,13 @@ anchored AS (
         step_index,
         coalesce(n, 0) AS anchor_size,
         coalesce(num_episodes, 0) AS anchor_episodes,
+        is_candidate,
         is_member AND n = 1 AS is_single,
         is_member AND is_tied AS is_constant,
         is_candidate AND NOT is_member AS is_revisit,
         CASE
-            WHEN NOT is_candidate THEN NULL
+            WHEN NOT is_included OR step_score IS NULL THEN NULL
+            WHEN key IS NULL THEN 0
             WHEN is_revisit OR is_single OR is_constant THEN 0
             WHEN step_scaling = 'mean_std_norm' THEN (step_score - mean) / (deviation + 1e-6)
             WHEN step_scaling = 'leave_one_out' THEN (step_score - mean) * n / (n - 1)

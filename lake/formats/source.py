@@ -1,0 +1,95 @@
+"""The bytes of a source file, unpacked on the way if it is gzip or zstd.
+
+Damage of a packed file is no exception here: what was unpacked before it is read like the rest, the file seems to end
+there, and `Source.fault` says why.
+"""
+
+import io
+from pathlib import Path
+from typing import Any
+
+_MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+"""How packed files begin; what they are called does not matter."""
+SUFFIXES = (".gz", ".zst")
+"""Endings that are no part of a run's name."""
+_PIECE = 1 << 16
+"""Bytes unpacked at a time: damage costs what was asked for together with it."""
+_BUFFER = 1 << 20
+
+
+class Source(io.BufferedReader):
+    """A source file, open for reading; a packed one reads like the text it holds.
+
+    Args:
+        path: of the file.
+        buffering: bytes read ahead.
+
+    Raises:
+        OSError: the file is missing, a folder, or may not be read.
+    """
+
+    def __init__(self, path: Path, buffering: int = _BUFFER) -> None:
+        raw: io.RawIOBase = io.FileIO(path)
+        head = raw.read(4) or b""
+        raw.seek(0)
+        for magic, codec in _MAGIC.items():
+            if head.startswith(magic):
+                raw = _Unpacked(raw, path, codec)
+        super().__init__(raw, buffering)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the text is not what lies on the disk."""
+        return isinstance(self.raw, _Unpacked)
+
+    @property
+    def fault(self) -> str | None:
+        """Why a packed file ended before its end, as far as it was read; None if it did not."""
+        return self.raw.fault if isinstance(self.raw, _Unpacked) else None
+
+    @property
+    def is_cut(self) -> bool:
+        """The fault is that packed data is missing at the end."""
+        return isinstance(self.raw, _Unpacked) and self.raw.is_cut
+
+
+class _Unpacked(io.RawIOBase):
+    """What a packed file holds; several packed pieces in a row are one text."""
+
+    def __init__(self, packed: io.RawIOBase, path: Path, codec: str) -> None:
+        import pyarrow as pa
+
+        self.fault: str | None = None
+        self.is_cut = False
+        self._packed = packed
+        self._path = path
+        self._codec = codec
+        self._given = 0
+        self._stream = pa.CompressedInputStream(pa.PythonFile(packed, mode="r"), codec)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = b"" if self.fault else self._stream.read(min(len(buffer), _PIECE))
+        except OSError as error:
+            self.is_cut = "runcated" in str(error)
+            what = "is cut" if self.is_cut else f"is damaged ({error})"
+            self.fault = (
+                f"the {self._codec} data of {self._path.name} {what}: {self._given:,} bytes could be unpacked, up to "
+                f"about byte {self._packed.tell():,} of the file"
+            )
+            data = b""
+        buffer[: len(data)] = data
+        self._given += len(data)
+        return len(data)
+
+    def close(self) -> None:
+        self._packed.close()
+        super().close()
+
+
+def stem(path: Path) -> str:
+    """A file's name without its ending, and without that of a packed file: `a.jsonl.gz` is `a`."""
+    return Path(path.stem).stem if path.suffix in SUFFIXES else path.stem

@@ -1,0 +1,90 @@
+"""Rows for a terminal: a table where it fits, else a line per value.
+
+Ids and numbers are never cut: an id is there to be pasted, and a number that is cut is another number. What is cut is
+text, the widest column first. What a model wrote must not steer the terminal, so no control character gets there.
+"""
+
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+WIDEST = 60
+"""Characters of a text in a table."""
+_NARROWEST = 8
+"""Characters to which a text may be cut to make a table fit."""
+_GAP = "  "
+_CUT = "\N{HORIZONTAL ELLIPSIS}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows as plain Python values."""
+
+    names: list[str]
+    values: list[tuple[Any, ...]]
+    numbers: list[bool]
+    """Columns of numbers."""
+
+
+def table(
+    names: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[bool], whole: Sequence[bool], width: int | None
+) -> list[str] | None:
+    """Header and rows as lines; None if they do not fit.
+
+    Args:
+        names: of the columns.
+        rows: their values.
+        right: columns that are aligned to the right.
+        whole: columns that are never cut.
+        width: of the terminal; None is no limit.
+    """
+    texts = [[cell(name) for name in names], *([cell(value) for value in row] for row in rows)]
+    widths = [max(map(_width, column)) for column in zip(*texts, strict=True)]
+    widths = [most if whole[place] else min(most, WIDEST) for place, most in enumerate(widths)]
+    room = None if width is None else width - len(_GAP) * (len(names) - 1)
+    while room is not None and sum(widths) > room:
+        widest, place = max((0 if whole[place] else most, place) for place, most in enumerate(widths))
+        if widest <= _NARROWEST:
+            return None
+        widths[place] -= 1
+    return [_GAP.join(map(_fitted, row, widths, right)).rstrip() for row in texts]
+
+
+def lines(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
+    """Every value in full on a line of its own, an empty line between rows."""
+    longest = max(map(_width, map(cell, names)), default=0)
+    for number, row in enumerate(rows):
+        if number:
+            yield ""
+        for name, value in zip(names, row, strict=True):
+            yield f"{_fitted(cell(name), longest, right=True)} = {cell(value)}"
+
+
+def cell(value: Any) -> str:
+    """A value as text on one line; unknown is a dash."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = " ".join(str(value).split())
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def _fitted(text: str, width: int, right: bool) -> str:
+    """A text cut or padded to a width."""
+    if _width(text) > width:
+        while _width(text) >= width:
+            text = text[:-1]
+        text += _CUT
+    padding = " " * (width - _width(text))
+    return padding + text if right else text + padding
+
+
+def _width(text: str) -> int:
+    """Cells of a terminal that a text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
+    )

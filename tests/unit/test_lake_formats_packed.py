@@ -1,0 +1,91 @@
+"""Packed sources: gzip and zstd are read like the text they hold; where one is damaged, what came before is kept."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from lake.errors import FormatError
+from lake.formats import FORMATS, sniff
+from lake.formats.registry import Item
+from lake.formats.source import stem
+from lake.ingest import prepare
+from lake.records import Reject
+from testkit.episodes import episode, line
+
+LINES = b"".join(line(episode(f"task {n}", extra={"x": str(n) * 50})) for n in range(300))
+ARRAY = json.dumps(
+    [{"task_id": n, "trial": 0, "reward": 1, "traj": [{"role": "assistant", "content": "a"}]} for n in range(300)]
+).encode()
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "zst": lambda data: bytes(pa.Codec("zstd").compress(data, asbytes=True)),
+}
+packed = pytest.mark.parametrize("ending", PACKERS)
+sources = pytest.mark.parametrize(("name", "text"), [("jsonl", LINES), ("tau_bench", ARRAY)])
+
+
+def read(path: Path, content: bytes, name: str) -> list[Item]:
+    path.write_bytes(content)
+    return list(FORMATS[name].read(path))
+
+
+def comparable(items: list[Item]) -> list[Any]:
+    return [item if isinstance(item, Reject) else item[1] for item in items]
+
+
+@packed
+@sources
+def test_a_packed_file_reads_like_its_text(tmp_path: Path, ending: str, name: str, text: bytes) -> None:
+    path = tmp_path / f"runs.json.{ending}"
+    half = len(text) // 2
+    pack = PACKERS[ending]
+    plain = comparable(read(tmp_path / "runs.json", text, name))
+    assert len(plain) == 300
+    assert comparable(read(path, pack(text), name)) == plain
+    assert comparable(read(path, pack(text[:half]) + pack(text[half:]), name)) == plain, "several pieces are one text"
+    assert sniff(path).name == name
+    assert prepare(path).run_id == prepare(tmp_path / "runs.json").run_id == "runs"
+
+
+@packed
+@sources
+@pytest.mark.parametrize("left_out", [1, 4, 40])
+def test_a_packed_file_that_is_cut_keeps_what_came_before(
+    tmp_path: Path, ending: str, name: str, text: bytes, left_out: int
+) -> None:
+    *before, last = read(tmp_path / "f", PACKERS[ending](text)[:-left_out], name)
+    assert isinstance(last, Reject)
+    assert last.reason == "truncated"
+    assert "data of f is cut: " in last.message
+    assert "bytes could be unpacked, up to about byte" in last.message
+    assert all(not isinstance(item, Reject) for item in before)
+    assert last.position == len(before) + (name == "jsonl")
+
+
+@packed
+@sources
+def test_damage_inside_a_packed_file_is_one_reject(tmp_path: Path, ending: str, name: str, text: bytes) -> None:
+    data = bytearray(PACKERS[ending](text))
+    data[-6] ^= 0xFF  # gzip: the checksum; zstd: inside the last block
+    *before, last = read(tmp_path / "f", bytes(data), name)
+    assert isinstance(last, Reject)
+    assert last.reason == "malformed"
+    assert "is damaged (" in last.message
+    assert all(not isinstance(item, Reject) for item in before)
+
+
+@packed
+def test_a_packed_file_of_which_nothing_can_be_read_is_an_error(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"f.{ending}"
+    path.write_bytes(PACKERS[ending](LINES)[:12])
+    with pytest.raises(FormatError, match=r"is cut.*nothing of it can be read"):
+        sniff(path)
+
+
+def test_only_endings_of_packed_files_are_taken_off_twice() -> None:
+    assert [stem(Path(name)) for name in ("a.jsonl.gz", "a.json.zst", "a.b.json", "a.gz")] == ["a", "a", "a.b", "a"]

@@ -1,0 +1,73 @@
+"""Rows as text: they fit the terminal, ids and numbers are never cut, and what does not fit is a value a line."""
+
+from itertools import pairwise
+
+import pytest
+
+from lake.text_table import lines, table
+
+ID = "046pfgs85g35q"
+
+
+def printed(width: int | None, *rows: tuple[object, ...]) -> list[str] | None:
+    """A table with an id, a number and two texts."""
+    return table(["id", "n", "one", "two"], rows, [False, True, False, False], [True, True, False, False], width)
+
+
+def test_columns_are_as_wide_as_their_longest_value() -> None:
+    assert printed(None, (ID, 1.5, "a", None), (ID, 12, "bcd", "e")) == [
+        "id               n  one  two",
+        f"{ID}  1.5  a    -",
+        f"{ID}   12  bcd  e",
+    ]
+
+
+@pytest.mark.parametrize("width", range(39, 160))
+def test_a_table_fits_and_cuts_texts_alone(width: int) -> None:
+    row = (ID, 123456.0, "x" * 50, "y" * 30)
+    found = printed(width, row)
+    assert found is not None
+    assert all(len(line) <= width for line in found)
+    assert found[1].startswith(f"{ID}  123456  x")
+    one, two = found[1].split()[2:]
+    assert (one == "x" * 50) == (two == "y" * 30) == (width >= 13 + 6 + 50 + 30 + 6), "no text is cut in vain"
+    if len(one) < 50:
+        assert one.endswith("\N{HORIZONTAL ELLIPSIS}")
+        assert len(one) >= len(two) - 1, "the widest is cut first"
+
+
+def test_what_cannot_fit_is_no_table() -> None:
+    assert printed(38, (ID, 123456.0, "x" * 50, "y" * 30)) is None
+    assert printed(10, (ID, 1, "a", "b")) is None
+
+
+def test_texts_are_cut_at_sixty_even_where_there_is_room() -> None:
+    found = table(["t"], [("x" * 61,)], [False], [False], None)
+    assert found is not None
+    assert found[1] == "x" * 59 + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def test_a_value_a_line_is_printed_in_full() -> None:
+    rows = [(ID, 1, "x" * 100, None), (ID, 2, "b", "c")]
+    assert list(lines(["id", "n", "one", "two"], rows)) == [
+        f" id = {ID}",
+        "  n = 1",
+        f"one = {'x' * 100}",
+        "two = -",
+        "",
+        f" id = {ID}",
+        "  n = 2",
+        "one = b",
+        "two = c",
+    ]
+
+
+def test_wide_characters_take_two_cells_and_control_characters_none() -> None:
+    found = table(["a", "b"], [("\u4f60\u597d", "x"), ("e\u0301", "\x1b[31m\n\u202e")], [False] * 2, [False] * 2, None)
+    assert found == ["a     b", "\u4f60\u597d  x", "e\u0301     \ufffd[31m \ufffd"]
+
+
+def test_rows_keep_their_order() -> None:
+    found = table(["n"], [(n,) for n in range(20)], [True], [True], 80)
+    assert found is not None
+    assert all(int(one) < int(two) for one, two in pairwise(found[1:]))
