@@ -6,6 +6,7 @@ tokens that are none) is refused by name.
 """
 
 from collections.abc import Iterator, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 """Endings of files whose loading runs what they say."""
 _CONFIG = "config.json"
+_LARGEST_HEADER = 100_000_000
+"""Bytes of the header of a safetensors file, at most."""
+_SHORTEST = 2
+"""Tokens of a sequence that anything can be learned from."""
 _OTHER_CODE = "only code that comes with transformers is run, and --model takes no folder that needs more"
 
 
@@ -40,6 +45,32 @@ def check_model_folder(folder: Path) -> None:
     _check_unquantised(folder, config)
     _check_end_tokens(folder, config)
     _check_weights(folder, config)
+
+
+def context_length(folder: Path) -> int | None:
+    """Tokens that the model of a folder was made for; None where its configuration does not say, or there is none."""
+    config = _read(folder / _CONFIG) if (folder / _CONFIG).is_file() else {}
+    text = config.get("text_config")
+    for found in (config, text if isinstance(text, Mapping) else {}):
+        for name in ("max_position_embeddings", "n_positions"):
+            if isinstance(length := found.get(name), int) and length >= _SHORTEST:
+                return length
+    return None
+
+
+def stored_parameters(folder: Path) -> int | None:
+    """Number of parameters of a model, by the headers of its safetensors; None where these do not say."""
+    found = 0
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = file.read(min(size, _LARGEST_HEADER))
+        try:
+            tensors = msgspec.json.decode(header, type=dict[str, dict[str, Any]])
+        except msgspec.DecodeError:
+            return None
+        found += sum(prod(tensor.get("shape", ())) for name, tensor in tensors.items() if name != "__metadata__")
+    return found or None
 
 
 def check_no_code(folder: Path) -> None:

@@ -68,7 +68,7 @@ def update(
         config,
         loss.needs,
         source=source,
-        own_encoding=own_encoding,
+        own_encoding=None if own_encoding is None else lambda: own_encoding,
         episodes=collected(episodes.select("episode_id", "num_steps").sort("episode_id")),
     )
     refuse(find_refusals(snapshot, selection.members, loss))
