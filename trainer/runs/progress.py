@@ -60,11 +60,11 @@ class Teller:
             went += f", log-probability {metrics['logprob']:.3f} per trained token"
         is_first = not self._losses
         self._losses = [*self._losses[:1], (done, went)]
-        self._doing = f"update {done + 1} of {total}"
+        self._doing = f"update {done} of {total}: {went}"
         if self._show is not None:
             self._show(done, total, went)
-        elif is_first or time.monotonic() - self._said >= self._seconds:
-            self._tell(f"update {done} of {total}: {went}, {time.monotonic() - self._began:.0f} s")
+        elif is_first:
+            self._remind()
 
     def conclude(self) -> None:
         """Say from where to where the loss went."""
@@ -82,7 +82,7 @@ class Teller:
         def remind() -> None:
             while not stop.wait(max(0.0, self._said + self._seconds - time.monotonic())):
                 if time.monotonic() - self._said >= self._seconds:
-                    self._tell(f"{self._doing}, {time.monotonic() - self._began:.0f} s")
+                    self._remind()
 
         thread = threading.Thread(target=remind, daemon=True)
         if self._show is None:
@@ -91,6 +91,9 @@ class Teller:
             yield
         finally:
             stop.set()
+
+    def _remind(self) -> None:
+        self._tell(f"{self._doing}, {time.monotonic() - self._began:.0f} s")
 
     def _tell(self, line: str) -> None:
         self._said = time.monotonic()
