@@ -141,8 +141,7 @@ def train(
     if ranks is not None and not launched():
         from trainer.backends.launch import launch_ranks
 
-        with told_when_interrupted(out):
-            raise SystemExit(launch_ranks(ranks, sys.argv[1:]))
+        raise SystemExit(launch_ranks(ranks, sys.argv[1:]))
     from trainer.runs.progress import told
 
     with file_faults(), told_when_interrupted(out):
