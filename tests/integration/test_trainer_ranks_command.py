@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from testkit.lakes import build_lake
 from testkit.processes import COMMAND, environment, trajlake
 from trainer.policy.tiny_model import TinyModelConfig, make_tiny_model
 
-_PATIENCE = 100
+_PATIENCE = 300
 
 
 @pytest.fixture(scope="module")
@@ -44,22 +46,26 @@ def children_of(process: int) -> list[int]:
     return list(map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split()))
 
 
-def started(out: Path, options: list[str]) -> tuple[subprocess.Popen[str], list[int]]:
+@contextmanager
+def started(out: Path, options: list[str]) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A launcher in a session of its own, and its two ranks, once they have written a checkpoint."""
-    launcher = subprocess.Popen(
+    with subprocess.Popen(
         [*COMMAND, "train", *options, "--out", str(out), "--ranks", "2"],
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    )
-    deadline = time.monotonic() + _PATIENCE
-    while not list(out.glob("checkpoints/step-*")):
-        assert launcher.poll() is None, launcher.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return launcher, children_of(launcher.pid)
+    ) as launcher:
+        try:
+            deadline = time.monotonic() + _PATIENCE
+            while not list(out.glob("checkpoints/step-*")):
+                assert launcher.poll() is None, launcher.communicate()
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            yield launcher, children_of(launcher.pid)
+        finally:
+            launcher.kill()
 
 
 def wait_for_end(processes: list[int]) -> None:
@@ -77,9 +83,9 @@ def test_a_rank_dies_and_the_run_goes_on_without_ranks(world: tuple[Lake, list[s
     whole = trajlake("train", *options, "--out", tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr
     out = tmp_path / "out"
-    launcher, ranks = started(out, options)
-    os.kill(ranks[1], signal.SIGKILL)
-    said, complained = launcher.communicate(timeout=_PATIENCE)
+    with started(out, options) as (launcher, ranks):
+        os.kill(ranks[1], signal.SIGKILL)
+        said, complained = launcher.communicate(timeout=_PATIENCE)
     assert launcher.returncode != 0, complained
     assert "rank 1 was ended by SIGKILL; the same command with --resume goes on" in complained
     assert "weights sha256" not in said
@@ -123,21 +129,20 @@ def test_no_rank_outlives_its_launcher_and_none_joins_a_living_run(
 ) -> None:
     _, options = world
     out = tmp_path / "out"
-    launcher, ranks = started(out, [*options, *ENDLESS])
-    beside = trajlake("train", *options, *ENDLESS, "--out", out, "--resume")
-    assert beside.returncode == 2
-    assert f"process {ranks[0]} trains into {out}" in beside.stderr
-    os.kill(launcher.pid, signal.SIGKILL)
-    wait_for_end(ranks)
-    launcher.communicate()
+    with started(out, [*options, *ENDLESS]) as (launcher, ranks):
+        beside = trajlake("train", *options, *ENDLESS, "--out", out, "--resume")
+        assert beside.returncode == 2
+        assert f"process {ranks[0]} trains into {out}" in beside.stderr
+        os.kill(launcher.pid, signal.SIGKILL)
+        wait_for_end(ranks)
 
 
 def test_ctrl_c_ends_all_ranks_and_one_of_them_says_how_to_go_on(world: tuple[Lake, list[str]], tmp_path: Path) -> None:
     _, options = world
     out = tmp_path / "out"
-    launcher, ranks = started(out, [*options, *ENDLESS])
-    os.killpg(launcher.pid, signal.SIGINT)
-    _, complained = launcher.communicate(timeout=_PATIENCE)
+    with started(out, [*options, *ENDLESS]) as (launcher, ranks):
+        os.killpg(launcher.pid, signal.SIGINT)
+        _, complained = launcher.communicate(timeout=_PATIENCE)
     assert launcher.returncode == 130
     assert complained.count(f"interrupted; --out {out} --resume goes on from the last checkpoint") == 1
     assert "Traceback" not in complained
