@@ -1,15 +1,21 @@
-"""`torchrun -m trainer train ...`: the command line as one of several ranks."""
+"""The command line as one of several ranks: of `torchrun -m trainer train ...`, or of `trajlake train --ranks`."""
 
 import atexit
 import os
 import sys
 
-from lake.cli import main
-
 if __name__ == "__main__":
-    status = 0
+    status = 130
     try:
+        from trainer.backends.launch import die_with_launcher
+
+        die_with_launcher()
+        from lake.cli import main
+
         main()
+        status = 0
+    except KeyboardInterrupt:
+        """Before the command line was there to say so."""
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     # torch.distributed keeps modules alive beyond the interpreter's end, where DuckDB's bindings tell dozens of lines

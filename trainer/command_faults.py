@@ -1,5 +1,7 @@
 """What the commands that train or write models share: quiet libraries, and files that cannot be written as one line."""
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,7 +48,9 @@ def told_when_interrupted(out: Path) -> Iterator[None]:
 
 
 def quiet() -> None:
-    """Keep transformers' own progress bars off the terminal."""
-    from transformers.utils import logging
+    """Keep transformers' own progress bars off the terminal, without importing it for that."""
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    if "transformers" in sys.modules:
+        from transformers.utils import logging
 
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]

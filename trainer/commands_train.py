@@ -13,10 +13,23 @@ from trainer.loss_names import AGGREGATIONS, LOSS_NAMES, UNITS
 if TYPE_CHECKING:
     from lake.lake import Lake
     from trainer.config import TrainConfig
-    from trainer.runs.training_run import Progress, TrainResult
+    from trainer.runs.progress import Teller
+    from trainer.runs.stages import Stage
+    from trainer.runs.training_run import TrainResult
 
 _SECTIONS = {
-    "Run": ("lake_uri", "out", "run_id", "config_file", "pairs", "resume", "repeated", "plan_only", "output_format"),
+    "Run": (
+        "lake_uri",
+        "out",
+        "run_id",
+        "config_file",
+        "pairs",
+        "resume",
+        "repeated",
+        "plan_only",
+        "measure",
+        "output_format",
+    ),
     "Model": ("model", "reference", "device", "dtype", "ranks"),
     "Data": (
         "where",
@@ -56,7 +69,8 @@ _FIELDS["validate"] = "validation.where"
 )
 @click.option("--resume", is_flag=True, help="Continue the run in --out; starts it if there is none.")
 @click.option("--repeat", "repeated", metavar="RUN", help="Do a run again on the data it read: its name, or its job.")
-@click.option("--plan", "plan_only", is_flag=True, help="Say what would be trained, and train nothing.")
+@click.option("--plan", "plan_only", is_flag=True, help="Say what would be trained; train and write nothing.")
+@click.option("--measure", is_flag=True, help="With --plan: load the model, and time it.")
 @format_option
 @click.option("--model", help="Model folder in Hugging Face layout, or a .gguf file.")
 @click.option("--reference", help="Model that the loss compares with. Default: the model as it is at the start.")
@@ -75,7 +89,7 @@ _FIELDS["validate"] = "validation.where"
 )
 @click.option("--tokens", type=click.Choice(["auto", "engine", "rendered"]), help="Which token rows. Default: auto.")
 @click.option("--max-staleness", type=int, help="Leave out steps of policies this many versions old. Default: none.")
-@click.option("--max-length", type=int, help="Longest sequence in tokens. Default: 8192.")
+@click.option("--max-length", type=int, help="Longest sequence in tokens. Default: as the data needs.")
 @click.option("--loss", type=click.Choice(LOSS_NAMES), help="What to optimise.")
 @click.option("--aggregation", type=click.Choice(AGGREGATIONS), help="How tokens are averaged. Default: by loss.")
 @click.option("--unit", type=click.Choice(UNITS), help="Over what they are averaged. Default: by loss.")
@@ -95,6 +109,7 @@ def train(
     repeated: str | None,
     ranks: int | None,
     plan_only: bool,
+    measure: bool,
     output_format: str,
     **flags: Any,
 ) -> None:
@@ -105,48 +120,73 @@ def train(
     line on stdout is the sha256 of the final weights.
     """
     import lake
+    from trainer.backends.ranks import launched, told_once
     from trainer.command_faults import file_faults, quiet, told_when_interrupted
-    from trainer.runs.progress import training_bar
-    from trainer.train_settings import given_settings, read_settings
+    from trainer.runs.stages import read_stages
+    from trainer.train_settings import configured, given_settings, read_settings
 
-    if ranks is not None and not plan_only:
-        _launch(ranks)
-    given = given_settings(pairs, {_FIELDS[name]: value for name, value in flags.items() if value is not None})
-    if repeated is not None:
-        _check_repeat(given, config_file, resume=resume, plan_only=plan_only)
-    settings = read_settings(config_file, given)
-    quiet()
-    lk = lake.open(lake_uri)
-    if plan_only:
-        _print_plans(lk, settings, output_format)
-        return
-    with file_faults(), told_when_interrupted(out), training_bar() as on_step:
+    with told_once():
+        _check_flags(ranks, plan_only=plan_only, measure=measure)
+        given = given_settings(pairs, {_FIELDS[name]: value for name, value in flags.items() if value is not None})
         if repeated is not None:
-            _print_result(_repeated(lk, repeated, out, run_id or out.name, on_step))
-        else:
-            _print_result(_trained(lk, settings, out, run_id, on_step, resume=resume))
-
-
-def _launch(ranks: int) -> None:
-    """Start this command again as several ranks, unless this is one of them; returns in the ranks alone.
-
-    Raises:
-        UsageError: less than one rank.
-    """
-    from lake.errors import UsageError
-    from trainer.backends.ranks import launched
-
-    if ranks < 1:
-        msg = f"--ranks is {ranks}; it takes a number of processes, from 1"
-        raise UsageError(msg)
-    if not launched():
+            _check_repeat(given, config_file, resume=resume, plan_only=plan_only)
+        settings = read_settings(config_file, given)
+        stages = read_stages(settings) if repeated is None else []
+        is_new = repeated is None and not stages and not (resume and _has_run(out))
+        config = configured(settings) if is_new else None
+        lk = lake.open(lake_uri)
+    quiet()
+    if plan_only:
+        runs = {stage.name: stage.config for stage in stages} or {"": config or configured(settings)}
+        for stage, planned in runs.items():
+            _print_plan(lk, planned, output_format, stage=stage, measure=measure)
+        return
+    if ranks is not None and not launched():
         from trainer.backends.launch import launch_ranks
 
         raise SystemExit(launch_ranks(ranks, sys.argv[1:]))
+    from trainer.runs.progress import told
+
+    with file_faults(), told_when_interrupted(out):
+        with told() as teller:
+            if repeated is not None:
+                result = _repeated(lk, repeated, out, run_id or out.name, teller)
+            else:
+                result = _trained(lk, config, stages, settings, out, run_id, teller, resume=resume)
+        _print_result(result)
+
+
+def _check_flags(ranks: int | None, *, plan_only: bool, measure: bool) -> None:
+    """Flags that are about the command and not about the run.
+
+    Raises:
+        UsageError: less than one rank, or --measure without --plan.
+    """
+    from lake.errors import UsageError
+
+    if ranks is not None and ranks < 1:
+        msg = f"--ranks is {ranks}; it takes a number of processes, from 1"
+        raise UsageError(msg)
+    if measure and not plan_only:
+        msg = "--measure times a model for --plan; leave it out, or add --plan"
+        raise UsageError(msg)
+
+
+def _has_run(out: Path) -> bool:
+    """Whether a run, or a stage of one, was started in a folder."""
+    return (out / "run.json").exists() or any(out.glob("*/run.json"))
 
 
 def _trained(
-    lk: "Lake", settings: dict[str, Any], out: Path, named: str | None, on_step: "Progress", *, resume: bool
+    lk: "Lake",
+    config: "TrainConfig | None",
+    stages: "list[Stage]",
+    settings: dict[str, Any],
+    out: Path,
+    named: str | None,
+    teller: "Teller",
+    *,
+    resume: bool,
 ) -> "TrainResult":
     """Start or continue a run, or the stages of one."""
     from lake.errors import UsageError
@@ -154,34 +194,34 @@ def _trained(
     from trainer.runs.offline import resume as resume_run
     from trainer.runs.offline import train as start_run
     from trainer.runs.runs import RunFolder, check_unchanged
-    from trainer.runs.stages import read_stages, train_stages
-    from trainer.train_settings import configured
+    from trainer.runs.stages import train_stages
 
-    stages, run_id = read_stages(settings), named or out.name
+    run_id = named or out.name
     ranks = join_ranks(str(settings.get("device", "cpu")))
     if stages:
         begun = ranks.told_by_zero(lambda: any(RunFolder(out / stage.name).read() for stage in stages))
         if begun and not resume:
             msg = f"{out} holds a run already; continue it with --resume, or choose another --out"
             raise UsageError(msg)
-        return train_stages(lk, stages, out, run_id=run_id, on_step=on_step)
-    record = ranks.told_by_zero(RunFolder(out).read) if resume else None
-    if resume and record is None and (staged := sorted(path.parent.name for path in out.glob("*/run.json"))):
+        return train_stages(lk, stages, out, run_id=run_id, on_step=teller.on_step, on_plan=teller.on_plan)
+    if config is not None:
+        return start_run(lk, config, out, run_id=run_id, on_step=teller.on_step, on_plan=teller.on_plan)
+    record = ranks.told_by_zero(RunFolder(out).read)
+    if record is None:
+        staged = sorted(path.parent.name for path in out.glob("*/run.json"))
         msg = f"{out} holds a run of stages ({', '.join(staged)}): give the --config that it was started with again"
         raise UsageError(msg)
-    if record is None:
-        return start_run(lk, configured(settings), out, run_id=run_id, on_step=on_step)
     if named not in (None, record.run_id):
         msg = f"--run {named}: the run in {out} is called {record.run_id}; leave --run out, or choose another --out"
         raise UsageError(msg)
     check_unchanged(settings, record.config)
-    return resume_run(lk, out, on_step=on_step)
+    return resume_run(lk, out, on_step=teller.on_step, on_plan=teller.on_plan)
 
 
-def _repeated(lk: "Lake", repeated: str, out: Path, run_id: str, on_step: "Progress") -> "TrainResult":
+def _repeated(lk: "Lake", repeated: str, out: Path, run_id: str, teller: "Teller") -> "TrainResult":
     from trainer.runs.repeat import repeat
 
-    return repeat(lk, repeated, out, run_id=run_id, on_step=on_step)
+    return repeat(lk, repeated, out, run_id=run_id, on_step=teller.on_step, on_plan=teller.on_plan)
 
 
 def _check_repeat(given: dict[str, Any], config_file: str | None, *, resume: bool, plan_only: bool) -> None:
@@ -201,35 +241,20 @@ def _check_repeat(given: dict[str, Any], config_file: str | None, *, resume: boo
         raise UsageError(msg)
 
 
-def _print_plans(lk: "Lake", settings: dict[str, Any], output_format: str) -> None:
-    """The plan of a run, or of each of its stages (those that follow another with the first one's model)."""
-    from trainer.runs.stages import read_stages
-    from trainer.train_settings import configured
-
-    stages = read_stages(settings)
-    for stage in stages:
-        click.echo(f"stage {stage.name}", err=True)
-        _print_plan(lk, stage.config, output_format)
-    if not stages:
-        _print_plan(lk, configured(settings), output_format)
-
-
-def _print_plan(lk: "Lake", config: "TrainConfig", output_format: str) -> None:
-    from trainer.data.preparation import prepare
+def _print_plan(lk: "Lake", config: "TrainConfig", output_format: str, *, stage: str, measure: bool) -> None:
+    """The plan of a run, or of one of its stages (one that follows another with the first one's model)."""
     from trainer.data.report import plan_rows
-    from trainer.policy.model import policy_of
-    from trainer.policy.model_files import load_tokenizer
     from trainer.runs.estimate import estimate_seconds
-    from trainer.runs.offline import make_deterministic, resolve
+    from trainer.runs.offline import preview
 
-    make_deterministic(config)
-    policy = policy_of(config)
-    config = resolve(config, policy)
-    prepared = prepare(lk, config, load_tokenizer(config.model))
-    for note in prepared.notes:
-        click.echo(note, err=True)
-    seconds, how = estimate_seconds(prepared.snapshot, policy, prepared.plan, config)
-    echo_rows(plan_rows(prepared, epochs=config.epochs, seconds=seconds, how=how), output_format)
+    if stage:
+        click.echo(f"stage {stage}", err=True)
+    with preview(lk, config) as prepared:
+        too_long = prepared.selection.too_long
+        for note in ([] if too_long is None else [too_long.describe(prepared.selection.max_length)]) + prepared.notes:
+            click.echo(note, err=True)
+        seconds, how = estimate_seconds(prepared.snapshot, prepared.plan, config, measure=measure)
+        echo_rows(plan_rows(prepared, epochs=config.epochs, seconds=seconds, how=how), output_format)
 
 
 def _print_result(result: "TrainResult") -> None:

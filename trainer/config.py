@@ -147,8 +147,9 @@ class TrainConfig(FrozenModel):
     """C of unit_mean_token_sum_norm; None takes max_length."""
     token_budget: int = Field(8192, ge=1)
     """Tokens of one forward and backward pass. Changes memory and speed, not the result beyond rounding."""
-    max_length: int = Field(8192, ge=2)
-    """Longest sequence in tokens; a longer one is cut at the last step that fits."""
+    max_length: int | None = Field(None, ge=2)
+    """Longest sequence in tokens; a longer one is cut at the last step that fits. None fits the data: the longest of
+    the selected episodes' sequences, at most what the model was made for (max_position_embeddings)."""
     learning_rate: float | None = Field(None, gt=0)
     """Peak learning rate; None chooses it from the number of parameters (`default_learning_rate`)."""
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -216,3 +217,9 @@ class TrainConfig(FrozenModel):
             msg = f"no loss is called {value!r}; there are {', '.join(LOSSES)}"
             raise ValueError(msg)
         return value
+
+    @property
+    def fitted_length(self) -> int:
+        """`max_length` of a configuration that `trainer.data.selection.select` has fitted to its data."""
+        assert self.max_length is not None, "max_length is not fitted to the data yet"
+        return self.max_length

@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from testkit.lakes import build_lake
 from testkit.processes import COMMAND, environment, trajlake
 from trainer.policy.tiny_model import TinyModelConfig, make_tiny_model
 
-_PATIENCE = 100
+_PATIENCE = 300
 
 
 @pytest.fixture(scope="module")
@@ -44,21 +46,48 @@ def children_of(process: int) -> list[int]:
     return list(map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split()))
 
 
+@contextmanager
+def started(out: Path, options: list[str]) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A launcher in a session of its own, and its two ranks, once they have written a checkpoint."""
+    with subprocess.Popen(
+        [*COMMAND, "train", *options, "--out", str(out), "--ranks", "2"],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as launcher:
+        try:
+            deadline = time.monotonic() + _PATIENCE
+            while not list(out.glob("checkpoints/step-*")):
+                assert launcher.poll() is None, launcher.communicate()
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            yield launcher, children_of(launcher.pid)
+        finally:
+            launcher.kill()
+
+
+def wait_for_end(processes: list[int]) -> None:
+    """Return when none of some processes runs any more; one that nobody has asked about yet does not."""
+    deadline = time.monotonic() + _PATIENCE
+    for process in processes:
+        status = Path(f"/proc/{process}/stat")
+        while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z":
+            assert time.monotonic() < deadline, f"process {process} lives on"
+            time.sleep(0.05)
+
+
 def test_a_rank_dies_and_the_run_goes_on_without_ranks(world: tuple[Lake, list[str]], tmp_path: Path) -> None:
     lk, options = world
     whole = trajlake("train", *options, "--out", tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr
     out = tmp_path / "out"
-    command = [*COMMAND, "train", *options, "--out", str(out), "--ranks", "2"]
-    launcher = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + _PATIENCE
-    while not list(out.glob("checkpoints/step-*")):
-        assert launcher.poll() is None, launcher.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    os.kill(children_of(launcher.pid)[1], signal.SIGKILL)
-    said, complained = launcher.communicate(timeout=_PATIENCE)
+    with started(out, options) as (launcher, ranks):
+        os.kill(ranks[1], signal.SIGKILL)
+        said, complained = launcher.communicate(timeout=_PATIENCE)
     assert launcher.returncode != 0, complained
+    assert "rank 1 was ended by SIGKILL; the same command with --resume goes on" in complained
     assert "weights sha256" not in said
     assert not (out / "final").exists()
     resumed = trajlake("train", *options, "--out", out, "--resume")
@@ -90,3 +119,57 @@ def test_rank_0_speaks_for_all(world: tuple[Lake, list[str]], tmp_path: Path) ->
     assert finished.stdout == done.stdout, finished.stderr
     none = trajlake("train", *options, "--out", tmp_path / "none", "--ranks", "0")
     assert "--ranks is 0; it takes a number of processes, from 1" in none.stderr
+
+
+ENDLESS = ["--epochs", "5000", "--checkpoint-every", "3", "--set", "keep_last=1"]
+
+
+def test_no_rank_outlives_its_launcher_and_none_joins_a_living_run(
+    world: tuple[Lake, list[str]], tmp_path: Path
+) -> None:
+    _, options = world
+    out = tmp_path / "out"
+    with started(out, [*options, *ENDLESS]) as (launcher, ranks):
+        beside = trajlake("train", *options, *ENDLESS, "--out", out, "--resume")
+        assert beside.returncode == 2
+        assert f"process {ranks[0]} trains into {out}" in beside.stderr
+        os.kill(launcher.pid, signal.SIGKILL)
+        wait_for_end(ranks)
+
+
+def test_ctrl_c_ends_all_ranks_and_one_of_them_says_how_to_go_on(world: tuple[Lake, list[str]], tmp_path: Path) -> None:
+    _, options = world
+    out = tmp_path / "out"
+    with started(out, [*options, *ENDLESS]) as (launcher, ranks):
+        os.killpg(launcher.pid, signal.SIGINT)
+        _, complained = launcher.communicate(timeout=_PATIENCE)
+    assert launcher.returncode == 130
+    assert complained.count(f"interrupted; --out {out} --resume goes on from the last checkpoint") == 1
+    assert "Traceback" not in complained
+    wait_for_end(ranks)
+
+
+def test_what_is_wrong_is_told_once(world: tuple[Lake, list[str]], tmp_path: Path) -> None:
+    """By the launcher, for settings; by rank 0, for data and where torchrun started the ranks."""
+    _, options = world
+    out = ["--out", str(tmp_path / "out")]
+    wrong = ["train", *options, *out, "--set", "awr.beta=x"]
+    for command, status, times in (
+        (trajlake(*wrong, "--ranks", "2"), 2, 1),
+        (rank(0, wrong), 2, 1),
+        (rank(1, wrong), 1, 0),
+    ):
+        assert command.returncode == status, command.stderr
+        assert command.stderr.count("`awr.beta` is 'x'") == times
+        assert len(command.stderr.splitlines()) == times
+    refused = trajlake("train", *options, *out, "--loss", "ppo", "--ranks", "2")
+    assert refused.returncode == 1
+    assert refused.stderr.count("ppo refused: ") == 1
+    assert "Traceback" not in refused.stderr
+
+
+def rank(number: int, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    """One of two ranks, as torchrun starts it."""
+    command = [sys.executable, "-m", "trainer", *arguments]
+    own = environment(RANK=str(number), WORLD_SIZE="2")
+    return subprocess.run(command, capture_output=True, text=True, env=own, timeout=_PATIENCE, check=False)

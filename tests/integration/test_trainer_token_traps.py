@@ -174,5 +174,5 @@ def test_two_encodings_of_one_provenance_are_not_mixed(
         job.write("tokens", again.with_columns(encoding_id=pl.lit(10, pl.Int64)))
     with pytest.raises(ContractError, match=r"come in 2 encodings"):
         trained(lk, tokens="rendered")
-    selection = select(lk.snapshot(), config(tokens="rendered"), SFT.needs, own_encoding=10)
+    selection = select(lk.snapshot(), config(tokens="rendered"), SFT.needs, own_encoding=lambda: 10)
     assert set(selection.members["encoding_id"]) == {10}

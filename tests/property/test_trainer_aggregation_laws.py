@@ -142,7 +142,9 @@ def test_defaults_come_from_the_loss_and_the_configuration_overrides_them() -> N
         Aggregation.UNIT_MEAN_TOKEN_MEAN,
         Atom.SEQUENCE,
     )
-    assert found.constant == config().max_length
+    assert found.constant is None
+    dr_grpo = Needs(unit=Unit.TURN, aggregation=Aggregation.UNIT_MEAN_TOKEN_SUM_NORM)
+    assert weighting(config(max_length=70), dr_grpo).constant == 70
     found = weighting(config(unit="episode", aggregation="unit_mean_token_sum_norm", aggregation_constant=5), needs)
     assert (found.unit, found.atom, found.constant) == (Unit.EPISODE, Atom.EPISODE, 5)
     assert found.describe() == "unit_mean_token_sum_norm over episodes, C = 5"

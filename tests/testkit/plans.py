@@ -52,6 +52,7 @@ def selection_of(episodes: Episodes) -> Selection:
         source=None,
         groups=None,
         dead_groups=None,
+        max_length=8192,
     )
 
 

@@ -62,3 +62,5 @@ def test_texts_are_found_at_any_depth() -> None:
     context = json.dumps([{"role": "user", "content": [{"type": "text", "text": "deep"}]}])
     found = texts_of(turns_of(None, [step(context=context, reasoning="why")]))
     assert {"deep", "done", "why"} <= set(found)
+    nested = json.dumps([{"function": {"name": "f", "arguments": {"x": ["deeper"]}}}])
+    assert "deeper" in texts_of(turns_of(None, [step(tool_calls=nested)]))

@@ -5,6 +5,8 @@ for the conversation up to there, and what it cannot write is refused with a rea
 """
 
 import functools
+import json
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +17,7 @@ from transformers import PreTrainedTokenizerFast  # noqa: TID253
 from lake.errors import DataRefusedError
 from trainer.data.chat import Turn, turns_of
 from trainer.data.render import Renderer, Span
-from trainer.data.unrendered import UNRENDERABLE, UnrenderableError, loses_reasoning, refuse_unrendered
+from trainer.data.unrendered import UNRENDERABLE, Rendering, UnrenderableError, loses_reasoning, refuse_unrendered
 from trainer.policy.tiny_model import CHAT_TEMPLATE, build_tokenizer
 
 CONTENT_ONLY = (
@@ -95,7 +97,6 @@ def test_a_template_that_leaves_tool_calls_out_does_not_teach_silence(template: 
         {"function": "look"},
         "look",
         {"name": "no name"},
-        call(**{"\u00fcni": 1, "a b": 2}),
     ],
 )
 def test_calls_whose_names_cannot_be_looked_for_are_not_missed(odd: Any) -> None:
@@ -104,17 +105,17 @@ def test_calls_whose_names_cannot_be_looked_for_are_not_missed(odd: Any) -> None
 
 
 def test_a_run_is_refused_when_its_template_leaves_tool_calls_out() -> None:
-    counts = {"rendered": 2, "present": 1, "template_drops_tool_calls": 5}
-    with pytest.raises(
-        DataRefusedError, match=r"3 episodes are rendered, others cannot be: 5 template_drops_tool_calls .*jinja"
-    ):
-        refuse_unrendered(counts)
-    with pytest.raises(
-        DataRefusedError, match=r"0 episodes are rendered, others cannot be: 3 special_token_text \(a text contains"
-    ):
-        refuse_unrendered({"rendered": 0, "present": 0, "special_token_text": 3})
-    refuse_unrendered({"rendered": 2, "present": 0, "special_token_text": 3})
-    refuse_unrendered({"rendered": 0, "present": 0})
+    def done(**counts: int) -> Rendering:
+        return Rendering(Counter({"rendered": 0, "present": 0} | counts), dict.fromkeys(counts, "run r, task t"))
+
+    words = r"3 episodes are rendered, others cannot be: 5 template_drops_tool_calls, for example run r, .*jinja"
+    with pytest.raises(DataRefusedError, match=words):
+        refuse_unrendered(done(rendered=2, present=1, template_drops_tool_calls=5))
+    words = r"0 episodes are rendered, others cannot be: 3 special_token_text, for example run r, task t \(a text"
+    with pytest.raises(DataRefusedError, match=words):
+        refuse_unrendered(done(special_token_text=3))
+    refuse_unrendered(done(rendered=2, special_token_text=3))
+    refuse_unrendered(done())
     assert all(why for why in UNRENDERABLE.values())
 
 
@@ -265,3 +266,63 @@ def test_no_space_slips_in_where_a_tokenizer_puts_one_before_every_text(swallows
     else:
         assert ids == expected[: len(ids)]
         assert fast.decode(expected[len(ids) :]) == "\n"
+
+
+WRITES_PYTHON = CHAT_TEMPLATE.replace("((call.function or call) | tojson)", "(call.function or call).name ~ ARGUMENTS")
+
+
+@pytest.mark.parametrize("written", ["call.function.arguments", "call.function.arguments.at"])
+def test_arguments_that_a_template_writes_as_python_does_are_refused(written: str) -> None:
+    acts = turn(0, "", ("user", "Look"), tool_calls=[call(at={"door": True})])
+    with pytest.raises(UnrenderableError, match="template_writes_python"):
+        spans(WRITES_PYTHON.replace("ARGUMENTS", f"' at ' ~ {written}"), acts)
+    (span,) = spans(WRITES_PYTHON.replace("ARGUMENTS", f"' at ' ~ ({written} | tojson)"), acts)
+    assert '"door": true' in span.action
+
+
+def step_of(context: Any, **fields: Any) -> dict[str, Any]:
+    row = {"step_index": 0, "context": json.dumps(context), "state": None, "state_role": None, "action": "ok"}
+    return row | {"reasoning": None, "tool_calls": None, "finish_reason": None} | fields
+
+
+PARTS = [{"type": "text", "text": "Look."}, {"type": "input_text", "text": "What do you see?"}, "Say."]
+
+
+@pytest.mark.parametrize("template", [CONTENT_ONLY, CHAT_TEMPLATE, TOOL_RESULTS_JOINED])
+@pytest.mark.parametrize("role", ["user", "tool", "assistant"])
+def test_parts_of_text_are_joined_and_never_written_as_python_writes_a_list(template: str, role: str) -> None:
+    """As list of parts, as one part, and as text: three ways of writing one message."""
+    first = json.dumps([{"role": "user", "content": PARTS[:1]}])
+    as_text = [{"role": role, "content": "Look.\nWhat do you see?\nSay."}]
+    found = [
+        spans(template, *turns_of(first, [step_of([{"role": role, "content": content}])]))
+        for content in (PARTS, {"type": "text", "text": as_text[0]["content"]}, as_text[0]["content"])
+    ]
+    assert found[0] == found[1] == found[2]
+    text = "".join(span.context + span.action for span in found[0])
+    assert "Look.\nWhat do you see?\nSay." in text
+    assert "{" not in text.replace("<|im_start|>", "")
+
+
+@pytest.mark.parametrize(
+    ("part", "what"),
+    [
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}, "a part of type 'image_url'"),
+        ({"type": "unheard_of", "text": "x"}, "a part of type 'unheard_of'"),
+        ({"type": "text", "text": None}, "a part of type 'text'"),
+        ({"text": "x"}, "a value of type dict"),
+        ([PARTS[0]], "a value of type list"),
+        (7, "a value of type int"),
+        (None, "a value of type NoneType"),
+    ],
+)
+def test_content_that_is_no_text_is_refused_with_its_place(part: Any, what: str) -> None:
+    later = [{"role": "user", "content": "hi"}, {"role": "tool", "content": [PARTS[0], part]}]
+    with pytest.raises(UnrenderableError) as told:
+        turns_of(None, [step_of([]), step_of(later, step_index=1)])
+    assert (told.value.reason, told.value.place) == (
+        "content_not_text",
+        f"step 1, message 1 of its context (tool): {what}",
+    )
+    with pytest.raises(UnrenderableError, match=r"message 0 of initial_messages \(system\)"):
+        turns_of(json.dumps([{"role": "system", "content": [part]}]), [step_of([])])

@@ -5,17 +5,16 @@ folder; what it found out there, the others are told.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import torch  # noqa: TID253 - loaded by commands only when they train
-from torch import distributed  # noqa: TID253
-
 from lake.errors import TrajlakeError
-from trainer.policy.model_check import check_device
 
 T = TypeVar("T")
+LAUNCHER, STORE = "TRAJLAKE_LAUNCHER", "TRAJLAKE_RANKS_STORE"
+"""Environment of ranks that `trajlake train --ranks` started: the process that did, and the file they meet in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +46,9 @@ class Ranks:
         """
         if self.world_size == 1:
             return find_out()
+        import torch
+        from torch import distributed
+
         told: list[Any] = [None, False]
         if self.rank == 0:
             try:
@@ -64,6 +66,8 @@ class Ranks:
         """Sums by name, added over all ranks; a rank may lack names."""
         if self.world_size == 1:
             return dict(sums)
+        from torch import distributed
+
         parts: list[Any] = [None] * self.world_size
         distributed.all_gather_object(parts, dict(sums))
         total: dict[str, float] = {}
@@ -75,6 +79,8 @@ class Ranks:
     def wait(self) -> None:
         """Return when every rank has come here."""
         if self.world_size > 1:
+            from torch import distributed
+
             distributed.barrier()
 
 
@@ -85,6 +91,26 @@ ALONE = Ranks()
 def launched() -> bool:
     """Whether this process was started as one of several ranks."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def speaks() -> bool:
+    """Whether this process is the one that says what concerns all of a run's: rank 0, or the only one."""
+    return os.environ.get("RANK", "0") == "0" or not launched()
+
+
+@contextmanager
+def told_once() -> Iterator[None]:
+    """What every rank finds wrong by itself, such as a setting, is said by rank 0 alone.
+
+    Raises:
+        SystemExit: on the other ranks, in place of the fault.
+    """
+    try:
+        yield
+    except TrajlakeError:
+        if not speaks():
+            raise SystemExit(1) from None
+        raise
 
 
 def join_ranks(device: str) -> Ranks:
@@ -98,17 +124,32 @@ def join_ranks(device: str) -> Ranks:
     """
     if not launched():
         return Ranks(device=device)
+    import torch
+    from torch import distributed
+
     if device.startswith("cuda"):
+        from trainer.policy.model_check import check_device
+
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
         check_device(device)
         torch.cuda.set_device(device)
     if not distributed.is_initialized():
-        distributed.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo")
+        backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
+        store = os.environ.get(STORE)
+        if store is None:
+            distributed.init_process_group(backend)
+        else:
+            rank, world_size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+            distributed.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world_size)
     return Ranks(distributed.get_rank(), distributed.get_world_size(), device, joined=True)
 
 
 def leave_ranks() -> Ranks:
     """Disconnect from the other ranks; says which of them this was."""
+    if not launched():
+        return ALONE
+    from torch import distributed
+
     if not distributed.is_initialized():
         return ALONE
     was = Ranks(distributed.get_rank(), distributed.get_world_size())

@@ -72,7 +72,7 @@ class Totals:
     """Trained tokens."""
     units: int
     """Units with a trained token."""
-    constant: float
+    constant: float | None
     """C of unit_mean_token_sum_norm."""
 
 
@@ -101,6 +101,7 @@ def unit_mean_token_sum(tokens_U: Ints, totals: Totals) -> Weights:
 
 def unit_mean_token_sum_norm(tokens_U: Ints, totals: Totals) -> Weights:
     """1 / (U C); see `token_mean` for arguments."""
+    assert totals.constant is not None
     return np.full(len(tokens_U), 1.0 / (totals.units * totals.constant))
 
 
@@ -138,8 +139,8 @@ class Weighting:
     aggregation: Aggregation
     unit: Unit
     atom: Atom
-    constant: float
-    """C of unit_mean_token_sum_norm."""
+    constant: float | None
+    """C of unit_mean_token_sum_norm; None where nothing is divided by it."""
 
     def weights(self, tokens_U: Ints, *, tokens: int, units: int) -> Weights:
         """What each trained token of a unit weighs.
@@ -176,5 +177,7 @@ def weighting(config: TrainConfig, needs: Needs) -> Weighting:
         msg = f"a loss on pairs compares whole sides, which count as episodes: leave unit out, not {unit}"
         raise UsageError(msg)
     atom = Atom.EPISODE if unit is Unit.EPISODE and needs.atom is Atom.SEQUENCE else needs.atom
-    constant = float(config.max_length) if config.aggregation_constant is None else config.aggregation_constant
+    constant = config.aggregation_constant
+    if constant is None and aggregation is Aggregation.UNIT_MEAN_TOKEN_SUM_NORM:
+        constant = float(config.fitted_length)
     return Weighting(aggregation, unit, atom, constant)

@@ -1,7 +1,9 @@
 """From an episode's rows to the messages a chat template takes.
 
-Stored messages are what their source wrote. Templates want two things differently: tool-call arguments as objects, not
-as JSON text, and text where a source has null. A source that kept no messages has its states: they become the user's.
+Stored messages are what their source wrote. Templates want three things differently: tool-call arguments as objects,
+not as JSON text; text where a source has null; and text where it has a list of parts, which many templates would write
+as Python writes a list. Parts of text are joined by newlines, as vLLM joins them for such templates; parts of any other
+kind cannot be trained on here, and are refused. A source that kept no messages has its states: they become the user's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,11 +12,17 @@ from typing import Any
 
 import msgspec
 
+from trainer.data.unrendered import UnrenderableError
+
 Message = dict[str, Any]
 CUT = ("length", "max_tokens")
 """Values of `steps.finish_reason` of an action that a limit cut off: its end was never sampled."""
 STEP_DOCUMENTS = ("context", "tool_calls")
 """Columns of `steps` that `turns_of` reads as JSON; references to blobs in them have to be inlined first."""
+_TEXTS = ("content", "reasoning_content")
+"""Fields of a message that templates write as text."""
+_TEXT_PARTS = ("text", "input_text", "output_text")
+"""What a part of text is called: in chat completions and messages, and in OpenAI's responses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +51,20 @@ def turns_of(initial_messages: str | None, steps: Sequence[Mapping[str, Any]]) -
 
     Returns:
         One turn per step.
+
+    Raises:
+        UnrenderableError: content that is no text; says where it stands.
     """
     turns = []
     for position, row in enumerate(steps):
-        added = msgspec.json.decode(row["context"] or "[]")
+        step = row["step_index"]
+        added = _tidied(row["context"], f"step {step}, message {{}} of its context")
         if position == 0:
-            added = msgspec.json.decode(initial_messages or "[]") + added
+            added = _tidied(initial_messages, "message {} of initial_messages") + added
         if not added and row["state"]:
             added = [{"role": row["state_role"] or "user", "content": row["state"]}]
-        added = [_tidy(message) for message in added]
         is_cut = row.get("finish_reason") in CUT
-        turns.append(Turn(row["step_index"], added, _action(row), row.get("agent_id"), is_cut))
+        turns.append(Turn(step, added, _action(row), row.get("agent_id"), is_cut))
     return turns
 
 
@@ -71,16 +82,39 @@ def _action(row: Mapping[str, Any]) -> Message:
         message["reasoning_content"] = row["reasoning"]
     if row["tool_calls"]:
         message["tool_calls"] = msgspec.json.decode(row["tool_calls"])
-    return _tidy(message)
+    return _tidy(message, f"step {row['step_index']}, its action")
 
 
-def _tidy(message: Message) -> Message:
+def _tidied(messages: str | None, place: str) -> list[Message]:
+    """Messages from JSON; `place` says where one stands, with {} for its position."""
+    return [_tidy(message, place.format(at)) for at, message in enumerate(msgspec.json.decode(messages or "[]"))]
+
+
+def _tidy(message: Message, place: str) -> Message:
     tidy = {key: value for key, value in message.items() if value is not None}
     tidy.setdefault("content", "")
+    tidy |= {key: _text(tidy[key], f"{place} ({tidy.get('role')})") for key in _TEXTS if key in tidy}
     calls = tidy.get("tool_calls")
     if isinstance(calls, list):
         tidy["tool_calls"] = [_tidy_call(call) for call in calls]
     return tidy
+
+
+def _text(content: Any, place: str) -> str:
+    """Content as text.
+
+    Raises:
+        UnrenderableError: it is, or has, something else.
+    """
+    texts: list[str] = []
+    for part in content if isinstance(content, list) else [content]:
+        text = part.get("text") if isinstance(part, dict) and part.get("type") in _TEXT_PARTS else part
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, dict) else None
+            what = f"a part of type {kind!r}" if isinstance(kind, str) else f"a value of type {type(part).__name__}"
+            raise UnrenderableError("content_not_text", f"{place}: {what}")
+        texts.append(text)
+    return "\n".join(texts)
 
 
 def _tidy_call(call: Any) -> Any:

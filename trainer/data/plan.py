@@ -71,16 +71,18 @@ class Plan:
         if members.is_empty():
             reasons = ", ".join(f"{row['reason']} {row['steps']}" for row in selection.drops.iter_rows(named=True))
             most = selection.drops.sort("steps", descending=True, maintain_order=True)["reason"].head(1).to_list()
-            advice = f"Raise --max-length, now {config.max_length}" if most == [Drop.OVER_LENGTH] else "Widen --where"
+            advice = "Widen --where"
+            if most == [Drop.OVER_LENGTH] and selection.too_long is not None:
+                advice = f"Raise --max-length, now {selection.max_length}: {selection.too_long.every} leaves out none"
             msg = (
                 f"nothing is left to train on: {selection.episodes} episodes selected, steps dropped: {reasons}. "
                 f"{advice}, or see what each reason means in docs/guides/training.md"
             )
             raise DataRefusedError(msg)
         self.members = members
-        self.config = config
+        self.config = config.model_copy(update={"max_length": selection.max_length})
         """What it was made for."""
-        self.weighting = weighting(config, find_loss(config).needs)
+        self.weighting = weighting(self.config, find_loss(config).needs)
         """How the loss is averaged."""
         self.paired = "pair" in members.columns
         """Whether an entry of the plan is one side of a pair, and no whole episode; the other side comes next to it."""

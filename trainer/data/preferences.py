@@ -79,7 +79,7 @@ def find_preferences(
         cut = members.filter(pl.col("reason") == Drop.OVER_LENGTH)["episode_id"].unique()
         found = episode_pairs(_outcomes(credit), options, cut)
     else:
-        found = step_pairs(snapshot, members, credit, options, config.max_length)
+        found = step_pairs(snapshot, members, credit, options, config.fitted_length)
     if found.sides.is_empty():
         _refuse(found.findings, config.loss)
     return found

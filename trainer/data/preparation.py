@@ -3,7 +3,10 @@
 The same steps make the plan again when a run is resumed, then on the pinned snapshot.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -18,14 +21,17 @@ from trainer.config import TrainConfig
 from trainer.data.pairs import uses_credit
 from trainer.data.plan import Plan
 from trainer.data.refusals import Refusal, doubts, find_refusals, refuse_text
-from trainer.data.render import Renderer, engine_encoding, render_missing, rendered_encoding
+from trainer.data.render import Renderer, engine_encoding, rendered_encoding
+from trainer.data.render_job import render_missing, rendered_beside
 from trainer.data.selection import Selection, provenance_of, select, select_episodes
 from trainer.data.unrendered import refuse_unrendered
 from trainer.losses import Needs, find_loss
+from trainer.policy.model_folder import context_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_Tokenize = Callable[[], "PreTrainedTokenizerBase"]
 _NO_TOKENIZER = ids.key_hash("engine", None, None)
 """encoding_id of engine rows that do not name their tokenizer."""
 
@@ -48,73 +54,121 @@ class Prepared:
     """The held-out episodes, if the run is validated."""
 
 
-def prepare(lk: Lake, config: TrainConfig, tokenizer: "PreTrainedTokenizerBase") -> Prepared:
+def prepare(
+    lk: Lake, config: TrainConfig, tokenizer: "PreTrainedTokenizerBase | None" = None, *, scratch: Lake | None = None
+) -> Prepared:
     """Everything up to the first update, on the newest snapshot.
 
-    Text-only episodes are rendered first if the loss can use them; the rows stay in the lake and are used again.
+    Text-only episodes are rendered first if the loss can use them; the rows stay in the lake and are used again. What
+    the data refuse without a tokenizer is refused before one is loaded.
+
+    Args:
+        lk: the lake.
+        config: the run.
+        tokenizer: of the model; None loads it when it is needed.
+        scratch: an empty lake that takes the rendered rows in place of `lk`, in which nothing is then written.
 
     Raises:
         DataRefusedError: nothing to train on, text only under a ratio loss, or text that the template cannot render.
-        UsageError: an unknown credit job or selection.
+        UsageError: an unknown credit job or selection, or no tokenizer.
     """
     loss = find_loss(config)
     snapshot = lk.snapshot()
     episodes, held_out, _ = _split(snapshot, config)
     notes = []
+    source = _credit(snapshot, config)
+    tokenize = _tokenizer_of(config, tokenizer)
     if provenance_of(snapshot, episodes["episode_id"], config.tokens) == "rendered":
         if loss.needs.behaviour_logprobs:
             raise DataRefusedError(refuse_text(episodes, loss).message)
-        everything = pl.concat([episodes, held_out])["episode_id"]
-        counts = render_missing(lk, snapshot, Renderer(tokenizer), everything, {"model": config.model})
-        refuse_unrendered(counts)
-        notes.append("rendered: " + ", ".join(f"{number} {name}" for name, number in counts.items()))
-        snapshot = lk.snapshot()
-    source = None
-    if _uses_credit(config):
-        source = find_credit(snapshot, config.advantages, place="--advantages")
+        renderer, everything = Renderer(tokenize()), pl.concat([episodes, held_out])["episode_id"]
+        if scratch is None:
+            done = render_missing(lk, snapshot, renderer, everything, {"model": config.model})
+            snapshot = lk.snapshot()
+            # What is current in the snapshot that the run pins, whatever ended meanwhile.
+            source = _credit(snapshot, config)
+        else:
+            snapshot, done = rendered_beside(scratch, snapshot, renderer, everything)
+        refuse_unrendered(done)
+        notes.append(done.describe())
+    if source is not None:
         notes.append(f"advantages: {source.title}")
-    return prepare_at(snapshot, config, tokenizer, source, notes)
+    return _prepared(snapshot, config, tokenize, source, notes)
 
 
-def prepare_pinned(snapshot: Snapshot, config: TrainConfig, tokenizer: "PreTrainedTokenizerBase") -> Prepared:
+def prepare_pinned(snapshot: Snapshot, config: TrainConfig) -> Prepared:
     """Everything up to the first update on a snapshot on which a run was prepared before: its texts are rendered.
 
     Raises:
         DataRefusedError, UsageError: as for `prepare`.
     """
-    source = find_credit(snapshot, config.advantages, place="--advantages") if _uses_credit(config) else None
-    return prepare_at(snapshot, config, tokenizer, source)
+    return prepare_at(snapshot, config, _credit(snapshot, config))
 
 
-def prepare_at(
-    snapshot: Snapshot,
-    config: TrainConfig,
-    tokenizer: "PreTrainedTokenizerBase",
-    source: Credit | None,
-    notes: list[str] | None = None,
-) -> Prepared:
+def prepare_at(snapshot: Snapshot, config: TrainConfig, source: Credit | None) -> Prepared:
     """Selection and plan on a pinned snapshot with a resolved source of advantages.
 
     Raises:
         DataRefusedError: nothing to train on, or tokens of another tokenizer.
     """
+    return _prepared(snapshot, config, _tokenizer_of(config), source, [])
+
+
+def _tokenizer_of(config: TrainConfig, tokenizer: "PreTrainedTokenizerBase | None" = None) -> _Tokenize:
+    """Gives the tokenizer of a run's model, which is loaded once, and only if it is asked for."""
+
+    @cache
+    def tokenize() -> "PreTrainedTokenizerBase":
+        from trainer.policy.model_files import load_tokenizer
+
+        return load_tokenizer(config.model) if tokenizer is None else tokenizer
+
+    return tokenize
+
+
+def _prepared(
+    snapshot: Snapshot,
+    config: TrainConfig,
+    tokenize: _Tokenize,
+    source: Credit | None,
+    notes: list[str],
+) -> Prepared:
+    """Selection and plan; see `prepare_at`."""
     loss = find_loss(config)
-    notes = list(notes or ())
     episodes, held_out, kept = _split(snapshot, config)
     if kept is not None:
         notes.append(f"selection: {kept.describe()}")
     provenance = provenance_of(snapshot, episodes["episode_id"], config.tokens)
-    own = engine_encoding(tokenizer) if provenance == "engine" else rendered_encoding(tokenizer)
-    selection = select(snapshot, config, loss.needs, source=source, own_encoding=own, episodes=episodes, kept=kept)
-    if selection.encoding_id not in (own, None):
-        _check_foreign(selection, config, notes)
+    encoding = engine_encoding if provenance == "engine" else rendered_encoding
+
+    @cache
+    def own() -> int:
+        return encoding(tokenize())
+
+    selection = select(
+        snapshot,
+        config,
+        loss.needs,
+        source=source,
+        own_encoding=own,
+        episodes=episodes,
+        kept=kept,
+        longest=context_length(Path(config.model)),
+    )
+    refusals = find_refusals(snapshot, selection.members, loss)
     if loss.needs.normalised_advantages and selection.advantage_ties:
         notes.append(f"all advantages are equal, so {loss.name} weighs every token alike")
     plan = Plan(selection, config)
-    refusals = find_refusals(snapshot, selection.members, loss)
+    if not refusals and selection.encoding_id not in (None, own()):
+        _check_foreign(selection, config, notes)
     notes += doubts(selection.members, loss)
-    validation = None if held_out.is_empty() else _validation_plan(snapshot, config, own, held_out)
+    validation = None if held_out.is_empty() else _validation_plan(snapshot, plan.config, own, held_out)
     return Prepared(snapshot, selection, plan, refusals, notes, validation)
+
+
+def _credit(snapshot: Snapshot, config: TrainConfig) -> Credit | None:
+    """The advantages that a run reads, if it reads any."""
+    return find_credit(snapshot, config.advantages, place="--advantages") if _uses_credit(config) else None
 
 
 def _uses_credit(config: TrainConfig) -> bool:
@@ -141,7 +195,7 @@ def _split(snapshot: Snapshot, config: TrainConfig) -> tuple[pl.DataFrame, pl.Da
     return left, held_out, kept
 
 
-def _validation_plan(snapshot: Snapshot, config: TrainConfig, own: int | None, held_out: pl.DataFrame) -> Plan:
+def _validation_plan(snapshot: Snapshot, config: TrainConfig, own: Callable[[], int], held_out: pl.DataFrame) -> Plan:
     """One pass over the held-out episodes, every action of which counts."""
     alone = config.model_copy(
         update={

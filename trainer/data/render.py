@@ -6,52 +6,29 @@ it does not (reasoning stripped from earlier turns, say), the turn opens a seque
 and its end token; whatever the template writes after that belongs to the next context. Where a limit cut an action off,
 its end token was not sampled and carries no loss. Agents that take turns in an episode have a conversation each.
 
-The rows are job output of provenance `rendered`: likelihood losses may learn from them, ratio losses may not, because
-no policy sampled these ids.
+The rows (`trainer.data.render_job` writes them) are of provenance `rendered`: likelihood losses may learn from them,
+ratio losses may not, because no policy sampled these ids.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import jinja2
-import msgspec
-import polars as pl
 
 from lake import ids
-from lake.blobs import inlined
 from lake.errors import DataRefusedError
-from lake.lake import Lake
-from lake.reading import collected
-from lake.snapshot import Snapshot
-from lake.tables import TOKENS
-from trainer.data.chat import STEP_DOCUMENTS, Message, Turn, texts_of, turns_of
-from trainer.data.unrendered import UnrenderableError, is_written, loses_reasoning
+from trainer.data.chat import Message, Turn, texts_of
+from trainer.data.unrendered import UnrenderableError, is_python, is_written
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-EPISODES_A_WRITE = 2048
-"""Episodes rendered and written at a time."""
-RENDERING = 2
+RENDERING = 3
 """Version of what this module makes of a text: raise it with any change of that, so that rows which an older version
-left in a lake are not trained on. 2: agents apart, cut actions without an end token, no silent tool calls."""
-_STEP_COLUMNS = (
-    "episode_id",
-    "step_index",
-    "group_id",
-    "run_id",
-    "context",
-    "state",
-    "state_role",
-    "action",
-    "reasoning",
-    "tool_calls",
-    "agent_id",
-    "finish_reason",
-)
+left in a lake are not trained on. 2: agents apart, cut actions without an end token, no silent tool calls. 3: parts of
+text joined, no content that is no text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +103,10 @@ class Renderer:
         if not whole.startswith(prompt):
             raise UnrenderableError("template_rewrites_prompt")
         action = self._until_end(whole[len(prompt) :])
-        if not all(is_written(call, action) for call in turn.action.get("tool_calls", ())):
-            raise UnrenderableError("template_drops_tool_calls")
+        if not all(is_written(call, action) for call in _calls(turn.action)):
+            raise UnrenderableError("template_drops_tool_calls", f"step {turn.step_index}")
+        if any(is_python(call, whole) for message in (*turn.added, turn.action) for call in _calls(message)):
+            raise UnrenderableError("template_writes_python", f"step {turn.step_index}")
         emitted, extends = conversation.emitted, conversation.last
         if emitted is None or not prompt.startswith(emitted):
             emitted, extends = "", None
@@ -196,6 +175,12 @@ class Renderer:
         return marked if marked.endswith(self._special) else text
 
 
+def _calls(message: Message) -> list[Any]:
+    """The tool calls of a message."""
+    calls = message.get("tool_calls")
+    return calls if isinstance(calls, list) else []
+
+
 def _swallows_space(tokenizer: "PreTrainedTokenizerBase", token: str) -> bool:
     """Whether a marker takes the white space behind it along."""
     return not any(str(added) == token and not added.rstrip for added in tokenizer.added_tokens_decoder.values())
@@ -215,70 +200,3 @@ def rendered_encoding(tokenizer: "PreTrainedTokenizerBase") -> int:
 def engine_encoding(tokenizer: "PreTrainedTokenizerBase") -> int:
     """encoding_id of engine rows that name this tokenizer and template."""
     return ids.key_hash("engine", tokenizer_hash(tokenizer), str(tokenizer.chat_template))
-
-
-def render_missing(
-    lk: Lake, snapshot: Snapshot, renderer: Renderer, episode_ids: pl.Series, parameters: dict[str, Any]
-) -> dict[str, int]:
-    """Render the episodes that have no rows in the renderer's encoding yet, as a `render` job.
-
-    Args:
-        lk: where rows go.
-        snapshot: where episodes come from.
-        renderer: the template.
-        episode_ids: int64 [E].
-        parameters: for the job's row.
-
-    Returns:
-        Episodes by outcome: rendered, present, and a count per reason of `UnrenderableError`; without_reasoning are
-        those of the rendered ones of which the template leaves reasoning out.
-    """
-    done = snapshot.scan("tokens").filter(pl.col("encoding_id") == renderer.encoding_id)
-    present = collected(done.select(pl.col("episode_id").unique()))["episode_id"]
-    missing = episode_ids.filter(~episode_ids.is_in(present.implode())).sort()
-    counts = Counter({"rendered": 0, "present": len(episode_ids) - len(missing)})
-    if missing.is_empty():
-        return dict(counts)
-    with lk.job(
-        kind="render",
-        parameters=parameters,
-        code=[import_module(name) for name in (__name__, "trainer.data.chat", "trainer.data.unrendered")],
-        snapshot=snapshot,
-    ) as job:
-        for low in range(0, len(missing), EPISODES_A_WRITE):
-            frame = _render(snapshot, renderer, missing[low : low + EPISODES_A_WRITE], counts)
-            job.write("tokens", frame)
-            job.counts["rows_out"] = job.counts.get("rows_out", 0) + frame.height
-        job.counts |= {f"episodes_{name}": number for name, number in counts.items()}
-    return dict(counts)
-
-
-def _render(snapshot: Snapshot, renderer: Renderer, chunk: pl.Series, counts: Counter[str]) -> pl.DataFrame:
-    """Token rows of some episodes."""
-    mine = pl.col("episode_id").is_in(chunk.implode())
-    heads = collected(snapshot.scan("episodes").filter(mine).select("episode_id", "initial_messages", "tools"))
-    heads = inlined(snapshot, heads, ("initial_messages", "tools"))
-    head_of = {row["episode_id"]: row for row in heads.iter_rows(named=True)}
-    steps = inlined(snapshot, collected(snapshot.scan("steps").filter(mine).select(_STEP_COLUMNS)), STEP_DOCUMENTS)
-    steps = steps.sort("run_id", "group_id", *_STEP_COLUMNS[:2])
-    rows: list[dict[str, Any]] = []
-    for part in steps.partition_by("episode_id", maintain_order=True):
-        episode_id = part["episode_id"][0]
-        head = head_of[episode_id]
-        common = {"group_id": part["group_id"][0], "run_id": part["run_id"][0]}
-        tools = msgspec.json.decode(head["tools"]) if head["tools"] else None
-        try:
-            turns = turns_of(head["initial_messages"], part.to_dicts())
-            spans = renderer.spans(turns, tools)
-        except UnrenderableError as error:
-            counts[str(error)] += 1
-            continue
-        counts["rendered"] += 1
-        if any(loses_reasoning(turn, span.action) for turn, span in zip(turns, spans, strict=True)):
-            counts["without_reasoning"] += 1
-        rows += renderer.rows(episode_id, spans, common)
-    if not rows:
-        return pl.DataFrame()
-    schema = {name: dtype for name, dtype in TOKENS.polars().items() if name in rows[0]}
-    fixed = {"encoding_id": renderer.encoding_id, "provenance": "rendered", "has_logprobs": False}
-    return pl.DataFrame(rows, schema=schema, orient="row").with_columns(pl.lit(v).alias(k) for k, v in fixed.items())

@@ -16,13 +16,13 @@ _RANKS = (2, 4, 8)
 Row = tuple[str, str, str | None]
 
 
-def plan_rows(prepared: Prepared, *, epochs: int, seconds: float, how: str) -> pl.DataFrame:
+def plan_rows(prepared: Prepared, *, epochs: int, seconds: float | None, how: str) -> pl.DataFrame:
     """One row per figure.
 
     Args:
         prepared: the run that could start.
         epochs: passes over the data.
-        seconds: estimated training time.
+        seconds: estimated training time; None is not known.
         how: where the estimate comes from.
 
     Returns:
@@ -36,6 +36,7 @@ def plan_rows(prepared: Prepared, *, epochs: int, seconds: float, how: str) -> p
         ("tokens", f"{plan.tokens:,}", "per epoch, context included"),
         ("action tokens", f"{plan.loss_tokens:,}", "per epoch; they carry the loss"),
         ("token source", selection.provenance, None),
+        ("longest sequence", f"{selection.max_length:,}", _lengths(selection)),
         ("epochs", str(epochs), None),
         ("optimizer steps", str(len(plan.steps)), None),
         *_packing(plan),
@@ -50,8 +51,14 @@ def plan_rows(prepared: Prepared, *, epochs: int, seconds: float, how: str) -> p
         where = f"in {row['episodes']:,} episodes{tokens}"
         rows.append((f"dropped: {row['reason']}", f"{row['steps']:,} steps", where))
     rows += [(f"refused: {r.reason}", f"{r.steps:,} steps", r.message) for r in prepared.refusals]
-    rows.append(("estimated seconds", f"{seconds:.3g}", how))
+    rows.append(("estimated seconds", "unknown" if seconds is None else f"{seconds:.3g}", how))
     return pl.DataFrame(rows, schema=["item", "value", "note"], orient="row")
+
+
+def _lengths(selection: Selection) -> str:
+    """What the limit on the length of sequences does to the data."""
+    too_long = selection.too_long
+    return "max_length" if too_long is None else too_long.describe(selection.max_length)
 
 
 def _packing(plan: Plan) -> list[Row]:

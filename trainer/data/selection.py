@@ -5,6 +5,7 @@ trained step is cut off. Every row that carries no loss has exactly one reason, 
 `trainer.data.drops.Drop`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import polars as pl
@@ -28,7 +29,29 @@ from trainer.losses import Needs
 
 _TIE = 1e-9
 """Advantages that are closer are equal, relative to their size above 1."""
+_TENTH = 10
+"""A limit on length that takes away more than one live step of so many is told."""
 _STEPS = {"episode_id": pl.Int64, "step_index": pl.Int32}
+
+
+@dataclass(frozen=True, slots=True)
+class TooLong:
+    """What a limit on the length of sequences takes away, and which one would not."""
+
+    steps: int
+    """Live steps that end beyond it: they would be trained but for their length."""
+    live: int
+    """All live steps, those within it included."""
+    most: int
+    """Smallest limit that takes at most a tenth of them away."""
+    every: int
+    """Smallest limit that takes none away."""
+
+    def describe(self, limit: int) -> str:
+        """For people: what `limit` does, and what would be better."""
+        share = f"{self.steps:,} of {self.live:,} live steps ({self.steps / self.live:.0%})"
+        better = f"--max-length {self.most} would leave out at most a tenth, {self.every} none"
+        return f"max_length {limit} leaves out {share}; {better}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +76,8 @@ class Selection:
     """Groups of the selected episodes, if advantages are used."""
     dead_groups: int | None
     """Those without signal."""
+    max_length: int
+    """Longest sequence in tokens: the configuration's, or what fits the data."""
     sources: pl.DataFrame | None = None
     """episode_id, source: position in the mixture of each selected episode; None without a mixture."""
     findings: tuple[Finding, ...] = ()
@@ -61,6 +86,8 @@ class Selection:
     """Subtracted from the advantages (0 where the loss takes them as they are)."""
     advantage_scale: float = 1.0
     """The advantages are divided by this."""
+    too_long: TooLong | None = None
+    """What that takes away, if it is more than a tenth."""
     advantage_ties: bool = False
     """The loss normalises advantages, and those of the trained steps are all equal up to rounding."""
 
@@ -106,9 +133,10 @@ def select(
     needs: Needs,
     *,
     source: Credit | None = None,
-    own_encoding: int | None = None,
+    own_encoding: Callable[[], int] | None = None,
     episodes: pl.DataFrame | None = None,
     kept: Kept | None = None,
+    longest: int | None = None,
 ) -> Selection:
     """Judge every step of the selected episodes.
 
@@ -117,9 +145,10 @@ def select(
         config: the run.
         needs: of its loss.
         source: where advantages come from; required if the loss needs them or dead groups are left out.
-        own_encoding: encoding_id of the model's tokenizer under the provenance in question, if known.
+        own_encoding: gives the encoding_id of the model's tokenizer under the provenance in question, if known.
         episodes: of `select_episodes`, if known already.
         kept: the selection that is honoured, if one is; None reads that of `config.selection`.
+        longest: tokens that the model was made for; a limit that fits the data goes no higher.
 
     Returns:
         What is trained on, and what is not.
@@ -131,11 +160,13 @@ def select(
     rows = read_token_rows(snapshot, episodes["episode_id"])
     rows, encoding_id = choose_encoding(rows, provenance, own_encoding)
     members = link_sequences(rows.with_columns(staleness=staleness(snapshot, rows)))
+    config = _fitted(config, members, longest)
     credit = None if source is None else _credit(snapshot, source, episodes["episode_id"], config, needs)
     members = _join(members, _special_steps(snapshot, episodes["episode_id"]), credit)
     members = _marked(members, dropped)
     dead_flags = [] if credit is None else _dead_flags(credit)
     members = _judge(members, needs, config, dead_flags)
+    too_long = _too_long(members, config)
     preferences = None
     if needs.pairs or needs.labels:
         preferences = find_preferences(snapshot, members, credit, config, needs, sources)
@@ -155,6 +186,8 @@ def select(
         source=source,
         groups=groups,
         dead_groups=dead_groups,
+        max_length=config.fitted_length,
+        too_long=too_long,
         sources=sources,
         findings=() if preferences is None else tuple(preferences.findings),
         advantage_mean=mean,
@@ -247,6 +280,24 @@ def _judge(members: pl.DataFrame, needs: Needs, config: TrainConfig, dead_flags:
     return members.with_columns(trained=trained).with_columns(
         loss_tokens=pl.when(trained).then(pl.col("n_trained")).otherwise(0).cast(pl.Int64)
     )
+
+
+def _fitted(config: TrainConfig, members: pl.DataFrame, longest: int | None) -> TrainConfig:
+    """The configuration with a limit on the length of sequences: its own, or the data's longest, up to the model's."""
+    if config.max_length is not None:
+        return config
+    needed = max(2, int(members["end"].max() or 0))  # type: ignore[arg-type]
+    return config.model_copy(update={"max_length": needed if longest is None else min(needed, longest)})
+
+
+def _too_long(members: pl.DataFrame, config: TrainConfig) -> TooLong | None:
+    """What the limit takes away of the steps that would be trained without it, if it is more than a tenth."""
+    live = ~pl.col("repeated") & pl.col("reason").fill_null(Drop.OVER_LENGTH).eq(Drop.OVER_LENGTH)
+    end_S = members.filter(live)["end"].sort()
+    over = int((end_S > config.fitted_length).sum())
+    if over * _TENTH <= len(end_S):
+        return None
+    return TooLong(over, len(end_S), most=int(end_S[-1 - len(end_S) // _TENTH]), every=int(end_S[-1]))
 
 
 def _drops(members: pl.DataFrame, episodes: pl.DataFrame) -> pl.DataFrame:

@@ -4,7 +4,7 @@ Selection, planning and refusals work on this frame; the stream uses `file` and 
 scalars only keeps planning fast at any size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import polars as pl
@@ -81,13 +81,16 @@ def read_token_rows(snapshot: Snapshot, episode_ids: pl.Series, columns: Sequenc
     return frame.filter(is_new)
 
 
-def choose_encoding(rows: pl.DataFrame, provenance: str, own: int | None) -> tuple[pl.DataFrame, int | None]:
+def choose_encoding(
+    rows: pl.DataFrame, provenance: str, own: Callable[[], int] | None
+) -> tuple[pl.DataFrame, int | None]:
     """The rows that are trained on: those of the model's own encoding, else of the only other one there is.
 
     Args:
         rows: token rows.
         provenance: engine or rendered.
-        own: encoding_id that the model's tokenizer and template have under this provenance; None if not known.
+        own: gives the encoding_id that the model's tokenizer and template have under this provenance; asked only where
+            there are several; None if it is not known.
 
     Returns:
         Its rows and its encoding_id (None if there are no such rows).
@@ -97,9 +100,9 @@ def choose_encoding(rows: pl.DataFrame, provenance: str, own: int | None) -> tup
     """
     rows = rows.filter(pl.col("provenance") == provenance)
     found = rows.group_by("encoding_id").agg(pl.col("episode_id").n_unique()).sort("encoding_id")
-    if own is not None and own in found["encoding_id"]:
-        return rows.filter(pl.col("encoding_id") == own), own
     if found.height > 1:
+        if own is not None and own() in found["encoding_id"]:
+            return rows.filter(pl.col("encoding_id") == own()), own()
         listed = ", ".join(f"{ids.to_text(encoding)} ({episodes} episodes)" for encoding, episodes in found.rows())
         msg = (
             f"table `tokens`: the selected episodes come in {found.height} encodings, none known to be the model's: "

@@ -20,7 +20,7 @@ from lake.cli_options import echo_rows, format_option, lake_option
     help="Which token rows: as sampled (engine), as rendered from text, or the former first (auto). Default: auto.",
 )
 @click.option("--token-budget", type=int, help="Tokens of one forward pass. Default: 8192.")
-@click.option("--max-length", type=int, help="Longest sequence in tokens. Default: 8192.")
+@click.option("--max-length", type=int, help="Longest sequence in tokens. Default: as the data needs.")
 @click.option("--device", help="Torch device. Default: cpu.")
 @format_option
 def rescore(checkpoint: str, lake_uri: str, name: str | None, output_format: str, **flags: str | int | None) -> None:

@@ -30,7 +30,6 @@ from trainer.evaluation.checkpoints import Place, find_checkpoint, open_policy
 from trainer.evaluation.ratio_rows import ratio_rows
 from trainer.evaluation.scored import KEYS, KIND, STORED, names_of
 from trainer.evaluation.scoring import chunks, pending, score
-from trainer.policy.model_files import load_tokenizer
 
 if TYPE_CHECKING:
     from trainer.policy.model import Policy
@@ -100,7 +99,7 @@ def rescore(
     name, said = _named(lk.snapshot(), name or place.name, digest)
     fixed = {"model": tokenizer_of, "loss": "sft", "live_only": False, "episodes_per_step": EPISODES_A_STEP}
     config = validated(TrainConfig, options | fixed)
-    prepared = prepare(lk, config, load_tokenizer(tokenizer_of))
+    prepared = prepare(lk, config)
     run = _Run(lk, prepared.snapshot, place, policy, name, digest, checkpoint, config)
     selection = pending(prepared.selection, run.done(prepared.snapshot))
     total = int(selection.members["trained"].sum())

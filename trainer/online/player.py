@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import torch  # noqa: TID253 - loaded by commands only when they train
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase  # noqa: TID253
+from transformers import PreTrainedTokenizerBase  # noqa: TID253
 
-from trainer.policy.model_files import load_tokenizer
+from trainer.policy.model_files import load_model, load_tokenizer
 
 
 class Player:
@@ -17,9 +16,7 @@ class Player:
     """
 
     def __init__(self, folder: Path) -> None:
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-        model.train(mode=False)
-        self.model = model
+        self.model: Any = load_model(folder).eval()
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(folder)
 
     def load(self, trained: Any) -> None:

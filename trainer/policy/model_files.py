@@ -1,6 +1,6 @@
 """Models and tokenizers from disk: a Hugging Face folder, or a GGUF file, whose quantised weights become float32.
 
-Nothing is downloaded.
+Nothing is downloaded, and no code of a model's own is run: `trainer.policy.model_folder` refuses it first.
 """
 
 from pathlib import Path
@@ -8,12 +8,29 @@ from struct import error as StructError  # noqa: N812 - a class, whatever its na
 from typing import TYPE_CHECKING, Any
 
 import torch  # noqa: TID253 - loaded by commands only when they train
+from huggingface_hub.errors import StrictDataclassError
 
 from lake.errors import UsageError
 from trainer.atomic import atomic_folder
+from trainer.policy.model_folder import check_model_folder, check_no_code
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+_LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+"""Whatever a folder asks for, nothing is fetched and no code in it is run."""
+_UNREADABLE = (
+    OSError,
+    ArithmeticError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ImportError,
+    StrictDataclassError,
+)
+"""What transformers raises for configurations of another type, version or package than it knows."""
 
 
 def load_model(source: str | Path) -> Any:
@@ -24,21 +41,23 @@ def load_model(source: str | Path) -> Any:
 
     Raises:
         UsageError: no such model, no causal language model in it, damaged or missing weights (transformers would draw
-            random ones), or a GGUF file without the package gguf.
+            random ones), what `check_model_folder` refuses, or a GGUF file without the package gguf.
     """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     path = Path(source)
-    place, options = _place(path)
-    if not options and not (path / "config.json").is_file():
-        msg = f"{path} holds no model (no config.json); name a Hugging Face folder, or make one: trajlake init-model"
-        raise UsageError(msg)
+    place, options = checked_place(path)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            place, dtype=torch.float32, local_files_only=True, output_loading_info=True, **options
+            place,
+            dtype=torch.float32,
+            output_loading_info=True,
+            use_safetensors=None if options else True,
+            **_LOCAL,
+            **options,
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError, StructError) as error:
+    except (*_UNREADABLE, RuntimeError, SafetensorError, StructError) as error:
         msg = f"{path} cannot be loaded as a causal language model: {error}"
         raise UsageError(msg) from error
     model, found = loaded
@@ -57,13 +76,13 @@ def empty_model(source: str | Path) -> Any:
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    place, options = _place(Path(source))
+    place, options = checked_place(Path(source))
     if options:
         return load_model(source)
-    config = AutoConfig.from_pretrained(place, local_files_only=True)
+    config = AutoConfig.from_pretrained(place, **_LOCAL)
     factory: Any = AutoModelForCausalLM
     with torch.device("meta"):
-        return factory.from_config(config, dtype=torch.float32).eval()
+        return factory.from_config(config, dtype=torch.float32, trust_remote_code=False).eval()
 
 
 def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerBase":
@@ -73,14 +92,14 @@ def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerBase":
         source: Hugging Face folder, or a .gguf file.
 
     Raises:
-        UsageError: none there, or a slow one.
+        UsageError: none there, a slow one, or what `check_model_folder` refuses.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    place, options = _place(Path(source))
+    place, options = checked_place(Path(source))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(place), local_files_only=True, **options)
-    except (OSError, ValueError, StructError) as error:
+        tokenizer = AutoTokenizer.from_pretrained(str(place), **_LOCAL, **options)
+    except (*_UNREADABLE, StructError) as error:
         msg = f"{source} holds no tokenizer: {error}; name a Hugging Face folder, or make one: trajlake init-model"
         raise UsageError(msg) from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
@@ -112,13 +131,15 @@ def convert_model(source: Path, folder: Path) -> int:
     return int(model.num_parameters())
 
 
-def _place(path: Path) -> tuple[Path, dict[str, str]]:
+def checked_place(path: Path) -> tuple[Path, dict[str, str]]:
     """The folder of a model, and what transformers needs to find a GGUF file in it.
 
     Raises:
-        UsageError: a GGUF file that is missing, or cannot be read for want of the package gguf.
+        UsageError: what `check_model_folder` refuses; a GGUF file that is missing, lies beside a configuration with
+            code, or cannot be read for want of the package gguf.
     """
     if path.suffix != ".gguf":
+        check_model_folder(path)
         return path, {}
     if not path.is_file():
         msg = f"{path} is not there; name a .gguf file, or a Hugging Face folder"
@@ -129,6 +150,7 @@ def _place(path: Path) -> tuple[Path, dict[str, str]]:
         msg = f'{path} needs the package gguf: pip install "trajlake[gguf]"'
         raise UsageError(msg) from error
     del gguf
+    check_no_code(path.parent)
     return path.parent, {"gguf_file": path.name}
 
 

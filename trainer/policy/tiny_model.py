@@ -8,6 +8,7 @@ sizes and seed give the same folder.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from lake.reading import collected
 from lake.snapshot import Snapshot
 from trainer.atomic import atomic_folder
 from trainer.data.chat import STEP_DOCUMENTS, texts_of, turns_of
+from trainer.data.unrendered import UnrenderableError
 from trainer.frozen import FrozenModel
 
 if TYPE_CHECKING:
@@ -117,7 +119,9 @@ def lake_texts(snapshot: Snapshot) -> Iterator[str]:
     head_of = {row["episode_id"]: row for row in heads.iter_rows(named=True)}
     for part in steps.partition_by("episode_id", maintain_order=True):
         head = head_of[part["episode_id"][0]]
-        yield from texts_of(turns_of(head["initial_messages"], part.to_dicts()))
+        # What cannot be trained on need not be encoded well.
+        with suppress(UnrenderableError):
+            yield from texts_of(turns_of(head["initial_messages"], part.to_dicts()))
     yield from heads["tools"].drop_nulls().unique()
 
 

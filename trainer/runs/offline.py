@@ -1,27 +1,29 @@
 """Offline training: start a run over the lake, or resume one that was killed, with the same final weights.
 
+What speaks against a run is looked for first, the cheapest first: folder, model folder, data. torch and the weights are
+loaded when nothing does.
+
 Selection and plan are made again on resumption, from the pinned snapshot, and must come out the same; the newest row of
 `checkpoints` says where to go on.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
+from tempfile import TemporaryDirectory
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch  # noqa: TID253 - loaded by commands only when they train
-
+import lake
 from lake import ids
 from lake.errors import CheckpointError, ContractError, UsageError
 from lake.faults import validated
 from lake.lake import Lake
-from trainer.backends.base import PolicyBackend
-from trainer.backends.ranks import join_ranks
+from trainer.backends.ranks import Ranks, join_ranks
 from trainer.config import TrainConfig
 from trainer.data.preparation import Prepared, prepare, prepare_at, prepare_pinned
 from trainer.data.refusals import refuse
@@ -29,16 +31,22 @@ from trainer.effect import idle_options, in_words
 from trainer.losses import find_loss
 from trainer.monitor.alarms import Alarms
 from trainer.monitor.loggers import check_installed
-from trainer.policy.model import Policy
-from trainer.policy.model_files import load_tokenizer
-from trainer.runs.checkpoint import State, changed_environment, load_checkpoint
-from trainer.runs.factories import make_backend
+from trainer.policy.model_folder import check_model_folder
 from trainer.runs.lineage import checkpoints_of, final_digest, job_row, newest_checkpoint, next_attempt
 from trainer.runs.retention import sweep
 from trainer.runs.runs import RunFolder, RunRecord
 from trainer.runs.schedule import default_learning_rate
 from trainer.runs.together import RunJob, leased, locked, prepared_together, run_job
-from trainer.runs.training_run import Evaluation, Progress, TrainingRun, TrainResult
+
+if TYPE_CHECKING:
+    from trainer.backends.base import PolicyBackend
+    from trainer.policy.model import Policy
+    from trainer.runs.checkpoint import State
+    from trainer.runs.training_run import Evaluation, Progress, TrainResult
+
+
+OnPlan = Callable[[Prepared], None]
+"""Called when it is known what will be trained on; what it takes off `notes` is not in the result again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,8 @@ def make_deterministic(config: TrainConfig) -> None:
 
     Some attention kernels of a GPU have no such form: there it warns, and the run is close to repeatable.
     """
+    import torch
+
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(mode=True, warn_only=config.device != "cpu")
     # Filling fresh memory would only help code that reads it uninitialised.
@@ -66,13 +76,22 @@ def make_deterministic(config: TrainConfig) -> None:
         torch.set_num_threads(config.threads)
 
 
-def resolve(config: TrainConfig, policy: Policy) -> TrainConfig:
-    """The configuration with what it leaves open filled in: learning rate, threads, live_only."""
+def resolve(config: TrainConfig, policy: "Policy", max_length: int | None = None) -> TrainConfig:
+    """The configuration with what it leaves open filled in: learning rate, threads, live_only, max_length.
+
+    Args:
+        config: the run.
+        policy: the model.
+        max_length: what fits the data.
+    """
+    import torch
+
     return config.model_copy(
         update={
             "learning_rate": config.learning_rate or default_learning_rate(policy.num_trained),
             "threads": torch.get_num_threads(),
             "live_only": find_loss(config).needs.advantages if config.live_only is None else config.live_only,
+            "max_length": config.max_length or max_length,
         }
     )
 
@@ -83,10 +102,11 @@ def train(
     out: Path,
     *,
     run_id: str,
-    on_step: Progress | None = None,
-    evaluate: Evaluation | None = None,
+    on_step: "Progress | None" = None,
+    on_plan: OnPlan | None = None,
+    evaluate: "Evaluation | None" = None,
     origin: Origin | None = None,
-) -> TrainResult:
+) -> "TrainResult":
     """Start a run.
 
     Args:
@@ -95,25 +115,26 @@ def train(
         out: its folder, in which no run was started before.
         run_id: its name.
         on_step: called after each update.
+        on_plan: called when it is known what will be trained on.
         evaluate: called after each update; what it returns is stored among the update's metrics.
         origin: of the run that this one repeats; None starts on the newest data.
 
     Raises:
-        UsageError: the folder holds a run.
+        UsageError: the folder holds a run, or the model or the device cannot be used.
         DataRefusedError: the data cannot support the loss.
         CheckpointError: what is repeated was trained from another model or another plan.
     """
     ranks, folder = join_ranks(config.device), RunFolder(out)
     with locked(folder, ranks):
-        ranks.told_by_zero(lambda: _check_empty(folder))
-        make_deterministic(config)
-        ranks.told_by_zero(lambda: check_installed(config.loggers))
-        idle = idle_options(config)
-        backend = make_backend(config, ranks)
-        config = resolve(config, backend.policy)
+        ranks.told_by_zero(lambda: _check_start(folder, config))
         prepared = prepared_together(lk, config, lambda: _prepare(lk, config, origin), ranks)
         ranks.told_by_zero(lambda: refuse(prepared.refusals))
-        prepared.notes.extend([in_words(idle)] if idle else [])
+        if idle := idle_options(config):
+            prepared.notes.append(in_words(idle))
+        if on_plan is not None and ranks.leads:
+            on_plan(prepared)
+        backend = _backend(config, ranks)
+        config = resolve(config, backend.policy, prepared.selection.max_length)
         digest = backend.model_digest()
         if origin is not None:
             _check_same(origin, config, digest, prepared)
@@ -136,17 +157,45 @@ def train(
             )
             if ranks.leads:
                 folder.write(record)
+            from trainer.runs.training_run import TrainingRun
+
             run = TrainingRun(job, folder, record, prepared, backend, config)
             return run.finish(first=0, on_step=on_step, evaluate=evaluate)
 
 
-def resume(lk: Lake, out: Path, *, on_step: Progress | None = None, evaluate: Evaluation | None = None) -> TrainResult:
+@contextmanager
+def preview(lk: Lake, config: TrainConfig) -> Iterator[Prepared]:
+    """A run as it would start, for a look at its plan: nothing is written into the lake, and no weights are loaded.
+
+    Texts that the lake has no tokens of are tokenised into a temporary folder, which goes when the block ends.
+
+    Args:
+        lk: data.
+        config: the run.
+
+    Raises:
+        UsageError, DataRefusedError: as for `train`, but what the data refuse is in the plan's `refusals`.
+    """
+    _check_model(config)
+    with TemporaryDirectory(prefix="trajlake-plan-") as folder:
+        yield prepare(lk, config, scratch=lake.open(Path(folder) / "lake", create=True))
+
+
+def resume(
+    lk: Lake,
+    out: Path,
+    *,
+    on_step: "Progress | None" = None,
+    on_plan: OnPlan | None = None,
+    evaluate: "Evaluation | None" = None,
+) -> "TrainResult":
     """Continue a run from its newest checkpoint, or state the result of a finished one.
 
     Args:
         lk: the lake that the run was started on.
         out: its folder.
         on_step: called after each update.
+        on_plan: as for `train`.
         evaluate: as for `train`.
 
     Raises:
@@ -157,15 +206,20 @@ def resume(lk: Lake, out: Path, *, on_step: Progress | None = None, evaluate: Ev
     ranks = join_ranks(_device(folder))
     with locked(folder, ranks):
         before = ranks.told_by_zero(lambda: _before(lk, folder))
+        from trainer.runs.training_run import TrainingRun, TrainResult
+
         record, newest = before.record, before.newest
         if before.final is not None and newest is not None:
             notes = ["this run had finished already"]
             return TrainResult(record.job_id, newest["optimizer_step"], before.final, folder.final, notes)
         config = validated(TrainConfig, record.config, f"{folder.path / 'run.json'}: ")
-        make_deterministic(config)
-        ranks.told_by_zero(lambda: check_installed(config.loggers))
-        backend = make_backend(config, ranks)
-        prepared = _prepare_again(lk, config, record, backend)
+        ranks.told_by_zero(lambda: _check_model(config))
+        prepared = prepare_at(lk.at(record.snapshot), config, record.source)
+        if on_plan is not None and ranks.leads:
+            on_plan(prepared)
+        backend = _backend(config, ranks)
+        origin = Origin(record.snapshot, record.plan_hash, record.model_sha256)
+        _check_same(origin, config, backend.model_digest(), prepared)
         state = None if newest is None else _load(folder, newest, backend, prepared)
         job = run_job(
             lambda: lk.job(
@@ -230,15 +284,42 @@ def _device(folder: RunFolder) -> str:
     return "cpu" if record is None else str(record.config["device"])
 
 
-def _check_empty(folder: RunFolder) -> None:
-    """A run is started in a folder of its own.
+def _check_start(folder: RunFolder, config: TrainConfig) -> None:
+    """What a run needs beside its data.
 
     Raises:
-        UsageError: the folder holds one.
+        UsageError: the folder holds a run already; or as for `_check_model`.
+        MissingExtraError: a logger is not installed.
     """
     if folder.read() is not None:
         msg = f"{folder.path} holds a run already; continue it with --resume, or choose another --out"
         raise UsageError(msg)
+    _check_model(config)
+
+
+def _check_model(config: TrainConfig) -> None:
+    """Whether model and device can be used, as far as that shows without torch on a CPU.
+
+    Raises:
+        UsageError: they cannot.
+        MissingExtraError: a logger is not installed.
+    """
+    for model in filter(None, (config.model, config.reference)):
+        if not model.endswith(".gguf"):
+            check_model_folder(Path(model))
+    check_installed(config.loggers)
+    if config.device != "cpu":
+        from trainer.policy.model_check import check_device
+
+        check_device(config.device)
+
+
+def _backend(config: TrainConfig, ranks: Ranks) -> "PolicyBackend":
+    """The model in training; torch is loaded here, once everything else is known to be in order."""
+    from trainer.runs.factories import make_backend
+
+    make_deterministic(config)
+    return make_backend(config, ranks)
 
 
 @contextmanager
@@ -267,24 +348,9 @@ def _code() -> list[ModuleType]:
     return [*rooms, *map(import_module, [*(f"trainer.{name}" for name in _ALONE), *inside])]
 
 
-def _prepare_again(lk: Lake, config: TrainConfig, record: RunRecord, backend: PolicyBackend) -> Prepared:
-    """The same plan from the same data and the same model.
-
-    Raises:
-        CheckpointError: the model or the plan is another.
-    """
-    prepared = prepare_at(lk.at(record.snapshot), config, load_tokenizer(config.model), record.source)
-    origin = Origin(record.snapshot, record.plan_hash, record.model_sha256)
-    _check_same(origin, config, backend.model_digest(), prepared)
-    return prepared
-
-
 def _prepare(lk: Lake, config: TrainConfig, origin: Origin | None) -> Prepared:
     """Selection and plan on the newest snapshot, or on that of the run that is repeated."""
-    tokenizer = load_tokenizer(config.model)
-    if origin is None:
-        return prepare(lk, config, tokenizer)
-    return prepare_pinned(lk.at(dict(origin.snapshot)), config, tokenizer)
+    return prepare(lk, config) if origin is None else prepare_pinned(lk.at(dict(origin.snapshot)), config)
 
 
 def _check_same(origin: Origin, config: TrainConfig, model_sha256: str, prepared: Prepared) -> None:
@@ -308,8 +374,10 @@ def _check_same(origin: Origin, config: TrainConfig, model_sha256: str, prepared
         raise CheckpointError(msg)
 
 
-def _load(folder: RunFolder, row: dict[str, Any], backend: PolicyBackend, prepared: Prepared) -> State:
+def _load(folder: RunFolder, row: dict[str, Any], backend: "PolicyBackend", prepared: Prepared) -> "State":
     """Load the checkpoint of a row of `checkpoints`."""
+    from trainer.runs.checkpoint import changed_environment, load_checkpoint
+
     place = folder.checkpoints / Path(row["uri"]).name
     state = load_checkpoint(place, backend)
     prepared.notes.extend(changed_environment(state, backend.world_size))

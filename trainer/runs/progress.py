@@ -1,27 +1,146 @@
-"""A progress bar on stderr for training."""
+"""What a person sees of a training run while it goes on, on stderr: what is trained on and what is not, then progress.
 
-from collections.abc import Iterator
+On a terminal a bar follows the updates. Elsewhere lines do, none more than half a minute after the one before, also
+while a single update takes longer than that.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+import click
 
-from trainer.runs.loop import StepReport
-from trainer.runs.training_run import Progress as OnStep
+if TYPE_CHECKING:
+    from trainer.data.preparation import Prepared
+    from trainer.runs.loop import StepReport
+
+_LINE_SECONDS = 20.0
+"""Between two lines of progress."""
+
+
+class Teller:
+    """Says what a run does, stage by stage.
+
+    Args:
+        say: takes a line.
+        show: takes updates done, all updates, and how the last one went, after each; None says it in lines.
+        seconds: between two lines of progress.
+    """
+
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        show: Callable[[int, int, str], None] | None = None,
+        seconds: float = _LINE_SECONDS,
+    ) -> None:
+        self._say = say
+        self._show = show
+        self._seconds = seconds
+        self._began = self._said = time.monotonic()
+        self._doing = "looking at the data"
+        self._losses: list[tuple[int, str]] = []
+
+    def on_plan(self, prepared: "Prepared") -> None:
+        """Say what will be trained on; see `trainer.runs.offline.OnPlan`."""
+        self.conclude()
+        for line in plan_lines(prepared):
+            self._tell(line)
+        prepared.notes.clear()
+        self._doing = "loading the model"
+
+    def on_step(self, report: "StepReport", total: int) -> None:
+        """Say how an update went; see `trainer.runs.training_run.Progress`."""
+        done, metrics = report.step.index + 1, report.metrics
+        for sentence in report.alarms:
+            self._tell(f"update {report.step.index}: {sentence}")
+        went = f"loss {metrics['loss']:.4f}"
+        if "logprob" in metrics:
+            went += f", log-probability {metrics['logprob']:.3f} per trained token"
+        is_first = not self._losses
+        self._losses = [*self._losses[:1], (done, went)]
+        self._doing = f"update {done} of {total}: {went}"
+        if self._show is not None:
+            self._show(done, total, went)
+        elif is_first:
+            self._remind()
+
+    def conclude(self) -> None:
+        """Say from where to where the loss went."""
+        if self._losses:
+            (first, before), (last, after) = self._losses[0], self._losses[-1]
+            self._tell(f"first: update {first}, {before}")
+            self._tell(f"last: update {last}, {after}")
+        self._losses = []
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """While the block lasts, say every so often what is being done, if nothing else is said."""
+        stop = threading.Event()
+
+        def remind() -> None:
+            while not stop.wait(max(0.0, self._said + self._seconds - time.monotonic())):
+                if time.monotonic() - self._said >= self._seconds:
+                    self._remind()
+
+        thread = threading.Thread(target=remind, daemon=True)
+        if self._show is None:
+            thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+
+    def _remind(self) -> None:
+        self._tell(f"{self._doing}, {time.monotonic() - self._began:.0f} s")
+
+    def _tell(self, line: str) -> None:
+        self._said = time.monotonic()
+        self._say(line)
+
+
+def plan_lines(prepared: "Prepared") -> list[str]:
+    """What will be trained on and what will not, line by line; a limit that does not fit the data comes first.
+
+    Args:
+        prepared: the run that could start.
+    """
+    plan, selection = prepared.plan, prepared.selection
+    lines = [] if selection.too_long is None else [selection.too_long.describe(selection.max_length)]
+    lines += prepared.notes
+    steps = int(plan.trained_M.sum())
+    lines.append(
+        f"trained: {steps:,} steps of {plan.episodes:,} episodes, {plan.loss_tokens:,} action tokens; "
+        f"{len(plan.steps):,} updates"
+    )
+    if selection.drops.height:
+        drops = ", ".join(f"{row['reason']} {row['steps']:,}" for row in selection.drops.iter_rows(named=True))
+        lines.append(f"steps left out: {drops}")
+    return lines
 
 
 @contextmanager
-def training_bar() -> Iterator[OnStep]:
-    """A bar that follows the optimizer steps; silent where stderr is no terminal."""
+def told() -> Iterator[Teller]:
+    """Progress of a run on stderr: a bar on a terminal, lines elsewhere, nothing on ranks other than 0."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from trainer.backends.ranks import speaks
+
     console = Console(stderr=True)
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[loss]}"), TimeRemainingColumn())
-    with Progress(TextColumn("train"), *columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("train", total=None, loss="")
-
-        def on_step(report: StepReport, total: int) -> None:
-            loss = f"loss {report.metrics['loss']:.4f}"
-            for sentence in report.alarms:
-                bar.console.print(f"update {report.step.index}: {sentence}", markup=False, highlight=False)
-            bar.update(task, completed=report.step.index + 1, total=total, loss=loss)
-
-        yield on_step
+    if not (console.is_terminal and speaks()):
+        teller = Teller(lambda line: click.echo(line, err=True) if speaks() else None)
+        with teller.heard():
+            yield teller
+            teller.conclude()
+        return
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[went]}"), TimeRemainingColumn())
+    with Progress(TextColumn("train"), *columns, console=console) as bar:
+        task = bar.add_task("train", total=None, went="")
+        teller = Teller(
+            lambda line: bar.console.print(line, markup=False, highlight=False, soft_wrap=True),
+            lambda done, total, went: bar.update(task, completed=done, total=total, went=went),
+        )
+        yield teller
+        teller.conclude()

@@ -5,7 +5,7 @@ run had; what differs of that is said.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import polars as pl
@@ -16,8 +16,10 @@ from lake.faults import validated
 from lake.lake import Lake
 from trainer.config import TrainConfig
 from trainer.runs.lineage import final_digest
-from trainer.runs.offline import Origin, train
-from trainer.runs.training_run import Progress, TrainResult
+from trainer.runs.offline import OnPlan, Origin, train
+
+if TYPE_CHECKING:
+    from trainer.runs.training_run import Progress, TrainResult
 
 _RUNS = """
 SELECT j.job_id, j.run_id, j.status, j.counts, j.parameters, c.data_snapshot, c.cursor, c.sha256, c.optimizer_step
@@ -28,7 +30,15 @@ ORDER BY c.at DESC
 """
 
 
-def repeat(lk: Lake, wanted: str, out: Path, *, run_id: str, on_step: Progress | None = None) -> TrainResult:
+def repeat(
+    lk: Lake,
+    wanted: str,
+    out: Path,
+    *,
+    run_id: str,
+    on_step: "Progress | None" = None,
+    on_plan: OnPlan | None = None,
+) -> "TrainResult":
     """Train again what a run trained, on the data that it read.
 
     Args:
@@ -37,6 +47,7 @@ def repeat(lk: Lake, wanted: str, out: Path, *, run_id: str, on_step: Progress |
         out: folder of the new run.
         run_id: its name.
         on_step: called after each update.
+        on_plan: called when it is known what will be trained on.
 
     Returns:
         The result; its first note says whether the weights are those of the run.
@@ -50,7 +61,7 @@ def repeat(lk: Lake, wanted: str, out: Path, *, run_id: str, on_step: Progress |
     versions = msgspec.json.decode(row["data_snapshot"], type=dict[str, int])
     cursor = msgspec.json.decode(row["cursor"], type=dict[str, Any])
     origin = Origin(versions, cursor["plan_hash"], cursor["model_sha256"])
-    result = train(lk, config, out, run_id=run_id, on_step=on_step, origin=origin)
+    result = train(lk, config, out, run_id=run_id, on_step=on_step, on_plan=on_plan, origin=origin)
     result.notes.insert(0, _verdict(row, result))
     return result
 
@@ -71,7 +82,7 @@ def _find(lk: Lake, wanted: str) -> dict[str, Any]:
     return found.row(0, named=True)
 
 
-def _verdict(row: dict[str, Any], result: TrainResult) -> str:
+def _verdict(row: dict[str, Any], result: "TrainResult") -> str:
     name = f"run {row['run_id']} (job {row['text']})"
     if row["status"] != "succeeded":
         return f"{name} did not end, so there are no final weights to compare with"

@@ -103,8 +103,14 @@ class RunFolder:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                msg = f"another process trains into {self.path}; wait for it, or choose another --out"
+                holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
+                msg = (
+                    f"process {holder or 'unknown'} trains into {self.path}: wait for it, end it (kill {holder}), or "
+                    f"choose another --out"
+                )
                 raise UsageError(msg) from error
+            os.truncate(descriptor, 0)
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
             yield
         finally:
             os.close(descriptor)

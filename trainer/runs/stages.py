@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lake.errors import UsageError
 from lake.faults import validated
@@ -33,9 +33,11 @@ from trainer.backends.ranks import join_ranks
 from trainer.config import TrainConfig
 from trainer.data.selection import select_episodes
 from trainer.effect import has, idle_options, in_words, says, without
-from trainer.runs.offline import resume, train
+from trainer.runs.offline import OnPlan, resume, train
 from trainer.runs.runs import RunFolder, check_unchanged
-from trainer.runs.training_run import Progress, TrainResult
+
+if TYPE_CHECKING:
+    from trainer.runs.training_run import Progress, TrainResult
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,40}")
 
@@ -102,8 +104,14 @@ def _effective(stages: list[Stage], own: list[Mapping[str, Any]]) -> list[Stage]
 
 
 def train_stages(
-    lk: Lake, stages: list[Stage], out: Path, *, run_id: str, on_step: Progress | None = None
-) -> TrainResult:
+    lk: Lake,
+    stages: list[Stage],
+    out: Path,
+    *,
+    run_id: str,
+    on_step: "Progress | None" = None,
+    on_plan: OnPlan | None = None,
+) -> "TrainResult":
     """Train the stages in their order, each resumed if it was started before.
 
     Args:
@@ -112,6 +120,7 @@ def train_stages(
         out: folder of the stages' folders.
         run_id: name of the whole; a stage's run is called run_id/name.
         on_step: called after each update of any stage.
+        on_plan: called when it is known what a stage will be trained on.
 
     Returns:
         The last stage's result, with the notes of all.
@@ -129,15 +138,16 @@ def train_stages(
         ranks = join_ranks(config.device)
         record = ranks.told_by_zero(RunFolder(folder).read)
         if record is None:
-            result = train(lk, config, folder, run_id=f"{run_id}/{stage.name}", on_step=on_step)
+            name = f"{run_id}/{stage.name}"
+            result = train(lk, config, folder, run_id=name, on_step=on_step, on_plan=on_plan)
         else:
             check_unchanged(config.model_dump(mode="json", exclude_unset=True), record.config)
-            result = resume(lk, folder, on_step=on_step)
+            result = resume(lk, folder, on_step=on_step, on_plan=on_plan)
         notes += [f"stage {stage.name}: {note}" for note in result.notes]
         digest = result.weights_sha256[:16]
         notes.append(f"stage {stage.name}: {result.optimizer_steps} optimizer steps, weights {digest}")
     assert result is not None
-    return TrainResult(result.job_id, result.optimizer_steps, result.weights_sha256, result.model, notes)
+    return replace(result, notes=notes)
 
 
 def _check_episodes(lk: Lake, stages: list[Stage], out: Path) -> None:

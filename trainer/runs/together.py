@@ -17,7 +17,6 @@ from lake.lake import Lake
 from trainer.backends.ranks import Ranks
 from trainer.config import TrainConfig
 from trainer.data.preparation import Prepared, prepare_at
-from trainer.policy.model_files import load_tokenizer
 from trainer.runs.runs import RunFolder
 
 
@@ -97,4 +96,4 @@ def prepared_together(lk: Lake, config: TrainConfig, make: Callable[[], Prepared
         return made[0].snapshot.versions, made[0].selection.source
 
     versions, source = ranks.told_by_zero(told)
-    return made[0] if made else prepare_at(lk.at(versions), config, load_tokenizer(config.model), source)
+    return made[0] if made else prepare_at(lk.at(versions), config, source)

@@ -60,7 +60,13 @@ def update(
         DataRefusedError: nothing to train on, or data that cannot support the loss.
     """
     loss = find_loss(config)
-    selection = select(snapshot, config, loss.needs, source=source, own_encoding=own_encoding)
+    selection = select(
+        snapshot,
+        config,
+        loss.needs,
+        source=source,
+        own_encoding=None if own_encoding is None else lambda: own_encoding,
+    )
     refuse(find_refusals(snapshot, selection.members, loss))
     plan = Plan(selection, config)
     reports = list(run_steps(backend, snapshot, plan, config, peak=learning_rate))
