@@ -134,3 +134,12 @@ def test_every_estimator_has_a_section_with_its_options_and_its_source(name: str
 def test_every_refusal_is_mentioned() -> None:
     for name in REFUSED:
         assert f"`{name}`" in PAGE
+
+
+def test_the_two_baselines_do_to_long_failures_what_the_page_shows() -> None:
+    page = (GUIDES / "gigpo.md").read_text("utf-8").split("### What the baseline does to long failures")[1]
+    ((code, shown),) = re.findall(r"^```python\n(.+?)^```\n\n```text\n(.+?)^```", page, re.MULTILINE | re.DOTALL)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, "gigpo.md", "exec"), {})
+    assert printed.getvalue() == shown

@@ -3,7 +3,6 @@
 import math
 import re
 import shlex
-from pathlib import Path
 from typing import Any
 
 import click
@@ -18,9 +17,10 @@ from testkit.shared import CHECKOUT, shared_data
 from trainer.evaluation.estimators import all_estimators
 from trainer.evaluation.estimators.clipped import LEAST_MEAN
 from trainer.evaluation.estimators.fitted import LEAST_SHARED
+from trainer.evaluation.intervals import t_quantile, wilson
 from trainer.evaluation.ope import MAX_MISMATCH, ROWS
 from trainer.evaluation.paired import EXACT_TASKS, SAMPLED_PATTERNS
-from trainer.evaluation.reliability import LEAST_ESS, LEAST_SHARE
+from trainer.evaluation.reliability import LEAST_ESS, LEAST_SHARE, MEAN_LEVEL
 from trainer.evaluation.rescore import COMMIT_SECONDS
 
 PAGE = (CHECKOUT / "docs" / "guides" / "evaluation.md").read_text("utf-8")
@@ -101,6 +101,7 @@ def test_the_numbers_of_the_prose_are_those_of_the_code() -> None:
         f"more than {MAX_MISMATCH} nats per token",
         f"effective sample size of {LEAST_ESS:.0f} and {LEAST_SHARE:.0%}".replace("%", " %"),
         f"`clipped` needs a mean weight of {LEAST_MEAN}",
+        f"{MEAN_LEVEL:.0%} of fair data sets are refused".replace("%", " %"),
         f"every {COMMIT_SECONDS:.0f} seconds",
         f"while at most {EXACT_TASKS} tasks differ (`exact`), else {SAMPLED_PATTERNS:,} random ones",
     ]
@@ -119,8 +120,12 @@ def test_every_estimator_has_its_row() -> None:
     assert [line.split()[0] for line in shown[1:]] == names
 
 
-def test_the_interval_of_tasks_is_half_as_wide_again(printed: dict[str, str]) -> None:
-    rows = [line.split() for line in next(iter(printed.values())).splitlines()[1:]]
-    width = {row[1]: float(row[4]) - float(row[3]) for row in rows}
-    assert 1.4 < width["pass@1"] / width["success"] < 1.6
-    assert Path(CHECKOUT / "docs" / "guides" / "evaluation.md").exists()
+def test_attempts_are_worth_as_many_trials_as_the_page_says(printed: dict[str, str]) -> None:
+    rows = {row[1]: row for row in (line.split() for line in next(iter(printed.values())).splitlines()[1:])}
+    low, high = (float(end) for end in rows["score"][3:5])
+    error = (high - low) / 2 / t_quantile(49)
+    trials = 0.42 * 0.58 / error**2
+    assert f"are worth {trials:.0f} independent ones" in PROSE
+    independent = wilson(0.42, 200)
+    width = (float(rows["success"][4]) - float(rows["success"][3])) / (independent[1] - independent[0])
+    assert 1.4 < width < 1.6, "half as wide again"

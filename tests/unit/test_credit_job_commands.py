@@ -196,8 +196,10 @@ def test_the_help_of_an_estimator_tells_each_option_s_default_and_meaning(cli: C
 def test_a_preset_gives_the_numbers_of_the_code_it_names(
     cli: Cli, tmp_path: Path, name: str, settings: tuple[str, ...]
 ) -> None:
-    """The golden vectors of the authors' functions, through a lake and the command. Similar anchors depend on the order of
-    a batch, which a lake does not keep."""
+    """The golden vectors of the authors' functions, through a lake and the command.
+
+    Not the vector of similar anchors: they depend on the order of a batch, which a lake does not keep.
+    """
     document = json.loads(shared_data("gigpo_golden", f"{name}.json").read_text())
     rows = [row for row in document["rows"] if row["active"]]
     lk = empty_lake(tmp_path / "lake")

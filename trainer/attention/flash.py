@@ -27,8 +27,11 @@ def flash_attention(
     Arguments and result are those of `trainer.attention.sdpa.packed_attention`; a soft cap and sinks are refused.
     """
     layout = required_layout(layout, attention_mask, dropout)
-    if unsupported.get("softcap") is not None or unsupported.get("s_aux") is not None:
-        msg = f"{type(module).__name__} uses soft-capped attention or sinks, which flash does not; choose flex or sdpa"
+    if unsupported.get("s_aux") is not None:
+        msg = f"{type(module).__name__} uses attention sinks, which packed training does not"
+        raise UsageError(msg)
+    if unsupported.get("softcap") is not None:
+        msg = f"{type(module).__name__} soft-caps its attention, which flash does not; choose attention = flex"
         raise UsageError(msg)
     # Norms of queries and keys may leave float32 behind under autocast; the kernel takes one 16-bit type.
     narrow = value_BHTD.dtype if value_BHTD.dtype != torch.float32 else torch.get_autocast_dtype("cuda")

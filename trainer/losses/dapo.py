@@ -1,9 +1,11 @@
-"""DAPO (Yu et al. 2025, arXiv 2503.14476): GRPO with clip-higher and the mean over all tokens of the optimizer step.
+"""DAPO (Yu et al. 2025, arXiv 2503.14476): GRPO with clip-higher and a mean over tokens.
 
     L = 1/n sum_N max(-r A, -clip(r, 1 - 0.2, 1 + 0.28) A)
 
-Against `ppo`: no dual clip. The rest of the paper is a matter of data: leave dead groups out (`live_only`, the default
-where advantages are used), filter or shape over-long episodes (`trajlake select`, reward functions).
+The mean is over all tokens of the optimizer step, as in verl; the paper's objective takes it over the tokens of a
+prompt's group, and then over prompts. Against `ppo`: no dual clip. The rest of the paper is a matter of data: leave
+dead groups out (`live_only`, the default where advantages are used), filter or shape over-long episodes (`trajlake
+select`, reward functions).
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
     L_t = -(A lp - beta/2 (lp - lp_b)^2)
 
 The quadratic term pulls to the policy that sampled the data, so there is no ratio to explode, and a negative advantage
-pushes only until beta (lp_b - lp) = -A. beta = 0.1 as in verl.
+pushes only until beta (lp_b - lp) = -A. beta = 0.1 is our default: verl has the
+loss and gives its beta no default.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Log-ratios to the policy that sampled the data, and what is reported of them before anything limits them.
 
 Axes: `_N` trained tokens. A stored log-probability that is not finite (engines give NaN now and then) counts as ratio
-1, as in TRL, and is counted.
+1, and is counted. TRL does the same since its pull request 6693; before, such a token ended the run.
 """
 
 from __future__ import annotations

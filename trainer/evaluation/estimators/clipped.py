@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from trainer.evaluation.estimators.base import Estimator, Told, Value, mean
-from trainer.evaluation.intervals import Spread
+from trainer.evaluation.intervals import Spread, spread_by_task
 from trainer.evaluation.reliability import Reliability, mean_weights, reliability
 from trainer.evaluation.turns import Floats, Turns, exp_clamped
 
@@ -56,8 +56,13 @@ class Clipped(Estimator):
         return "upward" if highest <= 0 else "unknown"
 
     def _told(self, turns: Turns, found: Spread) -> Told:
-        """Room on the side of the bias: what the weights of each turn lack of 1, at its extreme rewards."""
-        lost_H = np.maximum(0.0, 1.0 - self._weight_EH(turns).mean(axis=0)) * turns.discount_H
-        below = float(lost_H @ np.minimum(0.0, turns.reward_EH.min(axis=0)))
-        above = float(lost_H @ np.maximum(0.0, turns.reward_EH.max(axis=0)))
-        return Told(found.value, found.value - found.half() + below, found.value + found.half() + above)
+        """Room on the side of the bias: what each weight lacks of 1, its mean, at the extreme rewards of its turn."""
+        weight_EH = self._weight_EH(turns)
+        ends = [found.value - found.half(), found.value + found.half()]
+        extremes = (np.minimum(0.0, turns.reward_EH.min(axis=0)), np.maximum(0.0, turns.reward_EH.max(axis=0)))
+        for extreme_H in extremes:
+            at_most_E = (weight_EH * turns.reward_EH + (1.0 - weight_EH) * extreme_H) @ turns.discount_H
+            bound = spread_by_task(mean(at_most_E), turns.task_E)
+            if bound is not None:
+                ends += [bound.value - bound.half(), bound.value + bound.half()]
+        return Told(found.value, min(ends), max(ends))
