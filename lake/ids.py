@@ -11,6 +11,11 @@ import hashlib
 import json
 import secrets
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base32, lower case: no i, l, o, u
 MASK = (1 << 63) - 1
@@ -35,6 +40,23 @@ def key_hash(*parts: str | int | float | bool | None) -> int:
 def fresh_id() -> int:
     """A random 63-bit id (for write attempts and jobs, which have no natural key)."""
     return secrets.randbits(63)
+
+
+def splitmix64(values_N: "npt.NDArray[np.uint64]") -> "npt.NDArray[np.uint64]":
+    """Evenly mixed 64-bit numbers, the same on every machine: the first output of SplitMix64 for each state.
+
+    Draws and orders of episodes are made of it. It is a bijection (Steele, Lea and Flood, 2014).
+
+    Args:
+        values_N: uint64 [N].
+    """
+    import numpy as np
+
+    # Arithmetic of arrays wraps around without a warning.
+    mixed_N = values_N + np.uint64(0x9E3779B97F4A7C15)
+    mixed_N = (mixed_N ^ (mixed_N >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed_N = (mixed_N ^ (mixed_N >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed_N ^ (mixed_N >> np.uint64(31))
 
 
 def to_text(value: int) -> str:

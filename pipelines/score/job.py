@@ -15,10 +15,10 @@ import polars as pl
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lake import jobs
+from lake.claims import Commit, commit_unclaimed
 from lake.errors import ConflictError, UsageError
 from lake.faults import faults
 from lake.lake import Lake
-from lake.reading import collected
 from lake.snapshot import Snapshot
 from pipelines.score.builtin import BuiltIn
 from pipelines.score.config import ScoreConfig
@@ -31,7 +31,6 @@ from pipelines.score.scorers import SCORERS, Scorer
 from pipelines.score.source import find_source
 
 KIND = "score"
-_TRIES = 20
 _ORDER = (*KEYS, "step_index")
 """Of rows in a file: as the lake's own."""
 _TEXTS = 100
@@ -289,25 +288,27 @@ class _Run:
         answers = [frame for part in self._parts for frame in part.responses]
         responses = pl.concat(answers) if answers else None
         episode_ids = scores["episode_id"].unique()
-        for attempt in range(_TRIES):
-            now = self.lake.snapshot()
-            here = now.scan("episodes").filter(pl.col("episode_id").is_in(episode_ids.implode()))
-            there = collected(here.select("episode_id"))["episode_id"]
-            others = self._taken(now, there)
-            kept = scores.filter(
-                pl.col("episode_id").is_in(there.implode()), ~pl.col("episode_id").is_in(others.implode())
-            )
-            if responses is not None:
-                # An answer that told something of an episode that was taken out is not kept for its siblings either.
-                gone = responses.filter(~pl.col("episode_id").is_in(there.implode()))
-                responses = responses.join(gone, on="request_id", how="anti")
-            counts = _counts(kept) | {"overtaken": len(episode_ids) - kept["episode_id"].n_unique()}
-            try:
-                self._write(kept, responses, counts)
-                break
-            except ConflictError:
-                if attempt == _TRIES - 1:
-                    raise
+
+        def claimed(now: Snapshot) -> pl.DataFrame:
+            return taken(now, self.series_id, episode_ids, frozenset(self.jobs)).to_frame()
+
+        def made(kept: pl.DataFrame, present: pl.Series) -> Commit:
+            rows_in = kept["episode_id"].n_unique()
+            counts = _counts(kept) | {
+                "overtaken": len(episode_ids) - rows_in,
+                "rows_in": rows_in,
+                "rows_out": len(kept),
+            }
+            named = kept.with_columns(scorer=pl.lit(self.work.name), scorer_version=pl.lit(self.series["version"]))
+            return Commit({"scores": named} | _told_of(responses, present), counts)
+
+        refusal = f"another run has scored the same episodes with {self.work.name} meanwhile"
+        job = {"kind": KIND, "parameters": self.parameters, "series": self.series, "snapshot": self.snapshot}
+        kept, job_id = commit_unclaimed(self.lake, scores, claimed=claimed, made=made, refusal=refusal, **job)
+        if job_id is not None:
+            self.jobs.add(job_id)
+            self.job_ids.append(job_id)
+        counts = _counts(kept) | {"overtaken": len(episode_ids) - kept["episode_id"].n_unique()}
         self.known += counts["known"]
         self.failed += counts["failed"]
         self.unscored += counts["unscored"]
@@ -320,29 +321,13 @@ class _Run:
         self._parts = []
         self.waiting = 0
 
-    def _taken(self, snapshot: Snapshot, episode_ids: pl.Series) -> pl.Series:
-        return taken(snapshot, self.series_id, episode_ids, frozenset(self.jobs))
 
-    def _write(self, scores: pl.DataFrame, responses: pl.DataFrame | None, counts: dict[str, int]) -> None:
-        if scores.is_empty() and (responses is None or responses.is_empty()):
-            return
-        episode_ids = scores["episode_id"].unique()
-
-        def guard() -> None:
-            if len(self._taken(self.lake.snapshot(), episode_ids)):
-                msg = f"another run has scored the same episodes with {self.work.name} meanwhile"
-                raise ConflictError(msg)
-
-        named = scores.with_columns(scorer=pl.lit(self.work.name), scorer_version=pl.lit(self.series["version"]))
-        with self.lake.job(
-            kind=KIND, parameters=self.parameters, series=self.series, snapshot=self.snapshot, guard=guard
-        ) as job:
-            job.write("scores", named)
-            if responses is not None:
-                job.write("responses", responses)
-            job.counts |= {"rows_in": len(episode_ids), "rows_out": len(named), **counts}
-        self.jobs.add(job.job_id)
-        self.job_ids.append(job.job_id)
+def _told_of(responses: pl.DataFrame | None, present: pl.Series) -> dict[str, pl.DataFrame]:
+    """Answers of judges; one that told something of an episode that was taken out goes for its siblings, too."""
+    if responses is None:
+        return {}
+    gone = responses.filter(~pl.col("episode_id").is_in(present.implode()))
+    return {"responses": responses.join(gone, on="request_id", how="anti")}
 
 
 def _counts(scores: pl.DataFrame) -> dict[str, int]:

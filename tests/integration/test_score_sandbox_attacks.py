@@ -150,3 +150,47 @@ def test_no_isolation_limits_and_nothing_else(tmp_path: Path) -> None:
     assert at_level(tmp_path, "none", "memory bomb").kind == "memory"
     assert at_level(tmp_path, "none", "inherited environment").kind == "exception"
     assert at_level(tmp_path, "none", PEACE).value == 1.0
+
+
+PEEK = """
+import os, sys
+from pathlib import Path
+
+def peek(path, **_):
+    frame, rows = sys._getframe(1), 0
+    while frame is not None:
+        rows = max(rows, len(frame.f_locals.get("rows", ())))
+        frame = frame.f_back
+    told = os.stat(path)
+    found = {"rows": rows, "size": told.st_size, "changed": told.st_mtime, "there": os.path.exists(path + "x")}
+    found["link"] = os.readlink(path + "-link")
+    for name, deed in (("text", Path(path).read_text), ("beside", lambda: os.listdir(Path(path).parent))):
+        try:
+            found[name] = deed()
+        except PermissionError:
+            found[name] = None
+    return {"score": 1.0, "found": found}
+"""
+
+
+@STRONG
+def test_the_guide_says_what_a_function_learns_of_files_and_of_other_rows(tmp_path: Path) -> None:
+    """Size and times of any file, nothing of what is in it; the rows of its request, which may be one."""
+    (tmp_path / "rewards").mkdir()
+    path = tmp_path / "rewards" / "peek.py"
+    path.write_text(PEEK)
+    secret = tmp_path / "secret"
+    secret.write_text("12345")
+    (tmp_path / "secret-link").symlink_to("elsewhere")
+    learned = {
+        "link": "elsewhere",
+        "size": 5,
+        "changed": secret.stat().st_mtime,
+        "there": False,
+        "text": None,
+        "beside": None,
+    }
+    for at_once, rows in ((64, 3), (1, 1)):
+        with Sandbox(FunctionSource(str(path), "peek"), SandboxLimits(rows_per_batch=at_once)) as sandbox:
+            for outcome in sandbox.call([{"path": str(secret)}] * 3):
+                assert outcome.value == {"score": 1.0, "found": {"rows": rows} | learned}

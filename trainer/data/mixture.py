@@ -15,11 +15,12 @@ import numpy.typing as npt
 import polars as pl
 
 from lake.errors import DataRefusedError
+from lake.ids import splitmix64
 from lake.judgements.predicates import select_where
 from lake.judgements.selections import read_kept
 from lake.snapshot import Snapshot
 from trainer.config import MixtureSource
-from trainer.data.hashing import order_keys, splitmix
+from trainer.data.hashing import order_keys
 from trainer.data.ranges import Ints
 
 _DRAW = np.uint64(0x2545F4914F6CDD1D)
@@ -104,12 +105,12 @@ def draw(episode_ids_E: Ints, source_E: npt.NDArray[np.int32], weights: Sequence
     parts, keys = [], []
     for source, count in enumerate(shares(len(episode_ids_E), weights)):
         mine = np.flatnonzero(source_E == source)
-        by_draw = mine[np.lexsort((episode_ids_E[mine], splitmix(keys_E[mine] ^ _DRAW)))]
+        by_draw = mine[np.lexsort((episode_ids_E[mine], splitmix64(keys_E[mine] ^ _DRAW)))]
         drawn = np.resize(by_draw, count)
         key_D = keys_E[drawn]
         for again in range(1, -(-count // len(mine))):
             later = slice(again * len(mine), None)
-            key_D[later] = splitmix(key_D[later])
+            key_D[later] = splitmix64(key_D[later])
         parts.append(drawn)
         keys.append(key_D)
     drawn_D, key_D = np.concatenate(parts), np.concatenate(keys)

@@ -17,7 +17,6 @@ from pydantic import Field, model_validator
 from lake import ids
 from lake.judgements.scores import ENV_RETURN
 from trainer.data.contexts import fingerprints
-from trainer.data.hashing import splitmix
 from trainer.data.pairing import Matched, apart, both, differ, match, same, together
 from trainer.data.ranges import Ints
 from trainer.frozen import FrozenModel
@@ -220,7 +219,7 @@ def _pair_ids(chosen: pl.DataFrame, rejected: pl.DataFrame) -> pl.Series:
     key_P = np.zeros(chosen.height, np.uint64)
     for side in (chosen, rejected):
         for name in _STEP:
-            key_P = splitmix(key_P ^ side[name].fill_null(-1).to_numpy().astype(np.int64).astype(np.uint64))
+            key_P = ids.splitmix64(key_P ^ side[name].fill_null(-1).to_numpy().astype(np.int64).astype(np.uint64))
     return pl.Series("pair", (key_P & np.uint64(ids.MASK)).astype(np.int64))
 
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from lake import jobs
-from lake.errors import ConflictError, UsageError
+from lake.claims import Commit, commit_unclaimed
+from lake.errors import UsageError
 from lake.faults import validated
 from lake.lake import Lake
 from lake.reading import collected
@@ -38,7 +39,6 @@ COMMIT_SECONDS = 30.0
 """Between commits."""
 EPISODES_A_STEP = 32
 """Episodes that are laid out together."""
-_TRIES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,38 +237,30 @@ class _Run:
             return
         rows = ratio_rows(self.snapshot, pl.concat(self._waiting), self.name, self.place.policy_version)
         self._waiting = []
-        for attempt in range(_TRIES):
-            now = self.lk.snapshot()
-            here = collected(now.scan("episodes").select("episode_id"))
-            kept = rows.join(here, on="episode_id", how="semi").join(self.done(now), on=KEYS, how="anti")
-            try:
-                self._write(kept)
-            except ConflictError:
-                if attempt == _TRIES - 1:
-                    raise
-                continue
-            self.scored += kept.height
-            self.tokens += int(kept["n_action"].sum())
-            return
-
-    def _write(self, rows: pl.DataFrame) -> None:
-        if rows.is_empty():
-            return
-
-        def guard() -> None:
-            if not self.done(self.lk.snapshot()).join(rows, on=KEYS, how="semi").is_empty():
-                msg = f"another run has scored the same actions with {self.name} meanwhile"
-                raise ConflictError(msg)
-
         parameters = self._series | {
             "checkpoint": self.name,
             "spelled": self.spelled,
             "path": str(self.place.path),
             "config": self.config.model_dump(mode="json"),
         }
-        with self.lk.job(
-            kind=KIND, parameters=parameters, series=self._series, code=_code(), snapshot=self.snapshot, guard=guard
-        ) as job:
-            job.write("ratios", rows)
-            job.counts |= {"rows_in": rows.height, "rows_out": rows.height, "tokens": int(rows["n_action"].sum())}
-        self.job_ids.append(job.job_id)
+        kept, job_id = commit_unclaimed(
+            self.lk,
+            rows,
+            claimed=self.done,
+            made=_written,
+            refusal=f"another run has scored the same actions with {self.name} meanwhile",
+            kind=KIND,
+            parameters=parameters,
+            series=self._series,
+            code=_code(),
+            snapshot=self.snapshot,
+        )
+        self.scored += kept.height
+        self.tokens += int(kept["n_action"].sum())
+        if job_id is not None:
+            self.job_ids.append(job_id)
+
+
+def _written(rows: pl.DataFrame, _: pl.Series) -> Commit:
+    tokens = int(rows["n_action"].sum())
+    return Commit({"ratios": rows}, {"rows_in": rows.height, "rows_out": rows.height, "tokens": tokens})
