@@ -119,14 +119,13 @@ def import_pages() -> None:
     Libraries ask each other through `sys.modules` whether pandas or Polars is there, and would find the module
     that another session has half imported.
     """
-    import altair  # noqa: F401
-    import pandas  # noqa: F401
     import polars as pl
 
     import viewer
     import viewer.queries
 
-    import_module("lake.opening")
+    for name in ("altair", "pandas", "lake.opening"):
+        import_module(name)
     for package in (viewer, viewer.queries):
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             # The script itself is run, not imported.
