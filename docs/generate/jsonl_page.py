@@ -18,8 +18,8 @@ _MEANINGS = {
         "state with none, and is still trained on."
     ),
     "reward": (
-        "Reward for the action, null if none is known. One that is given at the end is the last step's, or, if it rates "
-        "the whole episode, `env_return`."
+        "Reward for the action, null if none is known. One that is given at the end is the last step's, or, if it "
+        "rates the whole episode, `env_return`."
     ),
     "context": (
         "Messages added since the last decision (list of chat messages), its observation among them. Those before the "
@@ -94,12 +94,13 @@ unknown field is an error, except inside `extra`. A useful line, broken here for
 {_EXAMPLE}
 ```
 
-`trajlake ingest FILE --lake URI` reads it, gzip and zstd files too (whatever they are called; a damaged one is read up
-to the damage, which is a reject). A line that cannot be taken goes to the table `rejects` with its number, a reason and
-its text; the rest is read on. An episode that is present already is counted and skipped; the same key with other content
-is a reject, reason `conflict`. Rejects are also an object with a key twice, NaN, a line above 64 MB, and an episode
-without steps. If only its outcome is known, write the step `{{"state": null, "action": "", "trainable": false}}` and the
-outcome as `env_return`. It then counts in success rates and among its siblings.
+`trajlake ingest FILE --lake URI` reads it, gzip and zstd files too (whatever they are called; a damaged one is read
+up to the damage, which is a reject). A line that cannot be taken goes to the table `rejects` with its number, a reason
+and its text; the rest is read on. An episode that is present already is counted and skipped; the same key with other
+content is a reject, reason `conflict`. Rejects are also an object with a key twice, NaN, a line above 64 MB, and an
+episode without steps. If only its outcome is known, write the step
+`{{"state": null, "action": "", "trainable": false}}` and the outcome as `env_return`. It then counts in success rates
+and among its siblings.
 
 Messages keep their content as it is, a text or a list of parts (images as `image_url` with a data URI); texts above
 64 KB move to the table `blobs` and come back where they are read.
