@@ -7,12 +7,19 @@ import click
 from lake.cli import trajlake
 
 HELP_WIDTH = 100
+_COMPLETION = """The Tab key completes commands, options and their values once the shell has read this line, for example
+from `~/.bashrc`; for zsh write `zsh_source`, for fish `_TRAJLAKE_COMPLETE=fish_source trajlake | source`:
+
+```bash
+eval "$(_TRAJLAKE_COMPLETE=bash_source trajlake)"
+```
+"""
 
 
 def cli_page() -> str:
     """Every command with its help text."""
     parent = click.Context(trajlake, info_name="trajlake", terminal_width=HELP_WIDTH, **trajlake.context_settings)
-    sections = [f"# Commands\n\n```text\n{trajlake.get_help(parent)}\n```\n"]
+    sections = [f"# Commands\n\n```text\n{trajlake.get_help(parent)}\n```\n", _COMPLETION]
     for name in trajlake.list_commands(parent):
         command = trajlake.get_command(parent, name)
         if command is not None:

@@ -12,6 +12,23 @@ from lake.tables import EPISODES, SPANS, STEPS, TOKENS
 # Fields that are no column, and those that people write otherwise than they are stored.
 _MEANINGS = {
     "run_id": "The run that produced the rollout; else `--run`, else the file's name without its ending.",
+    "task_id": "The task, as its source names it; a number is its digits.",
+    "state": (
+        "The raw observation the policy saw last, without history. null if it is not known: the step then shares its "
+        "state with none, and is still trained on."
+    ),
+    "reward": (
+        "Reward for the action, null if none is known. One that is given at the end is the last step's, or, if it "
+        "rates the whole episode, `env_return`."
+    ),
+    "context": (
+        "Messages added since the last decision (list of chat messages), its observation among them. Those before the "
+        "first decision are `initial_messages`; what step 0 has here follows them."
+    ),
+    "final_observation": (
+        "Messages after the last decision: T decisions have T + 1 observations, and a last one without an action is "
+        "this."
+    ),
     "steps": "The decisions in order, at least one; see below.",
     "tokens": "Exact tokens around the action, where the engine gave them; see below.",
     "spans": "Raw trace events of whatever ran the agent, where they were kept; see below.",
@@ -34,6 +51,31 @@ _SCALARS = {
     inspect.DateTimeType: "RFC 3339 time",
 }
 _SET_BY_THE_READER = {"source_format", "source_uri"}
+_FROM_CHAT = """def episode(messages, task_id, rollout_index=0, env_return=None):
+    steps, since, first = [], [], []
+    for message in messages:
+        if message["role"] != "assistant":
+            since.append(message)
+            continue
+        seen = [m["content"] for m in since if m["role"] != "system" and isinstance(m["content"], str)]
+        first, context = (first, since) if steps else (since, [])
+        steps.append(
+            {
+                "state": "\\n".join(seen) or None,
+                "context": context,
+                "action": message.get("content") or "",
+                "tool_calls": message.get("tool_calls"),
+            }
+        )
+        since = []
+    return {
+        "task_id": task_id,
+        "rollout_index": rollout_index,
+        "env_return": env_return,
+        "initial_messages": first,
+        "final_observation": since,
+        "steps": steps,
+    }"""
 _EXAMPLE = """{"task_id": "find-the-key", "rollout_index": 0, "env_return": 1.0, "steps": [
   {"state": "You are in the hall. Exits: north.", "action": "go north", "reward": 0.0},
   {"state": "You are in the kitchen. You see a key.", "action": "take key", "reward": 1.0}]}"""
@@ -52,9 +94,25 @@ unknown field is an error, except inside `extra`. A useful line, broken here for
 {_EXAMPLE}
 ```
 
-`trajlake ingest FILE --lake URI` reads it. A line that cannot be taken goes to the table `rejects` with its number, a
-reason and its text; the rest is read on. An episode that is present already is counted and skipped; the same key with
-other content is a reject, reason `conflict`.
+`trajlake ingest FILE --lake URI` reads it, gzip and zstd files too (whatever they are called; a damaged one is read
+up to the damage, which is a reject). A line that cannot be taken goes to the table `rejects` with its number, a reason
+and its text; the rest is read on. An episode that is present already is counted and skipped; the same key with other
+content is a reject, reason `conflict`. Rejects are also an object with a key twice, NaN, a line above 64 MB, and an
+episode without steps. If only its outcome is known, write the step
+`{{"state": null, "action": "", "trainable": false}}` and the outcome as `env_return`. It then counts in success rates
+and among its siblings.
+
+Messages keep their content as it is, a text or a list of parts (images as `image_url` with a data URI); texts above
+64 KB move to the table `blobs` and come back where they are read.
+
+## From chats
+
+Lines `{{"messages": [...]}}` are chats, not episodes: which of the texts is the state, and what the outcome was, nobody
+can tell from them. This makes an episode of one, to be given its task, number and outcome:
+
+```python
+{_FROM_CHAT}
+```
 """
     sections = [
         _section("An episode", EpisodeRecord, EPISODES),

@@ -14,7 +14,8 @@ from types import ModuleType
 
 _PACKAGE = "pipelines.credit"
 _IMPORT = re.compile(
-    r"^[ \t]*(?:import[ \t]+(?P<whole>[^\n#]+)|from[ \t]+(?P<source>[\w.]+)[ \t]+import[ \t]+(?P<names>\([^)]*\)|[^\n#]+))",
+    r"^[ \t]*(?:import[ \t]+(?P<whole>[^\n#]+)"
+    r"|from[ \t]+(?P<source>[\w.]+)[ \t]+import[ \t]+(?P<names>\([^)]*\)|[^\n#]+))",
     re.MULTILINE,
 )
 """An import statement. Parsing every module would take a tenth of a small job's time."""

@@ -11,6 +11,7 @@ import os
 import resource
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from datetime import datetime
 from importlib.metadata import version
@@ -18,12 +19,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import click
 import polars as pl
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
 import lake
 from lake import ids
+from lake.cli import trajlake as GROUP  # noqa: N811 - `trajlake` runs it in a process
 from lake.errors import LakeAccessError
 from lake.ingest import ingest
 from lake.migrations import FORMAT_KEY
@@ -596,3 +599,36 @@ def test_a_table_that_may_not_be_written_stops_a_job_before_it_prints_anything(
         job.record([episode()])
     monkeypatch.undo()
     assert assert_whole(lk.snapshot()) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("trajlake sq", "plain,sql"),
+        ("trajlake sql --for", "plain,--format"),
+        ("trajlake sql --format li", "plain,line"),
+    ],
+)
+def test_the_tab_key_completes_commands_options_and_values(words: str, expected: str) -> None:
+    """As the shell asks: by the script that `_TRAJLAKE_COMPLETE=bash_source trajlake` prints."""
+    asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1), "_TRAJLAKE_COMPLETE": "bash_complete"}
+    command = [sys.executable, "-c", "from lake.cli import main; main()"]
+    done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [expected]
+
+
+def test_every_option_says_what_it_means_and_what_it_is_by_default() -> None:
+    """Of the commands of the floor and of the pipelines."""
+    context = click.Context(GROUP, info_name="trajlake")
+    silent = []
+    for name, (place, _) in GROUP._table().items():
+        command = GROUP.get_command(context, name)
+        if not place.startswith(("lake.", "pipelines.")) or isinstance(command, click.Group):
+            continue
+        for option in command.params:
+            if not isinstance(option, click.Option):
+                continue
+            has_default = not option.is_flag and isinstance(option.default, int | float | str)
+            if not option.help or (has_default and not option.show_default):
+                silent.append(f"{name} {option.name}")
+    assert silent == []

@@ -254,7 +254,7 @@ def test_rows_of_a_set_are_one_row_per_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "query",
     [
-        "SELECT 1 AS a, -2::TINYINT, 3::HUGEINT, 1.5::DOUBLE, 0.1::FLOAT, 'x', true, NULL::VARCHAR, 'b'::BLOB, 4::UBIGINT",
+        "SELECT 1 AS a, -2::TINYINT, 3::HUGEINT, 1.5::DOUBLE, 0.1::FLOAT, 'x', true, NULL::VARCHAR, 'b'::BLOB",
         "SELECT DATE '2026-02-28' AS d, TIMESTAMPTZ '2026-02-28 23:59:59.5+02' AS d, NULL::TIMESTAMPTZ",
         "SELECT episode_id, group_id, run_id, env_return, num_steps FROM episodes ORDER BY 1",
         "SELECT 1 AS a WHERE false",

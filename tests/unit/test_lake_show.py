@@ -239,7 +239,7 @@ def test_names_that_mean_several_episodes_say_what_to_add(tmp_path: Path) -> Non
     lk = build_lake(tmp_path / "lake", [episode("t", n, run_id=run) for run in "ab" for n in range(2)], run_id="own")
     with pytest.raises(UsageError, match=r"task t means 4 episodes \(.*\); add --run and --rollout$"):
         find_named(lk.snapshot(), task="t", rollout=None, run=None)
-    with pytest.raises(UsageError, match="task t, rollout 1 means 2 episodes .*; add --run$"):
+    with pytest.raises(UsageError, match=r"task t, rollout 1 means 2 episodes .*; add --run$"):
         find_named(lk.snapshot(), task="t", rollout=1, run=None)
     found = find_named(lk.snapshot(), task="t", rollout=1, run="b")
     assert lk.sql("SELECT episode_id FROM episodes WHERE run_id = 'b' AND rollout_index = 1").item() == found

@@ -22,7 +22,7 @@ def test_columns_are_as_wide_as_their_longest_value() -> None:
     ]
 
 
-@pytest.mark.parametrize("width", range(39, 160))
+@pytest.mark.parametrize("width", range(41, 130))
 def test_a_table_fits_and_cuts_texts_alone(width: int) -> None:
     row = (ID, 123456.0, "x" * 50, "y" * 30)
     found = printed(width, row)
@@ -30,14 +30,14 @@ def test_a_table_fits_and_cuts_texts_alone(width: int) -> None:
     assert all(len(line) <= width for line in found)
     assert found[1].startswith(f"{ID}  123456  x")
     one, two = found[1].split()[2:]
-    assert (one == "x" * 50) == (two == "y" * 30) == (width >= 13 + 6 + 50 + 30 + 6), "no text is cut in vain"
+    assert (one == "x" * 50 and two == "y" * 30) == (width >= 13 + 6 + 50 + 30 + 6), "no text is cut in vain"
     if len(one) < 50:
         assert one.endswith("\N{HORIZONTAL ELLIPSIS}")
         assert len(one) >= len(two) - 1, "the widest is cut first"
 
 
 def test_what_cannot_fit_is_no_table() -> None:
-    assert printed(38, (ID, 123456.0, "x" * 50, "y" * 30)) is None
+    assert printed(40, (ID, 123456.0, "x" * 50, "y" * 30)) is None
     assert printed(10, (ID, 1, "a", "b")) is None
 
 

@@ -164,7 +164,7 @@ LOADED = {
     ("snapshot", "list"): {"deltalake"},
     (
         "sql",
-        "SELECT task_id, avg(env_return), max(e.started_at) FROM episodes e JOIN steps USING (episode_id) GROUP BY 1",
+        "SELECT e.run_id, max(e.started_at), count(*) FROM episodes e JOIN steps s USING (episode_id) GROUP BY 1",
     ): {
         "deltalake",
         "duckdb",

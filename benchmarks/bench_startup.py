@@ -1,0 +1,65 @@
+"""How long small commands take, as ratios to a bare interpreter and to importing the engines they cannot do without.
+
+    python benchmarks/bench_startup.py [trajectories.json]
+
+Every line is the least of several runs, taken in turns so that a busy minute falls on all of them alike: wall-clock and
+CPU seconds of a process of its own. `over pass` is the ratio to `python -c pass`, `over engines` that to
+`python -c "import polars, duckdb"`. Without a file, 4 MB of tau-bench's shape are made up.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import tau_like
+
+ROUNDS = 7
+TRAJLAKE = [sys.executable, "-c", "from lake.cli import main; main()"]
+
+
+def seconds(command: list[str]) -> tuple[float, float]:
+    """Wall-clock and CPU seconds of a command."""
+    began, before = time.perf_counter(), os.times()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    after = os.times()
+    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    return time.perf_counter() - began, cpu
+
+
+def main() -> None:
+    """Print the table."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        source = Path(sys.argv[1]) if len(sys.argv) > 1 else folder / "made-up.json"
+        if not source.exists():
+            tau_like.write(source, 4 << 20)
+        lake = ["--lake", str(folder / "lake")]
+        subprocess.run([*TRAJLAKE, "ingest", str(source), *lake], check=True, stdout=subprocess.DEVNULL)
+        best: dict[str, tuple[float, float]] = {}
+        for number in range(ROUNDS):
+            fresh = ["--lake", str(folder / f"lake-{number}")]
+            commands = {
+                "python -c pass": [sys.executable, "-c", "pass"],
+                "import polars, duckdb": [sys.executable, "-c", "import polars, duckdb"],
+                "trajlake -h": [*TRAJLAKE, "-h"],
+                "trajlake tables": [*TRAJLAKE, "tables", *lake],
+                "trajlake sql": [*TRAJLAKE, "sql", "SELECT task_id, avg(env_return) FROM episodes GROUP BY 1", *lake],
+                "trajlake show": [*TRAJLAKE, "show", "--task", "0", "--rollout", "0", *lake],
+                "trajlake ingest": [*TRAJLAKE, "ingest", str(source), *fresh],
+                "trajlake credit gigpo": [*TRAJLAKE, "credit", "gigpo", *fresh],
+            }
+            for name, command in commands.items():
+                wall, cpu = seconds(command)
+                known = best.get(name, (wall, cpu))
+                best[name] = (min(wall, known[0]), min(cpu, known[1]))
+        bare, engines = best["python -c pass"], best["import polars, duckdb"]
+        print("| command | wall s | CPU s | over pass | over engines |\n| --- | --- | --- | --- | --- |")
+        for name, (wall, cpu) in best.items():
+            print(f"| {name} | {wall:.2f} | {cpu:.2f} | {wall / bare[0]:.1f} | {wall / engines[0]:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
