@@ -12,8 +12,8 @@ import numpy.typing as npt
 import polars as pl
 
 from lake import ids
+from lake.ids import splitmix64
 from pipelines.credit.segments import Segments
-from pipelines.lots import mixed
 
 _FACTS = ("episode_id", "write_id")
 _NOT_INPUTS = ("group_id", "collected_group_id", "run_id", "status", "num_steps")
@@ -36,14 +36,14 @@ def group_fingerprints(episodes: pl.DataFrame, *, of_batch: bool = False, checks
     groups = Segments.opening_at(first_E)
     hash_E = np.zeros(episodes.height, np.uint64)
     for column in (*_FACTS, *sorted(set(episodes.columns) - {*_FACTS, *_NOT_INPUTS})):
-        hash_E = mixed(hash_E ^ _words(episodes[column]))
+        hash_E = splitmix64(hash_E ^ _words(episodes[column]))
     # A sum wraps around, and does not ask in which order siblings stand.
-    hash_P = mixed(np.add.reduceat(hash_E, groups.starts_K) + groups.lengths_K.astype(np.uint64))
-    hash_P = mixed(hash_P ^ np.uint64(checks)) if checks else hash_P
+    hash_P = splitmix64(np.add.reduceat(hash_E, groups.starts_K) + groups.lengths_K.astype(np.uint64))
+    hash_P = splitmix64(hash_P ^ np.uint64(checks)) if checks else hash_P
     group_P = episodes["group_id"].gather(groups.starts_K)
     if of_batch:
-        total = np.array([mixed(hash_P ^ _words(group_P)).sum(dtype=np.uint64)])
-        hash_P = mixed(hash_P ^ mixed(total))
+        total = np.array([splitmix64(hash_P ^ _words(group_P)).sum(dtype=np.uint64)])
+        hash_P = splitmix64(hash_P ^ splitmix64(total))
     return pl.DataFrame(
         {
             "group_id": group_P,
@@ -71,7 +71,7 @@ def _words(column: pl.Series) -> Words:
     floats = column.dtype.is_float()
     # Adding 0.0 makes -0.0 the 0.0 it equals.
     values = (column.fill_null(0).to_numpy() + 0.0).view(np.uint64) if floats else column.fill_null(0).to_numpy()
-    return mixed(values.astype(np.uint64)) ^ (column.is_null().to_numpy().astype(np.uint64) * _NULL)
+    return splitmix64(values.astype(np.uint64)) ^ (column.is_null().to_numpy().astype(np.uint64) * _NULL)
 
 
 _NULL = np.uint64(0xA0761D6478BD642F)
