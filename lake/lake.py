@@ -12,6 +12,7 @@ import pyarrow as pa
 from lake import compaction, diff, erasure, ids, retractions, vacuum
 from lake.errors import LakeAccessError, TrajlakeError, UsageError
 from lake.jobs import Code, Counts, Job
+from lake.losses import lost_jobs
 from lake.pins import LEASE, Lease, Pin, Pins
 from lake.records import EpisodeRecord
 from lake.snapshot import Snapshot
@@ -276,21 +277,24 @@ class Lake:
         )
 
     def find_job(self, kind: str, series_id: int, fingerprint: int) -> int | None:
-        """The newest succeeded job with that series and input, if there is one: its result stands.
+        """The newest succeeded job with that series and input, if there is one and none of its rows are lost.
 
         Args:
             kind: of the job.
             series_id: `Job.series_id` of a job with the same parameters and code.
             fingerprint: `Snapshot.fingerprint` of what it would read.
         """
-        jobs = self.scan("jobs").filter(
+        snapshot = self.snapshot()
+        jobs = snapshot.scan("jobs").filter(
             (pl.col("event") == "succeeded")
             & (pl.col("kind") == kind)
             & (pl.col("series_id") == series_id)
             & (pl.col("input_fingerprint") == fingerprint)
         )
         found = jobs.sort("sequence", "at", descending=True, nulls_last=True).select("job_id").head(1).collect()
-        return int(found.item()) if len(found) else None
+        if found.is_empty() or found["job_id"].item() in lost_jobs(snapshot)["job_id"]:
+            return None
+        return int(found.item())
 
     # ------------------------------------------------------------ looking after it
 
