@@ -107,7 +107,7 @@ class Snapshot:
             require_steps(self)
         elif not self._warned and table.name not in ("spans", "blobs", "retractions"):
             self._warned = True
-            for job_id, kind, lost in lost_jobs(self).iter_rows():
+            for job_id, kind, lost in lost_jobs(self, look=False).iter_rows():
                 _log.warning(
                     "%s: the %s job %s succeeded, and rows of %d of its writes are gone: a commit of a log is lost. "
                     "Run it again, or restore the log from a backup",
