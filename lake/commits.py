@@ -2,19 +2,58 @@
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import AddAction, RemoveAction
 
 from lake.errors import ConflictError
 
 _T = TypeVar("_T")
+_RETRIES = 200
+"""Of delta-rs, which puts a commit on top of others that do not conflict with it."""
 _LONGEST_WAIT = 0.1
 """Seconds."""
 
 
 class CommitLostError(ConflictError):
     """Another process committed first: look again and retry."""
+
+
+def commit(
+    handle: DeltaTable,
+    name: str,
+    actions: Sequence[AddAction | RemoveAction],
+    metadata: dict[str, Any],
+    marks: list[Transaction] | None = None,
+) -> None:
+    """One commit on top of a handle's version.
+
+    Args:
+        handle: the table.
+        name: its name.
+        actions: the files that come and go.
+        metadata: kept in the log.
+        marks: app transactions: two commits from one version that bear the same cannot both succeed.
+
+    Raises:
+        CommitLostError: another process was first.
+    """
+    properties = CommitProperties(custom_metadata=metadata, max_commit_retries=_RETRIES, app_transactions=marks)
+    try:
+        handle.create_write_transaction(
+            list(actions),
+            "append",
+            handle.schema(),
+            commit_properties=properties,
+            post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
+        )
+    except CommitFailedError as error:
+        msg = f"`{name}` changed after version {handle.version()}: {error}"
+        raise CommitLostError(msg) from error
 
 
 def until_committed(attempt: Callable[[], _T], *, tries: int | None = None, busy: str = "") -> _T:

@@ -20,12 +20,12 @@ from typing import Any
 
 import polars as pl
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
+from deltalake import DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from lake import ids
-from lake.commits import CommitLostError, until_committed
+from lake.commits import CommitLostError, commit, until_committed
 from lake.data_files import FileEntry, Staged, Written, added_in, listed, sorted_rows, stem, write_file
 from lake.errors import LakeAccessError, NotALakeError, TrajlakeError
 from lake.log_check import NOTE, LogCheck, damaged_log
@@ -34,7 +34,6 @@ from lake.objects import Objects
 from lake.replaced import Replacements, applied
 from lake.tables import EPISODES, TABLES
 
-_COMMIT_RETRIES = 200
 _APPEND_TRIES = 20
 _SOON = timedelta(hours=1)
 """A data file that waits longer for its commit may have been taken for an orphan."""
@@ -170,7 +169,7 @@ class Store:
         written = self._write(name, sorted_rows(frame, TABLES[name]))
         note = self._note("append", job_id, rows=written.rows)
 
-        def commit() -> Written:
+        def append() -> Written:
             with self._lock:
                 self.refresh(name)
                 fresh = self._fresh(name, written, frame)
@@ -179,7 +178,7 @@ class Store:
             return fresh
 
         busy = f"table `{name}` of {self.root} is too busy: {_APPEND_TRIES} commits failed; try again later"
-        return self._kept(name, until_committed(commit, tries=_APPEND_TRIES, busy=busy), frame)
+        return self._kept(name, until_committed(append, tries=_APPEND_TRIES, busy=busy), frame)
 
     def stage(self, name: str, frame: pl.DataFrame) -> Staged:
         """Write rows to a file that `append_episodes` or `append_terminal` can commit, as often as it takes."""
@@ -218,14 +217,14 @@ class Store:
         """Make every compare-and-swap and rewrite of a table that is under way fail; the table's version after it."""
         self._prepare(name)
 
-        def commit() -> int:
+        def fence() -> int:
             with self._lock:
                 self.refresh(name)
                 marks = [self._next(self._handles[name], app) for app in (name, _REWRITE)]
                 self._commit(self._handles[name], name, [], self._note("fence", None), marks)
                 return self.refresh(name)
 
-        return until_committed(commit)
+        return until_committed(fence)
 
     def rewrite(
         self,
@@ -348,20 +347,8 @@ class Store:
         Raises:
             CommitLostError: another process was first.
         """
-        try:
-            with self._translated(name):
-                handle.create_write_transaction(
-                    list(actions),
-                    "append",
-                    handle.schema(),
-                    commit_properties=CommitProperties(
-                        custom_metadata={NOTE: note}, max_commit_retries=_COMMIT_RETRIES, app_transactions=marks
-                    ),
-                    post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
-                )
-        except CommitFailedError as error:
-            msg = f"`{name}` changed after version {handle.version()}: {error}"
-            raise CommitLostError(msg) from error
+        with self._translated(name):
+            commit(handle, name, actions, {NOTE: note}, marks)
         self._logs[name].wrote(handle.version())
 
     def _note(self, operation: str, job_id: int | None, **figures: int) -> dict[str, Any]:
