@@ -9,10 +9,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from lake.columns import Visibility
+from lake.commits import CommitLostError
 from lake.data_files import FileEntry
 from lake.errors import UsageError
 from lake.snapshot import Snapshot
-from lake.store import CommitLostError, Store
+from lake.store import Store
 from lake.tables import TABLES
 from lake.visibility import is_clean
 

@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _DIGEST_BYTES = 16
 CLEAN = "clean"
 """How the name of a compacted file begins."""
+WRITE_SUMS = 1 << 63
+"""Modulus of the sums of write attempts."""
 _NAME = re.compile(r"[\w.=+@~, -]*[\w=+@~, -][\w.=+@~, -]*")
 """A plain name: no folder, and nothing that a reader takes for a pattern, a scheme or an escape."""
 
@@ -60,6 +62,14 @@ class FileEntry:
         """The write attempt that all rows belong to, if the log says that there is one."""
         low, high = self.low.get("write_id"), self.high.get("write_id")
         return low if low is not None and low == high else None
+
+    @property
+    def write_sum(self) -> int | None:
+        """Sum of its write attempts modulo 2^63: from the log if there is one, else from its name; None if unknown."""
+        parts = self.name.split("-")
+        if self.only_write_id is not None:
+            return self.only_write_id
+        return ids.from_text(parts[-2]) if len(parts) == (6 if parts[0] == CLEAN else 3) else None
 
     @property
     def clean_since(self) -> tuple[int, int] | None:
@@ -113,12 +123,17 @@ def write_file(objects: Objects, table: Table, rows: Iterator[pa.Table], stem: s
     try:
         statistics = encoding.write(cast("IO[bytes]", sink), rows, table)
         size = sink.tell()
-        path = f"{name}-{sink.finish()}.parquet"
+        path = sink.finish(_mark(statistics.write_ids))
     except BaseException:
         sink.abandon()
         raise
     add = AddAction(path, size, {}, int(at.timestamp() * 1000), True, _statistics_json(statistics))
     return Written(add, statistics.rows, at)
+
+
+def _mark(write_ids: Set[int]) -> str:
+    """What the name of a file tells of its write attempts, if the log cannot: their sum (`lake.lost_rows`)."""
+    return f"{ids.to_text(sum(write_ids) % WRITE_SUMS)}-" if len(write_ids) > 1 else ""
 
 
 class _Sink:
@@ -150,17 +165,16 @@ class _Sink:
     def close(self) -> None:
         """What pyarrow calls when it is done; the file is finished or abandoned by whoever opened it."""
 
-    def finish(self) -> str:
-        """Put the file in its place and return the digest."""
-        digest = self._digest.hexdigest()
-        target = f"{self._place}-{digest}.parquet"
+    def finish(self, mark: str) -> str:
+        """Put the file in its place, under a name that ends with a mark and the digest; return that name."""
+        target = f"{self._place}-{mark}{self._digest.hexdigest()}.parquet"
         if self._staging is None:
             assert isinstance(self._file, BytesIO)
             self._objects.put(target, self._file.getvalue())
         self._file.close()
         if self._staging is not None and self._objects.folder is not None:
             self._staging.rename(self._objects.folder / target)
-        return digest
+        return target.rpartition("/")[2]
 
     def abandon(self) -> None:
         """Leave nothing behind."""

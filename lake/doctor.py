@@ -13,6 +13,7 @@ from lake.contracts import conform
 from lake.data_files import FileEntry, digest_in_name, digest_of
 from lake.errors import LakeAccessError, NotALakeError, TrajlakeError
 from lake.log_check import log_faults
+from lake.lost_rows import lost_jobs
 from lake.objects import Objects
 from lake.reading import scan
 from lake.rivals import find_rivals
@@ -179,7 +180,10 @@ def _recorded(snapshot: Snapshot) -> Finding:
         ("retracted", said.get("retract", 0), retractions.filter(pl.col("kind") == "retracted").height),
     )
     lost = [f"jobs {what} {n} episodes, the lake knows {found}" for what, n, found in counts if found < n]
-    advice = "; ingest their sources again, or retract again" if lost else ""
+    lost += [
+        f"{kind} job {ids.to_text(job_id)} has lost {n} of its writes" for job_id, kind, n in lost_jobs(snapshot).rows()
+    ]
+    advice = "; ingest their sources again, or run the jobs again" if lost else ""
     return ("what jobs recorded is there", "wrong" if lost else "fine", "; ".join(lost) + advice)
 
 

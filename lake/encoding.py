@@ -34,6 +34,7 @@ class FileStatistics:
     low: dict[str, Any]
     high: dict[str, Any]
     nulls: dict[str, int]
+    write_ids: set[int]
 
 
 def arrow(frame: pl.DataFrame, table: Table) -> pa.Table:
@@ -49,7 +50,7 @@ def write(sink: IO[bytes] | str, batches: Iterator[pa.Table], table: Table) -> F
         batches: the rows in order, in pieces of any size, each with the table's schema.
         table: whose columns they are.
     """
-    statistics = FileStatistics(0, {}, {}, {})
+    statistics = FileStatistics(0, {}, {}, {}, set())
     with pq.ParquetWriter(sink, table.arrow(), **_settings(table)) as writer:
         for data in _row_groups(batches):
             writer.write_table(data, row_group_size=max(1, data.num_rows))
@@ -101,6 +102,7 @@ def _settings(table: Table) -> dict[str, Any]:
 
 def _extend(statistics: FileStatistics, data: pa.Table, table: Table) -> None:
     statistics.rows += data.num_rows
+    statistics.write_ids.update(pc.unique(data["write_id"]).to_pylist())
     for name in table.statistics:
         column = data[name]
         statistics.nulls[name] = statistics.nulls.get(name, 0) + column.null_count

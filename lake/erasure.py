@@ -20,9 +20,10 @@ import polars as pl
 import pyarrow as pa
 
 from lake import ids
+from lake.commits import until_committed
 from lake.condemned import condemn
 from lake.data_files import FileEntry, Written
-from lake.errors import ConflictError, LakeAccessError
+from lake.errors import LakeAccessError
 from lake.jobs import Job
 from lake.objects import Found
 from lake.pins import Pins
@@ -31,7 +32,7 @@ from lake.replaced import Replacement
 from lake.retractions import known_episodes, write_retractions
 from lake.snapshot import Snapshot
 from lake.sorting import ordered_rows
-from lake.store import CommitLostError, Store
+from lake.store import Store
 from lake.tables import TABLES
 from lake.vacuum import unfinished_jobs
 
@@ -250,32 +251,29 @@ def _known_or_forgotten(snapshot: Snapshot, episode_ids: Sequence[int]) -> pl.Da
 
 def _rewrite(store: Store, doomed: _Doomed, job_id: int, replaced: _Replaced) -> int:
     """Rewrite the files of a table that hold such rows; how many went."""
-    for _ in range(_TRIES):
+
+    def commit() -> int:
         version, entries = store.files(doomed.table)
         holding = {
             entry.name: count for entry in entries if (count := _count(store, doomed.table, doomed.rows, entry.path))
         }
-        if not holding:
-            return 0
-        try:
-            for entry in (entry for entry in entries if entry.name in holding):
-                rows = _others(store, doomed, entry, whole=entry.rows == holding[entry.name])
-                replaced[f"{doomed.table}/{entry.name}"] = store.rewrite(
-                    doomed.table,
-                    version,
-                    [entry],
-                    rows,
-                    operation="forget",
-                    clean_since=entry.clean_since,
-                    erases=True,
-                    job_id=job_id,
-                )
-                version = store.refresh(doomed.table)
-        except CommitLostError:
-            continue
+        for entry in (entry for entry in entries if entry.name in holding):
+            rows = _others(store, doomed, entry, whole=entry.rows == holding[entry.name])
+            replaced[f"{doomed.table}/{entry.name}"] = store.rewrite(
+                doomed.table,
+                version,
+                [entry],
+                rows,
+                operation="forget",
+                clean_since=entry.clean_since,
+                erases=True,
+                job_id=job_id,
+            )
+            version = store.refresh(doomed.table)
         return sum(holding.values())
-    msg = f"table `{doomed.table}` is rewritten by other processes again and again; run it again when they are done"
-    raise ConflictError(msg)
+
+    busy = f"table `{doomed.table}` is rewritten by other processes again and again; run it again when they are done"
+    return until_committed(commit, tries=_TRIES, busy=busy)
 
 
 def _others(store: Store, doomed: _Doomed, entry: FileEntry, *, whole: bool) -> Iterable[pa.Table]:

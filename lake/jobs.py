@@ -19,6 +19,7 @@ import polars as pl
 
 from lake import ids
 from lake.columns import Visibility
+from lake.commits import CommitLostError, until_committed
 from lake.condemned import condemned
 from lake.contracts import conform
 from lake.errors import ConflictError, TrajlakeError
@@ -26,7 +27,7 @@ from lake.frames import json_text
 from lake.job_parts import JobPart, Written
 from lake.reading import collected, scan
 from lake.records import EpisodeRecord, Reject, check, excerpt, identify, printable, retyped, shown
-from lake.store import CommitLostError, Store
+from lake.store import Store
 from lake.tables import TABLES
 from lake.tombstones import Tombstones
 from lake.writer import EpisodeWriter
@@ -253,18 +254,20 @@ class Job:
             "counts": json_text(counts),
             "error": error,
         }
-        while True:
+
+        def commit() -> None:
             version = self._store.refresh("jobs")
             if event == "succeeded":
                 self._require_live()
                 self._guard()
+            staged = self._store.stage("jobs", _jobs_frame(row | {"sequence": version}))
             try:
-                staged = self._store.stage("jobs", _jobs_frame(row | {"sequence": version}))
                 self._store.append_terminal(staged, version, job_id=self.job_id)
             except CommitLostError:
                 if not self._store.holds("jobs", row["write_id"], version):
-                    continue
-            return
+                    raise
+
+        until_committed(commit)
 
     def _require_live(self) -> None:
         """Check that what the terminal row is going to accept may be seen.

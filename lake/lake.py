@@ -297,7 +297,7 @@ class Lake:
         )
 
     def find_job(self, kind: str, series_id: int, fingerprint: int) -> int | None:
-        """The newest succeeded job with that series and input, if there is one: its result stands.
+        """The newest succeeded job with that series and input, if there is one and none of its rows are lost.
 
         Args:
             kind: of the job.
@@ -306,14 +306,19 @@ class Lake:
         """
         import polars as pl
 
-        jobs = self.scan("jobs").filter(
+        from lake.lost_rows import lost_jobs
+
+        snapshot = self.snapshot()
+        jobs = snapshot.scan("jobs").filter(
             (pl.col("event") == "succeeded")
             & (pl.col("kind") == kind)
             & (pl.col("series_id") == series_id)
             & (pl.col("input_fingerprint") == fingerprint)
         )
         found = jobs.sort("sequence", "at", descending=True, nulls_last=True).select("job_id").head(1).collect()
-        return int(found.item()) if len(found) else None
+        if found.is_empty() or found["job_id"].item() in lost_jobs(snapshot)["job_id"]:
+            return None
+        return int(found.item())
 
     # ------------------------------------------------------------ looking after it
 

@@ -15,6 +15,7 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError
 
 from lake.columns import Table
+from lake.commits import CommitLostError, until_committed
 from lake.errors import LakeVersionError, NotALakeError
 from lake.tables import FORMAT_VERSION
 
@@ -67,7 +68,9 @@ def migrate(opened: Callable[[], DeltaTable], table: Table) -> bool:
         Whether the table was of an older format.
     """
     old = False
-    while True:
+
+    def commit() -> bool:
+        nonlocal old
         handle = opened()
         if require_known(handle, f"table `{table.name}`") == FORMAT_VERSION:
             return old
@@ -84,5 +87,8 @@ def migrate(opened: Callable[[], DeltaTable], table: Table) -> bool:
                 CONFIGURATION | {"delta.dataSkippingStatsColumns": ",".join(table.statistics)},
                 raise_if_not_exists=False,
             )
-        except CommitFailedError:
-            continue
+        except CommitFailedError as error:
+            raise CommitLostError(str(error)) from error
+        return True
+
+    return until_committed(commit)

@@ -7,6 +7,7 @@ and reopened with `Lake.at`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from lake.query import Session
+
+_log = logging.getLogger("trajlake")
 
 
 class Reads(Protocol):
@@ -58,6 +61,7 @@ class Snapshot:
         self.forgotten = 0
         """Episodes that were erased with `forget` since: an earlier snapshot shows the others."""
         self._emptied: frozenset[int] = frozenset()
+        self._warned = False
         self.root = store.root
         if versions is not None and (unknown := set(versions) - set(TABLES)):
             msg = f"a snapshot names unknown tables {sorted(unknown)}; valid: {', '.join(TABLES)}"
@@ -95,9 +99,14 @@ class Snapshot:
         return self._entries[_table(name).name]
 
     def files(self, name: str) -> list[DataFile]:
-        """Parquet files of a table that hold visible rows (retracted episodes among them)."""
+        """Parquet files of a table that hold visible rows (retracted episodes among them).
+
+        Raises:
+            LakeAccessError: `steps` lacks rows of visible episodes. What jobs' tables lack is warned of.
+        """
         table = _table(name)
         if name not in self._files:
+            self._check_losses(table)
             entries = self._entries[name]
             self._files[name] = (
                 visible_files(entries, lambda: self._accepted_in(entries), self.versions, self.write_ids)
@@ -105,6 +114,27 @@ class Snapshot:
                 else all_files(entries)
             )
         return self._files[name]
+
+    def _check_losses(self, table: Table) -> None:
+        if self.versions[table.name] == -1 or table.visibility is Visibility.ALWAYS:
+            return
+        from lake.lost_rows import lost_jobs, require_steps
+
+        if table.name == "steps":
+            require_steps(self)
+        elif not self._warned and table.name not in ("spans", "blobs", "retractions"):
+            self._warned = True
+            for job_id, kind, lost in lost_jobs(self, look=False).iter_rows():
+                _log.warning(
+                    "%s: the %s job %s succeeded, and rows of %d of its writes are gone: a commit of a log is lost. "
+                    "Run it again, or restore the log from a backup",
+                    *(self.root, kind, ids.to_text(job_id), lost),
+                )
+
+    @property
+    def emptied(self) -> frozenset[int]:
+        """Write attempts of which `forget` left no row in some file."""
+        return frozenset().union(*(one.emptied for one in self._store.replacements.known().values()))
 
     def scan(self, name: str) -> pl.LazyFrame:
         """The table's visible rows, lazily, with the columns and types of its spec.

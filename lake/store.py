@@ -20,13 +20,14 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
+from deltalake import DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from lake import ids
+from lake.commits import CommitLostError, commit, until_committed
 from lake.data_files import FileEntry, Staged, Written, added_in, listed, sorted_rows, stem, write_file
-from lake.errors import ConflictError, LakeAccessError, NotALakeError, TrajlakeError
+from lake.errors import LakeAccessError, NotALakeError, TrajlakeError
 from lake.log_check import NOTE, LogCheck, damaged_log
 from lake.migrations import CONFIGURATION, FORMAT_1_TABLES, migrate, missing_table, require_known
 from lake.objects import Objects
@@ -38,17 +39,12 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
-_COMMIT_RETRIES = 200
 _APPEND_TRIES = 20
 _SOON = timedelta(hours=1)
 """A data file that waits longer for its commit may have been taken for an orphan."""
 _FEW_COMMITS = 50
 _REWRITE = "rewrite"
 """App transaction of every rewrite: two that start from one version cannot both succeed."""
-
-
-class CommitLostError(ConflictError):
-    """Another process committed first: look again and retry."""
 
 
 def utc_now() -> datetime:
@@ -176,19 +172,17 @@ class Store:
         self._prepare(name)
         written = self._write(name, sorted_rows(frame, TABLES[name]))
         note = self._note("append", job_id, rows=written.rows)
-        for _ in range(_APPEND_TRIES):
+
+        def append() -> Written:
             with self._lock:
                 self.refresh(name)
-                written = self._fresh(name, written, frame)
-                try:
-                    self._commit(self._handles[name], name, [written.add], note)
-                except CommitFailedError as error:
-                    # delta-rs has no blind append: beside a rewrite it may call a conflict where there is none.
-                    lost = error
-                    continue
-            return self._kept(name, written, frame)
-        msg = f"table `{name}` of {self.root} is too busy: {_APPEND_TRIES} commits failed ({lost}); try again later"
-        raise ConflictError(msg)
+                fresh = self._fresh(name, written, frame)
+                # delta-rs has no blind append: beside a rewrite it may call a conflict where there is none.
+                self._commit(self._handles[name], name, [fresh.add], note)
+            return fresh
+
+        busy = f"table `{name}` of {self.root} is too busy: {_APPEND_TRIES} commits failed; try again later"
+        return self._kept(name, until_committed(append, tries=_APPEND_TRIES, busy=busy), frame)
 
     def stage(self, name: str, frame: pl.DataFrame) -> Staged:
         """Write rows to a file that `append_episodes` or `append_terminal` can commit, as often as it takes."""
@@ -226,12 +220,15 @@ class Store:
     def fence(self, name: str) -> int:
         """Make compare-and-swaps and rewrites of a table that are under way fail; its version afterwards."""
         self._prepare(name)
-        while True:
-            with self._lock, suppress(CommitFailedError):
+
+        def fence() -> int:
+            with self._lock:
                 self.refresh(name)
                 marks = [self._next(self._handles[name], app) for app in (name, _REWRITE)]
                 self._commit(self._handles[name], name, [], self._note("fence", None), marks)
                 return self.refresh(name)
+
+        return until_committed(fence)
 
     def rewrite(
         self,
@@ -279,7 +276,7 @@ class Store:
         try:
             note = self._note(operation, job_id, rows=written.rows, removed=len(removed))
             self._commit(handle, name, actions, note, marks)
-        except CommitFailedError as error:
+        except CommitLostError as error:
             msg = f"table `{name}` of {self.root} was rewritten by another process; nothing changed, run it again"
             raise CommitLostError(msg) from error
         return written
@@ -302,16 +299,12 @@ class Store:
     def _append_if(self, name: str, staged: Staged, checked_version: int, job_id: int | None) -> None:
         with self._lock:
             handle = self._handles[name]
-            try:
-                # Only what is not newer than the caller's look is a base for its commit.
-                base = handle if handle.version() == checked_version else self._at(name, checked_version)
-                staged.written = self._fresh(name, staged.written, staged.rows)
-                note = self._note("append", job_id, rows=staged.written.rows)
-                self._commit(base, name, [staged.written.add], note, [self._next(base, name)])
-            except CommitFailedError as error:
-                # The file stays: over a network a commit may have arrived although it was reported lost.
-                msg = f"`{name}` changed after version {checked_version}"
-                raise CommitLostError(msg) from error
+            # Only what is not newer than the caller's look is a base for its commit.
+            base = handle if handle.version() == checked_version else self._at(name, checked_version)
+            staged.written = self._fresh(name, staged.written, staged.rows)
+            note = self._note("append", job_id, rows=staged.written.rows)
+            # If it fails the file stays: over a network a commit may have arrived although it was reported lost.
+            self._commit(base, name, [staged.written.add], note, [self._next(base, name)])
         self._kept(name, staged.written, staged.rows)
 
     def _kept(self, name: str, written: Written, frame: pl.DataFrame) -> str:
@@ -328,7 +321,7 @@ class Store:
             now = int(self.clock().timestamp() * 1000)
             gone = RemoveAction(missing[0].name, False, now, size=missing[0].bytes)
             handle = self._at(name, version)
-            with suppress(CommitFailedError):
+            with suppress(CommitLostError):
                 note = self._note("repair", None, rows=again.rows)
                 self._commit(handle, name, [gone, again.add], note, [self._next(handle, _REWRITE)])
                 written = again
@@ -353,16 +346,13 @@ class Store:
         note: dict[str, Any],
         marks: list[Transaction] | None = None,
     ) -> None:
+        """Commit on top of a handle's version.
+
+        Raises:
+            CommitLostError: another process was first.
+        """
         with self._translated(name):
-            handle.create_write_transaction(
-                list(actions),
-                "append",
-                handle.schema(),
-                commit_properties=CommitProperties(
-                    custom_metadata={NOTE: note}, max_commit_retries=_COMMIT_RETRIES, app_transactions=marks
-                ),
-                post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
-            )
+            commit(handle, name, actions, {NOTE: note}, marks)
         self._logs[name].wrote(handle.version())
 
     def _note(self, operation: str, job_id: int | None, **figures: int) -> dict[str, Any]:

@@ -20,12 +20,13 @@ import polars as pl
 
 from lake import ids
 from lake.blobs import blobs_frame, moved_out
+from lake.commits import CommitLostError, until_committed
 from lake.condemned import condemned
 from lake.contracts import conform
 from lake.frames import episodes_frame, spans_frame, steps_frame, tokens_frame
 from lake.index import EpisodeIndex
 from lake.records import EpisodeRecord, Identity, identify
-from lake.store import CommitLostError, Store
+from lake.store import Store
 from lake.tables import TABLES
 
 _Slot = tuple[int, int, str | None]
@@ -93,17 +94,22 @@ class EpisodeWriter:
             if frame.height:
                 self._store.append(name, conform(frame, TABLES[name]), job_id=batch.job_id)
         staged = self._store.stage("episodes", conform(moved.episodes, TABLES["episodes"]))
-        while True:
+        checked = version
+
+        def commit() -> bool:
+            nonlocal checked
             try:
-                self._store.append_episodes(staged, version, job_id=batch.job_id)
+                self._store.append_episodes(staged, checked, job_id=batch.job_id)
             except CommitLostError:
-                lost, version = version, self._index.refresh()
+                lost, checked = checked, self._index.refresh()
                 if self._store.holds("episodes", batch.write_id, lost):
                     return True
                 if not self._still_holds(batch, superseded):
                     return False
-            else:
-                return True
+                raise
+            return True
+
+        return until_committed(commit)
 
     def _still_holds(self, batch: "_Batch", superseded: dict[int, int]) -> bool:
         """Whether a batch whose commit was lost may try again as it is.

@@ -9,12 +9,13 @@ import pytest
 from deltalake import DeltaTable
 
 import lake
-from lake import Lake
+from lake import Lake, ids
 from lake.doctor import diagnose
 from lake.errors import LakeAccessError
 from testkit.command_line import Cli, runner
 from testkit.copies import copied, empty_lake
 from testkit.episodes import assert_whole, episode
+from testkit.full_lake import advantages
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda _: b"",
@@ -139,6 +140,79 @@ def test_every_command_refuses_in_one_line_and_the_doctor_names_every_table(
     assert "commit 2 of `tokens` is empty" in wrong
 
 
+# ---------------------------------------------------------------- commits that left no trace
+
+
+def lost(lk: Lake, name: str) -> Lake:
+    """The lake without the newest commit of a table, opened again."""
+    max((Path(lk.uri) / name / "_delta_log").glob("*.json")).unlink()
+    again: Lake = lake.open(lk.uri)
+    return again
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_steps_that_are_accepted_and_gone_are_told_by_every_reader(cli: Cli, lk: Lake, compacted: bool) -> None:
+    lk.append([episode("c")], run_id="run")
+    gone = lost(lk, "steps")
+    if compacted:
+        for name in ("steps", "episodes"):
+            gone.compact(name)
+    gone.append([episode("d")], run_id="run")  # which takes the lost commit's number
+    says = "lacks 2 steps of 1 episodes: "
+    for read in (lambda: gone.scan("steps"), lambda: gone.sql("SELECT count(*) FROM trajectory")):
+        with pytest.raises(LakeAccessError, match=f"table `steps` of .* at version . {says}.*run run, task c"):
+            read()
+    for command in (("sql", "FROM steps"), ("sql", "FROM steps", "--locked"), ("credit", "gigpo")):
+        assert says in cli(*command, "--lake", lk.uri).fault
+    assert says in " ".join(diagnose(lk.uri)["detail"])
+    assert gone.sql("SELECT count(*) FROM episodes").item() == 4
+    gone.retract(gone.scan("episodes").filter(task_id="c").collect()["episode_id"].to_list())
+    assert assert_whole(lake.open(lk.uri).snapshot()) == 3
+
+
+def test_a_whole_lake_opens_no_file_to_find_that_out(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lake.Snapshot, "_look", lambda *_: pytest.fail("a file was opened"))
+    assert assert_whole(lk.snapshot()) == 2
+
+
+def test_rows_of_a_job_that_are_gone_are_warned_of_until_it_is_run_again(
+    lk: Lake, caplog: pytest.LogCaptureFixture
+) -> None:
+    def judge(target: Lake) -> int:
+        with target.job(kind="judge", fingerprint=1) as job:
+            job.write("advantages", advantages(target.scan("steps").collect(), 1.0))
+        return job.job_id
+
+    first = judge(lk)
+    series = int(lk.scan("jobs").filter(kind="judge").collect()["series_id"][0])
+    assert lk.find_job("judge", series, 1) == first
+    lk.scan("advantages")
+    assert caplog.messages == []
+    gone = lost(lk, "advantages")
+    gone.scan("advantages")
+    (warned,) = caplog.messages
+    assert f"the judge job {ids.to_text(first)} succeeded, and rows of 1 of its writes are gone" in warned
+    assert f"judge job {ids.to_text(first)} has lost 1 of its writes" in " ".join(diagnose(lk.uri)["detail"])
+    assert gone.find_job("judge", series, 1) is None, "its result is not there to be reused"
+    second = judge(gone)
+    caplog.clear()
+    again = lake.open(lk.uri)
+    assert again.find_job("judge", series, 1) == second
+    again.scan("advantages")
+    assert caplog.messages == []
+
+
+def test_what_was_forgotten_is_not_lost(lk: Lake, caplog: pytest.LogCaptureFixture) -> None:
+    steps = lk.scan("steps").collect()
+    with lk.job(kind="judge") as job:
+        job.write("advantages", advantages(steps[:2], 1.0))
+    lk.forget(steps["episode_id"][:2].unique().to_list())
+    for again in (lk, lake.open(lk.uri)):
+        again.scan("advantages")
+        assert assert_whole(again.snapshot()) == 1
+    assert caplog.messages == []
+
+
 # ---------------------------------------------------------------- names that lead elsewhere
 
 
@@ -171,7 +245,7 @@ def test_links_out_of_the_table_are_refused(lk: Lake, tmp_path: Path) -> None:
     assert assert_whole(lake.open(lk.uri).snapshot()) == 2
     shutil.move(file.parent, tmp_path / "elsewhere")
     file.parent.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(LakeAccessError, match="table `steps` of .*, which is no file in its own folder"):
+    with pytest.raises(LakeAccessError, match=r"table `steps` of .*, which is no file in its own folder"):
         lake.open(lk.uri).snapshot()
 
 

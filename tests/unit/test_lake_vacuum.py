@@ -15,9 +15,9 @@ from deltalake import DeltaTable
 
 import lake
 from lake import Lake
+from lake.commits import CommitLostError
 from lake.errors import ConflictError, LakeAccessError, UsageError
 from lake.jobs import Job
-from lake.store import CommitLostError
 from lake.tables import TABLES
 from lake.vacuum import Vacuumed
 from testkit.copies import empty_lake

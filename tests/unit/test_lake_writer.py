@@ -13,8 +13,8 @@ from deltalake import DeltaTable
 
 import lake
 from lake import EpisodeRecord, Lake
+from lake.commits import CommitLostError
 from lake.jobs import Counts
-from lake.store import CommitLostError
 from lake.tables import TABLES
 from testkit.copies import empty_lake
 from testkit.episodes import assert_same, assert_whole, contents, episode
