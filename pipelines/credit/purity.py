@@ -20,6 +20,8 @@ from pipelines.credit.anchor_groups import gathered
 from pipelines.credit.segments import Segments
 
 _STEP = ["episode_id", "step_index"]
+_ODD = np.array([0xD6E8FEB86659FD93, 0xA0761D6478BD642F, 0xE7037ED1A0B428DB], np.uint64)
+"""Odd numbers with about as many ones as zeros: a product with one keeps every bit of what it is made of."""
 _FIGURES = {"taken": ("one_action_anchors", "last_actions_mean"), "state_is_error": ("error_anchors", "error_steps")}
 
 
@@ -93,14 +95,18 @@ def decisions(steps: pl.DataFrame) -> pl.DataFrame:
         return pl.DataFrame(schema={"episode_id": steps.schema["episode_id"], "decisions": pl.UInt64})
     opens_N = steps.select(pl.col("episode_id").ne_missing(pl.col("episode_id").shift())).to_series().to_numpy()
     episodes = Segments.opening_at(opens_N)
-    place_N = np.arange(len(steps)) - episodes.spread(episodes.starts_K)
-    hash_N = steps.select(pl.struct(pl.Series("place", place_N), "state_hash", "taken").hash()).to_series().to_numpy()
-    known_N = steps.select(pl.col("state_hash").is_not_null() & pl.col("taken").is_not_null()).to_series().to_numpy()
-    known_E = episodes.count(known_N) == episodes.lengths_K
+    unknown_N = (steps["state_hash"].is_null() | steps["taken"].is_null()).to_numpy()
+    state_N = steps["state_hash"].fill_null(0).to_numpy().astype(np.uint64)
+    place_N = (np.arange(len(steps)) - episodes.spread(episodes.starts_K)).astype(np.uint64)
+    mixed_N = state_N * _ODD[0] + steps["taken"].fill_null(0).to_numpy() * _ODD[1] + place_N * _ODD[2]
+    mixed_N ^= mixed_N >> np.uint64(31)  # or a sum over steps would not see which state and action belong together
+    mixed_N *= _ODD[0]
+    mixed_N ^= mixed_N >> np.uint64(29)
+    found_E = pl.Series(np.add.reduceat(mixed_N, episodes.starts_K))
     return pl.DataFrame(
         {
             "episode_id": steps["episode_id"].gather(episodes.starts_K),
-            "decisions": pl.Series(np.add.reduceat(hash_N, episodes.starts_K)).set(pl.Series(~known_E), None),
+            "decisions": found_E.set(pl.Series(episodes.any(unknown_N)), None) if unknown_N.any() else found_E,
         }
     )
 

@@ -120,7 +120,10 @@ def episode_figures(steps: pl.DataFrame) -> pl.DataFrame:
         return figures
     active_N = steps["is_active"].fill_null(value=True)
     active = steps if active_N.all() else steps.filter(active_N)
-    return figures.join(decisions(active), on="episode_id", how="left", maintain_order="left")
+    found = decisions(active)
+    if active is steps:
+        return figures.with_columns(found["decisions"])
+    return figures.join(found, on="episode_id", how="left", maintain_order="left")
 
 
 def _ranks(ids_R: Ints, ids_E: Ints) -> Ints:
