@@ -1,7 +1,7 @@
 """`trajlake train` and `trajlake init-model` as a user meets them."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -117,8 +117,8 @@ def test_what_is_too_long_or_empty_says_so(world: Path, tmp_path: Path) -> None:
 
 
 def test_the_plan_says_what_would_be_trained_and_trains_nothing(world: Path, tmp_path: Path) -> None:
-    arguments = ["--model", world / "model", "--loss", "awr", "--out", tmp_path / "out", "--plan", "--format", "json"]
-    result = train(world, *arguments)
+    arguments = ["--model", world / "model", "--loss", "awr", "--out", tmp_path / "out", "--format", "json"]
+    result = train(world, *arguments, "--plan", "--measure")
     assert result.exit_code == 0, result.exception
     items = {row["item"]: row for row in json.loads(result.stdout)}
     assert items["episodes selected"]["value"] == "24"
@@ -322,16 +322,17 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(world: P
 def test_ctrl_c_says_how_the_run_goes_on(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from trainer.runs import progress
 
-    @contextmanager
-    def impatient() -> Iterator[Callable[..., None]]:
-        def on_step(*_: object) -> None:
+    class Impatient(progress.Teller):
+        def on_step(self, *_: object) -> None:
             raise KeyboardInterrupt
 
-        yield on_step
+    @contextmanager
+    def impatient() -> Iterator[progress.Teller]:
+        yield Impatient(lambda _: None)
 
     arguments = ["--model", world / "model", "--loss", "sft", "--out", tmp_path / "out", "--checkpoint-every", 1]
     with monkeypatch.context() as patch:
-        patch.setattr(progress, "training_bar", impatient)
+        patch.setattr(progress, "told", impatient)
         stopped = train(world, *arguments)
     assert stopped.exit_code == 1
     assert f"interrupted; --out {tmp_path / 'out'} --resume goes on from the last checkpoint" in stopped.stderr

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -22,7 +23,7 @@ from trainer.backends.ranks import LAUNCHER, STORE
 _PR_SET_PDEATHSIG = 1
 _LOOK_SECONDS = 0.1
 _GRACE_SECONDS = 20.0
-"""For rank 0 to end after Ctrl-C, and for the others to end after one that failed."""
+"""For rank 0 to say what it has to say, after Ctrl-C or after another one failed."""
 
 Rank = subprocess.Popen[bytes]
 
@@ -43,7 +44,7 @@ def launch_ranks(count: int, arguments: Sequence[str]) -> int:
             return _wait(ranks)
         except KeyboardInterrupt:
             ranks[0].send_signal(signal.SIGINT)
-            _until_ended(ranks[:1])
+            _until_ended(ranks[0])
             return 128 + signal.SIGINT
         finally:
             for rank in ranks:
@@ -88,12 +89,11 @@ def _wait(ranks: Sequence[Rank]) -> int:
         said = f"rank {ranks.index(failed)} was ended by {name}; the same command with --resume goes on"
         click.echo(f"trajlake: {said} from the last checkpoint", err=True)
         return 128 - status
-    _until_ended(ranks)
+    _until_ended(ranks[0])
     return max(ranks[0].returncode or 0, 0) or status
 
 
-def _until_ended(ranks: Sequence[Rank]) -> None:
-    """Wait for the end of some ranks, but not for ever."""
-    deadline = time.monotonic() + _GRACE_SECONDS
-    while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
-        time.sleep(_LOOK_SECONDS)
+def _until_ended(rank: Rank) -> None:
+    """Wait for the end of a rank, but not for ever."""
+    with suppress(subprocess.TimeoutExpired):
+        rank.wait(_GRACE_SECONDS)

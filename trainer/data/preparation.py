@@ -76,11 +76,12 @@ def prepare(
     snapshot = lk.snapshot()
     episodes, held_out, _ = _split(snapshot, config)
     notes = []
+    is_text = provenance_of(snapshot, episodes["episode_id"], config.tokens) == "rendered"
+    if is_text and loss.needs.behaviour_logprobs:
+        raise DataRefusedError(refuse_text(episodes, loss).message)
     source = _credit(snapshot, config)
     tokenize = _tokenizer_of(config, tokenizer)
-    if provenance_of(snapshot, episodes["episode_id"], config.tokens) == "rendered":
-        if loss.needs.behaviour_logprobs:
-            raise DataRefusedError(refuse_text(episodes, loss).message)
+    if is_text:
         renderer, everything = Renderer(tokenize()), pl.concat([episodes, held_out])["episode_id"]
         if scratch is None:
             done = render_missing(lk, snapshot, renderer, everything, {"model": config.model})
