@@ -26,7 +26,7 @@ from deltalake import DeltaTable, write_deltalake
 
 import lake
 from lake import ids
-from lake.cli import trajlake as GROUP  # noqa: N811 - `trajlake` runs it in a process
+from lake.cli import trajlake as GROUP
 from lake.errors import LakeAccessError
 from lake.ingest import ingest
 from lake.migrations import FORMAT_KEY
