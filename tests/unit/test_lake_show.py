@@ -252,7 +252,9 @@ def test_what_is_no_id_is_misuse(lk: Lake, text: str) -> None:
 
 
 def test_an_unknown_id_says_where_the_known_ones_are(lk: Lake) -> None:
-    with pytest.raises(UsageError, match="no episode begins with '0000000000000'; `trajlake sql"):
+    with pytest.raises(
+        UsageError, match="no episode begins with '0000000000000'; --task and --rollout name one too, and `trajlake sql"
+    ):
         show.find(lk.snapshot(), "0" * 13)
 
 

@@ -161,7 +161,7 @@ LOADED = {
     ("tables", "episodes", "rejects", "jobs"): {"deltalake"},
     ("tables",): {"deltalake", "polars"},
     ("tables", "--columns", "episodes"): {"deltalake", "duckdb"},
-    ("snapshot", "list"): {"deltalake"},
+    ("snapshot", "list"): {"deltalake", "polars"},
     (
         "sql",
         "SELECT e.run_id, max(e.started_at), count(*) FROM episodes e JOIN steps s USING (episode_id) GROUP BY 1",
