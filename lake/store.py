@@ -9,8 +9,6 @@ guard against duplicates; two rewrites of the same files do not conflict unless 
 for an orphan before its commit must be written again.
 """
 
-import errno
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -77,10 +75,10 @@ class Store:
             if self.refresh(name) != -1:
                 continue
             with self._translated(name):
-                self._require_writable()
+                self.objects.require_writable()
                 try:
                     DeltaTable.create(
-                        self._uri(name),
+                        self.objects.uri(name),
                         schema=Schema.from_arrow(table.arrow()),
                         mode="ignore",
                         name=name,
@@ -132,9 +130,8 @@ class Store:
             LakeAccessError: there is no such version, or its log is damaged.
         """
         at, entries = self.logged(name, version)
-        if version is not None:
-            entries, _ = applied(self.objects, name, entries, self.replacements.known())
-        return at, entries
+        known = {} if version is None else self.replacements.known()
+        return at, applied(self.objects, name, entries, known)[0]
 
     def logged(self, name: str, version: int | None = None) -> tuple[int, list[FileEntry]]:
         """As `files`, as the log lists them, deleted ones too."""
@@ -386,16 +383,7 @@ class Store:
             return handle
 
     def _open(self, name: str, version: int | None = None) -> DeltaTable:
-        return DeltaTable(self._uri(name), version=version, storage_options=self.objects.delta_options)
-
-    def _require_writable(self) -> None:
-        """Raise before delta-rs is asked to make a table where it cannot: it would also print a panic of its own."""
-        folder = self.objects.folder
-        if folder is not None and folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, "Permission denied", str(folder))
-
-    def _uri(self, name: str) -> str:
-        return self.objects.uri(name)
+        return DeltaTable(self.objects.uri(name), version=version, storage_options=self.objects.delta_options)
 
     @contextmanager
     def _translated(self, name: str) -> Iterator[None]:
@@ -405,7 +393,9 @@ class Store:
         except (CommitFailedError, TrajlakeError):
             raise
         except TableNotFoundError:
-            msg = f"{self._uri(name)} holds no table; is this a lake? `trajlake ingest FILE --lake URI` makes one"
+            msg = (
+                f"{self.objects.uri(name)} holds no table; is this a lake? `trajlake ingest FILE --lake URI` makes one"
+            )
             raise NotALakeError(msg) from None
         except (DeltaError, OSError, pl.exceptions.PolarsError, pa.ArrowException) as error:
             damage = damaged_log(self.objects, name) if "json" in str(error).lower() else None
