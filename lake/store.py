@@ -9,13 +9,8 @@ guard against duplicates; two rewrites of the same files do not conflict unless 
 for an orphan before its commit must be written again.
 """
 
-<<<<<<< HEAD
 from __future__ import annotations
 
-import errno
-import os
-=======
->>>>>>> wip-forget
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -392,15 +387,6 @@ class Store:
     def _open(self, name: str, version: int | None = None) -> DeltaTable:
         return DeltaTable(self.objects.uri(name), version=version, storage_options=self.objects.delta_options)
 
-<<<<<<< HEAD
-    def _require_writable(self) -> None:
-        """Raise before delta-rs is asked to make a table where it cannot: it would also print a panic of its own."""
-        folder = self.objects.folder
-        if folder is not None and folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, "Permission denied", str(folder))
-
-=======
->>>>>>> wip-forget
     @contextmanager
     def _translated(self, name: str) -> Iterator[None]:
         """Turn what storage raises into errors that say what to do; lost commits pass through."""
