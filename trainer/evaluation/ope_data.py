@@ -136,7 +136,10 @@ def _arrays(attempts: pl.DataFrame, steps: pl.DataFrame, *, from_steps: bool, ga
 
     log_ratio_EH, reward_EH, state_EH = np.zeros(shape), np.zeros(shape), np.full(shape, -1)
     log_ratio_EH[episode_N, turn_N] = rows["log_ratio"].to_numpy()
-    state_EH[episode_N, turn_N] = rows.select(pl.struct("task", "state_hash").rank("dense")).to_series().to_numpy()
+    # A state that is not known is nobody else's.
+    own = pl.when(pl.col("state_hash").is_null()).then(rows.height + pl.int_range(pl.len()))
+    state = own.otherwise(pl.struct("task", "state_hash").rank("dense").cast(pl.Int64))
+    state_EH[episode_N, turn_N] = rows.select(state.alias("state")).to_series().to_numpy()
     if from_steps:
         reward_EH[episode_N, turn_N] = rows["reward"].to_numpy()
     else:
