@@ -71,8 +71,8 @@ class Credit:
 
     @property
     def title(self) -> str:
-        """The choice in words: `gigpo (score judge@3f2a), series 0k3...`, or `..., as of job 0k3...`."""
-        told = _sources(self.parameters)
+        """The choice in words: `gigpo (omega 0.5, score judge@3f2a), series 0k3...`, or `..., as of job 0k3...`."""
+        told = _unusual(self.parameters)
         inside = f" ({', '.join(told)})" if told else ""
         as_of = "" if self.job_id is None else f", as of job {ids.to_text(self.job_id)}"
         return f"{self.estimator}{inside}, series {ids.to_text(self.series_id)}{as_of}"
@@ -179,10 +179,13 @@ def _credit(row: dict[str, Any], before: int | None, *, job_id: int | None = Non
     return Credit(row["series_id"], row["estimator"] or "unnamed estimator", parameters, job_id, before)
 
 
-def _sources(parameters: dict[str, Any]) -> list[str]:
-    """What a series was computed from, as far as it is not what everybody takes."""
+def _unusual(parameters: dict[str, Any]) -> list[str]:
+    """How a series was computed, as far as it is not the usual: the estimator's options, then the sources."""
     versions: dict[str, str] = parameters.get("scorer_versions") or {}
-    told = []
+    told = [
+        f"{name} {value if isinstance(value, str) else msgspec.json.encode(value).decode()}"
+        for name, value in (parameters.get("options") or {}).items()
+    ]
     for name, usual in (("score", "env_return"), ("rewards", "env_reward"), ("grouping", None), ("where", None)):
         value = parameters.get(name)
         if value in (None, usual):

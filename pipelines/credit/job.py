@@ -197,7 +197,7 @@ def _job(lake: Lake, plan: _Plan) -> Job:
     }
     return lake.job(
         kind=KIND,
-        parameters=series | {"only": sources.only},
+        parameters=series | {"only": sources.only, "options": estimator.model_dump(mode="json", exclude_defaults=True)},
         series=series,
         code=deciding_modules(*type(estimator).code()),
         fingerprint=total_fingerprint(plan.groups, where=sources.where, only=sources.only),

@@ -67,7 +67,7 @@ def _packing(plan: Plan) -> list[Row]:
     shares = ", ".join(f"{ranks}: {balance(plan, ranks):.0%}" for ranks in _RANKS)
     return [
         ("loss average", plan.weighting.describe(), "how the losses of an optimizer step's tokens are averaged"),
-        ("atom", str(plan.weighting.atom), "what is never split over micro-batches or ranks"),
+        ("kept together", str(plan.weighting.atom), "what is never split over micro-batches or ranks"),
         ("micro-batches", f"{figures.micro_batches:.1f}", f"per optimizer step, at most {figures.most}"),
         ("packing", f"{figures.fill:.0%}", f"of the token budget of {plan.config.token_budget:,} used"),
         ("balance by ranks", shares, "share of the time that ranks would work, by squared sequence lengths"),
