@@ -270,8 +270,8 @@ class Store:
         marks = [self._next(handle, _REWRITE)]
         if erases and name == EPISODES.name:
             marks.append(self._next(handle, EPISODES.name))
+        note = self._note(operation, job_id, rows=written.rows, removed=len(removed))
         try:
-            note = self._note(operation, job_id, rows=written.rows, removed=len(removed))
             self._commit(handle, name, actions, note, marks)
         except CommitLostError as error:
             msg = f"table `{name}` of {self.root} was rewritten by another process; nothing changed, run it again"
@@ -288,9 +288,7 @@ class Store:
     def history(self, name: str, limit: int | None = None) -> list[dict[str, Any]]:
         """Commits of a table, newest first: version, timestamp, operation, and our note (`job`, `rows`, ...)."""
         with self._lock, self._translated(name):
-            if self.refresh(name) == -1:
-                return []
-            commits = self._handles[name].history(limit)
+            commits = [] if self.refresh(name) == -1 else self._handles[name].history(limit)
         return [commit | {"note": commit.get(NOTE) or {}} for commit in commits]
 
     def _append_if(self, name: str, staged: Staged, checked_version: int, job_id: int | None) -> None:

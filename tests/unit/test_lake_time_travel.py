@@ -175,7 +175,7 @@ def test_after_a_vacuum_the_past_says_that_it_is_gone(lk: Lake, clock: MovingClo
     assert tasks(lk.at("kept")) == ["day 0", "day 1"]
     lk.drop_snapshot("kept")
     lk.vacuum()
-    says = r"at .*: \d files of `\w+` at version \d+ are gone, for example .*\. A vacuum or a `forget` removed them"
+    says = r"at .*: \d files of `\w+` at version \d+ are gone, for example .*\. A vacuum removed them"
     for when in (noons[1], noons[1].isoformat(), 2):
         with pytest.raises(LakeAccessError, match=says):
             lk.at(when)
