@@ -393,9 +393,7 @@ class Store:
         except (CommitFailedError, TrajlakeError):
             raise
         except TableNotFoundError:
-            msg = (
-                f"{self.objects.uri(name)} holds no table; is this a lake? `trajlake ingest FILE --lake URI` makes one"
-            )
+            msg = f"{self.objects.uri(name)} holds no table; `trajlake ingest FILE --lake URI` makes a lake"
             raise NotALakeError(msg) from None
         except with_engine_errors(DeltaError, OSError) as error:
             damage = damaged_log(self.objects, name) if "json" in str(error).lower() else None

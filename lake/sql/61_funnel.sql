@@ -97,7 +97,7 @@ stages AS (
         'credited',
         coalesce(steps_credited > 0, false),
         coalesce(steps_credited, 0),
-        CASE WHEN steps_credited IS NULL THEN 'no credit job' WHEN steps_credited = 0 THEN 'advantage unknown' END
+        CASE WHEN steps_credited IS NULL THEN 'not in the current credit' WHEN steps_credited = 0 THEN 'advantage unknown' END
     FROM of_episodes
     UNION ALL
     SELECT run_id, episode_id, 4, 'selected', is_selected, steps_selected, CASE WHEN NOT is_selected THEN filter END

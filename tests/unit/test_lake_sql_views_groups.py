@@ -152,8 +152,8 @@ def funnel_of(lk: Lake, run_id: str) -> list[tuple[str, dict[int, int], Counter[
     when = ended(lk)
     episodes = rows(lk, f"episodes WHERE run_id = '{run_id}'")
     steps = grouped(rows(lk, "steps"), "episode_id")
-    scores = newest(rows(lk, "scores WHERE value IS NOT NULL OR true"), when, "series_id", "scorer", "episode_id")
-    credit = grouped(newest(rows(lk, "advantages"), when, "series_id", "group_id"), "episode_id")
+    scores = rows(lk, "current_scores")
+    credit = grouped(rows(lk, "current_advantages"), "episode_id")
     selections = grouped(newest(rows(lk, "selections"), when, "episode_id"), "episode_id")
     seen: dict[int, set[int]] = defaultdict(set)
     for row in consumed(lk):
@@ -172,7 +172,7 @@ def funnel_of(lk: Lake, run_id: str) -> list[tuple[str, dict[int, int], Counter[
         whole = episode["env_return"] is not None or any(row["step_index"] is None for row in values)
         reach(stages["scored"], mine, len(rewarded) if rewarded or whole else None, "unscored")
         defined = {row["step_index"] for row in credit.get((mine,), []) if row["defined"]}
-        reason = "advantage unknown" if (mine,) in credit else "no credit job"
+        reason = "advantage unknown" if (mine,) in credit else "not in the current credit"
         reach(stages["credited"], mine, len(defined) or None, reason)
         chosen = selections.get((mine,), [])
         dropped = [row for row in chosen if row["step_index"] is None and not row["kept"]]
