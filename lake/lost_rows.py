@@ -7,18 +7,19 @@ differ, compacted files are looked into, one column of them, until every attempt
 sum: readers are warned of its loss while it is not compacted, the doctor and whoever would reuse a result always.
 """
 
-from typing import TYPE_CHECKING
+from __future__ import annotations
 
-import polars as pl
+from typing import TYPE_CHECKING
 
 from lake import ids
 from lake.data_files import WRITE_SUMS
 from lake.errors import LakeAccessError
-from lake.reading import collected
 from lake.tables import TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    import polars as pl
 
     from lake.data_files import FileEntry
     from lake.snapshot import Snapshot
@@ -29,7 +30,7 @@ _OTHERWISE = ("retract", "forget")
 """Kinds of jobs that accept what other writes brought."""
 
 
-def require_steps(snapshot: "Snapshot") -> None:
+def require_steps(snapshot: Snapshot) -> None:
     """Check that every visible episode's write attempt is found in `steps`.
 
     Raises:
@@ -37,6 +38,10 @@ def require_steps(snapshot: "Snapshot") -> None:
     """
     if _sums_agree(snapshot.entries("episodes"), snapshot.entries("steps")):
         return
+    import polars as pl
+
+    from lake.reading import collected
+
     accepted = frozenset().union(*map(snapshot.write_ids, snapshot.entries("episodes")))
     lost = _not_in(snapshot, accepted, ["steps"], look=True)
     if not lost:
@@ -58,7 +63,7 @@ def require_steps(snapshot: "Snapshot") -> None:
     raise LakeAccessError(msg)
 
 
-def _sums_agree(episodes: "Sequence[FileEntry]", steps: "Sequence[FileEntry]") -> bool:
+def _sums_agree(episodes: Sequence[FileEntry], steps: Sequence[FileEntry]) -> bool:
     """Whether both hold the same write attempts, dead ones of `steps` aside, as far as log and names tell."""
     alone = {entry.only_write_id for entry in episodes}
     total = 0
@@ -75,7 +80,7 @@ def _sums_agree(episodes: "Sequence[FileEntry]", steps: "Sequence[FileEntry]") -
     return total % WRITE_SUMS == 0
 
 
-def lost_jobs(snapshot: "Snapshot", *, look: bool = True) -> pl.DataFrame:
+def lost_jobs(snapshot: Snapshot, *, look: bool = True) -> pl.DataFrame:
     """Succeeded jobs of whose rows some are gone, of each series the newest: job_id, kind, lost (write attempts).
 
     What an older job of a series lost is history, as its rows are: running it again is what makes them whole.
@@ -84,6 +89,10 @@ def lost_jobs(snapshot: "Snapshot", *, look: bool = True) -> pl.DataFrame:
         snapshot: what is read.
         look: into compacted files; without it a job whose rows may lie there is taken for whole.
     """
+    import polars as pl
+
+    from lake.reading import collected
+
     ended = (pl.col("event") == "succeeded") & ~pl.col("kind").is_in(_OTHERWISE)
     columns = ["job_id", "kind", "series_id", "sequence", "accepted_write_ids"]
     jobs = collected(snapshot.scan_all("jobs").filter(ended).select(columns))
@@ -96,7 +105,7 @@ def lost_jobs(snapshot: "Snapshot", *, look: bool = True) -> pl.DataFrame:
     return jobs.select("job_id", "kind", lost=is_lost.list.sum()).filter(pl.col("lost") > 0)
 
 
-def _not_in(snapshot: "Snapshot", write_ids: frozenset[int], tables: "Iterable[str]", *, look: bool) -> frozenset[int]:
+def _not_in(snapshot: Snapshot, write_ids: frozenset[int], tables: Iterable[str], *, look: bool) -> frozenset[int]:
     """Write attempts of which no file of some tables holds a row, as far as is looked."""
     entries = [entry for name in tables for entry in snapshot.entries(name)]
     left = write_ids.difference(*([entry.only_write_id, *entry.emptied] for entry in entries))
