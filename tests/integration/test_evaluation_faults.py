@@ -77,7 +77,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
         lambda place: (place / "model.safetensors").write_bytes((place / "model.safetensors").read_bytes()[:2000]),
         "cannot be loaded as a causal language model",
     ),
-    "no weights": ("b", lambda place: (place / "model.safetensors").unlink(), "cannot be loaded as a causal language"),
+    "no weights": ("b", lambda place: (place / "model.safetensors").unlink(), "holds no weights (no model.safetensors"),
     "a weight is missing": (
         "b",
         lambda place: without(place / "model.safetensors", "model.layers.0.self_attn.q_proj.weight"),
@@ -86,7 +86,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "torn configuration": (
         "b",
         lambda place: (place / "config.json").write_text('{"a'),
-        "cannot be loaded as a causal",
+        "config.json is damaged",
     ),
     "no tokenizer": ("b", lambda place: (place / "tokenizer.json").write_text("{"), "holds no tokenizer"),
     "another vocabulary": ("b", small_vocabulary, "and the model knows ids below"),
