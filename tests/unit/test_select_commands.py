@@ -87,7 +87,7 @@ def test_a_credit_job_may_decide(cli: Cli, uri: str) -> None:
         (("clean", "--filter", "top_q"), "give fraction or count, one of them"),
         (("clean", "--filter", "status", "--where", "true) UNION (SELECT 1"), "more than one SQL expression"),
         (("clean", "--filter", "status", "--score", "judge"), "no scores of 'judge' for episodes; valid: env_return"),
-        (("clean", "--filter", "status", "--credit", "zzzz"), "names no succeeded credit job"),
+        (("clean", "--filter", "status", "--credit", "zzzz"), "names no estimator, series or job with advantages"),
         (("clean", "--filter", "min_steps=99"), "leaves none of 24 episodes (dropped: length 24)"),
         (("clean", "--filter", "max_tokens=9"), "length dropped 24 for 'number of tokens unknown'; to keep what is"),
         (("clean", "--filter", "max_tokens=9"), "--filter KIND:KEY=VALUE,unknown=keep"),
