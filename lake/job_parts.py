@@ -18,7 +18,7 @@ from lake.objects import Objects
 from lake.store import Store
 from lake.tables import TABLES
 
-_WRITTEN_OTHERWISE = {"episodes", "steps", "blobs", "jobs"}
+WRITTEN_OTHERWISE = {"episodes", "steps", "blobs", "jobs"}
 """Exactly once by `Job.record`, and by the job's start and end."""
 
 
@@ -67,8 +67,8 @@ class JobPart:
         Raises:
             ContractError: the frame breaks the table's contract, or the table is not written this way.
         """
-        if name not in TABLES or name in _WRITTEN_OTHERWISE:
-            valid = ", ".join(other for other in TABLES if other not in _WRITTEN_OTHERWISE)
+        if name not in TABLES or name in WRITTEN_OTHERWISE:
+            valid = ", ".join(other for other in TABLES if other not in WRITTEN_OTHERWISE)
             msg = f"`write` has no table `{name}`; valid: {valid}. Episodes are written by `record`"
             raise ContractError(msg)
         if frame.is_empty():

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from lake.data_files import FileEntry
     from lake.snapshot import Snapshot
 
-_NOT_OF_JOBS = ("episodes", "steps", "spans", "blobs")
-"""Tables that no terminal row accepts rows of."""
 _OTHERWISE = ("retract", "forget")
 """Kinds of jobs that accept what other writes brought."""
 
@@ -91,6 +89,7 @@ def lost_jobs(snapshot: Snapshot, *, look: bool = True) -> pl.DataFrame:
     """
     import polars as pl
 
+    from lake.job_parts import WRITTEN_OTHERWISE
     from lake.reading import collected
 
     ended = (pl.col("event") == "succeeded") & ~pl.col("kind").is_in(_OTHERWISE)
@@ -98,7 +97,7 @@ def lost_jobs(snapshot: Snapshot, *, look: bool = True) -> pl.DataFrame:
     jobs = collected(snapshot.scan_all("jobs").filter(ended).select(columns))
     jobs = jobs.sort("sequence", nulls_last=False).unique(["kind", "series_id"], keep="last", maintain_order=True)
     accepted = jobs["accepted_write_ids"].explode(empty_as_null=False, keep_nulls=False)
-    tables = [name for name in TABLES if name not in _NOT_OF_JOBS]
+    tables = [name for name in TABLES if name not in WRITTEN_OTHERWISE]
     lost = _not_in(snapshot, frozenset(accepted), tables, look=look)
     lost -= snapshot.emptied if lost else lost
     is_lost = pl.col("accepted_write_ids").list.eval(pl.element().is_in(sorted(lost)))

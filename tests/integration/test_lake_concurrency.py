@@ -182,14 +182,14 @@ def test_a_snapshot_is_consistent_when_a_round_is_written_between_two_tables(
     lk, writer = lake.open(tmp_path / "lake", create=True), lake.open(tmp_path / "lake")
     add_round(writer, 0)
     per_round = lk.scan("episodes").collect().height
-    resolve = lk._store.files
+    resolve = lk._store.logged
 
     def files_after_a_round(name: str, version: int | None = None) -> object:
         if name == moving:
             add_round(writer, 1)
         return resolve(name, version)
 
-    monkeypatch.setattr(lk._store, "files", files_after_a_round)
+    monkeypatch.setattr(lk._store, "logged", files_after_a_round)
     snapshot = lk.snapshot()
     monkeypatch.undo()
     assert_consistent(snapshot)

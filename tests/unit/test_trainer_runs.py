@@ -1,5 +1,6 @@
 """A run's folder: atomic files, one process at a time."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,11 @@ def test_a_damaged_record_says_so(tmp_path: Path) -> None:
 
 def test_a_second_process_is_kept_out_until_the_first_has_gone(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    with folder.locked(), pytest.raises(UsageError, match="another process"), RunFolder(tmp_path).locked():
+    with (
+        folder.locked(),
+        pytest.raises(UsageError, match=f"process {os.getpid()} trains into"),
+        RunFolder(tmp_path).locked(),
+    ):
         pass
     with folder.locked():
         pass

@@ -347,7 +347,7 @@ def test_steps_are_paged_and_a_step_is_a_deep_link(tmp_path: Path, monkeypatch: 
 def test_the_credit_is_chosen_by_job_or_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lk = show(build_lake(tmp_path), monkeypatch)
     old, new = add_credit(lk, omega=0.0), add_credit(lk)
-    series = lk.sql("SELECT series_id FROM job_runs WHERE job_id = ?", [old]).item()
+    series, current = (lk.sql("SELECT series_id FROM job_runs WHERE job_id = ?", [job]).item() for job in (old, new))
     here = {"episode": episode_id(lk, "mixed", 0)}
 
     def chosen(**address: Any) -> tuple[str, str]:
@@ -355,14 +355,15 @@ def test_the_credit_is_chosen_by_job_or_series(tmp_path: Path, monkeypatch: pyte
         return at.selectbox[0].value, ledgers(at)[0]
 
     newest, by_job, by_series = chosen(), chosen(credit=old), chosen(credit=series)
-    assert newest[0] == ids.to_text(new)
-    assert by_job[0] == by_series[0] == ids.to_text(old)
+    assert newest[0] == ids.to_text(current)
+    assert (by_job[0], by_series[0]) == (ids.to_text(old), ids.to_text(series))
+    assert by_job[1] == by_series[1]
     assert ">+1.500</span>" in by_job[1], "A is A_E alone"
     assert newest[1] != by_job[1]
     wrong = open_page("episode", credit="zzz", **here)
     assert "Credit `zzz` does not cover this" in wrong.warning[0].value
-    assert wrong.selectbox[0].value == ids.to_text(new)
-    wrong.selectbox[0].set_value(ids.to_text(old))
+    assert wrong.selectbox[0].value == ids.to_text(current)
+    wrong.selectbox[0].set_value(ids.to_text(series))
     assert_sound(wrong.run())
     assert ledgers(wrong)[0] == by_job[1]
 
