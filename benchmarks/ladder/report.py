@@ -119,7 +119,7 @@ def _declared(ladder: Finished) -> str:
         for one, other, result, holm in (verdict,)
     ]
     head = ("arm", "against", "difference, points", "95 % interval", "p, exact", "p, Holm", "verdict")
-    return "The declared comparisons (intervals: bootstrap over seeds):\n\n" + table(head, rows)
+    return "The declared comparisons (intervals: Student's, over seeds):\n\n" + table(head, rows)
 
 
 def _arms(ladder: Finished) -> str:

@@ -8,7 +8,6 @@ import numpy as np
 from trainer.evaluation.paired import EXACT_TASKS, Comparison, compare_paired
 
 LEVEL = 0.05
-RESAMPLES = 10_000
 
 
 class Verdict(NamedTuple):
@@ -60,7 +59,7 @@ def paired(success: Mapping[str, Sequence[float]], one: str, other: str) -> Comp
         msg = f"{one} has {len(success[one])} seeds and {other} {len(success[other])}: 1 to {EXACT_TASKS}, paired"
         raise ValueError(msg)
     pairs_P2 = np.column_stack([success[one], success[other]]).astype(np.float64)
-    return compare_paired(pairs_P2, resamples=RESAMPLES, seed=0)
+    return compare_paired(pairs_P2, seed=0)
 
 
 def verdicts(success: Mapping[str, Sequence[float]], comparisons: Sequence[tuple[str, str]]) -> list[Verdict]:

@@ -285,7 +285,7 @@ def test_the_command(lk: Lake, models: Path) -> None:
         (["--target", "nobody", "--behaviour", "b"], "checkpoint 'nobody' has scored nothing; name one of: "),
         (["--target", "e", "--behaviour", "nobody"], "checkpoint 'nobody' has scored nothing"),
         (["--target", "e", "--behaviour", "b", "--where", "nonsense"], "no predicate"),
-        (["--target", "e", "--behaviour", "b", "--score", "nobody"], "no episode has a score of 'nobody'"),
+        (["--target", "e", "--behaviour", "b", "--score", "nobody"], "no scores of 'nobody' for episodes"),
         (["--target", "e", "--behaviour", "b", "--gamma", "2"], "valid are 0 < gamma <= 1"),
     ],
 )

@@ -369,7 +369,7 @@ def test_labels_by_a_threshold_need_no_credit(tmp_path: Path) -> None:
         ("undesirable", 2),
         ("neither", 0),
     ]
-    with pytest.raises(UsageError, match="no episode has a score of 'nobody'"):
+    with pytest.raises(UsageError, match="no scores of 'nobody' for episodes"):
         select(snapshot, config("kto", pairs={"threshold": 1.0, "score": "nobody"}), find_loss(settings).needs)
 
 

@@ -403,7 +403,7 @@ def test_a_failed_credit_job_is_no_choice(tmp_path: Path) -> None:
 def test_summary_of_a_credit_job(snap: Reader, snapshot: Snapshot, credit_job: Credit) -> None:
     rows = snapshot.scan("advantages").collect().to_dicts()
     known = [row["advantage"] for row in rows if row["advantage"] is not None]
-    found = credit.summary(snap, credit_job.id)
+    found = credit.summary(snap, jobs_of(snap, credit_job)[0])
     assert found["steps"] == len(rows)
     assert found["undefined"] == len(rows) - len(known) > 0
     assert (found["positive"], found["negative"], found["zero"]) == (
