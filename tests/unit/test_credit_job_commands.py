@@ -9,6 +9,7 @@ import click
 import pytest
 
 from lake import EpisodeRecord, Lake, StepRecord
+from lake.judgements.credit import find_credit
 from pipelines.credit.commands import VERBS, credit
 from pipelines.credit.estimators import ESTIMATORS, one_line
 from pipelines.credit.estimators.presets import PRESETS
@@ -84,7 +85,10 @@ def test_a_job_is_told_in_words_and_the_next_one_does_only_what_is_new(cli: Cli,
     assert "2 episodes, 2 steps in 1 groups: 1 live, 0 dead, 0 singleton, 0 unscored" in first.out
     assert "100.0% of the steps are in a state that a sibling visited; 0 advantages undefined" in first.out
     assert "1 groups computed, 0 unchanged, 0 without episodes now" in first.out
-    assert "nothing to do: job " in cli("credit", "gigpo", "--lake", lk.uri).out
+    assert "gigpo is the current credit: series " in first.out
+    again = cli("credit", "gigpo", "--lake", lk.uri).out
+    assert again.startswith("nothing changed since job ")
+    assert "; gigpo is still the current credit" in again
     lk.append(rollouts("b", [0.5]))
     second = cli("credit", "gigpo", "--lake", lk.uri)
     assert "1 groups computed, 1 unchanged, 0 without episodes now" in second.out
@@ -157,15 +161,16 @@ def test_compare_hangs_below_credit() -> None:
     assert command.name == "compare"
 
 
-def test_a_series_that_stands_and_is_not_the_newest_is_told(cli: Cli, lk: Lake) -> None:
-    """Asked for again, nothing is computed, and training would take another estimator's advantages."""
-    first = cli("credit", "grpo", "--lake", lk.uri)
-    assert "a newer job computed series" not in cli("credit", "grpo", "--lake", lk.uri).err
-    second = cli("credit", "rloo", "--lake", lk.uri)
-    grpo, rloo = (result.out.split("series ")[-1].split()[0] for result in (first, second))
-    told = cli("credit", "grpo", "--lake", lk.uri).err
-    assert f"a newer job computed series {rloo}" in told
-    assert f"--advantages {grpo}" in told
+def test_a_series_that_is_asked_for_again_is_current_again(cli: Cli, lk: Lake) -> None:
+    """Nothing is computed, and training takes what was run last."""
+    for name in ("grpo", "rloo"):
+        cli("credit", name, "--lake", lk.uri)
+    assert find_credit(lk.snapshot()).estimator == "rloo"
+    assert "; grpo is now the current credit" in cli("credit", "grpo", "--lake", lk.uri).out
+    assert find_credit(lk.snapshot()).estimator == "grpo"
+    jobs = lk.sql("SELECT count(*) FROM jobs").item()
+    assert "; grpo is still the current credit" in cli("credit", "grpo", "--lake", lk.uri).out
+    assert lk.sql("SELECT count(*) FROM jobs").item() == jobs, "it is current: nothing is written"
 
 
 # ---------------------------------------------------------------- help and presets

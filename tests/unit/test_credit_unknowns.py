@@ -6,6 +6,7 @@ import polars as pl
 import pytest
 
 from lake import Lake
+from lake.errors import DataRefusedError
 from pipelines.credit.estimators import estimator_class
 from pipelines.credit.flags import Flag
 from pipelines.credit.job import run_credit
@@ -47,12 +48,13 @@ def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
         ("batch_std", {"batch_key": "completion_tokens"}, "unknown_batch"),
     ],
 )
-def test_a_job_says_what_was_missing(lk: Lake, name: str, options: dict[str, str], flag: str) -> None:
-    report = run_credit(lk, estimator_class(name)(**options), force=True)
-    summary = report.summary
-    assert report.unknown[flag] == summary.undefined_steps == summary.steps > 0
-    assert (summary.live_groups, summary.dead_groups) == (0, 0), "nothing is compared, so nothing is dead"
-    assert summary.singleton_groups + summary.unscored_groups == summary.groups
+def test_a_job_that_misses_everything_is_refused_with_what_it_missed(
+    lk: Lake, name: str, options: dict[str, str], flag: str
+) -> None:
+    said = rf"{name} defines none of (\d+) advantages .*advantages unknown in \1 steps, {flag}: "
+    with pytest.raises(DataRefusedError, match=said):
+        run_credit(lk, estimator_class(name)(**options), force=True)
+    assert lk.sql("SELECT count(*) FROM advantages").item() == 0
 
 
 def test_the_environments_return_is_a_component(lk: Lake) -> None:
