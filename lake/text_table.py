@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-WIDEST = 60
-"""Characters of a text in a table."""
+WIDEST = 500
+"""Characters of a text in a table that no terminal limits: a pipe takes what there is, within reason."""
 _NARROWEST = 8
 """Characters to which a text may be cut to make a table fit."""
 _GAP = "  "
@@ -41,7 +41,7 @@ def table(
     """
     texts = [[cell(name) for name in names], *([cell(value) for value in row] for row in rows)]
     widths = [max(map(_width, column)) for column in zip(*texts, strict=True)]
-    widths = [most if whole[place] else min(most, WIDEST) for place, most in enumerate(widths)]
+    widths = [most if whole[place] else min(most, width or WIDEST) for place, most in enumerate(widths)]
     room = None if width is None else width - len(_GAP) * (len(names) - 1)
     while room is not None and sum(widths) > room:
         widest, place = max((0 if whole[place] else most, place) for place, most in enumerate(widths))

@@ -42,8 +42,14 @@ def told_when_interrupted(out: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        if out.is_dir():
+        if any(out.glob("checkpoints/*")):
             click.echo(f"interrupted; --out {out} --resume goes on from the last checkpoint", err=True)
+        elif out.is_dir():
+            click.echo(
+                f"interrupted before the first checkpoint: --out {out} --resume starts over. --set checkpoint_every=N "
+                "writes one every N updates",
+                err=True,
+            )
         raise
 
 

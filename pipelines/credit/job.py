@@ -283,8 +283,9 @@ def _nothing_defined(estimator: Estimator, summary: CreditDiagnosis, unknown: Co
     """Why a job without one advantage is refused, and what to do."""
     why = "; ".join(in_words(unknown))
     return (
-        f"{estimator.name} defines none of {summary.steps} advantages in {summary.groups} groups, so nothing was "
-        f"written. {why + '. ' if why else ''}Give the estimator what it needs, or take another: `trajlake credit -h`"
+        f"{estimator.name} defines none of {summary.steps} advantages in {summary.groups} groups, so the job "
+        f"failed and nothing of it counts. {why + '. ' if why else ''}Give the estimator what it needs, or take "
+        "another: `trajlake credit -h`"
     )
 
 

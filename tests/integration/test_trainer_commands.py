@@ -260,7 +260,7 @@ def test_flags_and_settings_reach_the_run_and_may_be_given_again_to_resume(world
         (["--set", "epochs=x"], "`epochs` is 'x'; valid: a whole number"),
         (["--set", "loggers=wandb|log"], "`loggers.1` is 'log'; valid: 'tensorboard' or 'wandb'"),
         (["--validate", "colour = 1"], "validation.where 'colour = 1' is no predicate over `episodes`"),
-        (["--validate", "1 = 0"], "no episode satisfies validation.where 1 = 0"),
+        (["--validate", "1 = 0"], "no episode satisfies validation.where '1 = 0'"),
         (["--validate", "1 = 1"], "validation holds out all 24 selected episodes"),
         (["--device", "banana"], "device 'banana' cannot be used"),
     ],

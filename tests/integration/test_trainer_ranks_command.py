@@ -144,7 +144,7 @@ def test_ctrl_c_ends_all_ranks_and_one_of_them_says_how_to_go_on(world: tuple[La
         os.killpg(launcher.pid, signal.SIGINT)
         _, complained = launcher.communicate(timeout=_PATIENCE)
     assert launcher.returncode == 130
-    assert complained.count(f"interrupted; --out {out} --resume goes on from the last checkpoint") == 1
+    assert complained.count("interrupted") == complained.count(f"--out {out} --resume") == 1
     assert "Traceback" not in complained
     wait_for_end(ranks)
 

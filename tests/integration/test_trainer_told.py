@@ -160,11 +160,12 @@ def test_every_run_says_what_it_trains_on_what_not_and_where_the_loss_went(fresh
     told, metrics = result.stderr.splitlines(), (fresh / "out" / "metrics.jsonl").read_text().splitlines()
     assert told[0] == "rendered: 24 rendered, 0 present"
     assert told[1].startswith("advantages: ")
-    assert told[2].startswith("trained: 42 steps of 14 episodes, ")
-    assert told[2].endswith("; 2 updates")
-    assert told[3] == "steps left out: dead_group 24, no_advantage 6"
+    assert told[2].startswith("awr takes (advantage - ")
+    assert told[3].startswith("trained: 42 steps of 14 episodes, ")
+    assert told[3].endswith("; 2 updates")
+    assert told[4] == "steps left out: dead_group 24, no_advantage 6"
     first, last = (json.loads(metrics[at]) for at in (0, -1))
-    assert told[4].startswith(f"update 1 of 2: loss {first['loss']:.4f}, log-probability {first['logprob']:.3f}")
+    assert told[5].startswith(f"update 1 of 2: loss {first['loss']:.4f}, log-probability {first['logprob']:.3f}")
     assert told[-2].startswith(f"first: update 1, loss {first['loss']:.4f}")
     assert told[-1].startswith(f"last: update 2, loss {last['loss']:.4f}")
     assert result.stderr.count("advantages: ") == 1
@@ -219,7 +220,7 @@ REFUSED = {
     "a predicate": (["--loss", "sft", "--where", "colour = 1"], "colour"),
     "no episode": (["--loss", "sft", "--where", "1 = 0"], "no episode satisfies"),
     "everything held out": (["--loss", "sft", "--validate", "1 = 1"], "holds out all 24"),
-    "a credit job": (["--loss", "awr", "--advantages", "x"], "not an id"),
+    "a credit job": (["--loss", "awr", "--advantages", "x"], "names no estimator, series or job"),
     "a selection": (["--loss", "sft", "--selection", "none"], "none"),
     "a setting": (["--loss", "sft", "--set", "epochs=x"], "`epochs` is 'x'"),
     "a folder": (["--loss", "sft", "--out", "TAKEN"], "holds a run already"),

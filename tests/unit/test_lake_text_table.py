@@ -41,10 +41,11 @@ def test_what_cannot_fit_is_no_table() -> None:
     assert printed(10, (ID, 1, "a", "b")) is None
 
 
-def test_texts_are_cut_at_sixty_even_where_there_is_room() -> None:
-    found = table(["t"], [("x" * 61,)], [False], [False], None)
+def test_a_pipe_gets_whole_texts_within_reason() -> None:
+    """What doctor found and what a plan explains is read in a file as well."""
+    found = table(["t"], [("x" * 500,), ("y" * 501,)], [False], [False], None)
     assert found is not None
-    assert found[1] == "x" * 59 + "\N{HORIZONTAL ELLIPSIS}"
+    assert found[1:] == ["x" * 500, "y" * 499 + "\N{HORIZONTAL ELLIPSIS}"]
 
 
 def test_a_value_a_line_is_printed_in_full() -> None:

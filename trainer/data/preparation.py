@@ -157,6 +157,11 @@ def _prepared(
         longest=context_length(Path(config.model)),
     )
     refusals = find_refusals(snapshot, selection.members, loss)
+    if loss.needs.normalised_advantages and not selection.advantage_ties:
+        mean, scale = selection.advantage_mean, selection.advantage_scale
+        notes.append(
+            f"{loss.name} takes (advantage - {mean:.4g}) / {scale:.4g}: mean and deviation of what is trained on"
+        )
     if loss.needs.normalised_advantages and selection.advantage_ties:
         notes.append(f"all advantages are equal, so {loss.name} weighs every token alike")
     plan = Plan(selection, config)
