@@ -102,7 +102,8 @@ def _settings(table: Table) -> dict[str, Any]:
 
 def _extend(statistics: FileStatistics, data: pa.Table, table: Table) -> None:
     statistics.rows += data.num_rows
-    statistics.write_ids.update(pc.unique(data["write_id"]).to_pylist())
+    if "write_id" in data.schema.names:
+        statistics.write_ids.update(pc.unique(data["write_id"]).to_pylist())
     for name in table.statistics:
         column = data[name]
         statistics.nulls[name] = statistics.nulls.get(name, 0) + column.null_count
