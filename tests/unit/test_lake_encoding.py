@@ -85,7 +85,7 @@ def test_every_value_of_every_type_comes_back(rows: list[dict[str, Any]], rows_a
 def test_an_empty_frame_of_every_table_can_be_written(table: Table) -> None:
     data, statistics = written(pl.DataFrame(schema=table.polars()), table)
     assert pq.read_schema(io.BytesIO(data)).equals(table.arrow())
-    assert statistics == FileStatistics(0, {}, {}, {})
+    assert statistics == FileStatistics(0, {}, {}, {}, set())
 
 
 _WORDS = st.sampled_from(["", "a", "z", "\u00e9", "\U0001f600", "\uffff", "z" * 64, "z" * 65, "a" * 65])
