@@ -144,10 +144,13 @@ class History:
         return episodes.with_columns(episode_score=scores)
 
     def possible(self, choice: Choice) -> bool:
-        """Whether the job would find something to compute."""
+        """Whether the job would find something to compute, and an advantage in it: it is refused without one."""
         judged = choice.score != JUDGE or any(e in self.judged for e in self.episodes()["episode_id"])
         known = choice.grouping is None or self.lk.scan("groupings").collect().height > 0
-        return judged and known and self.selected(choice).height > 0
+        if not (judged and known and self.selected(choice).height > 0):
+            return False
+        advantages = self.expected(choice)["advantage"]
+        return advantages.is_empty() or advantages.null_count() < len(advantages)
 
     def credit(self, choice: Choice, **options: Any) -> CreditReport:
         """Run the job and hold its work and its result against the oracle."""
