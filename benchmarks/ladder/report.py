@@ -110,7 +110,9 @@ def _declared(ladder: Finished) -> str:
             BY_NAME[one].label,
             BY_NAME[other].label,
             f"{100 * _known(result.difference):+.1f}",
-            f"{100 * _known(result.low):+.1f} to {100 * _known(result.high):+.1f}",
+            "none: all seeds differ alike"
+            if result.low is None
+            else f"{100 * result.low:+.1f} to {100 * _known(result.high):+.1f}",
             f"{_known(result.p):.3f}",
             f"{holm:.3f}",
             verdict.words,
