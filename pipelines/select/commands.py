@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     "--score", help="What rewards are: env_return, a scorer or a reward.  [default: the credit job's, or env_return]"
 )
 @click.option(
-    "--credit", metavar="JOB", help="Compare within a credit job's groups: id, its beginning, or SERIES@latest."
+    "--credit",
+    help="Compare within the groups of these advantages: an estimator's name, or (the beginning of) a credit series' or "
+    "job's id. Default: the groups as collected.",
 )
 @click.option("--force", is_flag=True, help="Write even if the same inputs and filters have a result.")
 @format_option
