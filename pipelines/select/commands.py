@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--credit",
-    help="Compare within the groups of these advantages: an estimator's name, or (the beginning of) a credit series' or "
-    "job's id. Default: the groups as collected.",
+    help="Compare within the groups of these advantages: an estimator's name, or (the beginning of) a credit series' "
+    "or job's id.  [default: the groups as collected]",
 )
 @click.option("--force", is_flag=True, help="Write even if the same inputs and filters have a result.")
 @format_option
