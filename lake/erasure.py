@@ -139,36 +139,47 @@ def erase(store: Store, episode_ids: Sequence[int], *, job_id: int) -> Forgotten
     replaced = _Replaced()
     for one in [doomed["episodes"], *before, *doomed.values()]:
         done.rows[one.table] = done.rows.get(one.table, 0) + _rewrite(store, one, job_id, replaced)
-    used = _erase_blobs(store, done, job_id, replaced)
+    unused = _erase_blobs(store, done, job_id, replaced)
     if len(asked):
         doomed["responses"] = _of_requests(asked, tell=doomed["responses"].rows)
-    for one in [*doomed.values(), _Doomed("blobs", ~_is_one_of(used), "")]:
+    for one in [*doomed.values(), unused]:
         _replace_files(store, one, done, replaced)
     return done
 
 
-def _erase_blobs(store: Store, done: Forgotten, job_id: int, replaced: _Replaced) -> pl.DataFrame:
+def _erase_blobs(store: Store, done: Forgotten, job_id: int, replaced: _Replaced) -> _Doomed:
     """Take out the payloads to which no episode refers any more, also of writes that are not accepted.
 
-    Writers who are about to refer to one of these are made to write it again. Returns what is referred to:
-    blob_id, write_id.
+    Writers who are about to refer to one of these are made to write it again. Returns what goes from the disk too:
+    payloads of writers who came later are not among it, as nobody knows yet which of them they will refer to.
     """
     snapshot = Snapshot(store)
-    undecided = _write_ids(snapshot) - snapshot.accepted_write_ids
+    undecided = _write_ids(store, snapshot) - snapshot.accepted_write_ids
     if undecided:
         condemn(store.objects, undecided)
         store.fence("episodes")
         snapshot = Snapshot(store)
     used = _referred(snapshot)
-    known = pl.Series(sorted(undecided | (_write_ids(snapshot) & snapshot.accepted_write_ids)), dtype=pl.Int64)
+    decided = pl.Series(sorted(undecided | snapshot.accepted_write_ids), dtype=pl.Int64)
+    is_decided = pl.col("write_id").is_in(decided.implode())
     blobs = _stored(snapshot).join(used, on=["blob_id", "write_id"], how="anti")
-    if len(gone := blobs.filter(pl.col("write_id").is_in(known.implode()))):
+    if len(gone := blobs.filter(is_decided)):
         done.rows["blobs"] = _rewrite(store, _of_blobs(gone), job_id, replaced)
-    return used
+    return _Doomed("blobs", is_decided & ~_is_one_of(used), "")
 
 
-def _write_ids(snapshot: Snapshot) -> frozenset[int]:
-    return frozenset().union(*map(snapshot.write_ids, snapshot.entries("blobs")))
+def _write_ids(store: Store, snapshot: Snapshot) -> frozenset[int]:
+    """The write attempts that have payloads in the table, or in files on the disk that no commit names (yet)."""
+    entries = snapshot.entries("blobs")
+    found = frozenset().union(*map(snapshot.write_ids, entries))
+    live = {f"blobs/{entry.name}" for entry in entries}
+    for file in store.objects.list("blobs", staging=True):
+        if file.path.endswith(".parquet") and file.path not in live:
+            rows = scan([store.objects.uri(file.path)], TABLES["blobs"], store.objects.polars_options)
+            # A half-written file is reported when files are deleted.
+            with suppress(OSError, pl.exceptions.PolarsError):
+                found |= frozenset(rows.select(pl.col("write_id").unique()).collect()["write_id"])
+    return found
 
 
 def _of_episodes(name: str, wanted: pl.Series) -> _Doomed:

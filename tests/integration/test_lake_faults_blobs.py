@@ -81,6 +81,29 @@ def test_a_writer_of_the_same_payload_is_held_while_it_is_forgotten(tmp_path: Pa
         assert len(payloads(lk, faults)) == 1
 
 
+def test_the_file_of_a_writer_who_came_later_is_left_alone(tmp_path: Path) -> None:
+    """It is committed next: a reader would find it named and missing until the writer repairs it."""
+    lk = empty_lake(tmp_path / "lake")
+    lk.append([with_payload("one", 1)], run_id="run")
+    forget = Worker("maintain", lk.uri, "forget", *id_of(lk, "one"), faults="commit:blobs 1 after hold")
+    at_the_gate(forget)
+    assert forget.hear() == "after commit:blobs"
+    before = set((tmp_path / "lake/blobs").glob("*.parquet"))
+    file = write_lines(tmp_path / "file.jsonl", [with_payload("two", 2)])
+    writer = Worker("ingest", lk.uri, file, "run", 4, faults="commit:blobs 1 before hold")
+    at_the_gate(writer)
+    assert writer.hear() == "before commit:blobs"
+    (waiting,) = set((tmp_path / "lake/blobs").glob("*.parquet")) - before
+    with Faults() as faults:
+        faults.inject("payload written between the steps of a forget")
+        forget.go()
+        forget.finish()
+        assert waiting.exists()
+        writer.go()
+        writer.finish()
+        assert len(payloads(lk, faults)) == 1
+
+
 @seeded(5)
 def test_shared_payloads_beside_writers_and_forget(tmp_path: Path, seed: int) -> None:
     """Four writers share four payloads while episodes that have them are forgotten, one after the other."""

@@ -315,7 +315,7 @@ def test_an_unknown_scorer_is_told_what_there_is(target: str, lk: Lake) -> None:
 def test_an_empty_lake_and_a_wrong_predicate_are_told(lk: Lake, tmp_path: Path) -> None:
     with pytest.raises(DataRefusedError, match="the lake holds no episodes"):
         scored(lake.open(tmp_path / "empty", create=True), "env_return")
-    with pytest.raises(DataRefusedError, match="no episode satisfies \"run_id = 'x'\""):
+    with pytest.raises(DataRefusedError, match="no episode satisfies --where \"run_id = 'x'\""):
         scored(lk, "env_return", where="run_id = 'x'")
     with pytest.raises(UsageError, match="is no predicate over `episodes`"):
         scored(lk, "env_return", where="nothing = 1")

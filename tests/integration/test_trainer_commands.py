@@ -170,7 +170,7 @@ def test_a_file_sets_what_flags_leave_open(world: Path, tmp_path: Path) -> None:
         (["--model", "MODEL", "--loss", "sft", "--epochs", "0"], "`epochs` is 0; valid: 1 or more"),
         (["--model", "MODEL", "--loss", "sft", "--config", "no.toml"], "no.toml"),
         (["--model", "MODEL", "--loss", "sft", "--where", "colour = 1"], "colour"),
-        (["--model", "MODEL", "--loss", "awr", "--advantages", "x"], "not an id"),
+        (["--model", "MODEL", "--loss", "awr", "--advantages", "x"], "--advantages 'x' names no estimator"),
         (["--model", "MODEL", "--loss", "ppo"], "ppo refused: 72 of 72 steps"),
         (["--model", "MODEL", "--loss", "sft", "--max-length", "5"], "over_length"),
     ],

@@ -145,7 +145,9 @@ def test_what_a_later_stage_cannot_find_is_told_before_the_first(world: tuple[La
     lk, model = world
     rl = {"name": "rl", "loss": "awr", "validation": {"where": "task_id = 'nobody'"}}
     settings = STAGES | {"model": str(model), "stages": [STAGES["stages"][0], rl]}  # type: ignore[index]
-    with pytest.raises(DataRefusedError, match=r"no episode satisfies stage rl: validation\.where task_id = 'nobody'"):
+    with pytest.raises(
+        DataRefusedError, match=r"no episode satisfies stage rl: validation\.where \"task_id = 'nobody'\""
+    ):
         train_stages(lk, read_stages(settings), tmp_path / "out", run_id="later")
     assert not (tmp_path / "out").exists()
 

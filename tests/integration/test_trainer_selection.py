@@ -173,7 +173,7 @@ def test_advantages_are_equal_up_to_rounding(values: list[float], scale: float, 
 def test_where_selects_episodes(tmp_path: Path) -> None:
     lk = token_lake(tmp_path)
     assert selected(lk, where="task_id = 't1' AND env_return > 0.5 -- only these").episodes == 4
-    with pytest.raises(DataRefusedError, match=r"no episode satisfies --where task_id = 'nothing'"):
+    with pytest.raises(DataRefusedError, match="no episode satisfies --where \"task_id = 'nothing'\""):
         selected(lk, where="task_id = 'nothing'")
     with pytest.raises(UsageError, match="colour"):
         selected(lk, where="colour = 'red'")

@@ -131,15 +131,17 @@ def test_rows_for_the_lake_count_through(tmp_path: Path) -> None:
     assert lk.sql("SELECT count(DISTINCT step) AS n FROM run_metrics WHERE name = 'ratio'")["n"][0] == 16
 
 
-def test_only_the_credit_jobs_episodes_are_trained(tmp_path: Path) -> None:
+def test_only_episodes_with_credit_are_trained(tmp_path: Path) -> None:
     lk = token_lake(tmp_path, token_episodes(tasks=2))
     add_credit(lk)
     snapshot = lk.snapshot()
+    covered = set(snapshot.scan("episodes").collect()["episode_id"])
     source = find_credit(snapshot, None)
     token_lake(tmp_path, token_episodes(tasks=4)[8:])
     assert lk.sql("SELECT count(*) AS n FROM episodes")["n"][0] == 16
     done = update(random_backend(), lk.snapshot(), source, settings(), learning_rate=1e-3)
-    assert done.selection.episodes == 8
+    assert set(done.selection.members["episode_id"]) <= covered
+    assert done.selection.drops.filter(reason="no_advantage")["episodes"].item() == 8
 
 
 def test_moments_carry_over_between_phases(tmp_path: Path) -> None:

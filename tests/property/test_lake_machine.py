@@ -11,6 +11,7 @@ import tempfile
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import Phase, seed, settings
@@ -37,6 +38,11 @@ from testkit.lake_worker import compact
 SLOTS = st.tuples(st.integers(0, 1), st.integers(0, 2))
 """A task and one of its siblings: few, so that they meet."""
 SEEDS = st.integers(0, 2**16)
+
+
+def scored(task: int, index: int, **fields: Any) -> EpisodeRecord:
+    """A rollout that credit can compare."""
+    return episode(f"t{task}", index, env_return=float(index), **fields)
 
 
 class LakeMachine(RuleBasedStateMachine):
@@ -125,11 +131,11 @@ class LakeMachine(RuleBasedStateMachine):
     @rule(slots=st.lists(SLOTS, min_size=1, max_size=4), attempt=st.integers(0, 2))
     def they_record(self, slots: list[tuple[int, int]], attempt: int) -> None:
         """New ones, replays, and retries, as it comes."""
-        self.record([episode(f"t{t}", n, steps=1 + n, tokens=n % 2 == 0, attempt=attempt) for t, n in slots])
+        self.record([scored(t, n, steps=1 + n, tokens=n % 2 == 0, attempt=attempt) for t, n in slots])
 
     @rule(slot=SLOTS, attempt=st.integers(0, 2), number=SEEDS)
     def they_record_other_content(self, slot: tuple[int, int], attempt: int, number: int) -> None:
-        self.record([resampled(episode(f"t{slot[0]}", slot[1], attempt=attempt), random.Random(number))])
+        self.record([resampled(scored(*slot, attempt=attempt), random.Random(number))])
 
     @precondition(lambda self: self.stored)
     @rule(data=st.data())

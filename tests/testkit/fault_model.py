@@ -46,7 +46,14 @@ def rollouts(rng: random.Random, name: str, count: int) -> list[EpisodeRecord]:
 
 def resampled(record: EpisodeRecord, rng: random.Random) -> EpisodeRecord:
     """Another rollout under the same key, as after a crash of whatever sampled the first."""
-    other = episode(record.task_id, record.rollout_index, steps=rng.randint(1, 6), tokens=True, attempt=record.attempt)
+    other = episode(
+        record.task_id,
+        record.rollout_index,
+        steps=rng.randint(1, 6),
+        tokens=True,
+        attempt=record.attempt,
+        env_return=record.env_return,
+    )
     for step in other.steps:
         step.action += " otherwise"
     return other
