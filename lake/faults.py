@@ -5,9 +5,9 @@ same in a file, in `--set` and in `--filter`: which field, what it is, what is v
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
-from typing import Any, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -77,28 +77,30 @@ def faults(error: ValidationError, model: type[BaseModel] | None = None) -> str:
 
     Args:
         error: what validation raised.
-        model: what was validated: an option that it does not have is told with those that it has.
+        model: what was validated: an option that it does not have is told with those that it has, and a place is named
+            as its user wrote it.
     """
     found = error.errors(include_url=False)
     told: dict[str, list[str]] = {}
     for one in found:
         if not _follows(one, found):
-            what, valid = _told(one)
+            place = _Place.of(one["loc"], model)
+            what, valid = _told(one, place.written)
             if model is not None and one["type"] == "extra_forbidden":
-                valid = _options(model, one["loc"])
+                what, valid = f"{what}{place.member}", place.options
             told.setdefault(what, []).extend([valid] if valid else [])
     return "; ".join(f"{what}; valid: {' or '.join(valid)}" if valid else what for what, valid in told.items())
 
 
-def _told(found: ErrorDetails) -> tuple[str, str]:
+def _told(found: ErrorDetails, place: tuple[int | str, ...]) -> tuple[str, str]:
     """What is wrong, and what is valid; the latter is empty where the former says it."""
     kind, context = found["type"], found.get("ctx", {})
-    if said := _sentence(found):
+    if said := _sentence(found, place):
         return said, ""
-    what = f"{_field(found['loc'])} is {_shown(found['input'])}"
+    what = f"{_field(place)} is {_shown(found['input'])}"
     if kind == "union_tag_invalid":
         key = context["discriminator"].strip("'")
-        return f"{_field(found['loc'])} has the {key} {context['tag']!r}", context["expected_tags"]
+        return f"{_field(place)} has the {key} {context['tag']!r}", context["expected_tags"]
     if kind == "string_pattern_mismatch":
         return what, _PATTERNS.get(context["pattern"], f"a text that matches {context['pattern']}")
     if kind in _VALID:
@@ -106,9 +108,9 @@ def _told(found: ErrorDetails) -> tuple[str, str]:
     return f"{what}: {found['msg'][:1].lower()}{found['msg'][1:]}", ""
 
 
-def _sentence(found: ErrorDetails) -> str:
+def _sentence(found: ErrorDetails, place: tuple[int | str, ...]) -> str:
     """A finding that says all by itself; empty for others."""
-    kind, given, context, field = found["type"], found["input"], found.get("ctx", {}), _field(found["loc"])
+    kind, given, context, field = found["type"], found["input"], found.get("ctx", {}), _field(place)
     said = ""
     if kind == "missing":
         said = f"{field} is missing"
@@ -117,21 +119,52 @@ def _sentence(found: ErrorDetails) -> str:
     elif kind == "json_invalid":
         said = f"it is no JSON: {context['error']}"
     elif kind in ("value_error", "assertion_error"):
-        said = f"{field}: {context['error']}" if found["loc"] else str(context["error"])
+        said = f"{field}: {context['error']}" if place else str(context["error"])
     elif isinstance(given, str) and given.lstrip()[:1] in ("{", "[") and (broken := _no_json(given)):
         said = f"{field} is no JSON: {broken}"
     return said
 
 
-def _options(model: type[BaseModel], place: Sequence[int | str]) -> str:
-    """Those that there are where there is none of that name: the nearest, or all."""
-    owners: list[Any] = [model]
-    for name in place[:-1]:
-        fields = [owner.model_fields[name] for owner in owners if name in owner.model_fields]
-        # The name of a union's member, or a position in a list, stays where it is.
-        owners = [one for field in fields for one in models_in(field.annotation)] or owners
-    names = list(dict.fromkeys(name for owner in owners for name in owner.model_fields))
-    return ", ".join(get_close_matches(str(place[-1]), names, cutoff=_NEAR) or names)
+class _Place(NamedTuple):
+    """Where a finding is, in the words of who wrote the settings."""
+
+    written: tuple[int | str, ...]
+    """Without the names that pydantic puts in for the members of a union, except in a list of them, where they say what
+    stands there: `loss.beta`, but `filters.0.length.max_steps`."""
+    member: str
+    """` of awr` in a member of a union; empty elsewhere."""
+    options: str
+    """Those that there are where there is none of the last name: the nearest, or all."""
+
+    @classmethod
+    def of(cls, place: tuple[int | str, ...], model: type[BaseModel] | None) -> "_Place":
+        """The place of a finding in a model; as pydantic has it where the model is not known."""
+        if model is None:
+            return cls(place, "", "")
+        written: list[int | str] = []
+        member = ""
+        owners = within = [model]
+        for name in place:
+            owners = within
+            tagged = [owner for owner in owners if len(owners) > 1 and _tag(owner) == name]
+            if tagged and not isinstance(written[-1], int):
+                within, member = tagged, f" of {name}"
+                continue
+            written.append(name)
+            fields = [owner.model_fields[name] for owner in owners if name in owner.model_fields]
+            # A position in a list, the member that stands there, or the name of a type stays where it is.
+            within = tagged or [one for field in fields for one in models_in(field.annotation)] or owners
+            member = member if within is owners else ""
+        names = list(dict.fromkeys(name for owner in owners for name in owner.model_fields))
+        nearest = get_close_matches(str(place[-1]) if place else "", names, cutoff=_NEAR)
+        return cls(tuple(written), member, ", ".join(nearest or names))
+
+
+def _tag(model: type[BaseModel]) -> Any:
+    """What a member of a union is told by: the value of a field that has only one."""
+    return next(
+        (one.default for one in model.model_fields.values() if get_args(one.annotation) == (one.default,)), None
+    )
 
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -70,7 +70,7 @@ def typed_pairs(pairs: Sequence[str], model: type[BaseModel]) -> dict[str, Any]:
     validation to tell.
 
     Args:
-        pairs: for example `epochs=3`, `ppo.clip_low=0.1`, `loggers=wandb|tensorboard`.
+        pairs: for example `epochs=3`, `loss.clip_low=0.1`, `loggers=wandb|tensorboard`.
         model: whose fields they are.
 
     Raises:

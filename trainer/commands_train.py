@@ -46,7 +46,8 @@ _SECTIONS = {
 }
 """Headings of the help text."""
 _FIELDS = {name: name for part in ("Model", "Data", "Loss", "Course") for name in _SECTIONS[part] if name != "ranks"}
-_FIELDS["validate"] = "validation.where"
+_FIELDS |= {"validate": "validation.where"} | {name: f"loss.{name}" for name in ("aggregation", "unit")}
+_FIELDS["loss"] = "loss.name"
 """Option -> the field of TrainConfig that it sets."""
 
 
@@ -65,7 +66,7 @@ _FIELDS["validate"] = "validation.where"
     "pairs",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Any field of the configuration, e.g. keep_last=2, awr.beta=0.5, loggers=wandb. Comes after the file.",
+    help="Any field of the configuration, e.g. keep_last=2, loss.beta=0.5, loggers=wandb. Comes after the file.",
 )
 @click.option("--resume", is_flag=True, help="Continue the run in --out; starts it if there is none.")
 @click.option("--repeat", "repeated", metavar="RUN", help="Do a run again on the data it read: its name, or its job.")

@@ -6,25 +6,10 @@ Order of precedence: the defaults below, then the `[trainer]` section of a TOML 
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from trainer.data.aggregation import Aggregation, Unit
-from trainer.data.pairs import PairsConfig
 from trainer.frozen import FrozenModel
-from trainer.losses.awr import AWRConfig
-from trainer.losses.bc_exp import BCExpConfig
-from trainer.losses.cispo import CISPOConfig
-from trainer.losses.dapo import DAPOConfig
-from trainer.losses.dmpo import DMPOConfig
-from trainer.losses.dpo import DPOConfig
-from trainer.losses.dr_grpo import DrGRPOConfig
-from trainer.losses.dro import DROConfig
-from trainer.losses.grpo import GRPOConfig
-from trainer.losses.gspo import GSPOConfig
-from trainer.losses.kto import KTOConfig
-from trainer.losses.ppo import PPOConfig
-from trainer.losses.registry import LOSSES
-from trainer.losses.reinforce import ReinforceConfig
+from trainer.losses.registry import AnyLoss
 from trainer.monitor.config import AlarmConfig, ValidationConfig
 
 Dtype = Literal["float32", "bfloat16"]
@@ -98,8 +83,9 @@ class TrainConfig(FrozenModel):
 
     model: str
     """Folder of the model in Hugging Face layout, with its tokenizer; or a .gguf file."""
-    loss: str
-    """What to optimise: the name of a module in `trainer.losses`; docs/guides/losses.md says when to use which."""
+    loss: AnyLoss
+    """What to optimise: a loss by its `name` with its options beside that, or the name alone. docs/guides/losses.md
+    says when to use which."""
     attention: Literal["auto", "sdpa", "flex", "flash"] = "auto"
     """Implementation of attention over packed sequences; auto: flash on a GPU with dtype bfloat16, else sdpa."""
     dtype: Dtype = "float32"
@@ -139,12 +125,6 @@ class TrainConfig(FrozenModel):
     counts as two, also one of steps."""
     minibatches: int | None = Field(None, ge=1)
     """Optimizer steps an epoch is cut into, instead of episodes_per_step."""
-    aggregation: Aggregation | None = None
-    """How the losses of an optimizer step's tokens are averaged; None: as the loss does by default."""
-    unit: Unit | None = None
-    """Over what: token, turn, sequence or episode; None: as the loss does by default, token where it has none."""
-    aggregation_constant: float | None = Field(None, gt=0)
-    """C of unit_mean_token_sum_norm; None takes max_length."""
     token_budget: int = Field(8192, ge=1)
     """Tokens of one forward and backward pass. Changes memory and speed, not the result beyond rounding."""
     max_length: int | None = Field(None, ge=2)
@@ -156,34 +136,6 @@ class TrainConfig(FrozenModel):
     """AdamW's constants."""
     schedule: ScheduleConfig = ScheduleConfig()
     """Learning rate over the steps."""
-    awr: AWRConfig = AWRConfig()
-    """Used by loss awr."""
-    bc_exp: BCExpConfig = BCExpConfig()
-    """Used by loss bc_exp."""
-    reinforce: ReinforceConfig = ReinforceConfig()
-    """Used by loss reinforce."""
-    ppo: PPOConfig = PPOConfig()
-    """Used by loss ppo."""
-    grpo: GRPOConfig = GRPOConfig()
-    """Used by loss grpo."""
-    dr_grpo: DrGRPOConfig = DrGRPOConfig()
-    """Used by loss dr_grpo."""
-    dapo: DAPOConfig = DAPOConfig()
-    """Used by loss dapo."""
-    gspo: GSPOConfig = GSPOConfig()
-    """Used by loss gspo."""
-    cispo: CISPOConfig = CISPOConfig()
-    """Used by loss cispo."""
-    dro: DROConfig = DROConfig()
-    """Used by loss dro."""
-    dpo: DPOConfig = DPOConfig()
-    """Used by loss dpo."""
-    dmpo: DMPOConfig = DMPOConfig()
-    """Used by loss dmpo."""
-    kto: KTOConfig = KTOConfig()
-    """Used by loss kto."""
-    pairs: PairsConfig = PairsConfig()
-    """What losses on preferences (dpo, dmpo, kto) compare with what."""
     seed: int = Field(0, ge=0)
     """Decides the order of the episodes."""
     checkpoint_every: int = Field(50, ge=1)
@@ -209,14 +161,6 @@ class TrainConfig(FrozenModel):
     cache_bytes: int = Field(1 << 30, ge=0)
     """Tokens kept in memory, in bytes. Where not all that is trained fits, it is read in windows of as many optimizer
     steps as half of it holds: each row group once a window."""
-
-    @field_validator("loss")
-    @classmethod
-    def _known(cls, value: str) -> str:
-        if value not in LOSSES:
-            msg = f"no loss is called {value!r}; there are {', '.join(LOSSES)}"
-            raise ValueError(msg)
-        return value
 
     @property
     def fitted_length(self) -> int:

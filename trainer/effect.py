@@ -1,7 +1,7 @@
 """Options without effect: what a configuration sets and its run never reads, each with what would have effect.
 
-An option that changes nothing is nearly always a mistake: of the loss, of the section, or of another option that it
-hangs on. The command line refuses it before anything runs; a run started from Python tells it among its notes.
+An option that changes nothing is nearly always a mistake: of the loss, or of another option that it hangs on. The
+command line refuses it before anything runs; a run started from Python tells it among its notes.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -10,13 +10,11 @@ from typing import Any
 from lake.errors import UsageError
 from trainer.config import TrainConfig
 from trainer.data.aggregation import Aggregation, Unit
-from trainer.data.pairs import uses_credit
-from trainer.losses import LOSSES, Needs, find_loss
+from trainer.losses import LOSSES
+from trainer.losses.policy import PolicyLoss
 
 Idle = dict[str, str]
 """Option, dotted -> what would have effect."""
-_OF_PAIRS = ("kind", "margin", "per_group", "graft")
-_OF_LABELS = ("threshold", "score")
 
 
 def idle_options(config: TrainConfig, given: Mapping[str, Any] | None = None) -> Idle:
@@ -25,13 +23,9 @@ def idle_options(config: TrainConfig, given: Mapping[str, Any] | None = None) ->
     Args:
         config: of the run.
         given: what was set, as nested mappings; None takes whatever differs from its default.
-
-    Raises:
-        UsageError: the loss cannot be had with these options.
     """
-    needs = find_loss(config).needs
     told = config.model_dump(exclude_defaults=True) if given is None else given
-    return {option: why for rule in _RULES for option, why in rule(config, needs, told) if has(told, option)}
+    return {option: why for rule in _RULES for option, why in rule(config, told) if has(told, option)}
 
 
 def check_effect(config: TrainConfig, place: str = "") -> None:
@@ -81,78 +75,50 @@ def has(settings: Mapping[str, Any], option: str) -> bool:
     return name in settings and (not rest or (isinstance(inner, Mapping) and has(inner, rest)))
 
 
-def _losses(config: TrainConfig, needs: Needs, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Sections of other losses."""
-    del needs, given
-    own = type(config).model_fields.get(config.loss)
-    fields = ", ".join(type(getattr(config, config.loss)).model_fields) if own else ""
-    said = f"; it reads `{config.loss}` ({fields})" if own else ", which has no options of its own"
-    for name in LOSSES:
-        if name != config.loss:
-            yield name, f"the loss is {config.loss}{said}"
-
-
-def _pairs(config: TrainConfig, needs: Needs, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What is compared, for losses that compare something else or nothing."""
-    del given
-    if needs.pairs:
-        for name in _OF_LABELS:
-            yield f"pairs.{name}", f"{config.loss} compares pairs ({', '.join(_OF_PAIRS)}); kto takes a threshold"
-    elif needs.labels:
-        for name in _OF_PAIRS:
-            yield f"pairs.{name}", f"{config.loss} looks at episodes one by one ({', '.join(_OF_LABELS)})"
-    else:
-        yield "pairs", f"{config.loss} compares nothing; {', '.join(_comparing())} do"
-
-
-def _comparing() -> list[str]:
-    return [name for name, loss in LOSSES.items() if loss.needs.pairs or loss.needs.labels]
-
-
-def _reference(config: TrainConfig, needs: Needs, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _reference(config: TrainConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """A reference policy that nothing is compared with, and the shape of a pull that is not there."""
     del given
-    kl = getattr(getattr(config, config.loss, None), "kl", None)
-    if not needs.reference_logprobs:
-        pull = "" if kl is None else f"set {config.loss}.kl.coefficient, or "
-        yield "reference", f"{config.loss} compares with none; {pull}choose one of {', '.join(_comparing())}"
+    loss = config.loss
+    kl = loss.kl if isinstance(loss, PolicyLoss) else None
+    if not loss.needs.reference_logprobs:
+        pull = "" if kl is None else "set loss.kl.coefficient, or "
+        comparing = ", ".join(name for name, one in LOSSES.items() if one.always.reference_logprobs)
+        yield "reference", f"{loss.name} compares with none; {pull}choose one of {comparing}"
     if kl is not None and kl.coefficient == 0:
         for name in type(kl).model_fields:
             if name != "coefficient":
-                yield f"{config.loss}.kl.{name}", f"{config.loss}.kl.coefficient is 0"
+                yield f"loss.kl.{name}", "loss.kl.coefficient is 0"
     elif kl is not None and not kl.ratio_weighted:
-        yield f"{config.loss}.kl.max_ratio", f"it limits the weight that {config.loss}.kl.ratio_weighted = true adds"
+        yield "loss.kl.max_ratio", "it limits the weight that loss.kl.ratio_weighted = true adds"
 
 
-def _data(config: TrainConfig, needs: Needs, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _data(config: TrainConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Credit that is not read, and limits on what is not limited."""
-    if not (needs.advantages or config.live_only or uses_credit(config.pairs, needs)):
-        yield "advantages", f"{config.loss} reads no credit; live_only = true would, for which groups are dead"
+    if not (config.loss.needs.credit or config.live_only):
+        yield "advantages", f"{config.loss.name} reads no credit; live_only = true would, for which groups are dead"
     if config.max_staleness is None:
         yield "unknown_staleness", "set max_staleness, which it is about"
     if config.minibatches is not None and has(given, "minibatches"):
         yield "episodes_per_step", "minibatches says how many optimizer steps an epoch has: leave one of them out"
 
 
-def _averages(config: TrainConfig, needs: Needs, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _averages(config: TrainConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """How tokens are averaged, where there is nothing to choose."""
     del given
-    if needs.pairs or needs.labels:
-        what = "pairs" if needs.pairs else "episodes"
-        for name in ("aggregation", "aggregation_constant"):
-            yield name, f"{config.loss} is a mean over {what}, not over tokens"
-        return
+    needs = config.loss.needs
     if needs.aggregation is not Aggregation.UNIT_MEAN_TOKEN_SUM_NORM:
-        yield "aggregation_constant", f"aggregation is {needs.aggregation}; unit_mean_token_sum_norm divides by it"
+        why = f"loss.aggregation is {needs.aggregation}; unit_mean_token_sum_norm divides by it"
+        yield "loss.aggregation_constant", why
     plain = needs.aggregation is Aggregation.TOKEN_MEAN and needs.unit is not Unit.TOKEN
     if plain and not needs.unit_above_token:
         others = ", ".join(mode for mode in Aggregation if mode is not Aggregation.TOKEN_MEAN)
-        yield "unit", f"aggregation token_mean averages over tokens whatever the unit; set aggregation to {others}"
+        why = f"loss.aggregation token_mean averages over tokens whatever the unit; set loss.aggregation to {others}"
+        yield "loss.unit", why
 
 
-def _course(config: TrainConfig, needs: Needs, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _course(config: TrainConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The learning rate, and validation."""
-    del needs, given
+    del given
     if config.schedule.shape == "constant":
         yield "schedule.final_fraction", "schedule.shape is constant; cosine and linear fall to it"
     options = config.validation
@@ -160,5 +126,5 @@ def _course(config: TrainConfig, needs: Needs, given: Mapping[str, Any]) -> Iter
         yield "validation.min_improvement", "set validation.patience, validation.export or keep_last, which ask for it"
 
 
-_Rule = Callable[[TrainConfig, Needs, Mapping[str, Any]], Iterator[tuple[str, str]]]
-_RULES: tuple[_Rule, ...] = (_losses, _pairs, _reference, _data, _averages, _course)
+_Rule = Callable[[TrainConfig, Mapping[str, Any]], Iterator[tuple[str, str]]]
+_RULES: tuple[_Rule, ...] = (_reference, _data, _averages, _course)

@@ -8,11 +8,20 @@ from typing import Any
 
 from lake.errors import UsageError
 from lake.faults import validated
-from lake.settings import from_file, leaves, merged, typed_pairs, value_at
+from lake.settings import from_file, leaves, typed_pairs, value_at
 from trainer.config import TrainConfig
 from trainer.effect import check_effect
+from trainer.former_layout import renewed
+from trainer.layers import layered
 
-FLAGS = {"learning_rate": "--lr", "live_only": "--live-only", "validation.where": "--validate"}
+FLAGS = {
+    "learning_rate": "--lr",
+    "live_only": "--live-only",
+    "validation.where": "--validate",
+    "loss.name": "--loss",
+    "loss.aggregation": "--aggregation",
+    "loss.unit": "--unit",
+}
 """Fields whose flag has another name than they."""
 
 
@@ -31,7 +40,7 @@ def given_settings(pairs: Sequence[str], flags: Mapping[str, Any]) -> dict[str, 
     Raises:
         UsageError: a pair that is none, or a field that is set twice.
     """
-    given = typed_pairs(pairs, TrainConfig)
+    given = layered({}, typed_pairs(pairs, TrainConfig))
     for field, value in flags.items():
         if value_at(given, field) is not None:
             msg = f"{flag_of(field)} and --set {field} say the same thing twice: leave one of them out"
@@ -39,7 +48,7 @@ def given_settings(pairs: Sequence[str], flags: Mapping[str, Any]) -> dict[str, 
         nested = value
         for name in reversed(field.split(".")):
             nested = {name: nested}
-        given = merged(given, nested)
+        given = layered(given, nested)
     return given
 
 
@@ -53,10 +62,12 @@ def read_settings(config_file: str | None, given: Mapping[str, Any]) -> dict[str
     Raises:
         UsageError: the file cannot be read, or its stages leave nothing of what was given.
     """
-    settings = merged(from_file(config_file, ["trainer"]) if config_file else {}, given)
+    settings = renewed(layered(from_file(config_file, ["trainer"]) if config_file else {}, given))
     stages = settings.get("stages")
     if isinstance(stages, list) and stages and all(isinstance(stage, Mapping) for stage in stages):
-        unheard = [field for field in leaves(given) if all(value_at(stage, field) is not None for stage in stages)]
+        told = [layered({}, stage) for stage in stages]
+        heard = {field: (None, value_at(given, field)) for field in leaves(given)}
+        unheard = [field for field in heard if all(value_at(stage, field) not in heard[field] for stage in told)]
         if unheard:
             fields = ", ".join(unheard)
             msg = f"of no effect on the command line: {fields}; every stage of {config_file} sets it for itself"
@@ -70,10 +81,13 @@ def configured(settings: Mapping[str, Any]) -> TrainConfig:
     Raises:
         UsageError: a model or a loss is missing, a field is wrong, or an option has no effect.
     """
-    missing = [f"--{name}" for name in ("model", "loss") if name not in settings]
+    settings = layered({}, settings)
+    needed = {"--model": value_at(settings, "model"), "--loss": value_at(settings, "loss.name")}
+    missing = [flag for flag, value in needed.items() if value is None]
     if missing:
         # What else is wrong comes first: a misspelt `model` is such a thing.
-        validated(TrainConfig, {"model": "", "loss": "sft"} | dict(settings))
+        others = {name: value for name, value in settings.items() if name != "loss" or "--loss" not in missing}
+        validated(TrainConfig, {"model": "", "loss": "sft"} | others)
         msg = f"{' and '.join(missing)} missing: say which model to train and what to optimise"
         raise UsageError(msg)
     config = validated(TrainConfig, settings)

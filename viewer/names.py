@@ -59,10 +59,16 @@ def job(kind: str, parameters: str | None) -> str | None:
         return None
     if not isinstance(values, Mapping):
         return None
-    found = next((values[name] for name in _NAMING.get(kind, ()) if isinstance(values.get(name), str)), None)
+    found = next((said for name in _NAMING.get(kind, ()) if (said := _name_in(values.get(name)))), None)
     if kind == "train" and found is None and "ppo" in values:
         return "ppo, online"
-    return found or None
+    return found
+
+
+def _name_in(value: Any) -> str | None:
+    """A name, alone or among the options of what bears it."""
+    named = value.get("name") if isinstance(value, Mapping) else value
+    return named if isinstance(named, str) and named else None
 
 
 def jobs(frame: pl.DataFrame) -> pl.Series:

@@ -107,23 +107,46 @@ def test_a_fault_of_a_kind_that_is_not_listed_is_told_in_pydantics_words() -> No
     assert faults(error.value) == "`days.0` is 3: input should be a valid bytes"
 
 
+class Bird(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["bird"] = "bird"
+    wings: int = Field(2, ge=1)
+    home: Settings = Settings()
+
+
+class Fish(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["fish"] = "fish"
+    fins: int = 5
+
+
 class House(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     settings: Settings = Settings()
     maybe: Settings | None = None
     several: tuple[Settings, ...] = ()
+    pet: Annotated[Bird | Fish, Field(discriminator="kind")] = Bird()
+    pets: tuple[Annotated[Bird | Fish, Field(discriminator="kind")], ...] = ()
 
 
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
         ({"setings": {}}, "there is no option `setings`; valid: settings"),
-        ({"roof": 1}, "there is no option `roof`; valid: settings, maybe, several"),
+        ({"roof": 1}, "there is no option `roof`; valid: settings, maybe, several, pet, pets"),
         ({"settings": {"nam": "a"}}, "there is no option `settings.nam`; valid: name"),
         ({"maybe": {"shar": 1}}, "there is no option `maybe.shar`; valid: share"),
         ({"several": [{"wordy": "a"}]}, "there is no option `several.0.wordy`; valid: word"),
         ({"settings": {"zzz": 1}}, "there is no option `settings.zzz`; valid: name, word, share, exact, on, count, "),
+        ({"pet": {"kind": "fish", "wings": 2}}, "there is no option `pet.wings` of fish; valid: kind, fins"),
+        ({"pet": {"kind": "bird", "wing": 2}}, "there is no option `pet.wing` of bird; valid: wings"),
+        ({"pet": {"kind": "bird", "home": {"x": 2}}}, "there is no option `pet.home.x`; valid: name, word"),
+        ({"pet": {"kind": "bird", "wings": 0}}, "`pet.wings` is 0; valid: 1 or more"),
+        ({"pets": [{"kind": "bird", "wings": 0}]}, "`pets.0.bird.wings` is 0; valid: 1 or more"),
+        ({"pets": [{"kind": "fish", "wings": 0}]}, "there is no option `pets.0.fish.wings`; valid: kind, fins"),
         ({"maybe": {"on": 3.5}, "roof": 1}, "`maybe.on` is 3.5; valid: true or false; there is no option `roof`"),
     ],
 )

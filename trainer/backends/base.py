@@ -16,7 +16,7 @@ from lake.errors import ContractError
 from trainer.backends.protocol import resolved
 from trainer.backends.ranks import ALONE, Ranks
 from trainer.backends.rows import loss_rows
-from trainer.config import OptimizerConfig, TrainConfig
+from trainer.config import OptimizerConfig
 from trainer.data.batch import PackedBatch
 from trainer.digest import TensorDigest
 from trainer.losses import Loss
@@ -76,7 +76,7 @@ class PolicyBackend(FrozenPolicy, ABC):
         return self.ranks.world_size
 
     def forward_backward(
-        self, batch: PackedBatch, loss: Loss, config: TrainConfig, statistics: Mapping[str, float] | None = None
+        self, batch: PackedBatch, loss: Loss, statistics: Mapping[str, float] | None = None
     ) -> Future[dict[str, Tensor]]:
         """See `protocol.Backend`."""
         batch = batch.to(self.policy.device)
@@ -84,7 +84,7 @@ class PolicyBackend(FrozenPolicy, ABC):
         if batch.dummy:
             (0.0 * logprobs_N.sum()).backward()  # type: ignore[no-untyped-call]
             return resolved({})
-        result = loss.function(loss_rows(batch, loss, logprobs_N, entropy_N, statistics), config)
+        result = loss.compute(loss_rows(batch, loss, logprobs_N, entropy_N, statistics))
         result.total.backward()  # type: ignore[no-untyped-call]
         sums = {"loss": result.total.detach(), "logprob": logprobs_N.detach().sum(), **result.sums}
         if entropy_N is not None:

@@ -12,7 +12,6 @@ from typing import Protocol, TypeVar
 from torch import Tensor  # noqa: TID253 - loaded by commands only when they train
 
 from trainer.backends.ranks import Ranks
-from trainer.config import TrainConfig
 from trainer.data.batch import PackedBatch
 from trainer.losses import Loss
 from trainer.policy.model import Policy
@@ -60,14 +59,13 @@ class Backend(Scoring, Protocol):
         ...
 
     def forward_backward(
-        self, batch: PackedBatch, loss: Loss, config: TrainConfig, statistics: Mapping[str, float] | None = None
+        self, batch: PackedBatch, loss: Loss, statistics: Mapping[str, float] | None = None
     ) -> Future[dict[str, Tensor]]:
         """Add the gradient of one micro-batch; gradients add up over micro-batches and ranks.
 
         Args:
             batch: the packed buffer; a dummy is run with weight 0.
-            loss: the loss, its needs resolved.
-            config: its options.
+            loss: the loss, with its options.
             statistics: what `loss.prepare` came to over the optimizer step.
 
         Returns:

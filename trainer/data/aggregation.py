@@ -12,16 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-
-from lake.errors import UsageError
-
-if TYPE_CHECKING:
-    from trainer.config import TrainConfig
-    from trainer.losses.base import Needs
 
 Ints = npt.NDArray[np.int64]
 Weights = npt.NDArray[np.float64]
@@ -160,24 +153,3 @@ class Weighting:
         over = "" if self.unit is Unit.TOKEN else f" over {self.unit}s"
         norm = f", C = {self.constant:g}" if self.aggregation is Aggregation.UNIT_MEAN_TOKEN_SUM_NORM else ""
         return f"{self.aggregation}{over}{norm}"
-
-
-def weighting(config: TrainConfig, needs: Needs) -> Weighting:
-    """What a configuration and its loss's defaults come to.
-
-    Raises:
-        UsageError: a mean over units, and no unit.
-    """
-    unit = needs.unit if config.unit is None else config.unit
-    aggregation = needs.aggregation if config.aggregation is None else config.aggregation
-    if unit is Unit.TOKEN and aggregation is not Aggregation.TOKEN_MEAN:
-        msg = f"aggregation {aggregation} averages over units: set unit to turn, sequence or episode, not token"
-        raise UsageError(msg)
-    if needs.pairs and unit is not Unit.EPISODE:
-        msg = f"a loss on pairs compares whole sides, which count as episodes: leave unit out, not {unit}"
-        raise UsageError(msg)
-    atom = Atom.EPISODE if unit is Unit.EPISODE and needs.atom is Atom.SEQUENCE else needs.atom
-    constant = config.aggregation_constant
-    if constant is None and aggregation is Aggregation.UNIT_MEAN_TOKEN_SUM_NORM:
-        constant = float(config.fitted_length)
-    return Weighting(aggregation, unit, atom, constant)

@@ -15,7 +15,6 @@ import polars as pl
 from pydantic import Field, model_validator
 
 from lake import ids
-from lake.judgements.scores import ENV_RETURN
 from trainer.data.contexts import fingerprints
 from trainer.data.pairing import Matched, apart, both, differ, match, same, together
 from trainer.data.ranges import Ints
@@ -23,7 +22,6 @@ from trainer.frozen import FrozenModel
 
 if TYPE_CHECKING:
     from lake.snapshot import Snapshot
-    from trainer.losses import Needs
 
 SIDES = {
     "pair": pl.Int64,
@@ -38,10 +36,10 @@ _STEP = ["episode_id", "step_index"]
 
 
 class PairsConfig(FrozenModel):
-    """Which episodes or steps are compared by losses on preferences."""
+    """Which episodes or steps are compared by losses on pairs."""
 
     kind: Literal["episode", "step"] = "episode"
-    """dpo, dmpo: whole sibling episodes, by A_E of the credit job; or single steps that share an anchor, by their
+    """Whole sibling episodes, by A_E of the credit job; or single steps that share an anchor, by their
     return-to-go."""
     margin: float = Field(0.0, ge=0)
     """Smallest difference of a pair's A_E or returns. Equal ones are never paired."""
@@ -49,21 +47,22 @@ class PairsConfig(FrozenModel):
     """Pairs of a group (kind step: of an anchor) at most; None: as many as there are."""
     graft: bool = False
     """Kind step: put both actions onto the context of the chosen one. Otherwise the contexts must be identical."""
-    threshold: float | None = None
-    """kto: an episode whose score reaches this is desirable, below it is not. None: the sign of its A_E decides, and
-    episodes without one, or with A_E = 0, are left out."""
-    score: str = ENV_RETURN
-    """Score that `threshold` is compared with: env_return, or a scorer of whole episodes, @VERSION or not."""
 
     @model_validator(mode="after")
-    def _all_have_an_effect(self) -> Self:
+    def _graft_has_an_effect(self) -> Self:
         if self.graft and self.kind != "step":
             msg = 'graft is for pairs of steps: set kind to "step", or leave graft out'
             raise ValueError(msg)
-        if self.score != ENV_RETURN and self.threshold is None:
-            msg = f"score {self.score!r} is compared with a threshold: set threshold, or leave score out"
-            raise ValueError(msg)
         return self
+
+
+class LabelRule(NamedTuple):
+    """Which episodes are desirable."""
+
+    threshold: float | None
+    """Those whose score reaches it. None: those with A_E > 0 in the credit job."""
+    score: str
+    """Score that the threshold is compared with."""
 
 
 class Finding(NamedTuple):
@@ -88,11 +87,6 @@ class Preferences:
     pair NULL where sides are not paired). The context is that of the step itself unless it is grafted."""
     findings: list[Finding]
     """How many candidates each condition left."""
-
-
-def uses_credit(config: PairsConfig, needs: "Needs") -> bool:
-    """Whether a loss takes its preferences from a credit job."""
-    return needs.pairs or (needs.labels and config.threshold is None)
 
 
 def episode_pairs(outcomes: pl.DataFrame, config: PairsConfig, cut: pl.Series | None = None) -> Preferences:

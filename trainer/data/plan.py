@@ -22,14 +22,13 @@ import polars as pl
 from lake import ids
 from lake.errors import DataRefusedError
 from trainer.config import TrainConfig
-from trainer.data.aggregation import Atom, Unit, weighting
+from trainer.data.aggregation import Atom, Unit
 from trainer.data.drops import Drop
 from trainer.data.hashing import order_keys
 from trainer.data.mixture import draw
 from trainer.data.packing import spread
 from trainer.data.ranges import Ints, ranges, starts
 from trainer.data.selection import Selection
-from trainer.losses import find_loss
 
 _PREFERENCES = ("pair", "sign", "takes_context", "takes_action")
 """Columns of members of losses on preferences (`trainer.data.preferences`)."""
@@ -82,7 +81,7 @@ class Plan:
         self.members = members
         self.config = config.model_copy(update={"max_length": selection.max_length})
         """What it was made for."""
-        self.weighting = weighting(self.config, find_loss(config).needs)
+        self.weighting = config.loss.weighting(self.config.fitted_length)
         """How the loss is averaged."""
         self.paired = "pair" in members.columns
         """Whether an entry of the plan is one side of a pair, and no whole episode; the other side comes next to it."""

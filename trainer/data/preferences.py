@@ -26,13 +26,13 @@ _STEP = ["episode_id", "step_index"]
 _ADVICE = {
     "scored siblings": "no group has two episodes with an outcome that can be trained on: score siblings and compute "
     "credit again, or widen --where",
-    "margin": "equals are never paired: lower pairs.margin, or collect where outcomes differ",
+    "margin": "equals are never paired: lower loss.pairs.margin, or collect where outcomes differ",
     "same anchor, other episode": "no two episodes share an anchor: choose a credit job with anchors (trajlake credit "
-    "gigpo), or compare whole episodes with pairs.kind = episode",
+    "gigpo), or compare whole episodes with loss.pairs.kind = episode",
     "distinct actions": "where episodes share an anchor they did the same; collect at a higher temperature, or compare "
-    "whole episodes with pairs.kind = episode",
-    "identical contexts": "the histories before a shared anchor differ: set pairs.graft to put both actions onto the "
-    "chosen one's context, or compare whole episodes with pairs.kind = episode",
+    "whole episodes with loss.pairs.kind = episode",
+    "identical contexts": "the histories before a shared anchor differ: set loss.pairs.graft to put both actions onto "
+    "the chosen one's context, or compare whole episodes with loss.pairs.kind = episode",
     "grafted within max_length": "raise max_length",
     "whole within max_length": "max_length cuts one of the two, which came out as it did with what is cut: raise it",
 }
@@ -63,31 +63,31 @@ def find_preferences(
     Raises:
         DataRefusedError: no pair satisfies the conditions; the message says how many each left.
     """
-    options = config.pairs
+    pairs, rule = needs.pairs, needs.labels
     trained = members.filter("trained").select("episode_id").unique()
-    if needs.labels and options.threshold is not None:
-        scores = episode_scores(snapshot, options.score).rename({"score": "outcome"})
-        return labels(trained.join(scores, on="episode_id", how="left"), options.threshold)
+    if rule is not None and rule.threshold is not None:
+        scores = episode_scores(snapshot, rule.score).rename({"score": "outcome"})
+        return labels(trained.join(scores, on="episode_id", how="left"), rule.threshold)
     if credit is None:
         msg = "preferences need a credit job: pass its source"
         raise ValueError(msg)
     credit = credit.filter(~pl.col("flags").str.contains(_OUT)).join(trained, on="episode_id", how="semi")
     credit = credit.with_columns(source=0) if sources is None else credit.join(sources, on="episode_id")
-    if needs.labels:
+    if pairs is None:
         return labels(_outcomes(credit), None)
-    if options.kind == "episode":
+    if pairs.kind == "episode":
         cut = members.filter(pl.col("reason") == Drop.OVER_LENGTH)["episode_id"].unique()
-        found = episode_pairs(_outcomes(credit), options, cut)
+        found = episode_pairs(_outcomes(credit), pairs, cut)
     else:
-        found = step_pairs(snapshot, members, credit, options, config.fitted_length)
+        found = step_pairs(snapshot, members, credit, pairs, config.fitted_length)
     if found.sides.is_empty():
-        _refuse(found.findings, config.loss)
+        _refuse(found.findings, config.loss.name)
     return found
 
 
-def credit_columns(config: "TrainConfig", needs: "Needs") -> tuple[str, ...]:
+def credit_columns(needs: "Needs") -> tuple[str, ...]:
     """Columns of `advantages` that preferences are made from."""
-    if needs.pairs and config.pairs.kind == "step":
+    if needs.pairs is not None and needs.pairs.kind == "step":
         return ("anchor_key", "return_to_go")
     return ("a_episode",) if needs.pairs or needs.labels else ()
 

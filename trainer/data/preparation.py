@@ -18,14 +18,14 @@ from lake.judgements.selections import Kept, read_kept
 from lake.lake import Lake
 from lake.snapshot import Snapshot
 from trainer.config import TrainConfig
-from trainer.data.pairs import uses_credit
 from trainer.data.plan import Plan
 from trainer.data.refusals import Refusal, doubts, find_refusals, refuse_text
 from trainer.data.render import Renderer, engine_encoding, rendered_encoding
 from trainer.data.render_job import render_missing, rendered_beside
 from trainer.data.selection import Selection, provenance_of, select, select_episodes
 from trainer.data.unrendered import refuse_unrendered
-from trainer.losses import Needs, find_loss
+from trainer.losses import Needs
+from trainer.losses.sft import SFT
 from trainer.policy.model_folder import context_length
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def prepare(
         DataRefusedError: nothing to train on, text only under a ratio loss, or text that the template cannot render.
         UsageError: an unknown credit job or selection, or no tokenizer.
     """
-    loss = find_loss(config)
+    loss = config.loss
     snapshot = lk.snapshot()
     episodes, held_out, _ = _split(snapshot, config)
     notes = []
@@ -135,7 +135,7 @@ def _prepared(
     notes: list[str],
 ) -> Prepared:
     """Selection and plan; see `prepare_at`."""
-    loss = find_loss(config)
+    loss = config.loss
     episodes, held_out, kept = _split(snapshot, config)
     if kept is not None:
         notes.append(f"selection: {kept.describe()}")
@@ -174,13 +174,8 @@ def _prepared(
 
 def _credit(snapshot: Snapshot, config: TrainConfig) -> Credit | None:
     """The advantages that a run reads, if it reads any."""
-    return find_credit(snapshot, config.advantages, place="--advantages") if _uses_credit(config) else None
-
-
-def _uses_credit(config: TrainConfig) -> bool:
-    """Whether a run reads a credit job."""
-    needs = find_loss(config).needs
-    return bool(needs.advantages or config.live_only or uses_credit(config.pairs, needs))
+    reads = config.loss.needs.credit or config.live_only
+    return find_credit(snapshot, config.advantages, place="--advantages") if reads else None
 
 
 def _split(snapshot: Snapshot, config: TrainConfig) -> tuple[pl.DataFrame, pl.DataFrame, Kept | None]:
@@ -205,9 +200,7 @@ def _validation_plan(snapshot: Snapshot, config: TrainConfig, own: Callable[[], 
     """One pass over the held-out episodes, every action of which counts."""
     alone = config.model_copy(
         update={
-            "loss": "sft",
-            "aggregation": None,
-            "unit": None,
+            "loss": SFT(),
             "selection": None,
             "mixture": (),
             "max_staleness": None,

@@ -40,7 +40,7 @@ def find_refusals(snapshot: Snapshot, members: pl.DataFrame, loss: Loss) -> list
     Args:
         snapshot: the data.
         members: of `Selection`.
-        loss: of `find_loss`: which, with its needs resolved.
+        loss: of the run.
 
     Returns:
         Refusals, one per reason; none for plain likelihood losses.
@@ -56,7 +56,7 @@ def doubts(members: pl.DataFrame, loss: Loss) -> list[str]:
 
     Args:
         members: of `Selection`.
-        loss: of `find_loss`.
+        loss: of the run.
     """
     trained = members.filter(pl.col("trained"))
     silent = trained.filter(pl.col("top_p").is_null() | pl.col("top_k").is_null()).height
@@ -214,8 +214,8 @@ def _advantages(trained: pl.DataFrame, loss: Loss) -> list[Refusal]:
     message = (
         f"{loss.name} refused: {bad.height} of {units.height} {unit}s hold steps with different advantages, and one "
         f"ratio for the whole {unit} cannot tell them apart (for example {row}: from {example['low']:.4g} to "
-        f"{example['high']:.4g}); set unit to turn, inside which they cannot differ, set unit to {unit} to insist, or "
-        f"train on an episode-level estimator (trajlake credit grpo)"
+        f"{example['high']:.4g}); set loss.unit to turn, inside which they cannot differ, set loss.unit to {unit} to "
+        f"insist, or train on an episode-level estimator (trajlake credit grpo)"
     )
     return [Refusal("advantages_vary", message, int(bad["steps"].sum()))]
 

@@ -161,7 +161,7 @@ def select(
     rows, encoding_id = choose_encoding(rows, provenance, own_encoding)
     members = link_sequences(rows.with_columns(staleness=staleness(snapshot, rows)))
     config = _fitted(config, members, longest)
-    credit = None if source is None else _credit(snapshot, source, episodes["episode_id"], config, needs)
+    credit = None if source is None else _credit(snapshot, source, episodes["episode_id"], needs)
     members = _join(members, _special_steps(snapshot, episodes["episode_id"]), credit)
     members = _marked(members, dropped)
     dead_flags = [] if credit is None else _dead_flags(credit)
@@ -245,11 +245,9 @@ def _join(members: pl.DataFrame, special: pl.DataFrame, credit: pl.DataFrame | N
     return members.join(credit.select(*keys, "advantage", "flags"), on=keys, how="left", maintain_order="left")
 
 
-def _credit(
-    snapshot: Snapshot, source: Credit, episode_ids: pl.Series, config: TrainConfig, needs: Needs
-) -> pl.DataFrame:
+def _credit(snapshot: Snapshot, source: Credit, episode_ids: pl.Series, needs: Needs) -> pl.DataFrame:
     """The credit rows, with what the loss needs beside the advantage, or in its place."""
-    columns = ["advantage", "flags", *credit_columns(config, needs), *["a_step"] * needs.step_advantages]
+    columns = ["advantage", "flags", *credit_columns(needs), *["a_step"] * needs.step_advantages]
     credit = read_advantages(snapshot, source, episode_ids, columns)
     if not needs.step_advantages:
         return credit

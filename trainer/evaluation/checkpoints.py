@@ -86,11 +86,12 @@ def open_policy(place: Place, device: str) -> tuple["Policy", str]:
 
     from trainer.backends.single import SingleDevice
     from trainer.config import OptimizerConfig, TrainConfig
+    from trainer.former_layout import renewed_record
     from trainer.policy.model import policy_of
     from trainer.runs.checkpoint import load_weights, read_state
 
     try:
-        config = validated(TrainConfig, read_state(place.path).config)
+        config = validated(TrainConfig, renewed_record(read_state(place.path).config))
     except UsageError as error:
         msg = f"checkpoint {place.path}: its configuration is damaged, or of another version of trajlake: {error}"
         raise CheckpointError(msg) from error

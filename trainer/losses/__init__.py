@@ -1,19 +1,19 @@
 """The losses by name, one file each, formula in the docstring. None of these modules imports torch."""
 
 from trainer.data.aggregation import Aggregation, Atom, Unit
-from trainer.losses.base import Loss, LossConfig, LossResult, LossRows, Needs, Temperature
-from trainer.losses.registry import LOSSES, find_loss
+from trainer.losses.base import Loss, LossResult, LossRows, Needs, Temperature, TokenLoss
+from trainer.losses.registry import LOSSES, AnyLoss
 
 __all__ = [
     "LOSSES",
     "Aggregation",
+    "AnyLoss",
     "Atom",
     "Loss",
-    "LossConfig",
     "LossResult",
     "LossRows",
     "Needs",
     "Temperature",
+    "TokenLoss",
     "Unit",
-    "find_loss",
 ]

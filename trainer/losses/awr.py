@@ -9,25 +9,14 @@ whatever the scale of the rewards. As beta grows it becomes `sft`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from trainer.losses.base import Loss, LossConfig, LossResult, LossRows, Needs, required
+from trainer.losses.base import LossResult, LossRows, Needs, TokenLoss, required
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from trainer.config import TrainConfig
-
-
-class AWRConfig(LossConfig):
-    """Advantage-weighted regression."""
-
-    beta: float = Field(1.0, gt=0)
-    """Temperature of the weights exp(A / beta), in standard deviations of the plan's advantages."""
-    max_weight: float = Field(20.0, gt=0)
-    """Upper limit of a weight."""
 
 
 def weights(advantages_N: Tensor, *, beta: float, max_weight: float) -> Tensor:
@@ -57,9 +46,17 @@ def weighted_likelihood(rows: LossRows, *, beta: float, max_weight: float) -> Lo
     return LossResult(total=-(rows.weight_N * weights_N * rows.logprobs_N).sum(), sums=sums)
 
 
-def awr(rows: LossRows, config: TrainConfig) -> LossResult:
-    """Likelihood weighted by the exponential of the normalised advantage."""
-    return weighted_likelihood(rows, beta=config.awr.beta, max_weight=config.awr.max_weight)
+class AWR(TokenLoss):
+    """Advantage-weighted regression."""
 
+    always: ClassVar[Needs] = Needs(advantages=True, normalised_advantages=True)
 
-AWR = Loss("awr", Needs(advantages=True, normalised_advantages=True), awr)
+    name: Literal["awr"] = "awr"
+    beta: float = Field(1.0, gt=0)
+    """Temperature of the weights exp(A / beta), in standard deviations of the plan's advantages."""
+    max_weight: float = Field(20.0, gt=0)
+    """Upper limit of a weight."""
+
+    def compute(self, rows: LossRows) -> LossResult:
+        """Likelihood weighted by the exponential of the normalised advantage."""
+        return weighted_likelihood(rows, beta=self.beta, max_weight=self.max_weight)

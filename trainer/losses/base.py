@@ -1,4 +1,4 @@
-"""What a loss is: a pure function over the rows that carry loss, and a statement of what it needs from the data.
+"""What a loss is: its options, a pure function of rows that carry loss, and a statement of what it needs from the data.
 
 Axes: `_N` the rows of a packed buffer that carry loss, one per trained action token; `_U` its units (turns, sequences
 or episodes); `_B` micro-batches. Every loss multiplies by the weights of the plan (`trainer.data.aggregation`) and adds
@@ -7,18 +7,21 @@ up, so the gradient does not depend on how an optimizer step is cut into micro-b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from trainer.data.aggregation import Aggregation, Atom, Unit
+from pydantic import Field, model_validator
+
+from trainer.data.aggregation import Aggregation, Atom, Unit, Weighting
 from trainer.frozen import FrozenModel
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainer.config import TrainConfig
+    from trainer.data.pairs import LabelRule, PairsConfig
 
 
 class Temperature(StrEnum):
@@ -52,10 +55,10 @@ class Needs:
     """Entropy of the next-token distribution at every trained token."""
     temperature: Temperature = Temperature.ONE
     """Which distribution the log-probabilities are taken of."""
-    pairs: bool = False
-    """Units in pairs, one preferred to the other."""
-    labels: bool = False
-    """Units labelled desirable or undesirable, both kinds."""
+    pairs: PairsConfig | None = None
+    """Units in pairs, one preferred to the other: which."""
+    labels: LabelRule | None = None
+    """Units labelled desirable or undesirable, both kinds: by what."""
     unit: Unit = Unit.TOKEN
     """Over what it is averaged, unless the configuration says otherwise."""
     unit_above_token: bool = False
@@ -66,6 +69,12 @@ class Needs:
     """How it is averaged, unless the configuration says otherwise."""
     atom: Atom = Atom.SEQUENCE
     """What must share a micro-batch, at least."""
+
+    @property
+    def credit(self) -> bool:
+        """It reads a credit job: for advantages, or for what is preferred."""
+        by_credit = self.labels is not None and self.labels.threshold is None
+        return self.advantages or self.pairs is not None or by_credit
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,36 +121,99 @@ class LossResult:
     """Scalars without gradient: sums over N behind the metrics of `trainer.runs.metrics`."""
 
 
-LossFunction = Callable[[LossRows, "TrainConfig"], LossResult]
-Prepare = Callable[[Sequence[LossRows], "TrainConfig"], Mapping[str, "Tensor"]]
+class Loss(FrozenModel, ABC):
+    """A loss with its options."""
 
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """A named loss."""
+    always: ClassVar[Needs] = Needs()
+    """What it needs whatever its options."""
 
     name: str
-    """Also the name of its module in `trainer.losses` and of its options in `TrainConfig`."""
-    needs: Needs
-    """What it needs whatever its options; `find_loss` adds what they ask for."""
-    function: LossFunction
-    """The loss of a micro-batch."""
-    prepare: Prepare | None = None
-    """Sums over the micro-batches of an optimizer step, given their rows after the first pass (`logprobs_N` are those
-    of the weights at its start, without gradient). The caller adds them up over ranks and hands them to `function` as
-    `LossRows.statistics`."""
+    """Which loss: the name of its module in `trainer.losses`."""
 
+    def model_post_init(self, context: Any) -> None:
+        """Which loss it is counts as said, also where none of its options is."""
+        self.model_fields_set.add("name")
 
-class LossConfig(FrozenModel):
-    """Settings of one loss."""
+    @abstractmethod
+    def compute(self, rows: LossRows) -> LossResult:
+        """The loss of a micro-batch."""
 
-    def resolve(self, needs: Needs) -> Needs:
-        """What the loss needs with these settings.
+    def prepare(self, rows_B: Sequence[LossRows]) -> Mapping[str, Tensor]:
+        """The sums that `Needs.statistics` names, over some micro-batches of an optimizer step.
 
         Args:
-            needs: what it needs whatever the settings.
+            rows_B: what the first pass found: `logprobs_N` are those of the weights at the step's start, without
+                gradient.
+
+        Returns:
+            Scalars, which the caller adds up over ranks and hands to `compute` as `LossRows.statistics`.
+        """
+        del rows_B
+        return {}
+
+    @property
+    def needs(self) -> Needs:
+        """What it needs from the data under these options."""
+        return self.resolved(self.always)
+
+    def resolved(self, needs: Needs) -> Needs:
+        """What the options add.
+
+        Args:
+            needs: what it needs whatever they are.
         """
         return needs
+
+    def weighting(self, max_length: int) -> Weighting:
+        """How it is averaged.
+
+        Args:
+            max_length: longest sequence of the run, in tokens.
+        """
+        del max_length
+        needs = self.needs
+        whole = needs.unit is Unit.EPISODE and needs.atom is Atom.SEQUENCE
+        return Weighting(needs.aggregation, needs.unit, Atom.EPISODE if whole else needs.atom, None)
+
+
+class TokenLoss(Loss, ABC):
+    """A loss per token, averaged over an optimizer step."""
+
+    aggregation: Aggregation | None = None
+    """How the losses of an optimizer step's tokens are averaged; None: as the loss does by default."""
+    unit: Unit | None = None
+    """Over what: token, turn, sequence or episode; None: as the loss does by default, token where it has none."""
+    aggregation_constant: float | None = Field(None, gt=0)
+    """C of unit_mean_token_sum_norm; None takes max_length."""
+
+    @property
+    def needs(self) -> Needs:
+        """What it needs, averaged as the options say."""
+        needs = super().needs
+        if self.unit is not None:
+            # Whoever names the unit means it, also where advantages differ inside.
+            needs = replace(needs, unit=self.unit, unit_advantages=False)
+        return needs if self.aggregation is None else replace(needs, aggregation=self.aggregation)
+
+    def weighting(self, max_length: int) -> Weighting:
+        """How it is averaged, with the constant that unit_mean_token_sum_norm divides by."""
+        chosen = super().weighting(max_length)
+        if chosen.aggregation is not Aggregation.UNIT_MEAN_TOKEN_SUM_NORM:
+            return chosen
+        return replace(chosen, constant=self.aggregation_constant or float(max_length))
+
+    @model_validator(mode="after")
+    def _has_the_unit_that_it_looks_at(self) -> Self:
+        needs = self.needs
+        if needs.unit is Unit.TOKEN and needs.unit_above_token:
+            msg = f"{self.name} as configured looks at whole units: set loss.unit to turn, sequence or episode"
+            raise ValueError(msg)
+        if needs.unit is Unit.TOKEN and needs.aggregation is not Aggregation.TOKEN_MEAN:
+            msg = (
+                f"aggregation {needs.aggregation} averages over units: set unit to turn, sequence or episode, not token"
+            )
+            raise ValueError(msg)
+        return self
 
 
 def required(value: Tensor | None, name: str) -> Tensor:

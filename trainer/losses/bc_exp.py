@@ -10,29 +10,25 @@ episode's own advantage A_E stays out: which episodes to imitate is the selectio
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from trainer.losses.awr import weighted_likelihood
-from trainer.losses.base import Loss, LossConfig, LossResult, LossRows, Needs
-
-if TYPE_CHECKING:
-    from trainer.config import TrainConfig
+from trainer.losses.base import LossResult, LossRows, Needs, TokenLoss
 
 
-class BCExpConfig(LossConfig):
+class BCExp(TokenLoss):
     """Behaviour cloning weighted by the step advantage."""
 
+    always: ClassVar[Needs] = Needs(advantages=True, step_advantages=True)
+
+    name: Literal["bc_exp"] = "bc_exp"
     beta: float = Field(1.0, gt=0)
     """Temperature of the weights exp(A_S / beta), in units of A_S."""
     max_weight: float = Field(20.0, gt=0)
     """Upper limit of a weight."""
 
-
-def bc_exp(rows: LossRows, config: TrainConfig) -> LossResult:
-    """Likelihood weighted by the exponential of the step advantage."""
-    return weighted_likelihood(rows, beta=config.bc_exp.beta, max_weight=config.bc_exp.max_weight)
-
-
-BC_EXP = Loss("bc_exp", Needs(advantages=True, step_advantages=True), bc_exp)
+    def compute(self, rows: LossRows) -> LossResult:
+        """Likelihood weighted by the exponential of the step advantage."""
+        return weighted_likelihood(rows, beta=self.beta, max_weight=self.max_weight)

@@ -9,40 +9,34 @@ well.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from trainer.losses.base import Loss, LossResult, LossRows, required
-from trainer.losses.policy import RatioConfig, anchored_log_ratio, corrected, prepare_correction, regularised
-from trainer.losses.ppo import CLIPPED_NEEDS
+from trainer.losses.base import LossResult, LossRows, Needs, required
+from trainer.losses.policy import RATIO_NEEDS, RatioLoss, anchored_log_ratio, corrected, regularised
 from trainer.losses.ratios import clamped_ratio
 
-if TYPE_CHECKING:
-    from trainer.config import TrainConfig
 
-
-class CISPOConfig(RatioConfig):
+class CISPO(RatioLoss):
     """Clipped importance weights."""
 
+    always: ClassVar[Needs] = RATIO_NEEDS
+
+    name: Literal["cispo"] = "cispo"
     min_ratio: float = Field(0.0, ge=0, le=1)
     """Lower limit of the weight."""
     max_ratio: float = Field(5.0, ge=1)
     """Upper limit of the weight."""
 
-
-def cispo(rows: LossRows, config: TrainConfig) -> LossResult:
-    """Policy gradient weighted by the clipped ratio."""
-    options = config.cispo
-    advantages_N = required(rows.advantages_N, "advantages_N")
-    ratio_N = clamped_ratio(anchored_log_ratio(rows, options).detach())
-    loss_N = -ratio_N.clamp(options.min_ratio, options.max_ratio) * advantages_N * rows.logprobs_N
-    loss_N, sums = corrected(rows, options, loss_N, weighted=options.correction.decoupled)
-    sums |= {
-        "clipped_high": (ratio_N > options.max_ratio).sum(),
-        "clipped_low": (ratio_N < options.min_ratio).sum(),
-    }
-    return regularised(rows, options, loss_N, sums)
-
-
-CISPO = Loss("cispo", CLIPPED_NEEDS, cispo, prepare_correction("cispo"))
+    def compute(self, rows: LossRows) -> LossResult:
+        """Policy gradient weighted by the clipped ratio."""
+        advantages_N = required(rows.advantages_N, "advantages_N")
+        ratio_N = clamped_ratio(anchored_log_ratio(rows, self.correction).detach())
+        loss_N = -ratio_N.clamp(self.min_ratio, self.max_ratio) * advantages_N * rows.logprobs_N
+        loss_N, sums = corrected(rows, self.correction, loss_N, weighted=self.correction.decoupled)
+        sums |= {
+            "clipped_high": (ratio_N > self.max_ratio).sum(),
+            "clipped_low": (ratio_N < self.min_ratio).sum(),
+        }
+        return regularised(rows, self, loss_N, sums)

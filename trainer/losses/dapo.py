@@ -10,28 +10,16 @@ select`, reward functions).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from pydantic import Field
 
-from trainer.losses.base import Loss, LossResult, LossRows
-from trainer.losses.policy import prepare_correction
-from trainer.losses.ppo import CLIPPED_NEEDS, PPOConfig, clipped
-
-if TYPE_CHECKING:
-    from trainer.config import TrainConfig
+from trainer.losses.ppo import ClippedLoss
 
 
-class DAPOConfig(PPOConfig):
+class DAPO(ClippedLoss):
     """Clip-higher, token mean."""
 
-    dual_clip: float | None = Field(None, gt=1)
-    """Bounds the loss of a negative advantage at -dual_clip * A. None switches it off."""
-
-
-def dapo(rows: LossRows, config: TrainConfig) -> LossResult:
-    """`clipped` with the settings of `config.dapo`."""
-    return clipped(rows, config.dapo)
-
-
-DAPO = Loss("dapo", CLIPPED_NEEDS, dapo, prepare_correction("dapo"))
+    name: Literal["dapo"] = "dapo"
+    clip_high: float = Field(0.28, gt=0)
+    """The ratio is clipped above at 1 + clip_high; larger than clip_low, so that rare tokens may grow."""

@@ -12,25 +12,16 @@ compared. Formula and defaults (gamma 0.7, beta 0.1) as in the authors' code.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from trainer.losses.base import Loss, LossResult, LossRows, required
-from trainer.losses.preference import PAIR_NEEDS, PairConfig, log_ratio_to_reference, pair_result
+from trainer.losses.base import LossResult, LossRows, required
+from trainer.losses.preference import PairLoss, log_ratio_to_reference, pair_result
 from trainer.losses.segments import unit_sum
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from trainer.config import TrainConfig
-
-
-class DMPOConfig(PairConfig):
-    """Direct multi-turn preference optimisation."""
-
-    gamma: float = Field(0.7, gt=0, le=1)
-    """Discount from turn to turn."""
 
 
 def turn_factors(step_index_N: Tensor, unit_N: Tensor, units: int, gamma: float) -> Tensor:
@@ -56,12 +47,16 @@ def turn_factors(step_index_N: Tensor, unit_N: Tensor, units: int, gamma: float)
     return gamma**turn_N * (1 - gamma ** (turns_N - turn_N)) / (1 - gamma**turns_N)
 
 
-def dmpo(rows: LossRows, config: TrainConfig) -> LossResult:
-    """Sigmoid loss over pairs of discounted log-ratios."""
-    unit_N, weight_U = required(rows.unit_N, "unit_N"), required(rows.weight_U, "weight_U")
-    step_index_N = required(rows.step_index_N, "step_index_N")
-    factor_N = turn_factors(step_index_N, unit_N, len(weight_U), config.dmpo.gamma).to(rows.logprobs_N.dtype)
-    return pair_result(rows, unit_sum(factor_N * log_ratio_to_reference(rows), unit_N, len(weight_U)), config.dmpo)
+class DMPO(PairLoss):
+    """Direct multi-turn preference optimisation."""
 
+    name: Literal["dmpo"] = "dmpo"
+    gamma: float = Field(0.7, gt=0, le=1)
+    """Discount from turn to turn."""
 
-DMPO = Loss("dmpo", PAIR_NEEDS, dmpo)
+    def compute(self, rows: LossRows) -> LossResult:
+        """Sigmoid loss over pairs of discounted log-ratios."""
+        unit_N, weight_U = required(rows.unit_N, "unit_N"), required(rows.weight_U, "weight_U")
+        step_index_N = required(rows.step_index_N, "step_index_N")
+        factor_N = turn_factors(step_index_N, unit_N, len(weight_U), self.gamma).to(rows.logprobs_N.dtype)
+        return pair_result(rows, unit_sum(factor_N * log_ratio_to_reference(rows), unit_N, len(weight_U)), self)

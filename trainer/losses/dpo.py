@@ -11,28 +11,22 @@ mends it; pairs of single steps that share their context do not have the problem
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Literal
 
-from trainer.losses.base import Loss, LossResult, LossRows, required
-from trainer.losses.preference import PAIR_NEEDS, PairConfig, log_ratio_to_reference, pair_result
+from trainer.losses.base import LossResult, LossRows, required
+from trainer.losses.preference import PairLoss, log_ratio_to_reference, pair_result
 from trainer.losses.segments import unit_mean, unit_sum
 
-if TYPE_CHECKING:
-    from trainer.config import TrainConfig
 
-
-class DPOConfig(PairConfig):
+class DPO(PairLoss):
     """Direct preference optimisation."""
 
+    name: Literal["dpo"] = "dpo"
     length_normalised: bool = False
     """Compare mean log-ratios per token instead of sums; beta then is larger by about the length."""
 
-
-def dpo(rows: LossRows, config: TrainConfig) -> LossResult:
-    """Sigmoid loss over pairs of summed log-ratios."""
-    over = unit_mean if config.dpo.length_normalised else unit_sum
-    unit_N, weight_U = required(rows.unit_N, "unit_N"), required(rows.weight_U, "weight_U")
-    return pair_result(rows, over(log_ratio_to_reference(rows), unit_N, len(weight_U)), config.dpo)
-
-
-DPO = Loss("dpo", PAIR_NEEDS, dpo)
+    def compute(self, rows: LossRows) -> LossResult:
+        """Sigmoid loss over pairs of summed log-ratios."""
+        over = unit_mean if self.length_normalised else unit_sum
+        unit_N, weight_U = required(rows.unit_N, "unit_N"), required(rows.weight_U, "weight_U")
+        return pair_result(rows, over(log_ratio_to_reference(rows), unit_N, len(weight_U)), self)

@@ -10,30 +10,17 @@ belongs to the credit job: estimator `dr_grpo`.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import ClassVar, Literal
 
 from trainer.data.aggregation import Aggregation, Unit
-from trainer.losses.base import Loss, LossResult, LossRows
-from trainer.losses.grpo import GRPOConfig
-from trainer.losses.policy import prepare_correction
-from trainer.losses.ppo import CLIPPED_NEEDS, clipped
-
-if TYPE_CHECKING:
-    from trainer.config import TrainConfig
+from trainer.losses.base import Needs
+from trainer.losses.policy import RATIO_NEEDS
+from trainer.losses.ppo import ClippedLoss
 
 
-class DrGRPOConfig(GRPOConfig):
+class DrGRPO(ClippedLoss):
     """GRPO without its length bias."""
 
+    always: ClassVar[Needs] = replace(RATIO_NEEDS, unit=Unit.EPISODE, aggregation=Aggregation.UNIT_MEAN_TOKEN_SUM_NORM)
 
-def dr_grpo(rows: LossRows, config: TrainConfig) -> LossResult:
-    """`clipped` with the settings of `config.dr_grpo`."""
-    return clipped(rows, config.dr_grpo)
-
-
-DR_GRPO = Loss(
-    "dr_grpo",
-    replace(CLIPPED_NEEDS, unit=Unit.EPISODE, aggregation=Aggregation.UNIT_MEAN_TOKEN_SUM_NORM),
-    dr_grpo,
-    prepare_correction("dr_grpo"),
-)
+    name: Literal["dr_grpo"] = "dr_grpo"

@@ -9,31 +9,26 @@ loss and gives its beta no default.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from trainer.losses.base import Loss, LossResult, LossRows, required
-from trainer.losses.policy import PolicyConfig, regularised
-from trainer.losses.ppo import CLIPPED_NEEDS
+from trainer.losses.base import LossResult, LossRows, Needs, required
+from trainer.losses.policy import RATIO_NEEDS, PolicyLoss, regularised
 from trainer.losses.ratios import behaviour_log_ratio
 
-if TYPE_CHECKING:
-    from trainer.config import TrainConfig
 
-
-class DROConfig(PolicyConfig):
+class DRO(PolicyLoss):
     """Advantage times log-probability, with a quadratic pull to the behaviour policy."""
 
+    always: ClassVar[Needs] = RATIO_NEEDS
+
+    name: Literal["dro"] = "dro"
     beta: float = Field(0.1, gt=0)
     """Strength of the pull."""
 
-
-def dro(rows: LossRows, config: TrainConfig) -> LossResult:
-    """Quadratic objective."""
-    advantages_N = required(rows.advantages_N, "advantages_N")
-    pull_N = config.dro.beta / 2 * behaviour_log_ratio(rows).square()
-    return regularised(rows, config.dro, pull_N - advantages_N * rows.logprobs_N, {"pull": pull_N.detach().sum()})
-
-
-DRO = Loss("dro", CLIPPED_NEEDS, dro)
+    def compute(self, rows: LossRows) -> LossResult:
+        """Quadratic objective."""
+        advantages_N = required(rows.advantages_N, "advantages_N")
+        pull_N = self.beta / 2 * behaviour_log_ratio(rows).square()
+        return regularised(rows, self, pull_N - advantages_N * rows.logprobs_N, {"pull": pull_N.detach().sum()})

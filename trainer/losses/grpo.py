@@ -11,36 +11,17 @@ and the mean over episodes of the mean over their tokens, which favours short go
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
-
-from pydantic import Field
+from typing import ClassVar, Literal
 
 from trainer.data.aggregation import Aggregation, Unit
-from trainer.losses.base import Loss, LossResult, LossRows
-from trainer.losses.policy import prepare_correction
-from trainer.losses.ppo import CLIPPED_NEEDS, PPOConfig, clipped
-
-if TYPE_CHECKING:
-    from trainer.config import TrainConfig
+from trainer.losses.base import Needs
+from trainer.losses.policy import RATIO_NEEDS
+from trainer.losses.ppo import ClippedLoss
 
 
-class GRPOConfig(PPOConfig):
+class GRPO(ClippedLoss):
     """Group relative policy optimisation."""
 
-    clip_high: float = Field(0.2, gt=0)
-    """The ratio is clipped above at 1 + clip_high."""
-    dual_clip: float | None = Field(None, gt=1)
-    """Bounds the loss of a negative advantage at -dual_clip * A. None switches it off."""
+    always: ClassVar[Needs] = replace(RATIO_NEEDS, unit=Unit.EPISODE, aggregation=Aggregation.UNIT_MEAN_TOKEN_MEAN)
 
-
-def grpo(rows: LossRows, config: TrainConfig) -> LossResult:
-    """`clipped` with the settings of `config.grpo`."""
-    return clipped(rows, config.grpo)
-
-
-GRPO = Loss(
-    "grpo",
-    replace(CLIPPED_NEEDS, unit=Unit.EPISODE, aggregation=Aggregation.UNIT_MEAN_TOKEN_MEAN),
-    grpo,
-    prepare_correction("grpo"),
-)
+    name: Literal["grpo"] = "grpo"

@@ -15,33 +15,23 @@ insist (SkyRL #1278 is what happens when nobody says).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from trainer.data.aggregation import Aggregation, Unit
-from trainer.losses.base import Loss, LossResult, LossRows, Needs, Temperature, required
+from trainer.losses.base import LossResult, LossRows, Needs, required
 from trainer.losses.kl import MAX_LOG_RATIO
-from trainer.losses.policy import RatioConfig, anchored_log_ratio, corrected, prepare_correction, regularised
+from trainer.losses.policy import RATIO_NEEDS, RatioLoss, anchored_log_ratio, corrected, regularised
 from trainer.losses.ppo import clip_sums, surrogate
 from trainer.losses.segments import unit_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainer.config import TrainConfig
-
 MAX_LOG_UNIT_RATIO = 10.0
 """Upper limit of log s."""
-
-
-class GSPOConfig(RatioConfig):
-    """One ratio for a whole unit."""
-
-    clip_low: float = Field(3e-4, gt=0, lt=1)
-    """The unit's ratio is clipped below at 1 - clip_low."""
-    clip_high: float = Field(4e-4, gt=0)
-    """The unit's ratio is clipped above at 1 + clip_high."""
 
 
 def unit_ratio(log_ratio_N: Tensor, unit_N: Tensor, units: int) -> Tensor:
@@ -60,32 +50,31 @@ def unit_ratio(log_ratio_N: Tensor, unit_N: Tensor, units: int) -> Tensor:
     return log_N.clamp(-MAX_LOG_RATIO, MAX_LOG_UNIT_RATIO).exp()
 
 
-def gspo(rows: LossRows, config: TrainConfig) -> LossResult:
-    """Clipped surrogate of the unit's ratio."""
-    options = config.gspo
-    advantages_N = required(rows.advantages_N, "advantages_N")
-    unit_N, weight_U = required(rows.unit_N, "unit_N"), required(rows.weight_U, "weight_U")
-    ratio_N = unit_ratio(anchored_log_ratio(rows, options), unit_N, len(weight_U))
-    limits = {"clip_low": options.clip_low, "clip_high": options.clip_high}
-    loss_N = surrogate(ratio_N, advantages_N, dual_clip=None, **limits)
-    loss_N, sums = corrected(rows, options, loss_N, weighted=options.correction.decoupled)
-    detached_N = ratio_N.detach()
-    sums |= {"unit_ratio": detached_N.sum(), "unit_ratio_squared": detached_N.square().sum()}
-    return regularised(rows, options, loss_N, sums | clip_sums(detached_N, advantages_N, **limits))
+class GSPO(RatioLoss):
+    """One ratio for a whole unit."""
 
-
-GSPO = Loss(
-    "gspo",
-    Needs(
-        advantages=True,
-        behaviour_logprobs=True,
-        entropy=True,
-        temperature=Temperature.AS_SAMPLED,
+    always: ClassVar[Needs] = replace(
+        RATIO_NEEDS,
         unit=Unit.EPISODE,
         unit_above_token=True,
         unit_advantages=True,
         aggregation=Aggregation.UNIT_MEAN_TOKEN_MEAN,
-    ),
-    gspo,
-    prepare_correction("gspo"),
-)
+    )
+
+    name: Literal["gspo"] = "gspo"
+    clip_low: float = Field(3e-4, gt=0, lt=1)
+    """The unit's ratio is clipped below at 1 - clip_low."""
+    clip_high: float = Field(4e-4, gt=0)
+    """The unit's ratio is clipped above at 1 + clip_high."""
+
+    def compute(self, rows: LossRows) -> LossResult:
+        """Clipped surrogate of the unit's ratio."""
+        advantages_N = required(rows.advantages_N, "advantages_N")
+        unit_N, weight_U = required(rows.unit_N, "unit_N"), required(rows.weight_U, "weight_U")
+        ratio_N = unit_ratio(anchored_log_ratio(rows, self.correction), unit_N, len(weight_U))
+        limits = {"clip_low": self.clip_low, "clip_high": self.clip_high}
+        loss_N = surrogate(ratio_N, advantages_N, dual_clip=None, **limits)
+        loss_N, sums = corrected(rows, self.correction, loss_N, weighted=self.correction.decoupled)
+        detached_N = ratio_N.detach()
+        sums |= {"unit_ratio": detached_N.sum(), "unit_ratio_squared": detached_N.square().sum()}
+        return regularised(rows, self, loss_N, sums | clip_sums(detached_N, advantages_N, **limits))

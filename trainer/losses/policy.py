@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 from pydantic import Field, model_validator
 
 from trainer.data.aggregation import Unit
-from trainer.losses.base import LossConfig, LossResult, LossRows, Needs, Prepare, added, required
+from trainer.losses.base import LossResult, LossRows, Needs, Temperature, TokenLoss, added, required
 from trainer.losses.correction import (
     NORMALISER_SUMS,
     OVER_UNITS,
@@ -34,18 +34,20 @@ from trainer.losses.ratios import behaviour_log_ratio, log_ratio, ratio_sums
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainer.config import TrainConfig
+
+RATIO_NEEDS = Needs(advantages=True, behaviour_logprobs=True, entropy=True, temperature=Temperature.AS_SAMPLED)
+"""Of a policy gradient loss that compares with the policy that sampled the data."""
 
 
-class PolicyConfig(LossConfig, ABC):
-    """Settings of every policy gradient loss."""
+class PolicyLoss(TokenLoss, ABC):
+    """A policy gradient loss."""
 
     entropy_coefficient: float = Field(0.0, ge=0)
     """Weight of the entropy bonus, per action token."""
     kl: KLConfig = KLConfig()
     """Pull towards the reference policy."""
 
-    def resolve(self, needs: Needs) -> Needs:
+    def resolved(self, needs: Needs) -> Needs:
         """A reference if there is a pull to it, and what its weight takes."""
         pulled = self.kl.coefficient > 0
         return replace(
@@ -55,15 +57,21 @@ class PolicyConfig(LossConfig, ABC):
         )
 
 
-class CorrectedConfig(PolicyConfig, ABC):
-    """Settings of a policy gradient loss that can be corrected for where its data comes from."""
+class CorrectedLoss(PolicyLoss, ABC):
+    """A policy gradient loss that can be corrected for where its data comes from."""
 
     correction: CorrectionConfig = CorrectionConfig()
     """Off-policy correction."""
 
-    def resolve(self, needs: Needs) -> Needs:
+    def prepare(self, rows_B: Sequence[LossRows]) -> Mapping[str, Tensor]:
+        """What the mean weight is made of, where weights are divided by it."""
+        if not self.correction.normalise:
+            return {}
+        return added(normaliser_sums(correction_of(rows, self.correction), rows.weight_N) for rows in rows_B)
+
+    def resolved(self, needs: Needs) -> Needs:
         """What the correction looks at."""
-        needs = super().resolve(needs)
+        needs = super().resolved(needs)
         method = self.correction.method
         over_units = method in OVER_UNITS
         return replace(
@@ -76,8 +84,8 @@ class CorrectedConfig(PolicyConfig, ABC):
         )
 
 
-class RatioConfig(CorrectedConfig, ABC):
-    """Settings of a loss with a ratio of its own."""
+class RatioLoss(CorrectedLoss, ABC):
+    """A loss with a ratio of its own."""
 
     @model_validator(mode="after")
     def _counts_the_distance_once(self) -> Self:
@@ -94,9 +102,9 @@ class RatioConfig(CorrectedConfig, ABC):
         return self
 
 
-def anchored_log_ratio(rows: LossRows, config: CorrectedConfig) -> Tensor:
+def anchored_log_ratio(rows: LossRows, config: CorrectionConfig) -> Tensor:
     """The loss's own log-ratio: to the behaviour policy, or to the proximal one if decoupled; [N], with gradient."""
-    if config.correction.decoupled:
+    if config.decoupled:
         return log_ratio(rows.logprobs_N, required(rows.proximal_logprobs_N, "proximal_logprobs_N"))
     return behaviour_log_ratio(rows)
 
@@ -111,36 +119,25 @@ def correction_of(rows: LossRows, config: CorrectionConfig) -> Correction:
     return correct(log_rho_N, rows.unit_N, units, config)
 
 
-def prepare_correction(name: str) -> Prepare:
-    """`Loss.prepare` of a corrected loss: what the mean weight is made of."""
-
-    def prepare(rows_B: Sequence[LossRows], config: TrainConfig) -> Mapping[str, Tensor]:
-        chosen: CorrectionConfig = getattr(config, name).correction
-        return added(normaliser_sums(correction_of(rows, chosen), rows.weight_N) for rows in rows_B)
-
-    return prepare
-
-
 def corrected(
-    rows: LossRows, config: CorrectedConfig, loss_N: Tensor, *, weighted: bool
+    rows: LossRows, config: CorrectionConfig, loss_N: Tensor, *, weighted: bool
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The policy term with the correction's weights.
 
     Args:
         rows: the micro-batch.
-        config: of the loss.
+        config: method and limits.
         loss_N: policy term per token, [N].
         weighted: multiply by the weights; False takes only which tokens they leave.
 
     Returns:
         The term, [N], and sums behind the correction's metrics.
     """
-    chosen = config.correction
-    if chosen.method is CorrectionMethod.NONE:
+    if config.method is CorrectionMethod.NONE:
         return loss_N, {}
-    correction = correction_of(rows, chosen)
+    correction = correction_of(rows, config)
     weight_N = correction.weight_N if weighted else correction.keep_N.to(loss_N.dtype)
-    if chosen.normalise:
+    if config.normalise:
         weight_N = weight_N / normaliser(rows.statistics)
     sums = {
         "correction_weight": weight_N.sum(),
@@ -148,28 +145,28 @@ def corrected(
         "correction_limited": correction.limited_N.sum(),
         "correction_masked": (~correction.keep_N).sum(),
     }
-    if chosen.decoupled:
+    if config.decoupled:
         sums["log_ratio_abs_proximal"] = anchored_log_ratio(rows, config).detach().abs().sum()
     return weight_N * loss_N, sums
 
 
-def regularised(rows: LossRows, config: PolicyConfig, loss_N: Tensor, sums: Mapping[str, Tensor]) -> LossResult:
+def regularised(rows: LossRows, options: PolicyLoss, loss_N: Tensor, sums: Mapping[str, Tensor]) -> LossResult:
     """Add the KL and entropy terms, weigh by the plan, and report.
 
     Args:
         rows: the micro-batch.
-        config: of the loss.
+        options: of the loss.
         loss_N: policy term per token, [N].
         sums: the loss's own sums.
     """
     found = {"advantage": required(rows.advantages_N, "advantages_N").sum(), **sums}
     if rows.behaviour_logprobs_N is not None:
         found |= ratio_sums(rows)
-    if config.kl.coefficient > 0:
+    if options.kl.coefficient > 0:
         reference_N = required(rows.reference_logprobs_N, "reference_logprobs_N")
-        log_ratio_N = behaviour_log_ratio(rows) if config.kl.ratio_weighted else None
-        loss_N = loss_N + config.kl.coefficient * penalty(rows.logprobs_N, reference_N, log_ratio_N, config.kl)
+        log_ratio_N = behaviour_log_ratio(rows) if options.kl.ratio_weighted else None
+        loss_N = loss_N + options.kl.coefficient * penalty(rows.logprobs_N, reference_N, log_ratio_N, options.kl)
         found["kl_reference"] = estimate(rows.logprobs_N.detach(), reference_N, KLEstimator.K3).sum()
-    if config.entropy_coefficient > 0:
-        loss_N = loss_N - config.entropy_coefficient * required(rows.entropy_N, "entropy_N")
+    if options.entropy_coefficient > 0:
+        loss_N = loss_N - options.entropy_coefficient * required(rows.entropy_N, "entropy_N")
     return LossResult(total=(rows.weight_N * loss_N).sum(), sums=found)

@@ -12,29 +12,17 @@ a few optimizer steps ago, and lp_b enters through the correction. Clip-higher e
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from abc import ABC
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from trainer.losses.base import Loss, LossResult, LossRows, Needs, Temperature, required
-from trainer.losses.policy import RatioConfig, anchored_log_ratio, corrected, prepare_correction, regularised
+from trainer.losses.base import LossResult, LossRows, Needs, required
+from trainer.losses.policy import RATIO_NEEDS, RatioLoss, anchored_log_ratio, corrected, regularised
 from trainer.losses.ratios import clamped_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from trainer.config import TrainConfig
-
-
-class PPOConfig(RatioConfig):
-    """Clipped policy gradient."""
-
-    clip_low: float = Field(0.2, gt=0, lt=1)
-    """The ratio is clipped below at 1 - clip_low."""
-    clip_high: float = Field(0.28, gt=0)
-    """The ratio is clipped above at 1 + clip_high; larger than clip_low, so that rare tokens may grow (DAPO)."""
-    dual_clip: float | None = Field(3.0, gt=1)
-    """Bounds the loss of a negative advantage at -dual_clip * A. None switches it off."""
 
 
 def surrogate(
@@ -68,25 +56,36 @@ def clip_sums(ratio_N: Tensor, advantages_N: Tensor, *, clip_low: float, clip_hi
     }
 
 
-def clipped(rows: LossRows, config: PPOConfig) -> LossResult:
-    """The surrogate with its correction, KL and entropy terms."""
-    advantages_N = required(rows.advantages_N, "advantages_N")
-    ratio_N = clamped_ratio(anchored_log_ratio(rows, config))
-    limits = {"clip_low": config.clip_low, "clip_high": config.clip_high}
-    loss_N = surrogate(ratio_N, advantages_N, dual_clip=config.dual_clip, **limits)
-    loss_N, sums = corrected(rows, config, loss_N, weighted=config.correction.decoupled)
-    sums |= clip_sums(ratio_N, advantages_N, **limits)
-    if config.dual_clip is not None:
-        sums["clipped_dual"] = ((advantages_N < 0) & (ratio_N > config.dual_clip)).sum()
-    return regularised(rows, config, loss_N, sums)
+class ClippedLoss(RatioLoss, ABC):
+    """The surrogate with its correction, KL and entropy terms; `ppo` and its variants are defaults of it."""
+
+    always: ClassVar[Needs] = RATIO_NEEDS
+
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    """The ratio is clipped below at 1 - clip_low."""
+    clip_high: float = Field(0.2, gt=0)
+    """The ratio is clipped above at 1 + clip_high."""
+    dual_clip: float | None = Field(None, gt=1)
+    """Bounds the loss of a negative advantage at -dual_clip * A. None switches it off."""
+
+    def compute(self, rows: LossRows) -> LossResult:
+        """Clipped policy gradient."""
+        advantages_N = required(rows.advantages_N, "advantages_N")
+        ratio_N = clamped_ratio(anchored_log_ratio(rows, self.correction))
+        limits = {"clip_low": self.clip_low, "clip_high": self.clip_high}
+        loss_N = surrogate(ratio_N, advantages_N, dual_clip=self.dual_clip, **limits)
+        loss_N, sums = corrected(rows, self.correction, loss_N, weighted=self.correction.decoupled)
+        sums |= clip_sums(ratio_N, advantages_N, **limits)
+        if self.dual_clip is not None:
+            sums["clipped_dual"] = ((advantages_N < 0) & (ratio_N > self.dual_clip)).sum()
+        return regularised(rows, self, loss_N, sums)
 
 
-def ppo(rows: LossRows, config: TrainConfig) -> LossResult:
-    """`clipped` with the settings of `config.ppo`."""
-    return clipped(rows, config.ppo)
+class PPO(ClippedLoss):
+    """Clipped policy gradient."""
 
-
-CLIPPED_NEEDS = Needs(advantages=True, behaviour_logprobs=True, entropy=True, temperature=Temperature.AS_SAMPLED)
-"""Of the surrogate in all its variants."""
-
-PPO = Loss("ppo", CLIPPED_NEEDS, ppo, prepare_correction("ppo"))
+    name: Literal["ppo"] = "ppo"
+    clip_high: float = Field(0.28, gt=0)
+    """The ratio is clipped above at 1 + clip_high; larger than clip_low, so that rare tokens may grow (DAPO)."""
+    dual_clip: float | None = Field(3.0, gt=1)
+    """Bounds the loss of a negative advantage at -dual_clip * A. None switches it off."""

@@ -12,23 +12,24 @@ the same. Axes: `_N` tokens, `_U` units, `_P` pairs.
 from __future__ import annotations
 
 from abc import ABC
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
 from trainer.data.aggregation import Atom, Unit
-from trainer.losses.base import LossConfig, LossResult, LossRows, Needs, required
+from trainer.data.pairs import PairsConfig
+from trainer.losses.base import Loss, LossResult, LossRows, Needs, required
 from trainer.losses.segments import unit_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-PAIR_NEEDS = Needs(reference_logprobs=True, pairs=True, unit=Unit.EPISODE, unit_above_token=True, atom=Atom.PAIR)
-"""Of every loss on pairs."""
 
+class PairLoss(Loss, ABC):
+    """A loss on pairs; a mean over pairs."""
 
-class PairConfig(LossConfig, ABC):
-    """Settings of every loss on pairs."""
+    always: ClassVar[Needs] = Needs(reference_logprobs=True, unit=Unit.EPISODE, unit_above_token=True, atom=Atom.PAIR)
 
     beta: float = Field(0.1, gt=0)
     """How strongly the reference holds: the smaller, the further the policy may go."""
@@ -36,6 +37,12 @@ class PairConfig(LossConfig, ABC):
     """Probability that a preference is the wrong way round."""
     nll_coefficient: float = Field(0.0, ge=0)
     """Weight of the chosen one's negative log-likelihood per token (RPO)."""
+    pairs: PairsConfig = PairsConfig()
+    """What is compared with what."""
+
+    def resolved(self, needs: Needs) -> Needs:
+        """The pairs."""
+        return replace(needs, pairs=self.pairs)
 
 
 def log_ratio_to_reference(rows: LossRows) -> Tensor:
@@ -43,13 +50,13 @@ def log_ratio_to_reference(rows: LossRows) -> Tensor:
     return rows.logprobs_N - required(rows.reference_logprobs_N, "reference_logprobs_N").detach()
 
 
-def pair_result(rows: LossRows, score_U: Tensor, config: PairConfig) -> LossResult:
+def pair_result(rows: LossRows, score_U: Tensor, options: PairLoss) -> LossResult:
     """Sigmoid loss over pairs.
 
     Args:
         rows: the micro-batch, whose pairs are whole.
         score_U: S of each unit, [U], with gradient.
-        config: of the loss.
+        options: of the loss.
     """
     from torch.nn.functional import logsigmoid
 
@@ -59,16 +66,16 @@ def pair_result(rows: LossRows, score_U: Tensor, config: PairConfig) -> LossResu
     # There are at most as many pairs as units; numbers that no pair bears have weight 0.
     weight_P = weight_U.new_zeros(units).index_add(0, pair_U, weight_U)
     margin_P = score_U.new_zeros(units).index_add(0, pair_U, sign_U * score_U)
-    logit_P = config.beta * margin_P
-    smoothing = config.label_smoothing
+    logit_P = options.beta * margin_P
+    smoothing = options.label_smoothing
     loss_P = -(1 - smoothing) * logsigmoid(logit_P) - smoothing * logsigmoid(-logit_P)
     chosen_U = (sign_U > 0).to(score_U.dtype)
-    if config.nll_coefficient > 0:
+    if options.nll_coefficient > 0:
         likelihood_U = unit_mean(rows.logprobs_N, unit_N, units)
-        loss_P = loss_P - config.nll_coefficient * score_U.new_zeros(units).index_add(
+        loss_P = loss_P - options.nll_coefficient * score_U.new_zeros(units).index_add(
             0, pair_U, chosen_U * likelihood_U
         )
-    reward_U = config.beta * score_U.detach()
+    reward_U = options.beta * score_U.detach()
     sums = {
         "pairs": chosen_U.sum(),
         "margin/pairs": logit_P.detach().sum(),

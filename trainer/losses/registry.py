@@ -1,68 +1,35 @@
-"""The losses by name, and the loss of a configuration with its needs resolved. Nothing here imports torch."""
+"""The losses by name. Nothing here imports torch."""
 
-from __future__ import annotations
+from typing import Annotated, Any, TypeAlias, get_args
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from pydantic import BeforeValidator, Field
 
-from lake.errors import UsageError
-from trainer.data.aggregation import Unit
 from trainer.losses.awr import AWR
-from trainer.losses.base import Loss, LossConfig
-from trainer.losses.bc_exp import BC_EXP
+from trainer.losses.base import Loss
+from trainer.losses.bc_exp import BCExp
 from trainer.losses.cispo import CISPO
 from trainer.losses.dapo import DAPO
 from trainer.losses.dmpo import DMPO
 from trainer.losses.dpo import DPO
-from trainer.losses.dr_grpo import DR_GRPO
+from trainer.losses.dr_grpo import DrGRPO
 from trainer.losses.dro import DRO
 from trainer.losses.grpo import GRPO
 from trainer.losses.gspo import GSPO
 from trainer.losses.kto import KTO
 from trainer.losses.ppo import PPO
-from trainer.losses.reinforce import REINFORCE
+from trainer.losses.reinforce import Reinforce
 from trainer.losses.sft import SFT
 
-if TYPE_CHECKING:
-    from trainer.config import TrainConfig
+_Losses: TypeAlias = SFT | AWR | BCExp | Reinforce | PPO | GRPO | DrGRPO | DAPO | GSPO | CISPO | DRO | DPO | DMPO | KTO
 
-LOSSES: dict[str, Loss] = {
-    loss.name: loss
-    for loss in (
-        SFT,
-        AWR,
-        BC_EXP,
-        REINFORCE,
-        PPO,
-        GRPO,
-        DR_GRPO,
-        DAPO,
-        GSPO,
-        CISPO,
-        DRO,
-        DPO,
-        DMPO,
-        KTO,
-    )
-}
+
+def by_name(value: Any) -> Any:
+    """The settings of a loss, of which a text is the name."""
+    return {"name": value} if isinstance(value, str) else value
+
+
+AnyLoss: TypeAlias = Annotated[_Losses, Field(discriminator="name"), BeforeValidator(by_name)]
+"""A loss with its options, as a configuration holds it; a name alone stands for its defaults."""
+
+LOSSES: dict[str, type[Loss]] = {loss.model_fields["name"].default: loss for loss in get_args(_Losses)}
 """Every loss `--loss` can name."""
-
-
-def find_loss(config: TrainConfig) -> Loss:
-    """The loss of a configuration, with what it needs under these settings.
-
-    Raises:
-        UsageError: the loss is a function of whole units, and the configuration says that the unit is the token.
-    """
-    loss = LOSSES[config.loss]
-    options: LossConfig | None = getattr(config, loss.name, None)
-    needs = loss.needs if options is None else options.resolve(loss.needs)
-    if config.unit is not None:
-        # Whoever names the unit means it, also where advantages differ inside.
-        needs = replace(needs, unit=config.unit, unit_advantages=False)
-    if config.aggregation is not None:
-        needs = replace(needs, aggregation=config.aggregation)
-    if needs.unit is Unit.TOKEN and needs.unit_above_token:
-        msg = f"{loss.name} as configured looks at whole units: set unit to turn, sequence or episode, not token"
-        raise UsageError(msg)
-    return replace(loss, needs=needs, prepare=loss.prepare if needs.statistics else None)

@@ -15,17 +15,14 @@ without bound then.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from trainer.data.aggregation import Aggregation, Unit
-from trainer.losses.base import Loss, LossResult, LossRows, Needs, Temperature, required
+from trainer.losses.base import LossResult, LossRows, Needs, Temperature, required
 from trainer.losses.correction import CorrectionConfig, CorrectionMethod
-from trainer.losses.policy import CorrectedConfig, corrected, prepare_correction, regularised
-
-if TYPE_CHECKING:
-    from trainer.config import TrainConfig
+from trainer.losses.policy import CorrectedLoss, corrected, regularised
 
 
 class ImportanceConfig(CorrectionConfig):
@@ -42,33 +39,24 @@ class ImportanceConfig(CorrectionConfig):
         return self
 
 
-class ReinforceConfig(CorrectedConfig):
+class Reinforce(CorrectedLoss):
     """REINFORCE with a truncated importance weight."""
 
+    always: ClassVar[Needs] = Needs(
+        advantages=True, entropy=True, unit=Unit.EPISODE, aggregation=Aggregation.UNIT_MEAN_TOKEN_SUM
+    )
+
+    name: Literal["reinforce"] = "reinforce"
     correction: ImportanceConfig = ImportanceConfig()
     """Importance weight."""
 
-    def resolve(self, needs: Needs) -> Needs:
+    def resolved(self, needs: Needs) -> Needs:
         """Ratios are taken at the temperature of sampling."""
-        needs = super().resolve(needs)
+        needs = super().resolved(needs)
         return replace(needs, temperature=Temperature.AS_SAMPLED) if needs.behaviour_logprobs else needs
 
-
-def reinforce(rows: LossRows, config: TrainConfig) -> LossResult:
-    """Policy gradient weighted by the correction."""
-    loss_N = -required(rows.advantages_N, "advantages_N") * rows.logprobs_N
-    loss_N, sums = corrected(rows, config.reinforce, loss_N, weighted=True)
-    return regularised(rows, config.reinforce, loss_N, sums)
-
-
-REINFORCE = Loss(
-    "reinforce",
-    Needs(
-        advantages=True,
-        entropy=True,
-        unit=Unit.EPISODE,
-        aggregation=Aggregation.UNIT_MEAN_TOKEN_SUM,
-    ),
-    reinforce,
-    prepare_correction("reinforce"),
-)
+    def compute(self, rows: LossRows) -> LossResult:
+        """Policy gradient weighted by the correction."""
+        loss_N = -required(rows.advantages_N, "advantages_N") * rows.logprobs_N
+        loss_N, sums = corrected(rows, self.correction, loss_N, weighted=True)
+        return regularised(rows, self, loss_N, sums)

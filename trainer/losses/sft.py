@@ -9,18 +9,16 @@ task. It equals REINFORCE with A = 1[R >= c] over the episodes that are kept.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Literal
 
-from trainer.losses.base import Loss, LossResult, LossRows, Needs
-
-if TYPE_CHECKING:
-    from trainer.config import TrainConfig
+from trainer.losses.base import LossResult, LossRows, TokenLoss
 
 
-def sft(rows: LossRows, config: TrainConfig) -> LossResult:
-    """Negative log-likelihood."""
-    del config
-    return LossResult(total=-(rows.weight_N * rows.logprobs_N).sum(), sums={})
+class SFT(TokenLoss):
+    """Supervised fine-tuning."""
 
+    name: Literal["sft"] = "sft"
 
-SFT = Loss("sft", Needs(), sft)
+    def compute(self, rows: LossRows) -> LossResult:
+        """Negative log-likelihood."""
+        return LossResult(total=-(rows.weight_N * rows.logprobs_N).sum(), sums={})

@@ -5,7 +5,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pipelines.collect import GroupConfig
 from pipelines.credit import GiGPO
 from trainer.config import ScheduleConfig, TrainConfig
-from trainer.losses.ppo import PPOConfig
+from trainer.losses.ppo import PPO
 
 
 class LoopConfig(BaseModel):
@@ -33,7 +33,7 @@ class LoopConfig(BaseModel):
     """Optimizer steps of a pass."""
     token_budget: int = Field(default=8192, ge=1)
     """Tokens of one forward and backward pass."""
-    ppo: PPOConfig = PPOConfig(entropy_coefficient=0.02)
+    ppo: PPO = PPO(entropy_coefficient=0.02)
     """The loss. Without the entropy bonus a tiny policy collapses."""
     learning_rate: float = Field(default=1e-3, gt=0)
     """Of the first round."""
@@ -59,13 +59,12 @@ class LoopConfig(BaseModel):
         """The update phase of a round, on its rollouts."""
         return TrainConfig(
             model=model,
-            loss="ppo",
+            loss=self.ppo,
             where=self.rollouts(number),
             tokens="engine",
             epochs=self.epochs,
             minibatches=self.minibatches,
             token_budget=self.token_budget,
-            ppo=self.ppo,
             schedule=ScheduleConfig(shape="constant", warmup_fraction=0.0),
             seed=self.seed * 1_000_000 + number,
         )

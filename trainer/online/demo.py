@@ -19,6 +19,7 @@ from pipelines.collect.environments.house_world import Split
 from pipelines.collect.policies.scripted import HouseScript
 from trainer.backends.single import SingleDevice
 from trainer.config import OptimizerConfig, TrainConfig
+from trainer.losses.sft import SFT
 from trainer.online.config import LoopConfig
 from trainer.online.loop import MakeEnvironment, Round, play, record_episodes, run_rounds
 from trainer.online.player import Player
@@ -114,7 +115,7 @@ def run_demo(lake: Lake, config: DemoConfig, say: Say) -> DemoResult:
 
 def warm_start(lake: Lake, config: DemoConfig, models: Path, say: Say) -> Path:
     """Learn from the script's traces; the folder of the trained model."""
-    make_deterministic(TrainConfig(model="", loss="sft", threads=1))
+    make_deterministic(TrainConfig(model="", loss=SFT(), threads=1))
     save_policy(models / "fresh", vocabulary(), TinyPolicyConfig(), config.seed)
     first = config.seed * 1_000_000 + _TRACE_SEEDS
     groups = collect_groups(
@@ -131,7 +132,7 @@ def warm_start(lake: Lake, config: DemoConfig, models: Path, say: Say) -> Path:
     say(f"traces: {len(traces)} episodes of the script, success {success:.2f}")
     sft = TrainConfig(
         model=str(models / "fresh"),
-        loss="sft",
+        loss=SFT(),
         where=f"run_id = '{TRACES}'",
         epochs=2,
         learning_rate=4e-3,

@@ -8,10 +8,12 @@ import polars as pl
 
 from lake import ids
 from lake.reading import collected
+from lake.settings import value_at
 from lake.snapshot import Snapshot
 from trainer.config import TrainConfig
 from trainer.data.plan import Plan
-from trainer.losses import LOSSES, find_loss
+from trainer.former_layout import renewed_record
+from trainer.losses.sft import SFT
 from trainer.policy.model_folder import stored_parameters
 
 SPEED = "tokens_per_second"
@@ -48,8 +50,8 @@ def _earlier_speed(snapshot: Snapshot, config: TrainConfig) -> tuple[int, float]
     jobs = snapshot.scan("jobs").filter((pl.col("kind") == "train") & (pl.col("event") == "succeeded"))
     rows = collected(jobs.sort("at", descending=True).select("job_id", "parameters", "counts"))
     for job_id, parameters, counts in rows.iter_rows():
-        was, figures = msgspec.json.decode(parameters), msgspec.json.decode(counts or "{}")
-        alike = all(was.get(name) == getattr(config, name) for name in ("loss", "device"))
+        was, figures = renewed_record(msgspec.json.decode(parameters)), msgspec.json.decode(counts or "{}")
+        alike = value_at(was, "loss.name") == config.loss.name and was.get("device") == config.device
         alike &= config.threads in (None, was.get("threads"))
         alike &= was.get("model") == config.model if size is None else figures.get("parameters") == size
         if alike and figures.get(SPEED):
@@ -71,7 +73,7 @@ def _timed_speed(plan: Plan, config: TrainConfig) -> float:
     from trainer.runs.offline import make_deterministic
 
     make_deterministic(config)
-    needs = find_loss(config).needs
+    needs = config.loss.needs
     passes = 1 + (needs.reference_logprobs + bool(needs.statistics)) / 3
     length = max(2, min(_TIMED_TOKENS, plan.tokens // plan.sequences))
     count = max(1, _TIMED_TOKENS // length)
@@ -92,6 +94,6 @@ def _timed_speed(plan: Plan, config: TrainConfig) -> float:
     seconds = []
     for _ in range(3):
         began = time.perf_counter()
-        backend.forward_backward(batch, LOSSES["sft"], config)
+        backend.forward_backward(batch, SFT())
         seconds.append(time.perf_counter() - began)
     return total / min(seconds) / passes

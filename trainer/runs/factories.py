@@ -6,13 +6,12 @@ Gradient accumulation is the plan's: every micro-batch of an optimizer step adds
 
     >>> from trainer.config import TrainConfig
     >>> from trainer.runs.factories import make_backend, make_schedule
-    >>> from trainer.losses import find_loss
     >>> config = TrainConfig(model=folder, loss="sft", learning_rate=1e-3)
     >>> backend = make_backend(config)
-    >>> rate_of, loss = make_schedule(config, total_steps=3), find_loss(config)
+    >>> rate_of = make_schedule(config, total_steps=3)
     >>> losses = []
     >>> for step in range(3):
-    ...     sums = [backend.forward_backward(batch, loss, config).result() for batch in batches]
+    ...     sums = [backend.forward_backward(batch, config.loss).result() for batch in batches]
     ...     losses.append(sum(float(part["loss"]) for part in sums))
     ...     norm = backend.optim_step(rate_of(step)).result()
     >>> losses[2] < losses[0]

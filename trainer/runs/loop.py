@@ -15,7 +15,7 @@ from trainer.config import TrainConfig
 from trainer.data.batch import PackedBatch
 from trainer.data.plan import OptimizerStep, Plan
 from trainer.data.stream import Stream
-from trainer.losses import Loss, find_loss
+from trainer.losses import Loss
 from trainer.monitor.returns import Returns
 from trainer.policy.model_check import check_vocabulary
 from trainer.runs.factories import make_reference
@@ -64,7 +64,7 @@ def run_steps(
         ContractError: a token id outside the vocabulary of the model or of the reference, a gradient that is not
             finite, or a first step inside the period of a proximal policy that the backend does not keep.
     """
-    loss = find_loss(config)
+    loss = config.loss
     if loss.needs.reference_logprobs and reference is None:
         reference = make_reference(config, backend.ranks)
     vocabulary = min(scoring.vocabulary for scoring in (backend, reference) if scoring is not None)
@@ -77,7 +77,7 @@ def run_steps(
             begins, ends = step.index % period == 0, (step.index + 1) % period == 0 or step.index + 1 == total
             if begins and not ends:
                 backend.keep_proximal()
-            sums = _gradient(backend, reference, loss, config, batches, proximal=not begins)
+            sums = _gradient(backend, reference, loss, batches, proximal=not begins)
             rate = learning_rate(step.index, total, peak, config.schedule)
             norm = backend.optim_step(rate).result()
             if ends:
@@ -101,16 +101,15 @@ def _gradient(
     backend: Backend,
     reference: Scoring | None,
     loss: Loss,
-    config: TrainConfig,
     batches: Sequence[PackedBatch],
     *,
     proximal: bool,
 ) -> dict[str, float]:
     """Add the gradient of an optimizer step; sums behind its metrics, over all ranks."""
     parts: defaultdict[str, list[Tensor]] = defaultdict(list)
-    filled, statistics = fill_batches(backend, reference, loss, config, batches, proximal=proximal)
+    filled, statistics = fill_batches(backend, reference, loss, batches, proximal=proximal)
     for batch in filled:
-        for name, value in backend.forward_backward(batch, loss, config, statistics).result().items():
+        for name, value in backend.forward_backward(batch, loss, statistics).result().items():
             parts[name].append(value)
     return backend.ranks.added({name: math.fsum(map(float, values)) for name, values in parts.items()})
 

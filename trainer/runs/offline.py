@@ -28,7 +28,6 @@ from trainer.config import TrainConfig
 from trainer.data.preparation import Prepared, prepare, prepare_at, prepare_pinned
 from trainer.data.refusals import refuse
 from trainer.effect import idle_options, in_words
-from trainer.losses import find_loss
 from trainer.monitor.alarms import Alarms
 from trainer.monitor.loggers import check_installed
 from trainer.policy.model_folder import check_model_folder
@@ -90,7 +89,7 @@ def resolve(config: TrainConfig, policy: "Policy", max_length: int | None = None
         update={
             "learning_rate": config.learning_rate or default_learning_rate(policy.num_trained),
             "threads": torch.get_num_threads(),
-            "live_only": find_loss(config).needs.advantages if config.live_only is None else config.live_only,
+            "live_only": config.loss.needs.advantages if config.live_only is None else config.live_only,
             "max_length": config.max_length or max_length,
         }
     )

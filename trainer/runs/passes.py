@@ -15,7 +15,7 @@ from trainer.config import TrainConfig
 from trainer.data.batch import PackedBatch
 from trainer.data.plan import Plan
 from trainer.losses import Loss
-from trainer.losses.correction import CorrectionConfig
+from trainer.losses.policy import CorrectedLoss
 
 PROXIMAL_EVERY = 4
 """Optimizer steps of a proximal policy where nothing else is said: AReaL cuts a batch into as many."""
@@ -25,15 +25,14 @@ def proximal_period(loss: Loss, config: TrainConfig, plan: Plan) -> int:
     """Optimizer steps for which the proximal policy stays the same; 1 where the loss has none.
 
     Args:
-        loss: the loss, its needs resolved.
-        config: its options.
+        loss: the loss, with its options.
+        config: the run.
         plan: what is trained on: its epochs are the periods where `config.minibatches` cuts them.
     """
     if not loss.needs.proximal_logprobs:
         return 1
-    chosen: CorrectionConfig = getattr(config, loss.name).correction
-    if chosen.proximal_every is not None:
-        return chosen.proximal_every
+    if isinstance(loss, CorrectedLoss) and loss.correction.proximal_every is not None:
+        return loss.correction.proximal_every
     return PROXIMAL_EVERY if config.minibatches is None else sum(step.epoch == 0 for step in plan.steps)
 
 
@@ -41,7 +40,6 @@ def fill_batches(
     backend: Backend,
     reference: Scoring | None,
     loss: Loss,
-    config: TrainConfig,
     batches: Sequence[PackedBatch],
     *,
     proximal: bool = False,
@@ -51,8 +49,7 @@ def fill_batches(
     Args:
         backend: the policy.
         reference: the reference policy, if the loss needs one.
-        loss: the loss, its needs resolved.
-        config: its options.
+        loss: the loss, with its options.
         batches: this rank's micro-batches, dummies included.
         proximal: the proximal policy is the copy that the backend keeps, and not the policy as it is.
 
@@ -68,10 +65,10 @@ def fill_batches(
     if proximal:
         with backend.as_proximal():
             filled = [replace(batch, proximal_logprobs_N=backend.logprobs(batch).result()) for batch in filled]
-    if loss.prepare is None:
+    if not loss.needs.statistics:
         return filled, {}
     # Dummies too: across ranks all must make the same passes.
     passed = [(batch, backend.logprobs(batch).result()) for batch in filled]
     rows = [loss_rows(batch, loss, logprobs_N, None) for batch, logprobs_N in passed if not batch.dummy]
-    sums = loss.prepare(rows, config) if rows else {}
+    sums = loss.prepare(rows) if rows else {}
     return filled, backend.ranks.added({name: float(value) for name, value in sums.items()})

@@ -6,8 +6,8 @@ Each returns a TrainConfig (or the stages of one run), which `trainer.runs.offli
 
 from typing import Any
 
-from lake.settings import merged
 from trainer.config import TrainConfig
+from trainer.layers import layered
 from trainer.runs.stages import Stage
 
 PREFERENCE_LEARNING_RATE = 1e-6
@@ -46,7 +46,7 @@ def awr(model: str, beta: float = 1.0, **fields: Any) -> TrainConfig:
         beta: temperature of the weights, in standard deviations of the advantages.
         fields: of `TrainConfig`.
     """
-    return _configured(model, "awr", {"awr": {"beta": beta}}, fields)
+    return _configured(model, "awr", {"beta": beta}, fields)
 
 
 def dpo(model: str, beta: float = 0.1, **fields: Any) -> TrainConfig:
@@ -60,7 +60,7 @@ def dpo(model: str, beta: float = 0.1, **fields: Any) -> TrainConfig:
         beta: how strongly the reference holds.
         fields: of `TrainConfig`.
     """
-    return _preferring(model, "dpo", {"dpo": {"beta": beta}}, fields)
+    return _preferring(model, "dpo", {"beta": beta}, fields)
 
 
 def step_dpo(model: str, beta: float = 0.1, margin: float = 0.0, *, graft: bool = False, **fields: Any) -> TrainConfig:
@@ -77,7 +77,7 @@ def step_dpo(model: str, beta: float = 0.1, margin: float = 0.0, *, graft: bool 
         fields: of `TrainConfig`.
     """
     pairs = {"kind": "step", "margin": margin, "graft": graft}
-    return _preferring(model, "dpo", {"dpo": {"beta": beta}, "pairs": pairs}, fields)
+    return _preferring(model, "dpo", {"beta": beta, "pairs": pairs}, fields)
 
 
 def dmpo(model: str, beta: float = 0.1, gamma: float = 0.7, **fields: Any) -> TrainConfig:
@@ -91,14 +91,14 @@ def dmpo(model: str, beta: float = 0.1, gamma: float = 0.7, **fields: Any) -> Tr
         gamma: discount from turn to turn; 1 weighs them linearly.
         fields: of `TrainConfig`.
     """
-    return _preferring(model, "dmpo", {"dmpo": {"beta": beta, "gamma": gamma}}, fields)
+    return _preferring(model, "dmpo", {"beta": beta, "gamma": gamma}, fields)
 
 
 def kto(model: str, beta: float = 0.1, threshold: float | None = None, **fields: Any) -> TrainConfig:
     """Good episodes made likelier and bad ones less likely, without pairs (Ethayarajh et al. 2024, arXiv 2402.01306).
 
     beta and both weights (1) as in the paper and in TRL. Where there are many more of one kind, its weight should be
-    lower (`kto={"desirable_weight": ...}`), so that weight times number is about the same for both.
+    lower (`loss={"desirable_weight": ...}`), so that weight times number is about the same for both.
 
     Args:
         model: model folder; also the reference, unless `reference` says another.
@@ -106,8 +106,7 @@ def kto(model: str, beta: float = 0.1, threshold: float | None = None, **fields:
         threshold: lowest `env_return` of a good episode; None takes the sign of A_E of the credit job.
         fields: of `TrainConfig`.
     """
-    pairs = {} if threshold is None else {"pairs": {"threshold": threshold}}
-    return _preferring(model, "kto", {"kto": {"beta": beta}, **pairs}, fields)
+    return _preferring(model, "kto", {"beta": beta, "threshold": threshold}, fields)
 
 
 def sft_then_rl(model: str, rl: TrainConfig, *, where: str = "env_return > 0", **fields: Any) -> list[Stage]:
@@ -123,9 +122,9 @@ def sft_then_rl(model: str, rl: TrainConfig, *, where: str = "env_return > 0", *
     return [Stage("sft", first, follows=False), Stage("rl", rl, follows=True)]
 
 
-def _preferring(model: str, loss: str, settings: dict[str, Any], fields: dict[str, Any]) -> TrainConfig:
-    return _configured(model, loss, {"learning_rate": PREFERENCE_LEARNING_RATE} | settings, fields)
+def _preferring(model: str, loss: str, options: dict[str, Any], fields: dict[str, Any]) -> TrainConfig:
+    return _configured(model, loss, options, {"learning_rate": PREFERENCE_LEARNING_RATE} | fields)
 
 
-def _configured(model: str, loss: str, settings: dict[str, Any], fields: dict[str, Any]) -> TrainConfig:
-    return TrainConfig.model_validate(merged({"model": model, "loss": loss} | settings, fields))
+def _configured(model: str, loss: str, options: dict[str, Any], fields: dict[str, Any]) -> TrainConfig:
+    return TrainConfig.model_validate(layered({"model": model, "loss": {"name": loss, **options}}, fields))

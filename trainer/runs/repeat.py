@@ -15,6 +15,7 @@ from lake.errors import UsageError
 from lake.faults import validated
 from lake.lake import Lake
 from trainer.config import TrainConfig
+from trainer.former_layout import renewed_record
 from trainer.runs.lineage import final_digest
 from trainer.runs.offline import OnPlan, Origin, train
 
@@ -57,7 +58,7 @@ def repeat(
         CheckpointError: its data are not there any more, its model is another, or its plan comes out differently.
     """
     row = _find(lk, wanted)
-    config = validated(TrainConfig, msgspec.json.decode(row["parameters"]), f"run {row['run_id']}: ")
+    config = validated(TrainConfig, renewed_record(msgspec.json.decode(row["parameters"])), f"run {row['run_id']}: ")
     versions = msgspec.json.decode(row["data_snapshot"], type=dict[str, int])
     cursor = msgspec.json.decode(row["cursor"], type=dict[str, Any])
     origin = Origin(versions, cursor["plan_hash"], cursor["model_sha256"])

@@ -18,9 +18,10 @@ import msgspec
 from lake.errors import CheckpointError, UsageError
 from lake.faults import validated
 from lake.judgements.credit import Credit
-from lake.settings import merged
 from trainer.atomic import atomic_text
 from trainer.config import TrainConfig
+from trainer.former_layout import renewed_record
+from trainer.layers import layered
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,10 +82,11 @@ class RunFolder:
         if not path.exists():
             return None
         try:
-            return msgspec.json.decode(path.read_bytes(), type=RunRecord)
+            record = msgspec.json.decode(path.read_bytes(), type=RunRecord)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             msg = f"{path} is damaged: {error}; train again into another --out"
             raise CheckpointError(msg) from error
+        return msgspec.structs.replace(record, config=renewed_record(record.config))
 
     def write(self, record: RunRecord) -> None:
         """Store the run's record, in one piece."""
@@ -126,7 +128,7 @@ def check_unchanged(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> N
     Raises:
         UsageError: names the options that differ, or those that are wrong.
     """
-    wanted = validated(TrainConfig, merged(stored, settings)).model_dump(mode="json")
+    wanted = validated(TrainConfig, layered(stored, settings)).model_dump(mode="json")
     changed = list(_differences(wanted, stored))
     if changed:
         msg = f"a resumed run keeps its configuration, and these differ: {', '.join(changed)}; leave them out"
@@ -137,6 +139,9 @@ def _differences(settings: Mapping[str, Any], stored: Mapping[str, Any], prefix:
     for name, value in settings.items():
         was = stored.get(name)
         if isinstance(value, Mapping) and isinstance(was, Mapping):
+            if value.get("name") != was.get("name"):
+                # Another loss has other options as well, of which nobody said anything.
+                value, was = ({"name": one.get("name")} for one in (value, was))  # noqa: PLW2901
             yield from _differences(value, was, f"{prefix}{name}.")
         elif was != value:
             yield f"{prefix}{name} {value!r} (the run has {was!r})"

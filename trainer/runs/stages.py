@@ -28,11 +28,12 @@ from typing import TYPE_CHECKING, Any
 from lake.errors import UsageError
 from lake.faults import validated
 from lake.lake import Lake
-from lake.settings import merged
+from lake.settings import leaves, value_at
 from trainer.backends.ranks import join_ranks
 from trainer.config import TrainConfig
 from trainer.data.selection import select_episodes
 from trainer.effect import has, idle_options, in_words, says, without
+from trainer.layers import layered
 from trainer.runs.offline import OnPlan, resume, train
 from trainer.runs.runs import RunFolder, check_unchanged
 
@@ -79,9 +80,24 @@ def read_stages(settings: Mapping[str, Any]) -> list[Stage]:
                 "digits, _ and -"
             )
             raise UsageError(msg)
-        config = validated(TrainConfig, merged(common, own), f"stage {name}: ")
+        config = validated(TrainConfig, layered(common, own), f"stage {name}: ")
         stages.append(Stage(name, config, follows=position > 0 and "model" not in own))
+    _check_common_loss(common, [stage.config.loss.name for stage in stages])
     return _effective(stages, [{key: value for key, value in entry.items() if key != "name"} for entry in found])
+
+
+def _check_common_loss(common: Mapping[str, Any], losses: list[str]) -> None:
+    """Options of a loss that stand in [trainer] are for the stages that have this loss.
+
+    Raises:
+        UsageError: none has.
+    """
+    settings = layered({}, common)
+    name, options = value_at(settings, "loss.name"), [one for one in leaves(settings) if one.startswith("loss.")]
+    if losses and name is not None and name not in losses and len(options) > 1:
+        told = ", ".join(f"`{one}`" for one in options if one != "loss.name")
+        msg = f"{told} of loss {name} in [trainer]: no stage has this loss, they have {', '.join(losses)}"
+        raise UsageError(msg)
 
 
 def _effective(stages: list[Stage], own: list[Mapping[str, Any]]) -> list[Stage]:

@@ -15,7 +15,6 @@ from trainer.config import TrainConfig
 from trainer.data.plan import Plan
 from trainer.data.refusals import find_refusals, refuse
 from trainer.data.selection import Selection, select
-from trainer.losses import find_loss
 from trainer.runs.loop import StepReport, batches_frame, run_steps
 from trainer.runs.metrics import metrics_frame
 
@@ -59,7 +58,7 @@ def update(
     Raises:
         DataRefusedError: nothing to train on, or data that cannot support the loss.
     """
-    loss = find_loss(config)
+    loss = config.loss
     selection = select(
         snapshot,
         config,
