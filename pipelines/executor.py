@@ -13,14 +13,12 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor as Pool
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Literal, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from lake.errors import UsageError, WorkerLostError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-ExecutorName = Literal["local", "processes", "ray"]
-EXECUTORS: tuple[ExecutorName, ...] = ("local", "processes", "ray")
 TRIES = 3
 """How often an item is started before a job gives up on processes that die under it."""
 
@@ -131,20 +129,3 @@ def _windowed(pool: Pool, task: Callable[[Item], Result], items: list[Item], wid
     finally:
         for future in running:
             future.cancel()
-
-
-def executor_named(name: str, workers: int | None = None) -> Executor:
-    """The executor that a command line names: `local`, `processes` or `ray`.
-
-    Raises:
-        UsageError: another name, or workers below 1.
-        MissingExtraError: ray is not installed.
-    """
-    if name == "ray":
-        from pipelines.executor_ray import RayExecutor
-
-        return RayExecutor(workers)
-    if name not in EXECUTORS:
-        msg = f"no executor {name!r}; valid: {', '.join(EXECUTORS)}"
-        raise UsageError(msg)
-    return LocalExecutor(workers, processes=name == "processes")

@@ -5,15 +5,18 @@
 3. No __init__.py under tests/: tests/lake/__init__.py would take over `import lake`. Pytest's import mode needs none.
 4. Importing lake is light, and so is `trajlake -h`.
 5. Every module says what it is, and stays small.
+6. No modules import each other in a circle, not even inside functions; imports for annotations alone do not count.
 """
 
 import ast
 import os
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import grimp
 import pytest
 
 from lake.rivals import LAYERS, find_rivals, misplaced_layers, rival_owners
@@ -215,3 +218,25 @@ def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Lines of a function's body, its docstring left out."""
     body = function.body[1:] if ast.get_docstring(function) is not None else function.body
     return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+# ---------------------------------------------------------------- 6. circles
+
+
+def circle(imports: dict[str, set[str]]) -> list[str]:
+    """Modules that import each other in a circle, the first one again at the end; none if there is no circle."""
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_a_circle_is_found_however_long() -> None:
+    assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}})) == {"a", "b", "c"}
+    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = grimp.build_graph(*LAYERS, exclude_type_checking_imports=True, cache_dir=None)
+    assert circle({module: graph.find_modules_directly_imported_by(module) for module in graph.modules}) == []

@@ -209,9 +209,7 @@ class TokenLoss(Loss, ABC):
             msg = f"{self.name} as configured looks at whole units: set loss.unit to turn, sequence or episode"
             raise ValueError(msg)
         if needs.unit is Unit.TOKEN and needs.aggregation is not Aggregation.TOKEN_MEAN:
-            msg = (
-                f"aggregation {needs.aggregation} averages over units: set unit to turn, sequence or episode, not token"
-            )
+            msg = f"aggregation {needs.aggregation} averages over units: set loss.unit to turn, sequence or episode"
             raise ValueError(msg)
         return self
 

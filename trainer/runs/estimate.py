@@ -15,9 +15,8 @@ from trainer.data.plan import Plan
 from trainer.former_layout import renewed_record
 from trainer.losses.sft import SFT
 from trainer.policy.model_folder import stored_parameters
+from trainer.runs.lineage import SPEED
 
-SPEED = "tokens_per_second"
-"""Name under which a training job's counts hold its speed."""
 _TIMED_TOKENS = 2048
 
 

@@ -12,6 +12,9 @@ from lake.lake import Lake
 from lake.reading import collected
 from trainer.runs.runs import RunFolder
 
+SPEED = "tokens_per_second"
+"""Name under which a training job's counts hold its speed."""
+
 
 def newest_checkpoint(lk: Lake, job_id: int) -> dict[str, Any] | None:
     """The row of `checkpoints` with the most updates; None if there is none yet."""

@@ -26,7 +26,7 @@ from trainer.monitor.watch import Watch
 from trainer.policy.export import export_model
 from trainer.policy.model import Policy
 from trainer.runs.checkpoint import State, load_checkpoint, save_checkpoint
-from trainer.runs.estimate import SPEED
+from trainer.runs.lineage import SPEED
 from trainer.runs.loop import StepReport, batches_frame, run_steps
 from trainer.runs.metrics import metrics_frame
 from trainer.runs.retention import kept, prune
