@@ -80,12 +80,11 @@ def stream(path: Path) -> Figures:
     from trainer.data.plan import Plan
     from trainer.data.selection import select
     from trainer.data.stream import Stream
-    from trainer.losses import LOSSES
 
     snapshot = lake.open(path).snapshot()
     began = time.perf_counter()
     config = TrainConfig(model="none", loss="ppo", episodes_per_step=64, token_budget=TOKEN_BUDGET, live_only=False)
-    needs = LOSSES["ppo"].needs
+    needs = config.loss.needs
     plan = Plan(select(snapshot, config, needs, source=find_credit(snapshot, None)), config)
     figures: Figures = {"plan_seconds": time.perf_counter() - began, "tokens": plan.tokens}
     with clock(figures), Stream(snapshot, plan, needs, config) as batches:

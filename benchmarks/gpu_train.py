@@ -195,7 +195,6 @@ def run_ours(options: argparse.Namespace, size: str, loss_name: str) -> dict[str
     """Train with this project's backend."""
     from trainer.backends.single import SingleDevice
     from trainer.config import OptimizerConfig, TrainConfig
-    from trainer.losses import find_loss
     from trainer.monitor.throughput import model_shape
     from trainer.policy.model import Policy
 
@@ -204,11 +203,11 @@ def run_ours(options: argparse.Namespace, size: str, loss_name: str) -> dict[str
     policy = Policy(make_model(options, size), dtype="bfloat16", gradient_checkpointing=options.recompute)
     backend = SingleDevice(policy, OptimizerConfig())
     config = TrainConfig(model="random", loss=loss_name, dtype="bfloat16")
-    loss, clock = find_loss(config), Clock(options.device)
+    loss, clock = config.loss, Clock(options.device)
     clock.note()
     for _ in range(WARM + options.steps):
         for batch in batches:
-            backend.forward_backward(batch, loss, config).result()
+            backend.forward_backward(batch, loss).result()
         backend.optim_step(1e-5).result()
         clock.note()
     told = {"operations": update_operations(model_shape(policy), episodes), "tokens": sum(episodes.lengths_E)}

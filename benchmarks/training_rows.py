@@ -211,11 +211,10 @@ def write_gradients(batches: "Sequence[PackedBatch]", config: "TrainConfig", fol
     """Gradient of an optimizer step at the first weights; the loss."""
     from safetensors.torch import save_file
 
-    from trainer.losses import find_loss
     from trainer.runs.factories import make_backend
 
-    backend, loss = make_backend(config), find_loss(config)
-    total = sum(float(backend.forward_backward(batch, loss, config).result()["loss"]) for batch in batches)
+    backend, loss = make_backend(config), config.loss
+    total = sum(float(backend.forward_backward(batch, loss).result()["loss"]) for batch in batches)
     found = {name: p.grad for name, p in backend.policy.model.named_parameters() if p.grad is not None}
-    save_file(found, folder / f"ours_{config.loss}.safetensors")
+    save_file(found, folder / f"ours_{config.loss.name}.safetensors")
     return total

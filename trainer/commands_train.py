@@ -8,7 +8,7 @@ import click
 
 from lake.cli_options import echo_rows, format_option, lake_option
 from lake.cli_sections import SectionedCommand
-from trainer.loss_names import AGGREGATIONS, LOSS_NAMES, UNITS
+from trainer.losses import LOSSES, Aggregation, Unit
 
 if TYPE_CHECKING:
     from lake.lake import Lake
@@ -91,9 +91,9 @@ _FIELDS["loss"] = "loss.name"
 @click.option("--tokens", type=click.Choice(["auto", "engine", "rendered"]), help="Which token rows. Default: auto.")
 @click.option("--max-staleness", type=int, help="Leave out steps of policies this many versions old. Default: none.")
 @click.option("--max-length", type=int, help="Longest sequence in tokens. Default: as the data needs.")
-@click.option("--loss", type=click.Choice(LOSS_NAMES), help="What to optimise.")
-@click.option("--aggregation", type=click.Choice(AGGREGATIONS), help="How tokens are averaged. Default: by loss.")
-@click.option("--unit", type=click.Choice(UNITS), help="Over what they are averaged. Default: by loss.")
+@click.option("--loss", type=click.Choice(list(LOSSES)), help="What to optimise.")
+@click.option("--aggregation", type=click.Choice(list(Aggregation)), help="How tokens are averaged. Default: by loss.")
+@click.option("--unit", type=click.Choice(list(Unit)), help="Over what they are averaged. Default: by loss.")
 @click.option("--epochs", type=int, help="Passes over the data. Default: 1.")
 @click.option("--episodes-per-step", type=int, help="Episodes of an optimizer step. Default: 8.")
 @click.option("--token-budget", type=int, help="Tokens of one forward pass. Default: 8192.")

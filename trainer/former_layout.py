@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lake.settings import merged, value_at
-from trainer.data.pairs import PairsConfig
+from trainer.losses.compared import PairsConfig
 from trainer.losses.registry import LOSSES, by_name
 
 _AVERAGES = ("aggregation", "unit", "aggregation_constant")

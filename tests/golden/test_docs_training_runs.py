@@ -15,8 +15,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "training-runs.md").read
 def test_the_file_has_two_stages() -> None:
     (text,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     first, second = read_stages(tomllib.loads(text)["trainer"])
-    assert (first.name, first.config.loss, first.follows) == ("sft", "sft", False)
-    assert (second.name, second.config.loss, second.follows) == ("rl", "awr", True)
+    assert (first.name, first.config.loss.name, first.follows) == ("sft", "sft", False)
+    assert (second.name, second.config.loss.name, second.follows) == ("rl", "awr", True)
     assert second.config.episodes_per_step == 16
     assert second.config.validation is not None
     assert second.config.validation.patience == 3

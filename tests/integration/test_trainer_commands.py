@@ -153,7 +153,7 @@ def test_the_plan_lists_refusals(world: Path, tmp_path: Path) -> None:
 
 def test_a_file_sets_what_flags_leave_open(world: Path, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
-    file.write_text(f'[trainer]\nmodel = "{world / "model"}"\nloss = "awr"\nepochs = 5\n[trainer.awr]\nbeta = 0.5\n')
+    file.write_text(f'[trainer]\nmodel = "{world / "model"}"\nepochs = 5\n[trainer.loss]\nname = "awr"\nbeta = 0.5\n')
     result = train(world, "--config", file, "--epochs", 1, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.exception
     config = json.loads((tmp_path / "out" / "run.json").read_text())["config"]

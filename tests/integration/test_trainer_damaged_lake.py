@@ -22,7 +22,7 @@ TRAIN = ["train", "--out", "OUT", "--model", "MODEL", "--tokens", "engine"]
 COMMANDS = {
     "train sft": ([*TRAIN, "--loss", "sft"], ("episodes", "steps", "tokens")),
     "train ppo": ([*TRAIN, "--loss", "ppo", "--max-staleness", "1"], ("episodes", "steps", "tokens", "advantages")),
-    "train dpo": ([*TRAIN, "--loss", "dpo", "--set", "pairs.kind=step"], ("episodes", "tokens", "advantages")),
+    "train dpo": ([*TRAIN, "--loss", "dpo", "--set", "loss.pairs.kind=step"], ("episodes", "tokens", "advantages")),
     "train where": ([*TRAIN, "--loss", "sft", "--where", "env_return > -1"], ("episodes", "tokens")),
     "plan": ([*TRAIN, "--loss", "awr", "--plan"], ("episodes", "steps", "tokens", "advantages")),
     "rescore": (["rescore", "MODEL"], ("episodes", "steps", "tokens")),

@@ -30,7 +30,7 @@ def choose(lk: Lake, *filters: Filter, name: str = "clean") -> str:
 
 
 def trained(lk: Lake, **fields: Any) -> Trained:
-    return select(lk.snapshot(), config("sft", **fields), LOSSES["sft"].needs)
+    return select(lk.snapshot(), config("sft", **fields), LOSSES["sft"]().needs)
 
 
 def drops(found: Trained) -> dict[str, int]:

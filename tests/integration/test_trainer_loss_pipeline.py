@@ -19,7 +19,6 @@ from trainer.backends.base import FrozenPolicy
 from trainer.data.plan import Plan
 from trainer.data.selection import select
 from trainer.data.stream import Stream
-from trainer.losses import find_loss
 from trainer.policy.model import Policy
 from trainer.runs.loop import run_steps
 from trainer.runs.metrics import METRICS
@@ -43,8 +42,8 @@ def gradient(
     lk: Lake, loss_name: str, options: dict[str, Any], world_size: int, **fields: Any
 ) -> dict[str, torch.Tensor]:
     """Gradient of the first optimizer step; ranks one after the other, their statistics those of all."""
-    settings = config(loss_name, minibatches=2, **({loss_name: options} if options else {}), **fields)
-    loss = find_loss(settings)
+    settings = config(loss_name, options, minibatches=2, **fields)
+    loss = settings.loss
     snapshot = lk.snapshot()
     plan = Plan(select(snapshot, settings, loss.needs, source=find_credit(snapshot, None)), settings)
     reference = FrozenPolicy(Policy(random_model(seed=7)))
@@ -54,9 +53,9 @@ def gradient(
         with Stream(snapshot, plan, loss.needs, settings, rank=rank, world_size=world_size) as stream:
             _, batches = next(stream.steps())
             of_all_ranks += batches
-    filled, statistics = fill_batches(backend, reference, loss, settings, of_all_ranks)
+    filled, statistics = fill_batches(backend, reference, loss, of_all_ranks)
     for batch in filled:
-        backend.forward_backward(batch, loss, settings, statistics).result()
+        backend.forward_backward(batch, loss, statistics).result()
     return gradients(backend)
 
 
@@ -77,7 +76,7 @@ def test_every_loss_trains_and_reports_what_is_documented(tmp_path: Path, name: 
     lk = token_lake(tmp_path, token_episodes(tasks=3))
     add_credit(lk)
     settings = config(name, episodes_per_step=2, **({name: options} if options else {}))
-    snapshot, needs = lk.snapshot(), find_loss(settings).needs
+    snapshot, needs = lk.snapshot(), settings.loss.needs
     plan = Plan(select(snapshot, settings, needs, source=find_credit(snapshot, None)), settings)
     backend = random_backend()
     before = backend.digest()

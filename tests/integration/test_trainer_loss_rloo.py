@@ -16,7 +16,6 @@ from testkit.training import config, gradients, random_backend, random_model, to
 from trainer.data.plan import Plan
 from trainer.data.selection import select
 from trainer.data.stream import Stream
-from trainer.losses import find_loss
 
 
 def slow_gradient(groups: list[list[EpisodeRecord]]) -> dict[str, torch.Tensor]:
@@ -50,15 +49,15 @@ def test_it_is_the_mean_over_episodes_of_advantage_times_log_probability(tmp_pat
     run_credit(lk, ESTIMATORS["rloo"](), force=True)
     # Without a correction, so that the random behaviour log-probabilities stay out of it; dead groups count too.
     options = {"correction": {"method": "none"}}
-    settings = config("reinforce", reinforce=options, minibatches=1, live_only=False, token_budget=60)
-    loss, snapshot = find_loss(settings), lk.snapshot()
+    settings = config("reinforce", options=options, minibatches=1, live_only=False, token_budget=60)
+    loss, snapshot = settings.loss, lk.snapshot()
     plan = Plan(select(snapshot, settings, loss.needs, source=find_credit(snapshot, None)), settings)
     backend = random_backend()
     with Stream(snapshot, plan, loss.needs, settings) as stream:
         ((_, batches),) = list(stream.steps())
         assert len(batches) > 1
         for batch in batches:
-            backend.forward_backward(batch, loss, settings).result()
+            backend.forward_backward(batch, loss).result()
     found, expected = gradients(backend), slow_gradient([episodes[:4], episodes[4:]])
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():

@@ -215,7 +215,7 @@ def test_a_diverged_run_has_failed_for_good(world: tuple[Lake, Path], tmp_path: 
     episodes = token_episodes(tasks=2)
     lk = token_lake(tmp_path / "lake", episodes)
     add_credit(lk)
-    config = configured(model, loss="ppo", learning_rate=1e30, epochs=4, ppo={"entropy_coefficient": 1.0})
+    config = configured(model, loss="ppo", options={"entropy_coefficient": 1.0}, learning_rate=1e30, epochs=4)
     with pytest.raises(ContractError, match="norm is"):
         train(lk, config, tmp_path / "out", run_id="r")
     statuses = lk.sql("SELECT status, error FROM job_runs WHERE kind = 'train'").row(0)

@@ -29,7 +29,6 @@ from trainer.data.batch import PackedBatch
 from trainer.data.plan import OptimizerStep, Plan
 from trainer.data.selection import select
 from trainer.data.stream import Stream
-from trainer.losses import find_loss
 from trainer.policy.model import Policy
 from trainer.runs.offline import resume, train
 from trainer.runs.passes import fill_batches
@@ -41,7 +40,7 @@ def streamed(
     lk: Lake, loss: str, *, rank: int = 0, world_size: int = 1, **fields: Any
 ) -> tuple[Plan, list[tuple[OptimizerStep, list[PackedBatch]]]]:
     settings, snapshot = config(loss, **fields), lk.snapshot()
-    needs = find_loss(settings).needs
+    needs = settings.loss.needs
     plan = Plan(select(snapshot, settings, needs, source=find_credit(snapshot, None)), settings)
     with Stream(snapshot, plan, needs, settings, rank=rank, world_size=world_size) as stream:
         return plan, list(stream.steps())
@@ -108,7 +107,7 @@ def test_a_pair_is_what_one_would_collate_by_hand(tmp_path: Path) -> None:
 
 
 def test_the_sides_of_a_grafted_pair_have_one_context_and_two_actions(lk: Lake) -> None:
-    plan, steps = streamed(lk, "dpo", pairs=STEPS)
+    plan, steps = streamed(lk, "dpo", options={"pairs": STEPS})
     pairs = 0
     for step, batches in steps:
         for batch in batches:
@@ -136,7 +135,7 @@ def test_a_grafted_side_is_the_chosen_context_and_the_rejected_action(tmp_path: 
     record = {
         key: episodes[[(e.task_id, e.rollout_index) for e in episodes].index((t, r))] for t, r, key in keys.rows()
     }
-    plan, steps = streamed(lk, "dpo", pairs=STEPS, episodes_per_step=1000, token_budget=10**6)
+    plan, steps = streamed(lk, "dpo", options={"pairs": STEPS}, episodes_per_step=1000, token_budget=10**6)
     ((_, [batch]),) = steps
     compared = plan.members.filter("trained").select("pair", "sign", "episode_id", "step_index").rows()
     by_side = {(pair, sign): (episode, step) for pair, sign, episode, step in compared}
@@ -161,7 +160,7 @@ def test_tokens_that_nobody_sampled_carry_no_loss_in_a_graft_either(tmp_path: Pa
     ]
     lk = token_lake(tmp_path, episodes)
     add_credit(lk)
-    _, [(step, [batch])] = streamed(lk, "dpo", pairs=STEPS)
+    _, [(step, [batch])] = streamed(lk, "dpo", options={"pairs": STEPS})
     assert chosen.tokens is not None
     assert rejected.tokens is not None
     context = chosen.tokens.context_ids
@@ -176,7 +175,7 @@ def test_reading_in_small_windows_changes_nothing(tmp_path: Path, pairs: dict[st
     lk = world(tmp_path, meeting_episodes(3, tasks=3, siblings=6), writes=5)
     found = []
     for cache_bytes in (0, 1 << 30):
-        _, steps = streamed(lk, "dpo", pairs=pairs, episodes_per_step=4, cache_bytes=cache_bytes, epochs=2)
+        _, steps = streamed(lk, "dpo", options={"pairs": pairs}, episodes_per_step=4, cache_bytes=cache_bytes, epochs=2)
         found.append([sequences_of(batch) for _, batches in steps for batch in batches])
     assert found[0] == found[1]
     assert len(found[0]) > 4
@@ -185,8 +184,8 @@ def test_reading_in_small_windows_changes_nothing(tmp_path: Path, pairs: dict[st
 @pytest.mark.parametrize("pairs", [{}, STEPS, {"kind": "step"}])
 @pytest.mark.parametrize("budget", [1, 20, 10**6])
 def test_pairs_are_never_split_and_a_step_is_a_fixed_set_of_them(lk: Lake, pairs: dict[str, Any], budget: int) -> None:
-    whole, reference = streamed(lk, "dpo", pairs=pairs, episodes_per_step=4, token_budget=10**6)
-    _, steps = streamed(lk, "dpo", pairs=pairs, episodes_per_step=4, token_budget=budget)
+    whole, reference = streamed(lk, "dpo", options={"pairs": pairs}, episodes_per_step=4, token_budget=10**6)
+    _, steps = streamed(lk, "dpo", options={"pairs": pairs}, episodes_per_step=4, token_budget=budget)
     assert [step.episodes_E.tolist() for step, _ in steps] == [step.episodes_E.tolist() for step, _ in reference]
     number = whole.members["pair"].n_unique()
     assert sum(len(step.episodes_E) for step, _ in steps) == 2 * number
@@ -205,7 +204,7 @@ def test_pairs_are_never_split_and_a_step_is_a_fixed_set_of_them(lk: Lake, pairs
 
 
 def test_batches_are_told_by_episode_and_span_of_steps(lk: Lake) -> None:
-    plan, steps = streamed(lk, "dpo", pairs=STEPS)
+    plan, steps = streamed(lk, "dpo", options={"pairs": STEPS})
     rows = pl.concat([plan.consumed(step) for step, _ in steps])
     assert (rows["first_step"] == rows["last_step"]).all()
     trained = plan.members.filter("trained")
@@ -223,19 +222,19 @@ def gradient(lk: Lake, loss: str, world_size: int, **fields: Any) -> dict[str, t
         _, steps = streamed(lk, loss, rank=rank, world_size=world_size, minibatches=2, **fields)
         batches += steps[0][1]
     reference = FrozenPolicy(Policy(random_model(seed=7)))
-    filled, statistics = fill_batches(backend, reference, find_loss(settings), settings, batches)
+    filled, statistics = fill_batches(backend, reference, settings.loss, batches)
     for batch in filled:
-        backend.forward_backward(batch, find_loss(settings), settings, statistics).result()
+        backend.forward_backward(batch, settings.loss, statistics).result()
     return gradients(backend)
 
 
 @pytest.mark.parametrize("loss", ["dpo", "dmpo", "kto"])
 def test_cuts_and_ranks_do_not_matter(lk: Lake, loss: str) -> None:
-    for pairs in ({}, STEPS)[: 1 if loss == "kto" else 2]:
-        whole = gradient(lk, loss, 1, token_budget=10**6, pairs=pairs)
+    for options in ({}, {"pairs": STEPS})[: 1 if loss == "kto" else 2]:
+        whole = gradient(lk, loss, 1, token_budget=10**6, options=options)
         assert max(float(tensor.abs().max()) for tensor in whole.values()) > 1e-4
         for world_size, budget in ((1, 30), (9, 60)):
-            found = gradient(lk, loss, world_size, token_budget=budget, pairs=pairs)
+            found = gradient(lk, loss, world_size, token_budget=budget, options=options)
             for name, tensor in whole.items():
                 torch.testing.assert_close(found[name], tensor, atol=1e-6, rtol=1e-3, msg=name)
 
@@ -258,7 +257,7 @@ def test_a_run_raises_the_margin_of_its_pairs(
     settings = configured(
         model,
         loss=loss,
-        pairs=pairs,
+        options={"pairs": pairs},
         epochs=6,
         episodes_per_step=100,
         learning_rate=1e-2,
@@ -287,7 +286,7 @@ def test_kto_moves_good_episodes_up_against_bad_ones(games: tuple[Lake, Path], t
     assert metric(lk, result.job_id, "desirable")[0] + metric(lk, result.job_id, "undesirable")[0] == signs
 
 
-@pytest.mark.parametrize("fields", [{"loss": "dpo"}, {"loss": "dpo", "pairs": STEPS}, {"loss": "kto"}])
+@pytest.mark.parametrize("fields", [{"loss": "dpo"}, {"loss": "dpo", "options": {"pairs": STEPS}}, {"loss": "kto"}])
 def test_a_run_that_was_stopped_ends_with_the_same_weights(
     games: tuple[Lake, Path], tmp_path: Path, fields: dict[str, Any]
 ) -> None:
@@ -304,7 +303,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(
 def test_the_plan_says_what_each_condition_left(games: tuple[Lake, Path], tmp_path: Path) -> None:
     lk, model = games
     toml = tmp_path / "c.toml"
-    toml.write_text('[trainer]\nloss = "dpo"\n[trainer.pairs]\nkind = "step"\n')
+    toml.write_text('[trainer.loss]\nname = "dpo"\npairs.kind = "step"\n')
     arguments = ["train", "--lake", lk.uri, "--model", model, "--out", tmp_path / "o", "--config", toml]
     done = CliRunner().invoke(trajlake, [*map(str, arguments), "--plan", "--format", "csv"])
     assert done.exit_code == 0, (done.output, done.exception)
@@ -359,8 +358,8 @@ def test_truncated_episodes_that_credit_masks_are_compared_with_nobody(tmp_path:
 
 def test_labels_by_a_threshold_need_no_credit(tmp_path: Path) -> None:
     lk = token_lake(tmp_path, token_episodes(tasks=2))
-    settings, snapshot = config("kto", pairs={"threshold": 1.0}), lk.snapshot()
-    selection = select(snapshot, settings, find_loss(settings).needs)
+    settings, snapshot = config("kto", options={"threshold": 1.0}), lk.snapshot()
+    selection = select(snapshot, settings, settings.loss.needs)
     signs = dict(selection.members.select("episode_id", "sign").unique().iter_rows())
     returns = dict(lk.scan("episodes").select("episode_id", "env_return").collect().iter_rows())
     assert signs == {episode: 1 if value >= 1 else -1 for episode, value in returns.items()}
@@ -370,14 +369,14 @@ def test_labels_by_a_threshold_need_no_credit(tmp_path: Path) -> None:
         ("neither", 0),
     ]
     with pytest.raises(UsageError, match="no scores of 'nobody' for episodes"):
-        select(snapshot, config("kto", pairs={"threshold": 1.0, "score": "nobody"}), find_loss(settings).needs)
+        select(snapshot, config("kto", options={"threshold": 1.0, "score": "nobody"}), settings.loss.needs)
 
 
 def test_what_came_out_neither_well_nor_badly_has_no_label(tmp_path: Path) -> None:
     lk = token_lake(tmp_path, token_episodes(tasks=2))
     add_credit(lk)
     settings, snapshot = config("kto"), lk.snapshot()
-    needs, source = find_loss(settings).needs, find_credit(snapshot, None)
+    needs, source = settings.loss.needs, find_credit(snapshot, None)
     selection = select(snapshot, settings, needs, source=source)
     assert sorted(selection.members.select("episode_id", "sign").unique()["sign"]) == [-1, -1, 1, 1]
     dead = lk.sql("SELECT count(*) AS n FROM steps JOIN episodes USING (episode_id) WHERE task_id = 't1'")["n"][0]
@@ -393,21 +392,21 @@ def test_an_episode_that_max_length_cuts_is_in_no_pair(tmp_path: Path) -> None:
     ).rows()
     limit = lengths[-1][1] - 1
     settings = config("dpo", max_length=limit)
-    selection = select(snapshot, settings, find_loss(settings).needs, source=source)
+    selection = select(snapshot, settings, settings.loss.needs, source=source)
     compared = set(selection.members["episode_id"])
     assert compared
     assert compared.isdisjoint(episode for episode, length in lengths if length > limit)
     assert "whole within max_length" in [finding.name for finding in selection.findings]
     settings = config("dpo", max_length=lengths[0][1] - 1)
     with pytest.raises(DataRefusedError, match=r"whole within max_length: 0 possible.*raise it"):
-        select(snapshot, settings, find_loss(settings).needs, source=source)
+        select(snapshot, settings, settings.loss.needs, source=source)
 
 
 @pytest.mark.parametrize(
     ("pairs", "words"),
     [
-        ({}, ["scored siblings: 6 possible, in 1 groups; margin: 0 possible, in 0 groups", "lower pairs.margin"]),
-        ({"kind": "step"}, ["margin: 0 possible", "lower pairs.margin"]),
+        ({}, ["scored siblings: 6 possible, in 1 groups; margin: 0 possible, in 0 groups", "lower loss.pairs.margin"]),
+        ({"kind": "step"}, ["margin: 0 possible", "lower loss.pairs.margin"]),
         ({"kind": "step", "margin": 100}, ["margin: 0 possible"]),
     ],
 )
@@ -420,7 +419,7 @@ def test_equals_are_refused_with_counts_and_advice(tmp_path: Path, pairs: dict[s
     lk = token_lake(tmp_path, episodes)
     add_credit(lk)
     with pytest.raises(DataRefusedError) as caught:
-        streamed(lk, "dpo", pairs=pairs)
+        streamed(lk, "dpo", options={"pairs": pairs})
     assert str(caught.value).startswith("dpo refused (no_pairs): ")
     for word in words:
         assert word in str(caught.value)
@@ -432,12 +431,12 @@ def test_different_histories_are_refused_and_the_graft_is_offered(tmp_path: Path
     with pytest.raises(
         DataRefusedError, match=r"margin: [1-9]\d* possible, in 1 anchors; identical contexts: 0"
     ) as caught:
-        streamed(lk, "dpo", pairs={"kind": "step"})
+        streamed(lk, "dpo", options={"pairs": {"kind": "step"}})
     assert "set pairs.graft" in str(caught.value)
-    plan, _ = streamed(lk, "dpo", pairs=STEPS)
+    plan, _ = streamed(lk, "dpo", options={"pairs": STEPS})
     assert plan.members["pair"].n_unique() > 1
     longest = plan.tokens_Q.max()
-    shorter, _ = streamed(lk, "dpo", pairs=STEPS, max_length=int(longest) - 1)
+    shorter, _ = streamed(lk, "dpo", options={"pairs": STEPS}, max_length=int(longest) - 1)
     assert shorter.tokens_Q.max() < longest
 
 
@@ -452,8 +451,8 @@ def test_a_graft_must_fit(tmp_path: Path) -> None:
     lk = token_lake(tmp_path, episodes)
     add_credit(lk)
     with pytest.raises(DataRefusedError, match=r"grafted within max_length: 0 .*raise max_length"):
-        streamed(lk, "dpo", pairs=STEPS, max_length=14)
-    plan, _ = streamed(lk, "dpo", pairs=STEPS, max_length=15)
+        streamed(lk, "dpo", options={"pairs": STEPS}, max_length=14)
+    plan, _ = streamed(lk, "dpo", options={"pairs": STEPS}, max_length=15)
     assert plan.tokens_Q.tolist() == [11, 15]
 
 
@@ -461,7 +460,7 @@ def test_an_estimator_without_anchors_has_no_step_pairs(tmp_path: Path) -> None:
     lk = token_lake(tmp_path, token_episodes(tasks=1))
     run_credit(lk, GRPO(), force=True)
     with pytest.raises(DataRefusedError, match=r"same anchor, other episode: 0 .*trajlake credit gigpo"):
-        streamed(lk, "dpo", pairs=STEPS)
+        streamed(lk, "dpo", options={"pairs": STEPS})
     plan, _ = streamed(lk, "dpo")
     assert plan.episodes == 4
 
@@ -469,18 +468,18 @@ def test_an_estimator_without_anchors_has_no_step_pairs(tmp_path: Path) -> None:
 def test_one_label_is_refused(tmp_path: Path) -> None:
     lk = token_lake(tmp_path / "lake", token_episodes(tasks=2))
     model = save_model(tmp_path / "model")
-    settings = configured(model, loss="kto", pairs={"threshold": -5.0}, learning_rate=1e-3)
+    settings = configured(model, loss="kto", options={"threshold": -5.0}, learning_rate=1e-3)
     with pytest.raises(DataRefusedError, match="all desirable or all undesirable"):
         train(lk, settings, tmp_path / "out", run_id="r")
 
 
-def test_a_side_is_the_unit_of_pairs(lk: Lake) -> None:
-    with pytest.raises(UsageError, match="leave unit out, not turn"):
-        streamed(lk, "dpo", unit="turn")
+def test_a_side_is_the_unit_of_pairs() -> None:
+    with pytest.raises(ValidationError, match="unit"):
+        config("dpo", {"unit": "turn"})
 
 
-def test_settings_without_effect_are_faults() -> None:
+def test_options_of_preferences_without_effect_are_faults() -> None:
     with pytest.raises(ValidationError, match="graft is for pairs of steps"):
-        config("dpo", pairs={"graft": True})
+        config("dpo", options={"pairs": {"graft": True}})
     with pytest.raises(ValidationError, match="score 'judge' is compared with a threshold"):
-        config("kto", pairs={"score": "judge"})
+        config("kto", options={"score": "judge"})

@@ -29,7 +29,6 @@ from trainer.backends.rows import loss_rows
 from trainer.backends.single import SingleDevice
 from trainer.config import OptimizerConfig
 from trainer.data.stream import Stream
-from trainer.losses import find_loss
 from trainer.policy.model import load_policy
 from trainer.runs.checkpoint import PROXIMAL
 from trainer.runs.loop import StepReport, run_steps
@@ -45,7 +44,7 @@ def decoupled(every: int | None, **correction: Any) -> dict[str, Any]:
 
 
 FIELDS: dict[str, Any] = {"loss": "ppo", "epochs": 3, "episodes_per_step": 2, "token_budget": 40}
-FOUR = FIELDS | {"ppo": decoupled(4)}
+FOUR = FIELDS | {"options": decoupled(4)}
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +65,7 @@ def slowly_trained(uri: str, every: int, peak: float = 1e-2, **fields: Any) -> S
     """The same with a whole second model instead of a copy of weights that takes turns."""
     settings = config(**(FIELDS | fields))
     snapshot, plan = rank_tasks.planned(uri, settings)
-    loss, backend, earlier = find_loss(settings), random_backend(), random_backend()
+    loss, backend, earlier = settings.loss, random_backend(), random_backend()
     with Stream(snapshot, plan, loss.needs, settings) as stream:
         for step, batches in stream.steps():
             if step.index % every == 0:
@@ -75,29 +74,29 @@ def slowly_trained(uri: str, every: int, peak: float = 1e-2, **fields: Any) -> S
                 proximal_N = FrozenPolicy(earlier.policy).logprobs(batch).result()
                 lp_N, entropy_N = backend.policy.logprobs(batch, entropy=True)
                 rows = replace(loss_rows(batch, loss, lp_N, entropy_N), proximal_logprobs_N=proximal_N)
-                loss.function(rows, settings).total.backward()  # type: ignore[no-untyped-call]
+                loss.compute(rows).total.backward()  # type: ignore[no-untyped-call]
             backend.optim_step(learning_rate(step.index, len(plan.steps), peak, settings.schedule)).result()
     return backend
 
 
 @pytest.mark.parametrize("every", [1, 3, 4, 100])
 def test_weights_are_those_of_training_beside_a_second_model(uri: str, every: int) -> None:
-    backend, reports = trained(uri, ppo=decoupled(every))
+    backend, reports = trained(uri, options=decoupled(every))
     assert len(reports) > 4
-    assert backend.digest() == slowly_trained(uri, every, ppo=decoupled(every)).digest()
+    assert backend.digest() == slowly_trained(uri, every, options=decoupled(every)).digest()
     assert backend.proximal is None, "freed at the end"
 
 
 def test_the_period_changes_the_result(uri: str) -> None:
-    assert len({trained(uri, ppo=decoupled(every))[0].digest() for every in (1, 2, 4)}) == 3
+    assert len({trained(uri, options=decoupled(every))[0].digest() for every in (1, 2, 4)}) == 3
 
 
 def test_the_ratio_is_one_where_a_period_begins_and_the_clip_acts_inside(uri: str) -> None:
-    _, reports = trained(uri, ppo=decoupled(1))
+    _, reports = trained(uri, options=decoupled(1))
     for report in reports:
         assert report.metrics["log_ratio_abs_proximal"] == 0
         assert report.metrics["clipped_high"] == report.metrics["clipped_low"] == 0
-    _, reports = trained(uri, ppo=decoupled(4))
+    _, reports = trained(uri, options=decoupled(4))
     moved = [report.metrics["log_ratio_abs_proximal"] for report in reports]
     clipped = [report.metrics["clipped_high"] + report.metrics["clipped_low"] for report in reports]
     for number, (distance, share) in enumerate(zip(moved, clipped, strict=True)):
@@ -108,16 +107,16 @@ def test_the_ratio_is_one_where_a_period_begins_and_the_clip_acts_inside(uri: st
 
 def test_an_epoch_is_a_period_where_minibatches_cut_it(uri: str) -> None:
     cut = {"minibatches": 3, "epochs": 2}
-    found = trained(uri, ppo=decoupled(None), **cut)[0].digest()
-    assert found == trained(uri, ppo=decoupled(3), **cut)[0].digest()
-    assert found != trained(uri, ppo=decoupled(4), **cut)[0].digest()
-    assert trained(uri, ppo=decoupled(None))[0].digest() == trained(uri, ppo=decoupled(4))[0].digest()
+    found = trained(uri, options=decoupled(None), **cut)[0].digest()
+    assert found == trained(uri, options=decoupled(3), **cut)[0].digest()
+    assert found != trained(uri, options=decoupled(4), **cut)[0].digest()
+    assert trained(uri, options=decoupled(None))[0].digest() == trained(uri, options=decoupled(4))[0].digest()
 
 
 def test_a_normalised_correction_is_taken_to_the_proximal_policy(uri: str) -> None:
     """Where all weights are equal after normalisation nothing remains of them: the loss is PPO against the copy."""
     for every in (1, 4):
-        _, reports = trained(uri, ppo=decoupled(every, normalise=True, high=1e-6))
+        _, reports = trained(uri, options=decoupled(every, normalise=True, high=1e-6))
         for report in reports:
             assert report.metrics["correction_weight"] == pytest.approx(1.0)
 
@@ -145,7 +144,7 @@ def test_it_is_ppo_where_the_behaviour_policy_is_the_proximal_one(world: tuple[L
     weights: dict[str, dict[str, torch.Tensor]] = {}
     losses: dict[str, list[float]] = {}
     for name, options in {"ppo": {}, "decoupled": decoupled(1000, high=LIMIT), "other": decoupled(1)}.items():
-        settings = configured(model, **run_fields(ppo=options))
+        settings = configured(model, **run_fields(options=options))
         snapshot, plan = rank_tasks.planned(lk.uri, settings)
         backend = SingleDevice(load_policy(model), OptimizerConfig())
         losses[name] = [step.metrics["loss"] for step in run_steps(backend, snapshot, plan, settings, peak=1e-3)]
@@ -219,12 +218,13 @@ def test_a_run_killed_inside_a_period_ends_with_the_same_weights(world: tuple[La
         f"""
         [trainer]
         model = "{model}"
-        loss = "ppo"
         episodes_per_step = 4
         epochs = 8
         learning_rate = 1e-3
         checkpoint_every = 3
-        [trainer.ppo.correction]
+        [trainer.loss]
+        name = "ppo"
+        [trainer.loss.correction]
         method = "token_truncate"
         decoupled = true
         """

@@ -23,11 +23,14 @@ from trainer.runs.checkpoint import STATE
 CASES: list[tuple[str, dict[str, Any]]] = [
     (loss, {"epochs": 1, "episodes_per_step": 9, **fields})
     for loss, fields in (
-        ("sft", {"aggregation": "token_mean"}),
-        ("sft", {"aggregation": "unit_mean_token_mean", "unit": "turn"}),
-        ("sft", {"aggregation": "unit_mean_token_mean", "unit": "sequence"}),
-        ("sft", {"aggregation": "unit_mean_token_sum", "unit": "episode"}),
-        ("sft", {"aggregation": "unit_mean_token_sum_norm", "unit": "episode", "aggregation_constant": 8.0}),
+        ("sft", {"options": {"aggregation": "token_mean"}}),
+        ("sft", {"options": {"aggregation": "unit_mean_token_mean", "unit": "turn"}}),
+        ("sft", {"options": {"aggregation": "unit_mean_token_mean", "unit": "sequence"}}),
+        ("sft", {"options": {"aggregation": "unit_mean_token_sum", "unit": "episode"}}),
+        (
+            "sft",
+            {"options": {"aggregation": "unit_mean_token_sum_norm", "unit": "episode", "aggregation_constant": 8.0}},
+        ),
         ("ppo", {"live_only": True}),
         ("awr", {"live_only": True}),
         ("gspo", {"live_only": True, "gspo": {"kl": {"coefficient": 0.1}}}),

@@ -42,7 +42,7 @@ def even_episodes(versions: tuple[int | None, ...]) -> list[EpisodeRecord]:
 
 
 def test_how_the_loss_is_averaged_and_what_stays_together(tmp_path: Path) -> None:
-    rows = shown(tmp_path, even_episodes((1, 1)), unit="episode", aggregation="unit_mean_token_mean")
+    rows = shown(tmp_path, even_episodes((1, 1)), options={"unit": "episode", "aggregation": "unit_mean_token_mean"})
     assert rows["loss average"][0] == "unit_mean_token_mean over episodes"
     assert rows["kept together"][0] == "episode"
 

@@ -9,7 +9,6 @@ from lake.records import EpisodeRecord
 from testkit.training import config, random_backend, token_episodes, token_lake
 from trainer.data.plan import Plan
 from trainer.data.selection import select
-from trainer.losses import find_loss
 from trainer.runs.loop import StepReport, run_steps
 
 
@@ -26,7 +25,7 @@ def trained(folder: Path, returns: list[float | None]) -> tuple[list[StepReport]
     lk = token_lake(folder, records)
     settings = config("sft", episodes_per_step=2)
     snapshot = lk.snapshot()
-    plan = Plan(select(snapshot, settings, find_loss(settings).needs), settings)
+    plan = Plan(select(snapshot, settings, settings.loss.needs), settings)
     earned = dict(lk.sql("SELECT episode_id, env_return FROM episodes").iter_rows())
     expected = [[earned[episode] for episode in plan.episode_ids_E[step.episodes_E].tolist()] for step in plan.steps]
     return list(run_steps(random_backend(), snapshot, plan, settings, peak=1e-3)), expected

@@ -23,7 +23,7 @@ from trainer.losses import LOSSES
 
 __all__ = ["s3", "s3_server"]
 
-PPO = LOSSES["ppo"].needs
+PPO = LOSSES["ppo"]().needs
 
 
 def filled(lk: Lake) -> Lake:
@@ -47,7 +47,7 @@ def streamed(lk: Lake, settings: TrainConfig) -> tuple[int, list[dict[str, Any]]
 
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 30])
 def test_a_bucket_gives_the_same_batches_as_a_folder(tmp_path: Path, s3: Store, cache_bytes: int) -> None:
-    settings = config("ppo", episodes_per_step=3, token_budget=40, cache_bytes=cache_bytes, unit="episode")
+    settings = config("ppo", episodes_per_step=3, token_budget=40, cache_bytes=cache_bytes, options={"unit": "episode"})
     local = streamed(filled(lake.open(tmp_path, create=True)), settings)
     remote = streamed(filled(lake.open(s3.root, create=True, storage_options=s3.options)), settings)
     assert local[0] == remote[0]

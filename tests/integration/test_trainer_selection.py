@@ -25,7 +25,7 @@ RNG = np.random.default_rng(1)
 def selected(lk: Lake, loss: str = "sft", *, credit: bool = False, **fields: Any) -> Selection:
     snapshot = lk.snapshot()
     source = find_credit(snapshot, None) if credit else None
-    return select(snapshot, config(loss, **fields), LOSSES[loss].needs, source=source)
+    return select(snapshot, config(loss, **fields), LOSSES[loss]().needs, source=source)
 
 
 def drops(selection: Selection) -> dict[str, int]:
@@ -208,7 +208,9 @@ def test_several_encodings_need_a_choice_or_the_models_own(tmp_path: Path) -> No
     with pytest.raises(ContractError, match=r"come in 2 encodings.*\(5 episodes\)"):
         selected(lk)
     own = ids.key_hash("engine", "other", None)
-    selection = select(lk.snapshot(), config(), LOSSES["sft"].needs, own_encoding=None if own is None else lambda: own)
+    selection = select(
+        lk.snapshot(), config(), LOSSES["sft"]().needs, own_encoding=None if own is None else lambda: own
+    )
     assert selection.members["episode_id"].n_unique() == 3
     assert selection.drops.filter(pl.col("reason") == "no_tokens")["episodes"].to_list() == [5]
 

@@ -25,13 +25,12 @@ from testkit.training import config, gradients, random_backend, random_model, to
 from trainer.data.plan import Plan
 from trainer.data.selection import select
 from trainer.data.stream import Stream
-from trainer.losses import LOSSES
 
 
 def steps_of(lk: Lake, loss: str, **fields: Any) -> tuple[Plan, list[tuple[Any, list[Any]]]]:
     snapshot = lk.snapshot()
     settings = config(loss, **fields)
-    needs = LOSSES[loss].needs
+    needs = settings.loss.needs
     source = find_credit(snapshot, None) if needs.advantages else None
     plan = Plan(select(snapshot, settings, needs, source=source), settings)
     with Stream(snapshot, plan, needs, settings) as stream:
@@ -44,7 +43,7 @@ def gradient_of(lk: Lake, loss: str, **fields: Any) -> dict[str, torch.Tensor]:
     _, batches = steps[0]
     backend = random_backend()
     for batch in batches:
-        backend.forward_backward(batch, LOSSES[loss], config(loss, **fields))
+        backend.forward_backward(batch, config(loss, **fields).loss)
     return gradients(backend)
 
 

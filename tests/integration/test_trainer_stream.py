@@ -23,7 +23,7 @@ from trainer.data.selection import select
 from trainer.data.stream import Stream
 from trainer.losses import LOSSES
 
-PPO = LOSSES["ppo"].needs
+PPO = LOSSES["ppo"]().needs
 
 
 def plan_of(lk: Lake, settings: TrainConfig) -> tuple[Any, Plan]:
@@ -165,7 +165,7 @@ def test_over_all_ranks_every_trained_token_comes_once_and_a_steps_weights_sum_t
     lk = token_lake(tmp_path, varied_episodes())
     add_credit(lk)
     mode = "token_mean" if unit == "token" else "unit_mean_token_mean"
-    settings = config("ppo", episodes_per_step=4, token_budget=60, unit=unit, aggregation=mode)
+    settings = config("ppo", episodes_per_step=4, token_budget=60, options={"unit": unit, "aggregation": mode})
     _, plan = plan_of(lk, settings)
     dealt = on_ranks(lk, settings, ranks)
     found: Counter[Trained] = Counter()
@@ -201,7 +201,7 @@ def test_a_rank_without_work_gets_batches_that_weigh_nothing(tmp_path: Path) -> 
     """One episode for three ranks."""
     lk = token_lake(tmp_path, token_episodes(tasks=1, siblings=2))
     add_credit(lk)
-    dealt = on_ranks(lk, config("ppo", episodes_per_step=1, unit="episode"), 3)
+    dealt = on_ranks(lk, config("ppo", episodes_per_step=1, options={"unit": "episode"}), 3)
     for of_ranks in zip(*dealt, strict=True):
         batches = [batch for (batch,) in of_ranks]
         assert [batch.dummy for batch in batches] == [False, True, True]
@@ -253,9 +253,9 @@ def test_lists_that_do_not_match_their_lengths_name_the_row(tmp_path: Path) -> N
         job.write("tokens", broken)
     settings = config("sft", tokens="rendered")
     snapshot = lk.snapshot()
-    plan = Plan(select(snapshot, settings, LOSSES["sft"].needs), settings)
+    plan = Plan(select(snapshot, settings, LOSSES["sft"]().needs), settings)
     with (
-        Stream(snapshot, plan, LOSSES["sft"].needs, settings) as stream,
+        Stream(snapshot, plan, LOSSES["sft"]().needs, settings) as stream,
         pytest.raises(ContractError, match=r"row episode_id=\w+, step_index=\d+: n_context \d+ .* do not match"),
     ):
         list(stream.steps())

@@ -19,7 +19,7 @@ def test_batches_are_pinned_and_arrive_as_they_are(tmp_path: Path, unit: str) ->
     snapshot = token_lake(tmp_path).snapshot()
     streamed = {}
     for device in ("cpu", "cuda"):
-        settings = config(token_budget=40, unit=unit, device=device)
+        settings = config(token_budget=40, options={"unit": unit}, device=device)
         plan = Plan(select(snapshot, settings, Needs()), settings)
         with Stream(snapshot, plan, Needs(), settings) as stream:
             streamed[device] = [batch for _, batches in stream.steps() for batch in batches]

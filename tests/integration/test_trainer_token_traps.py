@@ -22,7 +22,7 @@ from trainer.data.selection import Selection, select
 from trainer.data.stream import Stream
 from trainer.losses import LOSSES
 
-SFT = LOSSES["sft"]
+SFT = LOSSES["sft"]()
 
 Sequence = list[tuple[StepRecord, bool]]
 """Steps whose tokens lie end to end, and whether each one's action carries loss."""
@@ -37,7 +37,7 @@ def trained(lk: Lake, **fields: Any) -> tuple[Selection, dict[str, torch.Tensor]
     with Stream(snapshot, plan, SFT.needs, settings) as stream:
         ((_, batches),) = stream.steps()
     for batch in batches:
-        backend.forward_backward(batch, SFT, settings).result()
+        backend.forward_backward(batch, SFT).result()
     return selection, gradients(backend)
 
 

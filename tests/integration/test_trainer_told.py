@@ -63,7 +63,7 @@ def fresh(world: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("settings", [["--loss", "awr"], ["--loss", "dpo", "--set", "pairs.kind=step"]])
+@pytest.mark.parametrize("settings", [["--loss", "awr"], ["--loss", "dpo", "--set", "loss.pairs.kind=step"]])
 def test_the_plan_of_a_run_is_a_dry_run(fresh: Path, settings: list[str]) -> None:
     """Its figures are those of the run, but no file changes, and no weights are loaded: these are broken."""
     whole = fresh / "model" / "model.safetensors"
@@ -224,7 +224,8 @@ REFUSED = {
     "a selection": (["--loss", "sft", "--selection", "none"], "none"),
     "a setting": (["--loss", "sft", "--set", "epochs=x"], "`epochs` is 'x'"),
     "a folder": (["--loss", "sft", "--out", "TAKEN"], "holds a run already"),
-    "an idle option": (["--loss", "sft", "--set", "awr.beta=2"], "`awr` has no effect"),
+    "an idle option": (["--loss", "sft", "--reference", "r"], "`reference` has no effect"),
+    "an option of another loss": (["--loss", "sft", "--set", "loss.beta=2"], "there is no option `loss.beta` of sft"),
     "ranks": (["--loss", "sft", "--ranks", "2", "--set", "epochs=x"], "`epochs` is 'x'"),
 }
 

@@ -76,13 +76,13 @@ def test_on_policy_the_gradient_is_that_of_reinforce(tmp_path: Path) -> None:
     add_credit(lk)
     snapshot = lk.snapshot()
     options = settings(minibatches=1, epochs=1)
-    needs = LOSSES["ppo"].needs
+    needs = LOSSES["ppo"]().needs
     plan = Plan(select(snapshot, options, needs, source=find_credit(snapshot, None)), options)
     backend = random_backend()
     with Stream(snapshot, plan, needs, options) as stream:
         ((step, batches),) = stream.steps()
     for batch in batches:
-        backend.forward_backward(batch, LOSSES["ppo"], options)
+        backend.forward_backward(batch, options.loss)
     found = gradients(backend)
     for batch in batches:
         logprobs_N, _ = backend.policy.logprobs(batch)
@@ -103,7 +103,7 @@ def test_it_makes_good_actions_likelier_and_bad_ones_rarer(tmp_path: Path) -> No
     options = settings(minibatches=1, epochs=1)
     plan = Plan(done.selection, options)
     change = {True: 0.0, False: 0.0}
-    with Stream(snapshot, plan, LOSSES["ppo"].needs, options) as stream:
+    with Stream(snapshot, plan, LOSSES["ppo"]().needs, options) as stream:
         for _, batches in stream.steps():
             for batch in batches:
                 assert batch.advantages_N is not None

@@ -23,7 +23,7 @@ from trainer.data.stream import Stream
 from trainer.data.windows import Locations, Window, Windows
 from trainer.losses import LOSSES
 
-SFT = LOSSES["sft"].needs
+SFT = LOSSES["sft"]().needs
 WRITES = 4
 LIMITS = [0, 600, 1500, 1 << 30]
 

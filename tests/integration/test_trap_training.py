@@ -18,13 +18,12 @@ from trainer.data.plan import Plan
 from trainer.data.preparation import prepare
 from trainer.data.selection import select
 from trainer.data.stream import Stream
-from trainer.losses import find_loss
 from trainer.policy.tiny_model import CHAT_TEMPLATE, build_tokenizer
 
 
 def planned(lk: Lake, settings: TrainConfig) -> tuple[Plan, list[list[Any]]]:
     """The plan and its batches, a list for each optimizer step."""
-    snapshot, needs = lk.snapshot(), find_loss(settings).needs
+    snapshot, needs = lk.snapshot(), settings.loss.needs
     source = find_credit(snapshot, None) if needs.advantages else None
     plan = Plan(select(snapshot, settings, needs, source=source), settings)
     with Stream(snapshot, plan, needs, settings) as stream:
@@ -36,7 +35,7 @@ def gradient_of(lk: Lake, settings: TrainConfig) -> dict[str, torch.Tensor]:
     _, steps = planned(lk, settings)
     backend = random_backend()
     for batch in steps[0]:
-        backend.forward_backward(batch, find_loss(settings), settings).result()
+        backend.forward_backward(batch, settings.loss).result()
     return gradients(backend)
 
 
@@ -76,7 +75,7 @@ def test_an_episode_without_a_trained_token_is_no_unit(tmp_path: Path, aggregati
     ]
     alone = token_lake(tmp_path / "alone", episodes)
     both = token_lake(tmp_path / "both", [*episodes, EpisodeRecord(task_id="masked", steps=masked, env_return=1.0)])
-    settings = config("sft", minibatches=1, aggregation=aggregation, unit="episode")
+    settings = config("sft", minibatches=1, options={"aggregation": aggregation, "unit": "episode"})
     plan, _ = planned(both, settings)
     assert plan.steps[0].units == 2
     found, expected = gradient_of(both, settings), gradient_of(alone, settings)
@@ -132,7 +131,7 @@ def test_text_of_agents_that_take_turns_becomes_a_sequence_each(tmp_path: Path) 
     assert prepared.notes == ["rendered: 1 rendered, 0 present"]
     members = prepared.selection.members.sort("sequence", "step_index")
     assert members.select("sequence", "step_index").rows() == [(0, 0), (0, 2), (1, 1), (1, 3)]
-    with Stream(prepared.snapshot, prepared.plan, find_loss(config("sft")).needs, config("sft")) as stream:
+    with Stream(prepared.snapshot, prepared.plan, config("sft").loss.needs, config("sft")) as stream:
         ((_, (batch,)),) = stream.steps()
     texts = [tokenizer.decode(batch.input_ids_T[a:b]) for a, b in pairwise(batch.boundaries)]
     assert {agent for agent in who if all(agent in text for text in texts)} == set(), "nobody sees the other's words"

@@ -130,7 +130,7 @@ class JudgementMachine(RuleBasedStateMachine):
         assert values(rows) == expected
         assert set(rows["series_id"]) <= {credit.series_id}
         # training: --plan and the run itself
-        wanted = LOSSES["reinforce"].needs
+        wanted = LOSSES["reinforce"].always
         plan = select(snapshot, config("reinforce", live_only=False), wanted, source=credit)
         trained = plan.members.filter("trained")
         given = trained.with_columns(pl.col("advantage") * plan.advantage_scale + plan.advantage_mean)

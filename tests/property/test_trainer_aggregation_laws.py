@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from testkit.plans import EPISODES, Episodes, episode_of, plan_of
 from testkit.training import config
-from trainer.data.aggregation import Aggregation, Atom, Unit, weighting
+from trainer.data.aggregation import Aggregation, Atom, Unit
 from trainer.data.assembly import shares_of
 from trainer.data.collate import Shares
 from trainer.data.plan import OptimizerStep, Plan
-from trainer.losses import Needs
 
 MODES = [("token_mean", unit) for unit in ("token", "turn", "sequence", "episode")] + [
     (mode, unit)
@@ -61,7 +61,12 @@ def slow_weights(tokens: dict[Key, int], mode: str, unit: str) -> dict[Key, Frac
 
 
 def planned(episodes: Episodes, mode: str, unit: str, **fields: Any) -> Plan:
-    return plan_of(episodes, aggregation=mode, unit=unit, aggregation_constant=CONSTANT, episodes_per_step=5, **fields)
+    return plan_of(
+        episodes,
+        options={"aggregation": mode, "unit": unit, "aggregation_constant": CONSTANT},
+        episodes_per_step=5,
+        **fields,
+    )
 
 
 def parts_of(plan: Plan, step: OptimizerStep, ranks: int) -> list[tuple[list[int], Shares]]:
@@ -134,24 +139,19 @@ def test_a_repeated_episode_is_two_units() -> None:
     assert shares.unit_M.tolist() == [0, 0, 1, 1]
 
 
-def test_defaults_come_from_the_loss_and_the_configuration_overrides_them() -> None:
-    needs = Needs(unit=Unit.SEQUENCE, aggregation=Aggregation.UNIT_MEAN_TOKEN_MEAN)
-    found = weighting(config(), needs)
-    assert (found.unit, found.aggregation, found.atom) == (
-        Unit.SEQUENCE,
-        Aggregation.UNIT_MEAN_TOKEN_MEAN,
-        Atom.SEQUENCE,
-    )
-    assert found.constant is None
-    dr_grpo = Needs(unit=Unit.TURN, aggregation=Aggregation.UNIT_MEAN_TOKEN_SUM_NORM)
-    assert weighting(config(max_length=70), dr_grpo).constant == 70
-    found = weighting(config(unit="episode", aggregation="unit_mean_token_sum_norm", aggregation_constant=5), needs)
-    assert (found.unit, found.atom, found.constant) == (Unit.EPISODE, Atom.EPISODE, 5)
-    assert found.describe() == "unit_mean_token_sum_norm over episodes, C = 5"
-    assert weighting(config(), Needs()).describe() == "token_mean"
-    assert weighting(config(unit="episode"), Needs(atom=Atom.PAIR)).atom is Atom.PAIR
+def test_the_options_override_what_the_loss_has_by_default() -> None:
+    found = config("grpo").loss.weighting(max_length=70)
+    assert (found.unit, found.aggregation) == (Unit.EPISODE, Aggregation.UNIT_MEAN_TOKEN_MEAN)
+    assert (found.atom, found.constant) == (Atom.EPISODE, None)
+    assert config("dr_grpo").loss.weighting(max_length=70).constant == 70
+    constant = {"unit": "turn", "aggregation": "unit_mean_token_sum_norm", "aggregation_constant": 5}
+    found = config("grpo", constant).loss.weighting(max_length=70)
+    assert (found.unit, found.atom, found.constant) == (Unit.TURN, Atom.SEQUENCE, 5)
+    assert found.describe() == "unit_mean_token_sum_norm over turns, C = 5"
+    assert config("sft").loss.weighting(max_length=70).describe() == "token_mean"
+    assert config("dpo").loss.weighting(max_length=70).atom is Atom.PAIR
 
 
 def test_a_mean_over_units_needs_a_unit() -> None:
-    with pytest.raises(ValueError, match=r"unit_mean_token_sum averages over units: set unit to turn"):
-        weighting(config(aggregation="unit_mean_token_sum"), Needs())
+    with pytest.raises(ValidationError, match=r"unit_mean_token_sum averages over units: set loss.unit to turn"):
+        config("sft", {"aggregation": "unit_mean_token_sum"})

@@ -17,9 +17,8 @@ from torch import Tensor  # noqa: TID253
 
 from testkit.loss_rows import random_rows, required_, units_of
 from testkit.training import config
-from trainer.config import TrainConfig
 from trainer.data.aggregation import WEIGHTS, Aggregation, Totals
-from trainer.losses import LOSSES, LossRows, find_loss
+from trainer.losses import LOSSES, Loss, LossRows
 
 FEATURES = 3
 SETTINGS: dict[str, dict[str, object]] = {
@@ -31,6 +30,12 @@ SETTINGS: dict[str, dict[str, object]] = {
     "dpo": {"nll_coefficient": 0.5, "label_smoothing": 0.1},
 }
 """Options that make every loss look beyond the single token, where it can."""
+
+
+def by_episodes(name: str) -> Loss:
+    """A loss under its options above, averaged over episodes where there is a choice."""
+    own = LOSSES[name].model_fields
+    return config(name, {**({"unit": "episode"} if "unit" in own else {}), **SETTINGS[name]}).loss
 
 
 def step_rows(pairs: int, seed: int, aggregation: Aggregation) -> tuple[LossRows, Tensor]:
@@ -54,22 +59,20 @@ def micro_batches(
     return [(part, features_NF[required_(part.staleness_N).long()]) for part in parts]
 
 
-def gradient(ranks: Sequence[Sequence[tuple[LossRows, Tensor]]], settings: TrainConfig) -> Tensor:
+def gradient(ranks: Sequence[Sequence[tuple[LossRows, Tensor]]], loss: Loss) -> Tensor:
     """What an optimizer step over these ranks' micro-batches accumulates."""
-    loss = find_loss(settings)
     theta_F = torch.full((FEATURES,), 0.2, dtype=torch.float64, requires_grad=True)
     sums: defaultdict[str, float] = defaultdict(float)
     for batches in ranks:
-        if loss.prepare is not None:
-            # The first pass of each rank; a rank without a micro-batch adds nothing.
-            rows_B = [replace(rows, logprobs_N=(x_NF @ theta_F).detach()) for rows, x_NF in batches]
-            for name, value in loss.prepare(rows_B, settings).items():
-                sums[name] += float(value)
+        # The first pass of each rank; a rank without a micro-batch adds nothing.
+        rows_B = [replace(rows, logprobs_N=(x_NF @ theta_F).detach()) for rows, x_NF in batches]
+        for name, value in loss.prepare(rows_B).items():
+            sums[name] += float(value)
     assert set(sums) == set(loss.needs.statistics)
     for batches in ranks:
         for rows, features_NF in batches:
             shifted = replace(rows, logprobs_N=features_NF @ theta_F, statistics=sums)
-            loss.function(shifted, settings).total.backward()  # type: ignore[no-untyped-call]
+            loss.compute(shifted).total.backward()  # type: ignore[no-untyped-call]
     assert theta_F.grad is not None
     return theta_F.grad
 
@@ -85,35 +88,35 @@ def gradient(ranks: Sequence[Sequence[tuple[LossRows, Tensor]]], settings: Train
 def test_any_cut_over_any_ranks_gives_the_same_gradient(
     name: str, pairs: int, seed: int, aggregation: Aggregation, batch_of: list[int], world_size: int
 ) -> None:
-    settings = config(name, unit="episode", **({name: SETTINGS[name]} if SETTINGS[name] else {}))
+    loss = by_episodes(name)
     rows, features_NF = step_rows(pairs, seed, aggregation)
-    whole = gradient([micro_batches(rows, features_NF, [range(pairs)])], settings)
+    whole = gradient([micro_batches(rows, features_NF, [range(pairs)])], loss)
     groups = [[pair for pair in range(pairs) if batch_of[pair] == number] for number in range(4)]
     parts = micro_batches(rows, features_NF, [group for group in groups if group])
     ranks = [parts[rank::world_size] for rank in range(world_size)]
-    torch.testing.assert_close(gradient(ranks, settings), whole, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(gradient(ranks, loss), whole, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_micro_batch_without_tokens_adds_nothing(name: str) -> None:
-    settings = config(name, unit="episode", **({name: SETTINGS[name]} if SETTINGS[name] else {}))
+    loss = by_episodes(name)
     rows, features_NF = step_rows(2, 3, Aggregation.TOKEN_MEAN)
     full = micro_batches(rows, features_NF, [[0, 1]])
     empty = micro_batches(rows, features_NF, [[]])
     assert len(empty[0][0].logprobs_N) == 0
-    torch.testing.assert_close(gradient([full + empty], settings), gradient([full], settings))
+    torch.testing.assert_close(gradient([full + empty], loss), gradient([full], loss))
 
 
 @pytest.mark.parametrize("name", ["gspo", "reinforce", "dpo", "kto", "dmpo"])
 def test_a_unit_whose_tokens_are_all_masked_is_guarded(name: str) -> None:
     """Units without a row: a mean over no tokens must be 0 and finite, not NaN."""
-    settings = config(name, unit="episode", **({name: SETTINGS[name]} if SETTINGS[name] else {}))
+    loss = by_episodes(name)
     rows, features_NF = step_rows(2, 4, Aggregation.TOKEN_MEAN)
     keep_N = required_(rows.unit_N) != 1
     ((part, x_NF),) = micro_batches(rows, features_NF, [[0, 1]])
     names = [n for n in vars_of(part) if n.endswith("_N")]
     masked = replace(part, **{n: vars_of(part)[n][keep_N] for n in names})
-    assert gradient([[(masked, x_NF[keep_N])]], settings).isfinite().all()
+    assert gradient([[(masked, x_NF[keep_N])]], loss).isfinite().all()
 
 
 def vars_of(rows: LossRows) -> dict[str, Tensor]:

@@ -31,7 +31,6 @@ from trainer.data.pairing import match
 from trainer.data.pairs import PairsConfig, episode_pairs, labels
 from trainer.data.plan import Plan
 from trainer.data.selection import Selection, select
-from trainer.losses import find_loss
 
 OUTCOMES = st.dictionaries(
     st.integers(0, 2**63 - 1), st.sampled_from([0.0, 0.25, 1.0, 1.5, None, float("nan")]), max_size=12
@@ -141,9 +140,9 @@ def test_labels_are_the_sign_or_the_threshold(outcomes: dict[int, float | None],
 
 
 def selected(lk: Lake, **pairs: Any) -> Selection:
-    settings = config("dpo", pairs={"kind": "step", **pairs})
+    settings = config("dpo", options={"pairs": {"kind": "step", **pairs}})
     snapshot = lk.snapshot()
-    return select(snapshot, settings, find_loss(settings).needs, source=find_credit(snapshot, None))
+    return select(snapshot, settings, settings.loss.needs, source=find_credit(snapshot, None))
 
 
 def compared(members: pl.DataFrame, sign: int) -> dict[int, tuple[int, int]]:
@@ -211,7 +210,7 @@ def test_layout_and_order_of_the_lake_do_not_matter(tmp_path: Path, graft: bool)
     for lk in (one, other):
         selection = selected(lk, graft=graft)
         frames.append(selection.members.drop("file", "row", "write_id"))
-        hashes.append(Plan(selection, config("dpo", pairs={"kind": "step", "graft": graft})).plan_hash)
+        hashes.append(Plan(selection, config("dpo", options={"pairs": {"kind": "step", "graft": graft}})).plan_hash)
     assert frames[0].equals(frames[1])
     assert hashes[0] == hashes[1]
 

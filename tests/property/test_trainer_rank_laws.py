@@ -22,7 +22,7 @@ def bins_of(plan: Plan, step: OptimizerStep, ranks: int) -> list[list[int]]:
 
 @given(EPISODES, BUDGETS, RANKS, UNITS)
 def test_every_sequence_of_a_step_is_on_one_rank_once(episodes: Episodes, budget: int, ranks: int, unit: str) -> None:
-    plan = plan_of(episodes, token_budget=budget, unit=unit, episodes_per_step=3)
+    plan = plan_of(episodes, token_budget=budget, options={"unit": unit}, episodes_per_step=3)
     consumed = []
     for step in plan.steps:
         found = [q for items in bins_of(plan, step, ranks) for q in items]
@@ -36,7 +36,7 @@ def test_every_sequence_of_a_step_is_on_one_rank_once(episodes: Episodes, budget
 def test_the_steps_do_not_depend_on_budget_ranks_or_unit(
     episodes: Episodes, budget: int, ranks: int, unit: str
 ) -> None:
-    one, other = plan_of(episodes), plan_of(episodes, token_budget=budget, unit=unit)
+    one, other = plan_of(episodes), plan_of(episodes, token_budget=budget, options={"unit": unit})
     for step in other.steps:
         other.micro_batches(step, ranks)
     assert [step.episodes_E.tolist() for step in one.steps] == [step.episodes_E.tolist() for step in other.steps]
@@ -64,7 +64,7 @@ def test_every_rank_has_equally_many_micro_batches_and_the_empty_ones_last(
 
 @given(EPISODES, BUDGETS, RANKS)
 def test_an_episode_that_is_the_unit_stays_together_and_in_order(episodes: Episodes, budget: int, ranks: int) -> None:
-    plan = plan_of(episodes, token_budget=budget, unit="episode")
+    plan = plan_of(episodes, token_budget=budget, options={"unit": "episode"})
     for step in plan.steps:
         for items in bins_of(plan, step, ranks):
             tokens = sum(int(plan.tokens_Q[q]) for q in items)

@@ -11,7 +11,7 @@ import torch  # noqa: TID253
 from torch import Tensor  # noqa: TID253
 
 from testkit.training import config
-from trainer.losses import LossResult, LossRows, find_loss
+from trainer.losses import LossResult, LossRows
 
 FIELDS_N = (
     "logprobs_N",
@@ -97,21 +97,17 @@ def required_(tensor: Tensor | None) -> Tensor:
     return tensor
 
 
-def evaluate(name: str, rows: LossRows, options: Mapping[str, Any] | None = None, **fields: Any) -> LossResult:
-    """A loss under settings of its own, with its statistics made from the rows themselves."""
-    settings = config(name, **({name: options} if options else {}), **fields)
-    loss = find_loss(settings)
-    if loss.prepare is not None:
-        sums = loss.prepare([replace(rows, logprobs_N=rows.logprobs_N.detach())], settings)
-        rows = replace(rows, statistics={key: float(value) for key, value in sums.items()})
-    return loss.function(rows, settings)
+def evaluate(name: str, rows: LossRows, options: Mapping[str, Any] | None = None) -> LossResult:
+    """A loss under options, with its statistics made from the rows themselves."""
+    loss = config(name, options).loss
+    sums = loss.prepare([replace(rows, logprobs_N=rows.logprobs_N.detach())])
+    rows = replace(rows, statistics={key: float(value) for key, value in sums.items()})
+    return loss.compute(rows)
 
 
-def value_and_gradient(
-    name: str, rows: LossRows, options: Mapping[str, Any] | None = None, **fields: Any
-) -> tuple[float, Tensor]:
+def value_and_gradient(name: str, rows: LossRows, options: Mapping[str, Any] | None = None) -> tuple[float, Tensor]:
     """Total and its gradient by the log-probabilities, [N]."""
     logprobs_N = rows.logprobs_N.detach().clone().requires_grad_()
-    total = evaluate(name, replace(rows, logprobs_N=logprobs_N), options, **fields).total
+    total = evaluate(name, replace(rows, logprobs_N=logprobs_N), options).total
     (gradient_N,) = torch.autograd.grad(total, logprobs_N)
     return total.item(), gradient_N

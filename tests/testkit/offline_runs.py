@@ -1,5 +1,6 @@
 """Offline runs as tests start them, and how one presses Ctrl-C in the middle."""
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ from trainer.runs.offline import resume, train
 from trainer.runs.runs import RunFolder
 
 
-def configured(model: Path, **fields: Any) -> TrainConfig:
-    """A short run."""
-    defaults: dict[str, Any] = {"loss": "sft", "episodes_per_step": 6, "epochs": 2, "checkpoint_every": 3, "threads": 1}
-    return TrainConfig(model=str(model), **(defaults | fields))
+def configured(model: Path, loss: str = "sft", options: Mapping[str, Any] | None = None, **fields: Any) -> TrainConfig:
+    """A short run; the options are the loss's."""
+    defaults: dict[str, Any] = {"episodes_per_step": 6, "epochs": 2, "checkpoint_every": 3, "threads": 1}
+    return TrainConfig(model=str(model), loss={"name": loss, **(options or {})}, **(defaults | fields))
 
 
 class Interrupted(KeyboardInterrupt):

@@ -1,8 +1,9 @@
 """What ranks do in tests: functions of a `Ranks` and picklable arguments; without ranks they run on one device."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch  # noqa: TID253
 
@@ -18,7 +19,7 @@ from trainer.config import LoRAConfig, OptimizerConfig, TrainConfig
 from trainer.data.plan import Plan
 from trainer.data.selection import select
 from trainer.data.stream import Stream
-from trainer.losses import Loss, LossResult, LossRows, Needs, find_loss
+from trainer.losses import Loss, LossResult, LossRows, Needs
 from trainer.policy import model as model_module
 from trainer.policy.lora import add_adapters
 from trainer.policy.model import Policy
@@ -49,7 +50,7 @@ def backend_of(ranks: Ranks, *, seed: int = 0, lora: bool = False, **policy: Any
 
 def planned(uri: str, settings: TrainConfig) -> tuple[Any, Plan]:
     """A lake's newest snapshot, and the plan of a configuration on it."""
-    snapshot, needs = lake.open(uri).snapshot(), find_loss(settings).needs
+    snapshot, needs = lake.open(uri).snapshot(), settings.loss.needs
     source = find_credit(snapshot, None) if needs.advantages else None
     return snapshot, Plan(select(snapshot, settings, needs, source=source), settings)
 
@@ -60,13 +61,13 @@ def gradients_of_steps(ranks: Ranks, uri: str, cases: list[tuple[str, dict[str, 
     for name, fields in cases:
         settings = config(name, **fields)
         snapshot, plan = planned(uri, settings)
-        loss, backend = find_loss(settings), backend_of(ranks)
+        loss, backend = settings.loss, backend_of(ranks)
         with Stream(snapshot, plan, loss.needs, settings, rank=ranks.rank, world_size=ranks.world_size) as stream:
             _, batches = next(stream.steps())
         reference = backend_of(ranks, seed=5) if loss.needs.reference_logprobs else None
-        batches, statistics = fill_batches(backend, reference, loss, settings, batches)
+        batches, statistics = fill_batches(backend, reference, loss, batches)
         for batch in batches:
-            backend.forward_backward(batch, loss, settings, statistics).result()
+            backend.forward_backward(batch, loss, statistics).result()
         results.append((len(batches), gradient(backend)))
     return results
 
@@ -153,7 +154,7 @@ def made(ranks: Ranks, folder: str, fields: dict[str, Any]) -> tuple[str, Arrays
     batch = random_batch([9, 4, 7])
     if not ranks.leads:
         batch = dummy_batch()
-    backend.forward_backward(batch, find_loss(settings), settings).result()
+    backend.forward_backward(batch, settings.loss).result()
     return backend.model_digest(), gradient(backend), reference.logprobs(random_batch([9, 4, 7])).result().numpy()
 
 
@@ -170,9 +171,9 @@ def two_passes(ranks: Ranks, folder: str) -> tuple[Arrays, dict[str, float]]:
     mine = [whole[number] for number in range(ranks.rank, 3, ranks.world_size)]
     rounds = -(-3 // ranks.world_size)
     mine += [dummy_batch()] * (rounds - len(mine))
-    filled, statistics = fill_batches(backend, make_reference(settings, ranks), CENTRED, settings, mine)
+    filled, statistics = fill_batches(backend, make_reference(settings, ranks), CENTRED, mine)
     for batch in filled:
-        backend.forward_backward(batch, CENTRED, settings, statistics).result()
+        backend.forward_backward(batch, CENTRED, statistics).result()
     return gradient(backend), dict(statistics)
 
 
@@ -191,20 +192,23 @@ def dummy_batch() -> Any:
     )
 
 
-def _prepare(rows_B: Any, settings: TrainConfig) -> dict[str, torch.Tensor]:
-    del settings
-    return {
-        "gap": sum((r.proximal_logprobs_N - r.reference_logprobs_N + r.logprobs_N).sum() for r in rows_B),
-        "tokens": torch.tensor(float(sum(len(r.logprobs_N) for r in rows_B))),
-    }
+class Centred(Loss):
+    """Squared distance to the mean log-ratio of the whole optimizer step."""
+
+    always: ClassVar[Needs] = Needs(reference_logprobs=True, proximal_logprobs=True, statistics=("gap", "tokens"))
+
+    name: Literal["centred"] = "centred"
+
+    def prepare(self, rows_B: Sequence[LossRows]) -> dict[str, torch.Tensor]:
+        return {
+            "gap": sum((r.proximal_logprobs_N - r.reference_logprobs_N + r.logprobs_N).sum() for r in rows_B),  # type: ignore[operator,misc]
+            "tokens": torch.tensor(float(sum(len(r.logprobs_N) for r in rows_B))),
+        }
+
+    def compute(self, rows: LossRows) -> LossResult:
+        mean = rows.statistics["gap"] / rows.statistics["tokens"]
+        return LossResult(((rows.logprobs_N - mean).square() * rows.weight_N).sum(), {})
 
 
-def _centred(rows: LossRows, settings: TrainConfig) -> LossResult:
-    """Each log-probability less the mean of the whole step, squared."""
-    del settings
-    mean = rows.statistics["gap"] / rows.statistics["tokens"]
-    return LossResult(((rows.logprobs_N - mean).square() * rows.weight_N).sum(), {})
-
-
-CENTRED = Loss("centred", Needs(reference_logprobs=True, proximal_logprobs=True), _centred, _prepare)
+CENTRED = Centred()
 """A loss that needs to have seen the whole optimizer step."""

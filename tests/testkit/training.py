@@ -1,6 +1,6 @@
 """Models, token episodes and slow oracles for the trainer's tests."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +53,9 @@ def random_backend(seed: int = 0, **optimizer: Any) -> SingleDevice:
     return SingleDevice(Policy(random_model(seed)), OptimizerConfig(**optimizer))
 
 
-def config(loss: str = "sft", **fields: Any) -> TrainConfig:
-    """A configuration whose model is never loaded."""
-    return TrainConfig(**({"model": "none", "loss": loss, "learning_rate": 1e-3} | fields))
+def config(loss: str = "sft", options: Mapping[str, Any] | None = None, **fields: Any) -> TrainConfig:
+    """A configuration whose model is never loaded; the options are the loss's."""
+    return TrainConfig(**({"model": "none", "loss": {"name": loss, **(options or {})}, "learning_rate": 1e-3} | fields))
 
 
 def random_batch(lengths: Sequence[int], seed: int = 0, *, temperature: float | None = None) -> PackedBatch:

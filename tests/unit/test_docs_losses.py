@@ -28,7 +28,7 @@ AVERAGES = {
 @pytest.mark.parametrize("name", LOSSES)
 def test_each_loss_has_a_row_that_says_what_it_needs_and_how_it_is_averaged(name: str) -> None:
     cells = [cell.strip() for cell in ROWS[name].split("|")]
-    needs = LOSSES[name].needs
+    needs = LOSSES[name]().needs
     assert ("advantages" in cells[3]) == needs.advantages
     assert ("`lp_b`" in cells[3]) == (needs.behaviour_logprobs or name == "reinforce")
     assert ("reference" in cells[3]) == needs.reference_logprobs

@@ -13,19 +13,19 @@ from trainer.policy.model import Policy
 
 def step(backend: SingleDevice, seed: int = 0, rate: float = 1e-2) -> None:
     batch = random_batch([9, 14], seed)
-    backend.forward_backward(batch, LOSSES["sft"], config())
+    backend.forward_backward(batch, LOSSES["sft"]())
     backend.optim_step(rate)
 
 
 @pytest.mark.parametrize("loss", ["sft", "awr", "ppo"])
 def test_gradients_do_not_depend_on_how_a_step_is_cut(loss: str) -> None:
     batch = random_batch([11, 3, 25, 8, 1, 17], temperature=0.9)
-    settings = config(loss, ppo={"entropy_coefficient": 0.01})
+    settings = config(loss, options={"entropy_coefficient": 0.01})
     results = []
     for batches in ([batch], sequences_of(batch), sequences_of(batch)[::-1]):
         backend = random_backend()
         for part in batches:
-            backend.forward_backward(part, LOSSES[loss], settings)
+            backend.forward_backward(part, settings.loss)
         results.append(gradients(backend))
     for other in results[1:]:
         for name, gradient in results[0].items():
@@ -35,8 +35,8 @@ def test_gradients_do_not_depend_on_how_a_step_is_cut(loss: str) -> None:
 def test_sums_add_up_over_micro_batches() -> None:
     batch = random_batch([11, 3, 25])
     backend = random_backend()
-    whole = backend.forward_backward(batch, LOSSES["ppo"], config("ppo")).result()
-    parts = [backend.forward_backward(part, LOSSES["ppo"], config("ppo")).result() for part in sequences_of(batch)]
+    whole = backend.forward_backward(batch, LOSSES["ppo"]()).result()
+    parts = [backend.forward_backward(part, LOSSES["ppo"]()).result() for part in sequences_of(batch)]
     assert "entropy" in whole
     for name, total in whole.items():
         assert sum(float(part[name]) for part in parts) == pytest.approx(float(total), rel=1e-4, abs=1e-4)
@@ -48,7 +48,7 @@ def test_an_update_clips_the_gradient_and_reports_its_norm() -> None:
     norms = []
     for limit in (1e-6, 1e6):
         backend = random_backend(max_grad_norm=limit)
-        backend.forward_backward(batch, LOSSES["sft"], config())
+        backend.forward_backward(batch, LOSSES["sft"]())
         norms.append(backend.optim_step(1e-3).result())
     assert norms[0] == norms[1] > 0
 
@@ -57,7 +57,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_alone() -> None:
     backend = random_backend()
     before = {name: tensor.clone() for name, tensor in backend.get_weights().items()}
     batch = random_batch([20])
-    backend.forward_backward(batch, LOSSES["sft"], config())
+    backend.forward_backward(batch, LOSSES["sft"]())
     next(backend.policy.model.parameters()).grad[0] = float("nan")
     with pytest.raises(ContractError, match=r"norm is nan.*--lr"):
         backend.optim_step(1e-3)

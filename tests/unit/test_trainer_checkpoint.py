@@ -8,7 +8,7 @@ import pytest
 import torch  # noqa: TID253
 
 from lake.errors import CheckpointError
-from testkit.training import config, random_backend, random_batch
+from testkit.training import random_backend, random_batch
 from trainer.backends.single import SingleDevice
 from trainer.digest import tensor_digest
 from trainer.losses import LOSSES
@@ -30,7 +30,7 @@ def trained(seed: int = 0, steps: int = 2) -> SingleDevice:
     backend = random_backend(seed)
     for number in range(steps):
         batch = random_batch([9, 14], number)
-        backend.forward_backward(batch, LOSSES["sft"], config())
+        backend.forward_backward(batch, LOSSES["sft"]())
         backend.optim_step(1e-2)
     return backend
 
@@ -42,7 +42,7 @@ def test_a_loaded_checkpoint_goes_on_exactly_like_the_original(tmp_path: Path) -
     assert (state.optimizer_step, state.epoch, state.snapshot) == (3, 1, {"tokens": 4})
     for backend in (original, restored):
         batch = random_batch([20], 77)
-        backend.forward_backward(batch, LOSSES["sft"], config())
+        backend.forward_backward(batch, LOSSES["sft"]())
         backend.optim_step(1e-2)
     assert tensor_digest(original.get_weights()) == tensor_digest(restored.get_weights())
     assert tensor_digest(original.get_optimizer_state()) == tensor_digest(restored.get_optimizer_state())

@@ -13,7 +13,7 @@ from trainer.config import TrainConfig
 
 
 def test_it_survives_json() -> None:
-    full = config("ppo", where="split = 'train'", ppo={"dual_clip": None}, minibatches=4)
+    full = config("ppo", where="split = 'train'", options={"dual_clip": None}, minibatches=4)
     assert TrainConfig.model_validate(full.model_dump(mode="json")) == full
 
 
@@ -23,10 +23,8 @@ def test_a_mixture_and_an_average_come_from_a_file_and_survive_json(tmp_path: Pa
         """
 [trainer]
 model = "m"
-loss = "sft"
-unit = "episode"
-aggregation = "unit_mean_token_mean"
 max_staleness = 4
+loss = { name = "sft", unit = "episode", aggregation = "unit_mean_token_mean" }
 
 [[trainer.mixture]]
 weight = 3
@@ -39,7 +37,7 @@ run = "older"
     )
     full = TrainConfig.model_validate(from_file(str(file), ["trainer"]))
     assert [source.describe() for source in full.mixture] == ["where env_return > 0", "run older"]
-    assert (full.unit, full.aggregation, full.max_staleness) == ("episode", "unit_mean_token_mean", 4)
+    assert (full.loss.unit, full.loss.aggregation, full.max_staleness) == ("episode", "unit_mean_token_mean", 4)
     assert TrainConfig.model_validate(full.model_dump(mode="json")) == full
 
 
@@ -61,10 +59,12 @@ def test_it_is_frozen() -> None:
         ("learning_rate", 0.0),
         ("loss", "dqn"),
         ("seed", -1),
-        ("ppo", {"clip_low": 1.5}),
+        ("loss", {"name": "ppo", "clip_low": 1.5}),
+        ("loss", {"name": "sft", "unit": "word"}),
+        ("loss", {"name": "sft", "aggregation": "sum"}),
+        ("loss", {"clip_low": 0.1}),
+        ("ppo", {"clip_low": 0.1}),
         ("max_staleness", -1),
-        ("unit", "word"),
-        ("aggregation", "sum"),
         ("mixture", [{"weight": 0}]),
         ("mixture", [{"where": "env_return > 0"}]),
     ],
@@ -79,10 +79,15 @@ def test_values_that_cannot_be_meant_are_refused(field: str, value: object) -> N
     [
         ("epochs", True, "`epochs` is True; valid: a whole number"),
         ("max_staleness", False, "`max_staleness` is False; valid: a whole number"),
-        ("ppo", {"clip_low": True}, "`ppo.clip_low` is True; valid: a number"),
+        ("loss", {"name": "ppo", "clip_low": True}, "`loss.clip_low` is True; valid: a number"),
+        ("loss", {"name": "ppo", "kl": {"coefficient": True}}, "`loss.kl.coefficient` is True; valid: a number"),
+        ("loss", {"name": "awr", "bta": 1}, "there is no option `loss.bta` of awr; valid: beta"),
+        ("loss", {"name": "awr", "kl": {}}, "there is no option `loss.kl` of awr; valid: name, aggregation, unit, "),
+        ("loss", {"name": "gspo", "unit": "token"}, "`loss`: gspo as configured looks at whole units: set loss.unit"),
+        ("loss", {}, "`loss` is {}; valid: keys with values, 'name' among them"),
         ("learning_rate", float("inf"), "`learning_rate` is inf; valid: a finite number"),
-        ("awr", {"max_weight": float("nan")}, "`awr.max_weight` is nan; valid: a finite number"),
-        ("loss", "dqn", "`loss`: no loss is called 'dqn'; there are sft, awr"),
+        ("loss", {"name": "awr", "max_weight": float("nan")}, "`loss.max_weight` is nan; valid: a finite number"),
+        ("loss", "dqn", "`loss` has the name 'dqn'; valid: 'sft', 'awr', 'bc_exp'"),
         ("lora", {"targets": 3}, "`lora.targets` is 3; valid: a list or 'all-linear'"),
         ("mixture", [{"where": "a"}], "`mixture.0.weight` is missing"),
     ],
@@ -94,5 +99,5 @@ def test_a_wrong_value_is_told_with_what_is_valid(field: str, value: object, fau
 
 
 def test_true_and_false_are_what_they_are_where_they_are_meant() -> None:
-    chosen = config(live_only=False, gradient_checkpointing=True, loss="ppo", ppo={"kl": {"ratio_weighted": False}})
-    assert (chosen.live_only, chosen.gradient_checkpointing, chosen.ppo.kl.ratio_weighted) == (False, True, False)
+    chosen = config("ppo", {"kl": {"ratio_weighted": False}}, live_only=False, gradient_checkpointing=True)
+    assert (chosen.live_only, chosen.gradient_checkpointing, chosen.loss.kl.ratio_weighted) == (False, True, False)

@@ -10,42 +10,27 @@ from trainer.config import TrainConfig
 from trainer.effect import check_effect, has, idle_options, in_words, says, without
 from trainer.losses import LOSSES
 
-LABELLED = {"pairs": {"threshold": 1.0}}
+LABELLED = {"options": {"threshold": 1.0}}
 
 
 @pytest.mark.parametrize(
     ("loss", "fields", "option", "why"),
     [
-        ("awr", {"ppo": {"clip_low": 0.1}}, "ppo", "the loss is awr; it reads `awr` (beta, max_weight)"),
-        ("awr", {"ppo": {"clip_low": 0.2}}, "ppo", "the loss is awr"),
-        ("sft", {"awr": {"beta": 0.5}}, "awr", "the loss is sft, which has no options of its own"),
-        ("dmpo", {"dpo": {"beta": 0.5}}, "dpo", "it reads `dmpo`"),
-        ("sft", {"pairs": {"margin": 1.0}}, "pairs", "sft compares nothing; dpo, dmpo, kto do"),
-        (
-            "dpo",
-            {"pairs": {"threshold": 1.0}},
-            "pairs.threshold",
-            "dpo compares pairs (kind, margin, per_group, graft)",
-        ),
-        ("kto", {"pairs": {"kind": "step"}}, "pairs.kind", "kto looks at episodes one by one (threshold, score)"),
-        ("kto", {"pairs": {"per_group": 3}}, "pairs.per_group", "kto looks at episodes one by one"),
-        ("ppo", {"reference": "r"}, "reference", "ppo compares with none; set ppo.kl.coefficient, or choose"),
+        ("ppo", {"reference": "r"}, "reference", "ppo compares with none; set loss.kl.coefficient, or choose"),
         ("awr", {"reference": "r"}, "reference", "awr compares with none; choose one of dpo, dmpo, kto"),
-        ("ppo", {"ppo": {"kl": {"max_ratio": 2.0}}}, "ppo.kl.max_ratio", "ppo.kl.coefficient is 0"),
+        ("ppo", {"options": {"kl": {"max_ratio": 2.0}}}, "loss.kl.max_ratio", "loss.kl.coefficient is 0"),
         (
             "ppo",
-            {"ppo": {"kl": {"coefficient": 0.1, "ratio_weighted": False, "max_ratio": 2.0}}},
-            "ppo.kl.max_ratio",
-            "it limits the weight that ppo.kl.ratio_weighted = true adds",
+            {"options": {"kl": {"coefficient": 0.1, "ratio_weighted": False, "max_ratio": 2.0}}},
+            "loss.kl.max_ratio",
+            "it limits the weight that loss.kl.ratio_weighted = true adds",
         ),
         ("sft", {"advantages": "x"}, "advantages", "sft reads no credit; live_only = true would"),
         ("kto", {"advantages": "x", **LABELLED}, "advantages", "kto reads no credit"),
         ("sft", {"unknown_staleness": "drop"}, "unknown_staleness", "set max_staleness"),
         ("sft", {"minibatches": 2, "episodes_per_step": 4}, "episodes_per_step", "minibatches says how many"),
-        ("dpo", {"aggregation": "token_mean"}, "aggregation", "dpo is a mean over pairs, not over tokens"),
-        ("kto", {"aggregation": "token_mean"}, "aggregation", "kto is a mean over episodes"),
-        ("ppo", {"aggregation_constant": 5.0}, "aggregation_constant", "aggregation is token_mean"),
-        ("ppo", {"unit": "episode"}, "unit", "aggregation token_mean averages over tokens whatever the unit"),
+        ("ppo", {"options": {"aggregation_constant": 5.0}}, "loss.aggregation_constant", "aggregation is token_mean"),
+        ("ppo", {"options": {"unit": "episode"}}, "loss.unit", "token_mean averages over tokens whatever the unit"),
         ("sft", {"schedule": {"shape": "constant", "final_fraction": 0.5}}, "schedule.final_fraction", "is constant"),
         ("sft", {"validation": {"where": "a", "min_improvement": 0.1}}, "validation.min_improvement", "set validation"),
     ],
@@ -60,23 +45,23 @@ def test_an_option_without_effect_is_told(loss: str, fields: dict[str, Any], opt
 @pytest.mark.parametrize(
     ("loss", "fields"),
     [
-        ("awr", {"awr": {"beta": 0.5}}),
-        ("dpo", {"pairs": {"kind": "step", "graft": True, "margin": 0.5, "per_group": 2}, "reference": "r"}),
-        ("kto", {"pairs": {"threshold": 1.0, "score": "judge"}, "reference": "r"}),
-        ("kto", {"advantages": "x"}),
-        ("dpo", {"advantages": "x", "unit": "episode"}),
-        ("ppo", {"ppo": {"kl": {"coefficient": 0.1, "max_ratio": 2.0}}, "reference": "r"}),
+        ("awr", {"options": {"beta": 0.5}}),
+        ("dpo", {"options": {"pairs": {"kind": "step", "graft": True, "margin": 0.5}}, "reference": "r"}),
+        ("kto", {"options": {"threshold": 1.0, "score": "judge"}, "reference": "r"}),
+        ("kto", {"advantages": "x", "options": {"unit": "turn"}}),
+        ("dpo", {"advantages": "x"}),
+        ("ppo", {"options": {"kl": {"coefficient": 0.1, "max_ratio": 2.0}}, "reference": "r"}),
         ("sft", {"advantages": "x", "live_only": True}),
         ("sft", {"max_staleness": 2, "unknown_staleness": "drop"}),
         ("sft", {"minibatches": 2}),
         ("sft", {"episodes_per_step": 4}),
-        ("ppo", {"aggregation": "unit_mean_token_mean", "unit": "turn"}),
-        ("ppo", {"aggregation": "unit_mean_token_sum_norm", "unit": "turn", "aggregation_constant": 5.0}),
-        ("dr_grpo", {"aggregation_constant": 5.0}),
-        ("grpo", {"aggregation": "token_mean"}),
-        ("gspo", {"unit": "turn", "aggregation": "token_mean"}),
-        ("ppo", {"unit": "turn", "ppo": {"correction": {"method": "geometric_mask"}}}),
-        ("ppo", {"unit": "token"}),
+        ("ppo", {"options": {"aggregation": "unit_mean_token_mean", "unit": "turn"}}),
+        ("ppo", {"options": {"aggregation": "unit_mean_token_sum_norm", "unit": "turn", "aggregation_constant": 5.0}}),
+        ("dr_grpo", {"options": {"aggregation_constant": 5.0}}),
+        ("grpo", {"options": {"aggregation": "token_mean"}}),
+        ("gspo", {"options": {"unit": "turn", "aggregation": "token_mean"}}),
+        ("ppo", {"options": {"unit": "turn", "correction": {"method": "geometric_mask"}}}),
+        ("ppo", {"options": {"unit": "token"}}),
         ("sft", {"schedule": {"shape": "linear", "final_fraction": 0.5}}),
         ("sft", {"validation": {"where": "a", "min_improvement": 0.1}, "keep_last": 1}),
     ],
@@ -93,9 +78,9 @@ def test_defaults_are_never_told_not_even_when_a_stored_configuration_is_read(lo
 
 
 def test_several_are_told_at_once_and_the_way_of_python_is_by_value() -> None:
-    given = config("awr", ppo={"clip_low": 0.1}, pairs={"margin": 1.0}, dpo={})
-    assert list(idle_options(given)) == ["ppo", "pairs"], "an empty section changes nothing"
-    with pytest.raises(UsageError, match=r"`ppo` has no effect: .*; `dpo` has no effect: .*; `pairs` has no effect: "):
+    given = config("ppo", {"kl": {"max_ratio": 2.0, "estimator": "k3_straight"}}, reference="r")
+    assert list(idle_options(given)) == ["reference", "loss.kl.max_ratio"], "what is said as it is changes nothing"
+    with pytest.raises(UsageError, match=r"`reference` has no effect: .*; `loss.kl.estimator` has .*; `loss.kl.max_"):
         check_effect(given)
 
 

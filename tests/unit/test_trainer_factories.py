@@ -42,7 +42,7 @@ def test_the_reference_stays_what_the_model_was(folder: str) -> None:
     before_N = backend.logprobs(batch).result()
     assert torch.equal(before_N, reference.logprobs(batch).result())
     assert not before_N.requires_grad
-    backend.forward_backward(batch, LOSSES["sft"], settings).result()
+    backend.forward_backward(batch, LOSSES["sft"]()).result()
     backend.optim_step(1e-2).result()
     assert torch.equal(before_N, reference.logprobs(batch).result())
     assert not torch.equal(before_N, backend.logprobs(batch).result())

@@ -35,7 +35,7 @@ def adapted(seed: int = 0, lora: LoRAConfig = SETTINGS) -> SingleDevice:
 
 def train(backend: SingleDevice, steps: int = 3) -> None:
     for seed in range(steps):
-        backend.forward_backward(random_batch([9, 14], seed), LOSSES["sft"], config()).result()
+        backend.forward_backward(random_batch([9, 14], seed), LOSSES["sft"]()).result()
         backend.optim_step(1e-2).result()
 
 

@@ -9,7 +9,7 @@ from torch.nn.functional import logsigmoid  # noqa: TID253
 
 from testkit.loss_rows import evaluate, random_rows, required_, value_and_gradient
 from testkit.training import config
-from trainer.losses import LossRows, find_loss
+from trainer.losses import LossRows
 from trainer.losses.dmpo import turn_factors
 
 ROWS = random_rows(4, seed=11, drift=0.5)
@@ -125,7 +125,7 @@ def test_the_turns_of_each_unit_are_counted_from_its_own_first() -> None:
 def test_the_point_of_reference_is_never_negative() -> None:
     """A policy that left the reference behind everywhere is compared with 0, not with its own shortfall."""
     rows = replace(ROWS, reference_logprobs_N=ROWS.logprobs_N + 1)
-    sums = find_loss(config("kto")).prepare([rows], config("kto"))  # type: ignore[misc]
+    sums = config("kto").loss.prepare([rows])
     assert sums["kto_score"] < 0
     found = evaluate("kto", rows, {"beta": 1.0}).total.item()
     counts = torch.bincount(required_(ROWS.unit_N)).tolist()

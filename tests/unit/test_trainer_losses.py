@@ -10,37 +10,29 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from lake.errors import UsageError
 from testkit.loss_rows import evaluate, random_rows
 from testkit.training import config
 from trainer.config import TrainConfig
-from trainer.loss_names import LOSS_NAMES
-from trainer.losses import LOSSES, Aggregation, Atom, Loss, LossConfig, Needs, Temperature, Unit, find_loss
+from trainer.losses import LOSSES, Aggregation, Atom, Needs, Temperature, Unit
 
 SAMPLED = {"ppo", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "dro"}
 """Losses that need the behaviour policy whatever their settings."""
 PREFERENCES = {"dpo", "dmpo", "kto"}
 
 
-def needs(name: str, options: dict[str, Any] | None = None, **fields: Any) -> Needs:
-    return find_loss(config(name, **({name: options} if options else {}), **fields)).needs
+def needs(name: str, options: dict[str, Any] | None = None) -> Needs:
+    return config(name, options).loss.needs
 
 
-def test_the_names_for_help_texts_are_those_of_the_losses() -> None:
-    assert tuple(LOSSES) == LOSS_NAMES
-
-
-@pytest.mark.parametrize("name", LOSS_NAMES)
-def test_each_loss_has_a_module_of_its_name_with_its_formula_and_its_options_in_the_configuration(name: str) -> None:
+@pytest.mark.parametrize("name", LOSSES)
+def test_each_loss_has_a_module_of_its_name_with_its_formula_and_its_options(name: str) -> None:
     module = import_module(f"trainer.losses.{name}")
-    assert LOSSES[name].name == name
-    assert any(isinstance(value, Loss) and value is LOSSES[name] for value in vars(module).values())
+    assert LOSSES[name].__module__ == module.__name__
     assert "    L" in (module.__doc__ or ""), "the formula stands in the module's docstring"
-    if name != "sft":
-        options = getattr(config(name), name)
-        assert isinstance(options, LossConfig)
-        assert type(options).__module__ == module.__name__
-        assert TrainConfig.model_validate(config(name).model_dump(mode="json")) == config(name)
+    made = config(name)
+    assert (type(made.loss), made.loss.name) == (LOSSES[name], name)
+    assert TrainConfig.model_validate(made.model_dump(mode="json")) == made
+    assert made.loss == LOSSES[name](), "its name alone stands for its defaults"
 
 
 def test_no_loss_imports_torch() -> None:
@@ -51,8 +43,18 @@ def test_no_loss_imports_torch() -> None:
 
 
 def test_an_unknown_loss_is_refused_with_the_names_that_there_are() -> None:
-    with pytest.raises(ValidationError, match=r"no loss is called 'dqn'; there are sft, awr, .*, kto"):
+    with pytest.raises(ValidationError, match=r"'dqn' found .* does not match any of the expected tags: 'sft', 'awr'"):
         config("dqn")
+
+
+def test_an_option_of_another_loss_is_refused() -> None:
+    with pytest.raises(ValidationError, match="clip_low"):
+        config("awr", {"clip_low": 0.1})
+
+
+def test_which_loss_it_is_counts_as_said_where_nothing_else_is() -> None:
+    """So that what was said, dumped, says it."""
+    assert TrainConfig(model="m", loss=LOSSES["awr"]()).model_dump(exclude_unset=True)["loss"] == {"name": "awr"}
 
 
 def test_likelihoods_use_temperature_one_and_ratios_the_sampled_one() -> None:
@@ -62,7 +64,7 @@ def test_likelihoods_use_temperature_one_and_ratios_the_sampled_one() -> None:
 
 
 def test_who_needs_the_behaviour_policy_and_who_a_reference() -> None:
-    assert {name for name in LOSSES if LOSSES[name].needs.behaviour_logprobs} == SAMPLED
+    assert {name for name in LOSSES if LOSSES[name].always.behaviour_logprobs} == SAMPLED
     assert {name for name in LOSSES if needs(name).reference_logprobs} == PREFERENCES
     assert {name for name in LOSSES if needs(name).advantages} == SAMPLED | {"reinforce", "awr", "bc_exp"}
     assert {name for name in LOSSES if needs(name).step_advantages} == {"bc_exp"}
@@ -115,43 +117,45 @@ def test_a_correction_asks_for_what_it_looks_at() -> None:
     assert needs("grpo", {"correction": {"method": "sequence_mask"}}).unit is Unit.EPISODE
 
 
-def test_prepare_is_there_only_where_it_is_wanted() -> None:
-    assert find_loss(config("kto")).prepare is not None
-    assert find_loss(config("ppo")).prepare is None
+def test_statistics_are_prepared_only_where_they_are_wanted() -> None:
     wanted = {"correction": {"method": "icepop", "decoupled": True, "normalise": True}}
-    assert find_loss(config("ppo", ppo=wanted)).prepare is not None
+    for name, options in (("kto", {}), ("ppo", {}), ("ppo", wanted), ("reinforce", {})):
+        loss = config(name, options).loss
+        assert tuple(loss.prepare([random_rows(4)])) == loss.needs.statistics
 
 
-def test_the_configuration_overrides_unit_and_aggregation() -> None:
-    found = needs("gspo", unit="turn", aggregation="token_mean")
+def test_options_override_unit_and_aggregation() -> None:
+    found = needs("gspo", {"unit": "turn", "aggregation": "token_mean"})
     assert (found.unit, found.aggregation) == (Unit.TURN, Aggregation.TOKEN_MEAN)
 
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("gspo", {}), ("dpo", {}), ("kto", {}), ("ppo", {"correction": {"method": "sequence_mask"}})],
+    [("gspo", {}), ("ppo", {"correction": {"method": "sequence_mask"}})],
 )
 def test_a_function_of_whole_units_refuses_the_token(name: str, options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=rf"{name} as configured looks at whole units: set unit to turn"):
-        needs(name, options, unit="token")
+    with pytest.raises(ValidationError, match=rf"{name} as configured looks at whole units: set loss.unit to turn"):
+        needs(name, options | {"unit": "token"})
+    with pytest.raises(ValidationError, match="unit"):
+        needs("kto", {"unit": "token"})
 
 
 @pytest.mark.parametrize("name", ["ppo", "grpo", "gspo", "cispo"])
 @pytest.mark.parametrize("method", ["token_truncate", "sequence_truncate"])
 def test_a_ratio_loss_does_not_count_the_distance_twice(name: str, method: str) -> None:
     with pytest.raises(ValidationError, match="would weigh a second time"):
-        config(name, **{name: {"correction": {"method": method}}})
+        config(name, {"correction": {"method": method}})
     with pytest.raises(ValidationError, match=r"unless correction\.decoupled is set"):
-        config(name, **{name: {"correction": {"method": "icepop", "normalise": True}}})
-    config(name, **{name: {"correction": {"method": method, "decoupled": True}}})
-    config("reinforce", reinforce={"correction": {"method": method}})
+        config(name, {"correction": {"method": "icepop", "normalise": True}})
+    config(name, {"correction": {"method": method, "decoupled": True}})
+    config("reinforce", options={"correction": {"method": method}})
 
 
 def test_reinforce_keeps_its_method_when_only_a_limit_is_given_and_has_nothing_to_decouple() -> None:
-    chosen = config("reinforce", reinforce={"correction": {"high": 5.0}}).reinforce.correction
+    chosen = config("reinforce", options={"correction": {"high": 5.0}}).loss.correction
     assert (chosen.method, chosen.limits) == ("token_truncate", (0.0, 5.0))
     with pytest.raises(ValidationError, match="nothing to decouple"):
-        config("reinforce", reinforce={"correction": {"decoupled": True}})
+        config("reinforce", options={"correction": {"decoupled": True}})
 
 
 INPUTS = {
@@ -173,7 +177,7 @@ def test_a_loss_without_its_inputs_says_what_it_needs(field: str, name: str) -> 
         evaluate(name, replace(random_rows(4), **{field: None}))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", LOSS_NAMES)
+@pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_leaves_alone_what_it_does_not_need(name: str) -> None:
     rows = random_rows(4)
     needless = [field for field in INPUTS if name not in INPUTS[field]]

@@ -3,7 +3,7 @@
 import pytest
 
 from testkit.loss_rows import evaluate, random_rows
-from testkit.training import config, random_backend, random_batch
+from testkit.training import random_backend, random_batch
 from trainer.losses import LOSSES
 from trainer.runs.metrics import METRICS, TOTALS, from_sums, metrics_frame
 
@@ -46,7 +46,7 @@ def test_every_metric_of_every_loss_is_documented(loss: str) -> None:
 
 
 def test_what_a_backend_reports_is_documented() -> None:
-    sums = random_backend().forward_backward(random_batch([20]), LOSSES["ppo"], config("ppo")).result()
+    sums = random_backend().forward_backward(random_batch([20]), LOSSES["ppo"]()).result()
     assert {"loss", "logprob", "entropy"} <= set(sums)
     assert set(from_sums({name: float(value) for name, value in sums.items()}, 10)) <= set(METRICS)
 

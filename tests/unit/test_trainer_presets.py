@@ -8,13 +8,14 @@ from pydantic import ValidationError
 
 from trainer.config import ScheduleConfig, TrainConfig
 from trainer.effect import idle_options
+from trainer.losses.awr import AWR
 from trainer.runs import presets
 
 
 def test_a_preset_is_its_configuration() -> None:
     assert presets.sft("m", epochs=3) == TrainConfig(model="m", loss="sft", epochs=3)
-    assert presets.awr("m", beta=0.3).awr.beta == 0.3
-    assert presets.awr("m").loss == "awr"
+    assert presets.awr("m", beta=0.3).loss == AWR(beta=0.3)
+    assert presets.awr("m").loss == AWR()
 
 
 @pytest.mark.parametrize(
@@ -28,24 +29,24 @@ def test_filtered_cloning_adds_its_threshold(where: str | None, expected: str) -
 def test_rl_follows_sft() -> None:
     first, second = presets.sft_then_rl("m", presets.awr("unused"), epochs=2)
     assert (first.config.where, first.config.epochs, first.follows) == ("env_return > 0", 2, False)
-    assert (second.config.loss, second.follows) == ("awr", True)
+    assert (second.config.loss.name, second.follows) == ("awr", True)
 
 
 @pytest.mark.parametrize(
     ("made", "written"),
     [
-        (presets.dpo("m"), {"loss": "dpo", "dpo": {"beta": 0.1}}),
-        (presets.dpo("m", 0.3, epochs=2), {"loss": "dpo", "dpo": {"beta": 0.3}, "epochs": 2}),
-        (presets.step_dpo("m"), {"loss": "dpo", "pairs": {"kind": "step"}}),
+        (presets.dpo("m"), {"loss": {"name": "dpo", "beta": 0.1}}),
+        (presets.dpo("m", 0.3, epochs=2), {"loss": {"name": "dpo", "beta": 0.3}, "epochs": 2}),
+        (presets.step_dpo("m"), {"loss": {"name": "dpo", "pairs": {"kind": "step"}}}),
         (
-            presets.step_dpo("m", margin=0.5, graft=True, pairs={"per_group": 2}),
-            {"loss": "dpo", "pairs": {"kind": "step", "margin": 0.5, "graft": True, "per_group": 2}},
+            presets.step_dpo("m", margin=0.5, graft=True, loss={"pairs": {"per_group": 2}}),
+            {"loss": {"name": "dpo", "pairs": {"kind": "step", "margin": 0.5, "graft": True, "per_group": 2}}},
         ),
-        (presets.dmpo("m", gamma=1), {"loss": "dmpo", "dmpo": {"beta": 0.1, "gamma": 1}}),
+        (presets.dmpo("m", gamma=1), {"loss": {"name": "dmpo", "beta": 0.1, "gamma": 1}}),
         (presets.kto("m"), {"loss": "kto"}),
         (
-            presets.kto("m", threshold=1, kto={"desirable_weight": 0.5}),
-            {"loss": "kto", "kto": {"beta": 0.1, "desirable_weight": 0.5}, "pairs": {"threshold": 1}},
+            presets.kto("m", threshold=1, loss={"desirable_weight": 0.5}),
+            {"loss": {"name": "kto", "beta": 0.1, "desirable_weight": 0.5, "threshold": 1}},
         ),
     ],
 )

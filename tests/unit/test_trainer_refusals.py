@@ -14,7 +14,7 @@ from testkit.copies import copied
 from testkit.training import config, token_episodes, token_lake, token_step
 from trainer.data.refusals import find_refusals, refuse, refuse_step_advantages, refuse_text
 from trainer.data.selection import select, select_episodes
-from trainer.losses import LOSSES, find_loss
+from trainer.losses import LOSSES
 
 FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("no_logprobs", {"action_logprobs": None}, "no behaviour log-probabilities"),
@@ -39,9 +39,9 @@ def refusals_with(tmp_path: Path, loss: str, tokens: dict[str, Any]) -> Any:
 
     lk = copied(f"odd {sorted(tokens.items())}", make, tmp_path)
     snapshot = lk.snapshot()
-    selection = select(snapshot, config("sft"), LOSSES["sft"].needs)
+    selection = select(snapshot, config("sft"), LOSSES["sft"]().needs)
     episode = lk.sql("SELECT episode_id FROM episodes WHERE task_id = 'odd'")["episode_id"][0]
-    return find_refusals(snapshot, selection.members, LOSSES[loss]), ids.to_text(episode)
+    return find_refusals(snapshot, selection.members, LOSSES[loss]()), ids.to_text(episode)
 
 
 @pytest.mark.parametrize(("reason", "tokens", "words"), FAULTS)
@@ -89,16 +89,16 @@ def test_several_faults_are_all_named(tmp_path: Path) -> None:
 def test_rendered_tokens_are_refused_for_that_reason_alone(tmp_path: Path) -> None:
     lk = token_lake(tmp_path, token_episodes(tasks=1))
     snapshot = lk.snapshot()
-    members = select(snapshot, config("sft"), LOSSES["sft"].needs).members
+    members = select(snapshot, config("sft"), LOSSES["sft"]().needs).members
     rendered = members.with_columns(provenance=pl.lit("rendered"), has_logprobs=pl.lit(value=False))
-    (refusal,) = find_refusals(snapshot, rendered, LOSSES["ppo"])
+    (refusal,) = find_refusals(snapshot, rendered, LOSSES["ppo"]())
     assert (refusal.reason, refusal.steps) == ("rendered", members.height)
 
 
 def test_text_only_episodes_are_refused_before_they_are_rendered(tmp_path: Path) -> None:
     lk = token_lake(tmp_path, token_episodes(tasks=2))
     episodes = select_episodes(lk.snapshot(), None)
-    refusal = refuse_text(episodes, LOSSES["ppo"])
+    refusal = refuse_text(episodes, LOSSES["ppo"]())
     steps = lk.sql("SELECT count(*) AS n FROM steps")["n"][0]
     assert refusal.message.startswith(f"ppo refused: {steps} of {steps} steps hold text only")
     assert ids.to_text(episodes["episode_id"][0]) in refusal.message
@@ -109,27 +109,27 @@ def good_members(tmp_path: Path) -> tuple[Any, pl.DataFrame]:
     rng = np.random.default_rng(1)
     episodes = [EpisodeRecord(task_id=f"t{n}", steps=[token_step(rng, 3, 2) for _ in range(3)]) for n in range(2)]
     snapshot = token_lake(tmp_path, episodes).snapshot()
-    return snapshot, select(snapshot, config("sft"), LOSSES["sft"].needs).members
+    return snapshot, select(snapshot, config("sft"), LOSSES["sft"]().needs).members
 
 
 @pytest.mark.parametrize("loss", ["reinforce", "ppo", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "dro"])
 def test_every_ratio_loss_refuses_tokens_without_log_probabilities(tmp_path: Path, loss: str) -> None:
     snapshot, members = good_members(tmp_path)
     bare = members.with_columns(has_logprobs=pl.lit(value=False), advantage=pl.lit(1.0))
-    assert [refusal.reason for refusal in find_refusals(snapshot, bare, find_loss(config(loss)))] == ["no_logprobs"]
+    assert [refusal.reason for refusal in find_refusals(snapshot, bare, config(loss).loss)] == ["no_logprobs"]
 
 
 @pytest.mark.parametrize("loss", ["sft", "awr", "bc_exp"])
 def test_no_likelihood_does(tmp_path: Path, loss: str) -> None:
     snapshot, members = good_members(tmp_path)
     bare = members.with_columns(has_logprobs=pl.lit(value=False), provenance=pl.lit("rendered"))
-    assert find_refusals(snapshot, bare, find_loss(config(loss))) == []
+    assert find_refusals(snapshot, bare, config(loss).loss) == []
 
 
 def test_reinforce_without_a_correction_compares_with_nobody(tmp_path: Path) -> None:
     snapshot, members = good_members(tmp_path)
     bare = members.with_columns(has_logprobs=pl.lit(value=False))
-    plain = find_loss(config("reinforce", reinforce={"correction": {"method": "none"}}))
+    plain = config("reinforce", options={"correction": {"method": "none"}}).loss
     assert find_refusals(snapshot, bare, plain) == []
 
 
@@ -138,28 +138,28 @@ def test_one_ratio_for_an_episode_needs_one_advantage(tmp_path: Path) -> None:
     first = members["episode_id"][0]
     differs = (pl.col("episode_id") == first) & (pl.col("step_index") == 2)
     varied = members.with_columns(advantage=pl.when(differs).then(0.25).otherwise(-1.5))
-    (refusal,) = find_refusals(snapshot, varied, find_loss(config("gspo")))
+    (refusal,) = find_refusals(snapshot, varied, config("gspo").loss)
     assert (refusal.reason, refusal.steps) == ("advantages_vary", 3)
     assert refusal.message.startswith("gspo refused: 1 of 2 episodes hold steps with different advantages")
     assert f"episode_id={ids.to_text(first)}, step_index=0: from -1.5 to 0.25" in refusal.message
-    assert "set unit to turn" in refusal.message
+    assert "set loss.unit to turn" in refusal.message
     level = members.with_columns(advantage=pl.lit(-1.5))
-    assert find_refusals(snapshot, level, find_loss(config("gspo"))) == []
+    assert find_refusals(snapshot, level, config("gspo").loss) == []
     for unit in ("turn", "sequence", "episode"):
-        assert find_refusals(snapshot, varied, find_loss(config("gspo", unit=unit))) == [], "said explicitly"
-    assert find_refusals(snapshot, varied, find_loss(config("ppo"))) == [], "a ratio per token follows any advantage"
+        assert find_refusals(snapshot, varied, config("gspo", options={"unit": unit}).loss) == [], "said explicitly"
+    assert find_refusals(snapshot, varied, config("ppo").loss) == [], "a ratio per token follows any advantage"
 
 
 def test_both_labels_must_be_there(tmp_path: Path) -> None:
     snapshot, members = good_members(tmp_path)
     labelled = members.with_columns(sign=pl.lit(1, pl.Int8))
-    (refusal,) = find_refusals(snapshot, labelled, find_loss(config("kto")))
+    (refusal,) = find_refusals(snapshot, labelled, config("kto").loss)
     assert (refusal.reason, refusal.steps) == ("one_label", 6)
     assert "select good and bad episodes" in refusal.message
     first = pl.col("episode_id") == members["episode_id"][0]
     both = members.with_columns(sign=pl.when(first).then(1).otherwise(-1))
-    assert find_refusals(snapshot, both, find_loss(config("kto"))) == []
-    assert find_refusals(snapshot, members.clear(), find_loss(config("kto"))) == [], "the plan says that it is empty"
+    assert find_refusals(snapshot, both, config("kto").loss) == []
+    assert find_refusals(snapshot, members.clear(), config("kto").loss) == [], "the plan says that it is empty"
 
 
 def test_a_credit_job_without_step_advantages_is_refused_before_everything_is_dropped() -> None:

@@ -12,12 +12,13 @@ from pydantic import BaseModel
 from lake.cli import trajlake
 from lake.errors import UsageError
 from lake.faults import models_in
-from lake.settings import merged
 from trainer.commands_train import train
 from trainer.config import TrainConfig
-from trainer.data.aggregation import Aggregation, Unit
-from trainer.loss_names import AGGREGATIONS, LOSS_NAMES, UNITS
+from trainer.layers import layered
 from trainer.losses import LOSSES
+from trainer.losses.awr import AWR
+from trainer.losses.dpo import DPO
+from trainer.losses.sft import SFT
 from trainer.runs.stages import read_stages
 from trainer.train_settings import configured, flag_of, given_settings, read_settings
 
@@ -25,7 +26,8 @@ STAGES = """
 [trainer]
 model = "m"
 epochs = 2
-[trainer.awr]
+[trainer.loss]
+name = "awr"
 beta = 0.5
 [trainer.validation]
 where = "task_id = 'a'"
@@ -35,8 +37,8 @@ name = "sft"
 loss = "sft"
 [[trainer.stages]]
 name = "rl"
-loss = "awr"
-[trainer.stages.awr]
+[trainer.stages.loss]
+name = "awr"
 max_weight = 5.0
 [trainer.stages.validation]
 patience = 2
@@ -54,12 +56,6 @@ def stages_of(folder: Path, text: str, *pairs: str) -> dict[str, TrainConfig]:
     return {stage.name: stage.config for stage in stages}
 
 
-def test_the_names_of_the_help_text_are_those_of_the_code() -> None:
-    assert list(LOSSES) == list(LOSS_NAMES)
-    assert list(Aggregation) == list(AGGREGATIONS)
-    assert list(Unit) == list(UNITS)
-
-
 def fields(model: type[BaseModel], prefix: str = "") -> list[str]:
     """Every field that can be set, dotted."""
     found = []
@@ -70,24 +66,28 @@ def fields(model: type[BaseModel], prefix: str = "") -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("field", fields(TrainConfig))
-def test_set_reaches_every_field(field: str) -> None:
+FIELDS = [("sft", field) for field in fields(TrainConfig) if not field.startswith("loss.")]
+FIELDS += [(name, field) for name, loss in LOSSES.items() for field in fields(loss, "loss.")]
+
+
+@pytest.mark.parametrize(("loss", "field"), FIELDS)
+def test_set_reaches_every_field(loss: str, field: str) -> None:
     """The value that a field has by default, spelled on a command line, is the value that it gets."""
-    base: Any = TrainConfig(model="m", loss="sft", lora={}, validation={"where": "w"})
+    base: Any = TrainConfig(model="m", loss=loss, lora={}, validation={"where": "w"})
     value = base.model_dump(mode="json")
     for name in field.split("."):
         value = value[name]
     text = value if isinstance(value, str) else json.dumps(value)
     given = given_settings((f"{field}={text}",), {})
-    settings = merged({"model": "m", "loss": "sft", "lora": {}, "validation": {"where": "w"}}, given)
+    settings = layered({"model": "m", "loss": loss, "lora": {}, "validation": {"where": "w"}}, given)
     assert TrainConfig.model_validate(settings) == base
 
 
 def test_flags_come_last_and_the_file_first(tmp_path: Path) -> None:
-    file = in_file(tmp_path, '[trainer]\nmodel = "m"\nloss = "awr"\nepochs = 5\nseed = 1\n[trainer.awr]\nbeta = 0.5\n')
-    given = given_settings(("epochs=4", "awr.max_weight=3"), {"seed": 2, "validation.where": "a"})
+    file = in_file(tmp_path, '[trainer]\nmodel = "m"\nepochs = 5\nseed = 1\n[trainer.loss]\nname = "awr"\nbeta = 0.5\n')
+    given = given_settings(("epochs=4", "loss.max_weight=3"), {"seed": 2, "validation.where": "a"})
     config = configured(read_settings(file, given))
-    assert (config.epochs, config.seed, config.awr.beta, config.awr.max_weight) == (4, 2, 0.5, 3.0)
+    assert (config.epochs, config.seed, config.loss) == (4, 2, AWR(beta=0.5, max_weight=3.0))
     assert config.validation is not None
     assert config.validation.where == "a"
 
@@ -98,6 +98,8 @@ def test_flags_come_last_and_the_file_first(tmp_path: Path) -> None:
         (("epochs=4",), {"epochs": 3}, "--epochs and --set epochs say the same thing twice"),
         (("validation.where=a",), {"validation.where": "b"}, "--validate and --set validation.where say"),
         (("learning_rate=1",), {"learning_rate": 1.0}, "--lr and --set learning_rate say"),
+        (("loss=awr",), {"loss.name": "sft"}, "--loss and --set loss.name say the same thing twice"),
+        (("loss.unit=turn",), {"loss.unit": "turn"}, "--unit and --set loss.unit say"),
         (("epochs",), {}, "is no setting"),
     ],
 )
@@ -108,14 +110,15 @@ def test_what_is_said_twice_or_not_at_all_is_refused(pairs: tuple[str, ...], fla
 
 def test_every_flag_has_its_name() -> None:
     flags = {flag for option in train.params for flag in option.opts}
-    named = {"model", "learning_rate", "validation.where", "live_only", "max_staleness", "unit", "aggregation"}
+    named = {"model", "learning_rate", "validation.where", "live_only", "max_staleness"}
+    named |= {"loss.name", "loss.unit", "loss.aggregation"}
     assert {flag_of(field) for field in named} <= flags
 
 
 def test_stages_take_what_they_do_not_set_also_inside_a_section(tmp_path: Path) -> None:
     found = stages_of(tmp_path, STAGES)
-    assert found["rl"].awr.model_dump() == {"beta": 0.5, "max_weight": 5.0}
-    assert found["sft"].awr == found["sft"].awr.__class__(), "a section of a later stage's loss is left out of this one"
+    assert found["rl"].loss == AWR(beta=0.5, max_weight=5.0)
+    assert found["sft"].loss == SFT(), "another loss than that of [trainer] begins with its own defaults"
     for name, patience in (("sft", None), ("rl", 2)):
         validation = found[name].validation
         assert validation is not None
@@ -125,9 +128,8 @@ def test_stages_take_what_they_do_not_set_also_inside_a_section(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("pair", "fault"),
     [
-        ("ppo.clip_low=0.1", "stage sft: `ppo` has no effect: the loss is sft"),
-        ("pairs.threshold=1", "`pairs` has no effect"),
-        ("loss=sft", "of no effect on the command line: loss; every stage of .* sets it for itself"),
+        ("loss.clip_low=0.1", "stage rl: there is no option `loss.clip_low` of awr; valid: name, aggregation"),
+        ("loss=ppo", "of no effect on the command line: loss.name; every stage of .* sets it for itself"),
         ("epoch=1", "stage sft: there is no option `epoch`; valid: epochs"),
     ],
 )
@@ -136,20 +138,45 @@ def test_what_no_stage_hears_is_refused(tmp_path: Path, pair: str, fault: str) -
         stages_of(tmp_path, STAGES, pair)
 
 
-def test_what_a_stage_sets_and_its_loss_never_reads_is_refused(tmp_path: Path) -> None:
-    text = STAGES.replace('loss = "sft"', 'loss = "sft"\nawr = { beta = 0.1 }')
-    with pytest.raises(UsageError, match="stage sft: `awr` has no effect"):
+def test_the_command_line_sets_options_of_the_stages_that_have_the_loss(tmp_path: Path) -> None:
+    found = stages_of(tmp_path, STAGES, "loss.name=awr", "loss.beta=0.25")
+    assert (found["sft"].loss, found["rl"].loss) == (SFT(), AWR(beta=0.25, max_weight=5.0))
+
+
+def test_what_a_stage_sets_and_its_loss_does_not_have_is_refused(tmp_path: Path) -> None:
+    text = STAGES.replace('loss = "sft"', 'loss = { name = "sft", beta = 0.1 }')
+    with pytest.raises(UsageError, match=r"stage sft: there is no option `loss\.beta` of sft"):
         stages_of(tmp_path, text)
 
 
-def test_an_option_that_no_stage_reads_is_refused_though_its_section_is_read(tmp_path: Path) -> None:
+def test_what_a_stage_takes_from_above_and_never_reads_is_left_out(tmp_path: Path) -> None:
+    found = stages_of(tmp_path, STAGES.replace("epochs = 2", 'epochs = 2\nadvantages = "gigpo"'))
+    assert (found["sft"].advantages, found["rl"].advantages) == (None, "gigpo")
+
+
+def test_options_of_a_loss_that_no_stage_has_are_refused(tmp_path: Path) -> None:
     text = (
-        '[trainer]\nmodel = "m"\n[trainer.pairs]\nthreshold = 1.0\n'
-        '[[trainer.stages]]\nname = "a"\nloss = "sft"\n[[trainer.stages]]\nname = "b"\nloss = "dpo"\n'
+        '[trainer]\nmodel = "m"\n[trainer.loss]\nname = "dpo"\npairs.margin = 1.0\n'
+        '[[trainer.stages]]\nname = "a"\nloss = "sft"\n[[trainer.stages]]\nname = "b"\nloss = "kto"\n'
     )
-    with pytest.raises(UsageError, match=r"`pairs.threshold` has no effect: dpo compares pairs|`pairs` has no effect"):
+    with pytest.raises(UsageError, match=r"`loss.pairs.margin` of loss dpo in \[trainer\]: no stage has this loss"):
         stages_of(tmp_path, text)
-    assert stages_of(tmp_path, text.replace("threshold = 1.0", "margin = 1.0"))["b"].pairs.margin == 1.0
+    assert stages_of(tmp_path, text.replace("kto", "dpo"))["b"].loss == DPO(pairs={"margin": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("settings", "fault"),
+    [
+        ({}, "--model and --loss missing"),
+        ({"model": "m"}, "--loss missing"),
+        ({"loss": "sft"}, "--model missing"),
+        ({"model": "m", "loss": {"beta": 0.5}}, "--loss missing"),
+        ({"mdel": "m", "loss": "sft"}, "there is no option `mdel`; valid: model"),
+    ],
+)
+def test_a_run_needs_a_model_and_a_loss(settings: dict[str, Any], fault: str) -> None:
+    with pytest.raises(UsageError, match=fault):
+        configured(settings)
 
 
 def test_help_has_every_option_in_a_section_once() -> None:

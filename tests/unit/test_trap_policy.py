@@ -9,7 +9,7 @@ from pipelines.collect.environments.house import House, HouseConfig, vocabulary
 from pipelines.collect.policies.transformers_policy import TransformersPolicy
 from pipelines.collect.rollouts import Start, play
 from testkit.architectures import model_of
-from testkit.training import config, random_backend, random_batch, random_model
+from testkit.training import random_backend, random_batch, random_model
 from trainer.backends.single import SingleDevice
 from trainer.config import OptimizerConfig
 from trainer.losses import LOSSES
@@ -34,7 +34,7 @@ def test_a_models_dropout_never_acts(name: str) -> None:
     ]
     for backend in backends:
         for _ in range(2):
-            backend.forward_backward(batch, LOSSES["sft"], config()).result()
+            backend.forward_backward(batch, LOSSES["sft"]()).result()
             backend.optim_step(1e-2).result()
     with_dropout, without = (backend.logprobs(batch).result() for backend in backends)
     assert torch.equal(with_dropout, without)
@@ -98,7 +98,7 @@ def test_the_score_of_a_probe_is_the_same_in_the_player_and_in_the_trainer_after
     batch = random_batch([12])
     player = random_model()
     for _ in range(2):
-        backend.forward_backward(batch, LOSSES["sft"], config()).result()
+        backend.forward_backward(batch, LOSSES["sft"]()).result()
         backend.optim_step(1e-2).result()
         player.load_state_dict(backend.policy.model.state_dict())
         with torch.inference_mode():

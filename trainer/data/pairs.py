@@ -8,17 +8,16 @@ anchor is not enough, since it is a hash of the state without the history. `graf
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import polars as pl
-from pydantic import Field, model_validator
 
 from lake import ids
 from trainer.data.contexts import fingerprints
 from trainer.data.pairing import Matched, apart, both, differ, match, same, together
 from trainer.data.ranges import Ints
-from trainer.frozen import FrozenModel
+from trainer.losses.compared import PairsConfig
 
 if TYPE_CHECKING:
     from lake.snapshot import Snapshot
@@ -33,36 +32,6 @@ SIDES = {
 }
 """Columns of `Preferences.sides`."""
 _STEP = ["episode_id", "step_index"]
-
-
-class PairsConfig(FrozenModel):
-    """Which episodes or steps are compared by losses on pairs."""
-
-    kind: Literal["episode", "step"] = "episode"
-    """Whole sibling episodes, by A_E of the credit job; or single steps that share an anchor, by their
-    return-to-go."""
-    margin: float = Field(0.0, ge=0)
-    """Smallest difference of a pair's A_E or returns. Equal ones are never paired."""
-    per_group: int | None = Field(None, ge=1)
-    """Pairs of a group (kind step: of an anchor) at most; None: as many as there are."""
-    graft: bool = False
-    """Kind step: put both actions onto the context of the chosen one. Otherwise the contexts must be identical."""
-
-    @model_validator(mode="after")
-    def _graft_has_an_effect(self) -> Self:
-        if self.graft and self.kind != "step":
-            msg = 'graft is for pairs of steps: set kind to "step", or leave graft out'
-            raise ValueError(msg)
-        return self
-
-
-class LabelRule(NamedTuple):
-    """Which episodes are desirable."""
-
-    threshold: float | None
-    """Those whose score reaches it. None: those with A_E > 0 in the credit job."""
-    score: str
-    """Score that the threshold is compared with."""
 
 
 class Finding(NamedTuple):

@@ -17,11 +17,10 @@ from pydantic import Field, model_validator
 
 from trainer.data.aggregation import Aggregation, Atom, Unit, Weighting
 from trainer.frozen import FrozenModel
+from trainer.losses.compared import LabelRule, PairsConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from trainer.data.pairs import LabelRule, PairsConfig
 
 
 class Temperature(StrEnum):

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lake.judgements.scores import ENV_RETURN
 from trainer.data.aggregation import Atom, Unit
-from trainer.data.pairs import LabelRule
 from trainer.losses.base import Loss, LossResult, LossRows, Needs, added, required
+from trainer.losses.compared import LabelRule
 from trainer.losses.preference import log_ratio_to_reference
 from trainer.losses.segments import unit_sum
 
@@ -46,14 +45,14 @@ class KTO(Loss):
     threshold: float | None = None
     """An episode whose score reaches this is desirable, below it is not. None: the sign of its A_E decides, and
     episodes without one, or with A_E = 0, are left out."""
-    score: str = ENV_RETURN
+    score: str = "env_return"
     """Score that `threshold` is compared with: env_return, or a scorer of whole episodes, @VERSION or not."""
     unit: Literal[Unit.TURN, Unit.SEQUENCE, Unit.EPISODE] = Unit.EPISODE
     """What is scored by S: turn, sequence or episode."""
 
     @model_validator(mode="after")
     def _score_has_a_threshold(self) -> Self:
-        if self.score != ENV_RETURN and self.threshold is None:
+        if self.score != type(self).model_fields["score"].default and self.threshold is None:
             msg = f"score {self.score!r} is compared with a threshold: set threshold, or leave score out"
             raise ValueError(msg)
         return self

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from trainer.data.aggregation import Atom, Unit
-from trainer.data.pairs import PairsConfig
 from trainer.losses.base import Loss, LossResult, LossRows, Needs, required
+from trainer.losses.compared import PairsConfig
 from trainer.losses.segments import unit_mean
 
 if TYPE_CHECKING:
