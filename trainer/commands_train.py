@@ -46,9 +46,15 @@ _SECTIONS = {
 }
 """Headings of the help text."""
 _FIELDS = {name: name for part in ("Model", "Data", "Loss", "Course") for name in _SECTIONS[part] if name != "ranks"}
-_FIELDS |= {"validate": "validation.where"} | {name: f"loss.{name}" for name in ("aggregation", "unit")}
-_FIELDS["loss"] = "loss.name"
+_FIELDS |= {
+    "validate": "validation.where",
+    "loss": "loss.name",
+    "aggregation": "loss.aggregation",
+    "unit": "loss.unit",
+}
 """Option -> the field of TrainConfig that it sets."""
+_AGGREGATIONS = [mode.value for mode in Aggregation]
+_UNITS = [unit.value for unit in Unit]
 
 
 @click.command(
@@ -92,8 +98,12 @@ _FIELDS["loss"] = "loss.name"
 @click.option("--max-staleness", type=int, help="Leave out steps of policies this many versions old. Default: none.")
 @click.option("--max-length", type=int, help="Longest sequence in tokens. Default: as the data needs.")
 @click.option("--loss", type=click.Choice(list(LOSSES)), help="What to optimise.")
-@click.option("--aggregation", type=click.Choice(list(Aggregation)), help="How tokens are averaged. Default: by loss.")
-@click.option("--unit", type=click.Choice(list(Unit)), help="Over what they are averaged. Default: by loss.")
+@click.option(
+    "--aggregation",
+    type=click.Choice(_AGGREGATIONS),
+    help="How tokens are averaged. Default: by loss.",
+)
+@click.option("--unit", type=click.Choice(_UNITS), help="Over what they are averaged. Default: by loss.")
 @click.option("--epochs", type=int, help="Passes over the data. Default: 1.")
 @click.option("--episodes-per-step", type=int, help="Episodes of an optimizer step. Default: 8.")
 @click.option("--token-budget", type=int, help="Tokens of one forward pass. Default: 8192.")

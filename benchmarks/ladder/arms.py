@@ -8,7 +8,7 @@ from typing import Any
 from pipelines.credit import GiGPO
 from pipelines.credit.estimators import ESTIMATORS
 from pipelines.credit.estimators.protocol import Estimator
-from trainer.data.pairs import PairsConfig
+from trainer.losses.compared import PairsConfig
 
 BETAS = (0.3, 1.0, 3.0)
 RATES = (3e-4, 1e-3, 3e-3)
@@ -50,12 +50,12 @@ class Arm:
 
     def options(self, value: float | None) -> dict[str, Any]:
         """Settings of the training run that follow from the arm and its knob, beside data and sizes."""
-        options: dict[str, Any] = {"loss": self.loss}
+        loss: dict[str, Any] = {"name": self.loss}
         if self.knob == "beta":
-            options[self.loss] = {"beta": value}
+            loss["beta"] = value
         if self.data is Data.PAIRS:
-            options["pairs"] = PairsConfig(kind="step", graft=True, margin=0.3)
-        return options
+            loss["pairs"] = PairsConfig(kind="step", graft=True, margin=0.3)
+        return {"loss": loss}
 
 
 CREDITS: dict[str, Callable[[float], Estimator]] = {

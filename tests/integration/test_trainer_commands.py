@@ -157,7 +157,7 @@ def test_a_file_sets_what_flags_leave_open(world: Path, tmp_path: Path) -> None:
     result = train(world, "--config", file, "--epochs", 1, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.exception
     config = json.loads((tmp_path / "out" / "run.json").read_text())["config"]
-    assert (config["loss"], config["epochs"], config["awr"]) == ("awr", 1, {"beta": 0.5, "max_weight": 20.0})
+    assert (config["loss"]["name"], config["epochs"], config["loss"]["beta"]) == ("awr", 1, 0.5)
     assert train(world, "--config", file, "--out", tmp_path / "out", "--resume", "--epochs", 1).exit_code == 0
 
 
@@ -236,27 +236,30 @@ def test_flags_and_settings_reach_the_run_and_may_be_given_again_to_resume(world
         '[[trainer.mixture]]\nweight = 3\nwhere = "env_return > 0"\n[[trainer.mixture]]\nweight = 1\n'
     )
     flags = ["--lr", "1e-3", "--unit", "episode", "--aggregation", "unit_mean_token_mean", "--max-staleness", "2"]
-    pairs = ["awr.beta=0.5", "validation.every=1", "unknown_staleness=keep", "schedule.shape=linear"]
+    pairs = ["loss.beta=0.5", "validation.every=1", "unknown_staleness=keep", "schedule.shape=linear"]
     spelled = [part for pair in pairs for part in ("--set", pair)]
     arguments = ["--config", file, "--out", tmp_path / "out", *flags, *spelled, "--validate", "rollout_index = 0"]
     first = last_line(train(world, *arguments))
     config = json.loads((tmp_path / "out" / "run.json").read_text())["config"]
-    assert (config["learning_rate"], config["unit"], config["max_staleness"]) == (1e-3, "episode", 2)
-    assert (config["aggregation"], config["awr"]["beta"]) == ("unit_mean_token_mean", 0.5)
+    assert (config["learning_rate"], config["loss"]["unit"], config["max_staleness"]) == (1e-3, "episode", 2)
+    assert (config["loss"]["aggregation"], config["loss"]["beta"]) == ("unit_mean_token_mean", 0.5)
     assert (config["validation"]["where"], config["validation"]["every"]) == ("rollout_index = 0", 1)
     metrics = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert all("validation_nll" in line for line in metrics)
     assert last_line(train(world, *arguments, "--resume")) == first
-    other = train(world, "--out", tmp_path / "out", "--resume", "--set", "awr.beta=0.6", "--unit", "turn")
-    assert "these differ: unit 'turn' (the run has 'episode'), awr.beta 0.6 (the run has 0.5)" in str(other.exception)
+    other = train(world, "--out", tmp_path / "out", "--resume", "--set", "loss.beta=0.6", "--unit", "turn")
+    differ = "these differ: loss.unit 'turn' (the run has 'episode'), loss.beta 0.6 (the run has 0.5);"
+    assert differ in str(other.exception)
+    other = train(world, "--out", tmp_path / "out", "--resume", "--loss", "gspo")
+    assert "these differ: loss.name 'gspo' (the run has 'awr');" in str(other.exception)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--set", "ppo.clip_low=0.1"], "`ppo` has no effect: the loss is awr; it reads `awr` (beta, max_weight)"),
+        (["--set", "loss.clip_low=0.1"], "there is no option `loss.clip_low` of awr; valid: name, aggregation, unit"),
         (["--reference", "r"], "`reference` has no effect"),
-        (["--set", "awr.bta=1"], "there is no option `awr.bta`; valid: beta"),
+        (["--set", "loss.bta=1"], "there is no option `loss.bta` of awr; valid: beta"),
         (["--set", "epochs=x"], "`epochs` is 'x'; valid: a whole number"),
         (["--set", "loggers=wandb|log"], "`loggers.1` is 'log'; valid: 'tensorboard' or 'wandb'"),
         (["--validate", "colour = 1"], "validation.where 'colour = 1' is no predicate over `episodes`"),
@@ -298,9 +301,10 @@ def test_a_run_from_python_says_which_options_have_no_effect(world: Path, tmp_pa
     from testkit.offline_runs import configured
     from trainer.runs.offline import train as train_run
 
-    config = configured(world / "model", epochs=1, ppo={"clip_low": 0.1})
+    config = configured(world / "model", options={"aggregation_constant": 5.0}, epochs=1)
     result = train_run(lake.open(world / "lake"), config, tmp_path / "out", run_id="r")
-    assert "`ppo` has no effect: the loss is sft, which has no options of its own" in result.notes
+    why = "loss.aggregation is token_mean; unit_mean_token_sum_norm divides by it"
+    assert f"`loss.aggregation_constant` has no effect: {why}" in result.notes
 
 
 @pytest.mark.parametrize("size", ["20k", "100k", "400k"])

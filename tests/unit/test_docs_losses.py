@@ -8,8 +8,8 @@ import pytest
 
 from lake.errors import UsageError
 from testkit.shared import CHECKOUT
-from testkit.training import config
 from trainer.losses import LOSSES, Aggregation, Unit
+from trainer.losses.compared import PairsConfig
 from trainer.losses.correction import LIMITS, CorrectionConfig, CorrectionMethod
 from trainer.losses.kl import KLConfig, KLEstimator
 from trainer.runs import presets
@@ -30,16 +30,16 @@ def test_each_loss_has_a_row_that_says_what_it_needs_and_how_it_is_averaged(name
     cells = [cell.strip() for cell in ROWS[name].split("|")]
     needs = LOSSES[name]().needs
     assert ("advantages" in cells[3]) == needs.advantages
-    assert ("`lp_b`" in cells[3]) == (needs.behaviour_logprobs or name == "reinforce")
+    assert ("`lp_b`" in cells[3]) == needs.behaviour_logprobs
     assert ("reference" in cells[3]) == needs.reference_logprobs
-    assert ("pairs" in cells[3], "labels" in cells[3]) == (needs.pairs, needs.labels)
+    assert ("pairs" in cells[3], "labels" in cells[3]) == (needs.pairs is not None, needs.labels is not None)
     if not needs.reference_logprobs:
         assert cells[4].startswith(AVERAGES[needs.unit, needs.aggregation])
 
 
-@pytest.mark.parametrize("name", [name for name in LOSSES if name != "sft"])
+@pytest.mark.parametrize("name", LOSSES)
 def test_each_option_is_explained(name: str) -> None:
-    for option in type(getattr(config(name), name)).model_fields:
+    for option in [*LOSSES[name].model_fields, *PairsConfig.model_fields]:
         assert f"`{option}`" in PAGE, f"{name}.{option}"
 
 
@@ -78,8 +78,8 @@ def test_an_example_prints_what_the_page_says(code: str, output: str) -> None:
 def test_the_fault_is_the_one_that_the_page_shows() -> None:
     ((command, fault),) = re.findall(r"```sh\n(.*?)```\n\n```text\ntrajlake: (.*?)\n```", PAGE, re.DOTALL)
     with pytest.raises(UsageError) as error:
-        configured(given_settings(("ppo.clip_low=0.1",), {"model": "tiny", "loss": "awr"}))
-    assert "--loss awr --set ppo.clip_low=0.1" in command
+        configured(given_settings(("loss.clip_low=0.1",), {"model": "tiny", "loss.name": "awr"}))
+    assert "--loss awr --set loss.clip_low=0.1" in command
     assert str(error.value) == fault
 
 
@@ -94,5 +94,5 @@ def test_every_preset_for_preferences_has_a_row_with_its_defaults() -> None:
         assert cells is not None
         for option, value in settings.items():
             assert f"`{option}` {value}" in cells[1]
-            assert getattr(getattr(chosen, chosen.loss), option) == value
+            assert getattr(chosen.loss, option) == value
         assert chosen.learning_rate == 1e-6

@@ -52,6 +52,7 @@ class AWR(TokenLoss):
     always: ClassVar[Needs] = Needs(advantages=True, normalised_advantages=True)
 
     name: Literal["awr"] = "awr"
+    """Name of the loss."""
     beta: float = Field(1.0, gt=0)
     """Temperature of the weights exp(A / beta), in standard deviations of the plan's advantages."""
     max_weight: float = Field(20.0, gt=0)

@@ -24,6 +24,7 @@ class BCExp(TokenLoss):
     always: ClassVar[Needs] = Needs(advantages=True, step_advantages=True)
 
     name: Literal["bc_exp"] = "bc_exp"
+    """Name of the loss."""
     beta: float = Field(1.0, gt=0)
     """Temperature of the weights exp(A_S / beta), in units of A_S."""
     max_weight: float = Field(20.0, gt=0)

@@ -24,6 +24,7 @@ class CISPO(RatioLoss):
     always: ClassVar[Needs] = RATIO_NEEDS
 
     name: Literal["cispo"] = "cispo"
+    """Name of the loss."""
     min_ratio: float = Field(0.0, ge=0, le=1)
     """Lower limit of the weight."""
     max_ratio: float = Field(5.0, ge=1)

@@ -21,5 +21,6 @@ class DAPO(ClippedLoss):
     """Clip-higher, token mean."""
 
     name: Literal["dapo"] = "dapo"
+    """Name of the loss."""
     clip_high: float = Field(0.28, gt=0)
     """The ratio is clipped above at 1 + clip_high; larger than clip_low, so that rare tokens may grow."""

@@ -51,6 +51,7 @@ class DMPO(PairLoss):
     """Direct multi-turn preference optimisation."""
 
     name: Literal["dmpo"] = "dmpo"
+    """Name of the loss."""
     gamma: float = Field(0.7, gt=0, le=1)
     """Discount from turn to turn."""
 

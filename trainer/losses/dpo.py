@@ -22,6 +22,7 @@ class DPO(PairLoss):
     """Direct preference optimisation."""
 
     name: Literal["dpo"] = "dpo"
+    """Name of the loss."""
     length_normalised: bool = False
     """Compare mean log-ratios per token instead of sums; beta then is larger by about the length."""
 

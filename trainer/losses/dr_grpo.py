@@ -24,3 +24,4 @@ class DrGRPO(ClippedLoss):
     always: ClassVar[Needs] = replace(RATIO_NEEDS, unit=Unit.EPISODE, aggregation=Aggregation.UNIT_MEAN_TOKEN_SUM_NORM)
 
     name: Literal["dr_grpo"] = "dr_grpo"
+    """Name of the loss."""

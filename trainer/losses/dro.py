@@ -24,6 +24,7 @@ class DRO(PolicyLoss):
     always: ClassVar[Needs] = RATIO_NEEDS
 
     name: Literal["dro"] = "dro"
+    """Name of the loss."""
     beta: float = Field(0.1, gt=0)
     """Strength of the pull."""
 

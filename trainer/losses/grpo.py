@@ -25,3 +25,4 @@ class GRPO(ClippedLoss):
     always: ClassVar[Needs] = replace(RATIO_NEEDS, unit=Unit.EPISODE, aggregation=Aggregation.UNIT_MEAN_TOKEN_MEAN)
 
     name: Literal["grpo"] = "grpo"
+    """Name of the loss."""

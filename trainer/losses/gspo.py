@@ -62,6 +62,7 @@ class GSPO(RatioLoss):
     )
 
     name: Literal["gspo"] = "gspo"
+    """Name of the loss."""
     clip_low: float = Field(3e-4, gt=0, lt=1)
     """The unit's ratio is clipped below at 1 - clip_low."""
     clip_high: float = Field(4e-4, gt=0)

@@ -36,6 +36,7 @@ class KTO(Loss):
     )
 
     name: Literal["kto"] = "kto"
+    """Name of the loss."""
     beta: float = Field(0.1, gt=0)
     """How strongly the reference holds: the smaller, the further the policy may go."""
     desirable_weight: float = Field(1.0, gt=0)
@@ -47,7 +48,7 @@ class KTO(Loss):
     episodes without one, or with A_E = 0, are left out."""
     score: str = "env_return"
     """Score that `threshold` is compared with: env_return, or a scorer of whole episodes, @VERSION or not."""
-    unit: Literal[Unit.TURN, Unit.SEQUENCE, Unit.EPISODE] = Unit.EPISODE
+    unit: Literal["turn", "sequence", "episode"] = "episode"
     """What is scored by S: turn, sequence or episode."""
 
     @model_validator(mode="after")
@@ -59,7 +60,7 @@ class KTO(Loss):
 
     def resolved(self, needs: Needs) -> Needs:
         """What is labelled, and by what."""
-        return replace(needs, labels=LabelRule(self.threshold, self.score), unit=self.unit)
+        return replace(needs, labels=LabelRule(self.threshold, self.score), unit=Unit(self.unit))
 
     def prepare(self, rows_B: Sequence[LossRows]) -> Mapping[str, Tensor]:
         """What z0 is made of: the units' scores and their number, weighted by the plan."""

@@ -85,6 +85,7 @@ class PPO(ClippedLoss):
     """Clipped policy gradient."""
 
     name: Literal["ppo"] = "ppo"
+    """Name of the loss."""
     clip_high: float = Field(0.28, gt=0)
     """The ratio is clipped above at 1 + clip_high; larger than clip_low, so that rare tokens may grow (DAPO)."""
     dual_clip: float | None = Field(3.0, gt=1)

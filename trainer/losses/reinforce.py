@@ -47,6 +47,7 @@ class Reinforce(CorrectedLoss):
     )
 
     name: Literal["reinforce"] = "reinforce"
+    """Name of the loss."""
     correction: ImportanceConfig = ImportanceConfig()
     """Importance weight."""
 

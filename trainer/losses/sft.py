@@ -18,6 +18,7 @@ class SFT(TokenLoss):
     """Supervised fine-tuning."""
 
     name: Literal["sft"] = "sft"
+    """Name of the loss."""
 
     def compute(self, rows: LossRows) -> LossResult:
         """Negative log-likelihood."""
