@@ -2,7 +2,8 @@
 
 A query stands in `pipelines/sql/NAME.sql`. What the twins have in common stands once, in `pipelines/sql/parts/`: a line
 `-- include PART` stands for its text. The check of the steps is such a part, so that no twin credits what the job
-refuses. Options travel as prepared parameters, the input relation by name; what stands for absent columns is fixed text.
+refuses. Options travel as prepared parameters, the input relation by name; what stands for absent columns is fixed
+text.
 """
 
 import re
