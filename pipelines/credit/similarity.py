@@ -25,13 +25,12 @@ def cluster_representatives(texts: Iterable[str], threshold: float) -> dict[str,
         Distinct text -> representative of its cluster, in order of first visit.
     """
     found: dict[str, str] = {}
-    clusters: list[SequenceMatcher[str]] = []  # each holds the index of its first member, as its second sequence
+    clusters: dict[str, SequenceMatcher[str]] = {}  # first member -> what holds its index
     for text in dict.fromkeys(texts):
-        joined = next((cluster for cluster in clusters if _joins(text, cluster, threshold)), None)
-        if joined is None:
-            joined = SequenceMatcher(None, "", text)
-            clusters.append(joined)
-        found[text] = joined.b
+        joined = next((first for first, cluster in clusters.items() if _joins(text, cluster, threshold)), text)
+        if joined == text:
+            clusters[text] = SequenceMatcher(None, "", text)
+        found[text] = joined
     return found
 
 
