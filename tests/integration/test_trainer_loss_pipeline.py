@@ -56,7 +56,7 @@ def gradient(
             of_all_ranks += batches
     filled, statistics = fill_batches(backend, reference, loss, settings, of_all_ranks)
     for batch in filled:
-        backend.forward_backward(batch, loss, settings, statistics).result()
+        backend.forward_backward(batch, loss, settings, statistics)
     return gradients(backend)
 
 

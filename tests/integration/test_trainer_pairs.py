@@ -225,7 +225,7 @@ def gradient(lk: Lake, loss: str, world_size: int, **fields: Any) -> dict[str, t
     reference = FrozenPolicy(Policy(random_model(seed=7)))
     filled, statistics = fill_batches(backend, reference, find_loss(settings), settings, batches)
     for batch in filled:
-        backend.forward_backward(batch, find_loss(settings), settings, statistics).result()
+        backend.forward_backward(batch, find_loss(settings), settings, statistics)
     return gradients(backend)
 
 

@@ -36,7 +36,7 @@ def gradient_of(lk: Lake, settings: TrainConfig) -> dict[str, torch.Tensor]:
     _, steps = planned(lk, settings)
     backend = random_backend()
     for batch in steps[0]:
-        backend.forward_backward(batch, find_loss(settings), settings).result()
+        backend.forward_backward(batch, find_loss(settings), settings)
     return gradients(backend)
 
 

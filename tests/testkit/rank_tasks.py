@@ -66,7 +66,7 @@ def gradients_of_steps(ranks: Ranks, uri: str, cases: list[tuple[str, dict[str, 
         reference = backend_of(ranks, seed=5) if loss.needs.reference_logprobs else None
         batches, statistics = fill_batches(backend, reference, loss, settings, batches)
         for batch in batches:
-            backend.forward_backward(batch, loss, settings, statistics).result()
+            backend.forward_backward(batch, loss, settings, statistics)
         results.append((len(batches), gradient(backend)))
     return results
 
@@ -153,8 +153,8 @@ def made(ranks: Ranks, folder: str, fields: dict[str, Any]) -> tuple[str, Arrays
     batch = random_batch([9, 4, 7])
     if not ranks.leads:
         batch = dummy_batch()
-    backend.forward_backward(batch, find_loss(settings), settings).result()
-    return backend.model_digest(), gradient(backend), reference.logprobs(random_batch([9, 4, 7])).result().numpy()
+    backend.forward_backward(batch, find_loss(settings), settings)
+    return backend.model_digest(), gradient(backend), reference.logprobs(random_batch([9, 4, 7])).numpy()
 
 
 def _unread(source: Any) -> Any:
@@ -172,7 +172,7 @@ def two_passes(ranks: Ranks, folder: str) -> tuple[Arrays, dict[str, float]]:
     mine += [dummy_batch()] * (rounds - len(mine))
     filled, statistics = fill_batches(backend, make_reference(settings, ranks), CENTRED, settings, mine)
     for batch in filled:
-        backend.forward_backward(batch, CENTRED, settings, statistics).result()
+        backend.forward_backward(batch, CENTRED, settings, statistics)
     return gradient(backend), dict(statistics)
 
 
