@@ -207,8 +207,8 @@ def run_ours(options: argparse.Namespace, size: str, loss_name: str) -> dict[str
     clock.note()
     for _ in range(WARM + options.steps):
         for batch in batches:
-            backend.forward_backward(batch, loss).result()
-        backend.optim_step(1e-5).result()
+            backend.forward_backward(batch, loss)
+        backend.optim_step(1e-5)
         clock.note()
     told = {"operations": update_operations(model_shape(policy), episodes), "tokens": sum(episodes.lengths_E)}
     return clock.figures() | told | {"attention": policy.attention, "micro": len(batches)}

@@ -197,7 +197,7 @@ def with_signals(batches: "Sequence[PackedBatch]", config: "TrainConfig") -> "tu
     filled: list[PackedBatch] = []
     by_token: dict[str, list[Tensor]] = {"advantages": [], "logprobs": []}
     for batch in batches:
-        near_N = backend.logprobs(batch).result() + 0.3 * torch.randn(len(batch.target_N), generator=random)
+        near_N = backend.logprobs(batch) + 0.3 * torch.randn(len(batch.target_N), generator=random)
         advantages_N = torch.randn(len(batch.target_N), generator=random)
         filled.append(replace(batch, advantages_N=advantages_N, behaviour_logprobs_N=near_N))
         for name, value_N in (("advantages", advantages_N), ("logprobs", near_N)):
@@ -214,7 +214,7 @@ def write_gradients(batches: "Sequence[PackedBatch]", config: "TrainConfig", fol
     from trainer.runs.factories import make_backend
 
     backend, loss = make_backend(config), config.loss
-    total = sum(float(backend.forward_backward(batch, loss).result()["loss"]) for batch in batches)
+    total = sum(float(backend.forward_backward(batch, loss)["loss"]) for batch in batches)
     found = {name: p.grad for name, p in backend.policy.model.named_parameters() if p.grad is not None}
     save_file(found, folder / f"ours_{config.loss.name}.safetensors")
     return total

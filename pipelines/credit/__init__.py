@@ -2,7 +2,7 @@
 
 `GiGPO(...).advantages(steps)` is a pure function from a lazy frame of steps to a lazy frame of advantages; it knows no
 lake, and neither does any other estimator of `ESTIMATORS`. `summarise` says what a result looks like.
-`estimator_sql` has every estimator in DuckDB SQL. Names load on first use: `trajlake credit -h` needs none.
+`estimator_sql` has GiGPO and four others in DuckDB SQL. Names load on first use: `trajlake credit -h` needs none.
 """
 
 from importlib import import_module

@@ -1,7 +1,9 @@
-"""The SQL twins of the estimators, for people who work in DuckDB: `pipelines/sql/NAME.sql`, one query each.
+"""The SQL twins, for people who work in DuckDB: GiGPO and the estimators that share one comparison of siblings.
 
-What several twins have in common stands once, in `pipelines/sql/parts/`: a line `-- include PART` stands for its text.
-Options travel as prepared parameters, the input relation by name; what stands for absent columns is fixed text.
+A query stands in `pipelines/sql/NAME.sql`. What the twins have in common stands once, in `pipelines/sql/parts/`: a line
+`-- include PART` stands for its text. The check of the steps is such a part, so that no twin credits what the job
+refuses. Options travel as prepared parameters, the input relation by name; what stands for absent columns is fixed
+text.
 """
 
 import re
@@ -12,29 +14,18 @@ import duckdb
 
 from lake.errors import UsageError
 from pipelines.credit.anchors import ExactText
-from pipelines.credit.estimators import ESTIMATORS
-from pipelines.credit.estimators.options import ALL
 from pipelines.credit.estimators.protocol import Estimator
 
 _INCLUDE = re.compile(r"^-- include (\w+)\n", re.MULTILINE)
 _UNPENALISED = {"baseline": "trajectories", "singleton": "zero", "invalid_action_penalty": 0.0}
-_FAMILY: dict[str, tuple[str, dict[str, Any]]] = {
+TWINS: dict[str, tuple[str, dict[str, Any]]] = {
     "dr_grpo": ("siblings", {"scaling": "mean_norm"}),
-    "gigpo_loo": (
-        "gigpo",
-        {
-            "episode_norm": "leave_one_out",
-            "step_norm": "leave_one_out",
-            "baseline": "trajectories",
-            "singleton": "zero",
-        },
-    ),
+    "gigpo": ("gigpo", {}),
     "grpo": ("siblings", {"scaling": "mean_std_norm"}),
     "maxrl": ("siblings", {"scaling": "mean_ratio", **_UNPENALISED}),
     "rloo": ("siblings", {"scaling": "leave_one_out", **_UNPENALISED}),
 }
-"""Estimators that share a query: its name, and the options that make it theirs. The others have one of their name."""
-
+"""Estimators with a twin: the name of its query, and the options that make the query theirs."""
 
 STATE_HASH = "state_hash"
 _INPUT = "query_table($steps)"
@@ -44,7 +35,6 @@ _DEFAULTS = {
     "status": "'completed'",
     "is_active": "true",
     "is_action_valid": "true",
-    "completion_tokens": "NULL::DOUBLE",
 }
 """What stands for a column that is not there and not needed, as in `advantages`."""
 
@@ -55,10 +45,10 @@ def estimator_sql(config: Estimator) -> str:
     Raises:
         UsageError: the estimator has no SQL twin.
     """
-    if config.name not in ESTIMATORS:
-        msg = f"{config.name} has no SQL twin; those that have: {', '.join(ESTIMATORS)}"
+    if config.name not in TWINS:
+        msg = f"{config.name} has no SQL twin; those that have: {', '.join(TWINS)}"
         raise UsageError(msg)
-    return _text(_FAMILY.get(config.name, (config.name, {}))[0])
+    return _text(TWINS[config.name][0])
 
 
 def estimator_relation(connection: duckdb.DuckDBPyConnection, config: Estimator, steps: str) -> duckdb.DuckDBPyRelation:
@@ -85,10 +75,7 @@ def estimator_relation(connection: duckdb.DuckDBPyConnection, config: Estimator,
             "that it returns into state_hash and use exact anchors."
         )
         raise UsageError(msg)
-    options = _FAMILY.get(config.name, ("", {}))[1] | config.model_dump(exclude={"anchors"})
-    if "components" in options:  # a MAP, which travels as two lists
-        weights = options["components"]
-        options["components"] = {"key": list(weights), "value": list(weights.values())}
+    options = TWINS[config.name][1] | config.model_dump(exclude={"anchors"})
     return connection.sql(_completed(connection, config, text, steps), params={"steps": steps, **options})
 
 
@@ -96,7 +83,7 @@ def _completed(connection: duckdb.DuckDBPyConnection, config: Estimator, text: s
     """The query over a relation in which columns that the configuration can do without are filled in."""
     present = connection.sql("FROM query_table($steps) LIMIT 0", params={"steps": steps}).columns
     required = config.needed((STATE_HASH,)).required
-    if missing := [name for name in required if name not in present and name != ALL]:
+    if missing := [name for name in required if name not in present]:
         told = "; the twin compares states by that hash, not by text" if STATE_HASH in missing else ""
         msg = (
             f"{steps}: column {', '.join(missing)} is missing (found: {', '.join(present)}). The SQL twin of "
@@ -111,6 +98,4 @@ def _text(name: str) -> str:
     """A query with the text of its parts."""
     folder = files("pipelines") / "sql"
     text = (folder / f"{name}.sql").read_text(encoding="utf-8")
-    while "-- include " in text:
-        text = _INCLUDE.sub(lambda line: (folder / "parts" / f"{line[1]}.sql").read_text(encoding="utf-8"), text)
-    return text
+    return _INCLUDE.sub(lambda line: (folder / "parts" / f"{line[1]}.sql").read_text(encoding="utf-8"), text)

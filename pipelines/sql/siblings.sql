@@ -4,9 +4,9 @@
 -- Input    relation $steps: episode_id, group_id (BIGINT or VARCHAR), step_index (INTEGER or BIGINT), reward,
 --          episode_score (DOUBLE), status (completed | truncated | aborted | failed), is_active, is_action_valid
 --          (BOOLEAN). NULL is unknown: not scored, no reward given; NULL in the last two counts as true.
---          Stops at a NULL key, at a wrong step number, at an unknown status, at a reward or score that is not a finite
---          number, and under mean_ratio at a negative score. Assumed, not checked: an episode has one group, one score
---          and one status.
+--          Stops at what the job refuses: a NULL key, a wrong step number, an unknown status, a group, status or score
+--          that changes within an episode, a reward or score that is not a finite number, and under mean_ratio a
+--          negative score.
 -- Options  $scaling: mean_std_norm (grpo), mean_norm (dr_grpo), leave_one_out (rloo), mean_ratio (maxrl). The fields of
 --          the classes, under the same names: $episode_source, $default_step_reward, $truncated, and for grpo and
 --          dr_grpo $baseline, $singleton, $invalid_action_penalty (for the others trajectories, zero and 0).
@@ -14,39 +14,45 @@
 --          anchor_size, anchor_episodes, flags. NULL where the estimator computes nothing: anchor_key, return_to_go,
 --          a_step; anchor_size and anchor_episodes are 0.
 WITH
-options AS (
-    SELECT
-        $scaling AS scaling,
-        $baseline = 'rows' AS by_rows,
-        $singleton = 'zero' AS singleton_is_zero,
-        $invalid_action_penalty::DOUBLE AS penalty
-),
+options AS (SELECT $scaling AS scaling),
 
 given AS (
     SELECT episode_id, group_id, step_index, reward, episode_score, status, is_active, is_action_valid
     FROM query_table($steps)
 ),
 
--- include active
-
--- include episodes
-
-members AS (
-    SELECT
-        group_id,
-        episode_id,
-        CASE
-            WHEN $scaling = 'mean_ratio' AND member_score < 0
-                THEN error(format('steps: episode {}: a negative score has no ratio to a mean', episode_id))
-            ELSE member_score
-        END AS member_score
-    FROM episodes
-),
-
--- include siblings
+-- include checked_steps
 
 -- include episode_advantages
 
-credited AS (SELECT episode_id, step_index, a_episode, NULL::VARCHAR AS unknown FROM episode_advantages)
+credited AS (
+    SELECT *
+    FROM active
+    INNER JOIN episodes USING (group_id, episode_id)
+    INNER JOIN siblings USING (group_id)
+    INNER JOIN episode_advantages USING (episode_id, step_index)
+)
 
--- include sibling_rows
+SELECT
+    episode_id,
+    step_index,
+    group_id,
+    NULL::BIGINT AS anchor_key,
+    NULL::DOUBLE AS return_to_go,
+    a_episode,
+    NULL::DOUBLE AS a_step,
+    CASE WHEN NOT is_masked THEN a_episode END AS advantage,
+    group_size,
+    0::INTEGER AS anchor_size,
+    0::INTEGER AS anchor_episodes,
+    concat_ws(
+        ',',
+        CASE WHEN is_dead THEN 'dead_group' END,
+        CASE WHEN is_excluded THEN 'excluded' END,
+        CASE WHEN is_masked THEN 'masked' END,
+        CASE WHEN group_size = 1 THEN 'singleton_group' END,
+        CASE WHEN is_truncated THEN 'truncated' END,
+        CASE WHEN score IS NULL THEN 'unscored' END
+    ) AS flags
+FROM credited
+ORDER BY group_id, episode_id, step_index

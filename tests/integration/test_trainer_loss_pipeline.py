@@ -55,7 +55,7 @@ def gradient(
             of_all_ranks += batches
     filled, statistics = fill_batches(backend, reference, loss, of_all_ranks)
     for batch in filled:
-        backend.forward_backward(batch, loss, statistics).result()
+        backend.forward_backward(batch, loss, statistics)
     return gradients(backend)
 
 

@@ -57,7 +57,7 @@ def test_it_is_the_mean_over_episodes_of_advantage_times_log_probability(tmp_pat
         ((_, batches),) = list(stream.steps())
         assert len(batches) > 1
         for batch in batches:
-            backend.forward_backward(batch, loss).result()
+            backend.forward_backward(batch, loss)
     found, expected = gradients(backend), slow_gradient([episodes[:4], episodes[4:]])
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():

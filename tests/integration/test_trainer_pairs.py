@@ -224,7 +224,7 @@ def gradient(lk: Lake, loss: str, world_size: int, **fields: Any) -> dict[str, t
     reference = FrozenPolicy(Policy(random_model(seed=7)))
     filled, statistics = fill_batches(backend, reference, settings.loss, batches)
     for batch in filled:
-        backend.forward_backward(batch, settings.loss, statistics).result()
+        backend.forward_backward(batch, settings.loss, statistics)
     return gradients(backend)
 
 

@@ -71,11 +71,11 @@ def slowly_trained(uri: str, every: int, peak: float = 1e-2, **fields: Any) -> S
             if step.index % every == 0:
                 earlier = copy.deepcopy(backend)
             for batch in batches:
-                proximal_N = FrozenPolicy(earlier.policy).logprobs(batch).result()
+                proximal_N = FrozenPolicy(earlier.policy).logprobs(batch)
                 lp_N, entropy_N = backend.policy.logprobs(batch, entropy=True)
                 rows = replace(loss_rows(batch, loss, lp_N, entropy_N), proximal_logprobs_N=proximal_N)
                 loss.compute(rows).total.backward()  # type: ignore[no-untyped-call]
-            backend.optim_step(learning_rate(step.index, len(plan.steps), peak, settings.schedule)).result()
+            backend.optim_step(learning_rate(step.index, len(plan.steps), peak, settings.schedule))
     return backend
 
 

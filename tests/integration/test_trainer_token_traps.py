@@ -37,7 +37,7 @@ def trained(lk: Lake, **fields: Any) -> tuple[Selection, dict[str, torch.Tensor]
     with Stream(snapshot, plan, SFT.needs, settings) as stream:
         ((_, batches),) = stream.steps()
     for batch in batches:
-        backend.forward_backward(batch, SFT).result()
+        backend.forward_backward(batch, SFT)
     return selection, gradients(backend)
 
 

@@ -35,7 +35,7 @@ def gradient_of(lk: Lake, settings: TrainConfig) -> dict[str, torch.Tensor]:
     _, steps = planned(lk, settings)
     backend = random_backend()
     for batch in steps[0]:
-        backend.forward_backward(batch, settings.loss).result()
+        backend.forward_backward(batch, settings.loss)
     return gradients(backend)
 
 

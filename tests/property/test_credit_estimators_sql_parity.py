@@ -11,11 +11,9 @@ from polars.testing import assert_frame_equal
 
 from lake.errors import ContractError
 from pipelines.credit.columns import KEYS
-from pipelines.credit.estimator_sql import estimator_relation
-from pipelines.credit.estimators.gae import GAE
+from pipelines.credit.estimator_sql import TWINS, estimator_relation
 from pipelines.credit.estimators.protocol import Estimator
-from pipelines.credit.estimators.reinforce_pp import ReinforcePP
-from testkit.estimator_strategies import NAMES, estimators, wide_frame, wide_rows
+from testkit.estimator_strategies import estimators, wide_frame, wide_rows
 
 NUMBERS = ["return_to_go", "a_episode", "a_step", "advantage"]
 
@@ -30,7 +28,7 @@ def assert_twin(steps: pl.DataFrame, estimator: Estimator) -> None:
     assert_frame_equal(found.select(NUMBERS), wanted.select(NUMBERS), abs_tol=1e-9, rel_tol=1e-9)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "gigpo"])
+@pytest.mark.parametrize("name", [name for name in TWINS if name != "gigpo"])
 @settings(deadline=None, max_examples=15)
 @given(data=st.data())
 def test_sql_twin(name: str, data: st.DataObject) -> None:
@@ -38,7 +36,7 @@ def test_sql_twin(name: str, data: st.DataObject) -> None:
     assert_twin(wide_frame(rows), data.draw(estimators(name)))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TWINS)
 @settings(deadline=None, max_examples=4)
 @given(data=st.data())
 def test_a_null_key_is_refused_by_both(name: str, data: st.DataObject) -> None:
@@ -54,23 +52,3 @@ def test_a_null_key_is_refused_by_both(name: str, data: st.DataObject) -> None:
     connection.register("some_steps", wide_frame(rows).to_arrow())
     with pytest.raises(duckdb.Error, match="steps: "):
         estimator_relation(connection, estimator, "some_steps").fetchall()
-
-
-@pytest.mark.parametrize("gamma", [0.0, 0.95, 0.999, 1.0])
-def test_returns_of_an_episode_longer_than_any_power_of_gamma(gamma: float) -> None:
-    rows = [
-        {"episode_id": e, "group_id": 0, "step_index": i, "reward": ((7 * i + e) % 11 - 5) / 4}
-        for e in range(2)
-        for i in range(4000)
-    ]
-    assert_twin(wide_frame(rows), ReinforcePP(batch_key="all", gamma=gamma))
-
-
-@pytest.mark.parametrize(("gamma", "lam"), [(0.95, 0.9), (0.999, 1.0), (1.0, 0.0), (1.0, 1.0), (0.01, 1.0)])
-def test_gae_on_an_episode_longer_than_any_power_of_its_decay(gamma: float, lam: float) -> None:
-    rows = [
-        {"episode_id": 1, "group_id": 0, "step_index": i, "reward": ((7 * i) % 11 - 5) / 4}
-        | {"value_estimate": ((3 * i) % 7) / 3, "final_value_estimate": 2.0, "status": "truncated"}
-        for i in range(4000)
-    ]
-    assert_twin(wide_frame(rows), GAE(gamma=gamma, lam=lam))

@@ -67,7 +67,7 @@ def gradients_of_steps(ranks: Ranks, uri: str, cases: list[tuple[str, dict[str, 
         reference = backend_of(ranks, seed=5) if loss.needs.reference_logprobs else None
         batches, statistics = fill_batches(backend, reference, loss, batches)
         for batch in batches:
-            backend.forward_backward(batch, loss, statistics).result()
+            backend.forward_backward(batch, loss, statistics)
         results.append((len(batches), gradient(backend)))
     return results
 
@@ -154,8 +154,8 @@ def made(ranks: Ranks, folder: str, fields: dict[str, Any]) -> tuple[str, Arrays
     batch = random_batch([9, 4, 7])
     if not ranks.leads:
         batch = dummy_batch()
-    backend.forward_backward(batch, settings.loss).result()
-    return backend.model_digest(), gradient(backend), reference.logprobs(random_batch([9, 4, 7])).result().numpy()
+    backend.forward_backward(batch, settings.loss)
+    return backend.model_digest(), gradient(backend), reference.logprobs(random_batch([9, 4, 7])).numpy()
 
 
 def _unread(source: Any) -> Any:
@@ -173,7 +173,7 @@ def two_passes(ranks: Ranks, folder: str) -> tuple[Arrays, dict[str, float]]:
     mine += [dummy_batch()] * (rounds - len(mine))
     filled, statistics = fill_batches(backend, make_reference(settings, ranks), CENTRED, mine)
     for batch in filled:
-        backend.forward_backward(batch, CENTRED, statistics).result()
+        backend.forward_backward(batch, CENTRED, statistics)
     return gradient(backend), dict(statistics)
 
 

@@ -1,38 +1,36 @@
 """The surface of the SQL twins: headers, options, refusals. Parity is in tests/property."""
 
 import re
+from importlib.resources import files
 from typing import Any
 
 import duckdb
 import polars as pl
 import pytest
 
-from lake.errors import UsageError
+from lake.errors import ContractError, UsageError
 from pipelines.credit import GiGPO
 from pipelines.credit.columns import output_schema
-from pipelines.credit.estimator_sql import estimator_relation, estimator_sql
+from pipelines.credit.estimator_sql import TWINS, estimator_relation, estimator_sql
 from pipelines.credit.estimators import ESTIMATORS
 from pipelines.credit.estimators.grpo import GRPO
 from pipelines.credit.estimators.protocol import Estimator
 from testkit.credit_strategies import frame
-from testkit.estimator_strategies import wide_frame
 
-OPTIONS: dict[str, dict[str, Any]] = {name: {"batch_key": "all"} for name in ESTIMATORS if "pp" in name}
-OPTIONS |= {"batch_std": {"batch_key": "all"}, "gdpo": {"batch_key": "all", "components": {"a": 1.0}}}
-each = pytest.mark.parametrize("name", ESTIMATORS)
+each = pytest.mark.parametrize("name", TWINS)
 
 
 def build(name: str) -> Estimator:
-    return ESTIMATORS[name].model_validate(OPTIONS.get(name, {}))
+    return ESTIMATORS[name]()
 
 
 def steps(*numbers: int | None, **columns: Any) -> list[dict[str, Any]]:
-    return [{"episode_id": 8, "group_id": 1, "step_index": i, "value_estimate": 0.0, **columns} for i in numbers]
+    return [{"episode_id": 8, "group_id": 1, "step_index": i, **columns} for i in numbers]
 
 
 def run(estimator: Estimator, rows: list[dict[str, Any]]) -> duckdb.DuckDBPyRelation:
     connection = duckdb.connect()
-    connection.register("stored", wide_frame(rows).to_arrow())
+    connection.register("stored", frame(rows).to_arrow())
     return estimator_relation(connection, estimator, "stored")
 
 
@@ -53,7 +51,7 @@ def test_the_header_names_every_option_and_every_output_column(name: str) -> Non
 
 @each
 def test_schema_and_order_are_the_estimators(name: str) -> None:
-    known = {"episode_score": 1.0, "reward": 1.0, "state_hash": 1, "completion_tokens": 3, "score_a": 1.0}
+    known = {"episode_score": 1.0, "reward": 1.0, "state_hash": 1}
     rows = [*steps(0, 1, **known), *steps(0, **known | {"episode_id": 7})]
     found = run(build(name), rows).pl()
     assert found.schema == output_schema(frame([]).schema)
@@ -64,76 +62,73 @@ class Stranger(GRPO):
     name = "stranger"
 
 
-def test_an_estimator_of_somebody_elses_has_no_twin() -> None:
-    with pytest.raises(UsageError, match=r"stranger has no SQL twin; those that have: batch_std, .*, rloo$"):
-        estimator_sql(Stranger())
+@pytest.mark.parametrize("config", [ESTIMATORS["hgpo"](), ESTIMATORS["reinforce_pp"](batch_key="all"), Stranger()])
+def test_of_an_estimator_without_a_twin_those_that_have_one_are_listed(config: Estimator) -> None:
+    with pytest.raises(UsageError) as told:
+        run(config, steps(0))
+    assert str(told.value) == f"{config.name} has no SQL twin; those that have: dr_grpo, gigpo, grpo, maxrl, rloo"
 
 
-@pytest.mark.parametrize("name", ["gigpo", "gigpo_loo", "hgpo"])
-def test_similar_states_are_refused(name: str) -> None:
+def test_similar_states_are_refused() -> None:
     with pytest.raises(UsageError, match="'similarity' cannot be computed in SQL"):
-        run(ESTIMATORS[name].model_validate({"anchors": {"kind": "similarity"}}), steps(0))
+        run(GiGPO(anchors={"kind": "similarity"}), steps(0))
+
+
+@each
+def test_nothing_but_the_check_reads_the_steps(name: str) -> None:
+    text = estimator_sql(build(name))
+    assert (files("pipelines") / "sql" / "parts" / "checked_steps.sql").read_text("utf-8") in text
+    assert len(re.findall(r"\bgiven$", text, re.MULTILINE)) == 1
+    assert len(re.findall(r"query_table", text)) == 1
+    assert re.findall(r"FROM (?:numbered|checked)", text) == ["FROM numbered", "FROM checked"]
+
+
+ANOTHER_GROUP = [*steps(0), *steps(1, group_id=2)]
+NULL_GROUP = [*steps(0), *steps(1, group_id=None)]
+SECOND_SCORE = [*steps(0, episode_score=1.0), *steps(1, episode_score=None)]
 
 
 @each
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (steps(0, 1, 1), "episode 8, step_index 1: wrong step number"),
-        (steps(0, 2), "episode 8, step_index 2: wrong step number"),
-        (steps(0, reward=float("nan")), "episode 8, step_index 0: reward not finite"),
-        (steps(0, reward=float("-inf")), "episode 8, step_index 0: reward not finite"),
-        (steps(0, episode_score=float("inf"), score_a=float("inf")), "episode 8: episode_score not finite"),
-        (steps(0, status="done"), "episode 8, step_index 0: unknown status"),
-        (steps(0, status=None), "episode 8, step_index 0: unknown status"),
-        ([*steps(0), {**steps(0)[0], "group_id": 2}], "episode 8, step_index 0: wrong step number"),
-        ([*steps(0, 1), *steps(3, is_active=False)], "step_index 3: wrong step number"),
-        ([*steps(0), {**steps(0)[0], "episode_id": None}], "steps: episode_id is NULL"),
-        (steps(0, group_id=None), "steps: group_id is NULL"),
-        ([*steps(0, 1), *steps(None, is_active=False)], "steps: step_index is NULL"),
+        (steps(0, 1, 1), "episode 8, step_index 1: duplicate, missing or negative step"),
+        (steps(0, 2), "episode 8, step_index 2: duplicate, missing or negative step"),
+        ([*steps(0, 1), *steps(3, is_active=False)], "step_index 3: duplicate, missing or negative step"),
+        ([*steps(0), *steps(0, group_id=2)], "step_index 0: duplicate, missing or negative step"),
+        (ANOTHER_GROUP, "episode 8, step_index 1: another group than the step before"),
+        (NULL_GROUP, "episode 8, step_index 1: group_id is NULL"),
+        ([*steps(0), {**steps(0)[0], "episode_id": None}], "step_index 0: episode_id is NULL"),
+        ([*steps(0, 1), *steps(None, is_active=False)], "episode 8: step_index is NULL"),
+        (steps(0, status="done"), "episode 8, step_index 0: status is none of completed"),
+        (steps(0, status=None, is_active=False), "episode 8, step_index 0: status is none of completed"),
+        ([*steps(0), *steps(1, status="truncated")], "episode 8, step_index 1: another status than the step before"),
+        (SECOND_SCORE, "episode 8, step_index 1: another episode_score than the step before"),
+        (steps(0, reward=float("nan")), "episode 8, step_index 0: reward is not a finite number"),
+        (steps(0, reward=float("-inf")), "episode 8, step_index 0: reward is not a finite number"),
+        (steps(0, reward=1e308, episode_score=1.0), "reward is not a finite number below 1e100"),
+        (steps(0, episode_score=float("inf")), "episode 8, step_index 0: episode_score is not a finite number"),
     ],
 )
-def test_faults_stop_the_query_and_name_the_episode(name: str, rows: list[dict[str, Any]], message: str) -> None:
-    with pytest.raises(duckdb.Error, match=message):
+def test_what_the_job_refuses_stops_the_query(name: str, rows: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(ContractError):
+        build(name).advantages(frame(rows).lazy()).collect()
+    with pytest.raises(duckdb.Error, match=f"steps: .*{message}"):
         run(build(name), rows).fetchall()
 
 
-@pytest.mark.parametrize(
-    ("name", "rows", "message"),
-    [
-        ("maxrl", steps(0, episode_score=-1.0), "episode 8: a negative score has no ratio to a mean"),
-        ("gae", steps(0, value_estimate=float("inf")), "episode 8, step_index 0: value not finite"),
-        ("gae", steps(0, final_value_estimate=float("inf")), "episode 8, step_index 0: value not finite"),
-        ("gdpo", [*steps(0, score_a=1.0), *steps(1, score_a=2.0)], "episode 8: a component has no column score_<name>"),
-    ],
-)
-def test_further_faults(name: str, rows: list[dict[str, Any]], message: str) -> None:
-    with pytest.raises(duckdb.Error, match=message):
-        run(build(name), rows).fetchall()
+@each
+def test_what_the_job_takes_stops_no_query(name: str) -> None:
+    odd = {"reward": None, "episode_score": None, "is_active": None, "state_hash": None}
+    rows = [*steps(0, **odd), *steps(1, **odd | {"is_active": False, "reward": float("nan")})]
+    wanted = build(name).advantages(frame(rows).lazy()).collect()
+    assert run(build(name), rows).pl().rows() == wanted.rows()
+    assert len(wanted) == 1
 
 
-def test_a_component_without_a_column_stops_the_query() -> None:
-    estimator = ESTIMATORS["gdpo"].model_validate({"batch_key": "all", "components": {"a": 1.0, "z": 1.0}})
-    with pytest.raises(UsageError, match="stored: column score_z is missing"):
-        run(estimator, steps(0, score_a=1.0))
-    connection = duckdb.connect()
-    connection.register("stored", wide_frame(steps(0, score_a=1.0)).to_arrow())
-    options = estimator.model_dump() | {"components": {"key": ["a", "z"], "value": [1.0, 1.0]}}
-    with pytest.raises(duckdb.Error, match="episode 8: a component has no column"):
-        connection.sql(estimator_sql(estimator), params={"steps": "stored", **options}).fetchall()
-
-
-def test_a_batch_key_without_a_column_stops_the_query() -> None:
-    with pytest.raises(UsageError, match="stored: column nowhere is missing"):
-        run(ESTIMATORS["reinforce_pp"].model_validate({"batch_key": "nowhere"}), steps(0))
-
-
-def test_lengths_are_finite() -> None:
-    rows = wide_frame(steps(0, episode_score=1.0)).with_columns(completion_tokens=float("nan"))
-    connection = duckdb.connect()
-    connection.register("stored", rows.to_arrow())
-    with pytest.raises(duckdb.Error, match="episode 8: completion_tokens not finite"):
-        estimator_relation(connection, build("opo"), "stored").fetchall()
+def test_a_negative_score_has_no_ratio_to_a_mean() -> None:
+    with pytest.raises(duckdb.Error, match="episode 8: a negative score has no ratio to a mean"):
+        run(build("maxrl"), steps(0, episode_score=-1.0)).fetchall()
 
 
 def test_the_relation_is_named_by_parameter_only() -> None:
@@ -141,60 +136,39 @@ def test_the_relation_is_named_by_parameter_only() -> None:
         estimator_relation(duckdb.connect(), GiGPO(), "stored; DROP TABLE x").fetchall()
 
 
-def lean(config: Estimator, *names: str, **columns: Any) -> duckdb.DuckDBPyRelation:
-    """Over a relation that has no other columns than these."""
-    connection = duckdb.connect()
-    rows = wide_frame([{"episode_id": e, "group_id": 1, "step_index": i, **columns} for e in (7, 8) for i in (0, 1)])
+def lean(config: Estimator, *names: str) -> tuple[duckdb.DuckDBPyRelation, pl.LazyFrame]:
+    """The twin over a relation that has no other columns than these, and the relation."""
+    rows = frame([{"episode_id": e, "group_id": 1, "step_index": i, "state_hash": 5} for e in (7, 8) for i in (0, 1)])
     rows = rows.with_columns(episode_score=pl.col("episode_id").cast(pl.Float64))
-    connection.register("stored", rows.select("episode_id", "group_id", "step_index", *names).to_arrow())
-    return estimator_relation(connection, config, "stored")
+    rows = rows.select("episode_id", "group_id", "step_index", *names)
+    connection = duckdb.connect()
+    connection.register("stored", rows.to_arrow())
+    return estimator_relation(connection, config, "stored"), rows.lazy()
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "columns"),
+    ("config", "columns"),
     [
-        ("opo", {"length": "steps"}, ("episode_score",)),
-        ("grpo", {}, ("episode_score",)),
-        ("rloo", {}, ("episode_score",)),
-        ("batch_std", {"batch_key": "all"}, ("episode_score",)),
-        ("gigpo", {"step_source": "terminal_score"}, ("state_hash", "episode_score")),
+        (GRPO(), ("episode_score",)),
+        (build("rloo"), ("episode_score",)),
+        (GiGPO(step_source="terminal_score"), ("state_hash", "episode_score")),
     ],
 )
-def test_columns_that_a_configuration_does_not_need_may_be_absent(
-    name: str, options: dict[str, Any], columns: tuple[str, ...]
-) -> None:
-    config = ESTIMATORS[name].model_validate(options)
-    found = lean(config, *columns, state_hash=5).pl()
-    rows = wide_frame(
-        [{"episode_id": e, "group_id": 1, "step_index": i, "state_hash": 5} for e in (7, 8) for i in (0, 1)]
-    )
-    rows = rows.with_columns(episode_score=pl.col("episode_id").cast(pl.Float64))
-    expected = config.advantages(rows.lazy().select("episode_id", "group_id", "step_index", *columns)).collect()
+def test_columns_that_a_configuration_does_not_need_may_be_absent(config: Estimator, columns: tuple[str, ...]) -> None:
+    twin, rows = lean(config, *columns)
+    found, expected = twin.pl(), config.advantages(rows).collect()
     assert found["advantage"].to_list() == pytest.approx(expected["advantage"].to_list(), abs=1e-9)
     assert found["advantage"].null_count() == 0
     assert found["flags"].to_list() == expected["flags"].to_list()
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "missing"),
-    [
-        ("opo", {}, "completion_tokens"),
-        ("gigpo", {}, "state_hash"),
-        ("hgpo", {}, "state_hash"),
-        ("gae", {}, "value_estimate"),
-        ("batch_std", {"batch_key": "policy_version"}, "policy_version"),
-        ("gdpo", {"batch_key": "all", "components": {"mine": 1.0}}, "score_mine"),
-    ],
+    ("config", "missing"),
+    [(GRPO(), "episode_score"), (GRPO(episode_source="sum_rewards"), "reward"), (GiGPO(), "state_hash")],
 )
-def test_a_column_that_is_needed_and_absent_is_named(name: str, options: dict[str, Any], missing: str) -> None:
-    config = ESTIMATORS[name].model_validate(options)
+def test_a_column_that_is_needed_and_absent_is_named(config: Estimator, missing: str) -> None:
     with pytest.raises(
         UsageError, match=rf"^stored: column .*{missing}.* is missing \(found: episode_id, group_id, "
     ) as told:
-        lean(config, "episode_score", "reward")
+        lean(config)
     assert "\n" not in str(told.value)
-
-
-def test_a_number_too_large_is_told_as_such() -> None:
-    with pytest.raises(duckdb.Error, match="episode 8, step_index 0: reward not finite, or beyond 1e100"):
-        run(build("grpo"), steps(0, reward=1e308, episode_score=1.0)).fetchall()

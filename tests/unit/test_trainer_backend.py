@@ -35,8 +35,8 @@ def test_gradients_do_not_depend_on_how_a_step_is_cut(loss: str) -> None:
 def test_sums_add_up_over_micro_batches() -> None:
     batch = random_batch([11, 3, 25])
     backend = random_backend()
-    whole = backend.forward_backward(batch, LOSSES["ppo"]()).result()
-    parts = [backend.forward_backward(part, LOSSES["ppo"]()).result() for part in sequences_of(batch)]
+    whole = backend.forward_backward(batch, LOSSES["ppo"]())
+    parts = [backend.forward_backward(part, LOSSES["ppo"]()) for part in sequences_of(batch)]
     assert "entropy" in whole
     for name, total in whole.items():
         assert sum(float(part[name]) for part in parts) == pytest.approx(float(total), rel=1e-4, abs=1e-4)
@@ -49,7 +49,7 @@ def test_an_update_clips_the_gradient_and_reports_its_norm() -> None:
     for limit in (1e-6, 1e6):
         backend = random_backend(max_grad_norm=limit)
         backend.forward_backward(batch, LOSSES["sft"]())
-        norms.append(backend.optim_step(1e-3).result())
+        norms.append(backend.optim_step(1e-3))
     assert norms[0] == norms[1] > 0
 
 

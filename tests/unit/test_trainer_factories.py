@@ -39,13 +39,13 @@ def test_the_reference_stays_what_the_model_was(folder: str) -> None:
     settings = config(model=folder)
     backend, reference = make_backend(settings), make_reference(settings)
     batch = random_batch([9, 4], temperature=0.7)
-    before_N = backend.logprobs(batch).result()
-    assert torch.equal(before_N, reference.logprobs(batch).result())
+    before_N = backend.logprobs(batch)
+    assert torch.equal(before_N, reference.logprobs(batch))
     assert not before_N.requires_grad
-    backend.forward_backward(batch, LOSSES["sft"]()).result()
-    backend.optim_step(1e-2).result()
-    assert torch.equal(before_N, reference.logprobs(batch).result())
-    assert not torch.equal(before_N, backend.logprobs(batch).result())
+    backend.forward_backward(batch, LOSSES["sft"]())
+    backend.optim_step(1e-2)
+    assert torch.equal(before_N, reference.logprobs(batch))
+    assert not torch.equal(before_N, backend.logprobs(batch))
 
 
 def test_another_reference_can_be_named(folder: str, tmp_path: Path) -> None:
@@ -53,13 +53,13 @@ def test_another_reference_can_be_named(folder: str, tmp_path: Path) -> None:
     batch = random_batch([9, 4])
     own = make_reference(config(model=folder))
     other = make_reference(config(model=folder, reference=str(tmp_path / "other")))
-    assert not torch.allclose(own.logprobs(batch).result(), other.logprobs(batch).result())
+    assert not torch.allclose(own.logprobs(batch), other.logprobs(batch))
     with pytest.raises(UsageError, match="nowhere holds no model"):
         make_reference(config(model=folder, reference="nowhere"))
 
 
 def test_entropies_can_be_asked_for(folder: str) -> None:
-    entropy_N = make_backend(config(model=folder)).logprobs(random_batch([9, 4]), entropy=True).result()
+    entropy_N = make_backend(config(model=folder)).logprobs(random_batch([9, 4]), entropy=True)
     assert ((entropy_N > 0) & (entropy_N <= math.log(40))).all()
 
 

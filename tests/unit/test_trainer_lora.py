@@ -35,14 +35,14 @@ def adapted(seed: int = 0, lora: LoRAConfig = SETTINGS) -> SingleDevice:
 
 def train(backend: SingleDevice, steps: int = 3) -> None:
     for seed in range(steps):
-        backend.forward_backward(random_batch([9, 14], seed), LOSSES["sft"]()).result()
-        backend.optim_step(1e-2).result()
+        backend.forward_backward(random_batch([9, 14], seed), LOSSES["sft"]())
+        backend.optim_step(1e-2)
 
 
 def test_fresh_adapters_change_nothing() -> None:
     batch = random_batch([9, 5])
     plain_N, _ = Policy(random_model()).logprobs(batch)
-    assert torch.equal(adapted().logprobs(batch).result(), plain_N)
+    assert torch.equal(adapted().logprobs(batch), plain_N)
 
 
 def test_the_seed_decides_the_adapters_and_nothing_else_of_the_random_state() -> None:
@@ -95,7 +95,7 @@ def test_merged_weights_compute_the_same(name: str) -> None:
     everything = {n: backend.get_all_weights()[first] for n, first in policy.tied_names().items()}
     plain.load_state_dict(merged(everything, adapted_model))
     found_N, _ = Policy(plain).logprobs(batch)
-    torch.testing.assert_close(found_N.detach(), backend.logprobs(batch).result(), atol=1e-4, rtol=0)
+    torch.testing.assert_close(found_N.detach(), backend.logprobs(batch), atol=1e-4, rtol=0)
     assert not torch.allclose(found_N, Policy(untouched).logprobs(batch)[0], atol=1e-2)
 
 
@@ -110,7 +110,7 @@ def test_the_export_holds_the_merged_model_and_the_adapters(tmp_path: Path) -> N
     train(backend)
     export_model(backend, settings, tmp_path / "final")
     batch = random_batch([9, 14])
-    expected_N = backend.logprobs(batch).result()
+    expected_N = backend.logprobs(batch)
     merged_N, _ = load_policy(tmp_path / "final").logprobs(batch)
     torch.testing.assert_close(merged_N.detach(), expected_N, atol=1e-5, rtol=0)
     base: Any = AutoModelForCausalLM.from_pretrained(folder)

@@ -46,7 +46,7 @@ def test_every_metric_of_every_loss_is_documented(loss: str) -> None:
 
 
 def test_what_a_backend_reports_is_documented() -> None:
-    sums = random_backend().forward_backward(random_batch([20]), LOSSES["ppo"]()).result()
+    sums = random_backend().forward_backward(random_batch([20]), LOSSES["ppo"]())
     assert {"loss", "logprob", "entropy"} <= set(sums)
     assert set(from_sums({name: float(value) for name, value in sums.items()}, 10)) <= set(METRICS)
 

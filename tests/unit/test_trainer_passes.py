@@ -58,8 +58,8 @@ def test_statistics_are_of_the_whole_step_under_the_weights_at_its_start() -> No
     """However it is cut, and whatever dummies stand in it."""
     batch = random_batch([9, 4, 7])
     reference = random_backend(seed=4)
-    lp_N = random_backend().logprobs(batch).result()
-    expected = {"gap": float((2 * lp_N - reference.logprobs(batch).result()).sum()), "tokens": float(len(lp_N))}
+    lp_N = random_backend().logprobs(batch)
+    expected = {"gap": float((2 * lp_N - reference.logprobs(batch)).sum()), "tokens": float(len(lp_N))}
     for batches in ([batch], sequences_of(batch), [*sequences_of(batch), dummy_batch()]):
         backend: Any = Counted()
         filled, statistics = fill_batches(backend, reference, CENTRED, batches)
@@ -72,18 +72,18 @@ def test_the_proximal_policy_is_the_copy_that_was_kept() -> None:
     """However the weights have moved since; statistics are of the weights as they are."""
     batch, reference = random_batch([9, 4, 7]), random_backend(seed=4)
     backend: Any = Counted()
-    before_N = backend.backend.logprobs(batch).result()
+    before_N = backend.backend.logprobs(batch)
     backend.keep_proximal()
-    backend.forward_backward(batch, LOSSES["sft"]()).result()
-    backend.optim_step(1e-2).result()
-    now_N = backend.backend.logprobs(batch).result()
+    backend.forward_backward(batch, LOSSES["sft"]())
+    backend.optim_step(1e-2)
+    now_N = backend.backend.logprobs(batch)
     assert not torch.equal(now_N, before_N)
     (filled,), statistics = fill_batches(backend, reference, CENTRED, [batch], proximal=True)
     assert backend.calls == 2
     assert filled.proximal_logprobs_N is not None
     assert torch.equal(filled.proximal_logprobs_N, before_N)
-    assert torch.equal(backend.backend.logprobs(batch).result(), now_N), "the weights are back"
-    gap = before_N - reference.logprobs(batch).result() + now_N
+    assert torch.equal(backend.backend.logprobs(batch), now_N), "the weights are back"
+    gap = before_N - reference.logprobs(batch) + now_N
     assert statistics["gap"] == pytest.approx(float(gap.sum()), rel=1e-5)
 
 
@@ -99,8 +99,8 @@ def test_a_copy_that_was_never_kept_is_an_error() -> None:
 def test_the_weights_come_back_from_a_pass_that_fails() -> None:
     backend = random_backend()
     backend.keep_proximal()
-    backend.forward_backward(random_batch([9]), LOSSES["sft"]()).result()
-    backend.optim_step(1e-2).result()
+    backend.forward_backward(random_batch([9]), LOSSES["sft"]())
+    backend.optim_step(1e-2)
     digest, copy = backend.digest(), dict(backend.proximal or {})
     with pytest.raises(AttributeError), backend.as_proximal():
         backend.logprobs(None)  # type: ignore[arg-type]
@@ -164,7 +164,7 @@ def test_a_loss_sees_every_tensor_of_its_batch() -> None:
 
 def test_a_dummy_gives_a_gradient_of_zero_and_no_sums() -> None:
     backend = random_backend()
-    assert backend.forward_backward(dummy_batch(), LOSSES["sft"]()).result() == {}
+    assert backend.forward_backward(dummy_batch(), LOSSES["sft"]()) == {}
     for parameter in backend.policy.model.parameters():
         assert parameter.grad is not None
         assert not parameter.grad.any()

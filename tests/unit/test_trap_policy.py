@@ -34,9 +34,9 @@ def test_a_models_dropout_never_acts(name: str) -> None:
     ]
     for backend in backends:
         for _ in range(2):
-            backend.forward_backward(batch, LOSSES["sft"]()).result()
-            backend.optim_step(1e-2).result()
-    with_dropout, without = (backend.logprobs(batch).result() for backend in backends)
+            backend.forward_backward(batch, LOSSES["sft"]())
+            backend.optim_step(1e-2)
+    with_dropout, without = (backend.logprobs(batch) for backend in backends)
     assert torch.equal(with_dropout, without)
 
 
@@ -98,13 +98,13 @@ def test_the_score_of_a_probe_is_the_same_in_the_player_and_in_the_trainer_after
     batch = random_batch([12])
     player = random_model()
     for _ in range(2):
-        backend.forward_backward(batch, LOSSES["sft"]()).result()
-        backend.optim_step(1e-2).result()
+        backend.forward_backward(batch, LOSSES["sft"]())
+        backend.optim_step(1e-2)
         player.load_state_dict(backend.policy.model.state_dict())
         with torch.inference_mode():
             logprobs_TV = player(batch.input_ids_T[None], use_cache=False).logits[0].log_softmax(-1)
         expected_N = logprobs_TV[batch.predictor_N, batch.target_N]
-        torch.testing.assert_close(backend.logprobs(batch).result(), expected_N, atol=1e-5, rtol=0)
+        torch.testing.assert_close(backend.logprobs(batch), expected_N, atol=1e-5, rtol=0)
 
 
 def test_sixteen_bit_products_do_not_bend_the_entropy() -> None:

@@ -1,19 +1,18 @@
-"""What every backend of a transformers model does alike: gradients, updates, and state by name.
+"""What a training loop may ask of a policy: log-probabilities, gradients, updates, and state by name.
 
-Whether tensors are whole or sharded shows in four methods, which `single` and `sharded` fill in.
+Across ranks every call is collective: all ranks make the same calls in the same order. Whether tensors are whole or
+sharded shows in four methods, which `single` and `sharded` fill in.
 """
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
 from contextlib import contextmanager
 
 import torch  # noqa: TID253 - loaded by commands only when they train
 from torch import Tensor  # noqa: TID253
 
 from lake.errors import ContractError
-from trainer.backends.protocol import resolved
 from trainer.backends.ranks import ALONE, Ranks
 from trainer.backends.rows import loss_rows
 from trainer.config import OptimizerConfig
@@ -36,14 +35,22 @@ class FrozenPolicy:
 
     @property
     def vocabulary(self) -> int:
-        """See `protocol.Scoring`."""
+        """Number of token ids it knows."""
         return self.policy.vocabulary
 
-    def logprobs(self, batch: PackedBatch, *, entropy: bool = False) -> Future[Tensor]:
-        """See `protocol.Scoring`."""
+    def logprobs(self, batch: PackedBatch, *, entropy: bool = False) -> Tensor:
+        """Log-probabilities without gradient.
+
+        Args:
+            batch: the packed buffer, on any device.
+            entropy: return entropies in nats instead.
+
+        Returns:
+            float32 [N], on the backend's device.
+        """
         with torch.no_grad():
             logprobs_N, entropy_N = self.policy.logprobs(batch.to(self.policy.device), entropy=entropy)
-        return resolved(logprobs_N if entropy_N is None else entropy_N)
+        return logprobs_N if entropy_N is None else entropy_N
 
 
 class PolicyBackend(FrozenPolicy, ABC):
@@ -67,32 +74,49 @@ class PolicyBackend(FrozenPolicy, ABC):
 
     @property
     def rank(self) -> int:
-        """See `protocol.Backend`."""
+        """Number of this process, 0 to world_size - 1."""
         return self.ranks.rank
 
     @property
     def world_size(self) -> int:
-        """See `protocol.Backend`."""
+        """Number of processes."""
         return self.ranks.world_size
 
     def forward_backward(
         self, batch: PackedBatch, loss: Loss, statistics: Mapping[str, float] | None = None
-    ) -> Future[dict[str, Tensor]]:
-        """See `protocol.Backend`."""
+    ) -> dict[str, Tensor]:
+        """Add the gradient of one micro-batch; gradients add up over micro-batches and ranks.
+
+        Args:
+            batch: the packed buffer; a dummy is run with weight 0.
+            loss: the loss, with its options.
+            statistics: what `loss.prepare` came to over the optimizer step.
+
+        Returns:
+            Without gradient, of this rank: `loss` (weighted), and sums over the micro-batch's N: `logprob`, `entropy`
+            if the loss needs it, and the loss's own. Empty for a dummy.
+        """
         batch = batch.to(self.policy.device)
         logprobs_N, entropy_N = self.policy.logprobs(batch, entropy=loss.needs.entropy)
         if batch.dummy:
             (0.0 * logprobs_N.sum()).backward()  # type: ignore[no-untyped-call]
-            return resolved({})
+            return {}
         result = loss.compute(loss_rows(batch, loss, logprobs_N, entropy_N, statistics))
         result.total.backward()  # type: ignore[no-untyped-call]
         sums = {"loss": result.total.detach(), "logprob": logprobs_N.detach().sum(), **result.sums}
         if entropy_N is not None:
             sums["entropy"] = entropy_N.detach().sum()
-        return resolved(sums)
+        return sums
 
-    def optim_step(self, learning_rate: float) -> Future[float]:
-        """See `protocol.Backend`."""
+    def optim_step(self, learning_rate: float) -> float:
+        """Clip the gradient, update the weights, clear the gradient.
+
+        Returns:
+            The norm of the whole gradient before clipping.
+
+        Raises:
+            ContractError: the gradient is not finite; the weights are left as they were.
+        """
         norm = self._clip()
         if not math.isfinite(norm):
             msg = f"the gradient's norm is {norm}; lower --lr, or look for extreme advantages or log-probabilities"
@@ -101,22 +125,27 @@ class PolicyBackend(FrozenPolicy, ABC):
             group["lr"] = learning_rate
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return resolved(norm)
+        return norm
 
     def keep_proximal(self) -> None:
-        """See `protocol.Backend`."""
+        """Copy the trained weights: from now on they are the proximal policy."""
         self.proximal = {name: tensor.clone() for name, tensor in self.policy.trained_state().items()}
 
     def drop_proximal(self) -> None:
-        """See `protocol.Backend`."""
+        """Free the copy, if there is one."""
         self.proximal = None
 
     @contextmanager
     def as_proximal(self) -> Iterator[None]:
-        """See `protocol.Backend`; one tensor at a time, so that no third copy of the weights exists."""
+        """While the block lasts the trained weights are those of the copy; score in it, and do nothing else.
+
+        Raises:
+            ContractError: no copy was kept.
+        """
         if self.proximal is None:
             msg = "there is no proximal policy here: start at an optimizer step that begins its period, or resume"
             raise ContractError(msg)
+        # One tensor at a time, so that no third copy of the weights exists.
         _exchange(self.policy.trained_state(), self.proximal)
         try:
             yield
@@ -124,7 +153,10 @@ class PolicyBackend(FrozenPolicy, ABC):
             _exchange(self.policy.trained_state(), self.proximal)
 
     def get_weights(self) -> dict[str, Tensor]:
-        """See `protocol.Backend`."""
+        """The trained weights by name, tied ones once; with adapters only these. Not copies where they are whole here.
+
+        Across ranks: whole on rank 0, nothing elsewhere.
+        """
         return self._gathered(self.policy.trained_state())
 
     def get_all_weights(self) -> dict[str, Tensor]:
@@ -132,7 +164,11 @@ class PolicyBackend(FrozenPolicy, ABC):
         return self._gathered(self.policy.state())
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """See `protocol.Backend`."""
+        """Put weights into the model, bit for bit; every rank gets the whole.
+
+        Raises:
+            ContractError: other names, shapes or dtypes than the model's.
+        """
         own = self.policy.trained_state()
         if own.keys() != weights.keys():
             odd = sorted(own.keys() ^ weights.keys())
@@ -156,11 +192,15 @@ class PolicyBackend(FrozenPolicy, ABC):
         }
 
     def get_optimizer_state(self) -> dict[str, Tensor]:
-        """See `protocol.Backend`."""
+        """The optimizer's state, named parameter/field, like `get_weights`. Empty before the first update."""
         return self._gathered(self.local_optimizer_state())
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
-        """See `protocol.Backend`; `Optimizer.load_state_dict` would cast the dtypes."""
+        """Restore the optimizer's state exactly: values, shapes and dtypes.
+
+        Raises:
+            ContractError: state of a parameter that the model does not have.
+        """
         parameters = dict(self.policy.model.named_parameters())
         restored: dict[str, Tensor] = {}
         for key, tensor in state.items():
@@ -169,6 +209,7 @@ class PolicyBackend(FrozenPolicy, ABC):
                 msg = f"the optimizer state is of another model: it names parameter {name}"
                 raise ContractError(msg)
             restored[key] = self._restored(tensor, parameters[name])
+        # Not by Optimizer.load_state_dict, which casts dtypes.
         self.adopt_optimizer_state(restored)
 
     def adopt_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
@@ -180,11 +221,11 @@ class PolicyBackend(FrozenPolicy, ABC):
             self.optimizer.state[parameters[name]][field] = tensor
 
     def digest(self) -> str:
-        """See `protocol.Backend`."""
+        """`trainer.digest.tensor_digest` of `get_weights`; the same on every rank, and for any number of ranks."""
         return self.digest_of(self.policy.trained_state())
 
     def model_digest(self) -> str:
-        """See `protocol.Backend`."""
+        """The same of every weight, frozen ones included."""
         return self.digest_of(self.policy.state())
 
     def base_digest(self) -> str:

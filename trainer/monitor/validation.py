@@ -15,7 +15,7 @@ from trainer.losses import Needs
 from trainer.monitor.config import ValidationConfig
 
 if TYPE_CHECKING:
-    from trainer.backends.protocol import Backend
+    from trainer.backends.base import PolicyBackend
     from trainer.config import TrainConfig
     from trainer.data.plan import Plan
 
@@ -50,7 +50,7 @@ def should_stop(history: Sequence[Measurement], config: ValidationConfig) -> boo
     return since >= config.patience
 
 
-def negative_log_likelihood(backend: "Backend", snapshot: Snapshot, plan: "Plan", config: "TrainConfig") -> float:
+def negative_log_likelihood(backend: "PolicyBackend", snapshot: Snapshot, plan: "Plan", config: "TrainConfig") -> float:
     """Mean negative log-likelihood of a plan's trained tokens, in nats, at temperature 1; the weights stay as they are.
 
     Args:
@@ -62,5 +62,5 @@ def negative_log_likelihood(backend: "Backend", snapshot: Snapshot, plan: "Plan"
     total = 0.0
     with Stream(snapshot, plan, Needs(), config, rank=backend.rank, world_size=backend.world_size) as stream:
         for _, batches in stream.steps():
-            total -= math.fsum(float(backend.logprobs(batch).result().sum()) for batch in batches if not batch.dummy)
+            total -= math.fsum(float(backend.logprobs(batch).sum()) for batch in batches if not batch.dummy)
     return backend.ranks.added({"nll": total})["nll"] / plan.loss_tokens

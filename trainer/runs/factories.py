@@ -11,9 +11,9 @@ Gradient accumulation is the plan's: every micro-batch of an optimizer step adds
     >>> rate_of = make_schedule(config, total_steps=3)
     >>> losses = []
     >>> for step in range(3):
-    ...     sums = [backend.forward_backward(batch, config.loss).result() for batch in batches]
+    ...     sums = [backend.forward_backward(batch, config.loss) for batch in batches]
     ...     losses.append(sum(float(part["loss"]) for part in sums))
-    ...     norm = backend.optim_step(rate_of(step)).result()
+    ...     norm = backend.optim_step(rate_of(step))
     >>> losses[2] < losses[0]
     True
 """
@@ -28,7 +28,6 @@ from trainer.policy.model import Policy, load_policy, policy_of
 from trainer.runs.schedule import default_learning_rate, learning_rate
 
 if TYPE_CHECKING:
-    from trainer.backends.protocol import Scoring
     from trainer.config import TrainConfig
 
 
@@ -51,7 +50,7 @@ def make_backend(config: "TrainConfig", ranks: Ranks = ALONE, policy: Policy | N
     return Sharded(policy, config.optimizer, ranks)
 
 
-def make_reference(config: "TrainConfig", ranks: Ranks = ALONE) -> "Scoring":
+def make_reference(config: "TrainConfig", ranks: Ranks = ALONE) -> FrozenPolicy:
     """The frozen reference policy: `config.reference`, or the model before the first update.
 
     Args:

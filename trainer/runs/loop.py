@@ -10,7 +10,7 @@ import polars as pl
 from torch import Tensor  # noqa: TID253
 
 from lake.snapshot import Snapshot
-from trainer.backends.protocol import Backend, Scoring
+from trainer.backends.base import FrozenPolicy, PolicyBackend
 from trainer.config import TrainConfig
 from trainer.data.batch import PackedBatch
 from trainer.data.plan import OptimizerStep, Plan
@@ -37,14 +37,14 @@ class StepReport:
 
 
 def run_steps(
-    backend: Backend,
+    backend: PolicyBackend,
     snapshot: Snapshot,
     plan: Plan,
     config: TrainConfig,
     *,
     peak: float,
     first: int = 0,
-    reference: Scoring | None = None,
+    reference: FrozenPolicy | None = None,
 ) -> Generator[StepReport, None, None]:
     """Train a plan from one of its steps on.
 
@@ -79,7 +79,7 @@ def run_steps(
                 backend.keep_proximal()
             sums = _gradient(backend, reference, loss, batches, proximal=not begins)
             rate = learning_rate(step.index, total, peak, config.schedule)
-            norm = backend.optim_step(rate).result()
+            norm = backend.optim_step(rate)
             if ends:
                 backend.drop_proximal()
             now = time.perf_counter()
@@ -98,8 +98,8 @@ def run_steps(
 
 
 def _gradient(
-    backend: Backend,
-    reference: Scoring | None,
+    backend: PolicyBackend,
+    reference: FrozenPolicy | None,
     loss: Loss,
     batches: Sequence[PackedBatch],
     *,
@@ -109,7 +109,7 @@ def _gradient(
     parts: defaultdict[str, list[Tensor]] = defaultdict(list)
     filled, statistics = fill_batches(backend, reference, loss, batches, proximal=proximal)
     for batch in filled:
-        for name, value in backend.forward_backward(batch, loss, statistics).result().items():
+        for name, value in backend.forward_backward(batch, loss, statistics).items():
             parts[name].append(value)
     return backend.ranks.added({name: math.fsum(map(float, values)) for name, values in parts.items()})
 

@@ -9,7 +9,7 @@ step under the weights at its start, without gradient; its sums are added over m
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from trainer.backends.protocol import Backend, Scoring
+from trainer.backends.base import FrozenPolicy, PolicyBackend
 from trainer.backends.rows import loss_rows
 from trainer.config import TrainConfig
 from trainer.data.batch import PackedBatch
@@ -37,8 +37,8 @@ def proximal_period(loss: Loss, config: TrainConfig, plan: Plan) -> int:
 
 
 def fill_batches(
-    backend: Backend,
-    reference: Scoring | None,
+    backend: PolicyBackend,
+    reference: FrozenPolicy | None,
     loss: Loss,
     batches: Sequence[PackedBatch],
     *,
@@ -61,14 +61,14 @@ def fill_batches(
     """
     filled = [batch.to(backend.policy.device) for batch in batches]
     if reference is not None:
-        filled = [replace(batch, reference_logprobs_N=reference.logprobs(batch).result()) for batch in filled]
+        filled = [replace(batch, reference_logprobs_N=reference.logprobs(batch)) for batch in filled]
     if proximal:
         with backend.as_proximal():
-            filled = [replace(batch, proximal_logprobs_N=backend.logprobs(batch).result()) for batch in filled]
+            filled = [replace(batch, proximal_logprobs_N=backend.logprobs(batch)) for batch in filled]
     if not loss.needs.statistics:
         return filled, {}
     # Dummies too: across ranks all must make the same passes.
-    passed = [(batch, backend.logprobs(batch).result()) for batch in filled]
+    passed = [(batch, backend.logprobs(batch)) for batch in filled]
     rows = [loss_rows(batch, loss, logprobs_N, None) for batch, logprobs_N in passed if not batch.dummy]
     sums = loss.prepare(rows) if rows else {}
     return filled, backend.ranks.added({name: float(value) for name, value in sums.items()})

@@ -68,7 +68,7 @@ class JsonSchema(BaseModel):
 
     def obeyed(self, texts: pl.Series) -> pl.Series:
         """Booleans, NULL where the text is."""
-        return _decoded(texts, lambda value: json_schema.obeys(value, self.schema_))
+        return _decoded(texts, json_schema.validator(self.schema_).is_valid)
 
 
 class Tags(BaseModel):
