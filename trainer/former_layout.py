@@ -1,4 +1,4 @@
-"""Settings of versions before losses owned their options (docs/decisions/00XX-loss-options.md), as they stand now.
+"""Settings of versions before losses owned their options (docs/decisions/0021-loss-options.md), as they stand now.
 
     loss = "awr"                      [loss]
     unit = "turn"                     name = "awr"
