@@ -160,12 +160,12 @@ def test_a_lake_that_cannot_be_opened_is_told_table_by_table(lk: Lake) -> None:
     for name in ("episodes", "jobs"):
         newest = max((Path(lk.uri) / name / "_delta_log").glob("*.json"))
         newest.write_text('{"add"')
-    shutil.rmtree(Path(lk.uri) / "scores")
+    shutil.rmtree(Path(lk.uri) / "tokens")
     findings = diagnose(lk.uri)
     (detail,) = findings.filter(pl.col("verdict") == "wrong")["detail"]
     assert "the table episodes is damaged: " in detail
     assert "the table jobs is damaged: " in detail
-    assert "the table scores is missing" in detail
+    assert "the table tokens is missing" in detail
     assert "steps" not in detail
 
 
