@@ -16,6 +16,7 @@ import pytest
 
 import lake
 from lake.tables import RESOLUTION_ORDER
+from testkit.copies import copied
 from testkit.episodes import assert_same, assert_whole, contents, episode
 from testkit.full_lake import add_round
 from testkit.processes import Worker, at_the_gate
@@ -202,8 +203,8 @@ def test_a_snapshot_is_consistent_when_a_round_is_written_between_two_tables(
     tmp_path: Path, moving: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A whole round commits in the middle of `snapshot()`, just before one table is resolved."""
-    lk, writer = lake.open(tmp_path / "lake", create=True), lake.open(tmp_path / "lake")
-    add_round(writer, 0)
+    lk = copied("one round", lambda template: add_round(lake.open(template, create=True), 0), tmp_path / "lake")
+    writer = lake.open(tmp_path / "lake")
     per_round = lk.scan("episodes").collect().height
     resolve = lk._store.logged
 

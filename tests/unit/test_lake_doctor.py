@@ -179,7 +179,7 @@ def test_what_is_no_lake_at_all_stays_an_error(lk: Lake, tmp_path: Path) -> None
         diagnose(lk.uri)
 
 
-@pytest.mark.parametrize("share", [n / 12 for n in range(12)])
+@pytest.mark.parametrize("share", [0, 0.5, 0.99], ids=["magic bytes", "pages", "footer"])
 @pytest.mark.parametrize("name", ["steps", "tokens", "episodes"])
 def test_a_flipped_bit_is_found_wherever_it_is(lk: Lake, name: str, share: float) -> None:
     (entry,) = lk.snapshot().entries(name)
