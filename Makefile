@@ -4,14 +4,17 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 # One test process per core: many tests wait for processes of their own.
 PARALLEL ?= -n logical --dist worksteal
-COVERAGE ?= --cov --cov-report=term:skip-covered
+PYTEST = $(BIN)/python -m pytest -q $(PARALLEL)
+# Real processes that are killed, a real sandbox, S3 server and browser, ranks, and every page of docs/ that can be run.
+LONG := tests/integration tests/viewer $(sort $(wildcard tests/golden/test_docs_*.py))
+SHORT := tests/unit tests/property tests/end_to_end $(filter-out $(LONG),$(sort $(wildcard tests/golden/test_*.py)))
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start hundreds of processes: none of them compiles the sources again.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check docs golden bench
+.PHONY: help setup demo test test-long test-all test-slow coverage check docs golden bench
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## */  make \1	/p' Makefile | expand -t 20
@@ -31,11 +34,19 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED) ## Train a tiny agent from imperfect traces to a good one, in minutes
 	@$(BIN)/trajlake demo
 
-test: $(INSTALLED) ## Run the tests, with the coverage of lake and pipelines
-	@$(BIN)/python -m pytest -q $(PARALLEL) $(COVERAGE)
+test: $(INSTALLED) ## Run the tests of the code, and every job once from end to end
+	@$(PYTEST) $(SHORT)
+
+test-long: $(INSTALLED) ## Run the others: faults, attacks, ranks, buckets, the viewer, docs that run
+	@$(PYTEST) $(LONG)
+
+test-all: test test-long ## Run both
 
 test-slow: $(INSTALLED) ## Run the long repetitions: kills, races, seeds (an hour)
-	@$(BIN)/python -m pytest -q $(PARALLEL) -m slow
+	@$(PYTEST) -m slow
+
+coverage: $(INSTALLED) ## Run both, with the coverage of lake and pipelines
+	@$(PYTEST) --cov --cov-report=term:skip-covered
 
 check: $(INSTALLED) ## Lint, format, types, import rules, generated docs in step with the code
 	@echo "== ruff check";  $(BIN)/ruff check .

@@ -63,23 +63,23 @@ def diagnose(uri: str) -> pl.DataFrame:
     try:
         return examine(open_lake(uri))
     except (LakeAccessError, NotALakeError) as error:
+        had = store.had()
+        opened = {name: _opened(store, name) for name in TABLES}
+        problems = {name: what for name, what in opened.items() if what is not None and (what or name in had)}
         is_foreign = isinstance(error, NotALakeError) and store.exists()
-        problems = [problem for name in TABLES if (problem := _unopened(store, name))]
-        if is_foreign or len(problems) == len(TABLES):
+        if is_foreign or None not in opened.values():
             raise
-    return _frame([_installation(), _opening(problems)])
-
-
-def _opening(problems: Sequence[str]) -> Finding:
+    told = (f"the table {name} is {what or 'missing'}" for name, what in problems.items())
     advice = "; restore them from a backup, or ingest their source again into a new lake"
-    return ("every table can be opened", "wrong", "; ".join(filter(None, problems)) + advice)
+    return _frame([_installation(), ("every table can be opened", "wrong", "; ".join(told) + advice)])
 
 
-def _unopened(store: Store, name: str) -> str:
+def _opened(store: Store, name: str) -> str | None:
+    """None if a table can be opened, empty if it is not there, else what is wrong with it."""
     try:
-        return f"the table {name} is missing" if store.files(name)[0] == -1 else ""
+        return "" if store.files(name)[0] == -1 else None
     except TrajlakeError as error:
-        return f"the table {name} is damaged: {error}"
+        return f"damaged: {error}"
 
 
 def examine(lake: "Lake") -> pl.DataFrame:
@@ -124,9 +124,6 @@ def _files(snapshot: Snapshot) -> list[Finding]:
     for name in sorted(TABLES, key=lambda name: TABLES[name].visibility is Visibility.ACCEPTED):
         if damaged and TABLES[name].visibility is Visibility.ACCEPTED:
             break
-        if snapshot.versions[name] == -1:
-            damaged.append(f"the table {name} is missing")
-            continue
         for entry in snapshot.entries(name):
             # Decoded, not just opened: a flipped byte shows nowhere else.
             fault = _guarded(partial(_decoded, snapshot, name, entry), f"{entry.name} of {name}")

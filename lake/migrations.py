@@ -6,7 +6,8 @@ killed is finished by the next writer, and pinned snapshots stay as they were.
 
 Format 1: ten tables. Format 2: `spans`, `blobs`, `retractions`, `groupings`, `selections`, `ratios`, `annotations`;
 `episodes.blob_ids`, `rejects.episode_id`, `jobs.sequence`; file statistics for keys only. Format 3: `steps.state` and
-`steps.state_hash` may be NULL; `cost` of episodes and steps, token counts of steps.
+`steps.state_hash` may be NULL; `cost` of episodes and steps, token counts of steps. Format 4: a table is made by the
+first write to it, where all of them were made with the lake (`lake.creation`).
 """
 
 from collections.abc import Callable
@@ -17,19 +18,42 @@ from deltalake.exceptions import CommitFailedError
 from lake.columns import Table
 from lake.commits import CommitLostError, until_committed
 from lake.errors import LakeVersionError, NotALakeError
-from lake.tables import FORMAT_VERSION
+from lake.tables import EPISODES, FORMAT_VERSION
 
 FORMAT_KEY = "trajlake.formatVersion"
-FORMAT_1_TABLES = frozenset(
+_FORMAT_1_TABLES = frozenset(
     ["episodes", "steps", "tokens", "rejects", "scores", "advantages", "jobs", "batches", "checkpoints", "metrics"]
 )
-"""What a lake of format 1 holds."""
-CONFIGURATION = {
-    FORMAT_KEY: str(FORMAT_VERSION),
-    # The default forgets versions after 30 days; a pinned snapshot must open years later.
-    "delta.logRetentionDuration": "interval 36500 days",
+_FORMAT_2_TABLES = _FORMAT_1_TABLES | {
+    "spans",
+    "blobs",
+    "retractions",
+    "groupings",
+    "selections",
+    "ratios",
+    "annotations",
+    "credit_groups",
+    "responses",
 }
-"""Table properties of the newest format."""
+
+
+def made_with_lake(version: int | None) -> frozenset[str]:
+    """The tables that a lake of a format had from the beginning; none if the format is not known."""
+    if version is None:
+        return frozenset()
+    if version == 1:
+        return _FORMAT_1_TABLES
+    return _FORMAT_2_TABLES if version <= 3 else frozenset([EPISODES.name])
+
+
+def configuration(table: Table) -> dict[str, str]:
+    """Properties of a table in the newest format."""
+    return {
+        FORMAT_KEY: str(FORMAT_VERSION),
+        # The default forgets versions after 30 days; a pinned snapshot must open years later.
+        "delta.logRetentionDuration": "interval 36500 days",
+        "delta.dataSkippingStatsColumns": ",".join(table.statistics),
+    }
 
 
 def missing_table(root: str, name: str) -> str:
@@ -83,10 +107,7 @@ def migrate(opened: Callable[[], DeltaTable], table: Table) -> bool:
             for field in wanted.fields:
                 if field.nullable and field.name in have and not have[field.name].nullable:
                     handle.alter.drop_column_not_null(field.name)
-            handle.alter.set_table_properties(
-                CONFIGURATION | {"delta.dataSkippingStatsColumns": ",".join(table.statistics)},
-                raise_if_not_exists=False,
-            )
+            handle.alter.set_table_properties(configuration(table), raise_if_not_exists=False)
         except CommitFailedError as error:
             raise CommitLostError(str(error)) from error
         return True

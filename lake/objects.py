@@ -4,7 +4,6 @@ Everything in a lake that is not a Delta table's own read or write goes through 
 compaction, pins, orphans. A local lake uses file operations and never loads obstore.
 """
 
-import errno
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -102,16 +101,6 @@ class Objects:
     def polars_options(self) -> dict[str, Any]:
         """Storage options for Polars; empty for a local folder."""
         return polars_options(self._address, self._options) if self._address.scheme else {}
-
-    def require_writable(self) -> None:
-        """Raise before delta-rs is asked to make a table where it cannot: it would also print a panic of its own.
-
-        Raises:
-            PermissionError: the folder is there and cannot be written.
-        """
-        folder = self.folder
-        if folder is not None and folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, "Permission denied", str(folder))
 
     def uri(self, path: str) -> str:
         """Full address of an object: an absolute path, or scheme://bucket/key."""

@@ -5,6 +5,7 @@ from datetime import datetime
 from pathlib import Path
 
 from lake import compaction
+from lake.creation import OWN_FOLDER
 from lake.errors import LakeAccessError, NotALakeError
 from lake.lake import Lake
 from lake.migrations import missing_table
@@ -25,7 +26,7 @@ def open(  # noqa: A001 - `lake.open` is the name people guess
 
     Args:
         uri: its folder, or s3://bucket/prefix, gs://..., az://...
-        create: make the tables if the folder is missing or empty.
+        create: make a lake if the folder is missing or empty.
         storage_options: of the object store, by the names of delta-rs and Polars; what is not given comes from the
             environment (AWS_*, GOOGLE_*, AZURE_*). They are never stored.
         clock: what time it is, with a timezone.
@@ -43,13 +44,11 @@ def open(  # noqa: A001 - `lake.open` is the name people guess
         _refuse(objects, create=create)
         if objects.folder is not None:
             _make(objects.folder)
-        if any(store.files(name)[1] for name in TABLES) and not store.exists():
+        if _is_in_use(store) and not store.exists():
             # Not half made, nor just made by another process: without `episodes` all of it would be dead.
             raise LakeAccessError(missing_table(objects.root, "episodes"))
         store.create()
     store.check_format()
-    if create:
-        store.create()
     return Lake(store, compact_above=compact_above)
 
 
@@ -61,6 +60,12 @@ def _make(folder: Path) -> None:
         raise LakeAccessError(msg) from error
 
 
+def _is_in_use(store: Store) -> bool:
+    """Whether anything was ever written to what may be a lake."""
+    names = store.objects.names()
+    return OWN_FOLDER in names or any(store.files(name)[1] for name in TABLES if name in names)
+
+
 def _refuse(objects: Objects, *, create: bool) -> None:
     """Raise unless a lake may be made there."""
     advice = "`trajlake ingest FILE --lake URI` or `trajlake demo` makes one"
@@ -69,8 +74,8 @@ def _refuse(objects: Objects, *, create: bool) -> None:
         msg = f"{path} is a file, and a lake is a folder; {advice}"
         raise NotALakeError(msg)
     if create:
-        # A lake whose creation was interrupted, or is under way in another process, holds table folders only.
-        if not objects.names() <= TABLES.keys():
+        # Another process may be making the lake, or an older package was killed while it made all tables.
+        if not objects.names() <= TABLES.keys() | {OWN_FOLDER}:
             msg = f"{objects.root} is not a lake and not empty; name a new or an empty folder"
             raise NotALakeError(msg)
     elif path is not None and not path.exists():

@@ -1,8 +1,8 @@
 """The only module that commits to Delta tables: opening, creating, appending, rewriting, listing files.
 
-A lake is a folder (or a prefix of a bucket) of Delta tables, one per entry of `lake.tables.TABLES`, each carrying the
-format version in its configuration. delta-rs keeps the log; the data files are written by `lake.encoding` and
-registered with it, which costs 2 ms a commit and gives append, compaction and erasure one layout.
+A lake is a folder (or a prefix of a bucket) of Delta tables, one per entry of `lake.tables.TABLES` that was ever
+written, each carrying the format version in its configuration. delta-rs keeps the log; the data files are written by
+`lake.encoding` and registered with it, which costs 2 ms a commit and gives append, compaction and erasure one layout.
 
 Traps this module absorbs (measured; docs/decisions/0002, 0010): a repeated app transaction is a conflict key, not a
 guard against duplicates; two rewrites of the same files do not conflict unless they carry one; a file that vacuum took
@@ -18,20 +18,21 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from deltalake import DeltaTable, Schema, Transaction
+from deltalake import DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from lake import ids
 from lake.commits import CommitLostError, commit, until_committed
+from lake.creation import MadeTables, make_table
 from lake.data_files import FileEntry, Staged, Written, added_in, listed, sorted_rows, stem, write_file
 from lake.errors import LakeAccessError, NotALakeError, TrajlakeError
 from lake.log_check import NOTE, LogCheck, damaged_log
-from lake.migrations import CONFIGURATION, FORMAT_1_TABLES, migrate, missing_table, require_known
+from lake.migrations import made_with_lake, migrate, missing_table, require_known
 from lake.objects import Objects
 from lake.replaced import Replacements, applied
 from lake.storage_errors import with_engine_errors
-from lake.tables import EPISODES, TABLES
+from lake.tables import EPISODES, FORMAT_VERSION, TABLES
 
 if TYPE_CHECKING:
     import polars as pl
@@ -58,6 +59,8 @@ class Store:
         self.replacements = Replacements(objects)
         self.clock = clock
         self._handles: dict[str, DeltaTable] = {}
+        self._formats: dict[str, int] = {}
+        self._made = MadeTables(objects)
         self._logs = {name: LogCheck(objects, name) for name in TABLES}
         self._listed: dict[str, tuple[int, list[FileEntry]]] = {}
         self._prepared = False
@@ -71,28 +74,8 @@ class Store:
         return any(self.objects.exists(f"{log}/{name}") for name in (f"{0:020d}.json", "_last_checkpoint"))
 
     def create(self) -> None:
-        """Create every table that is missing; safe beside another process doing the same.
-
-        `episodes` comes last: where it is, all others were.
-        """
-        for name, table in sorted(TABLES.items(), key=lambda item: item[0] == EPISODES.name):
-            if self.refresh(name) != -1:
-                continue
-            with self._translated(name):
-                self.objects.require_writable()
-                try:
-                    DeltaTable.create(
-                        self.objects.uri(name),
-                        schema=Schema.from_arrow(table.arrow()),
-                        mode="ignore",
-                        name=name,
-                        configuration=CONFIGURATION | {"delta.dataSkippingStatsColumns": ",".join(table.statistics)},
-                        storage_options=self.objects.delta_options,
-                        raise_if_key_not_exists=False,
-                    )
-                except CommitFailedError:
-                    # Another process created it between the look and the commit.
-                    self._open(name)
+        """Make a lake: an empty `episodes`. Does nothing if another process has."""
+        self._create(EPISODES.name)
 
     def check_format(self) -> None:
         """Refuse a lake that a newer package wrote, and one that has lost a table: it would read as if it were empty.
@@ -102,13 +85,16 @@ class Store:
             NotALakeError: a Delta table that is not ours.
             LakeAccessError: a table is missing.
         """
-        found = 0
-        for name in TABLES:  # `episodes` first
-            if self.refresh(name) != -1:
-                known = require_known(self._handles[name], f"table `{name}` of {self.root}")
-                found = found or known
-            elif found and (found > 1 or name in FORMAT_1_TABLES):
-                raise LakeAccessError(missing_table(self.root, name))
+        had = self.had()
+        there = [name for name in TABLES if self.refresh(name) != -1]
+        if lost := sorted(had.difference(there)):
+            raise LakeAccessError(missing_table(self.root, lost[0]))
+
+    def had(self) -> frozenset[str]:
+        """Tables that the lake has had. Ask first and look for them after: those that are named are there already."""
+        with suppress(TrajlakeError):  # damaged: its format is not known
+            self.refresh(EPISODES.name)
+        return self._made.names() | made_with_lake(self._formats.get(EPISODES.name))
 
     def refresh(self, name: str) -> int:
         """Bring the table's handle to the newest version and return it; -1 if the table does not exist."""
@@ -119,6 +105,7 @@ class Store:
                     handle = self._open(name)
                 except TableNotFoundError:
                     return -1
+                self._formats[name] = require_known(handle, f"table `{name}` of {self.root}")
             else:
                 handle.update_incremental()
             self._logs[name].require(handle.version())
@@ -359,16 +346,29 @@ class Store:
         return Transaction(app, handle.version() + 1)
 
     def _prepare(self, name: str) -> None:
-        """Once, before the first write: a lake of an older format, or half made, becomes one of this format."""
+        """Before a write: the table is made if need be, and once, a lake of an older format becomes one of this."""
         with self._lock:
-            if self._prepared and name in self._handles:
-                return
-            self.create()
-            for table in TABLES.values():
-                with self._translated(table.name):
-                    if migrate(partial(self._open, table.name), table):
-                        self._handles[table.name] = self._open(table.name)
-            self._prepared = True
+            if not self._prepared:
+                there = [other for other in TABLES if self.refresh(other) != -1]
+                for other in there:  # those of an older format, which are on no list: before the first is migrated
+                    self._made.add(other)
+                for other in there:
+                    self._migrate(other)
+                self._prepared = True
+            if name not in self._handles and self.refresh(name) == -1:
+                self._create(name)
+            self._made.add(name)
+
+    def _migrate(self, name: str) -> None:
+        with self._translated(name):
+            version = require_known(self._handles[name], f"table `{name}` of {self.root}")
+            if version < FORMAT_VERSION and migrate(partial(self._open, name), TABLES[name]):
+                self._handles[name] = self._open(name)
+
+    def _create(self, name: str) -> None:
+        with self._translated(name):
+            make_table(self.objects, TABLES[name], self.clock())
+        self.refresh(name)
 
     def _at(self, name: str, version: int) -> DeltaTable:
         with self._translated(name):

@@ -57,7 +57,7 @@ __all__ = [
     "TOKENS",
 ]
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Version of the tables; written into every Delta table, checked on opening, raised by `lake.migrations`."""
 
 TABLES: dict[str, Table] = {

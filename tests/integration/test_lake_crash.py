@@ -66,7 +66,9 @@ def finished(lk: lake.Lake, file: Path, batch_size: int, undisturbed: dict[str, 
 
 
 PLACES = [
-    ("create", 1, "before"),
+    ("create:episodes", 1, "before"),
+    ("create:jobs", 1, "before"),
+    ("create:steps", 1, "after"),
     ("commit:jobs", 1, "after"),
     ("commit:tokens", 1, "after"),
     ("write:steps", 2, "after"),

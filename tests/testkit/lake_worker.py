@@ -31,7 +31,7 @@ from testkit.episodes import episode
 
 _OPTIONS = {"compact_above": FEW_FILES}
 """Of `lake.open` in this process."""
-_METHODS = {"commit": ("_commit", 1), "write": ("_write", 0), "create": ("create", None)}
+_METHODS = {"commit": ("_commit", 1), "write": ("_write", 0), "create": ("_create", 0)}
 """Places of faults: a method of the store, and which of its arguments names the table."""
 
 
@@ -40,8 +40,8 @@ class Fault:
     """Something that happens to a worker beside one of its steps.
 
     Args:
-        place: `commit:TABLE` (data files are written, no log names them yet), `write:TABLE` (a data file), or `create`;
-            `commit` alone is every commit.
+        place: `commit:TABLE` (data files are written, no log names them yet), `write:TABLE` (a data file), or
+            `create:TABLE` (version 0 of the table); without a table it is every call of that kind.
         number: of the call, from 1; 0 strikes at each.
         side: before or after the call.
         action: kill (SIGKILL to itself), hold (wait at the gate, saying where), or repeat (once more, as a network
@@ -67,7 +67,7 @@ class Fault:
         original = getattr(Store, name)
 
         def struck(store: Store, *args: Any, **kwargs: Any) -> Any:
-            where = kind if position is None else f"{kind}:{args[position]}"
+            where = f"{kind}:{args[position]}"
             if table and where != self.place:
                 return original(store, *args, **kwargs)
             self.calls += 1

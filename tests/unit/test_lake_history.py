@@ -9,7 +9,6 @@ import pytest
 from lake import Lake
 from lake.errors import UsageError
 from lake.history import commits
-from lake.tables import TABLES
 from testkit.copies import empty_lake
 from testkit.episodes import episode
 from testkit.full_lake import scores
@@ -44,13 +43,14 @@ def test_commits_name_what_was_done_when_and_by_which_job(lk: Lake, clock: Movin
     assert (of_scores["job_id"], of_scores["kind"], of_scores["run_id"]) == (job.job_id, "judge", None)
     of_episodes = found.filter(table="episodes").row(0, named=True)
     assert (of_episodes["rows"], of_episodes["kind"], of_episodes["run_id"]) == (2, "record", "run")
-    assert found.filter(pl.col("operation") == "create table")["table"].sort().to_list() == sorted(TABLES)
+    made = found.filter(pl.col("operation") == "create table")["table"]
+    assert set(made) == {"episodes", "steps", "jobs", "scores"}, "each by the first write to it"
 
 
 def test_a_table_and_a_limit(lk: Lake) -> None:
     assert commits(lk, "jobs", 2)["version"].to_list() == [2, 1]
     assert commits(lk, "steps", 20)["version"].to_list() == [1, 0]
-    assert commits(lk, None, 1).height == len(TABLES)
+    assert commits(lk, None, 1)["table"].sort().to_list() == ["episodes", "jobs", "steps"]
 
 
 def test_a_table_that_is_not_there_is_refused(lk: Lake) -> None:

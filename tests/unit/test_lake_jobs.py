@@ -206,7 +206,7 @@ def test_a_job_that_wrote_nothing_accepts_nothing(lk: Lake) -> None:
     with lk.job(kind="judge") as job:
         job.write("advantages", pl.DataFrame())
     assert events(lk, job)[1]["accepted_write_ids"] == []
-    assert lk.snapshot().versions["advantages"] == 0
+    assert lk.snapshot().versions["advantages"] == -1
 
 
 @pytest.mark.parametrize("name", ["episodes", "steps", "jobs", "step"])
@@ -222,7 +222,7 @@ def test_tables_that_are_not_written_this_way_are_refused(lk: Lake, name: str) -
 def test_a_frame_that_breaks_its_contract_writes_nothing(lk: Lake, steps: pl.DataFrame) -> None:
     with pytest.raises(ContractError, match="not finite"), lk.job(kind="judge") as job:
         job.write("advantages", advantages(steps, math.nan))
-    assert lk.snapshot().versions["advantages"] == 0
+    assert lk.snapshot().versions["advantages"] == -1
     assert "not finite" in run(lk, job)["error"]
 
 

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 import lake
 from lake import EpisodeRecord, Lake, StepRecord
 from lake.cli import main
-from lake.errors import LakeVersionError, NotALakeError
+from lake.errors import LakeAccessError, LakeVersionError, NotALakeError
 from lake.migrations import FORMAT_KEY, migrate
 from lake.tables import FORMAT_VERSION, TABLES
 from testkit.episodes import assert_whole, episode
@@ -105,13 +105,15 @@ def test_the_first_write_migrates_and_nothing_that_was_there_changes(old: Path) 
     lk = lake.open(old)
     before = lk.snapshot()
     assert lk.append([episode("new", tokens=True)], run_id="new").new == 1
-    assert formats(old) == dict.fromkeys(TABLES, FORMAT_VERSION)
+    assert formats(old) == dict.fromkeys(set(TABLES) - NEW_TABLES, FORMAT_VERSION)
     assert_shows_what_it_showed(before)
     assert_shows_what_it_showed(lake.open(old).at(before.versions))
     now = lake.open(old).snapshot()
     assert assert_whole(now) == 7
     assert lk.append([EpisodeRecord(task_id="t", steps=[StepRecord(state=None, action="a")])], run_id="new").new == 1
-    for name in TABLES:
+    lk.retract(lk.scan("episodes").collect()["episode_id"].head(1))
+    assert set(formats(old)) - (set(TABLES) - NEW_TABLES) == {"retractions"}, "made by the first write to it"
+    for name in formats(old):
         schema = DeltaTable(old / name).schema()
         assert [(f.name, f.nullable) for f in sorted(schema.fields, key=lambda f: f.name)] == sorted(
             (c.name, not c.required) for c in TABLES[name].columns
@@ -171,7 +173,7 @@ def test_a_migration_that_is_killed_can_be_read_and_is_finished_by_the_next_writ
             lake.open(old).append([episode("new")], run_id="new")
             assert done == 16, "ten tables, four of which have new columns and one two that may be NULL now"
     assert lake.open(old).append([episode("newer")], run_id="new").new == 1
-    assert formats(old) == dict.fromkeys(TABLES, FORMAT_VERSION)
+    assert formats(old) == dict.fromkeys(set(TABLES) - NEW_TABLES, FORMAT_VERSION)
     assert assert_whole(lake.open(old).snapshot()) == 6 + 1 + (commits == 16)
 
 
@@ -180,11 +182,11 @@ def test_two_processes_that_migrate_at_once_both_write(old: Path) -> None:
     at_the_gate(*workers)
     for worker in workers:
         worker.finish()
-    assert formats(old) == dict.fromkeys(TABLES, FORMAT_VERSION)
+    assert formats(old) == dict.fromkeys(set(TABLES) - NEW_TABLES, FORMAT_VERSION)
     assert assert_whole(lake.open(old).snapshot()) == 6 + 8
-    for name, table in TABLES.items():
+    for name in formats(old):
         fields = [field.name for field in DeltaTable(old / name).schema().fields]
-        assert sorted(fields) == sorted(table.names), "no column twice"
+        assert sorted(fields) == sorted(TABLES[name].names), "no column twice"
 
 
 def test_migrating_again_does_nothing(tmp_path: Path) -> None:
@@ -198,12 +200,12 @@ def mark(folder: Path, table: str, version: str) -> None:
     DeltaTable(folder / table).alter.set_table_properties({FORMAT_KEY: version}, raise_if_not_exists=False)
 
 
-@pytest.mark.parametrize("table", ["episodes", "annotations"])
+@pytest.mark.parametrize("table", ["episodes", "jobs"])
 def test_a_newer_format_is_refused_with_the_table_the_versions_and_what_to_do(
     tmp_path: Path, table: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "lake"
-    lake.open(folder, create=True)
+    lake.open(folder, create=True).append([episode()], run_id="run")
     mark(folder, table, "99")
     says = (
         f"table `{table}` of {folder} has format version 99; this trajlake reads up to {FORMAT_VERSION}. Install a "
@@ -221,16 +223,33 @@ def test_a_newer_format_is_refused_with_the_table_the_versions_and_what_to_do(
 
 def test_a_writer_that_meets_a_lake_migrated_under_it_stops(tmp_path: Path) -> None:
     """A newer package migrated the lake after this process had opened it and before its first write."""
-    lk: Lake = lake.open(tmp_path / "lake", create=True)
+    lake.open(tmp_path / "lake", create=True).append([episode()], run_id="run")
+    lk: Lake = lake.open(tmp_path / "lake")
     mark(tmp_path / "lake", "steps", "99")
     with pytest.raises(LakeVersionError, match="table `steps`"):
-        lk.append([episode()], run_id="run")
-    assert lake.Snapshot(lk._store).scan("episodes").collect().is_empty()
+        lk.append([episode("new")], run_id="run")
+    assert assert_whole(lake.Snapshot(lk._store)) == 1
+
+
+def test_a_table_that_a_newer_package_makes_under_a_reader_is_refused(tmp_path: Path) -> None:
+    lk = lake.open(tmp_path / "lake", create=True)
+    assert lk.scan("jobs").collect().is_empty()
+    lake.open(tmp_path / "lake").append([episode()], run_id="run")
+    mark(tmp_path / "lake", "jobs", "99")
+    with pytest.raises(LakeVersionError, match="table `jobs`"):
+        lk.snapshot()
+
+
+def test_a_lake_of_format_1_that_has_lost_a_table_is_refused(old: Path) -> None:
+    """It was made with all ten, and keeps no list of them before its first write."""
+    shutil.rmtree(old / "batches")
+    with pytest.raises(LakeAccessError, match=r"table `batches` of .* is missing"):
+        lake.open(old)
 
 
 @pytest.mark.parametrize("version", ["", "x", "1.5", "-1"])
 def test_a_format_that_is_no_number_is_not_a_lakes(tmp_path: Path, version: str) -> None:
-    lake.open(tmp_path / "lake", create=True)
+    lake.open(tmp_path / "lake", create=True).append([episode()], run_id="run")
     mark(tmp_path / "lake", "jobs", version)
     with pytest.raises(NotALakeError, match=f"table `jobs` of .* names no {FORMAT_KEY}"):
         lake.open(tmp_path / "lake")

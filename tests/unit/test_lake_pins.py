@@ -72,7 +72,7 @@ def test_a_name_that_could_be_something_else_is_refused(lk: Lake, name: str) -> 
     with pytest.raises(UsageError, match="cannot name a snapshot; valid: letters, digits"):
         lk.name_snapshot(name)
     assert lk.snapshots() == []
-    assert not (Path(lk.uri) / "_trajlake").exists()
+    assert not (Path(lk.uri) / "_trajlake" / "snapshots").exists()
 
 
 def test_a_name_is_given_once(lk: Lake) -> None:
