@@ -3,12 +3,14 @@
 Texts are visited in a given order; each joins the first cluster whose first member is similar enough, else opens one.
 The outcome depends on the visiting order and on difflib's own quirks (autojunk stays on: it makes two nearly equal
 texts of 200 characters or more look different), so a faster ratio from another library would be another algorithm.
-What is safe, and done: ask difflib's own upper bounds first, and index each first member once instead of once per
-comparison.
+What is safe, and done: skip what the upper bounds of `similarity_bounds.py` rule out, index each first member once
+instead of once per comparison, and stop looking for blocks as soon as they decide (`matching_blocks.py`).
 """
 
 from collections.abc import Iterable
-from difflib import SequenceMatcher
+
+from pipelines.credit.matching_blocks import Index, reaches
+from pipelines.credit.similarity_bounds import Profiles, codes, letter_counts, needed_matches, pair_counts
 
 
 def cluster_representatives(texts: Iterable[str], threshold: float) -> dict[str, str]:
@@ -24,19 +26,34 @@ def cluster_representatives(texts: Iterable[str], threshold: float) -> dict[str,
     Returns:
         Distinct text -> representative of its cluster, in order of first visit.
     """
-    found: dict[str, str] = {}
-    clusters: dict[str, SequenceMatcher[str]] = {}  # first member -> what holds its index
-    for text in dict.fromkeys(texts):
-        joined = next((first for first, cluster in clusters.items() if _joins(text, cluster, threshold)), text)
-        if joined == text:
-            clusters[text] = SequenceMatcher(None, "", text)
-        found[text] = joined
-    return found
+    clusters = _Clusters(threshold)
+    return {text: clusters.representative(text) for text in dict.fromkeys(texts)}
 
 
-def _joins(text: str, cluster: "SequenceMatcher[str]", threshold: float) -> bool:
-    """Whether a text is similar enough; the upper bounds cost less, and use the arithmetic of the ratio."""
-    cluster.set_seq1(text)
-    return (
-        cluster.real_quick_ratio() >= threshold and cluster.quick_ratio() >= threshold and cluster.ratio() >= threshold
-    )
+class _Clusters:
+    """The clusters opened so far, by their first members."""
+
+    def __init__(self, threshold: float) -> None:
+        self._threshold = threshold
+        self._firsts: list[str] = []
+        self._profiles = Profiles()
+        self._indices: dict[int, Index] = {}
+
+    def representative(self, text: str) -> str:
+        """First member of the cluster that a text joins, or the text itself, which then opens one."""
+        codes_T = codes(text)
+        profile = (len(text), letter_counts(codes_T), pair_counts(codes_T))
+        for cluster in self._profiles.possible(*profile, self._threshold):
+            first = self._firsts[cluster]
+            needed = needed_matches(len(text) + len(first), self._threshold)
+            if reaches(text, first, self._index(cluster), needed, codes_T):
+                return first
+        self._firsts.append(text)
+        self._profiles.append(*profile)
+        return text
+
+    def _index(self, cluster: int) -> Index:
+        """The index of a cluster's first member, made when it is first needed."""
+        if cluster not in self._indices:
+            self._indices[cluster] = Index.of(codes(self._firsts[cluster]))
+        return self._indices[cluster]

@@ -9,7 +9,7 @@ from typing import Annotated, TypeAlias
 
 from pydantic import Field
 
-from pipelines.credit import similarity
+from pipelines.credit import matching_blocks, similarity, similarity_bounds
 from pipelines.credit.anchors import (
     canonical_json,
     chain,
@@ -69,6 +69,8 @@ MODULES = (
     similar,
     user_function,
     chain,
+    matching_blocks,
     similarity,
+    similarity_bounds,
 )
 """Modules whose source decides the keys: part of a credit job's code."""

@@ -1,0 +1,178 @@
+"""The bounds that similarity prunes by: never below difflib's ratio, and tight enough to be worth their time."""
+
+import random
+from difflib import SequenceMatcher
+from string import ascii_lowercase
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from pipelines.credit.matching_blocks import Index, Runs, reaches
+from pipelines.credit.similarity import cluster_representatives
+from pipelines.credit.similarity_bounds import Profiles, codes, letter_counts, needed_matches, pair_counts
+from testkit.anchor_keys import naive_clusters
+
+THRESHOLDS = st.sampled_from([0.01, 0.3, 0.5, 2 / 3, 0.8, 0.9, 0.95, 1.0])
+WORDS = ["the", "room", "hall", "You see", "nothing.", "0", "17", "\U0001f5dd", "\u00fc", "chest", "locked", "open"]
+
+
+@st.composite
+def edited_pairs(draw: st.DrawFn) -> tuple[str, str]:
+    """A text of any length, and what a few edits make of it: autojunk sets in at 200 characters."""
+    words = draw(st.lists(st.sampled_from(WORDS), max_size=60))
+    text = " ".join(words * draw(st.integers(1, 3)))
+    other = list(text)
+    for _ in range(draw(st.integers(0, 6))):
+        at = draw(st.integers(0, max(0, len(other) - 1)))
+        other[at : at + draw(st.integers(0, 3))] = list(draw(st.text("ab .", max_size=3)))
+    return text, "".join(other)
+
+
+def possible(text: str, first: str, threshold: float) -> bool:
+    """Whether the bounds let a text through to the exact comparison with a cluster's first member."""
+    profiles = Profiles()
+    first_T, text_T = codes(first), codes(text)
+    profiles.append(len(first), letter_counts(first_T), pair_counts(first_T))
+    found = profiles.possible(len(text), letter_counts(text_T), pair_counts(text_T), threshold)
+    return list(found) == [0]
+
+
+@settings(deadline=None, max_examples=200)
+@given(edited_pairs(), THRESHOLDS)
+@example(("", ""), 1.0)
+@example(("", "a"), 0.01)
+@example(("a" * 300, "a" * 299 + "b"), 0.95)
+def test_no_bound_excludes_what_difflib_accepts(pair: tuple[str, str], threshold: float) -> None:
+    for text, first in (pair, pair[::-1]):
+        if SequenceMatcher(None, text, first).ratio() >= threshold:
+            assert possible(text, first, threshold)
+
+
+@settings(deadline=None, max_examples=200)
+@given(edited_pairs(), THRESHOLDS)
+def test_the_shortened_recursion_decides_as_difflib_does(pair: tuple[str, str], threshold: float) -> None:
+    text, first = pair
+    matcher = SequenceMatcher(None, text, first)
+    needed = needed_matches(len(text) + len(first), threshold)
+    assert reaches(text, first, Index.of(codes(first)), needed, codes(text)) == (matcher.ratio() >= threshold)
+
+
+@settings(deadline=None, max_examples=200)
+@given(edited_pairs())
+@example(("", "a" * 200))
+@example(("a", "ab" * 100))
+def test_the_index_is_difflibs(pair: tuple[str, str]) -> None:
+    for text in pair:
+        index = Index.of(codes(text))
+        found = {
+            chr(code): index.places[start : start + count].tolist()
+            for code, start, count in zip(index.codes_R, index.starts_R, index.counts_R, strict=True)
+        }
+        assert found == vars(SequenceMatcher(None, "", text))["b2j"]
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.text("ab ", max_size=20), st.text("ab ", max_size=20))
+def test_runs_are_all_maximal_runs(text: str, first: str) -> None:
+    def equal(i: int, j: int) -> bool:
+        return 0 <= i < len(text) and 0 <= j < len(first) and text[i] == first[j]
+
+    expected = []
+    for i in range(len(text)):
+        for j in range(len(first)):
+            if equal(i, j) and not equal(i - 1, j - 1):
+                size = next(n for n in range(1, 50) if not equal(i + n, j + n))
+                expected.append((i, j, size))
+    found = Runs.of(codes(text), Index.of(codes(first)))
+    assert sorted(zip(*(column.tolist() for column in found), strict=True)) == sorted(expected)
+
+
+@settings(deadline=None, max_examples=100)
+@given(edited_pairs(), st.integers(-2, 2))
+def test_the_recursion_is_exact_to_the_character(pair: tuple[str, str], off: int) -> None:
+    text, first = pair
+    matcher = SequenceMatcher(None, text, first)
+    matched = sum(block.size for block in matcher.get_matching_blocks())
+    assert reaches(text, first, Index.of(codes(first)), matched + off, codes(text)) == (off <= 0)
+
+
+@pytest.mark.parametrize("letters", ["xy", "\u7fff\u8000", "\U00010000\U0010ffff"], ids=["one byte", "two", "four"])
+def test_places_and_characters_beyond_16_bits_are_compared_as_the_others(letters: str) -> None:
+    text, first = letters + "a" * 40_000, "b" * 40_000 + letters + "c"
+    for one, other in ((text, first), (first, text)):
+        assert reaches(one, other, Index.of(codes(other)), 2, codes(one))
+        assert not reaches(one, other, Index.of(codes(other)), 3, codes(one))
+
+
+@given(st.integers(0, 5000), st.floats(1e-6, 1.0))
+def test_needed_matches_is_the_least_that_reaches_the_threshold(total: int, threshold: float) -> None:
+    needed = needed_matches(total, threshold)
+    if total == 0:
+        assert needed == 0, "difflib calls two empty texts equal"
+        return
+    assert 2.0 * needed / total >= threshold
+    assert needed == 0 or 2.0 * (needed - 1) / total < threshold
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("a" * 100, "a" * 80),
+        ("abcdefghij", "klmnopqrst"),
+        ("the same letters " * 20, "sretteltemeahs  " * 20),
+    ],
+    ids=["length", "letters", "pairs"],
+)
+def test_each_bound_excludes_something(text: str, first: str) -> None:
+    assert not possible(text, first, 0.9)
+
+
+def test_pairs_exclude_what_letters_do_not() -> None:
+    rng = random.Random(0)
+    text = "".join(rng.choices(ascii_lowercase, k=600))
+    first = "".join(rng.sample(text, 600))
+    assert SequenceMatcher(None, text, first).quick_ratio() == 1.0
+    assert not possible(text, first, 0.9)
+
+
+def test_counts_are_counts() -> None:
+    text = "abab\U0001f5dd"
+    assert codes(text).tolist() == [97, 98, 97, 98, 0x1F5DD]
+    letters, pairs = letter_counts(codes(text)), pair_counts(codes(text))
+    assert letters.sum() == 5
+    assert letters[97] == letters[98] == 2
+    assert pairs.sum() == 4
+    assert np.count_nonzero(pairs) == 3
+    for empty in ("", "a"):
+        assert pair_counts(codes(empty)).sum() == 0
+    assert letter_counts(codes("")).sum() == 0
+    assert codes("\ud800").tolist() == [0xD800]
+
+
+def test_profiles_grow() -> None:
+    profiles = Profiles()
+    texts = [f"{n:03d}" * 5 for n in range(40)]
+    for text in texts:
+        text_T = codes(text)
+        profiles.append(len(text), letter_counts(text_T), pair_counts(text_T))
+    for n, text in enumerate(texts):
+        text_T = codes(text)
+        assert n in profiles.possible(len(text), letter_counts(text_T), pair_counts(text_T), 1.0)
+        assert list(profiles.possible(len(text), letter_counts(text_T), pair_counts(text_T), 0.001)) == list(range(40))
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.randoms(use_true_random=False), st.sampled_from([0.6, 0.9, 0.95]))
+def test_partitions_of_pages_are_the_definitions(rng: random.Random, threshold: float) -> None:
+    """Texts like search results: a few pages of 150 to 700 characters, each seen with small edits."""
+    pages = [" ".join(rng.choices(WORDS, k=rng.randint(30, 110))) for _ in range(4)]
+    seen = []
+    for _ in range(24):
+        page = list(rng.choice(pages))
+        for _ in range(rng.randint(0, 12)):
+            page[rng.randrange(len(page))] = rng.choice("0123abc .")
+        seen.append("".join(page))
+    found = cluster_representatives(seen, threshold)
+    assert [found[text] for text in seen] == naive_clusters(seen, threshold)
