@@ -112,6 +112,7 @@ def test_what_is_said_in_both_ways_holds_as_it_is_said_now() -> None:
         ({"loss": "sft", "awr": {"beta": 0.5}}, "there is no option `awr`"),
         ({"loss": "dpo", "pairs": {"threshold": 1.0}}, "there is no option `pairs`"),
         ({"loss": "dpo", "aggregation": "token_mean"}, "there is no option `aggregation`"),
+        ({"loss": {"name": ["awr"]}, "awr": {"beta": 0.5}}, "`loss` has the name"),
         ({"loss": "awr", "awr": {"bta": 0.5}}, "there is no option `loss.bta` of awr; valid: beta"),
     ],
 )
@@ -140,6 +141,11 @@ def test_stages_take_the_options_of_their_loss_from_above() -> None:
             {"name": "b", "loss": {"name": "awr", "beta": 0.5, "max_weight": 5.0, **average}},
             {"name": "c", "loss": {"name": "dpo", "pairs": {"kind": "step"}}},
         ],
+    }
+    above = {"loss": "awr", "stages": [{"name": "a", "awr": {"beta": 2}}, {"name": "b"}]}
+    assert renewed(above) == {
+        "loss": "awr",
+        "stages": [{"name": "a", "loss": {"name": "awr", "beta": 2}}, {"name": "b"}],
     }
     idle = {"model": "m", "loss": "sft", "ppo": {"clip_low": 0.1}, "stages": [{"name": "a"}]}
     assert renewed(idle)["ppo"] == {"clip_low": 0.1}, "for validation to refuse"

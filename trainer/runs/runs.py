@@ -139,9 +139,8 @@ def _differences(settings: Mapping[str, Any], stored: Mapping[str, Any], prefix:
     for name, value in settings.items():
         was = stored.get(name)
         if isinstance(value, Mapping) and isinstance(was, Mapping):
-            if value.get("name") != was.get("name"):
-                # Another loss has other options as well, of which nobody said anything.
-                value, was = ({"name": one.get("name")} for one in (value, was))  # noqa: PLW2901
-            yield from _differences(value, was, f"{prefix}{name}.")
+            # Another loss has other options as well, of which nobody said anything.
+            is_other = value.get("name") != was.get("name")
+            yield from _differences({"name": value["name"]} if is_other else value, was, f"{prefix}{name}.")
         elif was != value:
             yield f"{prefix}{name} {value!r} (the run has {was!r})"
