@@ -17,6 +17,7 @@ from trainer.losses.gspo import GSPO
 from trainer.losses.kto import KTO
 from trainer.losses.ppo import PPO
 from trainer.losses.sft import SFT
+from trainer.runs.runs import check_unchanged
 
 KL = {"coefficient": 0.0, "estimator": "k3_straight", "ratio_weighted": True, "max_ratio": 10.0}
 CORRECTION = {"low": None, "high": None, "decoupled": False, "proximal_every": None, "normalise": False}
@@ -85,6 +86,15 @@ def test_a_stored_configuration_has_the_defaults_of_its_loss(name: str) -> None:
 )
 def test_a_stored_configuration_keeps_its_options(stored: dict[str, Any], loss: Loss) -> None:
     assert TrainConfig.model_validate(renewed_record(RECORD | stored)).loss == loss
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_run_of_before_is_unchanged_where_the_same_is_said_now(name: str) -> None:
+    stored = renewed_record(RECORD | {"loss": name})
+    check_unchanged({"loss": name, "seed": 3}, stored)
+    check_unchanged(TrainConfig(model="m", loss=name).model_dump(mode="json", exclude_unset=True), stored)
+    with pytest.raises(UsageError, match=r"these differ: loss\.name '\w+' \(the run has '\w+'\); leave them out"):
+        check_unchanged({"loss": "sft" if name != "sft" else "awr"}, stored)
 
 
 def test_what_is_stored_now_is_left_as_it_is() -> None:

@@ -128,8 +128,8 @@ def check_unchanged(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> N
     Raises:
         UsageError: names the options that differ, or those that are wrong.
     """
-    wanted = validated(TrainConfig, layered(stored, settings)).model_dump(mode="json")
-    changed = list(_differences(wanted, stored))
+    wanted, had = (validated(TrainConfig, one) for one in (layered(stored, settings), stored))
+    changed = list(_differences(wanted.model_dump(mode="json"), had.model_dump(mode="json")))
     if changed:
         msg = f"a resumed run keeps its configuration, and these differ: {', '.join(changed)}; leave them out"
         raise UsageError(msg)
