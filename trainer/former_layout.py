@@ -33,7 +33,10 @@ def renewed(settings: Mapping[str, Any]) -> dict[str, Any]:
     former = {name: settings[name] for name in _FORMER if name in settings}
     unread, found = dict(former), []
     for stage in stages:
-        own, left = _moved({"loss": settings.get("loss")} | stage if former else stage, former)
+        own: Mapping[str, Any] = stage
+        if "loss" in settings and (former or any(name in stage for name in _FORMER)):
+            own = {"loss": settings["loss"]} | stage
+        own, left = _moved(own, former)
         unread = {name: left[name] for name in unread if name in left}
         found.append(own)
     return {name: value for name, value in settings.items() if name not in former} | unread | {"stages": found}
@@ -63,7 +66,7 @@ def _moved(settings: Mapping[str, Any], below: Mapping[str, Any]) -> tuple[dict[
     own = {name: settings[name] for name in _FORMER if name in settings}
     table = by_name(settings.get("loss"))
     name = value_at({"loss": table}, "loss.name")
-    if name not in LOSSES or not (own or below):
+    if not isinstance(name, str) or name not in LOSSES or not (own or below):
         return dict(settings), dict(below)
     options, left = _split(merged(below, own), name)
     kept = {key: value for key, value in settings.items() if key not in own or key in left}

@@ -26,7 +26,7 @@ def test_presets_are_there() -> None:
     (names,) = re.findall(r"`trainer.runs.presets` has (.*?)\. ", PAGE, re.DOTALL)
     found = set(re.findall(r"`(\w+)`", names))
     assert found == {name for name, one in vars(presets).items() if isfunction(one) and not name.startswith("_")} - {
-        "merged"
+        "layered"
     }
 
 

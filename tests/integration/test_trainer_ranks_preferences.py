@@ -19,8 +19,8 @@ from testkit.sampled_lake import play, recorded, save_model, save_near
 from trainer.backends.ranks import ALONE
 
 CASES: dict[str, dict[str, Any]] = {
-    "dpo": {"loss": "dpo", "dpo": {"nll_coefficient": 0.2}},
-    "steps": {"loss": "dpo", "pairs": {"kind": "step", "graft": True}},
+    "dpo": {"loss": "dpo", "options": {"nll_coefficient": 0.2}},
+    "steps": {"loss": "dpo", "options": {"pairs": {"kind": "step", "graft": True}}},
     "dmpo": {"loss": "dmpo"},
     "kto": {"loss": "kto"},
 }

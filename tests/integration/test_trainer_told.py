@@ -79,7 +79,7 @@ def test_the_plan_of_a_run_is_a_dry_run(fresh: Path, settings: list[str]) -> Non
     assert isinstance(train(fresh, *settings, "--out", fresh / "out", "--plan", "--measure").exception, TrajlakeError)
     whole.write_bytes(weights)
     pairs = {"pairs": {"kind": "step"}} if settings[1] == "dpo" else {}
-    config = configured({"model": str(fresh / "model"), "loss": settings[1], **pairs})
+    config = configured({"model": str(fresh / "model"), "loss": {"name": settings[1], **pairs}})
     prepared = prepare(lake.open(fresh / "lake"), config)
     assert rows["tokens"] == f"{prepared.plan.tokens:,}"
     assert rows["action tokens"] == f"{prepared.plan.loss_tokens:,}"

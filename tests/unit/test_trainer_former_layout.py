@@ -17,6 +17,7 @@ from trainer.losses.gspo import GSPO
 from trainer.losses.kto import KTO
 from trainer.losses.ppo import PPO
 from trainer.losses.sft import SFT
+from trainer.runs.runs import check_unchanged
 
 KL = {"coefficient": 0.0, "estimator": "k3_straight", "ratio_weighted": True, "max_ratio": 10.0}
 CORRECTION = {"low": None, "high": None, "decoupled": False, "proximal_every": None, "normalise": False}
@@ -87,6 +88,15 @@ def test_a_stored_configuration_keeps_its_options(stored: dict[str, Any], loss: 
     assert TrainConfig.model_validate(renewed_record(RECORD | stored)).loss == loss
 
 
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_run_of_before_is_unchanged_where_the_same_is_said_now(name: str) -> None:
+    stored = renewed_record(RECORD | {"loss": name})
+    check_unchanged({"loss": name, "seed": 3}, stored)
+    check_unchanged(TrainConfig(model="m", loss=name).model_dump(mode="json", exclude_unset=True), stored)
+    with pytest.raises(UsageError, match=r"these differ: loss\.name '\w+' \(the run has '\w+'\); leave them out"):
+        check_unchanged({"loss": "sft" if name != "sft" else "awr"}, stored)
+
+
 def test_what_is_stored_now_is_left_as_it_is() -> None:
     stored = TrainConfig(model="m", loss={"name": "awr", "beta": 0.5}).model_dump(mode="json")
     assert renewed_record(stored) == stored
@@ -112,6 +122,7 @@ def test_what_is_said_in_both_ways_holds_as_it_is_said_now() -> None:
         ({"loss": "sft", "awr": {"beta": 0.5}}, "there is no option `awr`"),
         ({"loss": "dpo", "pairs": {"threshold": 1.0}}, "there is no option `pairs`"),
         ({"loss": "dpo", "aggregation": "token_mean"}, "there is no option `aggregation`"),
+        ({"loss": {"name": ["awr"]}, "awr": {"beta": 0.5}}, "`loss` has the name"),
         ({"loss": "awr", "awr": {"bta": 0.5}}, "there is no option `loss.bta` of awr; valid: beta"),
     ],
 )
@@ -140,6 +151,11 @@ def test_stages_take_the_options_of_their_loss_from_above() -> None:
             {"name": "b", "loss": {"name": "awr", "beta": 0.5, "max_weight": 5.0, **average}},
             {"name": "c", "loss": {"name": "dpo", "pairs": {"kind": "step"}}},
         ],
+    }
+    above = {"loss": "awr", "stages": [{"name": "a", "awr": {"beta": 2}}, {"name": "b"}]}
+    assert renewed(above) == {
+        "loss": "awr",
+        "stages": [{"name": "a", "loss": {"name": "awr", "beta": 2}}, {"name": "b"}],
     }
     idle = {"model": "m", "loss": "sft", "ppo": {"clip_low": 0.1}, "stages": [{"name": "a"}]}
     assert renewed(idle)["ppo"] == {"clip_low": 0.1}, "for validation to refuse"

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from lake.errors import CheckpointError, UsageError
@@ -13,7 +14,7 @@ from trainer.runs.runs import RunFolder, RunRecord
 RECORD = RunRecord(
     job_id=2**62 + 3,
     run_id="r",
-    config={"loss": "awr", "awr": {"beta": 0.5}},
+    config={"loss": {"name": "awr", "beta": 0.5}},
     snapshot={"tokens": 2},
     source=Credit(7, "gigpo", {"score": "env_return"}, 8, 12),
     plan_hash="0123456789abc",
@@ -25,6 +26,12 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "new")
     assert folder.read() is None
     folder.write(RECORD)
+    assert folder.read() == RECORD
+
+
+def test_a_record_of_before_losses_owned_their_options_is_read_as_it_stands_now(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.write(msgspec.structs.replace(RECORD, config={"loss": "awr", "awr": {"beta": 0.5}, "ppo": {}, "unit": None}))
     assert folder.read() == RECORD
 
 

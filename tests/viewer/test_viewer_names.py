@@ -37,6 +37,8 @@ def lk(shared: Lake, monkeypatch: pytest.MonkeyPatch) -> Lake:
         ("score", {"scorer": "tools_worked", "version": "1"}, "tools_worked"),
         ("reward", {"reward": "mixed"}, "mixed"),
         ("train", {"loss": "awr"}, "awr"),
+        ("train", {"loss": {"name": "awr", "beta": 0.5}}, "awr"),
+        ("train", {"loss": {"beta": 0.5}}, None),
         ("train", {"ppo": {"clip": 0.2}}, "ppo, online"),
         ("ingest", {"source": "a.json"}, "a.json"),
         ("collect", {"environment": "maze"}, "maze"),

@@ -128,8 +128,8 @@ def check_unchanged(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> N
     Raises:
         UsageError: names the options that differ, or those that are wrong.
     """
-    wanted = validated(TrainConfig, layered(stored, settings)).model_dump(mode="json")
-    changed = list(_differences(wanted, stored))
+    wanted, had = (validated(TrainConfig, one) for one in (layered(stored, settings), stored))
+    changed = list(_differences(wanted.model_dump(mode="json"), had.model_dump(mode="json")))
     if changed:
         msg = f"a resumed run keeps its configuration, and these differ: {', '.join(changed)}; leave them out"
         raise UsageError(msg)
@@ -139,9 +139,8 @@ def _differences(settings: Mapping[str, Any], stored: Mapping[str, Any], prefix:
     for name, value in settings.items():
         was = stored.get(name)
         if isinstance(value, Mapping) and isinstance(was, Mapping):
-            if value.get("name") != was.get("name"):
-                # Another loss has other options as well, of which nobody said anything.
-                value, was = ({"name": one.get("name")} for one in (value, was))  # noqa: PLW2901
-            yield from _differences(value, was, f"{prefix}{name}.")
+            # Another loss has other options as well, of which nobody said anything.
+            is_other = value.get("name") != was.get("name")
+            yield from _differences({"name": value["name"]} if is_other else value, was, f"{prefix}{name}.")
         elif was != value:
             yield f"{prefix}{name} {value!r} (the run has {was!r})"
