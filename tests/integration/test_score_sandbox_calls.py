@@ -418,7 +418,7 @@ def test_a_lake_beside_the_function_or_one_folder_deeper_cannot_be_read(tmp_path
         lake.open(folder, create=True)
     path = tmp_path / "spy.py"
     path.write_text("def spy(places, **_):\n    return [open(place).read(5) for place in places]\n")
-    logs = [str(folder / "jobs" / "_delta_log" / f"{0:020d}.json") for folder in lakes]
+    logs = [str(folder / "episodes" / "_delta_log" / f"{0:020d}.json") for folder in lakes]
     assert [len(Path(log).read_text()) > 5 for log in logs] == [True, True], "it can be read in the open"
     with Sandbox(FunctionSource(str(path), "spy", "pointwise"), SandboxLimits()) as sandbox:
         words, *spied = sandbox.call(

@@ -315,8 +315,8 @@ def make_foreign(path: Path) -> Path:
 
 def make_newer(path: Path) -> Path:
     """A lake of which one table was written by a newer package."""
-    lake.open(path, create=True)
-    DeltaTable(path / "scores").alter.set_table_properties(
+    lake.open(path, create=True).append([episode()], run_id="run")
+    DeltaTable(path / "steps").alter.set_table_properties(
         {FORMAT_KEY: str(FORMAT_VERSION + 1)}, raise_if_not_exists=False
     )
     return path
@@ -357,7 +357,7 @@ LAKES: dict[str, tuple[Callable[[Path], Path], str, str]] = {
     "file": (make_file, "is a file, and a lake is a folder", "is a file, and a lake is a folder"),
     "folder": (make_folder, "is not a lake: it holds no `episodes` table", "not empty; name a new or an empty folder"),
     "foreign": (make_foreign, "is a Delta table, but not of a lake", "is a Delta table, but not of a lake"),
-    "newer": (make_newer, "`scores` of", "pip install --upgrade trajlake"),
+    "newer": (make_newer, "`steps` of", "pip install --upgrade trajlake"),
     "newer delta": (make_newer_delta, "99", "99"),
     "torn": (make_torn, "trajlake doctor", "trajlake doctor"),
 }

@@ -212,5 +212,5 @@ def test_history_names_what_was_done_and_by_whom(lk: Lake) -> None:
     newest, *older = lk.history("steps")
     assert newest["note"]["operation"] == "compact"
     assert newest["note"]["removed"] == 6
-    assert {entry["note"].get("operation") for entry in older} == {"append", None}
+    assert {entry["note"].get("operation") for entry in older} == {"append", "create table"}
     assert datetime.fromisoformat(newest["note"]["at"]) <= datetime.now(UTC)
