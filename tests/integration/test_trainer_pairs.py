@@ -432,7 +432,7 @@ def test_different_histories_are_refused_and_the_graft_is_offered(tmp_path: Path
         DataRefusedError, match=r"margin: [1-9]\d* possible, in 1 anchors; identical contexts: 0"
     ) as caught:
         streamed(lk, "dpo", options={"pairs": {"kind": "step"}})
-    assert "set pairs.graft" in str(caught.value)
+    assert "set loss.pairs.graft" in str(caught.value)
     plan, _ = streamed(lk, "dpo", options={"pairs": STEPS})
     assert plan.members["pair"].n_unique() > 1
     longest = plan.tokens_Q.max()

@@ -20,7 +20,7 @@ def step(backend: SingleDevice, seed: int = 0, rate: float = 1e-2) -> None:
 @pytest.mark.parametrize("loss", ["sft", "awr", "ppo"])
 def test_gradients_do_not_depend_on_how_a_step_is_cut(loss: str) -> None:
     batch = random_batch([11, 3, 25, 8, 1, 17], temperature=0.9)
-    settings = config(loss, options={"entropy_coefficient": 0.01})
+    settings = config(loss, {"entropy_coefficient": 0.01} if loss == "ppo" else {})
     results = []
     for batches in ([batch], sequences_of(batch), sequences_of(batch)[::-1]):
         backend = random_backend()
