@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from lake.rivals import LAYERS  # noqa: E402 - the path comes first
+from lake.care.doctor import LAYERS  # noqa: E402 - the path comes first
 
 HEAVY = ("torch", "transformers", "streamlit", "pandas")
 LOOK = f"""

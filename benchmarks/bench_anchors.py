@@ -25,7 +25,7 @@ Groups = list[list[str]]
 
 def ours(texts: Sequence[str], threshold: float) -> list[str]:
     """The same by the package."""
-    from pipelines.credit.similarity import cluster_representatives
+    from pipelines.credit.anchors.similar import cluster_representatives
 
     found = cluster_representatives(texts, threshold)
     return [found[text] for text in texts]
@@ -91,8 +91,8 @@ def substitutions(steps: int, characters: int) -> None:
 
     from lake.ids import text_hash
     from pipelines.credit.anchors import Substitution, Substitutions
-    from pipelines.credit.batch import StepBatch
-    from pipelines.credit.columns import InputNeeds, select_inputs
+    from pipelines.credit.inputs.batch import StepBatch
+    from pipelines.credit.inputs.columns import InputNeeds, select_inputs
 
     pages = Pages(characters - 12)
     views = [pages.page() for _ in range(1000)]

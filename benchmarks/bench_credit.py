@@ -61,9 +61,9 @@ def floor(path: Path) -> None:
     import polars as pl
 
     from lake import ids
-    from lake.contracts import conform
-    from lake.encoding import arrow, write
+    from lake.storage.encoding import arrow, write
     from lake.tables import TABLES
+    from lake.tables.contracts import conform
 
     table = TABLES["advantages"]
     state, of_step = pl.col("state_hash"), pl.col("step_index") + 7
@@ -163,7 +163,7 @@ def run_task(task: str, path: Path) -> None:
     import duckdb  # noqa: F401 - imported before the clock starts, like the rest
     import polars  # noqa: F401
 
-    import lake.encoding  # noqa: F401
+    import lake.storage.encoding  # noqa: F401
     import pipelines.credit.job  # noqa: F401
 
     moved, worked = _moved(), time.process_time()

@@ -36,7 +36,7 @@ def orjson_loads(path: Path) -> int:
 def ingest(path: Path) -> int:
     """The job: episodes and steps in a new lake, committed."""
     import lake
-    from lake.ingest import ingest as ingest_file
+    from lake.write.ingest import ingest as ingest_file
 
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         report = ingest_file(lake.open(Path(folder, "lake"), create=True), path)
@@ -51,7 +51,7 @@ def run_task(task: str, path: Path) -> None:
     """One measured run, in this process."""
     import orjson  # noqa: F401 - imported before the clock starts, like the rest
 
-    import lake.ingest  # noqa: F401
+    import lake.write.ingest  # noqa: F401
 
     began, cpu_began = time.perf_counter(), time.process_time()
     records = TASKS[task](path)

@@ -24,12 +24,13 @@ from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 import lake
-from lake import encoding, ids
-from lake.contracts import conform
-from lake.objects import Objects
+from lake import ids
 from lake.records import EpisodeRecord, StepRecord
-from lake.store import Store
+from lake.storage import encoding
+from lake.storage.objects import Objects
+from lake.storage.store import Store
 from lake.tables import TABLES
+from lake.tables.contracts import conform
 
 BATCH = 8
 STEPS = 10
@@ -119,7 +120,7 @@ _OPEN = """
 import sys, time
 import duckdb, polars, deltalake, lake
 from lake.tables import TABLES
-import lake.lake, lake.query
+import lake.lake, lake.read.query
 began = time.perf_counter()
 snapshot = lake.open(sys.argv[1]).snapshot()
 opened = time.perf_counter() - began

@@ -53,7 +53,7 @@ def measure(kind: str, tokens: int, share: float) -> dict[str, float]:
     """Peak bytes above the model's, seconds, and the gradient's norm, of one forward and backward pass."""
     import torch
 
-    from trainer.data.batch import PackedBatch
+    from trainer.data.stream.batch import PackedBatch
     from trainer.policy import model as trainer_model
     from trainer.policy.model import Policy
 

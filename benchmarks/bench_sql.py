@@ -96,8 +96,8 @@ def many_files_lake(path: Path, files: int, seed: int = 0) -> tuple[Any, list[tu
 
     import lake
     from lake import ids
-    from lake.objects import Objects
-    from lake.store import Store
+    from lake.storage.objects import Objects
+    from lake.storage.store import Store
 
     lake.open(path, create=True)
     store = Store(Objects(path))
@@ -125,7 +125,7 @@ def many_files_lake(path: Path, files: int, seed: int = 0) -> tuple[Any, list[tu
 def points(files: int, repeat: int) -> None:
     """Print the table of point queries."""
     import lake
-    from lake.query_pruning import planner
+    from lake.read.query_pruning import planner
 
     with tempfile.TemporaryDirectory() as folder:
         lk, episodes = many_files_lake(Path(folder, "lake"), files)

@@ -44,8 +44,8 @@ def run_ours(folder: Path, workload: Workload) -> dict[str, Any]:
     import torch
 
     import lake
-    from trainer.data.plan import Plan
-    from trainer.data.selection import select
+    from trainer.data.plan.plan import Plan
+    from trainer.data.select.selection import select
     from trainer.losses import Needs
     from trainer.runs.factories import make_backend
     from trainer.runs.loop import run_steps

@@ -8,7 +8,7 @@ models have random weights, episodes random tokens (8 turns of 64 to 384 tokens 
 Weights are float32 and matrix products bfloat16, on both sides. This project packs episodes as sequences with 8 action
 spans into micro-batches; TRL's SFTTrainer gets the same episodes as one row each, and as one row per turn with its
 context repeated, without padding where flash-attn is installed, else padded. Tokens per second and MFU count each token
-of an episode once, so they compare what an update is worth: `trainer.monitor.throughput` says which operations. Each
+of an episode once, so they compare what an update is worth: `trainer.monitor.watch` says which operations. Each
 measurement is a process of its own; one that does not fit says so and the others go on. Prints a Markdown table.
 """
 
@@ -31,8 +31,8 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
 if TYPE_CHECKING:
-    from trainer.data.batch import PackedBatch
-    from trainer.monitor.throughput import ModelShape
+    from trainer.data.stream.batch import PackedBatch
+    from trainer.monitor.watch import ModelShape
 
 QWEN2 = {
     "vocab_size": 151_936,
@@ -102,8 +102,8 @@ def make_episodes(tokens: int, vocabulary: int, seed: int = 0) -> Episodes:
 
 def make_batches(episodes: Episodes, budget: int, *, pinned: bool) -> "list[PackedBatch]":
     """The optimizer step's micro-batches, packed and laid out as the stream does; weights for the mean over tokens."""
-    from trainer.data.collate import Members, Shares, TokenArrays, collate
-    from trainer.data.packing import pack
+    from trainer.data.plan.packing import pack
+    from trainer.data.stream.collate import Members, Shares, TokenArrays, collate
 
     rng = np.random.default_rng(1)
     bins = pack(episodes.lengths_E, budget)
@@ -193,9 +193,9 @@ class Clock:
 
 def run_ours(options: argparse.Namespace, size: str, loss_name: str) -> dict[str, Any]:
     """Train with this project's backend."""
-    from trainer.backends.single import SingleDevice
+    from trainer.backends.base import SingleDevice
     from trainer.config import OptimizerConfig, TrainConfig
-    from trainer.monitor.throughput import model_shape
+    from trainer.monitor.watch import model_shape
     from trainer.policy.model import Policy
 
     episodes = make_episodes(options.tokens * options.micro_batches, SIZES[size]["vocab_size"])
@@ -384,7 +384,7 @@ def main() -> None:
         return
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         sys.exit("torch sees no GPU here; --device cpu --size tiny --tokens 512 checks that the script works")
-    from trainer.monitor.throughput import peak_operations
+    from trainer.monitor.watch import peak_operations
 
     name = device_name(options.device)
     peak = options.peak_tflops * 1e12 if options.peak_tflops else peak_operations(name)

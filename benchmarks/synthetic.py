@@ -8,11 +8,11 @@ import pyarrow as pa
 
 import lake
 from lake import ids
-from lake.contracts import conform
 from lake.lake import Lake
-from lake.objects import Objects
-from lake.store import Store
+from lake.storage.objects import Objects
+from lake.storage.store import Store
 from lake.tables import TABLES
+from lake.tables.contracts import conform
 
 STEPS_PER_EPISODE = 20
 GROUP_SIZE = 8

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from lake import errors
     from lake.lake import Lake
     from lake.opening import open  # noqa: A004 - `lake.open` is the name people guess
+    from lake.read.snapshot import Snapshot
     from lake.records import EpisodeRecord, SpanRecord, StepRecord, TokensRecord
-    from lake.snapshot import Snapshot
 
 __all__ = ["EpisodeRecord", "Lake", "Snapshot", "SpanRecord", "StepRecord", "TokensRecord", "errors", "open"]
 
 _HOME = {
     "EpisodeRecord": "lake.records",
     "Lake": "lake.lake",
-    "Snapshot": "lake.snapshot",
+    "Snapshot": "lake.read.snapshot",
     "SpanRecord": "lake.records",
     "StepRecord": "lake.records",
     "TokensRecord": "lake.records",

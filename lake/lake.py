@@ -9,22 +9,24 @@ from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from lake import compaction, ids, vacuum
+from lake import ids
+from lake.care import compaction, vacuum
+from lake.care.pins import LEASE, Lease, Pin, Pins
 from lake.errors import LakeAccessError, TrajlakeError, UsageError
-from lake.pins import LEASE, Lease, Pin, Pins
+from lake.read.history import consistent, versions_at_episodes, versions_at_time
+from lake.read.snapshot import Snapshot
 from lake.records import EpisodeRecord
-from lake.snapshot import Snapshot
-from lake.store import Store
+from lake.storage.store import Store
 from lake.tables import TABLES
-from lake.time_travel import consistent, versions_at_episodes, versions_at_time
 
 if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
-    from lake import diff, erasure
-    from lake.jobs import Code, Counts, Job
-    from lake.writer import EpisodeWriter
+    from lake.care import erasure
+    from lake.read import history as diff
+    from lake.write.jobs import Code, Counts, Job
+    from lake.write.writer import EpisodeWriter
 
 _log = logging.getLogger("trajlake")
 
@@ -43,7 +45,7 @@ class Lake:
 
     @cached_property
     def _writer(self) -> EpisodeWriter:
-        from lake.writer import EpisodeWriter
+        from lake.write.writer import EpisodeWriter
 
         return EpisodeWriter(self._store)
 
@@ -138,7 +140,7 @@ class Lake:
             before: for example `lake.at("before")`.
             after: for example `lake.snapshot()`.
         """
-        from lake import diff
+        from lake.read import history as diff
 
         return diff.difference(before, after)
 
@@ -217,7 +219,7 @@ class Lake:
         Raises:
             UsageError: no ids, or ids that the lake does not hold; nothing is changed.
         """
-        from lake import retractions
+        from lake.write import retractions
 
         episode_ids = _ids(episode_ids)
         snapshot = self.snapshot()
@@ -243,7 +245,7 @@ class Lake:
             UsageError: no ids, or ids that the lake does not hold; nothing is changed.
             ConflictError: other processes rewrote a table again and again; run it again.
         """
-        from lake import erasure
+        from lake.care import erasure
 
         episode_ids = _ids(episode_ids)
         with self.job(kind="retract", parameters={"reason": reason, "forget": True}) as job:
@@ -259,7 +261,7 @@ class Lake:
         Args:
             episode_ids: that are going to be forgotten.
         """
-        from lake import erasure
+        from lake.care import erasure
 
         return erasure.cuts(self._store, _ids(episode_ids))
 
@@ -277,8 +279,8 @@ class Lake:
         attempt: int = 0,
         guard: Callable[[], None] = lambda: None,
     ) -> Job:
-        """A job that writes to this lake; see `lake.jobs.Job`."""
-        from lake.jobs import Job
+        """A job that writes to this lake; see `lake.write.jobs.Job`."""
+        from lake.write.jobs import Job
 
         return Job(
             self._store,
@@ -306,7 +308,7 @@ class Lake:
         """
         import polars as pl
 
-        from lake.lost_rows import lost_jobs
+        from lake.read.lost_rows import lost_jobs
 
         snapshot = self.snapshot()
         jobs = snapshot.scan("jobs").filter(

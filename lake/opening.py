@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 
-from lake import compaction
-from lake.creation import OWN_FOLDER
+from lake.care import compaction
 from lake.errors import LakeAccessError, NotALakeError
 from lake.lake import Lake
-from lake.migrations import missing_table
-from lake.objects import Objects
-from lake.store import Store, utc_now
+from lake.storage.creation import OWN_FOLDER
+from lake.storage.migrations import missing_table
+from lake.storage.objects import Objects
+from lake.storage.store import Store, utc_now
 from lake.tables import TABLES
 
 

@@ -1,7 +1,7 @@
 """Records: an episode as plain typed data, before it is rows.
 
-Readers of formats and live recorders both produce `EpisodeRecord`; `lake.frames` turns records into table frames. The
-field names are the column names, so the documented JSONL format (`lake.formats.jsonl`) is this module and nothing
+Readers of formats and live recorders both produce `EpisodeRecord`; `lake.write.rows` turns records into table frames.
+The field names are the column names, so the documented JSONL format (`lake.formats.jsonl`) is this module and nothing
 else. Decoding checks types and unknown fields; `check` holds what types cannot say.
 """
 

@@ -1,16 +1,31 @@
-"""Settings of a command: defaults < TOML section < KEY=VALUE pairs, validated by the owner's config class."""
+"""Settings of a command: defaults < TOML section < KEY=VALUE pairs, validated by the owner's config class.
 
+What a user's own definitions may be called, groupings and selections for example, and how that reads in words.
+
+What is wrong with settings, in one line: pydantic's findings in the words of this project.
+
+Every command and loader that validates a user's settings says it through `faults`, so that a wrong number reads the
+same in a file, in `--set` and in `--filter`: which field, what it is, what is valid. `validated` is the usual way.
+"""
+
+import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
 import msgspec
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from lake.errors import UsageError
-from lake.faults import models_in
+
+NAME = r"^[A-Za-z0-9][\w.-]*$"
+"""No slash, which separates a grouping's draws."""
+NAME_IN_WORDS = "letters, digits, `_`, `.` and `-`, beginning with a letter or a digit"
+
 
 SECTIONS = ("credit", "group", "reward", "score", "select", "trainer")
 """Sections of a configuration file: one file may hold those of several commands."""
@@ -146,3 +161,192 @@ def _typed(text: str, annotation: Any) -> Any:
             return form
     takes_a_list = any(get_origin(one) in (list, tuple) for one in (annotation, *get_args(annotation)))
     return forms[-1] if takes_a_list and forms[0] == text else forms[0]
+
+
+Config = TypeVar("Config", bound=BaseModel)
+_SHOWN = 60
+"""Characters of a wrong value that are shown."""
+_PATTERNS = {NAME: NAME_IN_WORDS}
+"""Patterns as people read them."""
+_VALID = {
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "dict_type": "keys with values",
+    "enum": "{expected}",
+    "finite_number": "a finite number",
+    "float_parsing": "a number",
+    "float_type": "a number, not a text",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "{ge} or more",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "less_than": "less than {lt}",
+    "less_than_equal": "{le} or less",
+    "list_type": "a list",
+    "literal_error": "{expected}",
+    "model_attributes_type": "keys with values",
+    "model_type": "keys with values",
+    "string_too_long": "at most {max_length} characters",
+    "string_too_short": "at least {min_length} characters",
+    "string_type": "a text",
+    "too_long": "at most {max_length}",
+    "too_short": "at least {min_length}",
+    "tuple_type": "a list",
+    "union_tag_not_found": "keys with values, {discriminator} among them",
+}
+"""Kind of finding -> what is valid, over the finding's context."""
+_NEAR = 0.75
+"""How alike an option that there is must be to one that there is not, to be told alone."""
+_ALTERNATIVES = frozenset(("bool", "float", "int", "str"))
+_SPELLED = ("list[", "literal[", "tuple[")
+"""Types that a value might have had, in a finding's place."""
+
+
+def validated(model: type[Config], settings: Mapping[str, Any], place: str = "") -> Config:
+    """A configuration object from a user's settings; its faults as one line.
+
+    Args:
+        model: its class.
+        settings: field values.
+        place: where they stand, as the beginning of the message: `stage rl: `.
+
+    Raises:
+        UsageError: names each field that is wrong, what it is and what is valid.
+    """
+    try:
+        return model.model_validate(dict(settings))
+    except ValidationError as error:
+        raise UsageError(place + faults(error, model)) from error
+
+
+def faults(error: ValidationError, model: type[BaseModel] | None = None) -> str:
+    """Everything that is wrong, each field once, separated by semicolons.
+
+    Args:
+        error: what validation raised.
+        model: what was validated: an option that it does not have is told with those that it has, and a place is named
+            as its user wrote it.
+    """
+    found = error.errors(include_url=False)
+    told: dict[str, list[str]] = {}
+    for one in found:
+        if not _follows(one, found):
+            place = _Place.of(one["loc"], model)
+            what, valid = _told(one, place.written)
+            if model is not None and one["type"] == "extra_forbidden":
+                what, valid = f"{what}{place.member}", place.options
+            told.setdefault(what, []).extend([valid] if valid else [])
+    return "; ".join(f"{what}; valid: {' or '.join(valid)}" if valid else what for what, valid in told.items())
+
+
+def _told(found: ErrorDetails, place: tuple[int | str, ...]) -> tuple[str, str]:
+    """What is wrong, and what is valid; the latter is empty where the former says it."""
+    kind, context = found["type"], found.get("ctx", {})
+    if said := _sentence(found, place):
+        return said, ""
+    what = f"{_field(place)} is {_shown(found['input'])}"
+    if kind == "union_tag_invalid":
+        key = context["discriminator"].strip("'")
+        return f"{_field(place)} has the {key} {context['tag']!r}", context["expected_tags"]
+    if kind == "string_pattern_mismatch":
+        return what, _PATTERNS.get(context["pattern"], f"a text that matches {context['pattern']}")
+    if kind in _VALID:
+        return what, _VALID[kind].format(**context)
+    return f"{what}: {found['msg'][:1].lower()}{found['msg'][1:]}", ""
+
+
+def _sentence(found: ErrorDetails, place: tuple[int | str, ...]) -> str:
+    """A finding that says all by itself; empty for others."""
+    kind, given, context, field = found["type"], found["input"], found.get("ctx", {}), _field(place)
+    said = ""
+    if kind == "missing":
+        said = f"{field} is missing"
+    elif kind == "extra_forbidden":
+        said = f"there is no option {field}"
+    elif kind == "json_invalid":
+        said = f"it is no JSON: {context['error']}"
+    elif kind in ("value_error", "assertion_error"):
+        said = f"{field}: {context['error']}" if place else str(context["error"])
+    elif isinstance(given, str) and given.lstrip()[:1] in ("{", "[") and (broken := _no_json(given)):
+        said = f"{field} is no JSON: {broken}"
+    return said
+
+
+class _Place(NamedTuple):
+    """Where a finding is, in the words of who wrote the settings."""
+
+    written: tuple[int | str, ...]
+    """Without the names that pydantic puts in for the members of a union, except in a list of them, where they say what
+    stands there: `loss.beta`, but `filters.0.length.max_steps`."""
+    member: str
+    """` of awr` in a member of a union; empty elsewhere."""
+    options: str
+    """Those that there are where there is none of the last name: the nearest, or all."""
+
+    @classmethod
+    def of(cls, place: tuple[int | str, ...], model: type[BaseModel] | None) -> "_Place":
+        """The place of a finding in a model; as pydantic has it where the model is not known."""
+        if model is None:
+            return cls(place, "", "")
+        written: list[int | str] = []
+        member = ""
+        owners = within = [model]
+        for name in place:
+            owners = within
+            tagged = [owner for owner in owners if len(owners) > 1 and _tag(owner) == name]
+            if tagged and not isinstance(written[-1], int):
+                within, member = tagged, f" of {name}"
+                continue
+            written.append(name)
+            fields = [owner.model_fields[name] for owner in owners if name in owner.model_fields]
+            # A position in a list, the member that stands there, or the name of a type stays where it is.
+            within = tagged or [one for field in fields for one in models_in(field.annotation)] or owners
+            member = member if within is owners else ""
+        names = list(dict.fromkeys(name for owner in owners for name in owner.model_fields))
+        nearest = get_close_matches(str(place[-1]) if place else "", names, cutoff=_NEAR)
+        return cls(tuple(written), member, ", ".join(nearest or names))
+
+
+def _tag(model: type[BaseModel]) -> Any:
+    """What a member of a union is told by: the value of a field that has only one."""
+    return next(
+        (one.default for one in model.model_fields.values() if get_args(one.annotation) == (one.default,)), None
+    )
+
+
+def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models that a field's annotation names, alone, in a union or in a list."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from models_in(part)
+
+
+def _field(place: tuple[int | str, ...]) -> str:
+    """Where the finding is; a type that a value might have had instead is no place."""
+    last = str(place[-1]) if place else ""
+    named = ".".join(map(str, place[:-1] if last in _ALTERNATIVES or last.startswith(_SPELLED) else place))
+    return f"`{named}`" if named else "it"
+
+
+def _follows(one: ErrorDetails, found: list[ErrorDetails]) -> bool:
+    """Whether a list is only too short because what stands in it is wrong."""
+    place = one["loc"]
+    return one["type"] == "too_short" and any(o["loc"][: len(place)] == place and o["loc"] != place for o in found)
+
+
+def _no_json(text: str) -> str:
+    """What breaks a text that was meant as JSON, and where; empty if nothing does."""
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        return f"{error.msg} at character {error.pos + 1} of {_shown(text)}"
+    except RecursionError:
+        return "it is nested too deeply"
+    return ""
+
+
+def _shown(given: Any) -> str:
+    text = repr(given)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

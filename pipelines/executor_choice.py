@@ -17,7 +17,7 @@ def executor_named(name: str, workers: int | None = None) -> Executor:
         MissingExtraError: ray is not installed.
     """
     if name == "ray":
-        from pipelines.executor_ray import RayExecutor
+        from pipelines.executor import RayExecutor
 
         return RayExecutor(workers)
     if name not in EXECUTORS:

@@ -8,7 +8,7 @@ import time
 if __name__ == "__main__":
     status = 130
     try:
-        from trainer.backends.launch import die_with_launcher
+        from trainer.backends.ranks import die_with_launcher
 
         die_with_launcher()
         from lake.cli import main

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lake.cli_options import echo_rows, format_option, lake_option
-from lake.cli_sections import SectionedCommand
+from lake.cli.options import SectionedCommand, echo_rows, format_option, lake_option
 from trainer.losses import LOSSES, Aggregation, Unit
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ def train(
     """
     import lake
     from trainer.backends.ranks import launched, told_once
-    from trainer.command_faults import file_faults, quiet, told_when_interrupted
+    from trainer.commands_model import file_faults, quiet, told_when_interrupted
     from trainer.runs.stages import read_stages
     from trainer.train_settings import configured, given_settings, read_settings
 
@@ -153,7 +152,7 @@ def train(
             _print_plan(lk, planned, output_format, stage=stage, measure=measure)
         return
     if ranks is not None and not launched():
-        from trainer.backends.launch import launch_ranks
+        from trainer.backends.ranks import launch_ranks
 
         raise SystemExit(launch_ranks(ranks, sys.argv[1:]))
     from trainer.runs.progress import told
@@ -254,7 +253,7 @@ def _check_repeat(given: dict[str, Any], config_file: str | None, *, resume: boo
 
 def _print_plan(lk: "Lake", config: "TrainConfig", output_format: str, *, stage: str, measure: bool) -> None:
     """The plan of a run, or of one of its stages (one that follows another with the first one's model)."""
-    from trainer.data.report import plan_rows
+    from trainer.data.plan.report import plan_rows
     from trainer.runs.estimate import estimate_seconds
     from trainer.runs.offline import preview
 

@@ -102,12 +102,12 @@ class TrainConfig(FrozenModel):
     """Select job (13 characters or their beginning), or a selection's name, which means its newest job: only what it
     kept is trained on. None leaves the table `selections` unread."""
     mixture: tuple[MixtureSource, ...] = ()
-    """Sources with weights; an epoch draws episodes of each in proportion (`trainer.data.mixture`). An episode belongs
-    to the first source that has it; what is in none is left out. `where` and `selection` hold for all of them. Empty:
-    no mixture."""
+    """Sources with weights; an epoch draws episodes of each in proportion (`trainer.data.select.mixture`). An episode
+    belongs to the first source that has it; what is in none is left out. `where` and `selection` hold for all of them.
+    Empty: no mixture."""
     max_staleness: int | None = Field(None, ge=0)
     """Leave out steps that were sampled more than this many policy versions before the newest one among the selected
-    episodes of the same collecting run (`trainer.data.staleness`). None: none are too old."""
+    episodes of the same collecting run (`trainer.data.select.token_rows`). None: none are too old."""
     unknown_staleness: Literal["keep", "drop"] = "keep"
     """What max_staleness does with steps whose policy version is not known."""
     advantages: str | None = None
@@ -164,6 +164,6 @@ class TrainConfig(FrozenModel):
 
     @property
     def fitted_length(self) -> int:
-        """`max_length` of a configuration that `trainer.data.selection.select` has fitted to its data."""
+        """`max_length` of a configuration that `trainer.data.select.selection.select` has fitted to its data."""
         assert self.max_length is not None, "max_length is not fitted to the data yet"
         return self.max_length

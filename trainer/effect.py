@@ -9,7 +9,7 @@ from typing import Any
 
 from lake.errors import UsageError
 from trainer.config import TrainConfig
-from trainer.data.aggregation import Aggregation, Unit
+from trainer.data.stream.aggregation import Aggregation, Unit
 from trainer.losses import LOSSES
 from trainer.losses.policy import PolicyLoss
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lake.errors import UsageError
-from lake.faults import validated
-from lake.settings import from_file, leaves, typed_pairs, value_at
+from lake.settings import from_file, leaves, typed_pairs, validated, value_at
 from trainer.config import TrainConfig
 from trainer.effect import check_effect
 from trainer.former_layout import renewed

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import polars as pl
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
-from lake.cli_options import readable
+from lake.cli.options import readable
 from lake.errors import TrajlakeError
 from viewer import pinned
 from viewer.links import Page, given, given_id, given_int
@@ -127,7 +127,7 @@ def table(frame: pl.DataFrame, key: str, columns: Config, *, opens: str | None =
 def _in_one_line(frame: pl.DataFrame) -> pl.DataFrame:
     """Every text as a table's cell shows it.
 
-    In Python from end to end: a function that Polars calls back may wait for ever (`lake.cli_options.readable`).
+    In Python from end to end: a function that Polars calls back may wait for ever (`lake.cli.options.readable`).
     """
     return frame.with_columns(
         pl.Series(name, [v if v is None else one_line(v, CELL) for v in frame[name].to_list()], dtype=pl.String)

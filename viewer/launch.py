@@ -20,7 +20,7 @@ from urllib.request import urlopen
 
 import click
 
-from lake.cli_options import lake_option
+from lake.cli.options import lake_option
 from lake.errors import UsageError
 
 ENVIRONMENT = "TRAJLAKE_LAKE"

@@ -15,7 +15,7 @@ import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 import lake
 from lake.errors import UsageError
-from lake.snapshot import Snapshot
+from lake.read.snapshot import Snapshot
 from viewer.launch import ENVIRONMENT
 from viewer.queries.base import Reads
 

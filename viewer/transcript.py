@@ -17,7 +17,7 @@ from viewer.components import badge
 from viewer.links import Page, parameters
 from viewer.pinned import read
 from viewer.plain import chip, visible, word
-from viewer.queries import episode as queries
+from viewer.queries import episodes as queries
 from viewer.queries.base import Row
 from viewer.theme import ACCENT
 

@@ -15,14 +15,13 @@ from benchmarks.ladder.settings import LadderSettings
 from benchmarks.ladder.starts import Part, Starts
 from lake import ids
 from lake.lake import Lake
-from pipelines.collect.environments.house import vocabulary
-from pipelines.collect.environments.house_world import Split
+from pipelines.collect.environments.house import Split, vocabulary
 from pipelines.collect.policies.scripted import HouseScript
 from pipelines.credit.job import run_credit
 from pipelines.select import DeadGroups, Selection, run_select
 from trainer.config import TrainConfig
+from trainer.online.demo import TinyPolicyConfig, save_policy
 from trainer.online.loop import record_episodes
-from trainer.online.tiny_policy import TinyPolicyConfig, save_policy
 from trainer.runs.offline import make_deterministic, train
 
 RUN = "ladder"

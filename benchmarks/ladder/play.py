@@ -6,11 +6,10 @@ from pathlib import Path
 from benchmarks.ladder.settings import LadderSettings
 from lake.records import EpisodeRecord
 from pipelines.collect import GroupConfig, collect_groups
-from pipelines.collect.environments.house import House, HouseConfig
-from pipelines.collect.environments.house_world import Split
+from pipelines.collect.environments.house import House, HouseConfig, Split
 from pipelines.collect.policies.protocol import Policy
 from pipelines.collect.policies.transformers_policy import SamplingConfig, TransformersPolicy
-from trainer.online.player import Player
+from trainer.online.loop import Player
 
 MAX_ACTION_TOKENS = 4
 

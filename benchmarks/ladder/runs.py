@@ -11,7 +11,7 @@ from benchmarks.ladder.data import LIVE, DataSet, lake_of, start_weights
 from benchmarks.ladder.play import successes
 from benchmarks.ladder.results import Result, Task
 from benchmarks.ladder.starts import Part
-from pipelines.collect.environments.house_world import Split
+from pipelines.collect.environments.house import Split
 from trainer.config import TrainConfig
 from trainer.runs.loop import StepReport
 from trainer.runs.offline import make_deterministic, train

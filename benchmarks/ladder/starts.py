@@ -5,7 +5,7 @@ from enum import StrEnum
 from itertools import count
 
 from benchmarks.ladder.settings import LadderSettings
-from pipelines.collect.environments.house_world import HELD_OUT_EVERY, Split, World, draw_world
+from pipelines.collect.environments.house import HELD_OUT_EVERY, Split, World, draw_world
 
 VALIDATION_EVERY = 5
 """Of the worlds that are not held out, one in five is for validation."""

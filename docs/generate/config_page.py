@@ -8,7 +8,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from lake.rivals import LAYERS
+from lake.care.doctor import LAYERS
 
 ROOT = Path(__file__).resolve().parents[2]
 

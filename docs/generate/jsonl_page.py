@@ -5,9 +5,9 @@ import json
 import msgspec
 from msgspec import inspect
 
-from lake.columns import Table
 from lake.records import EpisodeRecord, SpanRecord, StepRecord, TokensRecord
 from lake.tables import EPISODES, SPANS, STEPS, TOKENS
+from lake.tables.columns import Table
 
 # Fields that are no column, and those that people write otherwise than they are stored.
 _MEANINGS = {

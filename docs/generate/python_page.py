@@ -12,15 +12,15 @@ ROOT = Path(__file__).resolve().parents[2]
 SHOWN = {
     "lake/opening.py": ("open",),
     "lake/lake.py": ("Lake",),
-    "lake/snapshot.py": ("Snapshot",),
-    "lake/query.py": ("Session", "Limits"),
-    "lake/jobs.py": ("Job", "Counts"),
+    "lake/read/snapshot.py": ("Snapshot",),
+    "lake/read/query.py": ("Session", "Limits"),
+    "lake/write/jobs.py": ("Job", "Counts"),
     "lake/records.py": ("EpisodeRecord", "StepRecord", "TokensRecord", "SpanRecord"),
-    "lake/pins.py": ("Pin", "Lease"),
-    "lake/compaction.py": ("Compaction",),
-    "lake/vacuum.py": ("Vacuumed",),
-    "lake/erasure.py": ("Forgotten",),
-    "lake/diff.py": ("Difference",),
+    "lake/care/pins.py": ("Pin", "Lease"),
+    "lake/care/compaction.py": ("Compaction",),
+    "lake/care/vacuum.py": ("Vacuumed",),
+    "lake/care/erasure.py": ("Forgotten",),
+    "lake/read/history.py": ("Difference",),
 }
 """What is shown, in this order: the public names, and what their methods return."""
 WIDTH = 100

@@ -21,8 +21,7 @@ import msgspec
 
 from lake.formats.json_faults import Rewriter, repeated_key
 from lake.formats.json_scanner import CHUNK, Scanner
-from lake.formats.meter import Meter
-from lake.formats.source import Source
+from lake.formats.source import Meter, Source
 from lake.records import excerpt
 
 _CHUNK = 1 << 21

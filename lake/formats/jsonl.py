@@ -13,8 +13,7 @@ from pathlib import Path
 import msgspec
 
 from lake.formats.json_faults import Rewriter, not_a_number, repeated_key
-from lake.formats.meter import Meter
-from lake.formats.source import Source
+from lake.formats.source import Meter, Source
 from lake.records import EpisodeRecord, Reject, check, excerpt
 
 NAME = "jsonl"

@@ -7,8 +7,7 @@ from typing import Protocol
 
 from lake.errors import FormatError
 from lake.formats import jsonl, tau_bench
-from lake.formats.meter import Meter
-from lake.formats.source import Source
+from lake.formats.source import Meter, Source
 from lake.records import EpisodeRecord, Reject
 
 Item = tuple[int, EpisodeRecord] | Reject

@@ -2,11 +2,22 @@
 
 Damage of a packed file is no exception here: what was unpacked before it is read like the rest, the file seems to end
 there, and `Source.fault` says why.
+
+How far into a file a reader is: what batches are bounded by and what progress shows.
 """
 
 import io
 from pathlib import Path
 from typing import Any
+
+import msgspec
+
+
+class Meter(msgspec.Struct):
+    """Bytes of a file that its reader has made into items, up to a window ahead of the item in hand."""
+
+    done: int = 0
+
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 """How packed files begin; what they are called does not matter."""

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from lake.formats.json_array import Damage, read_array
-from lake.formats.meter import Meter
+from lake.formats.source import Meter
 from lake.records import EpisodeRecord, Reject, StepRecord, check
 
 NAME = "tau_bench"

@@ -18,7 +18,7 @@ import polars as pl
 
 from lake import ids
 from lake.errors import DataRefusedError, UsageError
-from lake.snapshot import Reads
+from lake.read.snapshot import Reads
 
 _KEYS = ("episode_id", "step_index", "group_id")
 _JOBS = """

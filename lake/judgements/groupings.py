@@ -3,8 +3,8 @@
 import polars as pl
 
 from lake.errors import UsageError
-from lake.reading import collected
-from lake.snapshot import Snapshot
+from lake.read.parquet import collected
+from lake.read.snapshot import Snapshot
 
 _NEWEST = """
 WITH named AS (SELECT DISTINCT grouping, split_part(grouping, '/', 1) AS name, job_id FROM groupings),

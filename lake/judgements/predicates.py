@@ -12,7 +12,7 @@ import msgspec
 import polars as pl
 
 from lake.errors import DataRefusedError, QueryError, UsageError
-from lake.snapshot import Reads
+from lake.read.snapshot import Reads
 
 _BARE: dict[str, Any] = {
     "type": "SELECT_NODE",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from lake.errors import UsageError
-from lake.snapshot import Reads
+from lake.read.snapshot import Reads
 
 ENV_RETURN = "env_return"
 """The return that the environment reported."""

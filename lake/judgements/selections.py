@@ -11,8 +11,8 @@ import polars as pl
 
 from lake import ids
 from lake.errors import UsageError
-from lake.reading import collected
-from lake.snapshot import Snapshot
+from lake.read.parquet import collected
+from lake.read.snapshot import Snapshot
 
 _JOBS = """
 SELECT job_id, selection FROM (SELECT DISTINCT job_id, selection FROM selections) JOIN job_runs USING (job_id)

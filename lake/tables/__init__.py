@@ -5,7 +5,7 @@ compaction and `forget` aside. Judgements are narrow and keyed. Lineage says wha
 scored, never 0. Keys and filtered columns come first.
 """
 
-from lake.columns import Table, Type
+from lake.tables.columns import Table, Type
 from lake.tables.facts import (
     BLOBS,
     EPISODES,
@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 4
-"""Version of the tables; written into every Delta table, checked on opening, raised by `lake.migrations`."""
+"""Version of the tables; written into every Delta table, checked on opening, raised by `lake.storage.migrations`."""
 
 TABLES: dict[str, Table] = {
     table.name: table

@@ -1,7 +1,6 @@
 """Facts: appended once, never rewritten (compaction and `forget` aside)."""
 
-from lake.columns import Column, Table, Type, Visibility
-from lake.tables.common import EPISODE, GROUP, JOB, RUN, STEP, WRITE_ID
+from lake.tables.columns import EPISODE, GROUP, JOB, RUN, STEP, WRITE_ID, Column, Table, Type, Visibility
 
 STATUSES = ("completed", "truncated", "aborted", "failed")
 RELATIONS = ("subagent", "fork", "continuation", "retry")

@@ -1,7 +1,6 @@
 """Judgements: narrow, keyed by episode and step, as many series side by side as you like."""
 
-from lake.columns import Column, Table, Type, Visibility
-from lake.tables.common import EPISODE, GROUP, JOB, RUN, SERIES, STEP, WRITE_ID
+from lake.tables.columns import EPISODE, GROUP, JOB, RUN, SERIES, STEP, WRITE_ID, Column, Table, Type, Visibility
 
 SCORES = Table(
     name="scores",

@@ -1,7 +1,6 @@
 """Lineage: what made what, from what."""
 
-from lake.columns import Column, Table, Type, Visibility
-from lake.tables.common import ATTEMPT, EPISODE, JOB, SERIES, WRITE_ID
+from lake.tables.columns import ATTEMPT, EPISODE, JOB, SERIES, WRITE_ID, Column, Table, Type, Visibility
 
 JOBS = Table(
     name="jobs",

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipelines.credit.anchors import Anchors, ExactText, SimilarText
-    from pipelines.credit.diagnostics import CreditSummary, summarise
     from pipelines.credit.estimators import ESTIMATORS
     from pipelines.credit.estimators.gigpo import GiGPO
     from pipelines.credit.flags import Flag
+    from pipelines.credit.health.diagnosis import CreditSummary, summarise
 
 __all__ = ["ESTIMATORS", "Anchors", "CreditSummary", "ExactText", "Flag", "GiGPO", "SimilarText", "summarise"]
 

@@ -2,7 +2,7 @@
 
 import click
 
-from lake.cli_options import as_of_option, echo_rows, format_option, lake_option, opened
+from lake.cli.options import as_of_option, echo_rows, format_option, lake_option, opened
 
 
 @click.command()

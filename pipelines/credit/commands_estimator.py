@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
-from lake.cli_options import lake_option
+from lake.cli.options import lake_option
 from pipelines.credit.estimators import one_line
-from pipelines.credit.estimators.presets import PRESETS
+from pipelines.credit.estimators.options import PRESETS
 
 if TYPE_CHECKING:
     from pipelines.credit.estimators.protocol import Estimator
@@ -159,7 +159,7 @@ def _field_docstrings(owner: type) -> dict[str, str]:
 def _run(estimator: "type[Estimator]", **given: Any) -> None:
     """Build the configuration, run the job, report."""
     import lake
-    from pipelines.credit.integrity import IntegrityConfig
+    from pipelines.credit.health.integrity import IntegrityConfig
     from pipelines.credit.job import run_credit, with_step_source
     from pipelines.executor_choice import executor_named
 
@@ -207,7 +207,7 @@ def _report(report: "CreditReport", lake: str) -> None:
         lake: its address, for the commands that are proposed.
     """
     from lake import ids
-    from pipelines.credit.unknowns import in_words
+    from pipelines.credit.flags import in_words
 
     def tell(line: str) -> None:
         _say(line.replace("--lake LAKE", f"--lake {lake}"))
@@ -259,7 +259,7 @@ def _built(model: Any, options: dict[str, Any], name: str) -> Any:
     from pydantic import ValidationError
 
     from lake.errors import UsageError
-    from lake.faults import faults
+    from lake.settings import faults
 
     try:
         return model.model_validate(options)

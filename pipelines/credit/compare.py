@@ -3,20 +3,30 @@
 Where they agree, which steps have opposite signs, which groups are live in one of them alone. Everything is aggregated
 by DuckDB over the tables (`pipelines/sql/compare_*.sql`): what comes back is a row per level, a row per group and a few
 examples; joins that outgrow the memory spill to a temporary folder.
+
+A control for learning claims: the advantages of a credit job, shuffled among its steps.
+
+If training on shuffled advantages does as well as on the real ones, the credit taught nothing. The shuffle is a credit
+job of its own, because an advantage that no table holds cannot reach a gradient. Steps of dead groups keep theirs: a
+trainer that leaves dead groups out must see the same number of steps either way.
 """
 
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
+import numpy as np
 import polars as pl
 
+from lake import ids
 from lake.errors import DataRefusedError
 from lake.judgements.credit import Credit, find_credit
-from lake.query import Limits, Session
-from lake.show import printable, tool_calls
-from lake.snapshot import Snapshot
-from pipelines.credit.flags import STATE
+from lake.lake import Lake
+from lake.read.parquet import collected
+from lake.read.query import Limits, Session
+from lake.read.show import printable, tool_calls
+from lake.read.snapshot import Snapshot
+from pipelines.credit.flags import STATE, Flag
 
 LEVELS = ("advantage", "a_episode", "a_step")
 """Columns of `advantages` that are compared."""
@@ -102,3 +112,40 @@ def _excerpt(action: str, calls: str | None) -> str:
     """What the policy did, as one line."""
     said = " ".join(printable(" ".join([action, *tool_calls(calls)])).split())
     return said if len(said) <= _EXCERPT else f"{said[: _EXCERPT - 3]}..."
+
+
+_VALUES = ["return_to_go", "a_episode", "a_step", "advantage"]
+_STAMPS = ["job_id", "series_id", "write_id"]
+
+
+def shuffle_advantages(lake: Lake, job_id: int, seed: int) -> tuple[int, int]:
+    """Write a credit job whose live rows are a permutation of another's.
+
+    Args:
+        lake: where both are.
+        job_id: the credit job to shuffle.
+        seed: decides the permutation, together with the rows themselves.
+
+    Returns:
+        job_id and series_id of the new job.
+    """
+    snapshot = lake.snapshot()
+    of = find_credit(snapshot, ids.to_text(job_id))
+    rows = collected(snapshot.scan("advantages").filter(pl.col("job_id") == job_id).drop(_STAMPS))
+    rows = rows.sort("group_id", "episode_id", "step_index")
+    is_live_N = (~pl.Series(rows["flags"].str.split(",").list.contains(Flag.DEAD_GROUP.value))).to_numpy()
+    live = np.flatnonzero(is_live_N)
+    order_N = np.arange(rows.height)
+    order_N[live] = np.random.default_rng(seed).permutation(live)
+    shuffled = rows.with_columns(rows.select([*_VALUES, "defined"])[order_N])
+    parameters = {"estimator": "shuffled", "of": ids.to_text(job_id), "seed": seed}
+    with lake.job(
+        kind="credit",
+        parameters=parameters,
+        # One series for all that are shuffled of one series: rounds of a loop stand beside one another, as theirs do.
+        series={"estimator": "shuffled", "of": ids.to_text(of.series_id)},
+        snapshot=snapshot,
+    ) as job:
+        job.write("advantages", shuffled)
+        job.counts |= {"rows_in": rows.height, "rows_out": rows.height}
+    return job.job_id, job.series_id

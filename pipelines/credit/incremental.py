@@ -7,16 +7,151 @@ retracted or scored again (and back), and whatever compaction did to the files. 
 A group can end: its grouping was defined anew, or its last episode was retracted. A job that finds this says so with a
 row without episodes, and the group's advantages no longer count (`latest_advantages`). A job that was told to look at
 some groups only ends none.
+
+Which modules decide an estimator's numbers: its own, and whatever of this package they import.
+
+A series is one estimator with one set of options and one code. The modules are found by reading the imports, so a
+helper that is added or split is covered without anybody having to list it.
+
+What a group is computed from, as one hash: equal hashes mean equal advantages.
+
+A group's hash covers its members as written (episode_id, write_id: facts never change under them), their scores to the
+bit, whose step scores are their rewards, and what is looked for in it (`checks`). It depends on neither order, files
+nor machine, and survives compaction. The estimator, its options and its code are the series' business, not the hash's.
+
+Axes: `_E` episodes, `_P` groups.
 """
 
+import inspect
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
-from lake.reading import collected
-from lake.snapshot import Snapshot
+from lake import ids
+from lake.ids import splitmix64
+from lake.read.parquet import collected
+from lake.read.snapshot import Snapshot
 from lake.tables import TABLES
-from pipelines.credit.diagnosis import DIAGNOSED, CreditDiagnosis, diagnose
+from pipelines.credit.health.diagnosis import DIAGNOSED, CreditDiagnosis, diagnose
+from pipelines.credit.inputs.batch import Segments
+
+_PACKAGE = "pipelines.credit"
+_IMPORT = re.compile(
+    r"^[ \t]*(?:import[ \t]+(?P<whole>[^\n#]+)"
+    r"|from[ \t]+(?P<source>[\w.]+)[ \t]+import[ \t]+(?P<names>\([^)]*\)|[^\n#]+))",
+    re.MULTILINE,
+)
+"""An import statement. Parsing every module would take a tenth of a small job's time."""
+_COMMENT = re.compile(r"#[^\n]*")
+
+
+def deciding_modules(*roots: ModuleType) -> tuple[ModuleType, ...]:
+    """The given modules and every module of `pipelines.credit` that they import, directly or not, by name.
+
+    Imports inside functions count too.
+    """
+    found: dict[str, ModuleType] = {}
+    waiting = list(roots)
+    while waiting:
+        module = waiting.pop()
+        if module.__name__ not in found:
+            found[module.__name__] = module
+            waiting += [import_module(name) for name in _imported(module)]
+    return tuple(found[name] for name in sorted(found))
+
+
+def _imported(module: ModuleType) -> Iterator[str]:
+    for found in _IMPORT.finditer(inspect.getsource(module)):
+        source = found["source"]
+        if source is not None and not source.startswith(_PACKAGE.partition(".")[0]):
+            continue
+        listed = _COMMENT.sub("", found["whole"] or found["names"]).strip("()\n ")
+        names = [name.split()[0] for name in listed.split(",") if name.strip()]
+        if source is not None:
+            names = [whole if _is_module(whole := f"{source}.{name}") else source for name in names]
+        yield from (name for name in names if name.startswith(f"{_PACKAGE}."))
+
+
+@cache
+def _is_module(name: str) -> bool:
+    """Whether a dotted name of this package is a module, not something in one."""
+    if not name.startswith(f"{_PACKAGE}."):
+        return False
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+_FACTS = ("episode_id", "write_id")
+_NOT_INPUTS = ("group_id", "collected_group_id", "run_id", "status", "num_steps")
+"""Columns of selected episodes that follow from the facts, and the group itself."""
+Words = npt.NDArray[np.uint64]
+
+
+def group_fingerprints(episodes: pl.DataFrame, *, of_batch: bool = False, checks: int = 0) -> pl.DataFrame:
+    """Hash of each group's input.
+
+    Args:
+        episodes: rows of `select_episodes`, sorted by (group_id, episode_id).
+        of_batch: every group depends on all of them, as under a batch-normalised estimator.
+        checks: hash of what the job looks for in a group beside its advantages: other checks are another answer.
+
+    Returns:
+        group_id, input_fingerprint (63 bits), episodes, steps: one row per group, sorted by group_id.
+    """
+    first_E = episodes.select(pl.col("group_id").ne_missing(pl.col("group_id").shift())).to_series().to_numpy()
+    groups = Segments.opening_at(first_E)
+    hash_E = np.zeros(episodes.height, np.uint64)
+    for column in (*_FACTS, *sorted(set(episodes.columns) - {*_FACTS, *_NOT_INPUTS})):
+        hash_E = splitmix64(hash_E ^ _words(episodes[column]))
+    # A sum wraps around, and does not ask in which order siblings stand.
+    hash_P = splitmix64(np.add.reduceat(hash_E, groups.starts_K) + groups.lengths_K.astype(np.uint64))
+    hash_P = splitmix64(hash_P ^ np.uint64(checks)) if checks else hash_P
+    group_P = episodes["group_id"].gather(groups.starts_K)
+    if of_batch:
+        total = np.array([splitmix64(hash_P ^ _words(group_P)).sum(dtype=np.uint64)])
+        hash_P = splitmix64(hash_P ^ splitmix64(total))
+    return pl.DataFrame(
+        {
+            "group_id": group_P,
+            "input_fingerprint": (hash_P & np.uint64(ids.MASK)).astype(np.int64),
+            "episodes": groups.lengths_K,
+            "steps": np.add.reduceat(episodes["num_steps"].to_numpy().astype(np.int64), groups.starts_K),
+        }
+    )
+
+
+def total_fingerprint(groups: pl.DataFrame, **inputs: str | None) -> int:
+    """Hash of a whole job's input.
+
+    Args:
+        groups: of `group_fingerprints`.
+        inputs: everything else by name, for example the filter's text.
+    """
+    pairs_P2 = groups.select("group_id", "input_fingerprint").to_numpy()
+    facts = ids.bytes_hash(pairs_P2.astype("<i8", order="C").tobytes())
+    return ids.key_hash("credit", facts, *(part for name in sorted(inputs) for part in (name, inputs[name])))
+
+
+def _words(column: pl.Series) -> Words:
+    """A column's values as 64 bits each; NULL is a value of its own."""
+    floats = column.dtype.is_float()
+    # Adding 0.0 makes -0.0 the 0.0 it equals.
+    values = (column.fill_null(0).to_numpy() + 0.0).view(np.uint64) if floats else column.fill_null(0).to_numpy()
+    return splitmix64(values.astype(np.uint64)) ^ (column.is_null().to_numpy().astype(np.uint64) * _NULL)
+
+
+_NULL = np.uint64(0xA0761D6478BD642F)
+
 
 _COLUMNS = ("group_id", "run_id", "job_id", "input_fingerprint")
 

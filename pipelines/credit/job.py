@@ -13,32 +13,47 @@ from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 
 from lake import ids
 from lake.errors import DataRefusedError
-from lake.jobs import Job
 from lake.judgements.credit import current_series
 from lake.judgements.scores import ENV_RETURN
 from lake.lake import Lake
-from lake.snapshot import Snapshot
-from pipelines.credit.batch_units import batch_units
-from pipelines.credit.diagnosis import DIAGNOSED, CreditDiagnosis
+from lake.read.snapshot import Snapshot
+from lake.write.jobs import Job
 from pipelines.credit.estimators.options import ALL
 from pipelines.credit.estimators.protocol import Estimator
-from pipelines.credit.group_inputs import group_fingerprints, total_fingerprint
-from pipelines.credit.incremental import Changes, empty_rows, find_changes, newest_job_of, summary_of
-from pipelines.credit.inputs import (
+from pipelines.credit.flags import in_words
+from pipelines.credit.health.diagnosis import DIAGNOSED, CreditDiagnosis
+from pipelines.credit.health.integrity import IntegrityConfig, IntegrityReport
+from pipelines.credit.incremental import (
+    Changes,
+    deciding_modules,
+    empty_rows,
+    find_changes,
+    group_fingerprints,
+    newest_job_of,
+    summary_of,
+    total_fingerprint,
+)
+from pipelines.credit.inputs.batches import batch_units
+from pipelines.credit.inputs.episodes import (
     ENV_REWARD,
     Sources,
     namesakes,
     records_step_rewards,
     scorer_versions,
     select_episodes,
+    unvalued,
 )
-from pipelines.credit.integrity import IntegrityConfig, IntegrityReport
-from pipelines.credit.memory import MEMORY_GB, beyond_budget, budget_rows, bytes_per_step
+from pipelines.credit.inputs.ranges import (
+    MEMORY_GB,
+    Range,
+    beyond_budget,
+    budget_rows,
+    bytes_per_step,
+    longest_unit,
+    plan_ranges,
+    rows_per_range,
+)
 from pipelines.credit.range_task import RangeResult, Task, columns_read, run_range
-from pipelines.credit.ranges import Range, longest_unit, plan_ranges, rows_per_range
-from pipelines.credit.source_code import deciding_modules
-from pipelines.credit.unknowns import in_words
-from pipelines.credit.unvalued import unvalued
 from pipelines.executor import Executor, LocalExecutor
 
 KIND = "credit"

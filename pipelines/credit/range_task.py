@@ -10,18 +10,17 @@ from dataclasses import dataclass
 import polars as pl
 
 from lake.errors import UsageError
-from lake.job_parts import JobPart, Written
-from lake.reading import collected
+from lake.read.parquet import collected
 from lake.tables import TABLES
-from pipelines.credit.columns import COMPONENT, InputNeeds
+from lake.write.job_parts import JobPart, Written
 from pipelines.credit.estimators.protocol import Estimator
-from pipelines.credit.group_diagnostics import group_diagnostics
-from pipelines.credit.inputs import ENV_REWARD, REWARD_JOB
-from pipelines.credit.integrity import IntegrityConfig, IntegrityReport, check_groups
-from pipelines.credit.purity import seen_at_steps
-from pipelines.credit.range_steps import arranged, episode_figures, read_rows
-from pipelines.credit.ranges import Range
-from pipelines.credit.unknowns import count_unknown
+from pipelines.credit.flags import count_unknown
+from pipelines.credit.health.groups import group_diagnostics
+from pipelines.credit.health.integrity import IntegrityConfig, IntegrityReport, check_groups
+from pipelines.credit.health.purity import seen_at_steps
+from pipelines.credit.inputs.columns import COMPONENT, InputNeeds
+from pipelines.credit.inputs.episodes import ENV_REWARD, REWARD_JOB
+from pipelines.credit.inputs.ranges import Range, arranged, episode_figures, read_rows
 
 _START = "initial_messages"
 _CHECKED = ("task_id", "expected_group_size", "policy", "policy_version", _START)

@@ -9,11 +9,8 @@ groups that episodes were collected in stay as they are.
 """
 
 from pipelines.groupings.definition import Grouping, Members, regroup
-from pipelines.groupings.drop_failed import DropFailed
 from pipelines.groupings.job import GroupingReport, run_grouping
-from pipelines.groupings.merge_runs import MergeRuns
-from pipelines.groupings.staleness_cap import StalenessCap
-from pipelines.groupings.subsample import Subsample
+from pipelines.groupings.steps import DropFailed, MergeRuns, StalenessCap, Subsample
 
 __all__ = [
     "DropFailed",

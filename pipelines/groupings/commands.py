@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lake.cli_options import echo_rows, format_option, lake_option
+from lake.cli.options import echo_rows, format_option, lake_option
 
 if TYPE_CHECKING:
     from pipelines.groupings import Grouping
@@ -53,8 +53,7 @@ def group(
 
 
 def _grouping(name: str | None, steps: tuple[str, ...], config: str | None) -> "Grouping":
-    from lake.faults import validated
-    from lake.settings import from_file
+    from lake.settings import from_file, validated
     from pipelines.groupings.definition import STEPS, Grouping
     from pipelines.spelling import spelled
 

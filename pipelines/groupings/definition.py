@@ -7,11 +7,8 @@ import polars as pl
 from pydantic import BaseModel, ConfigDict, Field
 
 from lake import ids
-from lake.names import NAME
-from pipelines.groupings.drop_failed import DropFailed
-from pipelines.groupings.merge_runs import MergeRuns
-from pipelines.groupings.staleness_cap import StalenessCap
-from pipelines.groupings.subsample import Subsample
+from lake.settings import NAME
+from pipelines.groupings.steps import DropFailed, MergeRuns, StalenessCap, Subsample
 
 AnyStep = Annotated[DropFailed | MergeRuns | StalenessCap | Subsample, Field(discriminator="kind")]
 STEPS = {step.model_fields["kind"].default: step for step in (DropFailed, MergeRuns, StalenessCap, Subsample)}

@@ -5,14 +5,19 @@ from dataclasses import dataclass
 import polars as pl
 
 from lake.errors import DataRefusedError
+from lake.judgements import seeded_draws as lots
 from lake.judgements.groupings import grouping_job
 from lake.judgements.predicates import select_where
 from lake.lake import Lake
-from lake.snapshot import Snapshot
-from pipelines import lots
-from pipelines.groupings import definition, drop_failed, merge_runs, staleness_cap, step, subsample
+from lake.read.snapshot import Snapshot
+from pipelines.groupings import definition
+from pipelines.groupings import steps as drop_failed
+from pipelines.groupings import steps as merge_runs
+from pipelines.groupings import steps as staleness_cap
+from pipelines.groupings import steps as step
+from pipelines.groupings import steps as subsample
 from pipelines.groupings.definition import Grouping, regroup
-from pipelines.groupings.step import FIRST_CONTEXT
+from pipelines.groupings.steps import FIRST_CONTEXT
 
 KIND = "group"
 _CODE = (definition, drop_failed, lots, merge_runs, staleness_cap, step, subsample)

@@ -5,7 +5,7 @@ from typing import Any
 
 import polars as pl
 
-from lake.snapshot import Snapshot
+from lake.read.snapshot import Snapshot
 from pipelines.score.config import ScoreConfig
 from pipelines.score.rollouts import KEYS, parts
 from pipelines.score.rows import EXAMPLES, SCHEMA, Scored, example

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lake.cli_options import lake_option
+from lake.cli.options import lake_option
 
 if TYPE_CHECKING:
     from lake.lake import Lake
@@ -106,8 +106,7 @@ def _options(
     config: str | None, settings: tuple[str, ...], arguments: tuple[str, ...], given: dict[str, Any]
 ) -> "ScoreConfig":
     """Options from the file, then from --set, then from their own flags."""
-    from lake.faults import validated
-    from lake.settings import from_file, from_pairs
+    from lake.settings import from_file, from_pairs, validated
     from pipelines.score.config import ScoreConfig
 
     found = from_file(config, ("score",)) if config else {}
@@ -121,7 +120,7 @@ def _options(
 def _score_reward(lk: "Lake", reward: str, config: str | None, where: str | None, *, force: bool) -> None:
     from lake import ids
     from lake.errors import UsageError
-    from lake.show import one_line
+    from lake.read.show import one_line
     from pipelines.score.rewards import load_reward, run_reward
 
     if config is None:
@@ -186,7 +185,7 @@ def _tell(report: "ScoreReport") -> None:
 
 def _tell_faults(report: "ScoreReport") -> None:
     """Why scores are missing, and what else is worth a look."""
-    from lake.show import one_line, printable
+    from lake.read.show import one_line, printable
 
     for reason, count in report.reasons.items():
         click.echo(f"  {count} without a score: {one_line(reason)}", err=True)
@@ -202,7 +201,7 @@ def _tell_faults(report: "ScoreReport") -> None:
 
 def _end_in_vain(what: str, reasons: dict[str, int]) -> None:
     """One line with the most frequent reason, and an exit status for whoever runs this in a script."""
-    from lake.show import one_line
+    from lake.read.show import one_line
 
     why, count = next(iter(reasons.items()), ("no reason is given", 0))
     click.echo(f"{what}, most often ({count}) because: {one_line(why)}", err=True)

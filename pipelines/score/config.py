@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lake.names import NAME
+from lake.settings import NAME
 from pipelines.score.reward_function import StepIndex
 from pipelines.score.sandbox.contract import SandboxLimits
 

@@ -14,17 +14,16 @@ from typing import Any
 import polars as pl
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from lake import jobs
-from lake.claims import Commit, commit_unclaimed
 from lake.errors import ConflictError, UsageError
-from lake.faults import faults
 from lake.lake import Lake
-from lake.snapshot import Snapshot
+from lake.read.snapshot import Snapshot
+from lake.settings import faults
+from lake.write import jobs
+from lake.write.claims import Commit, commit_unclaimed
 from pipelines.score.builtin import BuiltIn
 from pipelines.score.config import ScoreConfig
-from pipelines.score.confirm import confirm
 from pipelines.score.functions import UserFunction, Work
-from pipelines.score.pending import Pending, find_pending, taken
+from pipelines.score.pending import Pending, confirm, find_pending, taken
 from pipelines.score.rollouts import KEYS
 from pipelines.score.rows import EXAMPLES, Scored
 from pipelines.score.scorers import SCORERS, Scorer

@@ -3,17 +3,49 @@
 Pointwise and batch-wise functions score episodes; one that has a row of this version is done. Group-wise functions
 score groups as they stand: a group is done if the newest job that scored it scored exactly the siblings there are now,
 so one that has grown or lost a sibling is scored again, as a whole.
+
+A version that has nothing left to score, and whose user wants it nevertheless: it becomes the current one again.
+
+Which version of a scorer counts is decided by what ran last (view `scorer_versions`). Whoever takes an edit of a
+function back and scores with it finds everything scored already: no row is written, but a job that says which version
+it confirms. It is one row of `jobs`, written in one commit, and a run that finds its version current writes none.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 
 from lake.judgements.predicates import select_where
-from lake.reading import collected
-from lake.snapshot import Snapshot
+from lake.judgements.scores import version_of
+from lake.lake import Lake
+from lake.read.parquet import collected
+from lake.read.snapshot import Snapshot
 from pipelines.score.rollouts import KEYS
 from pipelines.score.rows import SIBLINGS
+
+
+def confirm(lake: Lake, scorer: str, version: str, **job: Any) -> bool:
+    """Make a version current that scored something, if another is.
+
+    Args:
+        lake: where both are.
+        scorer: name of a scorer or reward.
+        version: of it.
+        **job: arguments of `Lake.job`: kind, series, code, parameters.
+
+    Returns:
+        Whether it was done. Nothing is written if the version is current, or has no score that may be seen.
+    """
+    snapshot = lake.snapshot()
+    current = version_of(snapshot, scorer)
+    if current in (None, version) or version_of(snapshot, f"{scorer}@{version}") is None:
+        return False
+    told = job.pop("parameters") | {"confirms": f"{scorer}@{version}"}
+    with lake.job(parameters=told, snapshot=snapshot, **job) as written:
+        written.counts |= {"rows_in": 0, "rows_out": 0}
+    return True
+
 
 COLUMNS = (*KEYS, "num_steps")
 

@@ -7,8 +7,8 @@ import polars as pl
 from lake import ids
 from lake.errors import ContractError, UsageError
 from lake.judgements.scores import current_versions
-from lake.reading import collected
-from lake.snapshot import Snapshot
+from lake.read.parquet import collected
+from lake.read.snapshot import Snapshot
 from pipelines.score.reward_definition import Component, RewardDefinition
 
 _SCORER = ["scorer", "scorer_version"]

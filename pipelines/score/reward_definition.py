@@ -1,4 +1,7 @@
-"""What a reward is made of: weighted components or one SQL expression over them, from TOML."""
+"""What a reward is made of: weighted components or one SQL expression over them, from TOML.
+
+Rubric agreement: how near a generated rubric's scores are to those of the rubric it should have been.
+"""
 
 from typing import Any, Literal, Self
 
@@ -7,8 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lake import ids
 from lake.errors import UsageError
-from lake.faults import validated
-from lake.settings import from_file
+from lake.settings import from_file, validated
 from pipelines.score.reward_expression import Expression
 from pipelines.score.scorers import SCORERS
 
@@ -154,3 +156,32 @@ def load_reward(path: str, name: str) -> RewardDefinition:
         msg = f"{path} has no reward {name!r}; it has {valid}"
         raise UsageError(msg)
     return validated(RewardDefinition, {"name": name} | rewards[name], f"{path}, [reward.{name}]: ")
+
+
+def rubric_agreement(
+    name: str = "rubric_agreement",
+    *,
+    generated: str = "generated_rubric",
+    true: str = "true_rubric",
+    distance: Literal["squared", "absolute"] = "squared",
+    terms: str | None = None,
+    terms_weight: float = 0.1,
+) -> RewardDefinition:
+    """The reward of a policy that writes rubrics: -(g - t)^2 or -|g - t|, plus what its rubric looks like.
+
+    g and t are scores of the same outputs under the generated and the true rubric, by two scorers (LLM judges, say).
+
+    Args:
+        name: of the reward.
+        generated: scorer (or scorer@version) that applies the generated rubric.
+        true: scorer that applies the true one.
+        distance: which of the two.
+        terms: scorer of quality, efficiency and coverage (`rubric_terms`); None leaves them out.
+        terms_weight: its weight.
+    """
+    agreement = "-power(generated - true_score, 2)" if distance == "squared" else "-abs(generated - true_score)"
+    components = [Component(scorer=generated, name="generated"), Component(scorer=true, name="true_score")]
+    if terms is not None:
+        components.append(Component(scorer=terms, name="terms"))
+        agreement += f" + {terms_weight!r} * terms"
+    return RewardDefinition(name=name, components=tuple(components), sql=agreement)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lake.cli_options import echo_rows, format_option, lake_option
+from lake.cli.options import echo_rows, format_option, lake_option
 
 if TYPE_CHECKING:
     from pipelines.select import Selection
@@ -73,8 +73,7 @@ def select(
 
 def _selection(name: str | None, filters: tuple[str, ...], config: str | None) -> "Selection":
     from lake.errors import UsageError
-    from lake.faults import validated
-    from lake.settings import from_file
+    from lake.settings import from_file, validated
     from pipelines.select.filters import FILTERS
     from pipelines.select.selection import Selection
     from pipelines.spelling import spelled

@@ -2,12 +2,44 @@
 
 Always there: episode_id, group_id (the group that filters compare in: as collected, or as a credit job used it),
 collected_group_id, run_id, task_id, write_id, status, num_steps, score (float64, NULL = unscored).
+
+The score of an episode as filters see it: the environment's return, a scorer's or a reward's value.
+
+Episodes as a credit job saw them: its groups, and whether those have a signal.
 """
 
 import polars as pl
 
+from lake import ids
+from lake.errors import DataRefusedError
+from lake.judgements.credit import Credit
 from lake.judgements.predicates import select_where
-from lake.snapshot import Snapshot
+from lake.judgements.scores import ENV_RETURN, episode_scores
+from lake.read.snapshot import Snapshot
+from pipelines.credit.flags import STATE
+
+
+def with_scores(snapshot: Snapshot, episodes: pl.DataFrame, score: str) -> pl.DataFrame:
+    """Episodes with `score` (float64, NULL = unscored) in place of `env_return`.
+
+    Args:
+        snapshot: where to read.
+        episodes: rows with episode_id and env_return.
+        score: `env_return`, or a scorer or reward as NAME (its current version) or NAME@VERSION.
+
+    Raises:
+        UsageError: nothing of that name scored an episode.
+    """
+    if score == ENV_RETURN:
+        return episodes.rename({ENV_RETURN: "score"})
+    values = episode_scores(snapshot, score)
+    return episodes.drop(ENV_RETURN).join(values, on="episode_id", how="left", maintain_order="left")
+
+
+def scores_hash(episodes: pl.DataFrame) -> int:
+    """Hash of the scores that were read: other scores, other result."""
+    return ids.bytes_hash(episodes.select("episode_id", "score").sort("episode_id").write_csv().encode())
+
 
 _KEYS = ("episode_id", "group_id", "run_id", "task_id", "write_id", "status", "num_steps", "env_return")
 _CALLS = r"""
@@ -86,3 +118,27 @@ def read_facts(
         found = snapshot.sql(f"SELECT episode_id, {chosen} FROM {table} {inside} {grouped}", params)
         episodes = episodes.join(found, on="episode_id", how="left", maintain_order="left")
     return episodes
+
+
+def with_credit(snapshot: Snapshot, episodes: pl.DataFrame, credit: Credit) -> pl.DataFrame:
+    """Those of the episodes that a credit job covered, with its group_id and the group's `credit_state`.
+
+    Args:
+        snapshot: where to read.
+        episodes: rows with episode_id and group_id, which is replaced.
+        credit: whose advantages.
+
+    Raises:
+        DataRefusedError: it covered none of them.
+    """
+    rows = f"FROM {credit.rows}"
+    groups = snapshot.sql(
+        f"SELECT e.episode_id, e.group_id, g.state AS {CREDIT_STATE}"
+        f" FROM (SELECT episode_id, max(group_id) AS group_id {rows} GROUP BY episode_id) AS e"
+        f" JOIN (SELECT group_id, {STATE} AS state {rows} GROUP BY group_id) AS g USING (group_id)"
+    )
+    covered = episodes.drop("group_id").join(groups, on="episode_id", how="inner").sort("episode_id")
+    if covered.is_empty():
+        msg = f"{credit.title} covered none of the {episodes.height} selected episodes; choose another --credit"
+        raise DataRefusedError(msg)
+    return covered

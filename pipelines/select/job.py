@@ -7,19 +7,19 @@ from types import ModuleType
 import polars as pl
 
 from lake.errors import DataRefusedError
-from lake.jobs import Job
+from lake.judgements import seeded_draws as lots
 from lake.judgements.credit import Credit, find_credit, jobs_of
 from lake.judgements.scores import ENV_RETURN
 from lake.judgements.selections import selection_job
 from lake.lake import Lake
-from lake.snapshot import Snapshot
-from pipelines import lots
-from pipelines.select import base, credited, facts, scored, selection
+from lake.read.snapshot import Snapshot
+from lake.write.jobs import Job
+from pipelines.select import base, facts, selection
+from pipelines.select import facts as credited
+from pipelines.select import facts as scored
 from pipelines.select.base import UNKNOWN
-from pipelines.select.credited import with_credit
-from pipelines.select.facts import read_episodes, read_facts
+from pipelines.select.facts import read_episodes, read_facts, scores_hash, with_credit, with_scores
 from pipelines.select.filters import Combined, Filter
-from pipelines.select.scored import scores_hash, with_scores
 from pipelines.select.selection import Outcome, Selection, apply
 
 KIND = "select"

@@ -6,7 +6,7 @@ import polars as pl
 from pydantic import BaseModel, ConfigDict, Field
 
 from lake.errors import ContractError
-from lake.names import NAME
+from lake.settings import NAME
 from pipelines.select.base import DROPS
 from pipelines.select.filters import AnyFilter
 

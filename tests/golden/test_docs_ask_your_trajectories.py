@@ -9,7 +9,7 @@ from click.testing import CliRunner
 import lake
 from lake import Lake
 from lake.cli import trajlake
-from lake.ingest import ingest
+from lake.write.ingest import ingest
 from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
 from testkit.shared import CHECKOUT, shared_data

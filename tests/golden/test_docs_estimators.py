@@ -11,10 +11,9 @@ import pytest
 from polars.testing import assert_frame_equal
 
 import lake
-from lake.ingest import ingest
-from pipelines.credit.estimator_sql import TWINS, estimator_relation
-from pipelines.credit.estimators import ESTIMATORS
-from pipelines.credit.estimators.refused import REFUSED
+from lake.write.ingest import ingest
+from pipelines.credit.estimators import ESTIMATORS, REFUSED
+from pipelines.credit.estimators.sql import TWINS, estimator_relation
 from testkit.shared import CHECKOUT, shared_data
 
 GUIDES = CHECKOUT / "docs" / "guides"

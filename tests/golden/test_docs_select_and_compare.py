@@ -12,8 +12,8 @@ from click.testing import CliRunner
 import lake
 from lake import Lake, ids
 from lake.cli import trajlake
-from lake.faults import validated
-from lake.ingest import ingest
+from lake.settings import validated
+from lake.write.ingest import ingest
 from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
 from pipelines.groupings.definition import STEPS

@@ -15,13 +15,12 @@ from pydantic import TypeAdapter
 
 import lake
 from lake import Lake
-from lake.ingest import ingest
+from lake.write.ingest import ingest
 from pipelines.credit import GiGPO
-from pipelines.credit.anchor_measures import measure_anchors, steps_to_measure
 from pipelines.credit.anchors import Anchors
-from pipelines.credit.diagnosis import diagnose
-from pipelines.credit.integrity import IntegrityConfig
-from pipelines.credit.integrity_report import FINDINGS
+from pipelines.credit.anchors.measures import measure_anchors, steps_to_measure
+from pipelines.credit.health.diagnosis import diagnose
+from pipelines.credit.health.integrity import FINDINGS, IntegrityConfig
 from pipelines.credit.job import run_credit
 from testkit.clumsy_house import SIBLINGS, WORLDS, clumsy_lake
 from testkit.command_line import runner

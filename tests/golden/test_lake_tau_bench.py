@@ -8,7 +8,7 @@ import pytest
 
 import lake
 from lake import Lake
-from lake.ingest import Report, ingest
+from lake.write.ingest import Report, ingest
 from testkit.episodes import assert_same, assert_whole, contents
 from testkit.shared import shared_data
 

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 import lake
-from pipelines.credit.control import shuffle_advantages
+from pipelines.credit.compare import shuffle_advantages
 from pipelines.credit.estimators import ESTIMATORS
 from testkit.lakes import siblings
 

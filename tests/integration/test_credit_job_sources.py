@@ -18,7 +18,7 @@ from lake.errors import DataRefusedError, UsageError
 from lake.judgements.credit import find_credit, jobs_of, read_advantages
 from pipelines.credit import GiGPO
 from pipelines.credit.estimators import ESTIMATORS, estimator_class
-from pipelines.credit.integrity import IntegrityConfig
+from pipelines.credit.health.integrity import IntegrityConfig
 from pipelines.credit.job import CreditReport, run_credit
 from pipelines.executor import LocalExecutor
 from testkit.copies import empty_lake

@@ -8,11 +8,11 @@ import pytest
 
 import lake
 from lake import Lake
-from lake.ingest import ingest
+from lake.write.ingest import ingest
 from testkit.command_line import Cli, runner
 from testkit.lakes import build_lake, rollout, siblings
 from testkit.shared import shared_data
-from trainer.evaluation.attempts import read_attempts
+from trainer.evaluation.success import read_attempts
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from testkit.processes import COMMAND, environment
 from testkit.sampled_lake import play, recorded, save_model, save_near
 from trainer.backends.ranks import ALONE
 from trainer.evaluation.rescore import rescore
-from trainer.online.tiny_policy import TinyPolicyConfig, save_policy
+from trainer.online.demo import TinyPolicyConfig, save_policy
 
 
 @pytest.fixture(scope="module")

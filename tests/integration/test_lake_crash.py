@@ -16,7 +16,7 @@ import pytest
 
 import lake
 from lake import EpisodeRecord
-from lake.ingest import ingest
+from lake.write.ingest import ingest
 from testkit.episodes import assert_same, assert_whole, contents, episode, line, write_lines
 from testkit.fault_log import Faults
 from testkit.processes import Worker, at_the_gate

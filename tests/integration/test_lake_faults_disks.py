@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lake import Lake
 from lake.errors import LakeAccessError
-from lake.ingest import ingest
+from lake.write.ingest import ingest
 from testkit.copies import empty_lake
 from testkit.disks import disk, grow
 from testkit.fault_log import Faults, seeded

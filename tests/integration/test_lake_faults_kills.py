@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lake import EpisodeRecord, Lake
-from lake.ingest import ingest
+from lake.write.ingest import ingest
 from testkit.copies import empty_lake
 from testkit.fault_log import Faults, seeded
 from testkit.fault_model import Truth, accounted, conflicts, content, harm, key, resampled, rollouts, view, write_file

@@ -16,8 +16,8 @@ import pytest
 
 from lake import EpisodeRecord, Lake, ids
 from lake.errors import LakeAccessError
-from lake.ingest import Report, ingest
 from lake.tables import TABLES
+from lake.write.ingest import Report, ingest
 from testkit.copies import empty_lake
 from testkit.fault_log import Faults, seeded
 from testkit.fault_model import Key, Truth, View, accounted, harm, key, rollouts, view, write_file

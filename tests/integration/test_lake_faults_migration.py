@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import lake
-from lake.ingest import ingest
+from lake.write.ingest import ingest
 from testkit.fault_log import Faults, seeded
 from testkit.fault_model import Truth, accounted, harm, rollouts, view, write_file
 from testkit.processes import Worker, at_the_gate

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from lake import EpisodeRecord, Lake
-from lake.ingest import ingest
+from lake.write.ingest import ingest
 from testkit.copies import empty_lake
 from testkit.episodes import write_lines
 from testkit.fault_log import Faults, Harm, seeded

@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 
 from lake import EpisodeRecord, Lake
-from lake.ingest import ingest
+from lake.write.ingest import ingest
 from testkit.clocks import open_with_clock, set_clock
 from testkit.copies import empty_lake
 from testkit.fault_log import Faults, seeded

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from lake import EpisodeRecord, Lake
-from lake.ingest import Report, ingest
+from lake.write.ingest import Report, ingest
 from testkit.copies import empty_lake
 from testkit.fault_log import Faults, seeded
 from testkit.fault_model import Truth, accounted, conflicts, content, harm, key, resampled, rollouts, view, write_file

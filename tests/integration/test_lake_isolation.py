@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from lake import isolation
-from lake.isolation import Policy
+from lake.locked import isolation
+from lake.locked.isolation import Policy
 
 pytestmark = pytest.mark.skipif(bool(isolation.missing()), reason=f"no strong isolation here: {isolation.missing()}")
 

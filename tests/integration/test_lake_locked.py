@@ -14,10 +14,11 @@ import polars as pl
 import pytest
 
 import lake
-from lake import Lake, isolation
+from lake import Lake
 from lake.errors import LakeAccessError, QueryError, UsageError
-from lake.locked import LockedReader, size_in_bytes
-from lake.objects import Objects
+from lake.locked import isolation
+from lake.locked.query import LockedReader, size_in_bytes
+from lake.storage.objects import Objects
 from testkit.episodes import episode
 
 pytestmark = pytest.mark.skipif(bool(isolation.missing()), reason=f"no strong isolation here: {isolation.missing()}")

@@ -21,8 +21,8 @@ import pytest
 import lake
 from lake import Lake
 from lake.errors import LakeAccessError, NotALakeError, QueryError, TrajlakeError
-from lake.ingest import Report, ingest
-from lake.objects import Objects
+from lake.storage.objects import Objects
+from lake.write.ingest import Report, ingest
 from testkit.episodes import assert_same, assert_whole, contents, episode, write_lines
 from testkit.full_lake import add_round
 from testkit.object_store import SECRET, Store, answering, refusal, s3, s3_server, unused_endpoint

@@ -5,7 +5,7 @@ import pytest
 import lake
 from lake import Lake
 from lake.errors import LakeAccessError, QueryError, UsageError
-from lake.locked import LockedReader
+from lake.locked.query import LockedReader
 from testkit.episodes import episode
 from testkit.object_store import SECRET, Store, s3, s3_server
 

@@ -10,11 +10,11 @@ import lake
 from lake import EpisodeRecord, StepRecord
 from lake.errors import DataRefusedError, UsageError
 from lake.lake import Lake
-from lake.objects import Objects
-from lake.store import Store
+from lake.storage.objects import Objects
+from lake.storage.store import Store
 from pipelines.credit import GiGPO, summarise
 from pipelines.credit.estimators.batch_std import BatchStd
-from pipelines.credit.integrity import IntegrityConfig
+from pipelines.credit.health.integrity import IntegrityConfig
 from pipelines.credit.job import run_credit, with_step_source
 from testkit.copies import empty_lake
 

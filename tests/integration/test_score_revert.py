@@ -14,13 +14,13 @@ from lake.judgements.scores import current_versions, episode_scores
 from pipelines.credit.estimators import estimator_class
 from pipelines.credit.job import run_credit
 from pipelines.score.commands import score
-from pipelines.score.confirm import confirm
 from pipelines.score.job import run_score
+from pipelines.score.pending import confirm
 from pipelines.score.rewards import RewardDefinition, run_reward
 from pipelines.score.scorers import SCORERS
 from testkit.processes import environment
 from testkit.score_lakes import InProcess, conversations, module
-from trainer.evaluation.attempts import read_attempts
+from trainer.evaluation.success import read_attempts
 
 PLUS = "def f(messages, rollout_index, **kwargs):\n    return float(rollout_index)\n"
 MINUS = PLUS.replace("float(", "-float(")
@@ -142,7 +142,7 @@ DIES = """
 import os, signal, sys
 import lake
 from lake.judgements.scores import current_versions, episode_scores
-from lake.jobs import Job
+from lake.write.jobs import Job
 from pipelines.score.job import run_score
 Job._end = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 run_score(lake.open(sys.argv[1]), sys.argv[2])

@@ -16,7 +16,8 @@ import pytest
 
 import lake
 from lake.errors import UsageError
-from pipelines.score.sandbox import FunctionSource, Sandbox, SandboxLimits, inspect_function, launch, seat
+from pipelines.score.sandbox import FunctionSource, Sandbox, SandboxLimits, inspect_function, launch
+from pipelines.score.sandbox import link as seat
 from pipelines.score.sandbox.levels import obstacle
 
 pytestmark = pytest.mark.skipif(

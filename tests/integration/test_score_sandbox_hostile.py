@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.score.sandbox import FunctionSource, Outcome, Sandbox, SandboxLimits, launch, link, seat
+from pipelines.score.sandbox import FunctionSource, Outcome, Sandbox, SandboxLimits, launch, link
+from pipelines.score.sandbox import link as seat
 from pipelines.score.sandbox.levels import obstacle
 from testkit import sandbox_hostile
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lake import isolation
+from lake.locked import isolation
 from pipelines.score.sandbox import FunctionSource, SandboxLimits, SandboxUnavailableError, frames
 from pipelines.score.sandbox.launch import Launch, prepare
 from pipelines.score.sandbox.link import PRINTED_BYTES, Death, Worker

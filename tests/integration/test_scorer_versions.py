@@ -10,11 +10,11 @@ import pytest
 import lake
 from lake import Lake
 from lake.errors import UsageError
-from lake.jobs import Job
 from lake.judgements.credit import find_credit
-from lake.show import find, gather
+from lake.read.show import find, gather
+from lake.write.jobs import Job
 from pipelines.credit.estimators import estimator_class
-from pipelines.credit.inputs import Sources, scorer_versions
+from pipelines.credit.inputs.episodes import Sources, scorer_versions
 from pipelines.credit.job import run_credit
 from testkit.command_line import runner
 from testkit.judged_lake import Row, ended, rows, same

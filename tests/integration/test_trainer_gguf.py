@@ -13,7 +13,7 @@ from lake.cli import trajlake
 from lake.errors import UsageError
 from testkit.smollm2 import smollm2_file
 from testkit.training import random_batch
-from trainer.data.batch import PackedBatch
+from trainer.data.stream.batch import PackedBatch
 from trainer.policy.model import load_policy
 from trainer.policy.model_files import convert_model, load_model, load_tokenizer
 

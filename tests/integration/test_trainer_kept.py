@@ -17,9 +17,9 @@ from lake.records import EpisodeRecord
 from pipelines.select import DeadGroups, Filter, Length, MinReward, Selection, run_select
 from testkit.lakes import build_lake
 from testkit.training import config, token_episodes, token_lake, token_step
-from trainer.data.plan import Plan
-from trainer.data.selection import Selection as Trained
-from trainer.data.selection import select, select_episodes
+from trainer.data.plan.plan import Plan
+from trainer.data.select.selection import Selection as Trained
+from trainer.data.select.selection import select, select_episodes
 from trainer.losses import LOSSES
 
 RNG = np.random.default_rng(1)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import lake
-from lake.ingest import ingest
+from lake.write.ingest import ingest
 from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
 from testkit.lakes import add_credit, build_lake

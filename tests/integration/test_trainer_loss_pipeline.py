@@ -16,13 +16,12 @@ from lake.judgements.credit import find_credit
 from testkit.lakes import add_credit
 from testkit.training import config, gradients, random_backend, random_model, token_episodes, token_lake
 from trainer.backends.base import FrozenPolicy
-from trainer.data.plan import Plan
-from trainer.data.selection import select
-from trainer.data.stream import Stream
+from trainer.data.plan.plan import Plan
+from trainer.data.select.selection import select
+from trainer.data.stream.stream import Stream
 from trainer.policy.model import Policy
-from trainer.runs.loop import run_steps
+from trainer.runs.loop import fill_batches, run_steps
 from trainer.runs.metrics import METRICS
-from trainer.runs.passes import fill_batches
 
 LOSSES: list[tuple[str, dict[str, Any]]] = [
     ("reinforce", {}),

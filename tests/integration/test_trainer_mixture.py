@@ -13,9 +13,9 @@ from lake import Lake
 from lake.errors import DataRefusedError, UsageError
 from testkit.training import config, token_episodes
 from trainer.config import MixtureSource
-from trainer.data.plan import Plan
-from trainer.data.selection import Selection, select
-from trainer.data.stream import Stream
+from trainer.data.plan.plan import Plan
+from trainer.data.select.selection import Selection, select
+from trainer.data.stream.stream import Stream
 from trainer.losses import Needs
 
 

@@ -79,7 +79,7 @@ def test_the_log_and_the_table_hold_the_same_metrics(world: tuple[Lake, Path], s
 
 
 def test_the_exported_model_has_the_stated_weights(straight: TrainResult) -> None:
-    from trainer.backends.single import SingleDevice
+    from trainer.backends.base import SingleDevice
     from trainer.config import OptimizerConfig
 
     backend = SingleDevice(load_policy(straight.model), OptimizerConfig())

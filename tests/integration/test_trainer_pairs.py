@@ -25,13 +25,13 @@ from testkit.pair_worlds import context_of, meeting_episodes, world
 from testkit.sampled_lake import play, recorded, save_model
 from testkit.training import config, gradients, random_backend, random_model, token_episodes, token_lake, token_step
 from trainer.backends.base import FrozenPolicy
-from trainer.data.batch import PackedBatch
-from trainer.data.plan import OptimizerStep, Plan
-from trainer.data.selection import select
-from trainer.data.stream import Stream
+from trainer.data.plan.plan import OptimizerStep, Plan
+from trainer.data.select.selection import select
+from trainer.data.stream.batch import PackedBatch
+from trainer.data.stream.stream import Stream
 from trainer.policy.model import Policy
+from trainer.runs.loop import fill_batches
 from trainer.runs.offline import resume, train
-from trainer.runs.passes import fill_batches
 
 STEPS = {"kind": "step", "graft": True}
 

@@ -23,12 +23,10 @@ from testkit.processes import COMMAND, environment
 from testkit.ranks import on_ranks
 from testkit.sampled_lake import play, recorded, save_model
 from testkit.training import config, random_backend, token_episodes, token_lake
-from trainer.backends.base import FrozenPolicy
+from trainer.backends.base import FrozenPolicy, SingleDevice, loss_rows
 from trainer.backends.ranks import ALONE
-from trainer.backends.rows import loss_rows
-from trainer.backends.single import SingleDevice
 from trainer.config import OptimizerConfig
-from trainer.data.stream import Stream
+from trainer.data.stream.stream import Stream
 from trainer.policy.model import load_policy
 from trainer.runs.checkpoint import PROXIMAL
 from trainer.runs.loop import StepReport, run_steps

@@ -9,11 +9,10 @@ import pytest
 from lake.records import EpisodeRecord
 from testkit.plans import Episodes, plan_of
 from testkit.training import config, token_episodes, token_lake, token_step
-from trainer.data.plan import Plan
-from trainer.data.plan_figures import balance, judged_steps, packing_figures
-from trainer.data.preparation import Prepared
-from trainer.data.report import plan_rows
-from trainer.data.selection import select
+from trainer.data.plan.plan import Plan
+from trainer.data.plan.preparation import Prepared
+from trainer.data.plan.report import balance, judged_steps, packing_figures, plan_rows
+from trainer.data.select.selection import select
 from trainer.losses import Needs
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from lake.records import EpisodeRecord
 from testkit.training import config, random_backend, token_episodes, token_lake
-from trainer.data.plan import Plan
-from trainer.data.selection import select
+from trainer.data.plan.plan import Plan
+from trainer.data.select.selection import select
 from trainer.runs.loop import StepReport, run_steps
 
 

@@ -11,14 +11,14 @@ import lake
 from lake import Lake
 from lake.errors import LakeAccessError
 from lake.judgements.credit import find_credit
-from lake.objects import Objects
+from lake.storage.objects import Objects
 from testkit.lakes import add_credit
 from testkit.object_store import Store, s3, s3_server
 from testkit.training import config, token_episodes
 from trainer.config import TrainConfig
-from trainer.data.plan import Plan
-from trainer.data.selection import select
-from trainer.data.stream import Stream
+from trainer.data.plan.plan import Plan
+from trainer.data.select.selection import select
+from trainer.data.stream.stream import Stream
 from trainer.losses import LOSSES
 
 __all__ = ["s3", "s3_server"]

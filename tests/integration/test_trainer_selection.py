@@ -15,8 +15,8 @@ from pipelines.credit.estimators.grpo import GRPO
 from pipelines.credit.job import run_credit
 from testkit.lakes import add_credit, build_lake
 from testkit.training import config, token_episodes, token_lake, token_step
-from trainer.data.plan import Plan
-from trainer.data.selection import Selection, _normalisation, provenance_of, select, select_episodes
+from trainer.data.plan.plan import Plan
+from trainer.data.select.selection import Selection, _normalisation, provenance_of, select, select_episodes
 from trainer.losses import LOSSES
 
 RNG = np.random.default_rng(1)

@@ -22,9 +22,9 @@ from lake.judgements.credit import find_credit
 from lake.records import EpisodeRecord
 from testkit.lakes import add_credit
 from testkit.training import config, gradients, random_backend, random_model, token_episodes, token_lake, token_step
-from trainer.data.plan import Plan
-from trainer.data.selection import select
-from trainer.data.stream import Stream
+from trainer.data.plan.plan import Plan
+from trainer.data.select.selection import select
+from trainer.data.stream.stream import Stream
 
 
 def steps_of(lk: Lake, loss: str, **fields: Any) -> tuple[Plan, list[tuple[Any, list[Any]]]]:

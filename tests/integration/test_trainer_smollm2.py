@@ -24,7 +24,7 @@ from lake.errors import DataRefusedError
 from testkit.shared import shared_data
 from testkit.smollm2 import smollm2_file
 from trainer.config import TrainConfig
-from trainer.data.preparation import prepare
+from trainer.data.plan.preparation import prepare
 from trainer.monitor.validation import negative_log_likelihood
 from trainer.policy.model_files import load_tokenizer
 from trainer.policy.tiny_model import CHAT_TEMPLATE

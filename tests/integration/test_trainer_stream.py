@@ -17,10 +17,10 @@ from lake.records import EpisodeRecord
 from testkit.lakes import add_credit
 from testkit.training import config, token_episodes, token_lake, token_step
 from trainer.config import TrainConfig
-from trainer.data.batch import PackedBatch
-from trainer.data.plan import Plan
-from trainer.data.selection import select
-from trainer.data.stream import Stream
+from trainer.data.plan.plan import Plan
+from trainer.data.select.selection import select
+from trainer.data.stream.batch import PackedBatch
+from trainer.data.stream.stream import Stream
 from trainer.losses import LOSSES
 
 PPO = LOSSES["ppo"]().needs

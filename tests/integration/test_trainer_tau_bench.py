@@ -7,7 +7,7 @@ from statistics import fmean
 import pytest
 
 import lake
-from lake.ingest import ingest
+from lake.write.ingest import ingest
 from testkit.shared import shared_data
 from trainer.config import TrainConfig
 from trainer.policy.tiny_model import TinyModelConfig, make_tiny_model

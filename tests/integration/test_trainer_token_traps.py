@@ -17,9 +17,9 @@ from lake import Lake
 from lake.errors import ContractError
 from lake.records import EpisodeRecord, StepRecord
 from testkit.training import config, gradients, random_backend, random_model, token_lake, token_step
-from trainer.data.plan import Plan
-from trainer.data.selection import Selection, select
-from trainer.data.stream import Stream
+from trainer.data.plan.plan import Plan
+from trainer.data.select.selection import Selection, select
+from trainer.data.stream.stream import Stream
 from trainer.losses import LOSSES
 
 SFT = LOSSES["sft"]()

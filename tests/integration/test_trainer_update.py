@@ -20,13 +20,13 @@ from testkit.training import (
     token_lake,
 )
 from trainer.config import TrainConfig
-from trainer.data.plan import Plan
-from trainer.data.selection import select
-from trainer.data.stream import Stream
+from trainer.data.plan.plan import Plan
+from trainer.data.select.selection import select
+from trainer.data.stream.stream import Stream
 from trainer.digest import tensor_digest
 from trainer.losses import LOSSES
 from trainer.policy.model import Policy
-from trainer.runs.update import Update, update
+from trainer.runs.loop import Update, update
 
 
 def settings(**fields: Any) -> TrainConfig:

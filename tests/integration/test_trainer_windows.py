@@ -16,11 +16,11 @@ from lake import Lake
 from lake.errors import LakeAccessError
 from testkit.training import config, token_episodes, token_lake
 from trainer.config import TrainConfig
-from trainer.data.plan import Plan
-from trainer.data.row_groups import RowGroup, RowGroupReader
-from trainer.data.selection import select
-from trainer.data.stream import Stream
-from trainer.data.windows import Locations, Window, Windows
+from trainer.data.plan.plan import Plan
+from trainer.data.select.selection import select
+from trainer.data.stream.row_groups import RowGroup, RowGroupReader
+from trainer.data.stream.stream import Stream
+from trainer.data.stream.windows import Locations, Window, Windows
 from trainer.losses import LOSSES
 
 SFT = LOSSES["sft"]().needs

@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from examples.text_game import ERRORS
-from pipelines.credit.anchor_advice import advise
-from pipelines.credit.anchor_errors import PAIRS
 from pipelines.credit.anchors import Substitutions
+from pipelines.credit.anchors.advice import PAIRS, advise
 from testkit.anchor_keys import partition
 from testkit.examples import examples
 from testkit.text_games import Row, World, game_rows, reworded, walk_rows, walks_of

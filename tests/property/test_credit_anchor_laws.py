@@ -29,7 +29,7 @@ from pipelines.credit.anchors import (
     Substitutions,
     ToolResults,
 )
-from pipelines.credit.anchors.canonical_json import canonical_json
+from pipelines.credit.anchors.json_text import canonical_json
 from testkit.anchor_keys import (
     Row,
     keys_of,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from lake.ids import text_hash
-from pipelines.credit.columns import output_schema
+from pipelines.credit.inputs.columns import output_schema
 from testkit.credit_anchor_oracles import ANCHOR_ORACLES
 from testkit.credit_oracles import ORACLES
 from testkit.estimator_strategies import NAMES, estimators, wide_frame, wide_rows

@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.credit import GiGPO
-from pipelines.credit.diagnosis import diagnose
-from pipelines.credit.diagnostics import summarise
-from pipelines.credit.group_diagnostics import SCHEMA, group_diagnostics
-from pipelines.credit.integrity import IntegrityConfig, IntegrityReport, check_groups
+from pipelines.credit.health.diagnosis import diagnose, summarise
+from pipelines.credit.health.groups import SCHEMA, group_diagnostics
+from pipelines.credit.health.integrity import IntegrityConfig, IntegrityReport, check_groups
 from testkit import group_oracle
 from testkit.credit_strategies import configs, frame, step_rows
 from testkit.examples import examples

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from lake.visibility import DataFile
-from pipelines.credit import GiGPO, group_figures
-from pipelines.credit.group_inputs import group_fingerprints, total_fingerprint
-from pipelines.credit.range_steps import arranged, episode_figures
-from pipelines.credit.ranges import _Files, rows_per_range
+from lake.read.visibility import DataFile
+from pipelines.credit import GiGPO
+from pipelines.credit.health import groups as group_figures
+from pipelines.credit.incremental import group_fingerprints, total_fingerprint
+from pipelines.credit.inputs.ranges import _Files, arranged, episode_figures, rows_per_range
 from testkit.credit_strategies import frame, step_rows
 
 # ---------------------------------------------------------------- steps in order

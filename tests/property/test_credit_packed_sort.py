@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.credit import packed_sort
-from pipelines.credit.segments import Segments
+from pipelines.credit.inputs import batch as packed_sort
+from pipelines.credit.inputs.batch import Segments
 
 KEYS = st.one_of(st.integers(0, 3), st.integers(0, 2**63 - 1))
 GROUPS = st.lists(st.lists(KEYS, min_size=1, max_size=8), min_size=1, max_size=6)

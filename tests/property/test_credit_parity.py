@@ -12,7 +12,7 @@ from polars.testing import assert_frame_equal
 
 from lake.ids import text_hash
 from pipelines.credit import GiGPO, SimilarText
-from pipelines.credit.estimator_sql import estimator_relation
+from pipelines.credit.estimators.sql import estimator_relation
 from testkit.credit_strategies import configs, frame, step_rows
 from testkit.examples import examples
 from testkit.gigpo_oracle import exact_keys, gigpo, similar_keys

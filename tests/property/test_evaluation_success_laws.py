@@ -9,9 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.evaluation.intervals import wilson
-from trainer.evaluation.paired import EXACT_TASKS, compare_paired, sign_flip_p
-from trainer.evaluation.pass_at_k import pass_all_k, pass_at_k
-from trainer.evaluation.success import against_rows, per_task, success_rows
+from trainer.evaluation.success import (
+    EXACT_TASKS,
+    against_rows,
+    compare_paired,
+    pass_all_k,
+    pass_at_k,
+    per_task,
+    sign_flip_p,
+    success_rows,
+)
 
 outcomes = st.lists(st.booleans(), max_size=7)
 

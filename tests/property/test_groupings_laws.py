@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lake import ids
+from lake.judgements.seeded_draws import draw_lots
 from pipelines.groupings import DropFailed, Grouping, MergeRuns, StalenessCap, Subsample, regroup
-from pipelines.lots import draw_lots
 from testkit.examples import examples
 
 Row = dict[str, Any]

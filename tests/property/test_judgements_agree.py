@@ -15,21 +15,22 @@ from hypothesis import Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from lake import Snapshot, ids, show
+from lake import Snapshot, ids
 from lake.errors import DataRefusedError
 from lake.judgements.credit import find_credit
 from lake.judgements.scores import ENV_RETURN, current_versions
+from lake.read import show
 from pipelines.credit import GiGPO
 from pipelines.credit.compare import compare
 from pipelines.credit.estimators import ESTIMATORS
 from pipelines.credit.estimators.protocol import Estimator
 from pipelines.credit.job import run_credit
 from pipelines.score.job import run_score
-from pipelines.select.scored import with_scores
+from pipelines.select.facts import with_scores
 from testkit.score_lakes import InProcess
 from testkit.training import config, token_episodes, token_lake
-from trainer.data.selection import select
-from trainer.evaluation.attempts import read_attempts
+from trainer.data.select.selection import select
+from trainer.evaluation.success import read_attempts
 from trainer.losses import LOSSES
 from viewer.queries import credit as viewed
 

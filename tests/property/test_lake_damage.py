@@ -16,14 +16,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import lake
-from lake.contracts import conform
 from lake.formats import FORMATS, json_array
 from lake.formats.jsonl import read_line
 from lake.formats.registry import Item
-from lake.frames import episodes_frame, steps_frame, tokens_frame
-from lake.ingest import ingest
 from lake.records import EpisodeRecord, Reject, identify
 from lake.tables import TABLES
+from lake.tables.contracts import conform
+from lake.write.ingest import ingest
+from lake.write.rows import episodes_frame, steps_frame, tokens_frame
 from testkit.copies import empty_lake
 from testkit.episodes import assert_whole, episode, line
 

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lake import ids
-from lake.compaction import compact
-from lake.contracts import conform
-from lake.frames import episodes_frame
-from lake.index import EpisodeIndex
-from lake.objects import Objects
+from lake.care.compaction import compact
 from lake.records import EpisodeRecord, Identity, identify
-from lake.store import Store
+from lake.storage.objects import Objects
+from lake.storage.store import Store
 from lake.tables import TABLES
+from lake.tables.contracts import conform
+from lake.write.index import EpisodeIndex
+from lake.write.rows import episodes_frame
 from testkit.episodes import episode
 
 Key = tuple[int, int, int, str | None]

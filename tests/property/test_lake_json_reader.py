@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lake import records
 from lake.formats import json_array
 from lake.formats.json_array import Damage, Element, read_array
-from lake.formats.meter import Meter
+from lake.formats.source import Meter
 
 RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SPACE = " \t\r\n"

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lake
-from lake import Lake, Snapshot, ids, query_pruning, query_views
-from lake.query import Session
-from lake.query_pruning import Condition, parsed, planner
+from lake import Lake, Snapshot, ids
+from lake.read import query_pruning, query_views
+from lake.read.query import Session
+from lake.read.query_pruning import Condition, parsed, planner
 from lake.tables import TABLES
 from testkit.episodes import episode
 from testkit.full_lake import rendered

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from lake import EpisodeRecord, Lake, StepRecord, TokensRecord
-from lake.ingest import ingest
 from lake.records import RELATIONS, STATUSES, identify
 from lake.tables import EPISODES, STEPS, TOKENS
+from lake.write.ingest import ingest
 from testkit.copies import empty_lake
 from testkit.episodes import assert_same, assert_whole, contents, line, write_lines
 

@@ -3,8 +3,17 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.collect.environments.house import REFUSAL, SENTENCES, House, HouseConfig
-from pipelines.collect.environments.house_world import OPPOSITE, ROOM_NAMES, Split, draw_world, split_of
+from pipelines.collect.environments.house import (
+    OPPOSITE,
+    REFUSAL,
+    ROOM_NAMES,
+    SENTENCES,
+    House,
+    HouseConfig,
+    Split,
+    draw_world,
+    split_of,
+)
 from pipelines.collect.policies.protocol import Turn
 from pipelines.collect.policies.scripted import HouseScript
 from testkit.houses import solution, walk, world_of

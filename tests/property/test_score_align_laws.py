@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipelines.score import StepOutput
-from pipelines.score.align import align
+from pipelines.score.rows import align
 
 
 @st.composite

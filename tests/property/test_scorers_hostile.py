@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lake.columns import Type
 from lake.tables import TABLES
+from lake.tables.columns import Type
 from pipelines.score.scorers import SCORERS, Scorer
 from testkit.scorer_frames import scored
 

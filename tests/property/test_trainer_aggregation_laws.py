@@ -12,10 +12,10 @@ from pydantic import ValidationError
 
 from testkit.plans import EPISODES, Episodes, episode_of, plan_of
 from testkit.training import config
-from trainer.data.aggregation import Aggregation, Atom, Unit
-from trainer.data.assembly import shares_of
-from trainer.data.collate import Shares
-from trainer.data.plan import OptimizerStep, Plan
+from trainer.data.plan.plan import OptimizerStep, Plan
+from trainer.data.stream.aggregation import Aggregation, Atom, Unit
+from trainer.data.stream.collate import Shares
+from trainer.data.stream.stream import shares_of
 
 MODES = [("token_mean", unit) for unit in ("token", "turn", "sequence", "episode")] + [
     (mode, unit)

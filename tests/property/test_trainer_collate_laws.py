@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testkit.training import sequences_of
-from trainer.data.batch import PackedBatch
-from trainer.data.collate import Members, Shares, TokenArrays, collate
+from trainer.data.stream.batch import PackedBatch
+from trainer.data.stream.collate import Members, Shares, TokenArrays, collate
 
 Turn = dict[str, Any]
 

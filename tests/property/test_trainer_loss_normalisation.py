@@ -17,7 +17,7 @@ from torch import Tensor  # noqa: TID253
 
 from testkit.loss_rows import random_rows, required_, units_of
 from testkit.training import config
-from trainer.data.aggregation import WEIGHTS, Aggregation, Totals
+from trainer.data.stream.aggregation import WEIGHTS, Aggregation, Totals
 from trainer.losses import LOSSES, Loss, LossRows
 
 FEATURES = 3

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.data.hashing import order_keys
-from trainer.data.mixture import draw, shares
+from trainer.data.select.mixture import draw, order_keys, shares
 
 WEIGHTS = st.lists(st.integers(1, 1000), min_size=1, max_size=5)
 SOURCES = st.lists(st.integers(1, 12), min_size=1, max_size=4)

@@ -26,11 +26,10 @@ from testkit.pair_worlds import (
 )
 from testkit.plans import EPISODES, Episodes, episode_of, selection_of
 from testkit.training import config
-from trainer.data.assembly import shares_of
-from trainer.data.pairing import match
-from trainer.data.pairs import PairsConfig, episode_pairs, labels
-from trainer.data.plan import Plan
-from trainer.data.selection import Selection, select
+from trainer.data.plan.plan import Plan
+from trainer.data.select.pairs import PairsConfig, episode_pairs, labels, match
+from trainer.data.select.selection import Selection, select
+from trainer.data.stream.stream import shares_of
 
 OUTCOMES = st.dictionaries(
     st.integers(0, 2**63 - 1), st.sampled_from([0.0, 0.25, 1.0, 1.5, None, float("nan")]), max_size=12

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from testkit import plans
 from testkit.training import config
-from trainer.data.hashing import order_keys
-from trainer.data.plan import Plan
-from trainer.data.selection import Selection
+from trainer.data.plan.plan import Plan
+from trainer.data.select.mixture import order_keys
+from trainer.data.select.selection import Selection
 
 EPISODES = st.dictionaries(
     st.integers(0, 2**63 - 1), st.lists(st.integers(1, 30), min_size=1, max_size=4), min_size=1, max_size=25

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testkit.plans import EPISODES, Episodes, episode_of, plan_of
-from trainer.data.packing import spread
-from trainer.data.plan import OptimizerStep, Plan
+from trainer.data.plan.packing import spread
+from trainer.data.plan.plan import OptimizerStep, Plan
 
 BUDGETS = st.integers(1, 120)
 RANKS = st.integers(1, 5)

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast  # noqa: TID253
 
-from trainer.data.chat import Turn
-from trainer.data.render import Renderer
+from trainer.data.render.chat import Turn
+from trainer.data.render.render import Renderer
 from trainer.policy.tiny_model import build_tokenizer
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<|>"), max_size=20)

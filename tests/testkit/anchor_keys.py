@@ -10,9 +10,8 @@ from typing import Any
 import polars as pl
 
 from pipelines.credit.anchors import Anchors
-from pipelines.credit.batch import StepBatch
-from pipelines.credit.columns import InputNeeds, select_inputs
-from pipelines.credit.segments import Bools
+from pipelines.credit.inputs.batch import Bools, StepBatch
+from pipelines.credit.inputs.columns import InputNeeds, select_inputs
 
 Row = dict[str, Any]
 SCHEMA = {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import lake
 from lake import Lake
-from lake.store import utc_now
+from lake.storage.store import utc_now
 
 
 def _file(uri: str | Path) -> Path:

@@ -8,8 +8,8 @@ import lake
 from lake import Lake
 from pipelines.collect.environments import House, HouseConfig
 from pipelines.collect.environments.house import SENTENCES
-from pipelines.collect.groups import GroupConfig, collect_groups, distinct_seeds
 from pipelines.collect.policies import Decision, HouseScript, Session, Turn
+from pipelines.collect.rollouts import GroupConfig, collect_groups, distinct_seeds
 
 WORLDS, SIBLINGS = 40, 8
 TRIES = 0.2

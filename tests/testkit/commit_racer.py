@@ -12,7 +12,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
-from lake.objects import Objects
+from lake.storage.objects import Objects
 
 
 def newest(objects: Objects) -> int:

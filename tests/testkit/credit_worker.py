@@ -17,10 +17,10 @@ from typing import Any
 import polars as pl
 
 import lake
-from lake.job_parts import JobPart, Written
+from lake.write.job_parts import JobPart, Written
 from pipelines.credit import GiGPO
-from pipelines.credit.batch import StepBatch
-from pipelines.credit.credit_rows import CreditRows
+from pipelines.credit.estimators.credit_rows import CreditRows
+from pipelines.credit.inputs.batch import StepBatch
 from pipelines.credit.job import run_credit
 from pipelines.executor_choice import executor_named
 

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 import polars as pl
 
 from lake import Lake
-from lake.columns import Type
 from lake.tables import TABLES
+from lake.tables.columns import Type
 from testkit.copies import copied, empty_lake
 from testkit.episodes import episode
 

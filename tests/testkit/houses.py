@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from pipelines.collect.environments.house import House, HouseConfig
-from pipelines.collect.environments.house_world import Split, World, draw_world
+from pipelines.collect.environments.house import House, HouseConfig, Split, World, draw_world
 from pipelines.collect.environments.protocol import Outcome
 from pipelines.collect.policies.protocol import Decision, PolicyCard, Session, Turn
 

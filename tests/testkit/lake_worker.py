@@ -18,11 +18,11 @@ import polars as pl
 
 import lake
 from lake import Lake
-from lake.compaction import FEW_FILES
+from lake.care.compaction import FEW_FILES
 from lake.errors import ConflictError
-from lake.ingest import ingest
-from lake.store import Store
+from lake.storage.store import Store
 from lake.tables import TABLES
+from lake.write.ingest import ingest
 from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
 from pipelines.executor import LocalExecutor

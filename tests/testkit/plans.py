@@ -6,8 +6,8 @@ import polars as pl
 from hypothesis import strategies as st
 
 from testkit.training import config
-from trainer.data.plan import Plan
-from trainer.data.selection import Selection
+from trainer.data.plan.plan import Plan
+from trainer.data.select.selection import Selection
 
 Turn = tuple[int, bool]
 """Tokens of the action, and whether it is trained."""

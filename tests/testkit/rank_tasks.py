@@ -11,23 +11,21 @@ import lake
 from lake.errors import CheckpointError
 from lake.judgements.credit import find_credit
 from testkit.training import config, random_batch, random_model
-from trainer.backends.base import PolicyBackend
+from trainer.backends.base import PolicyBackend, SingleDevice
 from trainer.backends.ranks import Ranks
 from trainer.backends.sharded import Sharded
-from trainer.backends.single import SingleDevice
 from trainer.config import LoRAConfig, OptimizerConfig, TrainConfig
-from trainer.data.plan import Plan
-from trainer.data.selection import select
-from trainer.data.stream import Stream
+from trainer.data.plan.plan import Plan
+from trainer.data.select.selection import select
+from trainer.data.stream.stream import Stream
 from trainer.losses import Loss, LossResult, LossRows, Needs
 from trainer.policy import model as model_module
 from trainer.policy.lora import add_adapters
 from trainer.policy.model import Policy
 from trainer.runs.checkpoint import State, load_checkpoint, save_checkpoint
 from trainer.runs.factories import make_backend, make_reference
-from trainer.runs.loop import run_steps
+from trainer.runs.loop import fill_batches, run_steps
 from trainer.runs.offline import train
-from trainer.runs.passes import fill_batches
 
 Arrays = dict[str, Any]
 """Numpy arrays by name: what processes send each other."""

@@ -13,7 +13,7 @@ import torch  # noqa: TID253
 import lake
 from lake import Lake
 from lake.records import EpisodeRecord, StepRecord, TokensRecord
-from trainer.online.tiny_policy import TinyPolicyConfig, save_policy
+from trainer.online.demo import TinyPolicyConfig, save_policy
 
 WORDS = [f"w{number}" for number in range(13)]
 CONTEXT, ACTION = 3, 2

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from deltalake import Schema
 
-from lake.columns import Table
 from lake.tables import TABLES
+from lake.tables.columns import Table
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "tables"
 

@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 
 from examples.text_game import episodes
-from pipelines.credit.anchor_walks import Walks
+from pipelines.credit.anchors.measures import Walks
 
 Row = dict[str, Any]
 SCHEMA = {

@@ -11,9 +11,9 @@ from torch import Tensor  # noqa: TID253
 from lake import Lake
 from lake.records import EpisodeRecord, StepRecord, TokensRecord
 from testkit.copies import copied, empty_lake
-from trainer.backends.single import SingleDevice
+from trainer.backends.base import SingleDevice
 from trainer.config import OptimizerConfig, TrainConfig
-from trainer.data.batch import PackedBatch
+from trainer.data.stream.batch import PackedBatch
 from trainer.policy.model import Policy
 
 VOCABULARY = 40
@@ -84,7 +84,7 @@ def random_batch(lengths: Sequence[int], seed: int = 0, *, temperature: float | 
 def sequences_of(batch: PackedBatch) -> list[PackedBatch]:
     """The same sequences, each in a batch of its own."""
     parts = []
-    assert batch.unit_N is None, "units are numbered by `trainer.data.collate`"
+    assert batch.unit_N is None, "units are numbered by `trainer.data.stream.collate`"
     for low, high in zip(batch.boundaries[:-1], batch.boundaries[1:], strict=True):
         mine_N = (batch.predictor_N >= low) & (batch.predictor_N < high)
 

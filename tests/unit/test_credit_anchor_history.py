@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from lake.ids import bytes_hash, text_hash
 from pipelines.credit.anchors import ExactText, LastStates, history_keys
-from pipelines.credit.segments import Segments
+from pipelines.credit.inputs.batch import Segments
 from testkit.anchor_keys import keys_of, labelled, naive_history, partition, steps_frame
 
 

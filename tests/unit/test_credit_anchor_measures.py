@@ -19,9 +19,9 @@ from examples.text_game import ERRORS
 from lake import EpisodeRecord, Lake, StepRecord
 from lake.errors import DataRefusedError, UsageError
 from pipelines.credit import GiGPO, summarise
-from pipelines.credit.anchor_measures import CANDIDATES, largest_anchors, measure_anchors, steps_to_measure
 from pipelines.credit.anchors import Anchors, ChosenColumns, ExactText, LastStates, NoErrors, SimilarText
-from pipelines.credit.commands_anchors import anchors
+from pipelines.credit.anchors.command import anchors
+from pipelines.credit.anchors.measures import CANDIDATES, largest_anchors, measure_anchors, steps_to_measure
 from testkit.command_line import Cli, runner
 from testkit.copies import copied
 from testkit.lakes import build_lake

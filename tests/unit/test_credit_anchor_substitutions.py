@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from lake.ids import text_hash
 from pipelines.credit.anchors import Substitution, Substitutions
-from pipelines.credit.anchors.substitutions import check_pattern
+from pipelines.credit.anchors.texts import check_pattern
 from testkit.anchor_keys import keys_of, steps_frame, texts
 
 

@@ -308,7 +308,7 @@ def test_a_group_that_ended_is_not_in_later_jobs(tmp_path: Path) -> None:
 
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    from pipelines.commands import COMMANDS
+    from pipelines import COMMANDS
 
     monkeypatch.setitem(COMMANDS, "compare", ("pipelines.credit.commands_compare:compare", "Compare."))
     return runner(monkeypatch, capsys)

@@ -5,8 +5,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from pipelines.credit.diagnosis import CreditDiagnosis, diagnose
-from pipelines.credit.group_diagnostics import SCHEMA
+from pipelines.credit.health.diagnosis import CreditDiagnosis, diagnose
+from pipelines.credit.health.groups import SCHEMA
 
 FINE: dict[str, Any] = {
     "episodes": 40,

@@ -11,10 +11,9 @@ import pytest
 from pydantic import ValidationError
 
 from lake.errors import ContractError, UsageError
-from pipelines.credit.columns import InputNeeds, output_schema
-from pipelines.credit.estimators import ESTIMATORS, estimator_class
+from pipelines.credit.estimators import ESTIMATORS, REFUSED, estimator_class
 from pipelines.credit.estimators.protocol import Estimator
-from pipelines.credit.estimators.refused import REFUSED
+from pipelines.credit.inputs.columns import InputNeeds, output_schema
 from testkit.estimator_strategies import IN_BATCHES, INCREMENTAL, NAMES, wide_frame
 
 ROWS = [

@@ -10,11 +10,11 @@ import pytest
 
 from lake.errors import ContractError, UsageError
 from pipelines.credit import GiGPO
-from pipelines.credit.columns import output_schema
-from pipelines.credit.estimator_sql import TWINS, estimator_relation, estimator_sql
 from pipelines.credit.estimators import ESTIMATORS
 from pipelines.credit.estimators.grpo import GRPO
 from pipelines.credit.estimators.protocol import Estimator
+from pipelines.credit.estimators.sql import TWINS, estimator_relation, estimator_sql
+from pipelines.credit.inputs.columns import output_schema
 from testkit.credit_strategies import frame
 
 each = pytest.mark.parametrize("name", TWINS)

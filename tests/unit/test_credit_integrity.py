@@ -8,9 +8,8 @@ from pydantic import ValidationError
 
 from lake import ids
 from lake.errors import DataRefusedError
-from pipelines.credit.integrity import IntegrityConfig, IntegrityReport, check_groups
-from pipelines.credit.integrity_report import FINDINGS
-from pipelines.credit.range_steps import episode_figures
+from pipelines.credit.health.integrity import FINDINGS, IntegrityConfig, IntegrityReport, check_groups
+from pipelines.credit.inputs.ranges import episode_figures
 
 Row = dict[str, Any]
 

@@ -15,11 +15,11 @@ import pytest
 import pipelines.credit
 from lake import EpisodeRecord, Lake, StepRecord
 from lake.errors import ConflictError, ContractError, UsageError
-from lake.job_parts import JobPart, Written
-from pipelines.credit import source_code
+from lake.write.job_parts import JobPart, Written
+from pipelines.credit import incremental as source_code
 from pipelines.credit.estimators import ESTIMATORS
-from pipelines.credit.memory import budget_rows, bytes_per_step
-from pipelines.credit.source_code import deciding_modules
+from pipelines.credit.incremental import deciding_modules
+from pipelines.credit.inputs.ranges import budget_rows, bytes_per_step
 from testkit.copies import empty_lake
 
 HOW_A_JOB_RUNS = ("job", "ranges", "range_task", "incremental", "memory", "commands", "diagnostics", "compare")
@@ -48,7 +48,7 @@ def test_imports_are_followed_wherever_they_stand(tmp_path: Path, monkeypatch: p
     (tmp_path / "mine.py").write_text(
         "import os.path, pipelines.credit.flags\n"
         "from pipelines.credit import returns\n"
-        "def f():\n    from pipelines.credit.normalise import Norm\n    from . import nothing\n"
+        "def f():\n    from pipelines.credit.estimators.normalise import Norm\n    from . import nothing\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     mine = __import__("mine")

@@ -11,9 +11,8 @@ import pytest
 from lake import EpisodeRecord, Lake, StepRecord
 from lake.judgements.credit import find_credit
 from pipelines.credit.commands import VERBS, credit
-from pipelines.credit.estimators import ESTIMATORS, one_line
-from pipelines.credit.estimators.presets import PRESETS
-from pipelines.credit.estimators.refused import REFUSED
+from pipelines.credit.estimators import ESTIMATORS, REFUSED, one_line
+from pipelines.credit.estimators.options import PRESETS
 from testkit.command_line import Cli, runner
 from testkit.copies import empty_lake
 from testkit.shared import shared_data

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.credit.returns import discounted_returns
-from pipelines.credit.segments import Segments
+from pipelines.credit.estimators.normalise import discounted_returns
+from pipelines.credit.inputs.batch import Segments
 
 
 def segments(lengths: list[int]) -> Segments:

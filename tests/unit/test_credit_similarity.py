@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.credit.similarity import cluster_representatives
+from pipelines.credit.anchors.similar import cluster_representatives
 from testkit.anchor_keys import naive_clusters
 
 WORDS = ["abcdefghij", "abcdefghijk", "abcdefghijkl", "abcdefghijklm", "abcdefghijklmn"]

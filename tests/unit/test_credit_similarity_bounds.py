@@ -9,9 +9,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pipelines.credit.matching_blocks import Index, Runs, reaches
-from pipelines.credit.similarity import cluster_representatives
-from pipelines.credit.similarity_bounds import Profiles, codes, letter_counts, needed_matches, pair_counts
+from pipelines.credit.anchors.similar import (
+    Index,
+    Profiles,
+    Runs,
+    cluster_representatives,
+    codes,
+    letter_counts,
+    needed_matches,
+    pair_counts,
+    reaches,
+)
 from testkit.anchor_keys import naive_clusters
 
 THRESHOLDS = st.sampled_from([0.01, 0.3, 0.5, 2 / 3, 0.8, 0.9, 0.95, 1.0])

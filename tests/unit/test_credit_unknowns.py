@@ -8,9 +8,8 @@ import pytest
 from lake import Lake
 from lake.errors import DataRefusedError
 from pipelines.credit.estimators import estimator_class
-from pipelines.credit.flags import Flag
+from pipelines.credit.flags import Flag, count_unknown, in_words
 from pipelines.credit.job import run_credit
-from pipelines.credit.unknowns import count_unknown, in_words
 from testkit.lakes import build_lake
 
 

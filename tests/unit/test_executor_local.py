@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lake.errors import ContractError, MissingExtraError, UsageError, WorkerLostError
-from pipelines import executor_ray
+from pipelines import executor as executor_ray
 from pipelines.executor import TRIES, LocalExecutor
 from pipelines.executor_choice import EXECUTORS, executor_named
 

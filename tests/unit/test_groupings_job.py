@@ -9,7 +9,7 @@ import pytest
 
 import lake
 from lake import Lake
-from lake.cli_options import readable
+from lake.cli.options import readable
 from lake.errors import DataRefusedError, UsageError
 from lake.judgements.groupings import grouping_job, read_grouping
 from pipelines.groupings import (
@@ -175,7 +175,7 @@ def test_what_cannot_be_grouped_is_refused_with_the_counts(tmp_path: Path) -> No
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch) -> None:
     """The line of the command table, whoever else is in it."""
-    from pipelines.commands import COMMANDS
+    from pipelines import COMMANDS
 
     monkeypatch.setitem(COMMANDS, "group", ("pipelines.groupings.commands:group", "Form other groups."))
 

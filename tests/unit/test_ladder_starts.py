@@ -10,8 +10,7 @@ from pydantic import ValidationError
 from benchmarks.ladder.play import houses
 from benchmarks.ladder.settings import SMALL, LadderSettings
 from benchmarks.ladder.starts import Part, Starts, optimum, part_of
-from pipelines.collect.environments.house import House, HouseConfig
-from pipelines.collect.environments.house_world import Split, draw_world
+from pipelines.collect.environments.house import House, HouseConfig, Split, draw_world
 
 SETTINGS = LadderSettings()
 

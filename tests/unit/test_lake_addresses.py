@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from lake import addresses
 from lake.errors import UsageError
-from lake.objects import Objects
+from lake.storage import addresses
+from lake.storage.objects import Objects
 from testkit.object_store import SECRET
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import lake
 from lake import EpisodeRecord, Lake, StepRecord, ids
-from lake.blobs import LIMIT, inlined
+from lake.write.rows import LIMIT, inlined
 from testkit.copies import empty_lake
 from testkit.episodes import episode
 

@@ -28,10 +28,10 @@ import lake
 from lake import ids
 from lake.cli import trajlake as GROUP
 from lake.errors import LakeAccessError
-from lake.ingest import ingest
-from lake.migrations import FORMAT_KEY
-from lake.query_views import views
+from lake.read.query_views import views
+from lake.storage.migrations import FORMAT_KEY
 from lake.tables import FORMAT_VERSION, TABLES
+from lake.write.ingest import ingest
 from testkit.command_line import Cli, runner
 from testkit.disks import disk, folder_to_lock, grow, read_only
 from testkit.episodes import assert_whole, episode, line, write_lines

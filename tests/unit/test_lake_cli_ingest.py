@@ -12,9 +12,9 @@ from click.testing import CliRunner, Result
 
 import lake
 from lake import EpisodeRecord, StepRecord
-from lake import ingest as ingest_module
 from lake.cli import trajlake
-from lake.commands_write import ingest
+from lake.cli.ingest import ingest
+from lake.write import ingest as ingest_module
 from testkit.episodes import episode, line, write_lines
 
 TRAJLAKE = [sys.executable, "-c", "from lake.cli import main; main()"]

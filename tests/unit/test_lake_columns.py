@@ -13,8 +13,8 @@ import polars as pl
 import pytest
 from deltalake import DeltaTable, Schema, write_deltalake
 
-from lake.columns import Column, Table, Type, Visibility
 from lake.tables import ID_COLUMNS, RESOLUTION_ORDER, TABLES
+from lake.tables.columns import Column, Table, Type, Visibility
 from testkit.table_renderings import GOLDEN, RENDERINGS, golden_text
 
 EVERY_TABLE = pytest.mark.parametrize("table", TABLES.values(), ids=list(TABLES))

@@ -9,9 +9,9 @@ import pytest
 
 import lake
 from lake import Lake
-from lake.commits import CommitLostError
-from lake.compaction import Compaction
+from lake.care.compaction import Compaction
 from lake.errors import UsageError
+from lake.storage.commits import CommitLostError
 from lake.tables import TABLES
 from testkit.copies import empty_lake
 from testkit.episodes import assert_same, assert_whole, contents, episode

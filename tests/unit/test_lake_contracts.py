@@ -7,9 +7,9 @@ import polars as pl
 import pytest
 
 from lake import ids
-from lake.contracts import conform
 from lake.errors import ContractError
 from lake.tables import TABLES
+from lake.tables.contracts import conform
 
 METRICS, TOKENS, SCORES = TABLES["metrics"], TABLES["tokens"], TABLES["scores"]
 AT = datetime(2026, 1, 1, tzinfo=UTC)

@@ -8,9 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from lake import Lake
-from lake.damage import damaged
 from lake.errors import LakeAccessError
-from lake.reading import collected
+from lake.read.parquet import collected, damaged
 from testkit.training import token_episodes, token_lake
 
 DAMAGE: dict[str, Callable[[Path], object]] = {

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from lake import Lake, Snapshot
-from lake.diff import Difference
+from lake.read.history import Difference
 from testkit.copies import empty_lake
 from testkit.episodes import episode
 from testkit.full_lake import advantages, scores

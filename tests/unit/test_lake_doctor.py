@@ -11,9 +11,10 @@ import pytest
 from deltalake import write_deltalake
 
 import lake
-from lake import Lake, doctor, ids
-from lake.compaction import FEW_FILES
-from lake.doctor import diagnose, examine
+from lake import Lake, ids
+from lake.care import doctor
+from lake.care.compaction import FEW_FILES
+from lake.care.doctor import diagnose, examine
 from lake.errors import LakeAccessError, NotALakeError
 from lake.tables import TABLES
 from testkit.episodes import episode

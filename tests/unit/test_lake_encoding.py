@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lake import encoding
-from lake.columns import Column, Table, Type, Visibility
-from lake.encoding import FileStatistics
+from lake.storage import encoding
+from lake.storage.encoding import FileStatistics
 from lake.tables import TABLES
+from lake.tables.columns import Column, Table, Type, Visibility
 
 EVERY_TABLE = pytest.mark.parametrize("table", TABLES.values(), ids=list(TABLES))
 _INT64 = st.integers(-(2**63), 2**63 - 1)

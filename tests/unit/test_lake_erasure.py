@@ -10,8 +10,9 @@ import polars as pl
 import pytest
 
 import lake
-from lake import EpisodeRecord, Lake, erasure
-from lake.doctor import examine
+from lake import EpisodeRecord, Lake
+from lake.care import erasure
+from lake.care.doctor import examine
 from lake.errors import UsageError
 from lake.tables import TABLES
 from testkit.copies import copied, empty_lake

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 import lake
-from lake.blobs import inlined
 from lake.errors import FormatError
 from lake.formats import FORMATS, jsonl, sniff
-from lake.formats.meter import Meter
 from lake.formats.registry import choose, named
-from lake.ingest import ingest
+from lake.formats.source import Meter
 from lake.records import EpisodeRecord, Reject, identify
+from lake.write.ingest import ingest
+from lake.write.rows import inlined
 from testkit.episodes import episode, line, write_lines
 
 GOOD = line(episode("good"))

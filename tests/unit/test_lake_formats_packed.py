@@ -13,8 +13,8 @@ from lake.errors import FormatError
 from lake.formats import FORMATS, sniff
 from lake.formats.registry import Item
 from lake.formats.source import stem
-from lake.ingest import prepare
 from lake.records import Reject
+from lake.write.ingest import prepare
 from testkit.episodes import episode, line
 
 LINES = b"".join(line(episode(f"task {n}", extra={"x": str(n) * 50})) for n in range(300))

@@ -8,9 +8,9 @@ import polars as pl
 import pytest
 
 from lake import EpisodeRecord, StepRecord, TokensRecord, ids
-from lake.frames import episodes_frame, json_text, steps_frame, tokens_frame
 from lake.records import identify
 from lake.tables import EPISODES, STEPS, TOKENS
+from lake.write.rows import episodes_frame, json_text, steps_frame, tokens_frame
 from testkit.episodes import episode
 
 WRITE_ID = 99

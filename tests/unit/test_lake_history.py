@@ -8,7 +8,7 @@ import pytest
 
 from lake import Lake
 from lake.errors import UsageError
-from lake.history import commits
+from lake.read.history import commits
 from testkit.copies import empty_lake
 from testkit.episodes import episode
 from testkit.full_lake import scores

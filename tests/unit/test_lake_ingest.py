@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lake import EpisodeRecord, Lake, StepRecord
-from lake import ingest as ingest_module
 from lake.errors import UsageError
-from lake.ingest import Progress, ingest
-from lake.jobs import Job
+from lake.write import ingest as ingest_module
+from lake.write.ingest import Progress, ingest
+from lake.write.jobs import Job
 from testkit.copies import empty_lake
 from testkit.episodes import assert_same, assert_whole, contents, episode, line, write_lines
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lake import isolation
-from lake.isolation import filter_program
+from lake.locked import isolation
+from lake.locked.isolation import filter_program
 from testkit.bpf import ALLOW, KILL, answer, refused
 
 MACHINES = ("x86_64", "aarch64")

@@ -10,10 +10,11 @@ from typing import Any
 import polars as pl
 import pytest
 
-from lake import Lake, ids, jobs
+from lake import Lake, ids
 from lake.errors import ConflictError, ContractError, LakeAccessError, UsageError
-from lake.jobs import Job, code_hash, series_id
 from lake.tables import TABLES
+from lake.write import jobs
+from lake.write.jobs import Job, code_hash, series_id
 from testkit.copies import empty_lake
 from testkit.episodes import episode
 from testkit.full_lake import (

@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 import lake
 from lake import Lake, ids
-from lake.doctor import diagnose
+from lake.care.doctor import diagnose
 from lake.errors import LakeAccessError
 from testkit.command_line import Cli, runner
 from testkit.copies import copied, empty_lake

@@ -18,7 +18,7 @@ import lake
 from lake import EpisodeRecord, Lake, StepRecord
 from lake.cli import main
 from lake.errors import LakeAccessError, LakeVersionError, NotALakeError
-from lake.migrations import FORMAT_KEY, migrate
+from lake.storage.migrations import FORMAT_KEY, migrate
 from lake.tables import FORMAT_VERSION, TABLES
 from testkit.episodes import assert_whole, episode
 from testkit.processes import Worker, at_the_gate

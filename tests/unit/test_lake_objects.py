@@ -21,7 +21,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
 
-from lake.objects import Objects
+from lake.storage.objects import Objects
 from testkit.object_store import Store, answering, new_bucket, options, passed_on, s3, s3_server, send
 from testkit.processes import environment
 
@@ -156,7 +156,7 @@ def test_prefixes_of_one_bucket_know_nothing_of_each_other(s3: Store) -> None:
 
 _KILLED = """
 import sys
-from lake.objects import Objects
+from lake.storage.objects import Objects
 objects, data = Objects(sys.argv[1]), bytes([int(sys.argv[2])]) * (2 << 20)
 print("ready", flush=True)
 for n in range(1000):

@@ -9,8 +9,8 @@ import pytest
 
 import lake
 from lake import Lake
+from lake.care.pins import Pin
 from lake.errors import LakeAccessError, UsageError
-from lake.pins import Pin
 from testkit.copies import empty_lake
 from testkit.episodes import assert_whole, episode
 from testkit.moving_clock import MovingClock

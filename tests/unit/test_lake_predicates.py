@@ -114,8 +114,8 @@ def test_every_command_refuses_more_than_a_predicate(
 
 def test_training_refuses_more_than_a_predicate_wherever_it_stands(tmp_path: Path) -> None:
     from trainer.config import MixtureSource
-    from trainer.data.mixture import assign
-    from trainer.data.selection import select_episodes
+    from trainer.data.select.mixture import assign
+    from trainer.data.select.selection import select_episodes
 
     snapshot = build_lake(tmp_path / "lake").snapshot()
     for place in ("--where", "validation.where"):

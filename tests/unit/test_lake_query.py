@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from lake import Lake, ids
 from lake.errors import LakeAccessError, QueryError
-from lake.query import Session
-from lake.query_views import macros, views
+from lake.read.query import Session
+from lake.read.query_views import macros, views
 from lake.tables import TABLES
 from testkit.copies import empty_lake
 from testkit.episodes import episode

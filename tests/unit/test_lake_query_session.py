@@ -11,12 +11,12 @@ import pytest
 import lake
 from lake import Lake
 from lake.errors import QueryError
-from lake.objects import Objects
-from lake.query import Limits, Session
-from lake.query_views import mentioned, views
+from lake.read.query import Limits, Session
+from lake.read.query_views import mentioned, views
+from lake.read.text_table import Rows, cell
+from lake.read.visibility import DataFile
+from lake.storage.objects import Objects
 from lake.tables import TABLES
-from lake.text_table import Rows, cell
-from lake.visibility import DataFile
 from testkit.episodes import episode
 
 

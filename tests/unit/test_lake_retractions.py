@@ -16,8 +16,8 @@ import pytest
 import lake
 from lake import EpisodeRecord, Lake, Snapshot, ids
 from lake.errors import UsageError
-from lake.query_pruning import planner
-from lake.query_views import views
+from lake.read.query_pruning import planner
+from lake.read.query_views import views
 from lake.tables import TABLES
 from testkit.copies import empty_lake
 from testkit.episodes import assert_same, assert_whole, contents, episode

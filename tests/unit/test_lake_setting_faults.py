@@ -6,8 +6,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from lake.errors import UsageError
-from lake.faults import faults, validated
-from lake.names import NAME
+from lake.settings import NAME, faults, validated
 
 
 class Cat(BaseModel):

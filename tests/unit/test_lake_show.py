@@ -10,11 +10,12 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lake import Lake, ids, show
+from lake import Lake, ids
 from lake.cli import trajlake
 from lake.errors import UsageError
 from lake.judgements.credit import find_credit
-from lake.show import find_named
+from lake.read import show
+from lake.read.show import find_named
 from testkit.command_line import runner
 from testkit.copies import empty_lake
 from testkit.episodes import episode

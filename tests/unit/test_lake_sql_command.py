@@ -12,10 +12,12 @@ from click.testing import CliRunner, Result
 from pyarrow import ipc
 
 import lake
-from lake import Lake, cli_options, ids, isolation
+from lake import Lake, ids
+from lake.cli import options as cli_options
 from lake.cli import trajlake
 from lake.errors import QueryError, UsageError
-from lake.query_views import views
+from lake.locked import isolation
+from lake.read.query_views import views
 from testkit.episodes import episode
 
 ROWS = 100_000

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from lake import Lake
-from lake.query_views import views
+from lake.read.query_views import views
 from testkit.copies import empty_lake
 from testkit.judged_lake import AT, Row, consumed, ended, grouped, judged_lake, newest, rows, same
 
@@ -59,9 +59,9 @@ def test_a_job_that_was_resumed_is_shown_once_with_its_last_end(tmp_path: Path) 
 
 def session_over(folder: Path, frames: dict[str, pl.DataFrame]) -> Any:
     """A session over frames, written as files."""
-    from lake.objects import Objects
-    from lake.query import Session
-    from lake.visibility import DataFile
+    from lake.read.query import Session
+    from lake.read.visibility import DataFile
+    from lake.storage.objects import Objects
 
     folder.mkdir()
     files = {}

@@ -19,7 +19,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from lake.errors import LakeAccessError, NotALakeError, TrajlakeError, UsageError
-from lake.objects import Objects
+from lake.storage.objects import Objects
 from testkit.disks import disk, folder_to_lock, read_only
 from testkit.object_store import (
     SECRET,
@@ -178,7 +178,8 @@ def test_a_local_folder_needs_no_options_and_loads_no_client(tmp_path: Path) -> 
     objects = Objects(tmp_path)
     assert (objects.delta_options, objects.polars_options, objects.filesystem({})) == ({}, {}, None)
     code = (
-        "import sys; from lake.objects import Objects; o = Objects(sys.argv[1]); o.create('a', b'x'); o.list(); "
+        "import sys; from lake.storage.objects import Objects; o = Objects(sys.argv[1]); "
+        "o.create('a', b'x'); o.list(); "
         "print(*({'obstore', 'fsspec', 'polars', 'deltalake', 'pyarrow'} & set(sys.modules)))"
     )
     done = subprocess.run(

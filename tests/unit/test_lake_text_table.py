@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from lake.text_table import lines, table
+from lake.read.text_table import lines, table
 
 ID = "046pfgs85g35q"
 

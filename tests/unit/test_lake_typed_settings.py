@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
 from lake.errors import UsageError
-from lake.faults import validated
-from lake.settings import leaves, merged, typed_pairs, value_at
+from lake.settings import leaves, merged, typed_pairs, validated, value_at
 
 
 class Inner(BaseModel):

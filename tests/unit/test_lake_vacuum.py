@@ -15,11 +15,11 @@ from deltalake import DeltaTable
 
 import lake
 from lake import Lake
-from lake.commits import CommitLostError
+from lake.care.vacuum import Vacuumed
 from lake.errors import ConflictError, LakeAccessError, UsageError
-from lake.jobs import Job
+from lake.storage.commits import CommitLostError
 from lake.tables import TABLES
-from lake.vacuum import Vacuumed
+from lake.write.jobs import Job
 from testkit.copies import empty_lake
 from testkit.episodes import assert_same, assert_whole, contents, episode
 from testkit.full_lake import OnPurposeError, full_lake, give_up, scores

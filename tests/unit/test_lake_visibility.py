@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lake.data_files import FileEntry
-from lake.visibility import DataFile, all_files, is_clean, visible_files
+from lake.read.visibility import DataFile, all_files, is_clean, visible_files
+from lake.storage.data_files import FileEntry
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 VERSIONS = {"episodes": 10, "jobs": 20}

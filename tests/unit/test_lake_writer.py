@@ -13,9 +13,9 @@ from deltalake import DeltaTable
 
 import lake
 from lake import EpisodeRecord, Lake
-from lake.commits import CommitLostError
-from lake.jobs import Counts
+from lake.storage.commits import CommitLostError
 from lake.tables import TABLES
+from lake.write.jobs import Counts
 from testkit.copies import empty_lake
 from testkit.episodes import assert_same, assert_whole, contents, episode
 
@@ -260,9 +260,9 @@ def test_two_commits_checked_at_one_version_cannot_both_succeed(lk: Lake) -> Non
 
 
 def prepared(one: EpisodeRecord) -> pl.DataFrame:
-    from lake.contracts import conform
-    from lake.frames import episodes_frame
     from lake.records import identify
+    from lake.tables.contracts import conform
+    from lake.write.rows import episodes_frame
 
     one.run_id = "run"
     return conform(episodes_frame([one], [identify(one, "run")], 1), TABLES["episodes"])

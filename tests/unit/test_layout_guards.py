@@ -19,7 +19,7 @@ from pathlib import Path
 import grimp
 import pytest
 
-from lake.rivals import LAYERS, find_rivals, misplaced_layers, rival_owners
+from lake.care.doctor import LAYERS, find_rivals, misplaced_layers, rival_owners
 from testkit.lakes import build_lake
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,7 +68,7 @@ def test_an_installed_rival_is_found(tmp_path: Path) -> None:
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: rival-trainer\nVersion: 1.0\n")
     (metadata / "top_level.txt").write_text("trainer\n")
 
-    code = "from lake.rivals import find_rivals; print(*find_rivals(), sep='|')"
+    code = "from lake.care.doctor import find_rivals; print(*find_rivals(), sep='|')"
     found = fresh_python(code, cwd=tmp_path, path=str(tmp_path))
     owned, shadowed = " ".join(found).split("|")
     assert "`trainer` is also installed by `rival-trainer`" in owned

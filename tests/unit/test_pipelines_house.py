@@ -8,8 +8,17 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from pipelines.collect.environments.house import REFUSAL, SENTENCES, House, HouseConfig, vocabulary
-from pipelines.collect.environments.house_world import ROOM_NAMES, Split, World, split_of
+from pipelines.collect.environments.house import (
+    REFUSAL,
+    ROOM_NAMES,
+    SENTENCES,
+    House,
+    HouseConfig,
+    Split,
+    World,
+    split_of,
+    vocabulary,
+)
 from testkit.houses import seeds_where, solution, walk, world_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,14 +9,18 @@ import torch  # noqa: TID253
 from lake.errors import DataRefusedError
 from lake.records import EpisodeRecord
 from pipelines.collect.environments.house import House, HouseConfig, vocabulary
-from pipelines.collect.policies.cached_batch import CachedBatch
 from pipelines.collect.policies.protocol import Decision, Message, PolicyCard, Turn
-from pipelines.collect.policies.rendering import ContextRenderer
 from pipelines.collect.policies.scripted import HouseScript
-from pipelines.collect.policies.transformers_policy import SamplingConfig, TransformersPolicy, sample
+from pipelines.collect.policies.transformers_policy import (
+    CachedBatch,
+    ContextRenderer,
+    SamplingConfig,
+    TransformersPolicy,
+    sample,
+)
 from pipelines.collect.rollouts import Start, play
 from testkit.houses import solution, world_of
-from trainer.online.tiny_policy import ASSISTANT, END, USER, TinyPolicyConfig, build_model, build_tokenizer
+from trainer.online.demo import ASSISTANT, END, USER, TinyPolicyConfig, build_model, build_tokenizer
 
 GLUED_TEMPLATE = (
     "{% for m in messages %}{{ '" + USER + "' if m.role == 'user' else '" + ASSISTANT + "' }}{{ m.content }}"

@@ -10,15 +10,13 @@ import pytest
 
 from lake import ids
 from lake.records import check, identify
-from pipelines.collect.environments.house import REFUSAL, House, HouseConfig, vocabulary
-from pipelines.collect.environments.house_world import Split
-from pipelines.collect.groups import GroupConfig, collect_groups, distinct_seeds
+from pipelines.collect.environments.house import REFUSAL, House, HouseConfig, Split, vocabulary
 from pipelines.collect.policies.scripted import HouseScript
 from pipelines.collect.policies.transformers_policy import SamplingConfig, TransformersPolicy
-from pipelines.collect.rollouts import Start, play
+from pipelines.collect.rollouts import GroupConfig, Start, collect_groups, distinct_seeds, play
 from testkit.copies import empty_lake
 from testkit.houses import Recited, solution, world_of
-from trainer.online.tiny_policy import TinyPolicyConfig, build_model, build_tokenizer
+from trainer.online.demo import TinyPolicyConfig, build_model, build_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lake.errors import UsageError
-from lake.faults import validated
+from lake.judgements.seeded_draws import draw_lots
+from lake.settings import validated
 from pipelines.groupings.definition import STEPS, Grouping
-from pipelines.lots import draw_lots
 from pipelines.select.filters import FILTERS
 from pipelines.select.selection import Selection
 from pipelines.spelling import spelled

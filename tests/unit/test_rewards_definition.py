@@ -7,8 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from lake.errors import UsageError
-from pipelines.score.reward_definition import Component, RewardDefinition, load_reward
-from pipelines.score.rubric import rubric_agreement
+from pipelines.score.reward_definition import Component, RewardDefinition, load_reward, rubric_agreement
 
 PAGE = """
 [score]

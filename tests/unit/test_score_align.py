@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pipelines.score import StepOutput
-from pipelines.score.align import EXAMPLES, align
+from pipelines.score.rows import EXAMPLES, align
 
 STEPS = (0, 1, 2, 3)
 MESSAGES = (2, 4, 6, 9)

@@ -7,9 +7,8 @@ import pytest
 
 from lake.errors import UsageError
 from pipelines.score import reward_function
-from pipelines.score.arguments import check_arguments, given_arguments
 from pipelines.score.reward_function import MODES, Mode, RewardFunction, as_reward_function
-from pipelines.score.rollouts import ARGUMENTS, Rollout, joint_call, one_call
+from pipelines.score.rollouts import ARGUMENTS, Rollout, check_arguments, given_arguments, joint_call, one_call
 
 
 def check(function: RewardFunction, **arguments: Any) -> list[str]:

@@ -13,7 +13,7 @@ from pipelines.score.commands import _tell, score
 from pipelines.score.config import ScoreConfig
 from pipelines.score.job import run_score, scorer_of
 from pipelines.score.rows import Scored
-from pipelines.score.sandbox.failures import NO_NETWORK
+from pipelines.score.sandbox.plain import NO_NETWORK
 from testkit.score_lakes import conversations, module, score_rows
 
 WORDS = """

@@ -9,8 +9,9 @@ import polars as pl
 import pytest
 
 import lake
-from lake import Lake, erasure, ids
-from pipelines.score.responses import known_answers, response_rows
+from lake import Lake, ids
+from lake.care import erasure
+from pipelines.score.judging import known_answers, response_rows
 from testkit.copies import copied
 from testkit.score_lakes import conversations
 

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from lake import ids
-from pipelines.score import judge_http, judges, judging
+from pipelines.score import judges, judging
+from pipelines.score import judges as judge_http
 from pipelines.score.judges import Judge, JudgeError
 from testkit.judge_server import JudgeServer, crowd, gone, raw, said, serving, slow
 

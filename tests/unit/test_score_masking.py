@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.score.masking import keys_in, masked
+from pipelines.score.functions import keys_in, masked
 
 KEY = "sk-0123456789abcdef"
 TEXTS = st.text(st.sampled_from("sk-0123456789abcdef. "), max_size=30)

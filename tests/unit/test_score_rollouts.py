@@ -182,7 +182,7 @@ def test_parts_hold_every_episode_once_and_groups_whole(rows: list[tuple[int, in
 def test_real_conversations_come_back_as_they_were_recorded(tmp_path: Path) -> None:
     """tau-bench: every message of every trajectory, in order; only the assistant's null content is empty text here."""
     path = shared_data("tau_bench", "gpt-4o-airline.json")
-    from lake.ingest import ingest
+    from lake.write.ingest import ingest
 
     lk = empty_lake(tmp_path / "lake")
     ingest(lk, path)

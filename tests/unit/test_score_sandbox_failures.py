@@ -6,9 +6,8 @@ import urllib.error
 import pytest
 
 from pipelines.score.judges import JudgeError
-from pipelines.score.sandbox.failures import NO_NETWORK, failure
 from pipelines.score.sandbox.frames import TEXT
-from pipelines.score.sandbox.plain import NoResultError
+from pipelines.score.sandbox.plain import NO_NETWORK, NoResultError, failure
 
 
 def refused() -> PermissionError:

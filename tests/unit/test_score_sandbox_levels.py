@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from lake import isolation
+from lake.locked import isolation
 from pipelines.score.sandbox import (
     FunctionSource,
     Sandbox,
     SandboxLimits,
     SandboxUnavailableError,
-    bubblewrap,
     inspect_function,
     levels,
 )
+from pipelines.score.sandbox import levels as bubblewrap
 from pipelines.score.sandbox.launch import prepare
 
 LANDLOCK = {"landlock": "it is off or the kernel is older than 5.13 (ABI 0, 3 needed)"}

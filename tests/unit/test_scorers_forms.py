@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from pipelines.score.scorers import FormatValidity, KlInReward, Length, RubricTerms
-from pipelines.score.scorers.json_schema import fault, validator
+from pipelines.score.scorers.format_validity import schema_fault, validator
 from testkit.scorer_frames import call, one, reason, says, scored, values
 
 
@@ -157,7 +157,7 @@ def nested(depth: int) -> dict[str, Any]:
     ],
 )
 def test_a_schema_that_is_none_is_refused(schema: Any, message: str) -> None:
-    assert re.search(message, fault(schema) or "")
+    assert re.search(message, schema_fault(schema) or "")
 
 
 def test_a_schema_that_is_none_is_refused_as_an_option() -> None:

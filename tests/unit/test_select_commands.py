@@ -12,7 +12,7 @@ from testkit.lakes import add_credit, build_lake
 
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    from pipelines.commands import COMMANDS
+    from pipelines import COMMANDS
 
     monkeypatch.setitem(COMMANDS, "select", ("pipelines.select.commands:select", "Choose what is trained on."))
     return runner(monkeypatch, capsys)

@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import pytest
 
-from lake.snapshot import Snapshot
-from trainer.data.selection import Selection
+from lake.read.snapshot import Snapshot
+from trainer.data.select.selection import Selection
 from trainer.monitor.alarms import Alarms, data_alarms
 from trainer.monitor.config import AlarmConfig
 

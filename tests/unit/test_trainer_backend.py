@@ -5,7 +5,7 @@ import torch  # noqa: TID253
 
 from lake.errors import ContractError
 from testkit.training import config, gradients, random_backend, random_batch, random_model, sequences_of
-from trainer.backends.single import SingleDevice
+from trainer.backends.base import SingleDevice
 from trainer.config import OptimizerConfig
 from trainer.losses import LOSSES
 from trainer.policy.model import Policy

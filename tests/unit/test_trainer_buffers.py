@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch  # noqa: TID253
 
-from trainer.data.buffers import Buffers
+from trainer.data.stream.batch import Buffers
 
 
 def address(array: Any) -> int:

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from trainer.data.chat import texts_of, turns_of
+from trainer.data.render.chat import texts_of, turns_of
 
 
 def step(index: int = 0, **fields: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch  # noqa: TID253
 
 from lake.errors import CheckpointError
 from testkit.training import random_backend, random_batch
-from trainer.backends.single import SingleDevice
+from trainer.backends.base import SingleDevice
 from trainer.digest import tensor_digest
 from trainer.losses import LOSSES
 from trainer.runs.checkpoint import (

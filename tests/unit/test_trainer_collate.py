@@ -3,8 +3,8 @@
 import numpy as np
 import torch  # noqa: TID253
 
-from trainer.data.batch import PackedBatch
-from trainer.data.collate import Members, Shares, TokenArrays, collate, dummy
+from trainer.data.stream.batch import PackedBatch
+from trainer.data.stream.collate import Members, Shares, TokenArrays, collate, dummy
 
 END = 0
 

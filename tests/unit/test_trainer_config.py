@@ -6,8 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from lake.errors import UsageError
-from lake.faults import validated
-from lake.settings import from_file
+from lake.settings import from_file, validated
 from testkit.training import config
 from trainer.config import TrainConfig
 

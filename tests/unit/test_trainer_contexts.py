@@ -10,9 +10,8 @@ from lake import Lake
 from lake.records import EpisodeRecord, StepRecord, TokensRecord
 from testkit.pair_worlds import context_of, meeting_episodes
 from testkit.training import token_lake
-from trainer.data.contexts import fingerprints
-from trainer.data.sequences import link_sequences
-from trainer.data.token_rows import read_token_rows
+from trainer.data.select.sequences import fingerprints, link_sequences
+from trainer.data.select.token_rows import read_token_rows
 
 Row = tuple[list[int], list[int]]
 

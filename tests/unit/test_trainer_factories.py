@@ -9,7 +9,7 @@ import torch  # noqa: TID253
 
 from lake.errors import UsageError
 from testkit.training import config, random_batch, random_model
-from trainer.backends.single import SingleDevice
+from trainer.backends.base import SingleDevice
 from trainer.losses import LOSSES
 from trainer.runs import factories
 from trainer.runs.factories import make_backend, make_reference, make_schedule

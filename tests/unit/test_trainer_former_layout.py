@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lake.errors import UsageError
-from lake.faults import validated
+from lake.settings import validated
 from trainer.config import TrainConfig
 from trainer.former_layout import renewed, renewed_record
 from trainer.losses import LOSSES

@@ -12,14 +12,14 @@ from safetensors.torch import load_file
 from lake.errors import CheckpointError, UsageError
 from testkit.architectures import model_of
 from testkit.training import config, random_batch, random_model
-from trainer.backends.single import SingleDevice
+from trainer.backends.base import SingleDevice
 from trainer.config import LoRAConfig, OptimizerConfig
 from trainer.losses import LOSSES
-from trainer.online.tiny_policy import build_tokenizer
-from trainer.policy.export import export_model
+from trainer.online.demo import build_tokenizer
 from trainer.policy.lora import add_adapters, merged
 from trainer.policy.model import Policy, load_policy, policy_of
 from trainer.runs.checkpoint import WEIGHTS, State, load_checkpoint, save_checkpoint
+from trainer.runs.training_run import export_model
 
 peft = pytest.importorskip("peft", reason="needs trajlake[lora]")
 POSITION = State(optimizer_step=1, epoch=0, plan_hash="0123456789abc", snapshot={}, config={})

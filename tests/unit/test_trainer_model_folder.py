@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from lake.cli import trajlake
 from lake.errors import TrajlakeError, UsageError
 from testkit.lakes import build_lake
-from trainer.online.player import Player
+from trainer.online.loop import Player
 from trainer.policy.model_files import empty_model, load_model, load_tokenizer
 from trainer.policy.model_folder import check_model_folder
 from trainer.policy.tiny_model import TinyModelConfig, make_tiny_model

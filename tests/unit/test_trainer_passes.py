@@ -10,10 +10,10 @@ from lake.errors import ContractError
 from testkit.plans import plan_of
 from testkit.rank_tasks import CENTRED, dummy_batch
 from testkit.training import config, random_backend, random_batch, sequences_of
-from trainer.backends.rows import loss_rows
+from trainer.backends.base import loss_rows
 from trainer.digest import tensor_digest
 from trainer.losses import LOSSES, LossRows
-from trainer.runs.passes import fill_batches, proximal_period
+from trainer.runs.loop import fill_batches, proximal_period
 
 
 class Counted:

@@ -12,8 +12,8 @@ from lake.errors import DataRefusedError
 from lake.records import EpisodeRecord
 from testkit.copies import copied
 from testkit.training import config, token_episodes, token_lake, token_step
-from trainer.data.refusals import find_refusals, refuse, refuse_step_advantages, refuse_text
-from trainer.data.selection import select, select_episodes
+from trainer.data.select.refusals import find_refusals, refuse, refuse_step_advantages, refuse_text
+from trainer.data.select.selection import select, select_episodes
 from trainer.losses import LOSSES
 
 FAULTS: list[tuple[str, dict[str, Any], str]] = [

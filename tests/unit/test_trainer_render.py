@@ -7,9 +7,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast  # noqa: TID253
 
 from lake.errors import DataRefusedError
-from trainer.data.chat import Turn
-from trainer.data.render import Renderer, engine_encoding, rendered_encoding, tokenizer_hash
-from trainer.data.unrendered import UnrenderableError
+from trainer.data.render.chat import Turn, UnrenderableError
+from trainer.data.render.render import Renderer, engine_encoding, rendered_encoding, tokenizer_hash
 from trainer.policy.tiny_model import CHAT_TEMPLATE, build_tokenizer
 
 TEXTS = ["Open the door, please.", "The door is open.", "Walk through it and say what you see: a garden."]

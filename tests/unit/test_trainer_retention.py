@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.runs.retention import kept, prune
+from trainer.runs.runs import kept, prune
 
 
 def folders(place: Path, *names: str) -> list[Path]:

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lake.errors import LakeAccessError
-from lake.objects import Objects
+from lake.read.visibility import DataFile
+from lake.storage.objects import Objects
 from lake.tables import TOKENS
-from lake.visibility import DataFile
 from testkit.training import token_episodes, token_lake
-from trainer.data.ranges import ranges, starts
-from trainer.data.row_groups import RowGroupReader, decode
+from trainer.data.stream.batch import ranges, starts
+from trainer.data.stream.row_groups import RowGroupReader, decode
 
 NAMES = ["context_ids", "action_ids", "action_mask", "action_logprobs"]
 SCHEMA = pa.schema([TOKENS.arrow().field(name) for name in NAMES])
@@ -105,7 +105,7 @@ def test_decoding_imports_no_pandas(path: str) -> None:
     """It takes longer to import than ten row groups to decode."""
     code = f"""
 import sys
-from trainer.data.row_groups import decode
+from trainer.data.stream.row_groups import decode
 import pyarrow.parquet as pq
 with pq.ParquetFile({path!r}) as parquet:
     decode(parquet.read_row_group(0, columns={NAMES!r}))

@@ -3,7 +3,7 @@
 import pytest
 
 from testkit.training import random_model
-from trainer.monitor.throughput import ModelShape, model_shape, peak_operations
+from trainer.monitor.watch import ModelShape, model_shape, peak_operations
 from trainer.policy.model import Policy
 
 

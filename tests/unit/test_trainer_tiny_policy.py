@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: TID253
 
 from pipelines.collect.environments.house import SENTENCES, House, vocabulary
 from testkit.houses import solution, walk, world_of
-from trainer.online.tiny_policy import (
+from trainer.online.demo import (
     ASSISTANT,
     END,
     MARKERS,

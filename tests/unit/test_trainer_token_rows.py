@@ -6,9 +6,9 @@ from typing import Any
 
 import polars as pl
 
+from lake.read.visibility import DataFile
 from lake.tables import TOKENS
-from lake.visibility import DataFile
-from trainer.data.token_rows import read_token_rows
+from trainer.data.select.token_rows import read_token_rows
 
 
 class Compacted:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from lake.cli import trajlake
 from lake.errors import UsageError
-from lake.faults import models_in
+from lake.settings import models_in
 from trainer.commands_train import train
 from trainer.config import TrainConfig
 from trainer.layers import layered

@@ -10,10 +10,10 @@ from pipelines.collect.policies.transformers_policy import TransformersPolicy
 from pipelines.collect.rollouts import Start, play
 from testkit.architectures import model_of
 from testkit.training import random_backend, random_batch, random_model
-from trainer.backends.single import SingleDevice
+from trainer.backends.base import SingleDevice
 from trainer.config import OptimizerConfig
 from trainer.losses import LOSSES
-from trainer.online.tiny_policy import TinyPolicyConfig, build_model, build_tokenizer
+from trainer.online.demo import TinyPolicyConfig, build_model, build_tokenizer
 from trainer.policy.model import Policy
 
 DROPOUT: dict[str, dict[str, float]] = {

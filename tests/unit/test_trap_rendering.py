@@ -15,9 +15,16 @@ import tokenizers
 from transformers import PreTrainedTokenizerFast  # noqa: TID253
 
 from lake.errors import DataRefusedError
-from trainer.data.chat import Turn, turns_of
-from trainer.data.render import Renderer, Span
-from trainer.data.unrendered import UNRENDERABLE, Rendering, UnrenderableError, loses_reasoning, refuse_unrendered
+from trainer.data.render.chat import (
+    UNRENDERABLE,
+    Rendering,
+    Turn,
+    UnrenderableError,
+    loses_reasoning,
+    refuse_unrendered,
+    turns_of,
+)
+from trainer.data.render.render import Renderer, Span
 from trainer.policy.tiny_model import CHAT_TEMPLATE, build_tokenizer
 
 CONTENT_ONLY = (

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from lake import ids
 from lake.tables import STATUSES
-from viewer.filters import packed, parameters, unpacked
+from viewer.choices import packed, parameters, unpacked
 from viewer.links import finite, whole
 from viewer.links import parameters as link_parameters
 from viewer.queries.episodes import EpisodeFilter, Order

@@ -9,7 +9,7 @@ from lake import Lake, ids
 from lake.judgements.credit import find_credit
 from testkit.lakes import RUN, add_credit, add_training, build_lake
 from testkit.streamlit_pages import frame, open_page, words
-from viewer import names
+from viewer import links as names
 from viewer.launch import ENVIRONMENT
 
 

@@ -18,7 +18,8 @@ from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
 from testkit.lakes import RUN, add_credit, add_training, build_lake, full_lake, rollout, siblings
 from viewer.pinned import Reader
-from viewer.queries import credit, episode, episodes, groups, lineage, runs, training
+from viewer.queries import credit, episodes, groups, lineage, runs, training
+from viewer.queries import episodes as episode
 from viewer.queries.base import Window, like
 from viewer.queries.episodes import EpisodeFilter, Order
 from viewer.queries.groups import GroupFilter, Signal

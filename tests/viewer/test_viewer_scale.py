@@ -9,7 +9,8 @@ from lake.judgements.credit import jobs_of
 from lake.records import EpisodeRecord, StepRecord
 from testkit.lakes import add_credit
 from viewer.pinned import Reader
-from viewer.queries import credit, episode, episodes, groups, lineage, runs
+from viewer.queries import credit, episodes, groups, lineage, runs
+from viewer.queries import episodes as episode
 from viewer.queries.base import Window
 from viewer.queries.episodes import EpisodeFilter, Order
 from viewer.queries.groups import GroupFilter, Signal

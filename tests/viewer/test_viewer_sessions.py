@@ -88,7 +88,7 @@ def test_ten_sessions_work_together_for_a_minute(lk: Lake) -> None:
 FRAMES = """
 import threading
 import polars as pl
-from lake.cli_options import readable
+from lake.cli.options import readable
 
 frame = pl.DataFrame({"episode_id": range(200), "group_id": range(200), "job_id": range(200), "text": ["a"] * 200})
 ended = threading.Event()

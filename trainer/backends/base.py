@@ -2,25 +2,93 @@
 
 Across ranks every call is collective: all ranks make the same calls in the same order. Whether tensors are whole or
 sharded shows in four methods, which `single` and `sharded` fill in.
+
+AdamW, with weight decay on matrices only.
+
+From a packed buffer and its log-probabilities to what a loss sees.
+
+The backend of one device: gradients, updates, and the weights as plain tensors.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch  # noqa: TID253 - loaded by commands only when they train
-from torch import Tensor  # noqa: TID253
+from torch import Tensor  # noqa: TID253 - loaded by commands only when they train
 
 from lake.errors import ContractError
 from trainer.backends.ranks import ALONE, Ranks
-from trainer.backends.rows import loss_rows
 from trainer.config import OptimizerConfig
-from trainer.data.batch import PackedBatch
+from trainer.data.stream.batch import PackedBatch
 from trainer.digest import TensorDigest
-from trainer.losses import Loss
+from trainer.losses import Loss, LossRows
 from trainer.policy.model import Policy
-from trainer.runs.optimizer import adamw
+
+
+def adamw(parameters: Iterable[torch.nn.Parameter], config: OptimizerConfig) -> torch.optim.AdamW:
+    """AdamW (arXiv 1711.05101) over the parameters that are trained; its learning rate is set at each step.
+
+    On a CPU it runs parameter by parameter: the order of its operations then never depends on how tensors are grouped.
+    On a GPU it is one fused kernel.
+
+    Args:
+        parameters: of the model; frozen ones are left out.
+        config: its constants.
+    """
+    trained = [p for p in parameters if p.requires_grad]
+    decayed = [p for p in trained if p.ndim >= 2]
+    plain = [p for p in trained if p.ndim < 2]
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=0.0,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        foreach=False,
+        fused=bool(trained) and trained[0].is_cuda,
+    )
+
+
+def loss_rows(
+    batch: PackedBatch,
+    loss: Loss,
+    logprobs_N: Tensor,
+    entropy_N: Tensor | None,
+    statistics: Mapping[str, float] | None = None,
+) -> LossRows:
+    """One micro-batch as a loss sees it.
+
+    Where the batch has no log-probabilities of the proximal policy, that policy is the one whose weights are in place:
+    they are the policy's own, without gradient.
+
+    Args:
+        batch: the packed buffer.
+        loss: the loss.
+        logprobs_N: the policy's log-probabilities.
+        entropy_N: its entropies, or None.
+        statistics: of the optimizer step.
+    """
+    proximal_N = batch.proximal_logprobs_N
+    if proximal_N is None and loss.needs.proximal_logprobs:
+        proximal_N = logprobs_N.detach()
+    return LossRows(
+        logprobs_N=logprobs_N,
+        weight_N=batch.weight_N,
+        advantages_N=batch.advantages_N,
+        behaviour_logprobs_N=batch.behaviour_logprobs_N,
+        entropy_N=entropy_N,
+        reference_logprobs_N=batch.reference_logprobs_N,
+        proximal_logprobs_N=proximal_N,
+        unit_N=batch.unit_N,
+        weight_U=batch.weight_U,
+        pair_U=batch.pair_U,
+        sign_U=batch.sign_U,
+        step_index_N=batch.step_index_N,
+        staleness_N=batch.staleness_N,
+        statistics=statistics or {},
+    )
 
 
 class FrozenPolicy:
@@ -274,3 +342,25 @@ def _exchange(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
         value = tensor.clone()
         tensor.copy_(other[name])
         other[name].copy_(value)
+
+
+class SingleDevice(PolicyBackend):
+    """Trains one policy on one device.
+
+    Args:
+        policy: the model; its parameters are updated in place.
+        config: AdamW's constants.
+    """
+
+    def _clip(self) -> float:
+        on_gpu = self.policy.device.type == "cuda"
+        return float(torch.nn.utils.clip_grad_norm_(self._trained, self._max_grad_norm, foreach=on_gpu))
+
+    def _gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return dict(tensors)
+
+    def _whole(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def _placed(self, tensor: Tensor, like: Tensor) -> Tensor:
+        return tensor.to(like.device)

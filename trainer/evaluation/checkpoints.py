@@ -12,9 +12,9 @@ import polars as pl
 
 from lake import ids
 from lake.errors import CheckpointError, UsageError
-from lake.faults import validated
-from lake.reading import collected
-from lake.snapshot import Snapshot
+from lake.read.parquet import collected
+from lake.read.snapshot import Snapshot
+from lake.settings import validated
 from trainer.runs.runs import RunFolder
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def open_policy(place: Place, device: str) -> tuple["Policy", str]:
     if not place.is_checkpoint:
         return load_policy(place.path, device), str(place.path)
 
-    from trainer.backends.single import SingleDevice
+    from trainer.backends.base import SingleDevice
     from trainer.config import OptimizerConfig, TrainConfig
     from trainer.former_layout import renewed_record
     from trainer.policy.model import policy_of

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from lake.errors import DataRefusedError, UsageError
-from lake.snapshot import Snapshot
+from lake.read.snapshot import Snapshot
 from trainer.evaluation.estimators import Estimator, all_estimators
 from trainer.evaluation.ope_data import read_turns
 from trainer.evaluation.scored import STORED, Scored, find_scored

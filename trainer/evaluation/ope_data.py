@@ -13,10 +13,10 @@ import polars as pl
 from lake import ids
 from lake.errors import DataRefusedError
 from lake.judgements.scores import ENV_RETURN
-from lake.reading import collected
-from lake.snapshot import Snapshot
-from trainer.evaluation.attempts import read_attempts
+from lake.read.parquet import collected
+from lake.read.snapshot import Snapshot
 from trainer.evaluation.scored import Scored
+from trainer.evaluation.success import read_attempts
 from trainer.evaluation.support import check_support, token_facts
 from trainer.evaluation.turns import Turns
 

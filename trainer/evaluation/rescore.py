@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from lake import jobs
-from lake.claims import Commit, commit_unclaimed
 from lake.errors import UsageError
-from lake.faults import validated
 from lake.lake import Lake
-from lake.reading import collected
-from lake.snapshot import Snapshot
+from lake.read.parquet import collected
+from lake.read.snapshot import Snapshot
+from lake.settings import validated
+from lake.write import jobs
+from lake.write.claims import Commit, commit_unclaimed
 from trainer.config import TrainConfig
-from trainer.data.preparation import prepare
+from trainer.data.plan.preparation import prepare
 from trainer.digest import tensor_digest
 from trainer.evaluation.checkpoints import Place, find_checkpoint, open_policy
-from trainer.evaluation.ratio_rows import ratio_rows
 from trainer.evaluation.scored import KEYS, KIND, STORED, names_of
 from trainer.evaluation.scoring import chunks, pending, score
+from trainer.evaluation.support import ratio_rows
 
 if TYPE_CHECKING:
     from trainer.policy.model import Policy
@@ -58,7 +58,7 @@ class RescoreReport:
     overtaken: int
     """Actions that another run scored meanwhile, or that were taken out of the lake."""
     drops: dict[str, int]
-    """Steps that cannot be scored, by reason (`trainer.data.drops.Drop`)."""
+    """Steps that cannot be scored, by reason (`trainer.data.select.drops.Drop`)."""
     tokens: int
     """Tokens of the new rows' actions."""
     seconds: float

@@ -6,7 +6,7 @@ from pathlib import Path
 import polars as pl
 
 from lake.errors import UsageError
-from lake.snapshot import Snapshot
+from lake.read.snapshot import Snapshot
 
 KIND = "rescore"
 STORED = "stored"

@@ -12,11 +12,11 @@ import numpy as np
 import polars as pl
 import torch  # noqa: TID253 - loaded by commands only when they score
 
-from lake.snapshot import Snapshot
+from lake.read.snapshot import Snapshot
 from trainer.config import TrainConfig
-from trainer.data.plan import OptimizerStep, Plan
-from trainer.data.selection import Selection
-from trainer.data.stream import Stream
+from trainer.data.plan.plan import OptimizerStep, Plan
+from trainer.data.select.selection import Selection
+from trainer.data.stream.stream import Stream
 from trainer.evaluation.scored import KEYS
 from trainer.losses import Needs, Temperature
 from trainer.policy.model_check import check_vocabulary

@@ -3,17 +3,172 @@
 An attempt succeeds if its score reaches a threshold. Success is a share of attempts; pass@k, pass^k and the mean score
 are means over tasks. Intervals are those of a sample of tasks (`intervals`). Two names are compared on the tasks that
 both attempted, task by task (`paired`).
+
+Attempts at tasks, with their scores: what success rates are counted from.
+
+An attempt is an episode that was started from the task. What came out of another episode (a sub-agent, a fork, a
+continuation) is none. The score is the return that the environment reported, or a scorer's value; one that is not known
+stays NULL, and is counted apart.
+
+pass@k and pass^k of one task, from n attempts of which c succeeded.
+
+pass@k: at least one of k attempts succeeds. Unbiased from n >= k attempts (Chen et al. 2021, arXiv 2107.03374):
+
+    pass@k = 1 - C(n - c, k) / C(n, k)
+
+pass^k: all of k attempts succeed (tau-bench: Yao et al. 2024, arXiv 2406.12045):
+
+    pass^k = C(c, k) / C(n, k)
+
+Both are averaged over tasks. With fewer than k attempts a task says nothing.
+
+Two policies on the same tasks: the mean difference, its interval, and how likely chance makes one as large.
+
+The test flips the sign of each task's difference (Fisher 1935): if neither policy were better, each sign would be as
+likely as the other. All 2^m patterns of the m tasks that differ are counted up to m = 20, random ones beyond.
 """
 
 from collections.abc import Sequence
+from math import comb
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
 from lake.errors import DataRefusedError, UsageError
+from lake.judgements.scores import ENV_RETURN, episode_scores
+from lake.read.snapshot import Snapshot
+from trainer.data.select.selection import select_episodes
 from trainer.evaluation.intervals import share_interval, spread_by_task, spread_of_mean, wilson
-from trainer.evaluation.paired import Comparison, compare_paired
-from trainer.evaluation.pass_at_k import pass_all_k, pass_at_k
+from trainer.evaluation.turns import Floats
+
+BY = ("run_id", "policy_version", "policy")
+"""What rollouts are put together by."""
+_LABELS = {
+    "run_id": "run_id",
+    "policy": "coalesce(policy, '-')",
+    "policy_version": "coalesce(policy, '-') || '@' || coalesce(policy_version::VARCHAR, '-')",
+}
+_EPISODES = """
+SELECT
+    episode_id,
+    {label} AS name,
+    coalesce(environment, '') || '/' || task_id AS task,
+    env_return AS score,
+    coalesce(relation IN ('subagent', 'fork', 'continuation'), false) AS nested
+FROM episodes
+ORDER BY name, task, rollout_index, attempt, episode_id
+"""
+
+
+def read_attempts(snapshot: Snapshot, *, by: str, score: str = ENV_RETURN, where: str | None = None) -> pl.DataFrame:
+    """Attempts with their scores.
+
+    Args:
+        snapshot: the data.
+        by: run_id, policy_version (policy and version, as NAME@VERSION) or policy.
+        score: env_return, or a scorer as NAME (its current version) or NAME@VERSION.
+        where: SQL predicate over `episodes`; None takes all.
+
+    Returns:
+        One row per episode: episode_id, name (what it is put together by), task (environment/task_id), score (float64,
+        NULL if not known), nested (it came out of another episode).
+
+    Raises:
+        UsageError: a wrong predicate, or a scorer that scored no episode.
+        DataRefusedError: no episode.
+    """
+    chosen = select_episodes(snapshot, where)
+    rows = snapshot.sql(_EPISODES.replace("{label}", _LABELS[by]))
+    rows = rows.join(chosen, on="episode_id", how="semi", maintain_order="left")
+    if score == ENV_RETURN:
+        return rows
+    return rows.drop("score").join(episode_scores(snapshot, score), on="episode_id", how="left", maintain_order="left")
+
+
+def pass_at_k(attempts: int, successes: int, k: int) -> float | None:
+    """Probability that one of k attempts succeeds; None for fewer than k attempts."""
+    return None if attempts < k else 1.0 - comb(attempts - successes, k) / comb(attempts, k)
+
+
+def pass_all_k(attempts: int, successes: int, k: int) -> float | None:
+    """Probability that all of k attempts succeed; None for fewer than k attempts."""
+    return None if attempts < k else comb(successes, k) / comb(attempts, k)
+
+
+EXACT_TASKS = 20
+"""Differing tasks up to which every sign pattern is counted: 2^20."""
+SAMPLED_PATTERNS = 100_000
+_SLACK = 1e-9
+"""Sums that differ by less are ties: floating-point addition in another order."""
+
+
+class Comparison(NamedTuple):
+    """One measure of two policies."""
+
+    value: float | None
+    against: float | None
+    difference: float | None
+    low: float | None
+    high: float | None
+    p: float | None
+    test: str | None
+    tasks: int
+
+    @staticmethod
+    def schema(label: str) -> dict[str, pl.DataType]:
+        """Columns and types, a label before them."""
+        numbers: dict[str, pl.DataType] = dict.fromkeys(
+            ("value", "against", "difference", "low", "high", "p"), pl.Float64()
+        )
+        return {label: pl.String()} | numbers | {"test": pl.String(), "tasks": pl.Int64()}
+
+
+def compare_paired(pairs_P2: Floats, *, seed: int) -> Comparison:
+    """Compare two policies task by task.
+
+    Args:
+        pairs_P2: float64 [P, 2]: the measure of each task under the one and under the other.
+        seed: of the random patterns of signs.
+
+    Returns:
+        The comparison; all NULL without tasks, no interval for one task or where all tasks differ alike.
+    """
+    if not len(pairs_P2):
+        return Comparison(None, None, None, None, None, None, None, 0)
+    difference_P = pairs_P2[:, 0] - pairs_P2[:, 1]
+    found = spread_of_mean(difference_P)
+    low, high = (found and found.interval()) or (None, None)
+    p, test = sign_flip_p(difference_P, seed=seed)
+    one, other = pairs_P2.mean(axis=0).tolist()
+    return Comparison(one, other, float(difference_P.mean()), low, high, p, test, len(pairs_P2))
+
+
+def sign_flip_p(difference_P: Floats, *, seed: int) -> tuple[float, str]:
+    """Two-sided p of the paired permutation test.
+
+    Args:
+        difference_P: differences by task.
+        seed: of the random patterns, where there are too many to count.
+
+    Returns:
+        p, and `exact` or `sampled`. A sampled p counts the observed pattern in, so that it is never 0.
+    """
+    moved_M = difference_P[difference_P != 0]
+    observed = abs(float(moved_M.sum()))
+    scale = _SLACK * max(1.0, float(np.abs(moved_M).sum()))
+    if len(moved_M) <= EXACT_TASKS:
+        sums = np.zeros(1)
+        for difference in moved_M:
+            sums = np.concatenate([sums + difference, sums - difference])
+        return float((np.abs(sums) >= observed - scale).mean()), "exact"
+    rng = np.random.default_rng(seed)
+    reached = 1
+    for _ in range(SAMPLED_PATTERNS // 1000):
+        signs = rng.integers(0, 2, (1000, len(moved_M))) * 2.0 - 1.0
+        reached += int((np.abs(signs @ moved_M) >= observed - scale).sum())
+    return reached / (SAMPLED_PATTERNS + 1), "sampled"
+
 
 ROWS = pl.Schema(
     {
@@ -35,7 +190,7 @@ def success_rows(attempts: pl.DataFrame, *, threshold: float = 1.0, ks: Sequence
     """Success, mean score, pass@k and pass^k of every name.
 
     Args:
-        attempts: of `trainer.evaluation.attempts.read_attempts`; nested episodes are left out.
+        attempts: of `trainer.evaluation.success.read_attempts`; nested episodes are left out.
         threshold: a score from here on is a success.
         ks: numbers of attempts for pass@k and pass^k.
 

@@ -1,8 +1,8 @@
 """What a loss is: its options, a pure function of rows that carry loss, and a statement of what it needs from the data.
 
 Axes: `_N` the rows of a packed buffer that carry loss, one per trained action token; `_U` its units (turns, sequences
-or episodes); `_B` micro-batches. Every loss multiplies by the weights of the plan (`trainer.data.aggregation`) and adds
-up, so the gradient does not depend on how an optimizer step is cut into micro-batches or spread over ranks.
+or episodes); `_B` micro-batches. Every loss multiplies by the weights of the plan (`trainer.data.stream.aggregation`)
+and adds up, so the gradient does not depend on how an optimizer step is cut into micro-batches or spread over ranks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from trainer.data.aggregation import Aggregation, Atom, Unit, Weighting
+from trainer.data.stream.aggregation import Aggregation, Atom, Unit, Weighting
 from trainer.frozen import FrozenModel
 from trainer.losses.compared import LabelRule, PairsConfig
 
@@ -34,7 +34,7 @@ class Temperature(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a loss needs from the data. `trainer.data.refusals` checks it before anything is trained."""
+    """What a loss needs from the data. `trainer.data.select.refusals` checks it before anything is trained."""
 
     advantages: bool = False
     """An advantage for every trained step, from one credit job."""

@@ -1,4 +1,4 @@
-"""What losses on preferences compare: pairs of episodes or steps, or good and bad episodes (`trainer.data.pairs`)."""
+"""What losses on preferences compare: pairs of episodes or steps, or good and bad episodes."""
 
 from dataclasses import dataclass
 from typing import Literal, Self

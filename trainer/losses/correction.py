@@ -10,9 +10,9 @@ sampled it. Each method gives every token a weight, 0 where it is masked:
     sequence_mask       prod rho where it is <= high, else 0    (TRL's default)
     geometric_mask      1 where low <= (prod rho)^(1/T) <= high, else 0; does not depend on the length T
 
-Masks act on the loss alone: the denominators come from the plan (`trainer.data.aggregation`) and stay as they are. To
-what it is corrected: with `decoupled`, to the proximal policy, while the loss's own ratio is taken against that (Hilton
-et al. 2021, arXiv 2110.00641; AReaL, arXiv 2505.24298):
+Masks act on the loss alone: the denominators come from the plan (`trainer.data.stream.aggregation`) and stay as they
+are. To what it is corrected: with `decoupled`, to the proximal policy, while the loss's own ratio is taken against that
+(Hilton et al. 2021, arXiv 2110.00641; AReaL, arXiv 2505.24298):
 
     L_t = rho_t max(-r A, -clip(r) A)        rho = pi_prox / pi_b (limited),   r = pi_theta / pi_prox
 
@@ -36,7 +36,7 @@ from pydantic import Field, model_validator
 
 from trainer.frozen import FrozenModel
 from trainer.losses.kl import MAX_LOG_RATIO
-from trainer.losses.segments import unit_mean, unit_sum
+from trainer.losses.ratios import unit_mean, unit_sum
 
 if TYPE_CHECKING:
     from torch import Tensor

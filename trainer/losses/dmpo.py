@@ -18,7 +18,7 @@ from pydantic import Field
 
 from trainer.losses.base import LossResult, LossRows, required
 from trainer.losses.preference import PairLoss, log_ratio_to_reference, pair_result
-from trainer.losses.segments import unit_sum
+from trainer.losses.ratios import unit_sum
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,7 +15,7 @@ from typing import Literal
 
 from trainer.losses.base import LossResult, LossRows, required
 from trainer.losses.preference import PairLoss, log_ratio_to_reference, pair_result
-from trainer.losses.segments import unit_mean, unit_sum
+from trainer.losses.ratios import unit_mean, unit_sum
 
 
 class DPO(PairLoss):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar, Literal
 
-from trainer.data.aggregation import Aggregation, Unit
+from trainer.data.stream.aggregation import Aggregation, Unit
 from trainer.losses.base import Needs
 from trainer.losses.policy import RATIO_NEEDS
 from trainer.losses.ppo import ClippedLoss

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from trainer.data.aggregation import Aggregation, Unit
+from trainer.data.stream.aggregation import Aggregation, Unit
 from trainer.losses.base import LossResult, LossRows, Needs, required
 from trainer.losses.kl import MAX_LOG_RATIO
 from trainer.losses.policy import RATIO_NEEDS, RatioLoss, anchored_log_ratio, corrected, regularised
 from trainer.losses.ppo import clip_sums, surrogate
-from trainer.losses.segments import unit_mean
+from trainer.losses.ratios import unit_mean
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import Field, model_validator
 
-from trainer.data.aggregation import Unit
+from trainer.data.stream.aggregation import Unit
 from trainer.losses.base import LossResult, LossRows, Needs, Temperature, TokenLoss, added, required
 from trainer.losses.correction import (
     NORMALISER_SUMS,

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from trainer.data.aggregation import Atom, Unit
+from trainer.data.stream.aggregation import Atom, Unit
 from trainer.losses.base import Loss, LossResult, LossRows, Needs, required
 from trainer.losses.compared import PairsConfig
-from trainer.losses.segments import unit_mean
+from trainer.losses.ratios import unit_mean
 
 if TYPE_CHECKING:
     from torch import Tensor

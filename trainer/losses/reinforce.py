@@ -19,7 +19,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from trainer.data.aggregation import Aggregation, Unit
+from trainer.data.stream.aggregation import Aggregation, Unit
 from trainer.losses.base import LossResult, LossRows, Needs, Temperature, required
 from trainer.losses.correction import CorrectionConfig, CorrectionMethod
 from trainer.losses.policy import CorrectedLoss, corrected, regularised

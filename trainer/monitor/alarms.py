@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lake.judgements.credit import Credit
-from lake.snapshot import Snapshot
-from trainer.data.selection import Selection
+from lake.read.snapshot import Snapshot
+from trainer.data.select.selection import Selection
 from trainer.monitor.config import AlarmConfig
 
 _SHARED = """

@@ -9,15 +9,15 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lake.snapshot import Snapshot
-from trainer.data.stream import Stream
+from lake.read.snapshot import Snapshot
+from trainer.data.stream.stream import Stream
 from trainer.losses import Needs
 from trainer.monitor.config import ValidationConfig
 
 if TYPE_CHECKING:
     from trainer.backends.base import PolicyBackend
     from trainer.config import TrainConfig
-    from trainer.data.plan import Plan
+    from trainer.data.plan.plan import Plan
 
 Measurement = tuple[int, float]
 """Updates done, negative log-likelihood in nats per token."""

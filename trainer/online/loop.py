@@ -3,30 +3,51 @@
 A round records its rollouts, computes their advantages as a credit job, and updates the policy from the tables: what
 the optimizer sees is what `tokens` and `advantages` hold at the round's snapshot. The next round plays the new weights.
 This package is the one place where trainer and pipelines meet.
+
+The instance of a policy that plays: the trainer's own computes packed attention and cannot generate.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from transformers import PreTrainedTokenizerBase  # noqa: TID253 - loaded by commands only when they train
+from transformers import PreTrainedTokenizerBase  # noqa: TID253
 
 from lake import ids
 from lake.errors import DataRefusedError
-from lake.jobs import Job
 from lake.judgements.credit import find_credit
 from lake.lake import Lake
 from lake.records import EpisodeRecord
+from lake.write.jobs import Job
 from pipelines.collect import collect_groups, distinct_seeds
 from pipelines.collect.environments.protocol import Environment
 from pipelines.collect.policies.transformers_policy import SamplingConfig, TransformersPolicy
 from pipelines.credit import CreditSummary
-from pipelines.credit.control import shuffle_advantages
+from pipelines.credit.compare import shuffle_advantages
 from pipelines.credit.job import run_credit
-from trainer.backends.single import SingleDevice
-from trainer.data.render import engine_encoding
+from trainer.backends.base import SingleDevice
+from trainer.data.render.render import engine_encoding
 from trainer.online.config import LoopConfig
-from trainer.online.player import Player
-from trainer.runs.update import update
+from trainer.policy.model_files import load_model, load_tokenizer
+from trainer.runs.loop import update
+
+
+class Player:
+    """A model that generates, and its tokenizer.
+
+    Args:
+        folder: the policy in Hugging Face layout.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.model: Any = load_model(folder).eval()
+        self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(folder)
+
+    def load(self, trained: Any) -> None:
+        """Take over the weights of the instance that is trained."""
+        self.model.load_state_dict(trained.state_dict())
+
 
 MakeEnvironment = Callable[[], Environment]
 

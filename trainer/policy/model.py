@@ -7,6 +7,10 @@ never exist for the whole buffer. Log-sum-exp and entropy are float32, and log-p
 model stays in eval mode: without dropout its log-probabilities are those of the engine.
 
 Axes: `_T` tokens of the packed buffer, `_N` its rows that carry loss, `_V` vocabulary, `_D` width of the model.
+
+Activation checkpointing: a layer keeps its input alone, and is computed again in the backward pass.
+
+transformers' own switch works in training mode only, and training mode brings dropout back.
 """
 
 from collections.abc import Callable
@@ -17,14 +21,47 @@ import torch  # noqa: TID253 - loaded by commands only when they train
 from torch import Tensor  # noqa: TID253
 from torch.utils.checkpoint import checkpoint  # noqa: TID253
 from transformers import PreTrainedModel  # noqa: TID253
+from transformers.modeling_layers import GradientCheckpointingLayer  # noqa: TID253
 
+from lake.errors import UsageError
 from trainer.attention import NAMES, Kind, Layout, choose_attention
 from trainer.config import Dtype, TrainConfig
-from trainer.data.batch import PackedBatch
+from trainer.data.stream.batch import PackedBatch
 from trainer.policy.lora import add_adapters
 from trainer.policy.model_check import check_device, check_policy
 from trainer.policy.model_files import empty_model, load_model
-from trainer.policy.recompute import recompute_layers
+
+
+def layers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The repeated blocks of a model, in order."""
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def recompute_layers(model: torch.nn.Module) -> None:
+    """Change a model so that its blocks are recomputed in the backward pass; values and gradients stay the same.
+
+    Raises:
+        UsageError: the architecture does not say what its blocks are.
+    """
+    layers = layers_of(model)
+    if not layers:
+        msg = f"{type(model).__name__} does not support gradient checkpointing; leave gradient_checkpointing out"
+        raise UsageError(msg)
+    for layer in layers:
+        layer.forward = _Recomputed(layer.forward)
+
+
+class _Recomputed:
+    """A forward function that is run again in the backward pass."""
+
+    def __init__(self, forward: Any) -> None:
+        self._forward = forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self._forward(*args, **kwargs)
+        return checkpoint(self._forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
 
 HEAD_ELEMENTS = 1 << 25
 """Logits of one chunk (rows x vocabulary): 128 MiB in float32."""

@@ -10,7 +10,7 @@ import torch  # noqa: TID253 - loaded by commands only when they train
 from torch import Tensor  # noqa: TID253
 
 from lake.errors import ContractError, UsageError
-from trainer.data.batch import PackedBatch
+from trainer.data.stream.batch import PackedBatch
 
 if TYPE_CHECKING:
     from trainer.policy.model import Policy

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from lake.blobs import inlined
 from lake.errors import DataRefusedError, UsageError
-from lake.reading import collected
-from lake.snapshot import Snapshot
+from lake.read.parquet import collected
+from lake.read.snapshot import Snapshot
+from lake.write.rows import inlined
 from trainer.atomic import atomic_folder
-from trainer.data.chat import STEP_DOCUMENTS, texts_of, turns_of
-from trainer.data.unrendered import UnrenderableError
+from trainer.data.render.chat import STEP_DOCUMENTS, UnrenderableError, texts_of, turns_of
 from trainer.frozen import FrozenModel
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 
 from lake.errors import CheckpointError, ContractError
 from trainer.backends.base import PolicyBackend
-from trainer.backends.shards import load_shards, save_shards, shapes_in, shared_folder
+from trainer.backends.sharded import load_shards, save_shards, shapes_in, shared_folder
 from trainer.digest import file_digest, tensor_digest
 
 WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"

@@ -7,11 +7,11 @@ import msgspec
 import polars as pl
 
 from lake import ids
-from lake.reading import collected
+from lake.read.parquet import collected
+from lake.read.snapshot import Snapshot
 from lake.settings import value_at
-from lake.snapshot import Snapshot
 from trainer.config import TrainConfig
-from trainer.data.plan import Plan
+from trainer.data.plan.plan import Plan
 from trainer.former_layout import renewed_record
 from trainer.losses.sft import SFT
 from trainer.policy.model_folder import stored_parameters
@@ -66,8 +66,8 @@ def _timed_speed(plan: Plan, config: TrainConfig) -> float:
     """
     import torch
 
-    from trainer.backends.single import SingleDevice
-    from trainer.data.batch import PackedBatch
+    from trainer.backends.base import SingleDevice
+    from trainer.data.stream.batch import PackedBatch
     from trainer.policy.model import policy_of
     from trainer.runs.offline import make_deterministic
 

@@ -21,9 +21,8 @@ Gradient accumulation is the plan's: every micro-batch of an optimizer step adds
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from trainer.backends.base import FrozenPolicy, PolicyBackend
+from trainer.backends.base import FrozenPolicy, PolicyBackend, SingleDevice
 from trainer.backends.ranks import ALONE, Ranks
-from trainer.backends.single import SingleDevice
 from trainer.policy.model import Policy, load_policy, policy_of
 from trainer.runs.schedule import default_learning_rate, learning_rate
 

@@ -9,7 +9,7 @@ import polars as pl
 from lake import ids
 from lake.errors import CheckpointError
 from lake.lake import Lake
-from lake.reading import collected
+from lake.read.parquet import collected
 from trainer.runs.runs import RunFolder
 
 SPEED = "tokens_per_second"

@@ -1,27 +1,98 @@
-"""The one optimizer loop: stream, forward and backward, update, report. Offline and online training both run it."""
+"""The one optimizer loop: stream, forward and backward, update, report. Offline and online training both run it.
+
+What an optimizer step computes before its gradient: log-probabilities of other policies, and statistics.
+
+Most losses need neither. A reference policy is frozen, so its log-probabilities are those of any pass. The proximal
+policy of a decoupled loss has the weights of some optimizer steps ago (`trainer.losses.correction`), whose copy is put
+in place for a pass. A loss with statistics (z0 of kto, batch-normalised weights) first sees every micro-batch of the
+step under the weights at its start, without gradient; its sums are added over micro-batches and ranks.
+
+One update phase on the rollouts of one round, for a loop that holds the model itself.
+
+The same selection, plan, stream and loop as an offline run, without its checkpoints: the caller decides when to write
+the returned rows and what to do with the weights.
+"""
 
 import math
 import time
 from collections import defaultdict
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import polars as pl
 from torch import Tensor  # noqa: TID253
 
-from lake.snapshot import Snapshot
-from trainer.backends.base import FrozenPolicy, PolicyBackend
+from lake.judgements.credit import Credit
+from lake.read.snapshot import Snapshot
+from trainer.backends.base import FrozenPolicy, PolicyBackend, SingleDevice, loss_rows
 from trainer.config import TrainConfig
-from trainer.data.batch import PackedBatch
-from trainer.data.plan import OptimizerStep, Plan
-from trainer.data.stream import Stream
+from trainer.data.plan.plan import OptimizerStep, Plan
+from trainer.data.select.refusals import find_refusals, refuse
+from trainer.data.select.selection import Selection, select
+from trainer.data.stream.batch import PackedBatch
+from trainer.data.stream.stream import Stream
 from trainer.losses import Loss
-from trainer.monitor.returns import Returns
+from trainer.losses.policy import CorrectedLoss
 from trainer.policy.model_check import check_vocabulary
 from trainer.runs.factories import make_reference
-from trainer.runs.metrics import from_sums
-from trainer.runs.passes import fill_batches, proximal_period
+from trainer.runs.metrics import Returns, from_sums, metrics_frame
 from trainer.runs.schedule import learning_rate
+
+PROXIMAL_EVERY = 4
+"""Optimizer steps of a proximal policy where nothing else is said: AReaL cuts a batch into as many."""
+
+
+def proximal_period(loss: Loss, config: TrainConfig, plan: Plan) -> int:
+    """Optimizer steps for which the proximal policy stays the same; 1 where the loss has none.
+
+    Args:
+        loss: the loss, with its options.
+        config: the run.
+        plan: what is trained on: its epochs are the periods where `config.minibatches` cuts them.
+    """
+    if not loss.needs.proximal_logprobs:
+        return 1
+    if isinstance(loss, CorrectedLoss) and loss.correction.proximal_every is not None:
+        return loss.correction.proximal_every
+    return PROXIMAL_EVERY if config.minibatches is None else sum(step.epoch == 0 for step in plan.steps)
+
+
+def fill_batches(
+    backend: PolicyBackend,
+    reference: FrozenPolicy | None,
+    loss: Loss,
+    batches: Sequence[PackedBatch],
+    *,
+    proximal: bool = False,
+) -> tuple[list[PackedBatch], Mapping[str, float]]:
+    """The micro-batches of an optimizer step with what the loss needs filled in.
+
+    Args:
+        backend: the policy.
+        reference: the reference policy, if the loss needs one.
+        loss: the loss, with its options.
+        batches: this rank's micro-batches, dummies included.
+        proximal: the proximal policy is the copy that the backend keeps, and not the policy as it is.
+
+    Returns:
+        The micro-batches on the policy's device, and what `loss.prepare` came to over all ranks.
+
+    Raises:
+        ContractError: the backend keeps no copy.
+    """
+    filled = [batch.to(backend.policy.device) for batch in batches]
+    if reference is not None:
+        filled = [replace(batch, reference_logprobs_N=reference.logprobs(batch)) for batch in filled]
+    if proximal:
+        with backend.as_proximal():
+            filled = [replace(batch, proximal_logprobs_N=backend.logprobs(batch)) for batch in filled]
+    if not loss.needs.statistics:
+        return filled, {}
+    # Dummies too: across ranks all must make the same passes.
+    passed = [(batch, backend.logprobs(batch)) for batch in filled]
+    rows = [loss_rows(batch, loss, logprobs_N, None) for batch, logprobs_N in passed if not batch.dummy]
+    sums = loss.prepare(rows) if rows else {}
+    return filled, backend.ranks.added({name: float(value) for name, value in sums.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +188,58 @@ def _gradient(
 def batches_frame(plan: Plan, reports: list[StepReport]) -> pl.DataFrame:
     """Rows for the table `batches`: which episodes each update consumed."""
     return pl.concat([plan.consumed(report.step) for report in reports])
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What an update phase did."""
+
+    selection: Selection
+    """What was trained on, and what was not."""
+    reports: list[StepReport]
+    """One per optimizer step."""
+    batches: pl.DataFrame
+    """Rows for the table `batches`."""
+    metrics: pl.DataFrame
+    """Rows for the table `metrics`."""
+
+
+def update(
+    backend: SingleDevice,
+    snapshot: Snapshot,
+    source: Credit,
+    config: TrainConfig,
+    *,
+    learning_rate: float,
+    first_step: int = 0,
+    own_encoding: int | None = None,
+) -> Update:
+    """Train on the episodes of `config.where`: `config.epochs` passes of `config.minibatches` optimizer steps.
+
+    Args:
+        backend: the policy and its optimizer, which keep their state between phases.
+        snapshot: data that holds the episodes and their advantages.
+        source: whose advantages.
+        config: loss, where, epochs, minibatches. `seed` decides the order of the episodes: change it from phase to
+            phase.
+        learning_rate: peak of `config.schedule` over this phase.
+        first_step: number of the first optimizer step, for rows of a loop that counts through.
+        own_encoding: encoding_id of the model's tokens, if the episodes come in several.
+
+    Raises:
+        DataRefusedError: nothing to train on, or data that cannot support the loss.
+    """
+    loss = config.loss
+    selection = select(
+        snapshot,
+        config,
+        loss.needs,
+        source=source,
+        own_encoding=None if own_encoding is None else lambda: own_encoding,
+    )
+    refuse(find_refusals(snapshot, selection.members, loss))
+    plan = Plan(selection, config)
+    reports = list(run_steps(backend, snapshot, plan, config, peak=learning_rate))
+    metrics = metrics_frame([(report.step.index + first_step, report.metrics) for report in reports])
+    batches = batches_frame(plan, reports).with_columns(pl.col("optimizer_step") + first_step)
+    return Update(selection, reports, batches, metrics)

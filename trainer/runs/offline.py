@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -21,21 +21,19 @@ from typing import TYPE_CHECKING, Any
 import lake
 from lake import ids
 from lake.errors import CheckpointError, ContractError, UsageError
-from lake.faults import validated
 from lake.lake import Lake
+from lake.settings import validated
 from trainer.backends.ranks import Ranks, join_ranks
 from trainer.config import TrainConfig
-from trainer.data.preparation import Prepared, prepare, prepare_at, prepare_pinned
-from trainer.data.refusals import refuse
+from trainer.data.plan.preparation import Prepared, prepare, prepare_at, prepare_pinned
+from trainer.data.select.refusals import refuse
 from trainer.effect import idle_options, in_words
 from trainer.monitor.alarms import Alarms
 from trainer.monitor.loggers import check_installed
 from trainer.policy.model_folder import check_model_folder
 from trainer.runs.lineage import checkpoints_of, final_digest, job_row, newest_checkpoint, next_attempt
-from trainer.runs.retention import sweep
-from trainer.runs.runs import RunFolder, RunRecord
+from trainer.runs.runs import RunFolder, RunJob, RunRecord, leased, locked, prepared_together, run_job, sweep
 from trainer.runs.schedule import default_learning_rate
-from trainer.runs.together import RunJob, leased, locked, prepared_together, run_job
 
 if TYPE_CHECKING:
     from trainer.backends.base import PolicyBackend
@@ -337,13 +335,13 @@ def _left_open_when_interrupted(job: RunJob) -> Iterator[None]:
 
 
 _ROOMS = ("attention", "backends", "data", "losses", "policy")
-_ALONE = ("runs.loop", "runs.optimizer", "runs.passes", "runs.schedule")
+_ALONE = ("runs.loop", "runs.schedule")
 
 
 def _code() -> list[ModuleType]:
     """The modules whose source decides the result."""
     rooms = [import_module(f"trainer.{room}") for room in _ROOMS]
-    inside = [f"{room.__name__}.{module.name}" for room in rooms for module in iter_modules(room.__path__)]
+    inside = [module.name for room in rooms for module in walk_packages(room.__path__, f"{room.__name__}.")]
     return [*rooms, *map(import_module, [*(f"trainer.{name}" for name in _ALONE), *inside])]
 
 

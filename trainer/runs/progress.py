@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from trainer.data.preparation import Prepared
+    from trainer.data.plan.preparation import Prepared
     from trainer.runs.loop import StepReport
 
 _LINE_SECONDS = 20.0

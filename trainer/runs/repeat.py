@@ -12,8 +12,8 @@ import polars as pl
 
 from lake import ids
 from lake.errors import UsageError
-from lake.faults import validated
 from lake.lake import Lake
+from lake.settings import validated
 from trainer.config import TrainConfig
 from trainer.former_layout import renewed_record
 from trainer.runs.lineage import final_digest

@@ -4,22 +4,39 @@ run.json               the run's record: job, configuration, pinned data
 metrics.jsonl          metrics, a line per optimizer step
 checkpoints/           one folder each
 final/                 the trained model in Hugging Face layout
+
+A run's ranks around the lake and the run folder: rank 0 reads and writes, the others are told and follow.
+
+Every rank goes through the same code; what only rank 0 may do stands here, or asks `Ranks.leads`.
+
+Which checkpoints of a run stay on disk: the newest few, and the best.
+
+A checkpoint is removed only after a newer one is complete and stands in the table. Its folder is renamed first, so
+that a kill in between leaves either all of it or none under its name. Rows of `checkpoints` stay: they tell what was.
 """
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import msgspec
+import polars as pl
 
 from lake.errors import CheckpointError, UsageError
-from lake.faults import validated
 from lake.judgements.credit import Credit
-from trainer.atomic import atomic_text
+from lake.lake import Lake
+from lake.settings import validated
+from lake.write.jobs import Job
+from trainer.atomic import PARTIAL, atomic_text
+from trainer.backends.ranks import Ranks
 from trainer.config import TrainConfig
+from trainer.data.plan.preparation import Prepared, prepare_at
 from trainer.former_layout import renewed_record
 from trainer.layers import layered
 
@@ -144,3 +161,123 @@ def _differences(settings: Mapping[str, Any], stored: Mapping[str, Any], prefix:
             yield from _differences({"name": value["name"]} if is_other else value, was, f"{prefix}{name}.")
         elif was != value:
             yield f"{prefix}{name} {value!r} (the run has {was!r})"
+
+
+@dataclass(slots=True)
+class FollowedJob:
+    """Rank 0's job as another rank sees it: it writes nothing."""
+
+    job_id: int
+    """The training job."""
+    attempt: int
+    """Number of this attempt."""
+    counts: dict[str, Any] = field(default_factory=dict)
+    """Figures that nobody reads."""
+
+    def write(self, name: str, frame: pl.DataFrame) -> None:
+        """Rank 0 writes the rows."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Rank 0 ends the job."""
+
+
+RunJob = Job | FollowedJob
+"""The training job on any rank."""
+
+
+@contextmanager
+def locked(folder: RunFolder, ranks: Ranks) -> Iterator[None]:
+    """Keep other runs out of the folder.
+
+    Raises:
+        UsageError: another run trains there.
+    """
+    with ExitStack() as stack:
+
+        def take() -> None:
+            stack.enter_context(folder.locked())
+
+        ranks.told_by_zero(take)
+        yield
+
+
+def run_job(make: Callable[[], Job], ranks: Ranks) -> RunJob:
+    """The run's job: rank 0 makes it, the others follow."""
+    made: list[Job] = []
+
+    def told() -> tuple[int, int]:
+        made.append(make())
+        return made[0].job_id, made[0].attempt
+
+    job_id, attempt = ranks.told_by_zero(told)
+    return made[0] if made else FollowedJob(job_id, attempt)
+
+
+def leased(lk: Lake, prepared: Prepared, run_id: str, ranks: Ranks) -> AbstractContextManager[object]:
+    """Keeps the run's data from vacuum while it trains."""
+    return lk.lease(prepared.snapshot, f"train {run_id}") if ranks.leads else nullcontext()
+
+
+def prepared_together(lk: Lake, config: TrainConfig, make: Callable[[], Prepared], ranks: Ranks) -> Prepared:
+    """The run's data and plan: rank 0 finds them, renders what is only text, and says where; the others do the same.
+
+    Args:
+        lk: the lake.
+        config: resolved.
+        make: what rank 0 does.
+        ranks: who takes part.
+    """
+    made: list[Prepared] = []
+
+    def told() -> tuple[dict[str, int], Credit | None]:
+        made.append(make())
+        return made[0].snapshot.versions, made[0].selection.source
+
+    versions, source = ranks.told_by_zero(told)
+    return made[0] if made else prepare_at(lk.at(versions), config, source)
+
+
+_DOOMED = ".removed-"
+
+
+def kept(written: Sequence[tuple[int, Path]], keep_last: int | None, best: int | None) -> list[tuple[int, Path]]:
+    """The checkpoints that stay.
+
+    Args:
+        written: (updates done, folder) of every checkpoint with a row, oldest first.
+        keep_last: how many of the newest stay; None keeps all.
+        best: updates done at the best validation, if there is one; its checkpoint stays.
+    """
+    if keep_last is None:
+        return list(written)
+    newest = len(written) - keep_last
+    return [one for position, one in enumerate(written) if position >= newest or one[0] == best]
+
+
+def sweep(checkpoints: Path) -> None:
+    """Remove what killed attempts left half written or half removed; nobody else may be writing there."""
+    for left in [*checkpoints.glob(f".*{PARTIAL}"), *checkpoints.glob(f"{_DOOMED}*")]:
+        shutil.rmtree(left)
+
+
+def prune(checkpoints: Path, keep: Sequence[Path]) -> list[Path]:
+    """Remove every other checkpoint, those included that a killed attempt left without a row.
+
+    Args:
+        checkpoints: the folder that holds them.
+        keep: those that stay.
+
+    Returns:
+        What was removed.
+    """
+    sweep(checkpoints)
+    names = {path.name for path in keep}
+    removed = sorted(path for path in checkpoints.glob("step-*") if path.name not in names)
+    for path in removed:
+        shutil.rmtree(path.rename(checkpoints / f"{_DOOMED}{path.name}"))
+    return removed

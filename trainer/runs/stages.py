@@ -26,12 +26,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lake.errors import UsageError
-from lake.faults import validated
 from lake.lake import Lake
-from lake.settings import leaves, value_at
+from lake.settings import leaves, validated, value_at
 from trainer.backends.ranks import join_ranks
 from trainer.config import TrainConfig
-from trainer.data.selection import select_episodes
+from trainer.data.select.selection import select_episodes
 from trainer.effect import has, idle_options, in_words, says, without
 from trainer.layers import layered
 from trainer.runs.offline import OnPlan, resume, train

@@ -4,6 +4,10 @@ Order of writes at a checkpoint: its folder (complete or absent), then the rows 
 before, then its row in `checkpoints`. A run resumes from the newest row, so a kill between any two of them only repeats
 work: what the dead attempt had written for those steps is superseded by the new attempt's rows (views `trained_batches`
 and `run_metrics`), and the weights come out the same.
+
+The trained model as an ordinary Hugging Face folder, whatever it was trained on.
+
+With LoRA the folder holds the merged model, and `adapter/` the adapters alone, for engines that load them.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,22 +20,44 @@ import msgspec
 import polars as pl
 
 from lake import ids
+from trainer.atomic import atomic_folder
 from trainer.backends.base import PolicyBackend
 from trainer.config import TrainConfig
-from trainer.data.preparation import Prepared
+from trainer.data.plan.preparation import Prepared
 from trainer.monitor.alarms import Alarms, data_alarms
 from trainer.monitor.loggers import Logger, open_loggers
 from trainer.monitor.validation import Measurement, best, negative_log_likelihood, should_stop
 from trainer.monitor.watch import Watch
-from trainer.policy.export import export_model
+from trainer.policy.lora import merged, save_adapters
 from trainer.policy.model import Policy
+from trainer.policy.model_files import load_tokenizer
 from trainer.runs.checkpoint import State, load_checkpoint, save_checkpoint
 from trainer.runs.lineage import SPEED
 from trainer.runs.loop import StepReport, batches_frame, run_steps
 from trainer.runs.metrics import metrics_frame
-from trainer.runs.retention import kept, prune
-from trainer.runs.runs import RunFolder, RunRecord
-from trainer.runs.together import RunJob
+from trainer.runs.runs import RunFolder, RunJob, RunRecord, kept, prune
+
+
+def export_model(backend: PolicyBackend, config: TrainConfig, folder: Path) -> None:
+    """Write the model and its tokenizer; across ranks every one calls it, and rank 0 writes.
+
+    Args:
+        backend: the trained policy.
+        config: the run: where the tokenizer is, and the adapters' options.
+        folder: where to; replaced if there is one.
+    """
+    weights = backend.get_all_weights()
+    adapters = {} if config.lora is None else backend.get_weights()
+    if backend.rank == 0:
+        model = backend.policy.model
+        everything = {name: weights[first] for name, first in backend.policy.tied_names().items()}
+        with atomic_folder(folder) as partial:
+            model.save_pretrained(partial, state_dict=merged(everything, model) if adapters else everything)
+            load_tokenizer(config.model).save_pretrained(partial)
+            if config.lora is not None:
+                save_adapters(partial / "adapter", adapters, config.lora, base=config.model)
+    backend.ranks.wait()
+
 
 Progress = Callable[[StepReport, int], None]
 """Called after each update with its report and the run's number of optimizer steps."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import polars as pl
 
-from lake.snapshot import Reads
+from lake.read.snapshot import Reads
 
 __all__ = ["EXCERPT", "PAGE_ROWS", "Params", "Reads", "Row", "Window", "count", "like", "only_row"]
 

@@ -4,12 +4,15 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
-from viewer import chat, choices, figures, filters, ledger, names, transcript
+from viewer import chat, choices, figures, ledger, transcript
+from viewer import choices as filters
+from viewer import links as names
 from viewer.components import badge, header, not_found, number_column, page_switch, status_badge, table, wanted_id
 from viewer.links import Page, given_int, parameters
 from viewer.pinned import read
 from viewer.plain import chip, number, signed, visible, word
-from viewer.queries import credit, episode, episodes
+from viewer.queries import credit, episodes
+from viewer.queries import episodes as episode
 from viewer.queries.base import Row, Window
 from viewer.queries.episodes import EpisodeFilter
 

@@ -6,7 +6,8 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
 from lake.tables import STATUSES
-from viewer import choices, filters
+from viewer import choices
+from viewer import choices as filters
 from viewer.components import (
     count_column,
     empty,

@@ -5,7 +5,9 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
 from lake.judgements.credit import Credit
-from viewer import choices, figures, filters, names
+from viewer import choices, figures
+from viewer import choices as filters
+from viewer import links as names
 from viewer.components import (
     advantage_column,
     badge,
@@ -22,7 +24,8 @@ from viewer.components import (
 from viewer.links import Page, given, parameters
 from viewer.pinned import read
 from viewer.plain import chip, number, percent, visible
-from viewer.queries import credit, episode, groups
+from viewer.queries import credit, groups
+from viewer.queries import episodes as episode
 from viewer.queries.base import Row, Window
 from viewer.queries.episodes import EpisodeFilter
 from viewer.queries.groups import Signal

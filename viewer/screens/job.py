@@ -5,7 +5,7 @@ import json
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
-from viewer import names
+from viewer import links as names
 from viewer.components import header, not_found, status_badge, tiles, wanted_id
 from viewer.links import Page, parameters
 from viewer.pinned import read

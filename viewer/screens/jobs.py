@@ -3,7 +3,7 @@
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
-from viewer import names
+from viewer import links as names
 from viewer.components import (
     count_column,
     empty,

@@ -6,7 +6,8 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
-from viewer import figures, names
+from viewer import figures
+from viewer import links as names
 from viewer.components import count_column, empty, header, number_column, pager, share_column, table, tiles
 from viewer.links import Page, given, parameters
 from viewer.pinned import read

@@ -7,7 +7,9 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
 from lake.judgements.credit import Credit
-from viewer import figures, filters, names
+from viewer import choices as filters
+from viewer import figures
+from viewer import links as names
 from viewer.components import (
     advantage_column,
     count_column,

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from lake import ids
-from pipelines.collect.environments.house_world import OFFSETS, shortest_path
+from pipelines.collect.environments.house import OFFSETS, shortest_path
 from pipelines.collect.policies.protocol import Decision, PolicyCard, Session, Turn
 
 _TASK = re.compile(r"Bring the treasure to the (\w+)\.")

@@ -3,23 +3,129 @@
 Rollouts advance in lock-step; `cached_batch` holds the shared key-value cache. What is recorded is what was sampled:
 exact ids, the end token included, and log-probabilities of the very distribution sampled from (temperature applied,
 float32 log-softmax, no truncation and no masking, so that a trainer recomputes the same distribution).
+
+Lock-step generation on a shared key-value cache.
+
+Each call feeds only new tokens, as one left-padded chunk on top of the cache; rows that have ended are cut out. The
+cache has holes where shorter chunks were padded: the attention mask covers them and positions count real tokens only,
+so every row sees exactly the sequence that a plain forward pass over its tokens sees.
+
+From the messages added since the last decision to the token ids added since the last decision.
+
+Tokens are append-only: what was sampled is kept as it was sampled, and only what the chat template writes after it is
+tokenised. Decoding and encoding a whole conversation again is not the identity, and templates that rewrite earlier
+turns would make every turn a sequence of its own.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from lake import ids
+from lake.errors import DataRefusedError
 from lake.records import TokensRecord
-from pipelines.collect.policies.cached_batch import CachedBatch
-from pipelines.collect.policies.protocol import Decision, PolicyCard, Session, Turn
-from pipelines.collect.policies.rendering import ContextRenderer
+from pipelines.collect.policies.protocol import Decision, Message, PolicyCard, Session, Turn
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class CachedBatch:
+    """The cache of `rows` sequences that grow together."""
+
+    def __init__(self, model: "PreTrainedModel", rows: int) -> None:
+        import torch
+        from transformers import DynamicCache
+
+        self._model = model
+        self._rows = list(range(rows))
+        self._cache = DynamicCache(config=model.config)
+        self._mask_BT = torch.zeros((rows, 0), dtype=torch.long, device=model.device)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only, in this order."""
+        if list(rows) == self._rows:
+            return
+        import torch
+
+        place = {row: index for index, row in enumerate(self._rows)}
+        index_B = torch.tensor([place[row] for row in rows], device=self._model.device)
+        if self._mask_BT.shape[1]:
+            self._cache.batch_select_indices(index_B)
+        self._mask_BT = self._mask_BT[index_B]
+        self._rows = list(rows)
+
+    def extend(self, chunk_B: Sequence[Sequence[int]]) -> "torch.Tensor":
+        """Append tokens to every row; an empty chunk leaves its row as it is.
+
+        Returns:
+            Logits `_BV` after each row's last token; meaningless for rows with an empty chunk.
+        """
+        import torch
+
+        width = max(map(len, chunk_B))
+        # Masks come from lengths: the padding id is a real token's and means nothing here.
+        padded = [[0] * (width - len(chunk)) + list(chunk) for chunk in chunk_B]
+        fresh = [[0] * (width - len(chunk)) + [1] * len(chunk) for chunk in chunk_B]
+        fresh_BT = torch.tensor(fresh, device=self._model.device)
+        before_B = self._mask_BT.sum(1, keepdim=True)
+        self._mask_BT = torch.cat([self._mask_BT, fresh_BT], dim=1)
+        output = self._model(
+            input_ids=torch.tensor(padded, device=self._model.device),
+            attention_mask=self._mask_BT,
+            position_ids=(before_B + fresh_BT.cumsum(1) - 1).clamp(min=0),
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits_BV: torch.Tensor = output.logits[:, -1]
+        return logits_BV
+
+
+_PROBE: list[Message] = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
+
+
+class ContextRenderer:
+    """Renders new messages with a tokenizer's chat template."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        self._tokenizer = tokenizer
+        self._context = lru_cache(maxsize=1 << 16)(self._render)
+
+    def context(self, messages: Sequence[Message], is_first: bool) -> list[int]:
+        """Token ids that the messages and the generation prompt add.
+
+        Args:
+            messages: Messages since the last decision.
+            is_first: They open the conversation.
+
+        Raises:
+            DataRefusedError: the template does not render an earlier assistant turn as it was generated.
+        """
+        return list(self._context(msgspec.json.encode(messages, order="deterministic"), is_first))
+
+    def _render(self, encoded: bytes, is_first: bool) -> tuple[int, ...]:
+        messages: list[Message] = msgspec.json.decode(encoded)
+        text = self._text(messages if is_first else [*_PROBE, *messages])
+        if not is_first:
+            generated = self._text(_PROBE[:1]) + self._tokenizer.eos_token
+            if not text.startswith(generated):
+                msg = (
+                    f"the chat template of `{self._tokenizer.name_or_path}` does not continue a generated turn: after "
+                    f"an empty answer it renders {text!r}, which does not start with {generated!r}; "
+                    "use a template that leaves earlier turns as they were generated"
+                )
+                raise DataRefusedError(msg)
+            text = text[len(generated) :]
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _text(self, messages: list[Message]) -> str:
+        return str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
 
 
 class SamplingConfig(BaseModel):

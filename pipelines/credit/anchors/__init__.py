@@ -9,30 +9,30 @@ from typing import Annotated, TypeAlias
 
 from pydantic import Field
 
-from pipelines.credit import matching_blocks, similarity, similarity_bounds
 from pipelines.credit.anchors import (
-    canonical_json,
     chain,
     chosen_columns,
     definition,
-    exact,
-    filters,
     history,
     json_text,
     similar,
     states,
-    substitutions,
     user_function,
 )
+from pipelines.credit.anchors import json_text as canonical_json
+from pipelines.credit.anchors import similar as matching_blocks
+from pipelines.credit.anchors import similar as similarity
+from pipelines.credit.anchors import similar as similarity_bounds
+from pipelines.credit.anchors import texts as exact
+from pipelines.credit.anchors import texts as filters
+from pipelines.credit.anchors import texts as substitutions
 from pipelines.credit.anchors.chain import Chain, Single
 from pipelines.credit.anchors.chosen_columns import ChosenColumns
 from pipelines.credit.anchors.definition import Definition
-from pipelines.credit.anchors.exact import ExactText
-from pipelines.credit.anchors.filters import NoErrors, ToolResults
 from pipelines.credit.anchors.history import LastStates, history_keys
 from pipelines.credit.anchors.json_text import CanonicalJson
 from pipelines.credit.anchors.similar import SimilarText
-from pipelines.credit.anchors.substitutions import Substitution, Substitutions
+from pipelines.credit.anchors.texts import ExactText, NoErrors, Substitution, Substitutions, ToolResults
 from pipelines.credit.anchors.user_function import UserFunction
 
 __all__ = [

@@ -6,13 +6,11 @@ from pydantic import Field, model_validator
 
 from pipelines.credit.anchors.chosen_columns import ChosenColumns
 from pipelines.credit.anchors.definition import Definition
-from pipelines.credit.anchors.exact import ExactText
-from pipelines.credit.anchors.filters import NoErrors, ToolResults
 from pipelines.credit.anchors.history import LastStates
 from pipelines.credit.anchors.json_text import CanonicalJson
 from pipelines.credit.anchors.similar import SimilarText
 from pipelines.credit.anchors.states import States
-from pipelines.credit.anchors.substitutions import Substitutions
+from pipelines.credit.anchors.texts import ExactText, NoErrors, Substitutions, ToolResults
 from pipelines.credit.anchors.user_function import UserFunction
 
 Single: TypeAlias = (

@@ -12,8 +12,7 @@ import polars as pl
 from pydantic import BaseModel, ConfigDict
 
 from pipelines.credit.anchors.states import States
-from pipelines.credit.batch import StepBatch
-from pipelines.credit.segments import Bools
+from pipelines.credit.inputs.batch import Bools, StepBatch
 
 
 class Definition(BaseModel, ABC):

@@ -12,7 +12,7 @@ from pydantic import Field
 from lake.ids import bytes_hash
 from pipelines.credit.anchors.definition import Definition
 from pipelines.credit.anchors.states import States
-from pipelines.credit.segments import Segments
+from pipelines.credit.inputs.batch import Segments
 
 
 class LastStates(Definition):

@@ -1,12 +1,93 @@
-"""JSON-canonical states: tool results that say the same in another order or spelling."""
+"""JSON-canonical states: tool results that say the same in another order or spelling.
 
-from typing import Literal, Self
+One spelling for each JSON value: keys sorted, no spaces, one form for each number, chosen fields left out.
+
+Numbers are compared as numbers, exactly: 1, 1.0, 1e0 and 10e-1 are the same, and so are 0.1 and 0.10; nothing goes
+through a float, so that no two different numbers become one. (RFC 8785 writes them as doubles, which do.)
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Literal, NoReturn, Self
 
 from pydantic import Field, model_validator
 
-from pipelines.credit.anchors.canonical_json import canonical_json
 from pipelines.credit.anchors.definition import Definition
 from pipelines.credit.anchors.states import States, map_distinct
+
+DEEPEST = 100
+"""Levels of nesting above which a text does not count as JSON: one limit for every machine."""
+
+Paths = Sequence[tuple[str, ...]]
+
+
+class _Number(str):
+    """A number in its canonical form."""
+
+    __slots__ = ()
+
+
+def canonical_json(text: str, names: frozenset[str] = frozenset(), paths: Paths = ()) -> str | None:
+    """The canonical form of a JSON text.
+
+    Args:
+        text: any text.
+        names: keys left out wherever they occur.
+        paths: fields left out at one place: keys from the root on; `*` stands for any key and any list item, a number
+            for one list item.
+
+    Returns:
+        JSON in ASCII; None if the text is not JSON (NaN and Infinity are not), or nested more than 100 levels deep. Of
+        equal keys in one object the last one counts.
+    """
+    try:
+        value = json.loads(text, parse_int=_number, parse_float=_number, parse_constant=_refuse)
+        return _written(value, names, paths, 0)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _refuse(constant: str) -> NoReturn:
+    msg = f"{constant} is not JSON"
+    raise ValueError(msg)
+
+
+def _number(text: str) -> _Number:
+    """Digits without zeros at either end, and the power of ten they are multiplied by."""
+    sign = "-" if text.startswith("-") else ""
+    mantissa, _, exponent = text.removeprefix("-").lower().partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    digits = (whole + fraction).lstrip("0")
+    if not digits:
+        return _Number("0")
+    kept = digits.rstrip("0")
+    power = int(exponent or "0") - len(fraction) + len(digits) - len(kept)
+    return _Number(f"{sign}{kept}e{power}" if power else sign + kept)
+
+
+def _written(value: Any, names: frozenset[str], paths: Paths, depth: int) -> str:
+    if depth > DEEPEST:
+        msg = "nested too deeply"
+        raise ValueError(msg)
+    if isinstance(value, _Number):
+        return value
+    if isinstance(value, dict):
+        fields = ((key, value[key], _below(paths, key)) for key in sorted(value) if key not in names)
+        parts = (
+            f"{json.dumps(key)}:{_written(field, names, inner, depth + 1)}"
+            for key, field, inner in fields
+            if () not in inner
+        )
+        return "{" + ",".join(parts) + "}"
+    if isinstance(value, list):
+        items = ((item, _below(paths, str(index)) if paths else paths) for index, item in enumerate(value))
+        return "[" + ",".join(_written(item, names, inner, depth + 1) for item, inner in items if () not in inner) + "]"
+    return json.dumps(value)
+
+
+def _below(paths: Paths, step: str) -> Paths:
+    """What is left of the paths that lead through a key or a list item."""
+    return [path[1:] for path in paths if path[0] in ("*", step)]
 
 
 class CanonicalJson(Definition):

@@ -13,8 +13,7 @@ from typing import Self
 import polars as pl
 
 from lake.ids import bytes_hash
-from pipelines.credit.batch import StepBatch
-from pipelines.credit.segments import Bools
+from pipelines.credit.inputs.batch import Bools, StepBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,15 @@ import numpy as np
 import polars as pl
 from pydantic import Field, model_validator
 
-from pipelines.credit.anchor_groups import Revisits, StepCredit
 from pipelines.credit.anchors import Anchors, ExactText
-from pipelines.credit.batch import StepBatch
-from pipelines.credit.columns import InputNeeds
-from pipelines.credit.credit_rows import CreditRows
-from pipelines.credit.episode_credit import EpisodeCredit
+from pipelines.credit.estimators.anchor_groups import Revisits, StepCredit
+from pipelines.credit.estimators.credit_rows import CreditRows
 from pipelines.credit.estimators.options import ReturnOptions, ScoreOptions
 from pipelines.credit.estimators.protocol import STATE_COLUMNS
-from pipelines.credit.estimators.siblings import sibling_flags
+from pipelines.credit.estimators.siblings import EpisodeCredit, sibling_flags
 from pipelines.credit.flags import Flag
-from pipelines.credit.segments import Bools, Floats
+from pipelines.credit.inputs.batch import Bools, Floats, StepBatch
+from pipelines.credit.inputs.columns import InputNeeds
 
 
 @dataclass(frozen=True, slots=True)

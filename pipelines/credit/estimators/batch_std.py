@@ -4,12 +4,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from pipelines.credit.batch import StepBatch
+from pipelines.credit.estimators.normalise import EPSILON, Moments
 from pipelines.credit.estimators.options import BatchOptions
 from pipelines.credit.estimators.siblings import Comparison, SiblingEstimator, credit_of_episodes
 from pipelines.credit.flags import Flag
-from pipelines.credit.normalise import EPSILON, Moments
-from pipelines.credit.segments import Bools, Floats
+from pipelines.credit.inputs.batch import Bools, Floats, StepBatch
 
 
 class BatchStd(BatchOptions, SiblingEstimator):

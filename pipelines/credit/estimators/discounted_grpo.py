@@ -5,12 +5,12 @@ from typing import ClassVar, Literal
 import numpy as np
 import polars as pl
 
-from pipelines.credit.anchor_groups import AnchorGroups
-from pipelines.credit.batch import StepBatch
-from pipelines.credit.credit_rows import CreditRows
+from pipelines.credit.estimators.anchor_groups import AnchorGroups
+from pipelines.credit.estimators.credit_rows import CreditRows
+from pipelines.credit.estimators.normalise import Norm
 from pipelines.credit.estimators.options import ReturnOptions
 from pipelines.credit.flags import Flag
-from pipelines.credit.normalise import Norm
+from pipelines.credit.inputs.batch import StepBatch
 
 
 class DiscountedGRPO(ReturnOptions):

@@ -2,8 +2,8 @@
 
 from typing import ClassVar
 
+from pipelines.credit.estimators.normalise import Scaling
 from pipelines.credit.estimators.siblings import PenalisedSiblings
-from pipelines.credit.normalise import Scaling
 
 
 class DrGRPO(PenalisedSiblings):

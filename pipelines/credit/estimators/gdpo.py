@@ -7,14 +7,12 @@ from typing import ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from pipelines.credit.batch import StepBatch
-from pipelines.credit.columns import COMPONENT, InputNeeds
-from pipelines.credit.credit_rows import CreditRows
+from pipelines.credit.estimators.credit_rows import CreditRows
+from pipelines.credit.estimators.normalise import Moments
 from pipelines.credit.estimators.protocol import STATE_COLUMNS
-from pipelines.credit.estimators.siblings import Comparison, credit_of_episodes
-from pipelines.credit.estimators.whitened import WhitenedSiblings
-from pipelines.credit.normalise import Moments
-from pipelines.credit.segments import Bools, Floats
+from pipelines.credit.estimators.siblings import Comparison, WhitenedSiblings, credit_of_episodes
+from pipelines.credit.inputs.batch import Bools, Floats, StepBatch
+from pipelines.credit.inputs.columns import COMPONENT, InputNeeds
 
 
 class GDPO(WhitenedSiblings):

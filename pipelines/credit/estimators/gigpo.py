@@ -9,11 +9,11 @@ Axes: `_N` rows, `_E` episodes.
 
 from typing import ClassVar
 
-from pipelines.credit.anchor_groups import AnchorGroups, StepCredit
-from pipelines.credit.batch import StepBatch
-from pipelines.credit.episode_credit import Baseline, EpisodeCredit, episode_credit
+from pipelines.credit.estimators.anchor_groups import AnchorGroups, StepCredit
 from pipelines.credit.estimators.anchored import Scores, TwoLevelEstimator
-from pipelines.credit.normalise import Norm, Singleton
+from pipelines.credit.estimators.normalise import Norm, Singleton
+from pipelines.credit.estimators.siblings import Baseline, EpisodeCredit, episode_credit
+from pipelines.credit.inputs.batch import StepBatch
 
 
 class GiGPO(TwoLevelEstimator):

@@ -2,10 +2,10 @@
 
 from typing import ClassVar
 
-from pipelines.credit.anchor_groups import AnchorGroups, StepCredit
-from pipelines.credit.batch import StepBatch
-from pipelines.credit.episode_credit import EpisodeCredit, episode_credit
+from pipelines.credit.estimators.anchor_groups import AnchorGroups, StepCredit
 from pipelines.credit.estimators.anchored import Scores, TwoLevelEstimator
+from pipelines.credit.estimators.siblings import EpisodeCredit, episode_credit
+from pipelines.credit.inputs.batch import StepBatch
 
 
 class GiGPOLOO(TwoLevelEstimator):

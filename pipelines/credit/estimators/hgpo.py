@@ -12,12 +12,11 @@ import numpy as np
 import polars as pl
 from pydantic import Field
 
-from pipelines.credit.anchor_groups import AnchorGroups, StepCredit
-from pipelines.credit.batch import StepBatch
-from pipelines.credit.episode_credit import Baseline, episode_credit
+from pipelines.credit.estimators.anchor_groups import AnchorGroups, StepCredit
 from pipelines.credit.estimators.anchored import AnchoredEstimator, Compared, Scores
-from pipelines.credit.normalise import TIE, Norm
-from pipelines.credit.segments import Bools, Floats
+from pipelines.credit.estimators.normalise import TIE, Norm
+from pipelines.credit.estimators.siblings import Baseline, episode_credit
+from pipelines.credit.inputs.batch import Bools, Floats, StepBatch
 
 
 class HGPO(AnchoredEstimator):

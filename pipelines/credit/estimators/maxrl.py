@@ -5,10 +5,9 @@ from typing import ClassVar
 import numpy as np
 
 from lake.errors import ContractError
-from pipelines.credit.batch import StepBatch
+from pipelines.credit.estimators.normalise import Scaling
 from pipelines.credit.estimators.siblings import Comparison, ScaledSiblings
-from pipelines.credit.normalise import Scaling
-from pipelines.credit.segments import Bools, Floats
+from pipelines.credit.inputs.batch import Bools, Floats, StepBatch
 
 
 class MaxRL(ScaledSiblings):

@@ -6,13 +6,12 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from pipelines.credit.batch import StepBatch
-from pipelines.credit.columns import InputNeeds
+from pipelines.credit.estimators.normalise import Moments
 from pipelines.credit.estimators.protocol import STATE_COLUMNS
 from pipelines.credit.estimators.siblings import Comparison, SiblingEstimator, credit_of_episodes
 from pipelines.credit.flags import Flag
-from pipelines.credit.normalise import Moments
-from pipelines.credit.segments import Bools, Floats
+from pipelines.credit.inputs.batch import Bools, Floats, StepBatch
+from pipelines.credit.inputs.columns import InputNeeds
 
 
 class OPO(SiblingEstimator):

@@ -2,25 +2,28 @@
 
 An estimator inherits those it has: a score per episode (`ScoreOptions`), returns of steps (`ReturnOptions`), a batch
 (`BatchOptions`). Axes: `_N` rows, `_E` episodes.
+
+Options under which an estimator gives the numbers of other code, by the name of that code.
+
+They stand beside the estimators and not in them: a preset decides nothing that the options of a job do not say.
 """
 
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 from pydantic import Field, model_validator
 
-from pipelines.credit.batch import StepBatch
-from pipelines.credit.batches import Batches
-from pipelines.credit.columns import InputNeeds
+from pipelines.credit.estimators.normalise import discounted_returns
 from pipelines.credit.estimators.protocol import STATE_COLUMNS, Estimator
 from pipelines.credit.flags import Flag
-from pipelines.credit.returns import discounted_returns
-from pipelines.credit.segments import Bools, Floats
+from pipelines.credit.inputs.batch import Bools, Floats, StepBatch
+from pipelines.credit.inputs.batches import Batches
+from pipelines.credit.inputs.columns import InputNeeds
 
 ALL = "all"
 """Batch key of one batch that holds every episode of the job."""
@@ -165,3 +168,25 @@ class BatchOptions(RewardOptions, ABC):
         if self.batch_key is None or self.batch_key == ALL:
             return pl.repeat(0, len(batch.reward_N), dtype=pl.Int8, eager=True)
         return batch.frame[self.batch_key]
+
+
+PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "gigpo": {
+        "verl-agent": {
+            "gamma": 0.95,
+            "omega": 1.0,
+            "combination": "sum",
+            "episode_norm": "mean_norm",
+            "step_norm": "mean_norm",
+            "baseline": "rows",
+            "singleton": "raw",
+            "invalid_action_penalty": 0.1,
+            "revisits": "keep",
+            "truncated": "keep",
+            "episode_source": "sum_rewards",
+            "anchors": {"kind": "exact"},
+        }
+    }
+}
+"""Estimator -> name -> options; what is given beside a preset wins. verl-agent: its defaults, but for the gamma of its
+GiGPO scripts (its own default is 1)."""

@@ -15,9 +15,9 @@ from typing import ClassVar
 import polars as pl
 from pydantic import BaseModel, ConfigDict
 
-from pipelines.credit.batch import StepBatch
-from pipelines.credit.columns import InputNeeds, output_schema, select_inputs
-from pipelines.credit.credit_rows import CreditRows
+from pipelines.credit.estimators.credit_rows import CreditRows
+from pipelines.credit.inputs.batch import StepBatch
+from pipelines.credit.inputs.columns import InputNeeds, output_schema, select_inputs
 
 __all__ = ["STATE_COLUMNS", "Estimator", "InputNeeds"]
 

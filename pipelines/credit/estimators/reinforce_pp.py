@@ -5,10 +5,10 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from pipelines.credit.batch import StepBatch
-from pipelines.credit.credit_rows import CreditRows
+from pipelines.credit.estimators.credit_rows import CreditRows
 from pipelines.credit.estimators.options import BatchOptions, ReturnOptions
 from pipelines.credit.flags import Flag
+from pipelines.credit.inputs.batch import StepBatch
 
 
 class ReinforcePP(BatchOptions, ReturnOptions):

@@ -4,11 +4,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from pipelines.credit.batch import StepBatch
-from pipelines.credit.estimators.siblings import Comparison, credit_of_episodes
-from pipelines.credit.estimators.whitened import WhitenedSiblings
-from pipelines.credit.normalise import Moments
-from pipelines.credit.segments import Bools, Floats
+from pipelines.credit.estimators.normalise import Moments
+from pipelines.credit.estimators.siblings import Comparison, WhitenedSiblings, credit_of_episodes
+from pipelines.credit.inputs.batch import Bools, Floats, StepBatch
 
 
 class ReinforcePPBaseline(WhitenedSiblings):

@@ -18,7 +18,7 @@ What happens to a call that goes wrong: it alone gets an `Outcome` with the reas
 a SIGKILL from the parent. When a worker dies, the calls it had not answered are repeated one by one, and a call is
 blamed only for a death in a fresh worker, alone. A function that cannot be imported gives every call the same error.
 
-What holds it (`lake.isolation`; the level is `Sandbox.level` and belongs in every score row):
+What holds it (`lake.locked.isolation`; the level is `Sandbox.level` and belongs in every score row):
 
 * strong: resource limits, no capabilities, no_new_privs, Landlock, seccomp. Linux 6.2 or later, x86_64 or aarch64.
 * bwrap: where there is no Landlock but bubblewrap: the same, with namespaces in Landlock's place.

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import lake
 import pipelines
-from lake import isolation
 from lake.errors import UsageError
+from lake.locked import isolation
 from pipelines.score.sandbox import frames
-from pipelines.score.sandbox.bubblewrap import wrapped
 from pipelines.score.sandbox.contract import FunctionSource, Level, SandboxLimits
-from pipelines.score.sandbox.levels import LAYERS, choose
+from pipelines.score.sandbox.levels import LAYERS, choose, wrapped
 
 _PACKAGES = {package.__name__: package.__path__[0] for package in (lake, pipelines)}
 """Packages of ours that a function may import, and where they lie."""

@@ -1,17 +1,60 @@
 """Which isolation this machine can give: tried, not guessed, once per process.
 
-From strong to weak: `strong` (all layers of `lake.isolation`), `bwrap` (bubblewrap's namespaces instead of Landlock),
-`basic` (limits and seccomp), `none` (limits).
+From strong to weak: `strong` (all layers of `lake.locked.isolation`), `bwrap` (bubblewrap's namespaces instead of
+Landlock), `basic` (limits and seccomp), `none` (limits).
+
+Bubblewrap in Landlock's place: namespaces in which nothing exists but what the policy lets a process read.
 """
 
+import os
+import shutil
 import subprocess
 import sys
 from functools import cache
+from pathlib import Path
 
-from lake import isolation
 from lake.errors import SandboxUnavailableError
-from pipelines.score.sandbox.bubblewrap import program, wrapped
+from lake.locked import isolation
+from lake.locked.isolation import Policy
 from pipelines.score.sandbox.contract import Level, SandboxLimits
+
+_MACHINE = ("/proc/", "/sys/", "/dev/")
+_LIBRARIES = ("/lib", "/lib64")
+"""Where a program looks for its loader, often links to /usr."""
+
+
+def program() -> str | None:
+    """Where bubblewrap is installed; None if it is not."""
+    return shutil.which("bwrap")
+
+
+def wrapped(command: list[str], policy: Policy) -> list[str]:
+    """The command line that runs a Python command in a namespace that holds what the policy names, read-only.
+
+    Args:
+        command: of `lake.locked.isolation.command`.
+        policy: what it may read; the listed folders are there with what can be read of them.
+    """
+    binds = [f for path in policy.read if not path.startswith(_MACHINE) for f in ("--ro-bind", path, path)]
+    for path in (*_interpreter(), command[-1]):
+        binds += ["--ro-bind", path, path]
+    for path in _LIBRARIES:
+        if Path(path).exists():
+            binds += ["--ro-bind", os.path.realpath(path), path]
+    inside = ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/", "--chdir", "/"]
+    return [program() or "bwrap", "--unshare-all", "--die-with-parent", *binds, *inside, "--", *command]
+
+
+def _interpreter() -> list[str]:
+    """The folders of the program and of all links to it, and the file that tells of its virtual environment."""
+    link = Path(sys.executable)
+    found = [str(link.parent)]
+    while link.is_symlink():
+        link = link.parent / link.readlink()
+        found.append(str(link.parent))
+    settings = Path(sys.prefix, "pyvenv.cfg")
+    return [*dict.fromkeys(found), *([str(settings)] if settings.exists() else [])]
+
 
 ORDER: tuple[Level, ...] = ("none", "basic", "bwrap", "strong")
 LAYERS: dict[Level, tuple[str, ...]] = {
@@ -20,7 +63,7 @@ LAYERS: dict[Level, tuple[str, ...]] = {
     "bwrap": tuple(layer for layer in isolation.LAYERS if layer != "landlock"),
     "strong": isolation.LAYERS,
 }
-"""What a process of a level asks of `lake.isolation`."""
+"""What a process of a level asks of `lake.locked.isolation`."""
 _TRIAL_SECONDS = 30.0
 _TRIAL_MODULE = "keyword"
 """A module of the standard library that does nothing: it must still run when all is locked."""

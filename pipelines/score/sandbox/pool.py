@@ -17,9 +17,8 @@ import msgspec
 from lake.errors import UsageError
 from pipelines.score.sandbox.contract import FunctionSource, Outcome, SandboxLimits
 from pipelines.score.sandbox.launch import prepare
-from pipelines.score.sandbox.link import PRINTED_BYTES, Worker
+from pipelines.score.sandbox.link import PRINTED_BYTES, Seat, Worker
 from pipelines.score.sandbox.replies import printable
-from pipelines.score.sandbox.seat import Seat
 
 Call = dict[str, Any] | bytes | msgspec.Raw
 """Keyword arguments of one call: a dict of JSON data, whose values (not what is in them) may be msgspec.Raw, which is

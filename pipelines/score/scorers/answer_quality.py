@@ -7,10 +7,9 @@ from typing import ClassVar, Literal
 
 import polars as pl
 
-from pipelines.score.scorers import truths
-from pipelines.score.scorers.answers import ANSWER_STEPS, AnswerScorer
+from pipelines.score.scorers import texts as truths
 from pipelines.score.scorers.protocol import Columns, ScorerInputs
-from pipelines.score.scorers.texts import words
+from pipelines.score.scorers.texts import ANSWER_STEPS, AnswerScorer, words
 
 _HEADING = r"(?m)^#{1,6}\s+.+|^[A-Z\s]{5,}$"
 _LIST = r"(?m)^\s*[-*\x{2022}]\s+|^\s*\d+\.\s+"

@@ -1,16 +1,135 @@
-"""How efficiently several agents came to an answer."""
+"""How efficiently several agents came to an answer.
+
+Votes of agents in coordination spans, and who won.
+
+Whether agents voted for the answer that won.
+"""
 
 from types import ModuleType
 from typing import ClassVar, Literal
 
 import polars as pl
+from pydantic import field_validator
 
 from pipelines.score.scorers import answer_quality
-from pipelines.score.scorers import votes as voting_spans
 from pipelines.score.scorers.answer_quality import depth, structure
-from pipelines.score.scorers.answers import ANSWER_STEPS, AnswerScorer
-from pipelines.score.scorers.protocol import Columns, ScorerInputs
-from pipelines.score.scorers.votes import VOTE_SPANS, votes, winners
+from pipelines.score.scorers.protocol import Columns, Scorer, ScorerInputs
+from pipelines.score.scorers.texts import ANSWER_STEPS, AnswerScorer
+
+VOTE_SPANS = ("step_index", "kind", "started_at", "attributes")
+"""Columns of `spans` that `votes` reads."""
+Winner = Literal["plurality", "extra"]
+
+
+def votes(spans: pl.DataFrame) -> pl.DataFrame:
+    """Votes: episode_id, step_index, voter, voted_for, is_final (the voter's last one). O(spans).
+
+    Read from coordination spans with `action_type` `vote`; voter and voted_for (or agent_id and for_agent_id) are in
+    `action_data`. Order: `coordination_round`, then the start.
+    """
+    attribute = pl.col("attributes").str.json_path_match
+    voter = pl.coalesce(attribute("$.action_data.voter"), attribute("$.action_data.agent_id"))
+    voted_for = pl.coalesce(attribute("$.action_data.voted_for"), attribute("$.action_data.for_agent_id"))
+    return (
+        spans.filter((pl.col("kind") == "coordination") & (attribute("$.action_type") == "vote"))
+        .select(
+            "episode_id",
+            "step_index",
+            "started_at",
+            voter=voter,
+            voted_for=voted_for,
+            round=attribute("$.coordination_round").cast(pl.Float64, strict=False),
+        )
+        .sort("episode_id", "round", "started_at", maintain_order=True, nulls_last=False)
+        .with_columns(
+            is_final=pl.col("voter").is_null() | (pl.int_range(pl.len()) == pl.len() - 1).over("episode_id", "voter")
+        )
+        .select("episode_id", "step_index", "voter", "voted_for", "is_final")
+    )
+
+
+def winners(cast: pl.DataFrame, episodes: pl.DataFrame, winner: Winner, path: str) -> pl.DataFrame:
+    """episode_id, winner, votes (final ones) and leading (votes of the winner), in the order of the episodes.
+
+    Args:
+        cast: from `votes`.
+        episodes: episode_id, and extra if the winner is written there.
+        winner: who has more final votes than anyone else (nobody, if tied), or what `extra` says.
+        path: JSONPath in `extra`.
+    """
+    final = cast.filter(pl.col("is_final") & pl.col("voted_for").is_not_null())
+    counts = final.group_by("episode_id", "voted_for").agg(n=pl.len())
+    most = pl.col("n").max()
+    summary = counts.group_by("episode_id").agg(
+        winner=pl.when((pl.col("n") == most).sum() == 1).then(pl.col("voted_for").get(pl.col("n").arg_max())),
+        votes=pl.col("n").sum(),
+        leading=most,
+    )
+    found = episodes.join(summary, on="episode_id", how="left", maintain_order="left")
+    if winner == "extra":
+        found = found.with_columns(winner=pl.col("extra").str.json_path_match(path))
+    return found.select("episode_id", "winner", pl.col("votes").fill_null(0), pl.col("leading").fill_null(0))
+
+
+class Voting(Scorer):
+    """+1 for a vote for the winner, -0.5 for any other; the episode's score is the mean over the voters' last votes.
+
+    Source: MassGen's RewardComputer. A vote that belongs to a step scores the step (the mean, if it casts several).
+    O(spans).
+    """
+
+    name: ClassVar[str] = "voting"
+    columns: ClassVar[Columns] = Columns(episodes=("extra",), spans=VOTE_SPANS)
+
+    winner: Winner = "plurality"
+    """Who won: the one with more last votes than anyone else, or the one that `episodes.extra` names."""
+    winner_path: str = "$.selected_agent"
+    """JSONPath of the winner in `extra`."""
+    right: float = 1.0
+    """Reward of a vote for the winner."""
+    wrong: float = -0.5
+    """Reward of any other vote."""
+
+    @field_validator("winner_path")
+    @classmethod
+    def _is_path(cls, path: str) -> str:
+        try:
+            pl.Series(["{}"]).str.json_path_match(path)
+        except pl.exceptions.ComputeError as error:
+            msg = f"{path!r} is no JSONPath; write for example $.selected_agent"
+            raise ValueError(msg) from error
+        return path
+
+    def _score(self, inputs: ScorerInputs) -> pl.DataFrame:
+        cast = votes(inputs.spans)
+        won = winners(cast, inputs.episodes, self.winner, self.winner_path)
+        is_right = pl.col("voted_for") == pl.col("winner")
+        rewarded = (
+            cast.drop_nulls("voted_for")
+            .join(won, on="episode_id")
+            .with_columns(reward=pl.when(is_right).then(self.right).when(~is_right).then(self.wrong), is_right=is_right)
+        )
+        reason = pl.when(pl.col("winner").is_null()).then(pl.lit("there is no winner: nobody leads the votes"))
+        episodes = (
+            rewarded.filter("is_final")
+            .group_by("episode_id")
+            .agg(value=pl.col("reward").mean(), right=pl.col("is_right").sum())
+        )
+        of_episodes = won.join(episodes, on="episode_id", how="left", maintain_order="left").select(
+            "episode_id",
+            value="value",
+            reason=pl.when(pl.col("votes") == 0).then(pl.lit("no vote is recorded")).otherwise(reason),
+            metrics=pl.when(pl.col("value").is_not_null()).then(
+                pl.struct("winner", "votes", "right").struct.json_encode()
+            ),
+        )
+        of_steps = (
+            rewarded.drop_nulls("step_index")
+            .group_by("episode_id", "step_index")
+            .agg(value=pl.col("reward").mean(), reason=reason.first())
+            .sort("episode_id", "step_index")
+        )
+        return pl.concat([of_episodes, of_steps], how="diagonal")
 
 
 class Coordination(AnswerScorer):
@@ -30,7 +149,7 @@ class Coordination(AnswerScorer):
     columns: ClassVar[Columns] = Columns(
         episodes=("prompt_tokens", "completion_tokens"), steps=ANSWER_STEPS, spans=VOTE_SPANS
     )
-    helpers: ClassVar[tuple[ModuleType, ...]] = (answer_quality, voting_spans)
+    helpers: ClassVar[tuple[ModuleType, ...]] = (answer_quality,)
 
     quality: float | Literal["answer"] = 0.7
     """Quality of the final answer: a constant (MassGen's default), or `answer_quality` of the answer."""

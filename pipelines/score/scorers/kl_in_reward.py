@@ -6,7 +6,7 @@ import polars as pl
 from pydantic import Field
 
 from lake.errors import UsageError
-from lake.snapshot import Snapshot
+from lake.read.snapshot import Snapshot
 from pipelines.score.scorers.protocol import Columns, Scorer, ScorerInputs
 
 

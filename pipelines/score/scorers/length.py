@@ -6,11 +6,10 @@ from typing import ClassVar, Literal, Self
 import polars as pl
 from pydantic import Field, model_validator
 
-from pipelines.score.scorers import exact, texts
-from pipelines.score.scorers.answers import AnswerScorer
-from pipelines.score.scorers.exact import divided
-from pipelines.score.scorers.protocol import Columns, ScorerInputs
-from pipelines.score.scorers.texts import words
+from pipelines.score.scorers import protocol as exact
+from pipelines.score.scorers import texts
+from pipelines.score.scorers.protocol import Columns, ScorerInputs, divided
+from pipelines.score.scorers.texts import AnswerScorer, words
 
 _ACTIONS = ("action", "is_active", "is_copied_context")
 _TOKENS = ("encoding_id", "provenance", "n_action")

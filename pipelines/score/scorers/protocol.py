@@ -2,6 +2,11 @@
 
 A scorer says which columns it reads, so that a job reads nothing else; it opens no lake to score. The base class checks
 frames on the way in and values on the way out, so that a scorer is little more than its formula.
+
+Division whose bits do not depend on how many rows there are.
+
+Polars multiplies a column by the reciprocal of a constant, but divides where the column has one row (version 2.1): the
+same episode would score otherwise alone than in company. Divided by a column, both are a division.
 """
 
 import inspect
@@ -18,7 +23,7 @@ from pydantic import BaseModel, ConfigDict
 
 from lake import ids
 from lake.errors import ContractError
-from lake.snapshot import Snapshot
+from lake.read.snapshot import Snapshot
 from lake.tables import TABLES
 
 SCORES = pl.Schema(
@@ -186,3 +191,8 @@ class Scorer(BaseModel, ABC):
 @cache
 def _source(module: ModuleType) -> str:
     return inspect.getsource(module)
+
+
+def divided(column: pl.Expr, by: int) -> pl.Expr:
+    """A column over a positive constant, as float64; NULL stays NULL."""
+    return column / pl.when(column.is_not_null()).then(float(by))

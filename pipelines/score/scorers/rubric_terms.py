@@ -7,11 +7,11 @@ import msgspec
 import polars as pl
 from pydantic import Field, model_validator
 
-from pipelines.score.scorers import answer_quality, exact
+from pipelines.score.scorers import answer_quality
+from pipelines.score.scorers import protocol as exact
 from pipelines.score.scorers.answer_quality import jaccard
-from pipelines.score.scorers.answers import ANSWER_STEPS, AnswerScorer
-from pipelines.score.scorers.exact import divided
-from pipelines.score.scorers.protocol import Columns, ScorerInputs
+from pipelines.score.scorers.protocol import Columns, ScorerInputs, divided
+from pipelines.score.scorers.texts import ANSWER_STEPS, AnswerScorer
 
 _TEXTS = ("criterion", "description", "text", "name", "title")
 
@@ -27,8 +27,8 @@ class RubricTerms(AnswerScorer):
 
     The rubric is the answer, JSON: a list of criteria, or an object with such a list; the true one is the ground
     truth. A criterion is a text, or an object with one. Agreement of the scores under both rubrics is a reward over two
-    scorers (`pipelines.score.rubric`), and this is a component of it. Source: the terms of rubric-manager training; the
-    limits and weights are ours. O(characters + criteria of both rubrics, multiplied).
+    scorers (`pipelines.score.reward_definition`), and this is a component of it. Source: the terms of rubric-manager
+    training; the limits and weights are ours. O(characters + criteria of both rubrics, multiplied).
     """
 
     name: ClassVar[str] = "rubric_terms"

@@ -1,10 +1,20 @@
 """Texts made comparable: normalisation as expressions over a whole column.
 
 Whitespace is Unicode's White_Space, punctuation is ASCII's (Python's `string.punctuation`), as in the SQuAD script.
+
+The answer of an episode: which text that is, and what its absence means.
+
+What an answer is compared with: the texts of the ground truth, and the frame of a scorer that compares.
 """
 
+from abc import abstractmethod
+from typing import Any, ClassVar, Literal, Self
+
+import msgspec
 import polars as pl
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from pipelines.score.scorers.protocol import Columns, Scorer, ScorerInputs
 
 _PUNCTUATION = r"[!-/:-@\[-`{-~]"
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
@@ -65,3 +75,172 @@ def pattern_fault(pattern: str) -> str | None:
     except pl.exceptions.ComputeError as error:
         return " ".join(str(error).split())
     return None
+
+
+ANSWER_STEPS = ("action", "is_active")
+"""Columns of `steps` that `AnswerScorer.answers` reads."""
+
+
+class AnswerScorer(Scorer):
+    """Base of the scorers that look at an episode's answer."""
+
+    answer: Literal["last_text", "last", "all"] = "last_text"
+    """The last action that has text; the last action; or all actions, joined by newlines."""
+    extract: str | None = None
+    """Regular expression (Rust's syntax) of the part that counts: its last match, or that match's first group."""
+    no_answer: float | None = None
+    """Score of an episode without an answer. None: unknown."""
+
+    @model_validator(mode="after")
+    def _extracts(self) -> Self:
+        if self.extract is not None and (fault := pattern_fault(self.extract)) is not None:
+            msg = f"extract {self.extract!r} is no regular expression: {fault}"
+            raise ValueError(msg)
+        return self
+
+    def answers(self, inputs: ScorerInputs) -> pl.DataFrame:
+        """episode_id and answer, in the order of the episodes; NULL where there is none. O(characters)."""
+        text = pl.col("action")
+        steps = inputs.steps.filter(pl.col("is_active").fill_null(True))
+        if self.answer != "last":
+            steps = steps.filter(~is_blank(text))
+        chosen = text.get(pl.col("step_index").arg_max())
+        if self.answer == "all":
+            chosen = text.sort_by("step_index").str.join("\n")
+        found = steps.group_by("episode_id").agg(answer=chosen)
+        answer = self.extracted(pl.col("answer"))
+        if self.answer == "last":
+            answer = pl.when(~is_blank(answer)).then(answer)
+        return (
+            inputs.episodes.select("episode_id")
+            .join(found, on="episode_id", how="left", maintain_order="left")
+            .select("episode_id", answer=answer)
+        )
+
+    def extracted(self, text: pl.Expr) -> pl.Expr:
+        """The part of a text that counts; NULL where there is none."""
+        if self.extract is None:
+            return text
+        last = text.str.extract_all(self.extract).list.last()
+        return pl.coalesce(last.str.extract(self.extract, 1), last) if _has_group(self.extract) else last
+
+    def no_answer_reason(self) -> str:
+        """Why an answer is NULL."""
+        return "the episode has no answer" if self.extract is None else "the episode has no answer that `extract` finds"
+
+
+def _has_group(pattern: str) -> bool:
+    """Whether a pattern has a group to extract."""
+    try:
+        pl.Series([""]).str.extract(pattern, 1)
+    except pl.exceptions.ComputeError:
+        return False
+    return True
+
+
+class TruthScorer(AnswerScorer):
+    """Base of the scorers that compare the answer with the ground truth."""
+
+    columns: ClassVar[Columns] = Columns(episodes=("ground_truth",), steps=ANSWER_STEPS)
+
+    truth_path: str = ""
+    """Where the truth is in the ground truth, keys and positions separated by dots; empty: the whole."""
+    normalise: Normalise = Normalise()
+    """What is taken for the same text."""
+
+    def _score(self, inputs: ScorerInputs) -> pl.DataFrame:
+        plain = self.normalise.apply
+        answered = self.answers(inputs).with_columns(a=plain(pl.col("answer")))
+        told = truths(inputs.episodes, self.truth_path)
+        pairs = (
+            told.drop_nulls("truths")
+            .select("episode_id", truth="truths")
+            .explode("truth", empty_as_null=False, keep_nulls=False)
+            .with_columns(b=plain(pl.col("truth")))
+            .filter(pl.col("b") != "")
+            .join(answered.drop_nulls("answer"), on="episode_id")
+        )
+        return (
+            answered.join(told, on="episode_id", how="left", maintain_order="left")
+            .join(self.compared(pairs), on="episode_id", how="left", maintain_order="left")
+            .select("episode_id", *self._outcome())
+        )
+
+    @abstractmethod
+    def compared(self, pairs: pl.DataFrame) -> pl.DataFrame:
+        """Verdicts: episode_id, value, why (what failed; NULL where there is a value), metrics of the pairs' episodes.
+
+        Args:
+            pairs: episode_id, answer, truth, and both normalised (a, b); a row per truth.
+        """
+
+    def _outcome(self) -> list[pl.Expr]:
+        """value, reason, error and metrics of an episode."""
+        error = pl.coalesce("truth_error", "why")
+        unanswered = pl.col("answer").is_null() & pl.coalesce("truth_error", "truth_reason").is_null()
+        return [
+            pl.when(unanswered).then(pl.lit(self.no_answer, pl.Float64)).otherwise("value").alias("value"),
+            pl.when(unanswered)
+            .then(pl.lit(self.no_answer_reason() if self.no_answer is None else None, pl.String))
+            .when(pl.col("value").is_null() & error.is_null())
+            .then(pl.coalesce("truth_reason", pl.lit("the ground truth is empty after normalisation")))
+            .alias("reason"),
+            error.alias("error"),
+            pl.col("metrics"),
+        ]
+
+
+def truths(episodes: pl.DataFrame, path: str) -> pl.DataFrame:
+    """What each episode's ground truth says.
+
+    JSON has no fixed shape, so each distinct text is decoded once in Python; siblings share theirs.
+
+    Args:
+        episodes: episode_id and ground_truth (JSON).
+        path: keys and positions separated by dots; empty for the whole.
+
+    Returns:
+        episode_id, truths (list of texts, NULL if there are none), truth_reason (why there are none), truth_error (why
+        they cannot be read); in the order of the episodes. Numbers and booleans are their JSON text; a list gives its
+        elements, nested lists and objects left out.
+    """
+    distinct = episodes.get_column("ground_truth").unique().drop_nulls()
+    read = [_truths(text, path) for text in distinct.to_list()]
+    names = ("truths", "truth_reason", "truth_error")
+    types = pl.List(pl.String), pl.String, pl.String
+    known = pl.DataFrame(read, schema=list(zip(names, types, strict=True)), orient="row").with_columns(distinct)
+    return (
+        episodes.select("episode_id", "ground_truth")
+        .join(known, on="ground_truth", how="left", maintain_order="left")
+        .with_columns(
+            truth_reason=pl.when(pl.col("ground_truth").is_null())
+            .then(pl.lit("the episode has no ground truth"))
+            .otherwise("truth_reason")
+        )
+        .drop("ground_truth")
+    )
+
+
+def _truths(text: str, path: str) -> tuple[list[str] | None, str | None, str | None]:
+    """Texts, why there are none, and why they cannot be read."""
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return None, None, "the ground truth is not JSON"
+    for key in path.split(".") if path else ():
+        if isinstance(value, dict) and key in value:
+            value = value[key]
+        elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):
+            value = value[int(key)]
+        else:
+            return None, f"the ground truth has nothing at {path!r}", None
+    found = [_scalar(part) for part in (value if isinstance(value, list) else [value])]
+    if texts := [part for part in found if part is not None]:
+        return texts, None, None
+    return None, f"the ground truth has no text at {path!r}" if path else "the ground truth has no text", None
+
+
+def _scalar(value: Any) -> str | None:
+    if isinstance(value, str):
+        return value
+    return None if value is None or isinstance(value, (dict, list)) else msgspec.json.encode(value).decode()

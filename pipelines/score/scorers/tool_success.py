@@ -1,15 +1,242 @@
-"""Whether tools answered, and with what: a reward per call, for steps and for the episode."""
+"""Whether tools answered, and with what: a reward per call, for steps and for the episode.
 
+How useful a tool's result looks: the quality factors of MassGen's RewardComputer.
+
+What became of each tool call: the result in the messages after it, or in the tracer's spans.
+
+Messages are JSON of no fixed shape. They are decoded row by row in Python, only where a step calls tools or a message
+is a tool's; everything after that is expressions. O(messages).
+"""
+
+from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
+import msgspec
 import polars as pl
 from pydantic import model_validator
 
-from pipelines.score.scorers import texts, tool_quality, tool_results
+from pipelines.score.scorers import texts
 from pipelines.score.scorers.protocol import Columns, Scorer, ScorerInputs
 from pipelines.score.scorers.texts import pattern_fault
-from pipelines.score.scorers.tool_quality import has, is_object, quality
+
+_NOTHING = ("", "0", "0.0", "-0.0", "false", "[]", "{}")
+"""JSON values that Python counts as false, as Polars' JSONPath spells them; null it does not spell at all."""
+
+
+def quality(calls: pl.DataFrame) -> pl.DataFrame:
+    """Calls with `quality`, 0 to 1, in the order given. O(characters); only results of search and code are parsed.
+
+    Args:
+        calls: tool and result (text, or JSON) among other columns.
+    """
+    tool = pl.col("tool").str.to_lowercase().fill_null("")
+    judge = (
+        pl.when(tool.str.contains("search", literal=True))
+        .then(pl.lit("search"))
+        .when(tool.str.contains("code|execute"))
+        .then(pl.lit("code"))
+        .when(tool.str.contains("vote|new_answer"))
+        .then(pl.lit("neutral"))
+        .otherwise(pl.lit("other"))
+    )
+    # One frame per judge: in one when/then every branch would parse every result.
+    placed = calls.with_row_index("place").with_columns(judge=judge)
+    rated = [placed.filter(pl.col("judge") == name).with_columns(quality=rating()) for name, rating in _RATINGS.items()]
+    return pl.concat(rated).sort("place").drop("place", "judge")
+
+
+def has(column: str, key: str) -> pl.Expr:
+    """Whether a JSON object has something under a key: not null, false, 0 or empty."""
+    value = pl.col(column).str.json_path_match(f"$.{key}")
+    return (~value.is_in(_NOTHING)).fill_null(False)
+
+
+def is_object(column: str) -> pl.Expr:
+    """Whether a text is a JSON object."""
+    return _is_json(column, "{")
+
+
+def _is_json(column: str, opening: str) -> pl.Expr:
+    text = pl.col(column)
+    begins = text.str.strip_chars_start().str.starts_with(opening)
+    return (begins & text.str.json_path_match("$").is_not_null()).fill_null(False)
+
+
+def _search() -> pl.Expr:
+    long = pl.col("result").str.len_chars() > 100
+    return _rated(0.3, ("results", "articles"), pl.when(long).then(1.0).otherwise(0.7))
+
+
+def _code() -> pl.Expr:
+    faulty = pl.col("result").str.to_lowercase().str.contains("error|exception")
+    return _rated(0.2, ("output", "stdout"), pl.when(faulty).then(0.3).otherwise(1.0))
+
+
+def _rated(error: float, useful: tuple[str, str], text: pl.Expr) -> pl.Expr:
+    """Quality of a result: nothing 0, an object by what it has, a list 0.5, a text as given."""
+    result = pl.col("result")
+    empty = (result == "") | result.str.replace_all(r"\s+", "").is_in(["{}", "[]"])
+    found = has("result", useful[0]) | has("result", useful[1])
+    of_object = pl.when(has("result", "error")).then(error).when(found).then(1.0).otherwise(0.5)
+    return (
+        pl.when(empty)
+        .then(0.0)
+        .when(is_object("result"))
+        .then(of_object)
+        .when(_is_json("result", "["))
+        .then(0.5)
+        .otherwise(text)
+    )
+
+
+_RATINGS: dict[str, Callable[[], pl.Expr]] = {
+    "search": _search,
+    "code": _code,
+    "neutral": lambda: pl.lit(0.5),
+    "other": lambda: pl.lit(1.0),
+}
+
+
+RESULTS = pl.Schema(
+    {
+        "episode_id": pl.Int64,
+        "step_index": pl.Int32,
+        "call": pl.Int32,
+        "tool": pl.String,
+        "outcome": pl.String,
+        "result": pl.String,
+    }
+)
+"""One row per call, `call` counting within the step. outcome: `result` (as text or JSON), `none` (it answered null),
+`exception`, or `unknown` (nothing is recorded)."""
+_CALLS = pl.Schema({"row": pl.UInt32, "call": pl.Int32, "call_id": pl.String, "tool": pl.String})
+_ANSWERS = pl.Schema(
+    {"row": pl.UInt32, "answer": pl.Int32, "call_id": pl.String, "null": pl.Boolean, "text": pl.String}
+)
+
+
+def from_messages(steps: pl.DataFrame, episodes: pl.DataFrame, error_pattern: str) -> pl.DataFrame:
+    """Calls of `steps.tool_calls` with the tool messages that follow: by id, those without an id by position.
+
+    Args:
+        steps: episode_id, step_index, tool_calls, context, is_active (inactive steps call nothing).
+        episodes: episode_id, final_observation: the messages after the last step.
+        error_pattern: regular expression of a result that is an exception.
+    """
+    ordered = steps.sort("episode_id", "step_index").join(
+        episodes.select("episode_id", "final_observation"), on="episode_id", how="left", maintain_order="left"
+    )
+    is_last = pl.col("step_index").shift(-1).over("episode_id").is_null()
+    after = pl.when(is_last).then("final_observation").otherwise(pl.col("context").shift(-1).over("episode_id"))
+    rows = ordered.with_columns(messages=after).filter(
+        pl.col("is_active").fill_null(True) & pl.col("tool_calls").is_not_null()
+    )
+    rows = rows.with_row_index("row")
+    calls = pl.DataFrame(list(_calls(rows)), schema=_CALLS, orient="row")
+    answers = pl.DataFrame(list(_answers(rows)), schema=_ANSWERS, orient="row")
+    text = pl.col("text")
+    outcome = (
+        pl.when(pl.col("answer").is_null())
+        .then(pl.lit("unknown"))
+        .when("null")
+        .then(pl.lit("none"))
+        .when(text.str.contains(error_pattern))
+        .then(pl.lit("exception"))
+        .otherwise(pl.lit("result"))
+    )
+    return (
+        _paired(calls, answers)
+        .join(rows.select("row", "episode_id", "step_index"), on="row", how="left", maintain_order="left")
+        .select("episode_id", "step_index", "call", "tool", outcome=outcome, result="text")
+    )
+
+
+def from_spans(spans: pl.DataFrame) -> pl.DataFrame:
+    """Tool spans: an error, or `success: false`, is an exception; a null result answered nothing.
+
+    Args:
+        spans: episode_id, step_index, kind, name, error, attributes (`tool_name`, `result`, `success`, `error`), and
+            started_at, which orders the calls of a step.
+    """
+    attribute = pl.col("attributes").str.json_path_match
+    failed = pl.col("error").is_not_null() | (attribute("$.success") == "false") | has("attributes", "error")
+    result = attribute("$.result")
+    return (
+        spans.filter(pl.col("kind") == "tool")
+        .sort("episode_id", "step_index", "started_at", maintain_order=True)
+        .select(
+            "episode_id",
+            "step_index",
+            call=pl.int_range(pl.len(), dtype=pl.Int32).over("episode_id", "step_index"),
+            tool=pl.coalesce(attribute("$.tool_name"), "name"),
+            outcome=pl.when(failed.fill_null(False))
+            .then(pl.lit("exception"))
+            .when(result.is_null())
+            .then(pl.lit("none"))
+            .otherwise(pl.lit("result")),
+            result=result,
+        )
+    )
+
+
+def _paired(calls: pl.DataFrame, answers: pl.DataFrame) -> pl.DataFrame:
+    """Calls with their answers: the n-th of an id with the n-th of that id; the others in their order."""
+    by_id = ["row", "call_id", "n"]
+    nth = pl.int_range(pl.len()).over("row", "call_id")
+    numbered = calls.with_columns(n=nth)
+    named = answers.filter(pl.col("call_id").is_not_null()).with_columns(n=nth)
+    found = numbered.join(named, on=by_id, how="left", maintain_order="left")
+    order = pl.int_range(pl.len()).over("row")
+    rest = found.filter(pl.col("answer").is_null()).select(*calls.columns).with_columns(n=order)
+    unnamed = answers.filter(pl.col("call_id").is_null()).drop("call_id").with_columns(n=order)
+    rest = rest.join(unnamed, on=["row", "n"], how="left", maintain_order="left")
+    known = found.filter(pl.col("answer").is_not_null())
+    columns = [*calls.columns, "answer", "null", "text"]
+    return pl.concat([known.select(columns), rest.select(columns)]).sort("row", "call")
+
+
+def _calls(rows: pl.DataFrame) -> Iterator[tuple[int, int, str | None, str | None]]:
+    for row, text in rows.select("row", "tool_calls").iter_rows():
+        for place, call in enumerate(_objects(text)):
+            function = call.get("function")
+            name = function.get("name") if isinstance(function, dict) else call.get("name")
+            yield row, place, _text(call.get("id")), _text(name)
+
+
+def _answers(rows: pl.DataFrame) -> Iterator[tuple[int, int, str | None, bool, str | None]]:
+    for row, text in rows.select("row", "messages").iter_rows():
+        for place, message in enumerate(_objects(text)):
+            if message.get("role") in ("tool", "function"):
+                content = message.get("content")
+                yield row, place, _text(message.get("tool_call_id")), content is None, _content(content)
+
+
+def _objects(text: str | None) -> list[dict[str, Any]]:
+    """The objects of a JSON array; none of a text that is no such array."""
+    if text is None:
+        return []
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return []
+    return [part for part in value if isinstance(part, dict)] if isinstance(value, list) else []
+
+
+def _text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else _json(value)
+
+
+def _content(value: Any) -> str | None:
+    """A message's content as text: text parts joined, anything else as JSON."""
+    if isinstance(value, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in value):
+        return "\n".join(part["text"] for part in value)
+    return _text(value)
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
 
 _MESSAGES = Columns(episodes=("final_observation",), steps=("tool_calls", "context", "is_active"))
 _SPANS = Columns(spans=("step_index", "kind", "name", "started_at", "error", "attributes"))
@@ -38,7 +265,7 @@ class ToolSuccess(Scorer):
 
     name: ClassVar[str] = "tool_success"
     columns: ClassVar[Columns] = Columns(episodes=_MESSAGES.episodes, steps=_MESSAGES.steps, spans=_SPANS.spans)
-    helpers: ClassVar[tuple[ModuleType, ...]] = (texts, tool_quality, tool_results)
+    helpers: ClassVar[tuple[ModuleType, ...]] = (texts,)
 
     source: Literal["messages", "spans"] = "messages"
     """Where results are: in the tool messages after a step, or in the tracer's tool spans."""
@@ -62,9 +289,9 @@ class ToolSuccess(Scorer):
 
     def _score(self, inputs: ScorerInputs) -> pl.DataFrame:
         if self.source == "messages":
-            calls = tool_results.from_messages(inputs.steps, inputs.episodes, self.error_pattern)
+            calls = from_messages(inputs.steps, inputs.episodes, self.error_pattern)
         else:
-            calls = tool_results.from_spans(inputs.spans)
+            calls = from_spans(inputs.spans)
         rewarded = self._rewarded(calls)
         steps = _means(rewarded.drop_nulls("step_index"), ["episode_id", "step_index"]).sort("episode_id", "step_index")
         episodes = inputs.episodes.select("episode_id").join(

@@ -1,5 +1,5 @@
 -- active, from given: the active steps, after the one check that every twin goes through. It refuses what
--- pipelines/credit/checks.py refuses.
+-- pipelines/credit/inputs/columns.py refuses.
 -- t: number among the active steps of the episode. is_excluded: the episode takes part in nothing. is_masked: it has no
 -- advantages of its own.
 numbered AS (

@@ -1,7 +1,6 @@
 """Off-policy estimators, one file each, formula and source in the docstring. NumPy only."""
 
-from trainer.evaluation.estimators.base import Estimator, Value
-from trainer.evaluation.estimators.behaviour import Behaviour
+from trainer.evaluation.estimators.base import Behaviour, Estimator, Value
 from trainer.evaluation.estimators.clipped import Clipped
 from trainer.evaluation.estimators.doubly_robust import DoublyRobust
 from trainer.evaluation.estimators.fitted import Fitted

@@ -2,16 +2,19 @@
 
 An estimator says how evenly it listens to the episodes, and gives a function of how often each of them counts: once for
 the estimate, not at all while its task is left out for the error.
+
+The value of the policy that acted: the plain mean of what was recorded. For comparison.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from trainer.evaluation.intervals import Spread, spread_by_task
-from trainer.evaluation.reliability import Reliability
+from trainer.evaluation.reliability import Reliability, reliability
 from trainer.evaluation.turns import Floats, Turns
 
 Value = Callable[[Floats], float]
@@ -79,3 +82,23 @@ def mean(contribution_E: Floats) -> Value:
 def divided(above: float, below: float) -> float:
     """A quotient; NaN over 0."""
     return above / below if below > 0 else float(np.nan)
+
+
+@dataclass(frozen=True)
+class Behaviour(Estimator):
+    """(1/n) sum_i G_i, with G_i = sum_t gamma^t r_t."""
+
+    name: ClassVar[str] = "behaviour"
+
+    def reliability(self, turns: Turns) -> Reliability:
+        """Every episode alike."""
+        return reliability(np.ones(turns.episodes))
+
+    def value(self, turns: Turns) -> Value:
+        """See `Estimator.value`."""
+        return mean(turns.return_E)
+
+    def bias(self, turns: Turns) -> str:
+        """None."""
+        del turns
+        return "none"

@@ -1,0 +1,121 @@
+"""Compaction: many small files become few sorted ones, beside any number of writers and readers.
+
+Only rows whose fate is decided are touched. A file with rows of an unaccepted write stays as it is: its writer may be
+about to commit. So a compacted file holds visible rows only, and its name says since when (`FileEntry.clean_since`).
+Nothing a reader sees changes, and files that are replaced stay on disk until `vacuum` finds that nobody needs them.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from lake.errors import UsageError
+from lake.read.snapshot import Snapshot
+from lake.read.visibility import is_clean
+from lake.storage.commits import CommitLostError
+from lake.storage.data_files import FileEntry
+from lake.storage.store import Store
+from lake.tables import TABLES
+from lake.tables.columns import Visibility
+
+TARGET_BYTES = 128 << 20
+"""Size of a compacted file."""
+FEW_FILES = 100
+"""A table is compacted by itself once it has this many small files: they double the cost of opening it."""
+
+
+@dataclass(slots=True)
+class Compaction:
+    """What compaction did to a table."""
+
+    table: str
+    files_before: int = 0
+    files_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    """Before and after count the files that were merged, not the table."""
+
+
+def compact(store: Store, name: str, *, z_order: Sequence[str] = (), target_bytes: int = TARGET_BYTES) -> Compaction:
+    """Merge a table's small files.
+
+    Args:
+        store: the lake's tables.
+        name: the table.
+        z_order: key columns to interleave instead of the table's order; takes all decided files, not the small ones.
+        target_bytes: size of a merged file.
+
+    Raises:
+        UsageError: z-order by a column that the table does not have, or cannot be ordered by.
+        CommitLostError: another process rewrote the table meanwhile.
+    """
+    _require_columns(name, z_order)
+    snapshot = Snapshot(store)
+    decided = [entry for entry in snapshot.entries(name) if _is_decided(snapshot, name, entry)]
+    chosen = decided if z_order else [entry for entry in decided if entry.bytes < target_bytes // 2]
+    done = Compaction(name)
+    for files in _bins(chosen, target_bytes, alone=bool(z_order)):
+        version, live = store.files(name)
+        if not {entry.name for entry in files} <= {entry.name for entry in live}:
+            continue  # another process was quicker
+        since = None
+        if TABLES[name].visibility is Visibility.ACCEPTED:
+            since = (snapshot.versions["episodes"], snapshot.versions["jobs"])
+        from lake.care.sorting import ordered_rows
+
+        rows = ordered_rows(store.objects, files, TABLES[name], z_order=z_order)
+        operation = "z-order" if z_order else "compact"
+        written = store.rewrite(name, version, files, rows, operation=operation, clean_since=since)
+        done.files_before += len(files)
+        done.files_after += written.rows > 0
+        done.bytes_before += sum(entry.bytes for entry in files)
+        done.bytes_after += written.add.size if written.rows else 0
+    return done
+
+
+def compact_if_many(store: Store, names: Collection[str], few: int = FEW_FILES) -> list[Compaction]:
+    """Compact those tables that have many small files; another process that is at it already is left to it."""
+    done = []
+    for name in names:
+        small = [entry for entry in store.files(name)[1] if entry.bytes < TARGET_BYTES // 2]
+        if len(small) >= few:
+            try:
+                done.append(compact(store, name))
+            except CommitLostError:
+                continue
+    return done
+
+
+def _is_decided(snapshot: Snapshot, name: str, entry: FileEntry) -> bool:
+    if TABLES[name].visibility is Visibility.ALWAYS or is_clean(entry, snapshot.versions):
+        return True
+    return snapshot.write_ids(entry) <= snapshot.accepted_write_ids
+
+
+def _bins(entries: Sequence[FileEntry], target_bytes: int, *, alone: bool) -> Iterator[list[FileEntry]]:
+    """Neighbours in the table's order, together as large as a merged file; a file alone only if asked for."""
+    chosen: list[FileEntry] = []
+    for entry in sorted(entries, key=_place):
+        if chosen and sum(other.bytes for other in chosen) + entry.bytes > target_bytes:
+            if alone or len(chosen) > 1:
+                yield chosen
+            chosen = []
+        chosen.append(entry)
+    if len(chosen) > 1 or (alone and chosen):
+        yield chosen
+
+
+def _place(entry: FileEntry) -> tuple[str, int, str]:
+    return (entry.low.get("run_id") or "", entry.low.get("group_id") or 0, entry.name)
+
+
+def _require_columns(name: str, z_order: Sequence[str]) -> None:
+    if name not in TABLES:
+        msg = f"there is no table `{name}`; the tables are {', '.join(TABLES)}"
+        raise UsageError(msg)
+    valid = [column.name for column in TABLES[name].columns if not column.type.is_list]
+    if unknown := [column for column in z_order if column not in valid]:
+        msg = f"table `{name}` cannot be ordered by {', '.join(unknown)}; valid: {', '.join(valid)}"
+        raise UsageError(msg)
+    if len(z_order) > 4:
+        msg = f"z-order over {len(z_order)} columns orders by none of them; give at most 4"
+        raise UsageError(msg)

@@ -1,0 +1,187 @@
+"""Vacuum: what nobody can see any more leaves the disk, and nothing else.
+
+Kept are the files of the newest versions, of every version that was the newest within the retention, of every pinned
+version, and of what unfinished jobs read. What remains and is older than the retention goes: files that compaction
+replaced, and orphans of writers that were killed. Before that, rows of dead writes (committed, but never accepted) are
+taken out of the tables.
+
+A writer that was stopped in between loses nothing: the fences make its next compare-and-swap fail, and it looks again
+at what is there (`lake.write.writer`, `Job`); a file of its own that is gone is written again (`Store`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from lake.care.pins import Pins
+from lake.errors import LakeAccessError, UsageError
+from lake.read.history import version_at
+from lake.read.snapshot import Snapshot
+from lake.storage.commits import condemn
+from lake.storage.data_files import FileEntry
+from lake.storage.log_check import log_faults
+from lake.storage.objects import Found
+from lake.storage.store import Store
+from lake.tables import TABLES
+from lake.tables.columns import Visibility
+
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
+
+RETENTION = timedelta(days=7)
+"""How long files stay after nobody refers to them, and dead writes after they were written."""
+_LONGEST_JOB = timedelta(days=30)
+"""A job without a terminal row may still end or be resumed for so long: its rows and what it reads are kept."""
+
+
+@dataclass(slots=True)
+class Vacuumed:
+    """What vacuum did to a table."""
+
+    table: str
+    dead_files: int = 0
+    """Files with rows of dead writes that were taken out of the table."""
+    deleted_files: int = 0
+    deleted_bytes: int = 0
+    kept_for_pins: int = 0
+    """Files that only a named snapshot, a lease or an unfinished job still needs."""
+
+
+def vacuum(store: Store, *, retention: timedelta = RETENTION, dry_run: bool = False) -> list[Vacuumed]:
+    """Drop dead writes and delete files that nobody needs.
+
+    Args:
+        store: the lake's tables.
+        retention: how long what is not needed stays; at least an hour.
+        dry_run: say what would be deleted, and change nothing.
+
+    Raises:
+        UsageError: a retention below an hour.
+        LakeAccessError: a pin or a log is damaged; nothing was changed.
+    """
+    if retention < timedelta(hours=1):
+        msg = f"a retention of {retention} would take files from under running readers; valid: an hour or more"
+        raise UsageError(msg)
+    if faults := log_faults(store.objects, Snapshot(store).versions):
+        msg = (
+            f"{store.root}: {'; '.join(faults[:5])}: the log is damaged, and what it does not name would be deleted. "
+            "Restore it from a backup first; nothing was changed"
+        )
+        raise LakeAccessError(msg)
+    cutoff = store.clock() - retention
+    done = {name: Vacuumed(name) for name in TABLES}
+    if not dry_run:
+        for name, count in drop_dead(store, cutoff).items():
+            done[name].dead_files = count
+    pins = Pins(store)
+    with pins.vacuuming() if not dry_run else nullcontext():
+        needed = [pin.versions for pin in pins.active()] + _unfinished(store)
+        for name in TABLES:
+            _delete(store, done[name], cutoff, [versions.get(name, -1) for versions in needed], dry_run=dry_run)
+    return list(done.values())
+
+
+def drop_dead(store: Store, cutoff: datetime) -> dict[str, int]:
+    """Take rows of dead writes out of the tables; files a table.
+
+    The order is what makes it safe. First the write attempts that look dead are condemned in public. Then whoever is
+    about to accept one of them is made to look again, and finds it condemned. Only then it is asked which were accepted
+    before, and the others go.
+    """
+    before = Snapshot(store)
+    running = frozenset(unfinished_jobs(before, store.clock())["job_id"])
+    suspects = {name: _suspects(store, name, cutoff, running) for name in TABLES if _can_be_dead(name)}
+    looked = frozenset().union(*(before.write_ids(entry) for entries in suspects.values() for entry in entries))
+    if looked <= before.accepted_write_ids:
+        return {}
+    condemn(store.objects, looked - before.accepted_write_ids)
+    store.fence("episodes")
+    store.fence("jobs")
+    return _drop(store, suspects)
+
+
+def _drop(store: Store, suspects: dict[str, list[FileEntry]]) -> dict[str, int]:
+    snapshot = Snapshot(store)
+    dropped = {}
+    for name, entries in suspects.items():
+        dead = [entry for entry in entries if snapshot.write_ids(entry) - snapshot.accepted_write_ids]
+        version, live = store.files(name)
+        dead = [entry for entry in dead if entry.name in {other.name for other in live}]
+        if dead:
+            store.rewrite(name, version, dead, _survivors(store, snapshot, name, dead), operation="drop dead writes")
+            dropped[name] = len(dead)
+    return dropped
+
+
+def _survivors(store: Store, snapshot: Snapshot, name: str, entries: list[FileEntry]) -> Iterable[pa.Table]:
+    """Accepted rows of files that hold dead ones too: only other tools than ours mix them."""
+    mixed = [entry for entry in entries if snapshot.write_ids(entry) & snapshot.accepted_write_ids]
+    if not mixed:
+        return ()
+    dead = frozenset().union(*map(snapshot.write_ids, mixed)) - snapshot.accepted_write_ids
+    where = f"write_id NOT IN ({', '.join(map(str, sorted(dead)))})"
+    from lake.care.sorting import ordered_rows
+
+    return ordered_rows(store.objects, mixed, TABLES[name], where=where)
+
+
+def _can_be_dead(name: str) -> bool:
+    return TABLES[name].visibility is Visibility.ACCEPTED
+
+
+def _suspects(store: Store, name: str, cutoff: datetime, running: frozenset[int]) -> list[FileEntry]:
+    """Old files that may hold rows nobody accepted, and that no running job is going to accept."""
+    old = (entry for entry in store.files(name)[1] if entry.written_at < cutoff)
+    return [entry for entry in old if entry.clean_since is None and entry.low.get("job_id") not in running]
+
+
+def unfinished_jobs(snapshot: Snapshot, now: datetime) -> pl.DataFrame:
+    """Jobs that may still end, or be resumed: no terminal row, and not too old. job_id, kind, input_snapshot."""
+    import polars as pl
+
+    jobs = snapshot.scan("jobs").select("job_id", "kind", "event", "at", "input_snapshot").collect()
+    ended = jobs.filter(pl.col("event") != "started")["job_id"]
+    young = jobs.filter((pl.col("event") == "started") & (pl.col("at") > now - _LONGEST_JOB))
+    return young.filter(~pl.col("job_id").is_in(ended.implode())).select("job_id", "kind", "input_snapshot")
+
+
+def _unfinished(store: Store) -> list[dict[str, int]]:
+    """What interrupted training runs read, so that they can be resumed."""
+    texts = unfinished_jobs(Snapshot(store), store.clock())["input_snapshot"]
+    return [msgspec.json.decode(text, type=dict[str, int]) for text in texts]
+
+
+def _delete(store: Store, done: Vacuumed, cutoff: datetime, pinned: list[int], *, dry_run: bool) -> None:
+    """Delete a table's files that are old and that nobody needs."""
+    name = done.table
+    found = [entry for entry in store.objects.list(name, staging=True) if "/_delta_log/" not in entry.path]
+    found = [entry for entry in found if entry.modified < cutoff]
+    if store.refresh(name) == -1:
+        return
+    old = _unneeded(store, name, cutoff, found)
+    if old and not dry_run:
+        # A rewrite that stood still for so long that its file looks like an orphan must not commit it any more.
+        store.fence(name)
+        old = _unneeded(store, name, cutoff, old)
+    held = {f"{name}/{entry.name}" for v in set(pinned) for entry in store.files(name, v)[1]}
+    gone = [entry for entry in old if entry.path not in held]
+    done.kept_for_pins = len(old) - len(gone)
+    done.deleted_files = len(gone)
+    done.deleted_bytes = sum(entry.bytes for entry in gone)
+    if not dry_run:
+        store.objects.delete([entry.path for entry in gone])
+
+
+def _unneeded(store: Store, name: str, cutoff: datetime, found: list[Found]) -> list[Found]:
+    """Files that neither the newest version needs nor any since the cutoff."""
+    _, newest = store.files(name)
+    _, within = store.files(name, version_at(store, name, cutoff))
+    needed = {f"{name}/{entry.name}" for entry in (*newest, *within)}
+    return [entry for entry in found if entry.path not in needed]

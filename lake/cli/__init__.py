@@ -1,0 +1,98 @@
+"""The command `trajlake`: finds each layer's commands by entry point, prints faults as one line.
+
+The composition root is pyproject.toml: the entry points `trajlake.commands` name one table per layer, mapping a
+command's name to where it lives and its one-line help. Nothing but click is imported until a command runs.
+"""
+
+import sys
+from importlib import import_module
+from importlib.metadata import entry_points
+
+import click
+
+CommandTable = dict[str, tuple[str, str]]
+"""Command name -> ("module:attribute" of a click command, one line of help)."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called."""
+
+    def _table(self) -> CommandTable:
+        table: CommandTable = {}
+        for entry in sorted(entry_points(group="trajlake.commands"), key=lambda e: e.name):
+            table |= entry.load()
+        return table
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All commands by name."""
+        return sorted(self._table())
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name, imported now."""
+        place = self._table().get(cmd_name)
+        if place is None:
+            return None
+        module, _, attribute = place[0].partition(":")
+        command = getattr(import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands with their help, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, place[1]) for name, place in sorted(self._table().items())])
+
+
+@click.command(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "TRAJLAKE"},
+    epilog="Results go to stdout, messages to stderr. `trajlake COMMAND -h` explains a command.",
+)
+@click.version_option(package_name="trajlake", message="%(prog)s %(version)s")
+def trajlake() -> None:
+    """A lakehouse for LLM-agent trajectories: ingest, query, credit, train, view."""
+
+
+def main() -> None:
+    """Run the command line; a user's fault is one line on stderr and an exit status that is not 0."""
+    from lake.errors import TrajlakeError
+
+    try:
+        trajlake(prog_name="trajlake")
+    except TrajlakeError as error:
+        click.echo(f"trajlake: {_line(error)}", err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # The reader of stdout (head, a pager) has gone: not a fault. Keep the interpreter from flushing into it.
+        sys.stderr.close()
+        sys.exit(0)
+    except UnicodeEncodeError as error:
+        click.echo(
+            f"trajlake: this terminal cannot show the result ({error.reason}); set PYTHONIOENCODING=utf-8", err=True
+        )
+        sys.exit(1)
+    except OSError as error:
+        click.echo(f"trajlake: {_line(error)}", err=True)
+        sys.exit(1)
+
+
+def _line(error: Exception) -> str:
+    """An error's text as one line; what a file or a model wrote must not steer the terminal."""
+    text = " ".join(str(error).split())
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+COMMANDS = {
+    "ingest": ("lake.cli.ingest:ingest", "Read trajectory files into a lake."),
+    "sql": ("lake.cli.read:sql", "Query a lake with one SELECT."),
+    "show": ("lake.cli.read:show", "Print an episode to read."),
+    "tables": ("lake.cli.read:tables", "List tables, or their columns."),
+    "history": ("lake.cli.read:history", "List the commits of a lake."),
+    "diff": ("lake.cli.maintain:diff", "Say what changed between two snapshots."),
+    "snapshot": ("lake.cli.maintain:snapshot", "Name the lake as it is now, list the names, drop one."),
+    "retract": ("lake.cli.maintain:retract", "Hide episodes from later readers."),
+    "forget": ("lake.cli.maintain:forget", "Erase episodes for good."),
+    "compact": ("lake.cli.maintain:compact", "Merge small files into sorted ones."),
+    "vacuum": ("lake.cli.maintain:vacuum", "Delete files that nobody needs."),
+    "doctor": ("lake.cli.read:doctor", "Check a lake and this installation."),
+}

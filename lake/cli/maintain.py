@@ -1,0 +1,250 @@
+"""Commands that look after a lake: `compact`, `vacuum`, `retract`, `forget`, `snapshot`, `diff`."""
+
+import sys
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lake.cli.options import echo_rows, format_option, lake_option, opened
+
+if TYPE_CHECKING:
+    from lake.care.erasure import Cut
+    from lake.lake import Lake
+
+Parameters = dict[str, Any]
+
+
+@click.command()
+@click.argument("tables", nargs=-1)
+@lake_option
+@format_option
+@click.option("--z-order", help="Columns to interleave, comma-separated, instead of the table's own order.")
+@click.option("--target-mb", type=click.IntRange(min=1), default=128, show_default=True, help="Size of a merged file.")
+def compact(tables: tuple[str, ...], lake_uri: str, output_format: str, z_order: str | None, target_mb: int) -> None:
+    """Merge the small files of TABLES (all of them unless named) into sorted ones. Safe beside writers and readers."""
+    import polars as pl
+
+    import lake
+    from lake.tables import TABLES
+
+    target = lake.open(lake_uri)
+    columns = [name.strip() for name in z_order.split(",")] if z_order else []
+    done = [target.compact(name, z_order=columns, target_bytes=target_mb << 20) for name in tables or TABLES]
+    echo_rows(pl.DataFrame([_fields(one) for one in done]), output_format)
+
+
+@click.command()
+@lake_option
+@format_option
+@click.option("--days", type=float, default=7, show_default=True, help="How long what nobody needs stays.")
+@click.option("--dry-run", is_flag=True, help="Say what would be deleted, and change nothing.")
+def vacuum(lake_uri: str, output_format: str, days: float, dry_run: bool) -> None:
+    """Drop dead writes and delete files that nobody needs.
+
+    Kept are the newest versions, those of the last DAYS, and everything that named snapshots and running trainers pin.
+    """
+    import polars as pl
+
+    import lake
+
+    done = lake.open(lake_uri).vacuum(retention=_days(days), dry_run=dry_run)
+    echo_rows(pl.DataFrame([_fields(one) for one in done]), output_format)
+    if dry_run:
+        click.echo("nothing was changed: this was a dry run", err=True)
+
+
+@click.command()
+@click.argument("episodes", nargs=-1)
+@lake_option
+@click.option("--where", help="SQL condition on `episodes`, for example \"task_id = '12' AND status = 'failed'\".")
+@click.option("--reason", help="Why, for whoever asks later.")
+def retract(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason: str | None) -> None:
+    """Hide EPISODES from every later snapshot. The rows stay, and older snapshots still show them."""
+    import lake
+
+    target = lake.open(lake_uri)
+    chosen = _chosen(target, episodes, where)
+    if where is not None and not chosen:
+        click.echo("0 episodes retracted: no visible one meets the condition")
+        return
+    count = target.retract(chosen, reason)
+    click.echo(f"{count} episodes retracted ({len(chosen) - count} were already)")
+
+
+@click.command()
+@click.argument("episodes", nargs=-1)
+@lake_option
+@click.option("--where", help="SQL condition on `episodes`, retracted ones included.")
+@click.option("--reason", help="Why; it is kept.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def forget(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason: str | None, yes: bool) -> None:
+    """Erase EPISODES: from every table, from the disk, from snapshots taken before. There is no way back.
+
+    Says first which named snapshots, running readers and interrupted runs lose some of them, and asks; snapshots keep
+    the rest of what they held. Without a terminal it takes --yes.
+
+    They are not taken again either: a later ingest rejects them. Records that were rejected for faults of their own
+    have no key to find them by: look in `rejects`.
+    """
+    import lake
+
+    target = lake.open(lake_uri)
+    chosen = _chosen(target, episodes, where, retracted_too=True)
+    if where is not None and not chosen:
+        click.echo("0 episodes erased: none meets the condition")
+        return
+    for cut in target.cuts(chosen):
+        click.echo(_told(cut), err=True)
+    _confirm(f"Erase {len(chosen)} episodes of {target.uri} for good?", yes=yes)
+    done = target.forget(chosen, reason)
+    rows = ", ".join(f"{name} {count}" for name, count in done.rows.items() if count)
+    click.echo(f"{done.episodes} episodes erased; rows: {rows or 'none left'}; {done.deleted_files} old files deleted")
+    if done.unreadable:
+        click.echo(
+            f"{len(done.unreadable)} half-written files of killed or running writers cannot be looked into, for "
+            f"example {done.unreadable[0]}; run this again when no writer is at work, or `trajlake vacuum` in a week",
+            err=True,
+        )
+
+
+def _told(cut: "Cut") -> str:
+    """What somebody who keeps an earlier snapshot loses, and what stays."""
+    lost = f"loses {cut.forgotten} of {cut.episodes} episodes"
+    if cut.kind == "snapshot":
+        return f"snapshot {cut.name} {lost}; the other {cut.episodes - cut.forgotten} stay readable"
+    if cut.kind == "lease":
+        return f"{cut.name} is running and {lost}: it may stop with an error, and cannot be resumed"
+    return f"{cut.name} is not finished and {lost}: it cannot be resumed"
+
+
+def _confirm(question: str, *, yes: bool) -> None:
+    """Ask on a terminal; without one, only --yes is a yes.
+
+    Raises:
+        UsageError: nobody can be asked.
+    """
+    from lake.errors import UsageError
+
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        msg = f"{question} There is no terminal to ask on: add --yes if you mean it. Nothing was changed"
+        raise UsageError(msg)
+    click.confirm(question, abort=True, err=True)
+
+
+@click.group()
+def snapshot() -> None:
+    """Name the lake as it is now, list the names, drop one."""
+
+
+@snapshot.command("create")
+@click.argument("name")
+@lake_option
+def snapshot_create(name: str, lake_uri: str) -> None:
+    """Keep the newest versions of all tables readable as NAME until it is dropped."""
+    import lake
+
+    pin = lake.open(lake_uri).name_snapshot(name)
+    click.echo(f"{pin.name}: episodes at version {pin.versions['episodes']}; read it with --as-of {pin.name}")
+
+
+@snapshot.command("list")
+@lake_option
+@format_option
+def snapshot_list(lake_uri: str, output_format: str) -> None:
+    """List named snapshots, oldest first: the episodes that each shows, and how many were forgotten since."""
+    import polars as pl
+
+    import lake
+    from lake.errors import LakeAccessError
+    from lake.read.parquet import collected
+
+    target = lake.open(lake_uri)
+    rows: list[Parameters] = []
+    for pin in target.snapshots():
+        row = {"name": pin.name, "created_at": pin.created_at, "episodes_version": pin.versions.get("episodes")}
+        with suppress(LakeAccessError):  # damaged: not known, and no reason to hide the others
+            shown = target.at(pin.versions)
+            row |= {"episodes": len(collected(shown.scan("episodes").select("episode_id")))}
+            row |= {"forgotten": shown.forgotten}
+        rows.append(row)
+    schema: dict[str, pl.DataType] = {
+        "name": pl.String(),
+        "created_at": pl.Datetime("us", "UTC"),
+        "episodes_version": pl.Int64(),
+        "episodes": pl.Int64(),
+        "forgotten": pl.Int64(),
+    }
+    echo_rows(pl.DataFrame(rows, schema=schema), output_format)
+
+
+@snapshot.command("drop")
+@click.argument("name")
+@lake_option
+def snapshot_drop(name: str, lake_uri: str) -> None:
+    """Take NAME back. What only it needed is deleted by the next vacuum."""
+    import lake
+
+    lake.open(lake_uri).drop_snapshot(name)
+    click.echo(f"{name} dropped")
+
+
+@click.command()
+@click.argument("before")
+@click.argument("after", required=False)
+@lake_option
+@format_option
+@click.option(
+    "--show",
+    type=click.Choice(["summary", "added", "removed", "scores", "flips"]),
+    default="summary",
+    show_default=True,
+    help="How much of what changed, or the rows themselves.",
+)
+def diff(before: str, after: str | None, lake_uri: str, output_format: str, show: str) -> None:
+    """Say what changed from BEFORE to AFTER (now, unless given).
+
+    Each is the name of a snapshot, a time (2026-11-20T10:00, UTC), or a version of `episodes`.
+    """
+    from lake.read.history import difference
+
+    change = difference(opened(lake_uri, before), opened(lake_uri, after))
+    echo_rows(change.summary() if show == "summary" else getattr(change, show), output_format)
+
+
+def _chosen(target: "Lake", episodes: tuple[str, ...], where: str | None, *, retracted_too: bool = False) -> list[int]:
+    """Ids from the command line, each once."""
+    from lake import ids
+    from lake.errors import UsageError
+
+    try:
+        chosen = [ids.from_text(text) for text in episodes]
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if where is not None:
+        from lake.judgements.predicates import bracketed
+
+        inside = bracketed(where)
+        with target.snapshot().session(retracted_too=retracted_too) as session:
+            chosen += session.query(f"SELECT episode_id FROM episodes WHERE {inside}")["episode_id"].to_list()
+    return sorted(set(chosen))
+
+
+def _days(days: float) -> timedelta:
+    from lake.errors import UsageError
+
+    try:
+        return timedelta(days=days)
+    except (OverflowError, ValueError) as error:
+        msg = f"--days {days} is no time; valid: 0.05 or more"
+        raise UsageError(msg) from error
+
+
+def _fields(record: object) -> Parameters:
+    """A row of output from a small result object."""
+    from dataclasses import asdict
+
+    return asdict(record)  # type: ignore[call-overload,no-any-return]

@@ -1,0 +1,251 @@
+"""Options and output shared by every command: --lake, --as-of, --format, and how rows are printed.
+
+Ids are printed as 13 base32 characters and times as ISO 8601; a table cuts long texts, the other forms never do.
+
+Help texts of commands with many options, in sections.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lake.read import text_table
+from lake.read.text_table import Rows
+
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
+
+    from lake.read.snapshot import Snapshot
+
+
+class SectionedCommand(click.Command):
+    """A command whose help lists its options under headings.
+
+    Args:
+        sections: heading -> names of its options' parameters. Options that stand in none come last.
+        given: of `click.Command`.
+    """
+
+    def __init__(self, *, sections: Mapping[str, Sequence[str]], **given: Any) -> None:
+        super().__init__(**given)
+        self.sections = sections
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, section by section."""
+        left = {parameter.name: parameter for parameter in self.get_params(ctx)}
+        for heading, names in self.sections.items():
+            self._write(heading, [left.pop(name) for name in names], ctx, formatter)
+        self._write("Options", list(left.values()), ctx, formatter)
+
+    @staticmethod
+    def _write(
+        heading: str, parameters: Sequence[click.Parameter], ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
+        records = [record for parameter in parameters if (record := parameter.get_help_record(ctx)) is not None]
+        with formatter.section(heading):
+            formatter.write_dl(records)
+
+
+Command = Callable[..., Any]
+
+
+def lake_option(function: Command) -> Command:
+    """Add --lake (environment variable TRAJLAKE_LAKE)."""
+    option = click.option(
+        "--lake", "lake_uri", required=True, envvar="TRAJLAKE_LAKE", show_envvar=True, help="Folder of the lake."
+    )
+    return option(function)
+
+
+def format_option(function: Command) -> Command:
+    """Add --format table|line|json|csv."""
+    return click.option(
+        "--format",
+        "output_format",
+        type=click.Choice(["table", "line", "json", "csv"]),
+        default="table",
+        show_default=True,
+        help="How rows are printed; line: a value a line, as a table that is wider than the terminal is printed too.",
+    )(function)
+
+
+def as_of_option(function: Command) -> Command:
+    """Add --as-of: an older state of the lake."""
+    return click.option(
+        "--as-of",
+        metavar="WHEN",
+        help="Read an older state: a snapshot's name, a version of `episodes`, or a time (ISO 8601).",
+    )(function)
+
+
+def opened(uri: str, as_of: str | None = None) -> Snapshot:
+    """A snapshot of a lake: the newest, or an older one; says if an older one was cut by a `forget`."""
+    from lake.opening import open as open_lake
+
+    found = open_lake(uri)
+    if as_of is None:
+        return found.snapshot()
+    snapshot = found.at(int(as_of) if as_of.isdecimal() else as_of)
+    if snapshot.forgotten:
+        click.echo(f"{as_of} is not whole: {snapshot.forgotten} episodes were forgotten since", err=True)
+    return snapshot
+
+
+def echo_stream(reader: pa.RecordBatchReader, output_format: str) -> None:
+    """Print rows to stdout as they come: json, csv, or arrow (an IPC stream)."""
+    import pyarrow as pa
+    from pyarrow import ipc
+
+    from lake.read.query_results import frame
+
+    if output_format == "arrow":
+        with ipc.new_stream(sys.stdout.buffer, reader.schema) as out:
+            for batch in reader:
+                out.write_batch(batch)
+        return
+    frames = (frame(pa.Table.from_batches([batch])) for batch in reader if batch.num_rows)
+    if output_format == "csv":
+        click.echo(_csv(frame(reader.schema.empty_table())), nl=False)
+        for rows in frames:
+            click.echo(_csv(rows, header=False), nl=False)
+        return
+    before = b"["
+    for rows in frames:
+        click.echo(before + _json(rows), nl=False)
+        before = b",\n"
+    click.echo(b"[]" if before == b"[" else b"]")
+
+
+def echo_rows(rows: pl.DataFrame | Rows | Sequence[Mapping[str, Any]], output_format: str) -> None:
+    """Print rows to stdout.
+
+    Args:
+        rows: a frame; mappings with one set of names; or plain rows, which are printed as text only.
+        output_format: table, line, json or csv.
+    """
+    if output_format in ("table", "line"):
+        _echo_text(_plain(rows), as_lines=output_format == "line")
+        return
+    import polars as pl
+
+    assert not isinstance(rows, Rows)
+    frame = rows if isinstance(rows, pl.DataFrame) else pl.DataFrame(rows)
+    if output_format == "csv":
+        click.echo(_csv(frame), nl=False)
+    else:
+        click.echo(b"[" + _json(frame) + b"]")
+
+
+def as_json(value: Any) -> bytes:
+    """Nested rows as JSON: ids as base32, by their names."""
+    import msgspec
+
+    from lake import ids
+    from lake.tables import ID_COLUMNS
+
+    def readable_ids(part: Any, name: str = "") -> Any:
+        if isinstance(part, dict):
+            return {key: readable_ids(inner, key) for key, inner in part.items()}
+        if isinstance(part, list):
+            return [readable_ids(inner, name) for inner in part]
+        return ids.to_text(part) if isinstance(part, int) and _is_id(name, ID_COLUMNS) else part
+
+    return msgspec.json.format(msgspec.json.encode(readable_ids(value)))
+
+
+def _csv(frame: pl.DataFrame, *, header: bool = True) -> bytes:
+    """As bytes: click takes escape sequences out of text, and these are data."""
+    return _flat(readable(frame)).write_csv(include_header=header).encode()
+
+
+def _json(frame: pl.DataFrame) -> bytes:
+    """Rows as JSON objects, one a line, commas between them."""
+    import msgspec
+
+    encoder = msgspec.json.Encoder(decimal_format="number")
+    return b",\n".join(encoder.encode(row) for row in readable(frame).iter_rows(named=True))
+
+
+def readable(frame: pl.DataFrame) -> pl.DataFrame:
+    """The rows as people see them: ids as base32.
+
+    No function of ours is handed to Polars: its threads would wait for the interpreter, which another thread that
+    converts a frame holds while it waits for theirs.
+    """
+    import polars as pl
+
+    from lake import ids
+    from lake.tables import ID_COLUMNS
+
+    columns = [name for name, dtype in frame.schema.items() if _is_id(name, ID_COLUMNS) and dtype == pl.Int64]
+    lists = [name for name, dtype in frame.schema.items() if name in ID_COLUMNS and dtype == pl.List(pl.Int64)]
+    texts = {name: [v if v is None else ids.to_text(v) for v in frame[name].to_list()] for name in columns}
+    texts_of_lists = {name: [v and list(map(ids.to_text, v)) for v in frame[name].to_list()] for name in lists}
+    return frame.with_columns(
+        *(pl.Series(name, values, dtype=pl.String) for name, values in texts.items()),
+        *(pl.Series(name, values) for name, values in texts_of_lists.items()),
+    )
+
+
+def _is_id(name: str, known: Set[str]) -> bool:
+    """Whether a column holds ids: by its name, or by what its name ends with (credit_group_id)."""
+    return name in known or name.endswith(("_group_id", "_episode_id"))
+
+
+def _flat(frame: pl.DataFrame) -> pl.DataFrame:
+    """Lists and structs as JSON text, bytes as base64, durations as ISO 8601: CSV has none of them."""
+    import msgspec
+    import polars as pl
+
+    nested = [name for name, dtype in frame.schema.items() if dtype.is_nested()]
+    return frame.with_columns(
+        *(
+            pl.Series(name, [v if v is None else msgspec.json.encode(v).decode() for v in frame[name].to_list()])
+            for name in nested
+        ),
+        pl.col(pl.Binary).bin.encode("base64"),
+        pl.col(pl.Duration).dt.to_string("iso"),
+    )
+
+
+def _plain(rows: pl.DataFrame | Rows | Sequence[Mapping[str, Any]]) -> Rows:
+    if isinstance(rows, Rows):
+        return rows
+    if isinstance(rows, Sequence):
+        names = list(rows[0]) if rows else []
+        values = [tuple(row.values()) for row in rows]
+        kinds = [{type(row[place]) for row in values} for place in range(len(names))]
+        return Rows(names, values, [kind <= {int, float, type(None)} for kind in kinds])
+    return Rows(rows.columns, rows.rows(), [dtype.is_numeric() for dtype in rows.dtypes])
+
+
+def _echo_text(rows: Rows, *, as_lines: bool) -> None:
+    from lake.tables import ID_COLUMNS
+
+    ids = [place for place, name in enumerate(rows.names) if _is_id(name, ID_COLUMNS)]
+    numbers = [is_number and place not in ids for place, is_number in enumerate(rows.numbers)]
+    whole = [is_number or place in ids for place, is_number in enumerate(numbers)]
+    values = [[_id_text(value) if place in ids else value for place, value in enumerate(row)] for row in rows.values]
+    # Into a pipe nothing is squeezed: whoever reads it may want every column.
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    printed = None if as_lines else text_table.table(rows.names, values, numbers, whole, width)
+    if printed is None:
+        printed = list(text_table.lines(rows.names, values))
+    else:
+        printed[0] = click.style(printed[0], bold=True)
+    click.echo("\n".join(printed))
+
+
+def _id_text(value: Any) -> Any:
+    """An id, or a list of ids, as people see it; what is no id stays."""
+    from lake import ids
+
+    if isinstance(value, list):
+        return [_id_text(inner) for inner in value]
+    return ids.to_text(value) if isinstance(value, int) and 0 <= value <= ids.MASK else value

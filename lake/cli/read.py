@@ -1,0 +1,247 @@
+"""Commands `sql`, `show`, `tables`, `history` and `doctor`: everything that only reads."""
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from lake.cli.options import as_json, as_of_option, echo_rows, echo_stream, format_option, lake_option, opened
+
+if TYPE_CHECKING:
+    from lake.read.snapshot import Snapshot
+
+
+@click.command()
+@click.argument("query")
+@lake_option
+@click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(["table", "line", "json", "csv", "arrow"]),
+    default="table",
+    show_default=True,
+    help="How rows are printed; line: a value a line, as a table wider than the terminal is printed too; arrow: an IPC "
+    "stream. json, csv and arrow print rows as they come.",
+)
+@click.option("--param", "params", multiple=True, metavar="NAME=VALUE", help="Value of $NAME in the query (text).")
+@as_of_option
+@click.option("--locked", is_flag=True, help="For SQL you did not write: run it in a process that is locked in.")
+@click.option("--memory-limit", metavar="SIZE", help="Memory of the query, for example 2GB.  [locked: 1GB]")
+@click.option("--timeout", type=click.FloatRange(0, 1e6, min_open=True), metavar="SECONDS", help="Time.  [locked: 30]")
+@click.option("--max-rows", type=click.IntRange(min=0), help="Most rows of a locked query.  [100000]")
+def sql(
+    query: str,
+    lake_uri: str,
+    output_format: str,
+    params: tuple[str, ...],
+    as_of: str | None,
+    locked: bool,
+    memory_limit: str | None,
+    timeout: float | None,
+    max_rows: int | None,
+) -> None:
+    """Run one SELECT over the newest snapshot. `-` reads the query from stdin.
+
+    Every table is a view of its name. So are trajectory, step_ledger, groups, anchors, funnel, reward_hygiene,
+    step_seen, job_runs, credit_series, current_advantages, current_scores and the latest_... of advantages, scores and
+    annotations (`trajlake tables --columns`); the macros are id('13 characters') and id_text(int).
+    """
+    text = sys.stdin.read() if query == "-" else query
+    values = _arguments(params)
+    if timeout is not None and math.isnan(timeout):
+        msg = "--timeout nan is no time; valid: seconds"
+        raise click.UsageError(msg)
+    snapshot = opened(lake_uri, as_of)
+    if locked:
+        _echo_locked(snapshot, text, values, output_format, memory_limit, timeout, max_rows)
+        return
+    from lake.read.query import Limits, Session
+
+    limits = Limits(memory=memory_limit, seconds=timeout)
+    with Session(snapshot.files, snapshot.objects, snapshot.hidden, limits) as session:
+        if output_format in ("table", "line"):
+            echo_rows(session.shown(text, values), output_format)
+        else:
+            echo_stream(session.stream(text, values), output_format)
+
+
+def _echo_locked(
+    snapshot: "Snapshot",
+    query: str,
+    values: dict[str, str] | None,
+    output_format: str,
+    memory_limit: str | None,
+    timeout: float | None,
+    max_rows: int | None,
+) -> None:
+    from lake.locked import query as locked
+    from lake.read.query_results import frame
+
+    reader = locked.LockedReader(
+        snapshot,
+        memory_limit=memory_limit or locked.MEMORY,
+        timeout=timeout or locked.SECONDS,
+        max_rows=locked.ROWS if max_rows is None else max_rows,
+    )
+    table = reader.arrow(query, values)
+    if output_format in ("table", "line"):
+        echo_rows(frame(table), output_format)
+    else:
+        echo_stream(table.to_reader(), output_format)
+
+
+def _arguments(params: tuple[str, ...]) -> dict[str, str] | None:
+    """Values of --param by name."""
+    from lake.errors import UsageError
+
+    values = {}
+    for param in params:
+        name, equals, value = param.partition("=")
+        if not equals:
+            msg = f"--param {param!r} has no value; write NAME=VALUE"
+            raise UsageError(msg)
+        values[name] = value
+    return values or None
+
+
+@click.command()
+@click.argument("episode", required=False)
+@click.option("--task", help="The episode of this task, instead of EPISODE.")
+@click.option("--rollout", type=click.IntRange(min=0), help="Its number among the siblings.  [default: the only one]")
+@click.option("--run", help="Its run.  [default: the only one]")
+@lake_option
+@click.option("--full", is_flag=True, help="Do not cut long texts.")
+@click.option(
+    "--credit",
+    help="Whose advantages: an estimator's name, or (the beginning of) a credit series' or job's id.  [the current]",
+)
+@as_of_option
+@click.option(
+    "--format", "output_format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output."
+)
+def show(
+    episode: str | None,
+    task: str | None,
+    rollout: int | None,
+    run: str | None,
+    lake_uri: str,
+    full: bool,
+    credit: str | None,
+    as_of: str | None,
+    output_format: str,
+) -> None:
+    """Print EPISODE to read: states, actions, rewards, advantages, scores.
+
+    EPISODE is an id or its beginning; `--task 44 --rollout 3` names one as well.
+    """
+    from lake.errors import UsageError
+    from lake.read import show as shown
+
+    reader = opened(lake_uri, as_of)
+    named = {"task": task, "rollout": rollout, "run": run}
+    if (episode is None) == (named == dict.fromkeys(named)):
+        msg = "name one episode: by its id (or its beginning), or by --task, --rollout and --run"
+        raise UsageError(msg)
+    if episode is None:
+        found = shown.find_named(reader, task=task, rollout=rollout, run=run)
+    else:
+        found = shown.find(reader, episode)
+    told = shown.gather(reader, found, credit)
+    if output_format == "json":
+        click.echo(as_json(told))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    for style, line in shown.lines(told, full=full):
+        console.print(Text(line, style))
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[TABLE]...")
+@lake_option
+@format_option
+@click.option("--columns", is_flag=True, help="List columns with type and meaning instead.")
+@click.option("--all", "show_all", is_flag=True, help="Empty tables too.")
+def tables(names: tuple[str, ...], lake_uri: str, output_format: str, columns: bool, show_all: bool) -> None:
+    """List the tables of a lake: version, rows (those of retracted episodes too), files, bytes.
+
+    With TABLE these tables or views alone. Without --columns, empty tables are left out unless they are named.
+    """
+    from lake.tables import TABLES
+
+    snapshot = opened(lake_uri)
+    if columns:
+        echo_rows(_columns(names), output_format)
+        return
+    rows: list[dict[str, object]] = []
+    for name in _known(names, list(TABLES)) or TABLES:
+        files, n_rows, n_bytes = snapshot.size(name)
+        version = snapshot.versions[name]
+        rows.append({"table": name, "version": version, "rows": n_rows, "files": files, "bytes": n_bytes})
+    left = [row for row in rows if row["rows"] or names or show_all] or rows
+    echo_rows(left, output_format)
+    if len(left) < len(rows):
+        click.echo(f"{len(rows) - len(left)} empty tables are not shown (--all)", err=True)
+
+
+def _columns(names: tuple[str, ...]) -> list[dict[str, object]]:
+    """The columns of tables and views, of all unless some are named."""
+    from lake.read.query_pruning import planner
+    from lake.read.query_views import views
+    from lake.tables import TABLES
+
+    rows: list[dict[str, object]] = []
+    for name in _known(names, [*TABLES, *views()]) or [*TABLES, *views()]:
+        if name in TABLES:
+            rows += [
+                {"table": name, "column": c.name, "type": c.type.value, "null": not c.required, "meaning": c.meaning}
+                for c in TABLES[name].columns
+            ]
+            continue
+        rows += [
+            {"table": name, "column": column, "type": kind.lower(), "null": True, "meaning": "(view)"}
+            for column, kind in planner().columns(name)
+        ]
+    return rows
+
+
+def _known(names: tuple[str, ...], valid: Sequence[str]) -> tuple[str, ...]:
+    """The names, if all are valid."""
+    from lake.errors import UsageError
+
+    if unknown := [name for name in names if name not in valid]:
+        msg = f"there is no table {', '.join(unknown)}; valid: {', '.join(valid)}"
+        raise UsageError(msg)
+    return names
+
+
+@click.command()
+@click.argument("table", required=False)
+@lake_option
+@format_option
+@click.option(
+    "--limit", type=click.IntRange(1, 1_000_000), default=20, show_default=True, help="Commits a table, newest first."
+)
+def history(table: str | None, lake_uri: str, output_format: str, limit: int) -> None:
+    """List the commits of TABLE, or of every table, newest first."""
+    import lake
+    from lake.read.history import commits
+
+    echo_rows(commits(lake.open(lake_uri), table, limit), output_format)
+
+
+@click.command()
+@lake_option
+@format_option
+def doctor(lake_uri: str, output_format: str) -> None:
+    """Check a lake and this installation; exit status 1 if something is wrong."""
+    from lake.care.doctor import diagnose
+
+    findings = diagnose(lake_uri)
+    echo_rows(findings, output_format)
+    if (findings["verdict"] == "wrong").any():
+        sys.exit(1)

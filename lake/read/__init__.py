@@ -1,0 +1,1 @@
+"""Reading: snapshots, which rows are visible, scans, SQL, and one episode as text."""

@@ -1,0 +1,154 @@
+"""Parquet files of a lake as lazy frames, local or in a bucket, with the columns and types of a table's spec.
+
+Which table and which file a failed read is about: what the reader's own message often does not say.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from lake.errors import LakeAccessError
+from lake.read.visibility import DataFile
+from lake.storage.data_files import digest_in_name, digest_of
+from lake.storage.objects import Objects
+from lake.tables.columns import Table
+
+ADVICE = "`trajlake doctor` lists missing and damaged files"
+_SCANNED = re.compile(r"Parquet SCAN \[(.+?)(?:, \.\.\. \d+ other sources?)?\]")
+_FILE = re.compile(r"(?P<folders>(?:\w+://|/|\.\.\./).*/)(?P<table>\w+)/(?P<file>[^/]+\.parquet)")
+
+
+def damaged(path: str, error: Exception) -> LakeAccessError:
+    """The error of a data file that cannot be read.
+
+    Args:
+        path: the file, in full.
+        error: what its reader said.
+    """
+    reason = str(error).partition("\n")[0].replace(path, "it").removesuffix(": it")
+    if isinstance(error, FileNotFoundError):
+        reason = "there is no such file"
+    table = path.rpartition("/")[0].rpartition("/")[2]
+    return LakeAccessError(f"table `{table}`: {path} cannot be read: {reason}. {ADVICE}")
+
+
+def blamed(frame: pl.LazyFrame, error: Exception) -> LakeAccessError:
+    """The error of a lazy frame over a lake's files that could not be collected, with the file if it can be found.
+
+    Args:
+        frame: what was collected.
+        error: what Polars said.
+    """
+    scanned = _scanned(frame)
+    if named := _FILE.search(str(error)):
+        # Polars shortens a long path from its beginning.
+        whole = (path.rpartition("/")[0] for path in scanned if path.rpartition("/")[0].endswith(f"/{named['table']}"))
+        return damaged(f"{next(whole, named['folders'] + named['table'])}/{named['file']}", error)
+    for path in scanned:
+        if found := _damaged_beside(path):
+            return damaged(found, error)
+    reason = str(error).partition("\n")[0]
+    tables = dict.fromkeys(path.rpartition("/")[0].rpartition("/")[2] for path in scanned)
+    of = f" of {' or '.join(f'`{table}`' for table in tables)}" if tables else ""
+    return LakeAccessError(f"a file{of} cannot be read: {reason}. {ADVICE}")
+
+
+def _scanned(frame: pl.LazyFrame) -> list[str]:
+    """The first file of each table that a frame reads."""
+    try:
+        return _SCANNED.findall(frame.explain(optimized=False))
+    except (OSError, pl.exceptions.PolarsError):
+        # Where the schema comes from the files, the plan cannot be shown either.
+        return []
+
+
+def _damaged_beside(path: str) -> str | None:
+    """The first file of a table that is not what its name says; only files of a local folder are looked at.
+
+    Args:
+        path: one of its files.
+    """
+    folder = Path(path).parent
+    if "://" in path or not folder.is_dir():
+        return None
+    objects = Objects(str(folder.parent))
+    for name in _cheapest_first(folder):
+        recorded = digest_in_name(name)
+        if recorded is not None and digest_of(objects, f"{folder.name}/{name}") != recorded:
+            return str(folder / name)
+    return None
+
+
+def _cheapest_first(folder: Path) -> Iterator[str]:
+    """A table's data files: those that end wrong, then the others."""
+    files = sorted(folder.glob("*.parquet"))
+    torn = [file for file in files if not _ends_well(file)]
+    yield from (file.name for file in torn)
+    yield from (file.name for file in files if file not in torn)
+
+
+def _ends_well(file: Path) -> bool:
+    with file.open("rb") as opened:
+        opened.seek(max(0, file.stat().st_size - 4))
+        return opened.read() == b"PAR1"
+
+
+def scan(
+    paths: Sequence[str], table: Table, options: Mapping[str, Any], statistics: pl.DataFrame | None = None
+) -> pl.LazyFrame:
+    """Files as a lazy frame of the table's columns; columns younger than a file are NULL.
+
+    Args:
+        paths: the files, at least one.
+        table: whose files they are.
+        options: Polars' storage options.
+        statistics: what is known of each file, to prune by.
+    """
+    return pl.scan_parquet(
+        list(paths),
+        missing_columns="insert",
+        extra_columns="ignore",
+        schema=table.polars(),
+        storage_options=dict(options) or None,
+        # What Polars' own Delta reader passes on: it has no public name yet (tests/unit/test_lake_snapshot.py pins it).
+        _table_statistics=statistics,
+    )
+
+
+def scan_pruned(files: Sequence[DataFile], table: Table, options: Mapping[str, Any]) -> pl.LazyFrame:
+    """The visible rows of files, lazily; a filter on a key column skips the files that its range excludes."""
+    whole = [file for file in files if not file.dead]
+    parts = [scan([f.path for f in whole], table, options, _statistics(whole, table))] if whole else []
+    for file in files:
+        if file.dead:
+            parts.append(scan([file.path], table, options).filter(~pl.col("write_id").is_in(sorted(file.dead))))
+    return pl.concat(parts) if parts else pl.LazyFrame(schema=table.polars())
+
+
+def collected(frame: pl.LazyFrame) -> pl.DataFrame:
+    """The rows of a lazy frame over a lake's files.
+
+    Raises:
+        LakeAccessError: a file is missing or damaged; names it and its table.
+    """
+    try:
+        return frame.collect()
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise blamed(frame, error) from error
+
+
+def _statistics(files: Sequence[DataFile], table: Table) -> pl.DataFrame:
+    """Length, minima and maxima of files in the form that `scan_parquet` prunes by."""
+    schema = table.polars()
+    columns = [pl.Series("len", [file.rows for file in files], dtype=pl.get_index_type())]
+    nothing = (None, None)
+    for name in table.columns:
+        dtype = schema[name.name]
+        ranges = [file.ranges.get(name.name, nothing) for file in files]
+        columns.append(pl.Series(f"{name.name}_nc", [None] * len(files), dtype=pl.get_index_type()))
+        columns.append(pl.Series(f"{name.name}_min", [low for low, _ in ranges], dtype=dtype))
+        columns.append(pl.Series(f"{name.name}_max", [high for _, high in ranges], dtype=dtype))
+    return pl.DataFrame(columns)

@@ -1,0 +1,353 @@
+"""SQL over a snapshot: DuckDB views on the file lists, one statement at a time, reading only.
+
+Reading the snapshot's file list is about twice as fast as any Delta-aware path of DuckDB, and it needs no extension.
+The connection is in memory; it may open files inside the lake only, may not change its settings, and takes exactly one
+SELECT. Only what a query mentions is bound, and only the files that its conditions leave (`lake.read.query_pruning`).
+This keeps honest people from accidents; SQL from a stranger goes through `lake.locked.query`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import duckdb
+
+from lake.errors import LakeAccessError, QueryError, TrajlakeError
+from lake.read import query_pruning, query_results, query_views
+from lake.read.text_table import Rows
+from lake.read.visibility import DataFile
+from lake.storage.objects import Objects
+from lake.tables import TABLES
+
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
+
+_ORIGIN = ("write_id", "run_id", "group_id")
+_MOST_KEPT_KEYS = 1_000_000
+"""Episodes above which their keys are not held in memory (40 bytes each) but looked up."""
+Params = Sequence[Any] | Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a query may use; None is no limit."""
+
+    memory: str | None = None
+    """DuckDB's memory, for example `2GB`."""
+    seconds: float | None = None
+    """Time for one query; a stream has as much again for being read."""
+    threads: int | None = None
+    """Threads of one query."""
+    spill: bool = True
+    """Let sorts and joins that outgrow the memory use a temporary folder."""
+
+
+class Session:
+    """A DuckDB connection in which the lake's tables, the shipped views and the macros answer.
+
+    Queries may come from several threads; a stream has a connection of its own.
+
+    Args:
+        files: table name -> files with visible rows.
+        objects: where the lake lies, the only place the connection may read.
+        retracted: the episodes that readers do not see, int64; None if there are none.
+        limits: memory, time and threads.
+        only: the files that may be read, and nothing else of the lake; None allows all of the lake's folder.
+    """
+
+    def __init__(
+        self,
+        files: Callable[[str], Sequence[DataFile]],
+        objects: Objects,
+        retracted: Callable[[], pl.Series | None],
+        limits: Limits | None = None,
+        only: Sequence[str] | None = None,
+    ) -> None:
+        self._only = only
+        self._files = files
+        self._objects = objects
+        self._retracted = retracted
+        self._limits = limits or Limits()
+        self._bound: dict[str, tuple[list[str], str]] = {}
+        self._defined: set[str] = set()
+        self._sizes: dict[str, int] = {}
+        self._bucket = objects.filesystem(self._sizes)
+        self._lock = threading.RLock()
+
+    def query(self, query: str, params: Params = None) -> pl.DataFrame:
+        """Rows of one SELECT.
+
+        Args:
+            query: one SELECT statement; parameters are ? or $name.
+            params: their values.
+
+        Raises:
+            QueryError: not exactly one SELECT, SQL that DuckDB refuses, or a limit that was reached.
+            LakeAccessError: a file of the lake is missing or damaged.
+        """
+        return query_results.frame(self._run(query, params, lambda relation: relation.to_arrow_table()))
+
+    def shown(self, query: str, params: Params = None) -> pl.DataFrame | Rows:
+        """Rows of one SELECT for somebody to look at: plain values where the columns' types allow it.
+
+        Args:
+            query: one SELECT statement; parameters are ? or $name.
+            params: their values.
+
+        Raises:
+            QueryError: as `query`.
+        """
+        plain: Rows | None = self._run(query, params, query_results.rows)
+        return self.query(query, params) if plain is None else plain
+
+    def stream(self, query: str, params: Params = None, rows: int = 65_536) -> pa.RecordBatchReader:
+        """Rows of one SELECT, as they come: memory stays bounded however long the result is.
+
+        Args:
+            query: one SELECT statement; parameters are ? or $name.
+            params: their values.
+            rows: of a batch.
+
+        Raises:
+            QueryError: as `query`; what goes wrong later is raised while reading.
+        """
+        import pyarrow as pa
+
+        own = self._connection.cursor()
+        reader = self._run(query, params, lambda relation: relation.to_arrow_reader(rows), own)
+        schema = query_results.plain_schema(reader.schema)
+        return pa.RecordBatchReader.from_batches(schema, self._batches(query, own, reader, schema))
+
+    def close(self) -> None:
+        """Close the connection."""
+        if (connection := self.__dict__.pop("_connection", None)) is not None:
+            connection.close()
+            self._bound.clear()
+            self._defined.clear()
+            self.__dict__.pop("_hides", None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @cached_property
+    def _connection(self) -> duckdb.DuckDBPyConnection:
+        connection = duckdb.connect(":memory:")
+        run = connection.execute
+        for name, value in self._settings().items():
+            run(f"SET GLOBAL {name} = {value}")
+        run("CREATE SCHEMA hidden")
+        for macro in query_views.macros():
+            run(macro)
+        if self._bucket is not None:
+            connection.register_filesystem(self._bucket)
+        if self._only is None:
+            run(f"SET allowed_directories = [{query_views.quoted(self._objects.root)}]")
+        else:
+            run(f"SET allowed_paths = [{', '.join(map(query_views.quoted, self._only))}]")
+        run("SET enable_external_access = false")
+        run("SET lock_configuration = true")
+        return connection
+
+    def _settings(self) -> dict[str, str]:
+        """Settings of the connection, as SQL."""
+        spill = str(Path(tempfile.gettempdir(), "trajlake-sql")) if self._limits.spill else ""
+        settings = {
+            "TimeZone": "'UTC'",
+            "temp_directory": query_views.quoted(spill),
+            "autoinstall_known_extensions": "false",
+            "autoload_known_extensions": "false",
+            "allow_community_extensions": "false",
+            "python_enable_replacements": "false",
+        }
+        if self._limits.memory is not None:
+            settings["memory_limit"] = query_views.quoted(self._limits.memory)
+        if self._limits.threads is not None:
+            settings["threads"] = str(self._limits.threads)
+        return settings
+
+    def _run(
+        self,
+        query: str,
+        params: Params,
+        take: Callable[[duckdb.DuckDBPyRelation], Any],
+        own: duckdb.DuckDBPyConnection | None = None,
+    ) -> Any:
+        """What `take` makes of the result of one SELECT; in a connection of its own if it is read later."""
+        with self._lock, self._translated(query):
+            _require_select(query)
+            connection = self._connection if own is None else own
+            with self._deadline(connection):
+                self._bind(query, params)
+                try:
+                    return take(connection.sql(query, params=params or None))
+                except duckdb.CatalogException:
+                    # A name that does not stand in the text, or one to be told of: both need everything there.
+                    if len(self._bound) + len(self._defined) == len(TABLES) + len(query_views.views()):
+                        raise
+                    self._bind_tables(frozenset(TABLES) | frozenset(query_views.views()), {})
+                    return take(connection.sql(query, params=params or None))
+
+    def _bind(self, query: str, params: Params) -> None:
+        """Make every table and view that a query mentions answer, each over the files that the query may need."""
+        names = query_views.mentioned(query)
+        scans = {}
+        tables = [name for name in names if name in TABLES]
+        if query_pruning.has_conditions(query) and any(query_pruning.much(self._files(name)) for name in tables):
+            scans = query_pruning.planner().scans(query, params)
+        self._bind_tables(names, scans)
+
+    def _bind_tables(self, names: frozenset[str], scans: Mapping[str, Sequence[query_pruning.Scan]]) -> None:
+        for name, table in TABLES.items():
+            if name not in names:
+                continue
+            files, where = query_pruning.needed(
+                table, self._files(name), scans.get(name, ()), self._origins, self._episode_writes
+            )
+            hide = table.hides_retracted and self._hides
+            bound = (self._paths(files), where)
+            if self._bound.get(name) != bound:
+                body = query_views.table_sql(table, files, hide=hide, where=where)
+                self._define(f"CREATE OR REPLACE VIEW {query_views.quoted_name(name)} AS {body}")
+                self._bound[name] = bound
+        for name, text in query_views.views().items():
+            if name in names and name not in self._defined:
+                self._define(text)
+                self._defined.add(name)
+
+    def _paths(self, files: Sequence[DataFile]) -> list[str]:
+        """Paths of files, made known to a bucket's file system."""
+        self._sizes.update((file.path, file.bytes) for file in files)
+        return [file.path for file in files]
+
+    def _define(self, statement: str) -> None:
+        try:
+            self._connection.execute(statement)
+        except duckdb.InterruptException:
+            raise
+        except duckdb.Error as error:
+            raise self._damaged(error) from error
+
+    @cached_property
+    def _hides(self) -> bool:
+        """Whether any episode is retracted; if so, a table in the connection holds them."""
+        retracted = self._retracted()
+        if retracted is None or retracted.is_empty():
+            return False
+        self._connection.register("retracted_episodes", retracted.to_frame("episode_id").to_arrow())
+        self._connection.execute(f"CREATE TABLE {query_views.HIDDEN_RETRACTED} AS FROM retracted_episodes")
+        self._connection.unregister("retracted_episodes")
+        return True
+
+    def _origins(self, condition: query_pruning.Condition) -> list[query_pruning.Origin]:
+        """Where the episodes are that meet a condition on `episode_id` or `group_id`."""
+        import polars as pl
+
+        files = self._files("episodes")
+        if sum(file.rows for file in files) <= _MOST_KEPT_KEYS:
+            keys_E = _keys(tuple(file.path for file in files), self._objects)
+            found = keys_E.filter(pl.col(condition.column).is_in(list(condition.values or ())))
+            return [query_pruning.Origin(*row) for row in found.select(_ORIGIN).unique().iter_rows()]
+        files = [file for file in files if not query_pruning.excluded(file, (condition,))]
+        if not files:
+            return []
+        values = ", ".join(str(value) for value in sorted(condition.values or (), key=str))
+        source = query_views.parquet(TABLES["episodes"], self._paths(files))
+        query = f"SELECT DISTINCT {', '.join(_ORIGIN)} FROM {source} WHERE {condition.column} IN ({values})"
+        return [query_pruning.Origin(*row) for row in self._connection.execute(query).fetchall()]
+
+    def _episode_writes(self) -> frozenset[int]:
+        """The writes that are known to have written episodes: those with files of their own."""
+        return frozenset(file.write_id for file in self._files("episodes") if file.write_id is not None)
+
+    def _batches(
+        self, query: str, connection: duckdb.DuckDBPyConnection, reader: pa.RecordBatchReader, schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        with self._translated(query), self._deadline(connection):
+            try:
+                for batch in reader:
+                    yield query_results.plain_batch(batch, schema)
+            except OSError as error:
+                # Arrow's stream interface carries an error's text and nothing else.
+                kind = duckdb.InterruptException if "INTERRUPT" in str(error) else duckdb.Error
+                raise kind(str(error)) from error
+
+    @contextmanager
+    def _deadline(self, connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+        """Interrupt what runs in a connection when its time is over."""
+        if self._limits.seconds is None:
+            yield
+            return
+        timer = threading.Timer(self._limits.seconds, connection.interrupt)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    @contextmanager
+    def _translated(self, query: str) -> Iterator[None]:
+        """DuckDB's errors as the lake's."""
+        if self._bucket is not None:
+            self._bucket.failure = None
+        try:
+            yield
+        except duckdb.InterruptException as error:
+            if self._limits.seconds is None:
+                raise KeyboardInterrupt from error
+            msg = f"stopped after {self._limits.seconds:g} s, the time a query has here; narrow it, or raise the limit"
+            raise QueryError(msg) from error
+        except duckdb.OutOfMemoryException as error:
+            msg = f"{query_results.one_line(error)}; narrow the query, or raise the memory limit"
+            raise QueryError(msg) from error
+        except duckdb.Error as error:
+            unreadable = isinstance(error, (duckdb.IOException, duckdb.InvalidInputException))
+            if self._unread() or (unreadable and f"{self._objects.root}/" in str(error)):
+                raise self._damaged(error) from error
+            raise query_results.query_error(error, query) from error
+        except RuntimeError as error:
+            # DuckDB's way of passing Ctrl-C on.
+            raise KeyboardInterrupt from error
+
+    def _unread(self) -> TrajlakeError | None:
+        """Why a bucket's file could not be read; DuckDB has only a traceback for that."""
+        return None if self._bucket is None else self._bucket.failure
+
+    def _damaged(self, error: Exception) -> TrajlakeError:
+        if (failure := self._unread()) is not None:
+            return failure
+        text = self._objects.redacted(query_results.one_line(error))
+        return LakeAccessError(f"{self._objects.root}: {text}. `trajlake doctor` tells what is damaged")
+
+
+@lru_cache(maxsize=2)
+def _keys(paths: tuple[str, ...], objects: Objects) -> pl.DataFrame:
+    """episode_id and origin of all rows of `episodes`, kept for the next query: files never change."""
+    from lake.read.parquet import collected, scan
+
+    if not paths:
+        return TABLES["episodes"].polars().to_frame().select("episode_id", *_ORIGIN)
+    return collected(scan(paths, TABLES["episodes"], objects.polars_options).select("episode_id", *_ORIGIN))
+
+
+def _require_select(query: str) -> None:
+    # No EXPLAIN: with ANALYZE it runs its statement, and COPY could write into the lake.
+    statements = duckdb.extract_statements(query)
+    if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
+        kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
+        msg = f"a lake is read with exactly one SELECT; this is {kinds}"
+        raise QueryError(msg)

@@ -1,0 +1,118 @@
+"""The SQL names of a lake: tables over file lists, the shipped views and macros, and which of them a query mentions.
+
+A table is a view over its snapshot's Parquet files. Its columns and types are given to DuckDB, so that binding opens no
+file: columns younger than a file read as NULL, and nothing needs every file's footer before the first row.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from importlib import resources
+
+from lake import ids
+from lake.read.visibility import DataFile
+from lake.tables import TABLES
+from lake.tables.columns import Table
+
+HIDDEN_RETRACTED = "hidden.retracted"
+"""Table with the episode_ids that readers do not see."""
+_COMMENT = re.compile(r"--[^\n]*")
+_WORD = re.compile(r"\w+")
+_CATALOG = re.compile(
+    r"^\s*\(?\s*(show|describe|desc)\b|\b(information_schema|duckdb_\w+|pg_\w+|sqlite_\w+|pragma_\w+|show)\b", re.I
+)
+"""Queries about what there is, for which everything has to be there."""
+
+
+@lru_cache(maxsize=1)
+def macros() -> list[str]:
+    """The shipped macros, as SQL."""
+    return [text.replace("{alphabet}", ids.ALPHABET) for name, text in _scripts() if "CREATE MACRO" in text]
+
+
+@lru_cache(maxsize=1)
+def views() -> dict[str, str]:
+    """The shipped views, as SQL by name, in the order in which they build on one another."""
+    return {name: text for name, text in _scripts() if "CREATE VIEW" in text}
+
+
+@lru_cache(maxsize=1)
+def references() -> dict[str, frozenset[str]]:
+    """View -> the tables and views that it builds on, directly or through other views."""
+    found: dict[str, frozenset[str]] = {}
+    for name, text in views().items():
+        direct = _known(_COMMENT.sub("", text)) - {name}
+        found[name] = direct.union(*(found[view] for view in direct if view in found))
+    return found
+
+
+def mentioned(query: str) -> frozenset[str]:
+    """Tables and views that a query may need: those whose names stand in it, and what these build on.
+
+    A name in a text or a comment counts too: a table too many costs a little, a table too few would be an error.
+    """
+    if _CATALOG.search(query):
+        return frozenset(TABLES) | frozenset(views())
+    names = _known(query)
+    return names.union(*(references()[name] for name in names if name in views()))
+
+
+def _known(text: str) -> frozenset[str]:
+    words = {word.lower() for word in _WORD.findall(text)}
+    return frozenset(words & (TABLES.keys() | views().keys()))
+
+
+def _scripts() -> list[tuple[str, str]]:
+    """Name and text of the files of `lake/sql`: `20_latest_scores.sql` holds `latest_scores`."""
+    folder = resources.files("lake") / "sql"
+    files = sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)
+    return [(file.name[3:-4], file.read_text(encoding="utf-8")) for file in files]
+
+
+def table_sql(table: Table, files: Sequence[DataFile], *, hide: bool = False, where: str = "") -> str:
+    """A table's visible rows as SQL.
+
+    Args:
+        table: its spec.
+        files: the files to read.
+        hide: leave out the episodes of `HIDDEN_RETRACTED`.
+        where: a condition that every wanted row meets; it lets DuckDB skip parts of files.
+    """
+    if not files:
+        columns = ", ".join(f"CAST(NULL AS {c.sql_type}) AS {quoted_name(c.name)}" for c in table.columns)
+        return f"SELECT {columns} WHERE false"
+    columns = ", ".join(map(quoted_name, table.names))
+    parts = []
+    for dead in sorted({file.dead for file in files}, key=sorted):
+        conditions = [where] if where else []
+        if dead:
+            conditions.append(f"write_id NOT IN ({', '.join(map(str, sorted(dead)))})")
+        source = parquet(table, (file.path for file in files if file.dead == dead))
+        condition = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        parts.append(f"SELECT {columns} FROM {source}{condition}")
+    body = " UNION ALL ".join(parts)
+    if table.distinct:
+        key = ", ".join(map(quoted_name, table.key))
+        body = f"SELECT * FROM ({body}) QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY write_id) = 1"
+    if hide:
+        body = f"SELECT * FROM ({body}) ANTI JOIN {HIDDEN_RETRACTED} USING (episode_id)"
+    return body
+
+
+def parquet(table: Table, paths: Iterable[str]) -> str:
+    """A call of read_parquet that takes columns and types from the spec, not from the files."""
+    schema = ", ".join(
+        f"{quoted(c.name)}: {{name: {quoted(c.name)}, type: {quoted(c.sql_type)}, default_value: NULL}}"
+        for c in table.columns
+    )
+    return f"read_parquet([{', '.join(map(quoted, paths))}], schema = MAP {{{schema}}})"
+
+
+def quoted_name(name: str) -> str:
+    """A name as SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def quoted(text: str) -> str:
+    """A text as SQL."""
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,329 @@
+"""One episode to read: everything known about it in one structure, and that structure as text for a terminal.
+
+What a model or an environment wrote is hostile text: no control character of it reaches the terminal.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lake import ids
+from lake.errors import UsageError
+from lake.judgements.credit import covering, current_series, find_credit
+from lake.read.snapshot import Snapshot
+from lake.write.rows import inlined
+
+Row = dict[str, Any]
+_CUT_CHARACTERS = 600
+_CUT_LINES = 12
+_EPISODE = """
+    SELECT episode_id, group_id, run_id, task_id, rollout_index, attempt, environment, split, policy, policy_version,
+           status, stop_reason, error, env_return, num_steps, prompt_tokens, completion_tokens, seed, started_at,
+           ended_at, relation, parent_episode_id, source_format, source_id, initial_messages, final_observation
+    FROM episodes WHERE episode_id = $episode
+"""
+_NAMES = "run_id, task_id, rollout_index, collection_round, attempt, agent_id, episode_id"
+_OPTIONS = {"run_id": "--run", "task_id": "--task", "rollout_index": "--rollout"}
+_LISTED = 5
+_STEPS = """
+    SELECT step_index, state_role, state, reasoning, action, tool_calls, reward, is_action_valid, is_active, trainable,
+           is_copied_context, state_is_error, policy_version, finish_reason
+    FROM steps WHERE episode_id = $episode ORDER BY step_index
+"""
+_ADVANTAGES = """
+    SELECT step_index, job_id, return_to_go, a_episode, a_step, advantage, group_size, anchor_size, anchor_episodes,
+           flags
+    FROM {rows} WHERE episode_id = $episode
+"""
+_SCORES = """
+    SELECT step_index, scorer, value, reason, error FROM current_scores WHERE episode_id = $episode
+    ORDER BY step_index NULLS FIRST, scorer
+"""
+_ANNOTATIONS = """
+    SELECT step_index, author, label, value, text FROM latest_annotations WHERE episode_id = $episode
+    ORDER BY step_index NULLS FIRST, label, author
+"""
+
+
+def find(lake: Snapshot, wanted: str) -> int:
+    """The episode that people mean by an id or by the beginning of one.
+
+    Raises:
+        UsageError: no such episode, several, or one that was retracted.
+    """
+    text = wanted.strip().lower()
+    rest = ids.TEXT_LENGTH - len(text)
+    low, high = text + "0" * rest, text + ids.ALPHABET[-1] * rest
+    if not text or not ids.is_text(low):
+        msg = f"{wanted!r} is no episode id (nor its beginning): {ids.TEXT_LENGTH} characters of {ids.ALPHABET}"
+        raise UsageError(msg)
+    between = {"low": ids.from_text(low), "high": ids.from_text(high)}
+    where = "WHERE episode_id BETWEEN $low AND $high ORDER BY episode_id LIMIT 6"
+    found = lake.sql(f"SELECT episode_id FROM episodes {where}", between)["episode_id"].to_list()
+    if len(found) > 1:
+        several = ", ".join(map(ids.to_text, found[:_LISTED])) + (", ..." if len(found) > _LISTED else "")
+        msg = f"{wanted!r} begins several episodes ({several}); write more of it"
+        raise UsageError(msg)
+    if found:
+        return int(found[0])
+    gone = lake.sql(f"SELECT episode_id, kind, superseded_by, reason FROM retractions {where}", between)
+    if gone.height:
+        row = gone.row(0, named=True)
+        instead = f"; {ids.to_text(row['superseded_by'])} took its place" if row["superseded_by"] is not None else ""
+        why = f" ({printable(row['reason'])})" if row["reason"] else ""
+        shown = ids.to_text(row["episode_id"])
+        msg = f"episode {shown} is {row['kind']}{why}{instead}; an older snapshot may still show it (--as-of)"
+        raise UsageError(msg)
+    msg = (
+        f"no episode begins with {wanted!r}; --task and --rollout name one too, and "
+        "`trajlake sql 'SELECT episode_id, task_id, rollout_index FROM episodes'` lists them"
+    )
+    raise UsageError(msg)
+
+
+def find_named(lake: Snapshot, *, task: str | None, rollout: int | None, run: str | None) -> int:
+    """The episode that people mean by the names of its task and run and its number among the siblings.
+
+    Args:
+        lake: where to look.
+        task: its task; None is any.
+        rollout: its number; None is any.
+        run: its run; None is any.
+
+    Raises:
+        UsageError: no such episode, or several.
+    """
+    asked = {"task_id": task, "rollout_index": rollout, "run_id": run}
+    given = {name: value for name, value in asked.items() if value is not None}
+    where = " AND ".join(f"{name} = ${name}" for name in given)
+    spelled = ", ".join(f"{name.partition('_')[0]} {value}" for name, value in given.items())
+    found = lake.sql(f"SELECT {_NAMES} FROM episodes WHERE {where} ORDER BY ALL", given).to_dicts()
+    if len(found) == 1:
+        return int(found[0]["episode_id"])
+    if found:
+        differ = [name for name in _OPTIONS if len({row[name] for row in found}) > 1]
+        advice = f"add {' and '.join(_OPTIONS[name] for name in differ)}" if differ else "name one by its id"
+        rest = ", ..." if len(found) > _LISTED else ""
+        listed = ", ".join(_spelled(row) for row in found[:_LISTED])
+        msg = f"{spelled} means {len(found)} episodes ({printable(listed)}{rest}); {advice}"
+        raise UsageError(msg)
+    tasks = lake.sql("SELECT DISTINCT task_id FROM episodes ORDER BY ALL LIMIT $n", {"n": _LISTED + 1})[
+        "task_id"
+    ].to_list()
+    some = f"; tasks are {', '.join(tasks[:_LISTED])}{', ...' if len(tasks) > _LISTED else ''}" if task else ""
+    msg = f"there is no episode of {spelled}{printable(some)}; `trajlake sql 'FROM episodes'` lists them"
+    raise UsageError(msg)
+
+
+def _spelled(row: Row) -> str:
+    return (
+        f"{ids.to_text(row['episode_id'])} run {row['run_id']} task {row['task_id']} rollout {row['rollout_index']}"
+        + (f" round {row['collection_round']}" if row["collection_round"] is not None else "")
+    )
+
+
+def gather(lake: Snapshot, episode_id: int, wanted: str | None = None) -> Row:
+    """Everything known about an episode.
+
+    Args:
+        lake: what to read.
+        episode_id: of a visible episode.
+        wanted: whose advantages are shown, as `lake.judgements.credit.find_credit` takes it; None: the current credit.
+
+    Returns:
+        episode (its row), credit (series_id, estimator, title, job_id: whose rows these are, None if the series does
+        not cover the episode, others: titles of the other series that do; None if there is no credit at all), scores
+        and annotations of the episode, and steps: a list of rows with the step, its return_to_go, a_episode, a_step,
+        advantage, flags (NULL without credit), scores and annotations.
+
+    Raises:
+        UsageError: no such credit.
+    """
+    asked = {"episode": episode_id}
+    episode = inlined(lake, lake.sql(_EPISODE, asked), ("initial_messages", "final_observation")).row(0, named=True)
+    credit, advantages = _credited(lake, episode_id, wanted)
+    scores, annotations = lake.sql(_SCORES, asked).to_dicts(), lake.sql(_ANNOTATIONS, asked).to_dicts()
+    unknown: Row = dict.fromkeys(("return_to_go", "a_episode", "a_step", "advantage", "flags"))
+    steps = [
+        step
+        | (advantages.get(step["step_index"]) or unknown)
+        | {"scores": _of(scores, step["step_index"]), "annotations": _of(annotations, step["step_index"])}
+        for step in inlined(lake, lake.sql(_STEPS, asked), ("tool_calls",)).to_dicts()
+    ]
+    return {
+        "episode": episode,
+        "credit": credit,
+        "scores": _of(scores, None),
+        "annotations": _of(annotations, None),
+        "steps": steps,
+    }
+
+
+def _credited(lake: Snapshot, episode_id: int, wanted: str | None) -> tuple[Row | None, dict[int, Row]]:
+    """Whose advantages are shown, and the episode's rows of them by step."""
+    others = covering(lake, episode_id=episode_id)
+    if wanted is None and current_series(lake) is None:
+        return None, {}
+    chosen = find_credit(lake, wanted)
+    rows = lake.sql(_ADVANTAGES.format(rows=chosen.rows), {"episode": episode_id}).to_dicts()
+    told = {
+        "series_id": chosen.series_id,
+        "estimator": chosen.estimator,
+        "title": chosen.title,
+        "job_id": rows[0]["job_id"] if rows else None,
+        "others": [other.credit.title for other in others if other.credit.series_id != chosen.series_id],
+    }
+    return told, {row.pop("step_index"): {k: v for k, v in row.items() if k != "job_id"} for row in rows}
+
+
+def _of(rows: list[Row], step_index: int | None) -> list[Row]:
+    return [{k: v for k, v in row.items() if k != "step_index"} for row in rows if row["step_index"] == step_index]
+
+
+# ---------------------------------------------------------------- as text
+
+
+def lines(told: Row, *, full: bool = False) -> Iterator[tuple[str, str]]:
+    """An episode as (style, line): styles of rich, lines without control characters.
+
+    Args:
+        told: from `gather`.
+        full: do not cut long texts.
+    """
+    episode = told["episode"]
+    yield "bold", _head(episode)
+    if episode["error"]:
+        yield from _block("error", episode["error"], full=full)
+    if (credit := told["credit"]) is not None:
+        covers = "" if credit["job_id"] is not None else ", which does not cover this episode"
+        more = f"; others (--credit): {'; '.join(credit['others'])}" if credit["others"] else ""
+        yield "dim", _one_line(f"credit: {credit['title']}{covers}{more}")
+    yield from _judgements(told)
+    for step in told["steps"]:
+        yield "", ""
+        yield "bold cyan", _step_head(step)
+        role = f"state ({step['state_role']})" if step["state_role"] else "state"
+        yield from _block(role, step["state"], full=full)
+        yield from _block("reasoning", step["reasoning"], full=full, style="italic")
+        yield from _block("action", step["action"], full=full, style="green")
+        for call in tool_calls(step["tool_calls"]):
+            yield from _block("tool call", call, full=full, style="green")
+        yield from _judgements(step)
+    last = [message for message in _parsed(episode["final_observation"]) if isinstance(message, dict)]
+    if last:
+        yield "", ""
+        yield "bold cyan", "after the last step"
+    for message in last:
+        yield from _block(f"{message.get('role') or 'message'}", _text(message.get("content")), full=full)
+
+
+def printable(text: str) -> str:
+    """A text with every character that could steer a terminal replaced; line ends stay."""
+    plain = text.replace("\r\n", "\n").replace("\t", "    ")
+    return "".join(c if c == "\n" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in plain)
+
+
+def one_line(text: str, most: int = 300) -> str:
+    """A text for a line of a terminal: each run of blanks and line ends is a blank; cut after `most` characters."""
+    line = " ".join(printable(text).split())
+    return line if len(line) <= most else f"{line[:most]} ... [{len(line)} characters]"
+
+
+def tool_calls(text: str | None) -> list[str]:
+    """Tool calls as `name(arguments)`; what has no such form, as it is."""
+    shown = []
+    for call in _parsed(text):
+        inner = call.get("function", call) if isinstance(call, dict) else call
+        if isinstance(inner, dict) and isinstance(inner.get("name"), str):
+            shown.append(f"{inner['name']}({_text(inner.get('arguments'))})")
+        else:
+            shown.append(_text(call))
+    return shown
+
+
+def _head(episode: Row) -> str:
+    parts = [
+        f"episode {ids.to_text(episode['episode_id'])}",
+        f"run {episode['run_id']}",
+        f"task {episode['task_id']}",
+        f"group {ids.to_text(episode['group_id'])}",
+        f"rollout {episode['rollout_index']}" + (f" (attempt {episode['attempt']})" if episode["attempt"] else ""),
+        episode["status"] + (f" ({episode['stop_reason']})" if episode["stop_reason"] else ""),
+        f"return {number(episode['env_return'])}",
+        f"{episode['num_steps']} steps",
+    ]
+    return _one_line("   ".join(parts))
+
+
+def _step_head(step: Row) -> str:
+    figures = {
+        "reward": step["reward"],
+        "return-to-go": step["return_to_go"],
+        "A_E": step["a_episode"],
+        "A_S": step["a_step"],
+        "A": step["advantage"],
+    }
+    parts = [f"step {step['step_index']}", *(f"{name} {number(value)}" for name, value in figures.items())]
+    if flags := _flags(step):
+        parts.append(f"[{', '.join(flags)}]")
+    return _one_line("   ".join(parts))
+
+
+def _flags(step: Row) -> list[str]:
+    flags = [flag for flag in (step["flags"] or "").split(",") if flag]
+    marks = {
+        "invalid action": step["is_action_valid"] is False,
+        "error state": bool(step["state_is_error"]),
+        "not active": not step["is_active"],
+        "not trainable": not step["trainable"],
+        "copied context": step["is_copied_context"],
+    }
+    return flags + [name for name, holds in marks.items() if holds]
+
+
+def _judgements(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for score in told["scores"]:
+        why = score["error"] or score["reason"]
+        text = f"score {score['scorer']}: {number(score['value'])}" + (f" ({why})" if why else "")
+        yield "yellow", _one_line(text)
+    for note in told["annotations"]:
+        said = [number(note["value"])] if note["value"] is not None else []
+        said += [note["text"]] if note["text"] else []
+        yield "magenta", _one_line(f"{note['label']} by {note['author']}: {', '.join(said)}")
+
+
+def number(value: float | None) -> str:
+    """A number for a person; unknown is a dash, never 0."""
+    return "-" if value is None else f"{value:.6g}"
+
+
+def _one_line(text: str) -> str:
+    return printable(text).replace("\n", " ")
+
+
+def _block(label: str, text: str | None, *, full: bool, style: str = "") -> Iterator[tuple[str, str]]:
+    if not text:
+        return
+    shown = printable(text)
+    cut = shown if full else "\n".join(shown[:_CUT_CHARACTERS].splitlines()[:_CUT_LINES])
+    rest = len(shown) - len(cut)
+    yield "dim", f"  {_one_line(label)}:"
+    for line in cut.splitlines():
+        yield style, f"    {line}"
+    if rest > 0:
+        yield "dim", f"    ... {rest:,} more characters (--full)"
+
+
+def _parsed(text: str | None) -> list[Any]:
+    """A JSON list; one value as a list of it; what is no JSON, as text."""
+    if not text:
+        return []
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return [text]
+    return found if isinstance(found, list) else [found]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

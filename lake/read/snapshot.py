@@ -1,0 +1,298 @@
+"""A snapshot: one consistent, reopenable view of all tables.
+
+Tables are resolved in the reverse of the order in which writers commit (`RESOLUTION_ORDER`), so whatever a resolved
+row refers to is there. A snapshot is a mapping table -> Delta version: printable, storable in a job or a checkpoint,
+and reopened with `Lake.at`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from lake import ids
+from lake.errors import ContractError
+from lake.read.visibility import DataFile, all_files, is_clean, visible_files
+from lake.storage.data_files import FileEntry
+from lake.storage.objects import Objects
+from lake.storage.replaced import Replacement, applied
+from lake.storage.store import Store
+from lake.tables import RESOLUTION_ORDER, TABLES
+from lake.tables.columns import Table, Visibility
+
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
+
+    from lake.read.query import Session
+
+_log = logging.getLogger("trajlake")
+
+
+class Reads(Protocol):
+    """A consistent view of a lake that takes SELECTs: a `Snapshot`, or something that stands for one."""
+
+    def sql(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pl.DataFrame:
+        """Rows of one SELECT."""
+        ...
+
+    def __hash__(self) -> int:
+        """By identity: what is read from never changes."""
+        ...
+
+
+class Snapshot:
+    """All tables at fixed versions, with dead writes and retracted episodes left out.
+
+    Args:
+        store: the lake's tables.
+        versions: table -> Delta version; None takes the newest of each.
+    """
+
+    def __init__(self, store: Store, versions: Mapping[str, int] | None = None) -> None:
+        self._store = store
+        self._entries: dict[str, list[FileEntry]] = {}
+        self._files: dict[str, list[DataFile]] = {}
+        self.versions: dict[str, int] = {}
+        self.forgotten = 0
+        """Episodes that were erased with `forget` since: an earlier snapshot shows the others."""
+        self._emptied: frozenset[int] = frozenset()
+        self._warned = False
+        self.root = store.root
+        if versions is not None and (unknown := set(versions) - set(TABLES)):
+            msg = f"a snapshot names unknown tables {sorted(unknown)}; valid: {', '.join(TABLES)}"
+            raise ContractError(msg)
+        known = {} if versions is None else store.replacements.known()
+        for name in RESOLUTION_ORDER:
+            wanted = None if versions is None else versions.get(name, -1)
+            if wanted is not None and (not isinstance(wanted, int) or wanted < -1):
+                msg = f"table `{name}` has no version {wanted!r}; valid: -1 (no table yet), 0, 1, 2, ..."
+                raise ContractError(msg)
+            self.versions[name], entries = store.logged(name, wanted)
+            if known:
+                entries = self._replaced(name, entries, known)
+            self._entries[name] = entries
+
+    def _replaced(self, name: str, before: list[FileEntry], known: Mapping[str, Replacement]) -> list[FileEntry]:
+        """The files as they are since a `forget`."""
+        there, gone = applied(self.objects, name, before, known)
+        if name == "episodes":
+            self.forgotten = sum(entry.rows for entry in before) - sum(entry.rows for entry in there)
+            self._emptied = frozenset().union(*(entry.emptied for entry in (*there, *gone)))
+        return there
+
+    def __repr__(self) -> str:
+        """The mapping, as JSON."""
+        return f"Snapshot({msgspec.json.encode(self.versions).decode()})"
+
+    @property
+    def objects(self) -> Objects:
+        """Where the files lie."""
+        return self._store.objects
+
+    def entries(self, name: str) -> list[FileEntry]:
+        """All files of a table, visible or not."""
+        return self._entries[_table(name).name]
+
+    def files(self, name: str) -> list[DataFile]:
+        """Parquet files of a table that hold visible rows (retracted episodes among them).
+
+        Raises:
+            LakeAccessError: `steps` lacks rows of visible episodes. What jobs' tables lack is warned of.
+        """
+        table = _table(name)
+        if name not in self._files:
+            self._check_losses(table)
+            entries = self._entries[name]
+            self._files[name] = (
+                visible_files(entries, lambda: self._accepted_in(entries), self.versions, self.write_ids)
+                if table.visibility is Visibility.ACCEPTED
+                else all_files(entries)
+            )
+        return self._files[name]
+
+    def _check_losses(self, table: Table) -> None:
+        if self.versions[table.name] == -1 or table.visibility is Visibility.ALWAYS:
+            return
+        from lake.read.lost_rows import lost_jobs, require_steps
+
+        if table.name == "steps":
+            require_steps(self)
+        elif not self._warned and table.name not in ("spans", "blobs", "retractions"):
+            self._warned = True
+            for job_id, kind, lost in lost_jobs(self, look=False).iter_rows():
+                _log.warning(
+                    "%s: the %s job %s succeeded, and rows of %d of its writes are gone: a commit of a log is lost. "
+                    "Run it again, or restore the log from a backup",
+                    *(self.root, kind, ids.to_text(job_id), lost),
+                )
+
+    @property
+    def emptied(self) -> frozenset[int]:
+        """Write attempts of which `forget` left no row in some file."""
+        return frozenset().union(*(one.emptied for one in self._store.replacements.known().values()))
+
+    def scan(self, name: str) -> pl.LazyFrame:
+        """The table's visible rows, lazily, with the columns and types of its spec.
+
+        A filter on `episode_id`, `group_id`, `run_id`, `job_id` or `series_id` skips files that cannot match.
+        """
+        frame = self.scan_all(name)
+        if TABLES[name].hides_retracted and len(self.retracted):
+            import polars as pl
+
+            frame = frame.filter(~pl.col("episode_id").is_in(self.retracted.implode()))
+        return frame
+
+    def scan_all(self, name: str) -> pl.LazyFrame:
+        """As `scan`, rows of retracted episodes included."""
+        from lake.read.parquet import scan_pruned
+
+        table = _table(name)
+        frame = scan_pruned(self.files(name), table, self.objects.polars_options)
+        if table.distinct:
+            frame = frame.sort("write_id").unique(list(table.key), keep="first", maintain_order=True)
+        return frame
+
+    @cached_property
+    def retracted(self) -> pl.Series:
+        """Episodes that readers do not see: int64 [E], sorted."""
+        from lake.read.parquet import collected
+
+        return collected(self.scan_all("retractions").select("episode_id"))["episode_id"].unique().sort()
+
+    def hidden(self) -> pl.Series | None:
+        """As `retracted`; None if nothing was ever retracted, which the log tells."""
+        return self.retracted if self.files("retractions") else None
+
+    def sql(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pl.DataFrame:
+        """Rows of one SELECT over the snapshot (DuckDB). Views: every table by name, and the shipped ones.
+
+        Args:
+            query: one SELECT statement; parameters are ? or $name.
+            params: their values.
+
+        Raises:
+            QueryError: not one SELECT, or SQL that DuckDB refuses.
+        """
+        with self.session() as session:
+            return session.query(query, params)
+
+    def stream(
+        self, query: str, params: list[Any] | dict[str, Any] | None = None, rows: int = 65_536
+    ) -> pa.RecordBatchReader:
+        """Rows of one SELECT as they come, in bounded memory; as `sql` otherwise.
+
+        Args:
+            query: one SELECT statement.
+            params: values of its parameters.
+            rows: of a batch.
+
+        Raises:
+            QueryError: not one SELECT, or SQL that DuckDB refuses; what goes wrong later is raised while reading.
+        """
+        import pyarrow as pa
+
+        session = self.session()
+        reader = session.stream(query, params, rows)
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            with session:
+                yield from reader
+
+        return pa.RecordBatchReader.from_batches(reader.schema, batches())
+
+    def session(self, *, retracted_too: bool = False) -> Session:
+        """A connection for several queries in a row; close it, or use it as a context.
+
+        Args:
+            retracted_too: show retracted episodes as well.
+        """
+        from lake.read.query import Session
+
+        return Session(self.files, self.objects, (lambda: None) if retracted_too else self.hidden)
+
+    @cached_property
+    def accepted_write_ids(self) -> frozenset[int]:
+        """Write attempts whose rows exist: those of `episodes`, and those a succeeded job's terminal row names.
+
+        Raises:
+            LakeAccessError: a file of `episodes` or `jobs` is missing or damaged.
+        """
+        import polars as pl
+
+        from lake.read.parquet import collected
+
+        jobs = self.scan_all("jobs").filter(pl.col("event") == "succeeded").select("accepted_write_ids")
+        of_jobs = collected(jobs)["accepted_write_ids"].explode(empty_as_null=False, keep_nulls=False).to_list()
+        return self._episode_write_ids.union(of_jobs)
+
+    @cached_property
+    def _episode_write_ids(self) -> frozenset[int]:
+        return frozenset().union(*map(self.write_ids, self._entries["episodes"]), self._emptied)
+
+    def _accepted_in(self, entries: Sequence[FileEntry]) -> frozenset[int]:
+        """The accepted write attempts, as far as files hold rows of them; `jobs` is read only if that matters."""
+        if all(self.write_ids(entry) <= self._episode_write_ids for entry in entries):
+            return self._episode_write_ids
+        return self.accepted_write_ids
+
+    @cached_property
+    def dead_write_ids(self) -> frozenset[int]:
+        """Write attempts that left rows nobody sees: of crashed writers, lost races and failed jobs."""
+        inside = (
+            self.write_ids(entry)
+            for name, table in TABLES.items()
+            if table.visibility is Visibility.ACCEPTED
+            for entry in self._entries[name]
+            if not is_clean(entry, self.versions)
+        )
+        return frozenset().union(*inside) - self.accepted_write_ids
+
+    def write_ids(self, entry: FileEntry) -> frozenset[int]:
+        """The write attempts a file holds rows of: from the log, or from its column where the log does not say.
+
+        Raises:
+            LakeAccessError: the file had to be read and cannot be.
+        """
+        if entry.only_write_id is not None:
+            return frozenset((entry.only_write_id,))
+        return self._store.remembered(entry.path, lambda: self._look(entry.path))
+
+    def _look(self, path: str) -> frozenset[int]:
+        import polars as pl
+
+        from lake.read.parquet import collected
+
+        options = self.objects.polars_options
+        column = collected(pl.scan_parquet(path, storage_options=options or None).select("write_id").unique())
+        return frozenset(column["write_id"].to_list())
+
+    def size(self, name: str) -> tuple[int, int, int]:
+        """Files, rows (those of retracted episodes, and dead ones in shared files, counted) and bytes of a table."""
+        files = self.files(name)
+        return len(files), sum(f.rows for f in files), sum(f.bytes for f in files)
+
+    def fingerprint(self, episodes: pl.DataFrame, **inputs: str | int | float | bool | None) -> int:
+        """Hash of what a job reads: its episodes as written, and every other input by name.
+
+        Built from episode_ids and write_ids, which survive compaction, never from files or versions.
+
+        Args:
+            episodes: rows with columns episode_id and write_id.
+            inputs: for example the filter's text and the consumed series.
+        """
+        pairs_E2 = episodes.select("episode_id", "write_id").unique().sort("episode_id", "write_id").to_numpy()
+        facts = ids.bytes_hash(pairs_E2.astype("<i8", order="C").tobytes())
+        return ids.key_hash("fingerprint", facts, *(part for name in sorted(inputs) for part in (name, inputs[name])))
+
+
+def _table(name: str) -> Table:
+    if name not in TABLES:
+        msg = f"there is no table `{name}`; the tables are {', '.join(TABLES)}"
+        raise ContractError(msg)
+    return TABLES[name]

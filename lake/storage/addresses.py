@@ -1,0 +1,220 @@
+"""Where a lake lies: a local folder or a prefix of a bucket, taken apart and checked once.
+
+Credentials never belong in an address: it is stored in jobs and pins, printed and logged.
+
+What storage says when it fails, said again in one line that a user can act on.
+
+obstore, delta-rs and Polars wrap the same texts of object_store in classes of their own, so what happened is read
+from the text.
+"""
+
+import errno
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from lake.errors import LakeAccessError, LakeVersionError, NotALakeError, TrajlakeError, UsageError
+
+SCHEMES = ("s3", "gs", "az", "abfss")
+"""Object stores that can hold a lake; anything without a scheme is a local folder."""
+
+_VALID = (
+    "a lake lies in a local folder or under s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or "
+    "abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PREFIX"
+)
+_UNSTORABLE = re.compile(r"[\[\]|^\\\x00-\x1f\x7f\ud800-\udfff]|%[0-9a-fA-F]{2}")
+"""What delta-rs cannot have in a folder's path: it reads the path as a URL."""
+
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_HOST = re.compile(r"[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
+_SEGMENT = re.compile(r"[A-Za-z0-9._=+~-]+")
+"""What every engine and store spells alike in a key: nothing that one of them percent-encodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A checked place for a lake.
+
+    Attributes:
+        root: how it is written: an absolute path, or scheme://bucket/prefix without a slash at the end.
+        scheme: one of `SCHEMES`; empty for a local folder.
+        bucket: bucket or container; empty for a local folder.
+        prefix: the key that all objects lie under, without slashes around it; may be empty.
+        account: the Azure storage account, where the address names one.
+    """
+
+    root: str
+    scheme: str = ""
+    bucket: str = ""
+    prefix: str = ""
+    account: str = ""
+
+    @property
+    def folder(self) -> Path | None:
+        """The local folder; None in an object store."""
+        return None if self.scheme else Path(self.root)
+
+
+def parse(uri: str | Path) -> Address:
+    """Take an address apart.
+
+    Args:
+        uri: a path, relative to the working directory or absolute, or the URI of an object store.
+
+    Raises:
+        UsageError: an unknown scheme, no bucket, credentials, or characters that Delta tables cannot lie under.
+    """
+    text = str(uri)
+    scheme, found, rest = text.partition("://")
+    if found:
+        return _remote(scheme, rest)
+    # Path() folds `s3://` into `s3:/`, which would name a local folder nobody meant.
+    if isinstance(uri, Path) and uri.parts and uri.parts[0].rstrip(":") in SCHEMES and uri.parts[0].endswith(":"):
+        msg = f"{text!r} was a URI before it became a Path; hand it over as text"
+        raise UsageError(msg)
+    return Address(str(_folder(text)))
+
+
+def _folder(text: str) -> Path:
+    if not text.strip():
+        msg = "the lake's path is empty; give --lake FOLDER"
+        raise UsageError(msg)
+    try:
+        path = Path(text).expanduser().resolve()
+    except (RuntimeError, ValueError) as error:  # an unknown user, a loop of links, a NUL
+        msg = f"{text!r} is no usable path: {error}; choose another --lake"
+        raise UsageError(msg) from error
+    if found := _UNSTORABLE.search(str(path)):
+        msg = f"{str(path)!r}: Delta tables cannot lie under a name with {found[0]!r}; choose another --lake"
+        raise UsageError(msg)
+    return path
+
+
+def _remote(scheme: str, rest: str) -> Address:
+    place, _, prefix = rest.partition("/")
+    account = ""
+    # Looked at before anything is quoted: what stands before @ or after ? may be a secret.
+    if "?" in rest or "#" in rest:
+        msg = f"an address of a lake has no query and no fragment (? and #); {_VALID}"
+        raise UsageError(msg)
+    if scheme == "abfss":
+        place, _, account = place.partition("@")
+    if "@" in place + account or ":" in place + account:
+        msg = (
+            "an address of a lake holds no credentials and no port: put them into storage options or into the "
+            f"environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL, ...); {_VALID}"
+        )
+        raise UsageError(msg)
+    if scheme not in SCHEMES:
+        msg = f"`{scheme}://` is no place for a lake; {_VALID}"
+        raise UsageError(msg)
+    if not place:
+        msg = f"`{scheme}://` names no bucket; {_VALID}"
+        raise UsageError(msg)
+    if not _BUCKET.fullmatch(place):
+        msg = f"{place!r} is no name of a bucket: letters, digits, `-`, `.` and `_` are; {_VALID}"
+        raise UsageError(msg)
+    if scheme == "abfss" and not _HOST.fullmatch(account):
+        msg = f"`abfss://{place}` names no account; {_VALID}"
+        raise UsageError(msg)
+    prefix = prefix.rstrip("/")
+    for segment in prefix.split("/") if prefix else ():
+        if not _SEGMENT.fullmatch(segment) or segment in (".", ".."):
+            msg = (
+                f"{segment!r} cannot be a part of a lake's address: letters, digits and any of - _ . = + ~ can, "
+                "parts are separated by one slash, and none is `.` or `..`"
+            )
+            raise UsageError(msg)
+    host = f"{place}@{account}" if account else place
+    root = f"{scheme}://{host}/{prefix}".rstrip("/")
+    return Address(root, scheme, place, prefix, account.partition(".")[0])
+
+
+_LONGEST = 300
+_NEWER_DELTA = "minimum reader version"
+_DOCTOR = "`trajlake doctor` tells what is damaged"
+_NO_PERMISSION = "no permission to write here; choose another --lake or change the folder's permissions"
+_NO_ROOM = ("No space left", "quota exceeded", "File too large")
+_REFUSALS = ("Permission denied", "Operation not permitted", "Read-only")
+_CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION",
+    "gs": "GOOGLE_SERVICE_ACCOUNT or GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+    "abfss": "AZURE_STORAGE_ACCOUNT_KEY",
+}
+_ALLOW = {"s3": "AWS_ALLOW_HTTP", "gs": "GOOGLE_ALLOW_HTTP", "az": "AZURE_ALLOW_HTTP", "abfss": "AZURE_ALLOW_HTTP"}
+_METADATA = ("169.254.169.254", "/latest/api/token", "/latest/meta-data", "/metadata/identity", "metadata.google")
+"""Where a machine in a cloud is asked for its credentials, when no others are known."""
+
+_MARKS = re.compile(r"\x1b\[[0-9;]*m|\u21b3")
+_BACKTRACE = re.compile(r"\s0: (<unknown>|[\w:]+::\w).*", re.DOTALL)
+_ELEMENT = re.compile(r"<\?xml.*", re.DOTALL)
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+
+
+def explained(error: BaseException, address: Address) -> TrajlakeError:
+    """The error a user gets for a failure of storage; its text may still hold secrets (`Objects.redacted`)."""
+    if _NEWER_DELTA in str(error):
+        msg = f"{address.root}: a newer Delta Lake wrote it ({_one_line(str(error))}); pip install --upgrade trajlake"
+        return LakeVersionError(msg)
+    return _bucket_error(str(error), address) if address.scheme else _local(error, address)
+
+
+def _disk_advice(error: BaseException, text: str) -> str | None:
+    """What to do about a local disk that is full or refuses; None if that is not what happened."""
+    code = getattr(error, "errno", None)
+    if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or any(words in text for words in _NO_ROOM):
+        return f"the disk is full; what was being written is not visible. Free space and run it again. ({text})"
+    if code in (errno.EACCES, errno.EPERM, errno.EROFS) or any(words in text for words in _REFUSALS):
+        return f"{_NO_PERMISSION}. ({text})"
+    return None
+
+
+def _one_line(text: str) -> str:
+    """A text of object_store without its colours, its XML and its debugging half."""
+    text = _BACKTRACE.sub("", _MARKS.sub(" ", text.partition("\n\nDebug source")[0]))
+    code = _CODE.search(text)
+    text = " ".join(_ELEMENT.sub(code[1] if code else "", text).split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def _local(error: BaseException, address: Address) -> TrajlakeError:
+    text = _one_line(str(error))
+    return LakeAccessError(f"{address.root}: {_disk_advice(error, text) or f'{text}. {_DOCTOR}'}")
+
+
+def _bucket_error(text: str, address: Address) -> TrajlakeError:
+    line = _one_line(text)
+    names = _CREDENTIALS[address.scheme]
+
+    def says(*words: str) -> bool:
+        return any(word in text for word in words)
+
+    if says("NoSuchBucket", "ContainerNotFound", "The specified bucket does not"):
+        kind = "container" if address.scheme in ("az", "abfss") else "bucket"
+        msg = f"{address.root}: there is no {kind} `{address.bucket}`; correct its name or make it first. ({line})"
+        return NotALakeError(msg)
+    without = f"{address.root}: no usable credentials; set {names}, or give them as storage options. ({line})"
+    if says(*_METADATA):
+        msg = without
+    elif says("403 Forbidden", "401 Unauthorized", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"):
+        msg = f"{address.root}: access denied; check {names} and the rights of that account. ({line})"
+    elif says("credential", "Credential", "Invalid Access Key", "Account must be specified"):
+        msg = without
+    elif says("builder error"):
+        msg = f"{address.root}: the endpoint is plain http; set {_ALLOW[address.scheme]}=true to allow it. ({line})"
+    elif says("error sending request", "timed out", "dns error", "Connect"):
+        msg = f"{address.root}: cannot be reached; check the network and the endpoint that is set. ({line})"
+    elif says("301 Moved", "PermanentRedirect", "AuthorizationHeaderMalformed", "redirect"):
+        msg = f"{address.root}: the bucket lies in another region; set AWS_REGION to it. ({line})"
+    else:
+        msg = f"{address.root}: {line}. {_DOCTOR}"
+    return LakeAccessError(msg)
+
+
+def with_engine_errors(*errors: type[Exception]) -> tuple[type[Exception], ...]:
+    """Errors, and those of Polars and Arrow; a function, so that whoever reads only the log loads neither."""
+    import polars as pl
+    import pyarrow as pa
+
+    return (*errors, pl.exceptions.PolarsError, pa.ArrowException)

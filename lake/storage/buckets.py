@@ -1,0 +1,379 @@
+"""Objects in a bucket: S3, Google Cloud Storage or Azure, through obstore.
+
+obstore, delta-rs and Polars are three bindings of one library (object_store), so one set of option names serves all
+of them. Options that are not given come from the environment (AWS_*, GOOGLE_*, AZURE_*).
+
+Put-if-absent is the store's conditional put. A put whose answer was lost may have happened: every put carries a
+random mark in the object's metadata, and a put that is refused or fails looks whether the object bears its own mark.
+
+A lake's Parquet files in a bucket as files that DuckDB and pyarrow can read.
+
+DuckDB reads s3:// with an extension that has to be downloaded; through an fsspec file system it needs none. obstore's
+own (`obstore.fsspec`) returns short reads, which DuckDB takes for damaged files, and asks for every size again. This
+one serves the files of a snapshot, whose sizes the Delta log tells, by exact ranges; to anything else, and to
+writing, it says no (docs/decisions/0009).
+"""
+
+import io
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from fsspec import AbstractFileSystem
+
+from lake.errors import TrajlakeError, UsageError
+from lake.storage.addresses import Address
+
+if TYPE_CHECKING:
+    from obstore.store import AzureStore, GCSStore, S3Store
+
+Read = Callable[[str, int, int], bytes]
+"""Bytes of a file: its URI, the first and the last plus one."""
+
+_LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
+"""A Delta file never changes, so the cache of its bytes never expires."""
+
+
+class BucketFiles(AbstractFileSystem):  # type: ignore[misc]
+    """The files of a snapshot, reading only.
+
+    Args:
+        protocol: scheme of the URIs.
+        sizes: URI -> bytes of every file that may be read; may grow.
+        read: reads a range.
+
+    Attributes:
+        failure: why the last read that failed did. DuckDB reports a traceback as text instead.
+    """
+
+    cachable = False
+
+    def __init__(self, protocol: str, sizes: Callable[[], Mapping[str, int]], read: Read) -> None:
+        super().__init__()
+        self.protocol = protocol
+        self.failure: TrajlakeError | None = None
+        self._sizes = sizes
+        self._read = read
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return path
+
+    def unstrip_protocol(self, name: str) -> str:
+        """A URI is its own name here."""
+        return name
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        """Size and type of a file.
+
+        Raises:
+            FileNotFoundError: no file of the snapshot.
+        """
+        size = self._sizes().get(path)
+        if size is None:
+            msg = f"{path} is no file of this snapshot"
+            raise FileNotFoundError(msg)
+        return {"name": path, "size": size, "type": "file"}
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        """The file itself: folders are not shown."""
+        entry = self.info(path)
+        return [entry] if detail else [path]
+
+    def glob(self, path: str, **_: Any) -> list[str]:
+        """The file itself, if it is one of the snapshot."""
+        return [path] if path in self._sizes() else []
+
+    def modified(self, path: str) -> datetime:
+        """The same time for every file."""
+        self.info(path)
+        return _LONG_AGO
+
+    def _open(self, path: str, mode: str = "rb", **_: Any) -> "BucketFile":
+        if mode != "rb":
+            msg = f"{path}: a snapshot is read, not written"
+            raise PermissionError(msg)
+        return BucketFile(path, self.info(path)["size"], self._range)
+
+    def _range(self, uri: str, start: int, end: int) -> bytes:
+        try:
+            return self._read(uri, start, end)
+        except TrajlakeError as error:
+            self.failure = error
+            raise
+
+
+class BucketFile(io.RawIOBase):
+    """One file; every read is one request for exactly its range.
+
+    Args:
+        uri: which.
+        size: its bytes.
+        read: reads a range.
+    """
+
+    def __init__(self, uri: str, size: int, read: Read) -> None:
+        self._uri = uri
+        self._size = size
+        self._range = read
+        self._position = 0
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Yes."""
+        return True
+
+    def tell(self) -> int:
+        """Where the next read starts."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to a byte."""
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = max(0, start + offset)
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        """So many bytes, fewer only at the end of the file; all that are left if no number is given."""
+        rest = max(0, self._size - self._position)
+        wanted = rest if size is None or size < 0 else min(size, rest)
+        if not wanted:
+            return b""
+        found = self._range(self._uri, self._position, self._position + wanted)
+        self._position += len(found)
+        return found
+
+    def readall(self) -> bytes:
+        """All bytes from here on."""
+        return self.read()
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer."""
+        view = memoryview(buffer).cast("B")
+        found = self.read(len(view))
+        view[: len(found)] = found
+        return len(found)
+
+
+_MARK = "trajlakewrite"
+_CLIENT = frozenset(
+    {
+        "allow_http",
+        "allow_invalid_certificates",
+        "connect_timeout",
+        "default_content_type",
+        "http1_only",
+        "http2_keep_alive_interval",
+        "http2_keep_alive_timeout",
+        "http2_keep_alive_while_idle",
+        "http2_only",
+        "pool_idle_timeout",
+        "pool_max_idle_per_host",
+        "proxy_url",
+        "proxy_ca_certificate",
+        "proxy_excludes",
+        "randomize_addresses",
+        "read_timeout",
+        "root_certificate",
+        "timeout",
+        "user_agent",
+    }
+)
+_S3 = (
+    "access_key_id",
+    "secret_access_key",
+    "session_token",
+    "region",
+    "default_region",
+    "endpoint_url",
+    "endpoint_url_s3",
+    "allow_http",
+)
+_PREFIXES = {"s3": "aws_", "gs": "google_", "az": "azure_", "abfss": "azure_"}
+_MAX_RETRIES = 5
+_RETRY_SECONDS = 15
+_TIMEOUTS = {"connect_timeout": "3s", "read_timeout": "10s"}
+
+
+class Bucket:
+    """The objects under a prefix of a bucket.
+
+    Args:
+        address: where.
+        options: names as delta-rs and Polars know them.
+
+    Raises:
+        UsageError: an option that the store does not know.
+    """
+
+    def __init__(self, address: Address, options: Mapping[str, str]) -> None:
+        self._store = _open(address, options)
+
+    def list(self, prefix: str, *, staging: bool) -> Iterator[tuple[str, int, datetime]]:
+        """Path, bytes and time of every object under a folder; a bucket shows no half-written ones."""
+        del staging
+        import obstore
+
+        for chunk in obstore.list(self._store, prefix or None):
+            for found in chunk:
+                yield found["path"], found["size"], found["last_modified"]
+
+    def names(self) -> set[str]:
+        """Names right under the prefix."""
+        import obstore
+
+        found = obstore.list_with_delimiter(self._store)
+        return {*found["common_prefixes"], *(entry["path"] for entry in found["objects"])}
+
+    def get(self, path: str) -> bytes | None:
+        """An object's bytes; None if there is none."""
+        import obstore
+
+        try:
+            return bytes(obstore.get(self._store, path).bytes())
+        except FileNotFoundError as error:
+            if is_missing_bucket(error):
+                raise
+            return None
+
+    def read(self, path: str, start: int, end: int) -> bytes:
+        """Bytes `start` up to, without, `end` of an object that is there."""
+        import obstore
+
+        return obstore.get_range(self._store, path, start=start, end=end).to_bytes()
+
+    def exists(self, path: str) -> bool:
+        """Whether there is such an object."""
+        import obstore
+
+        try:
+            obstore.head(self._store, path)
+        except FileNotFoundError as error:
+            if is_missing_bucket(error):
+                raise
+            self._require_bucket()
+            return False
+        return True
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Write an object that must not exist; False if it does."""
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, BaseError
+
+        mark = secrets.token_hex(16)
+        try:
+            obstore.put(self._store, path, data, attributes={_MARK: mark}, mode="create", use_multipart=False)
+        except AlreadyExistsError:
+            return self._bears(path, mark)
+        except BaseError:
+            if self._bears(path, mark):
+                return True
+            raise
+        return True
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write an object, over another one if need be."""
+        import obstore
+
+        obstore.put(self._store, path, data, mode="overwrite")
+
+    def delete(self, paths: Sequence[str]) -> None:
+        """Delete objects; missing ones are no error."""
+        import obstore
+
+        if not paths:
+            return
+        try:
+            obstore.delete(self._store, paths)
+        except FileNotFoundError as error:
+            if is_missing_bucket(error):
+                raise
+            if len(paths) > 1:  # Google and Azure stop at the first that is missing
+                for path in paths:
+                    self.delete([path])
+
+    def _bears(self, path: str, mark: str) -> bool:
+        """Whether the object is the one that was put with this mark."""
+        import obstore
+
+        try:
+            return obstore.get(self._store, path, options={"head": True}).attributes.get(_MARK) == mark
+        except FileNotFoundError:
+            return False
+
+    def _require_bucket(self) -> None:
+        """Raise if the bucket is missing: the answer to a look at one object does not tell."""
+        import obstore
+
+        next(iter(obstore.list(self._store, "-")), None)
+
+
+def failures() -> tuple[type[Exception], ...]:
+    """What obstore raises when a store fails."""
+    from obstore.exceptions import BaseError
+
+    return (BaseError, OSError, ValueError)
+
+
+def is_missing_bucket(error: BaseException) -> bool:
+    """Whether a store says that the bucket, not the object, is missing."""
+    return any(code in str(error) for code in ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not"))
+
+
+def polars_options(address: Address, options: Mapping[str, str]) -> dict[str, Any]:
+    """The options as Polars takes them.
+
+    S3 credentials of the environment are spelled out: left to itself Polars looks for them with boto3 first.
+    """
+    found = _environment("aws_", _S3) if address.scheme == "s3" else {}
+    limits = {**_TIMEOUTS, "max_retries": _MAX_RETRIES}
+    return {**limits, "retry_timeout_ms": _RETRY_SECONDS * 1000, **found, **options}
+
+
+def delta_options(options: Mapping[str, str]) -> dict[str, str]:
+    """The options as delta-rs takes them."""
+    limits = {**_TIMEOUTS, "max_retries": str(_MAX_RETRIES)}
+    return {**limits, "retry_timeout": f"{_RETRY_SECONDS}s", **options}
+
+
+def store_arguments(address: Address, options: Mapping[str, str]) -> dict[str, Any]:
+    """The options as obstore's stores take them: of the store, of its HTTP client, and how often to try."""
+    family = _PREFIXES[address.scheme]
+    config = {"account_name": address.account} if address.account else {}
+    # Client options that are handed over replace those that obstore would read from the environment.
+    client = {**_TIMEOUTS, **_environment(family, _CLIENT, prefixed=False)}
+    for name, value in options.items():
+        plain = name.removeprefix(family)
+        if plain in _CLIENT:
+            client[plain] = value
+        else:
+            config[name] = value
+    retry = {"max_retries": _MAX_RETRIES, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)}
+    return {"config": config, "client_options": client, "retry_config": retry}
+
+
+def _environment(family: str, names: Iterable[str], *, prefixed: bool = True) -> dict[str, str]:
+    """Options that the environment gives."""
+    found = {name: os.environ.get(f"{family}{name}".upper()) for name in names}
+    return {f"{family}{name}" if prefixed else name: value for name, value in found.items() if value}
+
+
+def _open(address: Address, options: Mapping[str, str]) -> "S3Store | GCSStore | AzureStore":
+    from obstore.exceptions import UnknownConfigurationKeyError
+    from obstore.store import AzureStore, GCSStore, S3Store
+
+    kinds: dict[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore, "abfss": AzureStore}
+    try:
+        store: S3Store | GCSStore | AzureStore = kinds[address.scheme](
+            address.bucket, prefix=address.prefix or None, **store_arguments(address, options)
+        )
+    except UnknownConfigurationKeyError as error:
+        unknown = str(error).partition("\n")[0]
+        msg = f"{address.root}: {unknown} Storage options are those of delta-rs, for example aws_endpoint_url"
+        raise UsageError(msg) from error
+    return store

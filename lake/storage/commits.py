@@ -1,0 +1,106 @@
+"""Commits that race others: look at what is there, commit on top of it, and if somebody was first, do it again.
+
+Write attempts that are dropped: published before anything is taken out of a table, and for good.
+
+A writer that lost a compare-and-swap looks here before it tries again. Whoever drops rows publishes their write_ids
+first and fences the writers after, so a write attempt that is not accepted by then can no longer be.
+"""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any, TypeVar
+
+import msgspec
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import AddAction, RemoveAction
+
+from lake import ids
+from lake.errors import ConflictError
+from lake.storage.objects import Objects
+
+_T = TypeVar("_T")
+_RETRIES = 200
+"""Of delta-rs, which puts a commit on top of others that do not conflict with it."""
+_LONGEST_WAIT = 0.1
+"""Seconds."""
+
+
+class CommitLostError(ConflictError):
+    """Another process committed first: look again and retry."""
+
+
+def commit(
+    handle: DeltaTable,
+    name: str,
+    actions: Sequence[AddAction | RemoveAction],
+    metadata: dict[str, Any],
+    marks: list[Transaction] | None = None,
+) -> None:
+    """One commit on top of a handle's version.
+
+    Args:
+        handle: the table.
+        name: its name.
+        actions: the files that come and go.
+        metadata: kept in the log.
+        marks: app transactions: two commits from one version that bear the same cannot both succeed.
+
+    Raises:
+        CommitLostError: another process was first.
+    """
+    properties = CommitProperties(custom_metadata=metadata, max_commit_retries=_RETRIES, app_transactions=marks)
+    try:
+        handle.create_write_transaction(
+            list(actions),
+            "append",
+            handle.schema(),
+            commit_properties=properties,
+            post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
+        )
+    except CommitFailedError as error:
+        msg = f"`{name}` changed after version {handle.version()}: {error}"
+        raise CommitLostError(msg) from error
+
+
+def until_committed(attempt: Callable[[], _T], *, tries: int | None = None, busy: str = "") -> _T:
+    """Call `attempt` until nobody is quicker, waiting a little longer each time.
+
+    Args:
+        attempt: refreshes what it relies on, checks it again and commits; raises CommitLostError if it was too late.
+        tries: how often; without a limit unless given, as somebody else gets on each time.
+        busy: what to say after the last.
+
+    Returns:
+        What `attempt` does.
+
+    Raises:
+        ConflictError: every try was too late.
+    """
+    for done in count(1):
+        try:
+            return attempt()
+        except CommitLostError as lost:
+            if done == tries:
+                msg = f"{busy} ({lost})"
+                raise ConflictError(msg) from lost
+        # Two that collide at the same pace would collide again; the first retry is at once.
+        time.sleep(random.uniform(0, min(_LONGEST_WAIT, 0.001 * (2 ** min(done - 1, 10) - 1))))
+    raise AssertionError
+
+
+_FOLDER = "_trajlake/condemned"
+
+
+def condemn(objects: Objects, write_ids: frozenset[int]) -> None:
+    """Let writers know that these write attempts must not be accepted any more."""
+    if write_ids:
+        objects.put(f"{_FOLDER}/{ids.to_text(ids.fresh_id())}.json", msgspec.json.encode(sorted(write_ids)))
+
+
+def condemned(objects: Objects) -> frozenset[int]:
+    """Write attempts that were dropped, or are about to be."""
+    found = (objects.get(entry.path) for entry in objects.list(_FOLDER))
+    return frozenset().union(*(msgspec.json.decode(data, type=list[int]) for data in found if data is not None))

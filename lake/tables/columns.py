@@ -1,0 +1,244 @@
+"""Column and Table: how a table is spelled once, and its renderings for Arrow, Polars, Delta and SQL.
+
+The types are few on purpose. Everything here is stored by Delta's oldest protocol (no unsigned integers, no column
+mapping, no deletion vectors), so any engine reads a lake. Free-form payloads are JSON strings; what is filtered or
+aggregated has a column of its own.
+
+Columns that several tables share, spelled once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
+
+
+class Type(StrEnum):
+    """The closed set of column types."""
+
+    ID = "id"
+    """A 63-bit hash in an int64; people see 13 base32 characters."""
+    INT = "int64"
+    """A count or an index."""
+    SMALL_INT = "int32"
+    """A count that never outgrows 2^31."""
+    FLOAT = "float64"
+    """A reward, a return, an advantage: float64 because sums of centred values lose digits."""
+    BOOL = "bool"
+    """True, false, or NULL for unknown."""
+    TEXT = "text"
+    """UTF-8 text."""
+    WORD = "word"
+    """Text of few distinct values (names, states): dictionary-encoded, three times faster to group by."""
+    JSON = "json"
+    """A JSON document in UTF-8."""
+    TIME = "timestamp"
+    """UTC, microseconds."""
+    BYTES = "bytes"
+    """Raw bytes."""
+    IDS = "list<id>"
+    """Ids, none NULL."""
+    TOKENS = "list<int32>"
+    """Token ids, none NULL."""
+    LOGPROBS = "list<float32>"
+    """Log-probabilities in nats, none NULL."""
+    MASK = "list<bool>"
+    """One flag per token, none NULL."""
+
+    @property
+    def is_list(self) -> bool:
+        """A value is a list."""
+        return self.value.startswith("list<")
+
+
+_SQL: dict[Type, str] = {
+    Type.ID: "BIGINT",
+    Type.INT: "BIGINT",
+    Type.SMALL_INT: "INTEGER",
+    Type.FLOAT: "DOUBLE",
+    Type.BOOL: "BOOLEAN",
+    Type.TEXT: "VARCHAR",
+    Type.WORD: "VARCHAR",
+    Type.JSON: "VARCHAR",
+    Type.TIME: "TIMESTAMP WITH TIME ZONE",
+    Type.BYTES: "BLOB",
+    Type.IDS: "BIGINT[]",
+    Type.TOKENS: "INTEGER[]",
+    Type.LOGPROBS: "FLOAT[]",
+    Type.MASK: "BOOLEAN[]",
+}
+_WITH_STATISTICS = frozenset(("write_id", "run_id", "group_id", "episode_id", "job_id", "series_id"))
+
+
+@cache
+def _arrow() -> dict[Type, pa.DataType]:
+    import pyarrow as pa
+
+    def list_of(element: pa.DataType) -> pa.DataType:
+        return pa.list_(pa.field("element", element, nullable=False))
+
+    return {
+        Type.ID: pa.int64(),
+        Type.INT: pa.int64(),
+        Type.SMALL_INT: pa.int32(),
+        Type.FLOAT: pa.float64(),
+        Type.BOOL: pa.bool_(),
+        Type.TEXT: pa.string(),
+        Type.WORD: pa.string(),
+        Type.JSON: pa.string(),
+        Type.TIME: pa.timestamp("us", tz="UTC"),
+        Type.BYTES: pa.binary(),
+        Type.IDS: list_of(pa.int64()),
+        Type.TOKENS: list_of(pa.int32()),
+        Type.LOGPROBS: list_of(pa.float32()),
+        Type.MASK: list_of(pa.bool_()),
+    }
+
+
+@cache
+def _polars() -> dict[Type, pl.DataType]:
+    import polars as pl
+
+    return {
+        Type.ID: pl.Int64(),
+        Type.INT: pl.Int64(),
+        Type.SMALL_INT: pl.Int32(),
+        Type.FLOAT: pl.Float64(),
+        Type.BOOL: pl.Boolean(),
+        Type.TEXT: pl.String(),
+        Type.WORD: pl.String(),
+        Type.JSON: pl.String(),
+        Type.TIME: pl.Datetime("us", "UTC"),
+        Type.BYTES: pl.Binary(),
+        Type.IDS: pl.List(pl.Int64),
+        Type.TOKENS: pl.List(pl.Int32),
+        Type.LOGPROBS: pl.List(pl.Float32),
+        Type.MASK: pl.List(pl.Boolean),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its name, type and meaning."""
+
+    name: str
+    type: Type
+    meaning: str
+    required: bool = False
+    """No NULL allowed."""
+    values: tuple[str, ...] = ()
+    """The closed vocabulary of a WORD column, if it has one."""
+
+    @property
+    def sql_type(self) -> str:
+        """The column's type in DuckDB."""
+        return _SQL[self.type]
+
+
+class Visibility(StrEnum):
+    """When a committed row exists for readers. `lake.read.snapshot` applies it."""
+
+    ALWAYS = "always"
+    """As soon as its commit is in the snapshot."""
+    ACCEPTED = "accepted"
+    """When its write_id stands in `episodes` or in the terminal row of a succeeded job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table: its grain, key, columns and how its rows become visible."""
+
+    name: str
+    grain: str
+    """What one row is."""
+    key: tuple[str, ...]
+    """The columns that identify a visible row."""
+    visibility: Visibility
+    sort: tuple[str, ...]
+    """Order of rows inside a file."""
+    row_bytes: int
+    """Typical uncompressed row width; row groups are sized by it."""
+    columns: tuple[Column, ...]
+    distinct: bool = False
+    """A set: rows of one key are one row for readers, so writing the same fact twice changes nothing."""
+    hides_retracted: bool = False
+    """Rows of retracted episodes do not exist for readers."""
+
+    def column(self, name: str) -> Column:
+        """The column of that name.
+
+        Raises:
+            KeyError: no such column.
+        """
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise KeyError(name)
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """Columns whose minimum and maximum stand in the log for every file.
+
+        They decide visibility, and files are sorted by them; more would make every commit dearer.
+        """
+        return tuple(c.name for c in self.columns if c.name in _WITH_STATISTICS)
+
+    @property
+    def names(self) -> list[str]:
+        """Column names in order."""
+        return [column.name for column in self.columns]
+
+    def arrow(self) -> pa.Schema:
+        """The table as an Arrow schema, required columns not nullable (Delta's schema is rendered from it)."""
+        import pyarrow as pa
+
+        types = _arrow()
+        return pa.schema([pa.field(c.name, types[c.type], nullable=not c.required) for c in self.columns])
+
+    def polars(self) -> pl.Schema:
+        """The table as a Polars schema."""
+        import polars as pl
+
+        types = _polars()
+        return pl.Schema({c.name: types[c.type] for c in self.columns})
+
+    def sql(self) -> str:
+        """The table as DuckDB DDL."""
+        lines = [f'  "{c.name}" {c.sql_type}{" NOT NULL" if c.required else ""}' for c in self.columns]
+        return f'CREATE TABLE "{self.name}" (\n' + ",\n".join(lines) + "\n)"
+
+    def markdown(self) -> str:
+        """The table as a section of the reference page."""
+        head = f"## {self.name}\n\n{self.grain} Key: {', '.join(f'`{k}`' for k in self.key)}."
+        if self.visibility is Visibility.ACCEPTED:
+            head += " A row exists for readers once its `write_id` is accepted."
+        if self.distinct:
+            head += " A set: the same fact written twice is one row for readers."
+        if self.hides_retracted:
+            head += " Rows of retracted episodes are not shown."
+        rows = [
+            f"| `{c.name}` | {c.type.value} | {'no' if c.required else 'yes'} | "
+            + c.meaning
+            + (f" One of: {', '.join(f'`{v}`' for v in c.values)}." if c.values else "")
+            + " |"
+            for c in self.columns
+        ]
+        return "\n".join([head, "", "| column | type | NULL | meaning |", "| --- | --- | --- | --- |", *rows, ""])
+
+
+WRITE_ID = Column("write_id", Type.ID, "The write attempt that wrote the row.", required=True)
+EPISODE = Column("episode_id", Type.ID, "Hash of the group's key and (rollout, attempt, agent).", required=True)
+STEP = Column("step_index", Type.SMALL_INT, "0, 1, 2, ... within the episode, without gaps.", required=True)
+GROUP = Column(
+    "group_id", Type.ID, "Siblings from one identical start: hash of (format, run, round, task, seed).", required=True
+)
+RUN = Column("run_id", Type.WORD, "The run that produced the rollout.", required=True)
+JOB = Column("job_id", Type.ID, "The job that wrote the row.", required=True)
+SERIES = Column("series_id", Type.ID, "Hash of the job's kind, parameters and code.", required=True)
+ATTEMPT = Column("attempt", Type.SMALL_INT, "0, 1, 2, ...: how often the job was started again.", required=True)

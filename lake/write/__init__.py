@@ -1,0 +1,1 @@
+"""Writing exactly once: ingest, the writer of episodes, and jobs with their lineage."""

@@ -1,0 +1,349 @@
+"""Jobs: everything that writes to a lake does so as a job, with lineage.
+
+A job writes a started row with its fixed plan, then data under write_ids, then exactly one terminal row. Judgements
+and rendered tokens exist for readers only once the terminal row of a succeeded job names their write_id, so a killed
+job leaves nothing visible and is simply run again.
+"""
+
+import inspect
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
+from functools import cache
+from importlib import metadata
+from types import FunctionType, ModuleType, TracebackType
+from typing import Any, Self
+
+import msgspec
+import polars as pl
+
+from lake import ids
+from lake.errors import ConflictError, TrajlakeError
+from lake.read.parquet import collected, scan
+from lake.records import EpisodeRecord, Reject, check, excerpt, identify, printable, retyped, shown
+from lake.storage.commits import CommitLostError, condemned, until_committed
+from lake.storage.store import Store
+from lake.tables import TABLES
+from lake.tables.columns import Visibility
+from lake.tables.contracts import conform
+from lake.write.index import Tombstones
+from lake.write.job_parts import JobPart, Written
+from lake.write.rows import json_text
+from lake.write.writer import EpisodeWriter
+
+Code = ModuleType | FunctionType | type
+"""Something whose source can be read."""
+
+
+class Counts(msgspec.Struct):
+    """What became of recorded episodes."""
+
+    new: int = 0
+    steps: int = 0
+    """Steps of the new episodes."""
+    present: int = 0
+    rejected: int = 0
+
+
+class Job:
+    """A running job. Use as a context: leaving it writes the terminal row.
+
+    Args:
+        store: the lake's tables.
+        writer: the lake's episode writer.
+        kind: ingest, collect, score, credit, render, train, ...
+        parameters: resolved configuration, JSON-able.
+        series: the part of the parameters that decides whether two results are comparable; all of them unless given.
+        run_id: the run the job produces, if it does.
+        code: modules, functions or classes whose source decides the result.
+        fingerprint: hash of everything the job reads (`Snapshot.fingerprint`).
+        snapshot: table versions the job reads.
+        job_id: of an earlier attempt that is resumed; no second started row is written.
+        attempt: number of this attempt.
+        guard: called before the terminal row of a success, on a lake in which no other terminal row can come between;
+            raises ConflictError where the job's result must not stand beside what is there by now.
+        after: called with the tables that were written to, once the job has succeeded.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        writer: EpisodeWriter,
+        *,
+        kind: str,
+        parameters: dict[str, Any] | None = None,
+        series: dict[str, Any] | None = None,
+        run_id: str | None = None,
+        code: Sequence[Code] = (),
+        fingerprint: int | None = None,
+        snapshot: dict[str, int] | None = None,
+        job_id: int | None = None,
+        attempt: int = 0,
+        guard: Callable[[], None] = lambda: None,
+        after: Callable[[Collection[str]], None] = lambda _: None,
+    ) -> None:
+        self._store = store
+        self._writer = writer
+        self._resumed = job_id is not None
+        self._guard = guard
+        self._after = after
+        self._accepted: list[int] = []
+        self._files: list[tuple[str, str]] = []
+        self._touched: set[str] = {"jobs"}
+        self._began = time.monotonic()
+        self.job_id = ids.fresh_id() if job_id is None else job_id
+        self.attempt = attempt
+        self.kind = kind
+        self.run_id = run_id
+        self.code_hash = code_hash(code)
+        self.series_id = series_id(kind, (parameters or {}) if series is None else series, code)
+        self.counts: dict[str, Any] = {}
+        """Figures for the terminal row; rows_in, rows_out and rows_dropped go to their own columns."""
+        self._fixed = {
+            "job_id": self.job_id,
+            "series_id": self.series_id,
+            "kind": kind,
+            "run_id": run_id,
+            "input_fingerprint": fingerprint,
+            "code_hash": self.code_hash,
+            "package_version": package_version(),
+            "parameters": json_text(parameters or {}),
+            "input_snapshot": json_text(snapshot or {}),
+        }
+
+    def __enter__(self) -> Self:
+        if not self._resumed:
+            self._start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            try:
+                self._end("succeeded")
+            except ConflictError as lost:
+                self._end("failed", error=str(lost))
+                raise
+            self._after(self._touched)
+            return
+        text = printable(str(error) if isinstance(error, TrajlakeError) else f"{type(error).__name__}: {error}")
+        try:
+            self._end("failed", error=text)
+        except TrajlakeError as second:
+            # A full disk fails the job and its terminal row alike: the first error is the one to show.
+            error.add_note(f"the job's terminal row could not be written either: {second}")
+
+    def record(self, records: Sequence[EpisodeRecord | Mapping[str, Any]]) -> Counts:
+        """Record episodes exactly once. Records that are wrong, and conflicts, go to `rejects`.
+
+        Args:
+            records: episodes, as records or as mappings of the same names; those without a run_id get the job's.
+        """
+        good: list[EpisodeRecord] = []
+        positions: list[int] = []
+        bad: list[Reject] = []
+        for position, record in enumerate(records):
+            try:
+                copy = retyped(record) if isinstance(record, EpisodeRecord) else msgspec.convert(record, EpisodeRecord)
+                copy.run_id = copy.run_id or self.run_id
+                problem = check(copy) if copy.run_id else "`run_id` is missing; name the run here, or when recording"
+            except (ValueError, msgspec.ValidationError) as error:
+                problem = str(error)
+            if problem is None:
+                good.append(copy)
+                positions.append(position)
+            else:
+                bad.append(Reject(position=position, reason="invalid", message=problem, raw=shown(record)))
+        if bad:
+            self.reject(bad, "recorder", "recorder")
+        counts = self.record_checked(good, positions)
+        counts.rejected += len(bad)
+        return counts
+
+    def record_checked(self, records: Sequence[EpisodeRecord], positions: Sequence[int]) -> Counts:
+        """Record episodes that passed `lake.records.check`.
+
+        Args:
+            records: episodes; those without a run_id get the job's.
+            positions: where each stands in its source, for rejects.
+        """
+        for record in records:
+            if record.run_id is None:
+                record.run_id = self.run_id
+        outcome = self._writer.write(records, job_id=self.job_id)
+        self._touched.update(("episodes", "steps", "tokens") if outcome.new else ())
+        rejects = [_conflict(records[i], positions[i]) for i in outcome.conflicts]
+        rejects += [_forgotten(records[i], positions[i]) for i in outcome.forgotten]
+        if rejects:
+            first = records[(outcome.conflicts + outcome.forgotten)[0]]
+            self.reject(rejects, first.source_uri or "recorder", first.source_format)
+        return Counts(new=outcome.new, steps=outcome.new_steps, present=outcome.present, rejected=len(rejects))
+
+    def reject(self, rejects: Sequence[Reject], source_uri: str, source_format: str) -> None:
+        """Record input that could not be taken. The same reject twice is one row for readers."""
+        now = self._store.clock()
+        rows = [
+            {
+                "reject_id": ids.key_hash("reject", self.run_id, source_uri, r.position, r.reason, r.raw),
+                "run_id": self.run_id,
+                "episode_id": r.episode_id,
+                "source_uri": source_uri,
+                "source_format": source_format,
+                "position": r.position,
+                "reason": r.reason,
+                "message": printable(r.message),
+                "raw": printable(r.raw),
+                "at": now,
+            }
+            for r in rejects
+        ]
+        self.write("rejects", pl.DataFrame(rows, schema_overrides={"run_id": pl.String, "episode_id": pl.Int64}))
+
+    def write(self, name: str, frame: pl.DataFrame) -> None:
+        """Append rows to a table under a fresh write_id, stamped with the job.
+
+        Args:
+            name: a judgement or lineage table, or `tokens`.
+            frame: the table's columns without write_id, job_id, series_id and attempt, which are filled in.
+
+        Raises:
+            ContractError: the frame breaks the table's contract, or the table is not written this way.
+        """
+        if (written := self.part().write(name, frame)) is not None:
+            self.take(written)
+
+    def part(self) -> JobPart:
+        """What another thread or process needs to write rows of this job; `take` what it answers."""
+        return JobPart(self._store, {"job_id": self.job_id, "series_id": self.series_id, "attempt": self.attempt})
+
+    def take(self, written: Written) -> None:
+        """Accept rows that a part of this job wrote: they become visible when the job succeeds."""
+        self._touched.add(written.table)
+        self._accepted.append(written.write_id)
+        if TABLES[written.table].visibility is Visibility.ACCEPTED:
+            self._files.append((written.table, written.file))
+
+    def accept(self, write_ids: Sequence[int]) -> None:
+        """Make rows of other write attempts visible on this job's account, whatever becomes of their own."""
+        self._accepted += write_ids
+
+    def now(self) -> datetime:
+        """The time by the lake's clock."""
+        return self._store.clock()
+
+    def _start(self) -> None:
+        row = self._row("started") | {"accepted_write_ids": []}
+        self._store.append("jobs", _jobs_frame(row), job_id=self.job_id)
+
+    def _end(self, event: str, error: str | None = None) -> None:
+        """Write the terminal row, after every other terminal row that stands by then.
+
+        Raises:
+            ConflictError: a success whose rows are gone (taken for a crashed writer's and dropped), or whose guard
+                refuses it.
+        """
+        counts = dict(self.counts)
+        row = self._row(event) | {
+            "seconds": time.monotonic() - self._began,
+            "rows_in": counts.pop("rows_in", None),
+            "rows_out": counts.pop("rows_out", None),
+            "rows_dropped": counts.pop("rows_dropped", None),
+            "accepted_write_ids": self._accepted if event == "succeeded" else [],
+            "counts": json_text(counts),
+            "error": error,
+        }
+
+        def commit() -> None:
+            version = self._store.refresh("jobs")
+            if event == "succeeded":
+                self._require_live()
+                self._guard()
+            staged = self._store.stage("jobs", _jobs_frame(row | {"sequence": version}))
+            try:
+                self._store.append_terminal(staged, version, job_id=self.job_id)
+            except CommitLostError:
+                if not self._store.holds("jobs", row["write_id"], version):
+                    raise
+
+        until_committed(commit)
+
+    def _require_live(self) -> None:
+        """Check that what the terminal row is going to accept may be seen.
+
+        Maintenance drops old dead writes, and what a job made of an episode that was forgotten meanwhile must go too.
+        """
+        if not condemned(self._store.objects).isdisjoint(self._accepted):
+            msg = (
+                f"rows of job {ids.to_text(self.job_id)} were dropped as dead before it ended: it was stopped for "
+                "longer than vacuum waits. Nothing of it is visible; run it again"
+            )
+            raise ConflictError(msg)
+        forgotten = Tombstones(self._store).refresh()
+        if forgotten and any(self._holds(name, file, forgotten) for name, file in self._files):
+            msg = (
+                f"job {ids.to_text(self.job_id)} wrote rows of episodes that were forgotten while it ran. Nothing of "
+                "it is visible; run it again"
+            )
+            raise ConflictError(msg)
+
+    def _holds(self, name: str, file: str, episode_ids: Collection[int]) -> bool:
+        """Whether a file of ours has rows of some episodes; not if `forget` has replaced it by one without them."""
+        objects = self._store.objects
+        if "episode_id" not in TABLES[name].names or name == "retractions" or not objects.exists(f"{name}/{file}"):
+            return False
+        rows = scan([objects.uri(f"{name}/{file}")], TABLES[name], objects.polars_options)
+        found = rows.filter(pl.col("episode_id").is_in(list(episode_ids))).select("episode_id").head(1)
+        return not collected(found).is_empty()
+
+    def _row(self, event: str) -> dict[str, Any]:
+        return self._fixed | {"write_id": ids.fresh_id(), "event": event, "at": self._store.clock()}
+
+
+def _jobs_frame(row: dict[str, Any]) -> pl.DataFrame:
+    return conform(pl.DataFrame([row], schema=TABLES["jobs"].polars()), TABLES["jobs"])
+
+
+def _conflict(record: EpisodeRecord, position: int) -> Reject:
+    return Reject(
+        position=position,
+        reason="conflict",
+        message=f"{_spelled(record)} is present with other content; give it another --run or a higher attempt",
+        raw=excerpt(msgspec.json.encode(record).decode()),
+        episode_id=identify(record, record.run_id or "").episode_id,
+    )
+
+
+def _forgotten(record: EpisodeRecord, position: int) -> Reject:
+    # Without its text: it was erased for a reason.
+    return Reject(
+        position=position,
+        reason="forgotten",
+        message=f"{_spelled(record)} was erased with `trajlake forget` and is not taken again",
+        raw="",
+        episode_id=identify(record, record.run_id or "").episode_id,
+    )
+
+
+def _spelled(record: EpisodeRecord) -> str:
+    return f"run {record.run_id!r}, task {record.task_id!r}, rollout {record.rollout_index}, attempt {record.attempt}"
+
+
+def code_hash(code: Sequence[Code]) -> str:
+    """Hash of the source that decides a result, as 13 characters."""
+    return ids.to_text(ids.key_hash("code", *(inspect.getsource(part) for part in code)))
+
+
+def series_id(kind: str, parameters: dict[str, Any], code: Sequence[Code]) -> int:
+    """Hash of a job's kind, parameters and code: what must be equal for two results to be comparable."""
+    canonical = msgspec.json.encode(parameters, order="deterministic").decode()
+    return ids.key_hash("series", kind, canonical, code_hash(code))
+
+
+@cache
+def package_version() -> str:
+    """Version of the installed trajlake, or `source` in a bare checkout."""
+    try:
+        return metadata.version("trajlake")
+    except metadata.PackageNotFoundError:
+        return "source"

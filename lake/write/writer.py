@@ -1,0 +1,181 @@
+"""Recording facts exactly once: the write path of episodes and all that belongs to them.
+
+1. Every batch attempt draws a fresh random write_id, stored in every row it writes. The children (blobs, spans,
+   tokens, steps, retractions of the predecessors that retries replace) commit first, unconditionally.
+2. `episodes` commits last, as a compare-and-swap on a version at which none of the batch's episode_ids exists. On a
+   conflict: refresh, check again, retry. If that no longer holds, this write_id is abandoned (its children are dead)
+   and the remainder is written under a new one.
+3. Readers see a child row only if its write_id stands in `episodes`.
+
+So a kill at any instruction leaves either all of a batch or nothing visible, and a replay of the same records, in any
+batching, beside any number of writers, adds nothing twice.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import polars as pl
+
+from lake import ids
+from lake.records import EpisodeRecord, Identity, identify
+from lake.storage.commits import CommitLostError, condemned, until_committed
+from lake.storage.store import Store
+from lake.tables import TABLES
+from lake.tables.contracts import conform
+from lake.write.index import EpisodeIndex
+from lake.write.rows import blobs_frame, episodes_frame, moved_out, spans_frame, steps_frame, tokens_frame
+
+_Slot = tuple[int, int, str | None]
+"""group_id, rollout_index and agent_id: what a retry shares with its predecessor."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a batch of records."""
+
+    new: int = 0
+    new_steps: int = 0
+    present: int = 0
+    conflicts: list[int] = field(default_factory=list)
+    """Positions in the batch of records whose key is present with other content."""
+    forgotten: list[int] = field(default_factory=list)
+    """Positions of records whose episode was erased."""
+    write_ids: list[int] = field(default_factory=list)
+
+
+class EpisodeWriter:
+    """Appends records to a lake's fact tables exactly once.
+
+    Args:
+        store: the lake's tables.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._index = EpisodeIndex(store)
+        # Threads of one process take turns: a lost update of the index would let a duplicate through.
+        self._lock = threading.Lock()
+
+    def write(self, records: Sequence[EpisodeRecord], *, job_id: int | None = None) -> Outcome:
+        """Record a batch; every record needs its run_id.
+
+        Records already present with the same content are skipped, those present with other content reported.
+        """
+        identities = [identify(record, record.run_id or "") for record in records]
+        with self._lock:
+            while True:
+                version = self._index.refresh()
+                todo, outcome = self._sort_out(identities)
+                if not todo:
+                    return outcome
+                batch = _Batch([records[i] for i in todo], [identities[i] for i in todo], ids.fresh_id(), job_id)
+                if self._attempt(batch, version):
+                    outcome.new = len(todo)
+                    outcome.new_steps = sum(len(records[i].steps) for i in todo)
+                    outcome.write_ids.append(batch.write_id)
+                    return outcome
+
+    def _attempt(self, batch: "_Batch", version: int) -> bool:
+        """Write a batch under its write_id; False if that had to be abandoned."""
+        superseded = self._superseded(batch)
+        rows = (batch.records, batch.identities, batch.write_id)
+        moved = moved_out(episodes_frame(*rows), steps_frame(*rows), (TABLES["episodes"], TABLES["steps"]))
+        for name, frame in (
+            ("blobs", blobs_frame(list(moved.blobs.values()), batch.write_id)),
+            ("spans", spans_frame(*rows)),
+            ("tokens", tokens_frame(*rows)),
+            ("steps", moved.steps),
+            ("retractions", _retractions_frame(superseded, batch.write_id, self._store.clock())),
+        ):
+            if frame.height:
+                self._store.append(name, conform(frame, TABLES[name]), job_id=batch.job_id)
+        staged = self._store.stage("episodes", conform(moved.episodes, TABLES["episodes"]))
+        checked = version
+
+        def commit() -> bool:
+            nonlocal checked
+            try:
+                self._store.append_episodes(staged, checked, job_id=batch.job_id)
+            except CommitLostError:
+                lost, checked = checked, self._index.refresh()
+                if self._store.holds("episodes", batch.write_id, lost):
+                    return True
+                if not self._still_holds(batch, superseded):
+                    return False
+                raise
+            return True
+
+        return until_committed(commit)
+
+    def _still_holds(self, batch: "_Batch", superseded: dict[int, int]) -> bool:
+        """Whether a batch whose commit was lost may try again as it is.
+
+        Long after their writer stopped, children are dropped as dead; their write attempt is condemned before.
+        """
+        if self._index.contents(batch.episode_ids) or any(map(self._index.is_forgotten, batch.episode_ids)):
+            return False
+        return self._superseded(batch) == superseded and batch.write_id not in condemned(self._store.objects)
+
+    def _superseded(self, batch: "_Batch") -> dict[int, int]:
+        """Episodes that the batch's retries replace, or that retries already there replace -> their successors."""
+        known = self._index.of_groups({identity.group_id for identity in batch.identities})
+        best: dict[_Slot, tuple[int, int]] = {}
+        for row in known.iter_rows(named=True):
+            slot = (row["group_id"], row["rollout_index"], row["agent_id"])
+            best[slot] = max(best.get(slot, (-1, 0)), (row["attempt"], row["episode_id"]))
+        replaced: dict[int, int] = {}
+        pairs = zip(batch.records, batch.identities, strict=True)
+        for record, identity in sorted(pairs, key=lambda pair: pair[0].attempt):
+            slot = (identity.group_id, record.rollout_index, record.agent_id)
+            attempt, other = best.get(slot, (-1, 0))
+            if attempt > record.attempt:
+                replaced[identity.episode_id] = other
+            else:
+                if attempt >= 0:
+                    replaced[other] = identity.episode_id
+                best[slot] = (record.attempt, identity.episode_id)
+        return replaced
+
+    def _sort_out(self, identities: list[Identity]) -> tuple[list[int], Outcome]:
+        """Positions of the records that are new, and the others counted.
+
+        A key's second record in the batch counts as if its first were in the lake: batching changes nothing.
+        """
+        content = self._index.contents(identity.episode_id for identity in identities)
+        todo: list[int] = []
+        outcome = Outcome()
+        for position, identity in enumerate(identities):
+            known = content.get(identity.episode_id)
+            if self._index.is_forgotten(identity.episode_id):
+                outcome.forgotten.append(position)
+            elif known is None:
+                content[identity.episode_id] = identity.content_hash
+                todo.append(position)
+            elif known == identity.content_hash:
+                outcome.present += 1
+            else:
+                outcome.conflicts.append(position)
+        return todo, outcome
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Records that are new, and the write attempt that brings them."""
+
+    records: list[EpisodeRecord]
+    identities: list[Identity]
+    write_id: int
+    job_id: int | None
+
+    @property
+    def episode_ids(self) -> list[int]:
+        return [identity.episode_id for identity in self.identities]
+
+
+def _retractions_frame(superseded: dict[int, int], write_id: int, at: datetime) -> pl.DataFrame:
+    """Rows of `retractions`: predecessor -> successor."""
+    columns = {"episode_id": list(superseded), "superseded_by": list(superseded.values())}
+    frame = pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.Int64))
+    return frame.with_columns(write_id=pl.lit(write_id), kind=pl.lit("superseded"), at=pl.lit(at))

@@ -1,0 +1,223 @@
+"""What to take out of the states' texts: counters, and texts that say nothing of where the agent is.
+
+Found in the texts and in what came before and after them (`anchor_counters`, `anchor_errors` say by which criteria),
+and put together as a definition that `credit` takes as it is. Never applied by itself: the person decides, who knows
+what the texts mean.
+
+Texts that say nothing of where the agent is, such as "You can't see any such thing.": false anchors.
+
+No mark of a converter is read, and no list of phrases: such a text gives itself away by what comes before and after it.
+It is one if all of this holds, over the steps where it follows another text (its entries):
+
+1. it is short, at most 300 characters (`LONGEST`), and has at least ten entries (`ENTRIES`), which are at least one
+   step in two hundred (`COMMON`);
+2. it follows many states, and many actions lead to it: at least four of the former (`STATES_BEFORE`) and three of the
+   latter (`ACTIONS_BEFORE`), as effective numbers, 1 / sum of squared shares, so that a few strays do not count. A
+   menu is reached from everywhere, but by one action; the first state of an episode follows nothing;
+3. it forgets the state, and the world does not. Where two steps of a group had come to it from different states and
+   then took the same action, they met the same next text less than half as often (`SAME_NEXT`) as two steps do that
+   took the same action in any one other state; of at least five such pairs (`PAIRS`), in a world where the latter is
+   usual (`REPEATS`: in half of the cases). After a room, even one with many doors, the same action leads to the same
+   place. The state that a step came from is the last one that does not itself pass 1 and 2; steps that such a text
+   follows are left out, for what makes no sense makes none anywhere.
+
+With fewer pairs, or where nothing repeats itself, 3 is not known: such a text is told as undecided, unless three pairs
+or more (`UNDECIDED`) speak against it. On the text game of examples/, over seven draws, the error texts meet the same
+next text in at most 7 % of their pairs and rooms in all; on the demo's house, where nothing is an error alone, no text
+passes 2 (at most 2.2 effective actions); on tau-bench the empty answer and `[]` pass 2 (85 and 12), with one pair each,
+and stay undecided.
+
+What this cannot tell: an answer that hides the state and is asked for by one command, such as a list of what is
+carried; and an error text that repeats what was said, which is another text each time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from pipelines.credit.anchors import Anchors, Chain, NoErrors, Substitutions
+from pipelines.credit.anchors.counters import Counter, escape, find_counters
+from pipelines.credit.anchors.measures import Walks, after, before
+
+LONGEST, ENTRIES, COMMON = 300, 10, 0.005
+STATES_BEFORE, ACTIONS_BEFORE = 4.0, 3.0
+SAME_NEXT, REPEATS, PAIRS, UNDECIDED = 0.5, 0.5, 5, 3
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorText:
+    """A text that many different states lead to.
+
+    Attributes:
+        text: the state, as it is after the substitutions that it was looked for with.
+        steps: how many have it.
+        states_before: distinct states that it follows.
+        actions_before: distinct actions that led to it.
+        pairs: steps of one group, two by two, that came to it from different states and then did the same.
+        same_next: share of them that met the same next text; None of none.
+        usual: that share after all other texts: how far this world repeats itself.
+    """
+
+    text: str
+    steps: int
+    states_before: int
+    actions_before: int
+    pairs: int
+    same_next: float | None
+    usual: float
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether there are pairs enough, in a world that repeats itself, to say that it forgets the state."""
+        return self.pairs >= PAIRS and self.usual >= REPEATS
+
+
+def find_error_texts(walks: Walks, texts_V: pl.DataFrame, codes_N: pl.Series) -> list[ErrorText]:
+    """The texts that pass, or that may pass but cannot be decided; the most frequent first.
+
+    Args:
+        walks: the steps. Without actions nothing is found.
+        texts_V: `code` and `text` of each state, without counters; several codes may have one text.
+        codes_N: code of each row, NULL where the state is unknown: such a step follows, and leads to, nothing.
+    """
+    names_V = texts_V.select("code", place=pl.col("text").rank("dense"))
+    rows = walks.facts.with_columns(codes_N.alias("code")).filter("included")
+    rows = rows.join(names_V, on="code", how="left", maintain_order="left")
+    rows = rows.with_columns(before("place").alias("came"))
+    entries = rows.filter(pl.col("came") != pl.col("place"), pl.col("taken").is_not_null())
+    short = texts_V.filter(pl.col("text").str.len_chars() <= LONGEST).join(names_V, on="code")
+    passing = _widely_reached(entries, rows.height).join(short.unique("place").select("place", "text"), on="place")
+    pairs, usual = _pairs(rows, passing["place"])
+    found = passing.join(pairs, on="place", how="left").join(rows.group_by("place").agg(steps=pl.len()), on="place")
+    same_next = pl.col("same") / pl.when(pl.col("pairs") > 0).then("pairs")
+    found = found.with_columns(pl.col("pairs").fill_null(0), same_next=same_next, usual=pl.lit(usual))
+    found = found.filter((pl.col("pairs") < UNDECIDED) | (pl.col("same_next") < SAME_NEXT * usual))
+    found = found.sort("steps", "text", descending=[True, False])
+    return [ErrorText(**row) for row in found.select(ErrorText.__slots__).iter_rows(named=True)]
+
+
+def _widely_reached(entries: pl.DataFrame, steps: int) -> pl.DataFrame:
+    """place, states_before and actions_before of what passes 1 (but for its length) and 2."""
+
+    def reached_by(name: str) -> pl.DataFrame:
+        counts = entries.group_by("place", name).agg(n=pl.len().cast(pl.Float64)).group_by("place")
+        n = pl.col("n")
+        return counts.agg(n.sum().alias("entries"), pl.len().alias(name), (n.sum() ** 2 / (n**2).sum()).alias("many"))
+
+    states, actions = reached_by("came"), reached_by("led_here")
+    enough = pl.col("entries") >= max(ENTRIES, COMMON * steps)
+    states = states.filter(enough & (pl.col("many") >= STATES_BEFORE))
+    both = states.join(actions.filter(pl.col("many") >= ACTIONS_BEFORE), on="place")
+    return both.select("place", states_before="came", actions_before="led_here")
+
+
+def _pairs(rows: pl.DataFrame, passing: pl.Series) -> tuple[pl.DataFrame, float]:
+    """Pairs of steps of a group in one place that did the same, and those of them that met the same next text.
+
+    Returns:
+        Per passing place, of pairs that came from different states: place, pairs, same. And over all other places the
+        share of the pairs that met the same next text: how far this world repeats itself; 0 without any pair.
+    """
+    told = pl.when(~pl.col("place").is_in(passing.implode())).then("place")
+    rows = rows.with_columns(told.forward_fill().over("episode_id").alias("last_told"), told.alias("told"))
+    rows = rows.with_columns(before("last_told").alias("origin"), after("told").alias("goes"))
+    rows = rows.drop_nulls(["goes", "taken"])
+    widely = rows.join(passing.to_frame(), on="place", how="semi").drop_nulls("origin")
+
+    def alike(of: pl.DataFrame, *names: str) -> pl.DataFrame:
+        counts = of.group_by("place", "group_id", "taken", *names).agg(n=pl.len().cast(pl.Int64))
+        n, label = pl.col("n"), "_".join(("alike", *names))
+        return counts.group_by("place").agg((n * (n - 1) // 2).sum().alias(label))
+
+    found = alike(widely)
+    for names in (("origin",), ("goes",), ("origin", "goes")):
+        found = found.join(alike(widely, *names), on="place")
+    elsewhere = rows.filter(pl.col("told").is_not_null())
+    pairs, same = (int(alike(elsewhere, *names).drop("place").to_series().sum()) for names in ((), ("goes",)))
+    return found.select(
+        "place",
+        pairs=pl.col("alike") - pl.col("alike_origin"),
+        same=pl.col("alike_goes") - pl.col("alike_origin_goes"),
+    ), same / pairs if pairs else 0.0
+
+
+NAME = "suggested"
+"""What the definition is called among the measured ones."""
+_EXCERPT = 58
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What was found; `definition` is None where there is nothing to take out.
+
+    Attributes:
+        counters: numbers that grow or fall with the steps.
+        error_texts: texts that forget the state.
+        undecided: texts that many states lead to, of which it is not known whether they forget it.
+        definition: the texts without the counters, and without anchors at the error texts.
+    """
+
+    counters: tuple[Counter, ...]
+    error_texts: tuple[ErrorText, ...]
+    undecided: tuple[ErrorText, ...]
+    definition: Anchors | None
+
+    def lines(self) -> list[str]:
+        """One sentence per finding."""
+        found = [
+            f'counter: "{in_a_line(one.example)}", in {one.present:.0%} of the steps; from one of them to the next it '
+            f"changes in {one.changes:.0%} of the cases, in one direction"
+            for one in self.counters
+        ]
+        found += [
+            f"error text: {_reached(one)}; of {one.pairs} pairs of them that then did the same, {one.same_next:.0%} "
+            f"met the same next text (elsewhere {one.usual:.0%})"
+            for one in self.error_texts
+        ]
+        found += [
+            f"undecided: {_reached(one)}; too few of them then did the same (pairs: {one.pairs}) to tell whether it is "
+            "one situation"
+            for one in self.undecided
+        ]
+        return found
+
+
+def advise(walks: Walks) -> Advice:
+    """Look for counters, and then for error texts in what is left.
+
+    Args:
+        walks: steps, with `state`.
+    """
+    counters = find_counters(walks)
+    codes_N, texts_V = walks.texts()
+    stages: list[Substitutions | NoErrors] = []
+    if counters:
+        without = Substitutions(substitutions=tuple(one.substitution for one in counters))
+        texts_V = texts_V.with_columns(text=without.rewrite(texts_V["text"]))
+        stages.append(without)
+    found = find_error_texts(walks, texts_V, codes_N)
+    error_texts = [one for one in found if one.is_decided]
+    if error_texts:
+        stages.append(NoErrors(pattern=_any_of([one.text for one in error_texts])))
+    definition: Anchors | None = Chain(steps=tuple(stages)) if len(stages) > 1 else stages[0] if stages else None
+    return Advice(tuple(counters), tuple(error_texts), tuple(one for one in found if not one.is_decided), definition)
+
+
+def _any_of(texts: Sequence[str]) -> str:
+    """A pattern that matches these texts, whole, and no others."""
+    return rf"\A(?:{'|'.join(escape(text) for text in texts)})\z"
+
+
+def _reached(found: ErrorText) -> str:
+    """A text and how differently it was reached."""
+    return (
+        f'"{in_a_line(found.text)}", {found.steps} steps, after {found.states_before} different states by '
+        f"{found.actions_before} different actions"
+    )
+
+
+def in_a_line(text: str) -> str:
+    """The beginning of a text, as one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= _EXCERPT else line[: _EXCERPT - 3] + "..."

@@ -1,0 +1,168 @@
+"""Exact text: the definition of the GiGPO paper.
+
+Regular-expression substitutions: strip what varies without mattering, such as counters, times and ids.
+
+The expressions are those of Rust's regex crate, run by Polars: they take time linear in the text, whatever the
+expression, so that no text and no expression can make them hang. For that they have no look-around and no
+back-references; an expression that would compile to more than 10 MB is refused.
+
+Filters: states that are nobody's anchor, whatever they say. They lose their key, and A_S is exactly 0 there.
+"""
+
+import re
+from typing import Literal, Self
+
+import polars as pl
+from polars.exceptions import ComputeError
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from pipelines.credit.anchors.definition import Definition
+from pipelines.credit.anchors.states import States
+
+
+class ExactText(Definition):
+    """Two steps share an anchor if their state texts are equal, character for character.
+
+    The key is the stored `state_hash` where there is one, so that no text is read.
+    """
+
+    kind: Literal["exact"] = "exact"
+    """Name of the definition."""
+
+    @property
+    def reads_state(self) -> bool:
+        """The state is all there is."""
+        return True
+
+    def apply(self, states: States) -> States:
+        """The states as they are."""
+        return states
+
+
+SYNTAX = (
+    "Valid is the syntax of Rust's regex crate: classes, groups, repetitions, alternatives, ^ $ \\b, flags such as "
+    "(?i) (?m) (?s); no look-around, no back-references"
+)
+_REFERENCE = re.compile(r"\$(?:\$|\{(?P<braced>[^}]*)\}|(?P<bare>[0-9A-Za-z_]+))")
+
+
+def check_pattern(pattern: str) -> list[str]:
+    """Names and numbers of a pattern's groups, `0` (all of it) included.
+
+    Raises:
+        ValueError: not an expression, or too big; says what is valid.
+    """
+    try:
+        probe = pl.DataFrame({"text": [""]}).select(pl.col("text").str.extract_groups(pattern))
+    except ComputeError as error:
+        fault = str(error).partition("\n\nThis error occurred")[0]
+        msg = f"{pattern!r} is not a regular expression that can be used here: {fault}. {SYNTAX}"
+        raise ValueError(msg) from error
+    dtype = probe.schema["text"]
+    fields = [field.name for field in dtype.fields] if isinstance(dtype, pl.Struct) else []
+    # A named group's field has its name; it has its number as well.
+    return ["0", *fields, *(str(number) for number in range(1, len(fields) + 1))]
+
+
+class Substitution(BaseModel):
+    """One pattern and what its matches become."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    pattern: str = Field(min_length=1)
+    """Regular expression; all its matches are replaced, left to right, without overlap."""
+    replacement: str = ""
+    """What a match becomes. `$1`, `${1}`, `$name`, `${name}`: what a group matched; `$$`: a dollar sign."""
+
+    @model_validator(mode="after")
+    def _compiles(self) -> Self:
+        groups = check_pattern(self.pattern)
+        for found in _REFERENCE.finditer(self.replacement):
+            name = found["braced"] if found["braced"] is not None else found["bare"]
+            if name is not None and name not in groups:
+                msg = (
+                    f"replacement {self.replacement!r} refers to group {name!r}, which {self.pattern!r} does not have "
+                    f"(groups: {', '.join(dict.fromkeys(groups))}). Write ${{1}}x for group 1 and an x, $$ for a dollar"
+                )
+                raise ValueError(msg)
+        return self
+
+
+class Substitutions(Definition):
+    """Substitutions in the state text, one after the other; each sees what the one before left."""
+
+    kind: Literal["substitutions"] = "substitutions"
+    """Name of the definition."""
+    substitutions: tuple[Substitution, ...] = Field(min_length=1)
+    """What to replace, in order."""
+
+    @property
+    def reads_text(self) -> bool:
+        """Texts are rewritten."""
+        return True
+
+    def apply(self, states: States) -> States:
+        """Each distinct text, rewritten."""
+        return states.rewritten(self.rewrite)
+
+    def rewrite(self, texts_V: pl.Series) -> pl.Series:
+        """The texts after all substitutions; NULL stays NULL."""
+        expression = pl.col("text")
+        for one in self.substitutions:
+            expression = expression.str.replace_all(one.pattern, one.replacement)
+        # The streaming engine works on parts of the column side by side.
+        return texts_V.alias("text").to_frame().lazy().select(expression).collect(engine="streaming")["text"]
+
+
+class ToolResults(Definition):
+    """Only what a tool answered is a state: messages of users differ in wording, answers of tools do not."""
+
+    kind: Literal["tool_results"] = "tool_results"
+    """Name of the definition."""
+    roles: tuple[str, ...] = Field(default=("tool",), min_length=1)
+    """Values of `state_role` that count. A NULL role does not."""
+
+    def inputs(self) -> tuple[str, ...]:
+        """The role."""
+        return ("state_role",)
+
+    def apply(self, states: States) -> States:
+        """Other roles lose their key."""
+        return states.kept(states.batch.frame["state_role"].is_in(self.roles))
+
+
+class NoErrors(Definition):
+    """Error texts are not states: "You can't see any such thing." is said in many places.
+
+    Without a pattern, the mark `state_is_error` decides; a NULL mark is no error.
+    """
+
+    kind: Literal["no_errors"] = "no_errors"
+    """Name of the definition."""
+    pattern: str | None = Field(default=None, min_length=1)
+    """Regular expression (syntax as for substitutions); texts with a match are errors. None: the stored mark."""
+
+    @model_validator(mode="after")
+    def _compiles(self) -> Self:
+        if self.pattern is not None:
+            check_pattern(self.pattern)
+        return self
+
+    @property
+    def reads_text(self) -> bool:
+        """Texts are searched, if a pattern is given."""
+        return self.pattern is not None
+
+    def inputs(self) -> tuple[str, ...]:
+        """The mark, if no pattern is given."""
+        return () if self.reads_text else ("state_is_error",)
+
+    def apply(self, states: States) -> States:
+        """Errors lose their key."""
+        if self.pattern is None:
+            is_error_N = states.batch.frame["state_is_error"].cast(pl.Boolean).fill_null(value=False)
+            return states.kept(~is_error_N)
+        pattern = self.pattern
+        return states.rewritten(
+            lambda texts_V: pl.select(pl.when(~texts_V.str.contains(pattern)).then(texts_V)).to_series()
+        )

@@ -1,0 +1,126 @@
+"""Centring and scaling inside a group: the one normalisation that all estimators share.
+
+`mean_norm`: x - mean. `mean_std_norm`: (x - mean) / (std + 1e-6), with the sample standard deviation (n - 1).
+`leave_one_out`: x minus the mean of the others, which is n / (n - 1) * (x - mean). `mean_ratio`: (x - mean) / (mean +
+1e-6), for values that are not negative.
+A group whose values agree to 1e-9 gives exactly 0: in the reference code float noise over a tiny deviation turns equal
+scores into advantages of 0.5.
+
+Axes: `_N` rows (or episodes), `_K` groups.
+
+Discounted return-to-go, the quantity every estimator starts from.
+
+Computed from the end, the k-th row from the end of all episodes at once: the same operations in the same order as the
+obvious loop, so the result equals it bit for bit at any length and any discount. Power-scaled window sums underflow
+(gamma = 0.95 fails beyond 13,600 steps, in float64) and differences of prefix sums lose all digits.
+
+Axes: `_N` rows, `_E` episodes, `_T` steps from the end.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Self, TypeAlias
+
+import numpy as np
+
+from pipelines.credit.inputs.batch import Bools, Floats, Ints, Segments
+
+Norm: TypeAlias = Literal["mean_norm", "mean_std_norm"]
+Scaling: TypeAlias = Literal["mean_norm", "mean_std_norm", "leave_one_out", "mean_ratio"]
+Singleton: TypeAlias = Literal["zero", "raw"]
+
+EPSILON = 1e-6
+"""Added to the standard deviation or mean that is divided by."""
+TIE = 1e-9
+"""Values that differ by no more than this, relative to the largest and at least absolutely, count as equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Statistics of the members of each group.
+
+    Attributes:
+        count_K: members.
+        mean_K: their mean; 0 without members.
+        std_K: standard deviation; 0 for tied groups and for fewer than two members.
+        tied_K: at least two members, all equal: max - min <= 1e-9 * max(1, |max|).
+    """
+
+    count_K: Ints
+    mean_K: Floats
+    std_K: Floats
+    tied_K: Bools
+
+    @classmethod
+    def of(cls, values_N: Floats, member_N: Bools, groups: Segments, ddof: Literal[0, 1] = 1) -> Self:
+        """Statistics per group over the rows where `member_N` is true; other values are not looked at.
+
+        Args:
+            values_N: any values.
+            member_N: rows that take part.
+            groups: the groups, as runs of rows.
+            ddof: 1 for the sample deviation, 0 for the population's.
+        """
+        count_K = groups.count(member_N)
+        all_members = bool(member_N.all())  # the usual case, in which nothing has to be masked
+
+        def masked(found_N: Floats, other: float) -> Floats:
+            return found_N if all_members else np.where(member_N, found_N, other)
+
+        mean_K = groups.sum(masked(values_N, 0.0)) / np.maximum(count_K, 1)
+        squares_N = masked(values_N - groups.spread(mean_K), 0.0)
+        np.square(squares_N, out=squares_N)
+        variance_K = groups.sum(squares_N) / np.maximum(count_K - ddof, 1)
+        high_K = groups.max(masked(values_N, -np.inf))
+        low_K = groups.min(masked(values_N, np.inf))
+        tied_K = (count_K >= 2) & (high_K - low_K <= TIE * np.maximum(1.0, np.abs(high_K)))
+        return cls(count_K, mean_K, np.where(tied_K, 0.0, np.sqrt(variance_K)), tied_K)
+
+    def normalise(
+        self, values_N: Floats, member_N: Bools, groups: Segments, norm: Scaling, singleton: Singleton
+    ) -> Floats:
+        """Advantages of the members; NaN for every other row.
+
+        Args:
+            values_N: the values the statistics were taken from.
+            member_N: rows that take part.
+            groups: the groups, as runs of rows.
+            norm: how to centre and scale, see above.
+            singleton: a group of one member gives exactly 0 (`zero`), or its value with mean 0 and std 1 (`raw`).
+
+        Returns:
+            float64 array over the rows.
+        """
+        raw_K = (self.count_K == 1) & (singleton == "raw")
+        result_N: Floats = values_N - groups.spread(np.where(raw_K, 0.0, self.mean_K))
+        if norm == "mean_std_norm":
+            result_N /= groups.spread(np.where(raw_K, 1.0, self.std_K) + EPSILON)
+        elif norm == "leave_one_out":
+            result_N *= groups.spread(np.where(raw_K, 1.0, self.count_K / np.maximum(self.count_K - 1, 1)))
+        elif norm == "mean_ratio":
+            result_N /= groups.spread(np.where(raw_K, 1.0, self.mean_K + EPSILON))
+        result_N[groups.spread(self.tied_K | ((self.count_K == 1) & ~raw_K))] = 0.0
+        result_N[~member_N] = np.nan
+        return result_N
+
+
+def discounted_returns(rewards_N: Floats, episodes: Segments, gamma: float) -> Floats:
+    """G_t = r_t + gamma * G_{t+1}, and G of an episode's last row is its reward. Nothing is bootstrapped.
+
+    Args:
+        rewards_N: rewards, NaN where unknown; each episode's rows are consecutive and in step order.
+        episodes: the episodes, as runs of rows.
+        gamma: discount in [0, 1].
+
+    Returns:
+        G_N in the unit of the rewards; NaN at an unknown reward and at all earlier steps of its episode.
+    """
+    lengths_E = episodes.lengths_K
+    longest_first_E = np.argsort(-lengths_E, kind="stable")
+    last_E = episodes.last_K[longest_first_E]
+    longest = int(lengths_E.max())
+    alive_T = len(lengths_E) - np.searchsorted(np.sort(lengths_E), np.arange(longest), side="right")
+    returns_N = rewards_N.copy()
+    for back, alive in enumerate(alive_T.tolist()[1:], start=1):
+        row_E = last_E[:alive] - back
+        returns_N[row_E] += gamma * returns_N[row_E + 1]
+    return returns_N

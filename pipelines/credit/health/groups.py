@@ -1,0 +1,190 @@
+"""What a credit job found in each group: the rows of `credit_groups`.
+
+Three questions per group. Do its outcomes differ (a dead group teaches nothing)? Do its steps meet in the same states
+(a step alone in its state has no step advantage)? And are those states what they seem? Where everyone took the same
+action nothing is compared, a text reached by many different actions is hardly one situation, an error text is none.
+
+Columnar, over one range of a job at a time. The last question needs texts (actions) of the steps that share a state,
+and is answered only if they are given.
+
+Figures of each group over advantages in canonical order.
+
+By segment reductions: a group-by would cost as much again as the advantages themselves.
+
+Axes: `_N` rows, `_E` episodes, `_P` groups.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import polars as pl
+
+from lake.tables import TABLES
+from pipelines.credit.flags import Flag
+from pipelines.credit.health.purity import purity, seen_at_steps
+from pipelines.credit.inputs.batch import Bools, Floats, Segments
+
+
+def of_steps(rows: pl.DataFrame) -> pl.DataFrame:
+    """Per group: its advantages and its anchors.
+
+    An anchor of n member rows is counted as n times 1/n: no grouping by anchor is needed.
+
+    Args:
+        rows: advantages as an estimator returns them, sorted by (group_id, episode_id, step_index).
+
+    Returns:
+        group_id, is_dead, steps, defined_steps, advantage_mean, _std, _min, _max, anchors, singleton_steps,
+        shared_steps, anchor_episodes_mean, sign_disagreements; NULL where there is nothing to take a figure of.
+    """
+    groups = _runs(rows, "group_id")
+    advantage_N, a_step_N = _floats(rows["advantage"]), _floats(rows["a_step"])
+    size_N, episodes_N = rows["anchor_size"].to_numpy(), rows["anchor_episodes"].to_numpy()
+    member_N = ~np.isnan(a_step_N) & (size_N > 0) & ~_carry(rows["flags"], Flag.REVISIT)
+    shared_N = episodes_N >= 2
+    part_N = np.where(member_N, 1.0 / np.maximum(size_N, 1), 0.0)
+    shared_part_N = np.where(shared_N, part_N, 0.0)
+    shared_P = np.round(groups.sum(shared_part_N))
+    met_P = np.round(groups.sum(shared_part_N * episodes_N))
+    disagree_N = _floats(rows["a_episode"]) * a_step_N < 0
+    return pl.DataFrame(
+        {
+            "group_id": rows["group_id"].gather(groups.starts_K),
+            "is_dead": _carry(rows["flags"].gather(groups.starts_K), Flag.DEAD_GROUP),
+            "steps": groups.lengths_K,
+            "defined_steps": groups.count(~np.isnan(advantage_N)),
+            **_spread_of(advantage_N, groups),
+            "anchors": np.round(groups.sum(part_N)),
+            "singleton_steps": groups.count(member_N & (size_N == 1)),
+            "shared_steps": groups.count(shared_N),
+            "anchor_episodes_mean": _known(met_P / np.maximum(shared_P, 1.0), shared_P > 0),
+            "sign_disagreements": groups.count(disagree_N),
+        }
+    )
+
+
+def of_episodes(rows: pl.DataFrame) -> pl.DataFrame:
+    """Per episode: episode_id, and takes_part (it is scored, not excluded, and the estimator found out anything of it).
+
+    Args:
+        rows: as for `of_steps`.
+    """
+    episodes = _runs(rows, "episode_id")
+    first = rows.select("episode_id", "flags")[episodes.starts_K]
+    found_N = rows.select(pl.any_horizontal(pl.col("a_episode", "a_step", "advantage").is_not_null())).to_series()
+    takes_part_E = episodes.any(found_N.to_numpy()) & ~_carry(first["flags"], Flag.EXCLUDED, Flag.UNSCORED)
+    return first.select("episode_id", pl.Series("takes_part", takes_part_E))
+
+
+def _carry(texts_N: pl.Series, *flags: Flag) -> Bools:
+    """Whether each row has one of some flags; every distinct text is looked at once, and most often none has."""
+    having = [text for text in texts_N.unique() if not set(flags).isdisjoint(text.split(","))]
+    carry_N: Bools = texts_N.is_in(having).to_numpy() if having else np.zeros(len(texts_N), np.bool_)
+    return carry_N
+
+
+def _spread_of(values_N: Floats, groups: Segments) -> dict[str, pl.Series]:
+    """Mean, sample deviation, smallest and largest of the known values of each group."""
+    known_N = ~np.isnan(values_N)
+    count_P = groups.count(known_N)
+    mean_P = groups.sum(np.where(known_N, values_N, 0.0)) / np.maximum(count_P, 1)
+    square_N = np.where(known_N, values_N - groups.spread(mean_P), 0.0) ** 2
+    std_P = np.sqrt(groups.sum(square_N) / np.maximum(count_P - 1, 1))
+    return {
+        "advantage_mean": _known(mean_P, count_P > 0),
+        "advantage_std": _known(std_P, count_P > 1),
+        "advantage_min": _known(groups.min(np.where(known_N, values_N, np.inf)), count_P > 0),
+        "advantage_max": _known(groups.max(np.where(known_N, values_N, -np.inf)), count_P > 0),
+    }
+
+
+def _known(values_P: Floats, known_P: Bools) -> pl.Series:
+    return pl.Series(np.where(known_P, values_P, np.nan), nan_to_null=True)
+
+
+def _floats(column: pl.Series) -> Floats:
+    return column.fill_null(np.nan).to_numpy()
+
+
+def _runs(rows: pl.DataFrame, name: str) -> Segments:
+    values = rows[name]
+    opens_N = values.ne_missing(values.shift()).to_numpy().copy()
+    opens_N[:1] = True
+    return Segments.opening_at(opens_N)
+
+
+FILLED_IN_BY_THE_JOB = ("job_id", "series_id", "write_id", "input_fingerprint")
+"""Columns of `credit_groups` that are not found out here."""
+SCHEMA = pl.Schema({k: v for k, v in TABLES["credit_groups"].polars().items() if k not in FILLED_IN_BY_THE_JOB})
+"""Columns of the result."""
+
+
+def group_diagnostics(
+    advantages: pl.LazyFrame,
+    episodes: pl.LazyFrame,
+    steps: pl.LazyFrame | None = None,
+    findings: pl.DataFrame | None = None,
+) -> pl.LazyFrame:
+    """Figures of each group, over whole groups.
+
+    Args:
+        advantages: rows as an estimator returns them, sorted by (group_id, episode_id, step_index).
+        episodes: `episode_id`, `group_id` (the one the estimator used), `episode_score`, and where known `run_id` and
+            `policy_version`. `score_*` are figures of `episode_score`, also where the estimator used another score.
+        steps: `episode_id`, `step_index`, and any of `action`, `tool_calls` and `state_is_error`, or what
+            `pipelines.credit.health.purity.seen_at_steps` makes of them; what is not there is not read, and the figures
+            that need it are NULL.
+        findings: `group_id` and `findings`, as `check_groups` gives them.
+
+    Returns:
+        One row per group of `episodes`, sorted by group_id: the columns of the table `credit_groups` without those the
+        job fills in.
+    """
+    rows = advantages.collect()
+    groups = _outcomes(of_episodes(rows).lazy(), episodes)
+    counted = ("steps", "defined_steps", "anchors", "singleton_steps", "shared_steps", "sign_disagreements")
+    groups = groups.join(of_steps(rows).lazy(), on="group_id", how="left")
+    is_dead = pl.col("is_dead") & (pl.col("scored") >= 2)
+    groups = groups.with_columns(is_dead.fill_null(value=False), *(pl.col(n).fill_null(0) for n in counted))
+    if findings is None:
+        groups = groups.with_columns(findings=pl.lit(""))
+    else:
+        groups = groups.join(findings.lazy(), on="group_id", how="left").with_columns(pl.col("findings").fill_null(""))
+    if steps is not None:
+        seen = seen_at_steps(steps.collect_schema().names())
+        shown = purity(rows, steps.select("episode_id", "step_index", *seen).collect())
+        groups = groups.join(shown.lazy(), on="group_id", how="left")
+    return groups.select(_typed(groups.collect_schema().names())).sort("group_id")
+
+
+def _typed(present: list[str]) -> Iterator[pl.Expr]:
+    """The columns of the result; NULL where something was not read."""
+    for name, dtype in SCHEMA.items():
+        # A group that shares no state has no error anchors: 0, if they were looked for.
+        value = pl.col(name) if name in present else pl.lit(None)
+        if name in ("one_action_anchors", "error_anchors", "error_steps") and name in present:
+            value = pl.col(name).fill_null(0)
+        yield (value if name == "group_id" else value.cast(dtype)).alias(name)
+
+
+def _outcomes(fates: pl.LazyFrame, episodes: pl.LazyFrame) -> pl.LazyFrame:
+    """Per group: its episodes and the scores of those that take part, which `fates` says by episode."""
+    present = episodes.collect_schema().names()
+    takes_part = pl.col("takes_part").fill_null(value=False)
+    score = pl.col("episode_score").filter(takes_part)
+    versions = pl.col("policy_version").filter(takes_part).drop_nulls().n_unique()
+    run = pl.when(pl.col("run_id").n_unique() == 1).then(pl.col("run_id").first())
+    return (
+        episodes.join(fates, on="episode_id", how="left")
+        .group_by("group_id")
+        .agg(
+            (run if "run_id" in present else pl.lit(None, pl.String)).alias("run_id"),
+            pl.len().alias("episodes"),
+            takes_part.sum().alias("scored"),
+            (versions if "policy_version" in present else pl.lit(0)).alias("policy_versions"),
+            score.mean().alias("score_mean"),
+            score.std().alias("score_std"),
+            score.min().alias("score_min"),
+            score.max().alias("score_max"),
+        )
+    )

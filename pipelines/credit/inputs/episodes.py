@@ -1,0 +1,192 @@
+"""The episodes of a credit job: which ones, in which group, with which scores.
+
+Where scores come from is one choice per job: the return the environment reported, or the values of a scorer or reward,
+which has a row in `scores` under its name. An episode without a value has NULL, never 0. Siblings are compared under
+one version of a scorer (`lake.judgements.scores` says which).
+
+A scorer that says nothing of any chosen episode: which version was taken, why it says nothing, and which others are.
+
+Its advantages are NULL, which is right and seldom meant: a function that failed on every row was the last to run.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import polars as pl
+
+from lake.errors import DataRefusedError
+from lake.judgements.groupings import read_grouping
+from lake.judgements.predicates import select_where
+from lake.judgements.scores import ENV_RETURN, episode_scores, other_versions, reasons, step_score_jobs, version_of
+from lake.read.parquet import collected
+from lake.read.show import one_line
+from lake.read.snapshot import Snapshot
+from pipelines.credit.inputs.columns import COMPONENT
+
+ENV_REWARD = "env_reward"
+REWARD_JOB = "reward_job"
+"""The job whose step scores are the episode's rewards, where rewards come from a scorer."""
+_COLUMNS = ("episode_id", "group_id", "run_id", "status", "write_id", "num_steps", "env_return")
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where a credit job takes its episodes and their scores from."""
+
+    where: str | None = None
+    """SQL predicate over `episodes`: the others do not exist for the series. None takes all."""
+    only: str | None = None
+    """SQL predicate over `episodes`: of the groups, those that hold such an episode, whole; None takes all."""
+    score: str = ENV_RETURN
+    """Episode score: `env_return`, or the name of a scorer or reward, with @VERSION or without."""
+    rewards: str = ENV_REWARD
+    """Step rewards: `env_reward` (as recorded), or the name of a scorer or reward of steps, @VERSION or not."""
+    grouping: str | None = None
+    """Name of a definition in `groupings`; None takes the groups as collected."""
+
+
+def select_episodes(snapshot: Snapshot, sources: Sources, components: tuple[str, ...] = ()) -> pl.DataFrame:
+    """Episodes of a credit job.
+
+    Args:
+        snapshot: where to read.
+        sources: which episodes, and whose scores.
+        components: scorers or rewards an estimator weighs one by one.
+
+    Returns:
+        One row per episode, sorted by (group_id, episode_id): episode_id, group_id (the one the job uses),
+        collected_group_id, run_id, status, write_id, num_steps, episode_score, a float64 column `score_<name>` per
+        component, and `reward_job` where step rewards come from a scorer.
+
+    Raises:
+        UsageError: a predicate that is no predicate, a scorer that scored nothing, an unknown grouping.
+        DataRefusedError: no episode is selected.
+    """
+    episodes = select_where(snapshot, _COLUMNS, sources.where).with_columns(collected_group_id="group_id")
+    if sources.grouping is not None:
+        episodes = _regrouped(snapshot, episodes, sources.grouping)
+    if sources.only is not None:
+        wanted = select_where(snapshot, ("episode_id",), sources.only, "only")
+        groups = episodes.join(wanted, on="episode_id", how="semi").select(pl.col("group_id").unique())
+        episodes = episodes.join(groups, on="group_id", how="semi", maintain_order="left")
+    if ENV_RETURN in components:
+        episodes = episodes.with_columns(pl.col("env_return").alias(COMPONENT + ENV_RETURN))
+    if sources.score == ENV_RETURN:
+        episodes = episodes.rename({"env_return": "episode_score"})
+    else:
+        scores = episode_scores(snapshot, sources.score).rename({"score": "episode_score"})
+        episodes = episodes.drop("env_return").join(scores, on="episode_id", how="left")
+    for name in components:
+        if name == ENV_RETURN:
+            continue
+        scores = episode_scores(snapshot, name).rename({"score": COMPONENT + name})
+        episodes = episodes.join(scores, on="episode_id", how="left")
+    if sources.rewards != ENV_REWARD:
+        jobs = step_score_jobs(snapshot, sources.rewards).rename({"job_id": REWARD_JOB})
+        episodes = episodes.join(jobs, on="episode_id", how="left")
+    return episodes.sort("group_id", "episode_id")
+
+
+def scorer_versions(snapshot: Snapshot, sources: Sources, components: tuple[str, ...] = ()) -> dict[str, str]:
+    """Which version of each scorer or reward a job takes: name as it was given -> version. Unknown ones are left out.
+
+    Args:
+        snapshot: where to read.
+        sources: whose scores and rewards.
+        components: scorers or rewards an estimator weighs one by one.
+    """
+    named = dict.fromkeys((sources.score, sources.rewards, *components))
+    versions = {name: version_of(snapshot, name) for name in named if name not in (ENV_RETURN, ENV_REWARD)}
+    return {name: version for name, version in versions.items() if version is not None}
+
+
+def namesakes(snapshot: Snapshot, sources: Sources) -> Iterator[str]:
+    """A line if `env_return` is a scorer's name, too: what the environment recorded is taken; how to take the other.
+
+    Args:
+        snapshot: where to read.
+        sources: whose scores were asked for.
+    """
+    version = version_of(snapshot, ENV_RETURN) if sources.score == ENV_RETURN else None
+    if version is not None:
+        yield (
+            f"--score {ENV_RETURN} is what the environment recorded in `episodes`; `scores` holds a scorer of that "
+            f"name as well: --score {ENV_RETURN}@{version} takes it"
+        )
+
+
+def records_step_rewards(snapshot: Snapshot, sources: Sources) -> bool:
+    """Whether any step of the selected episodes has a reward.
+
+    Raises:
+        As `select_episodes`.
+    """
+    if sources.rewards != ENV_REWARD:
+        return True
+    episodes = select_where(snapshot, ("episode_id",), sources.where)
+    steps = snapshot.scan("steps").filter(pl.col("reward").is_not_null()).select("episode_id")
+    return not collected(steps.join(episodes.lazy(), on="episode_id", how="semi").head(1)).is_empty()
+
+
+def _regrouped(snapshot: Snapshot, episodes: pl.DataFrame, grouping: str) -> pl.DataFrame:
+    """The episodes of a grouping, in its groups."""
+    groups = read_grouping(snapshot, grouping).select("episode_id", "group_id")
+    found = episodes.drop("group_id").join(groups, on="episode_id")
+    if found.is_empty():
+        msg = f"no selected episode is in the grouping {grouping!r}; leave --where out, or run `trajlake group` again"
+        raise DataRefusedError(msg)
+    return found
+
+
+def unvalued(
+    snapshot: Snapshot,
+    sources: Sources,
+    episodes: pl.DataFrame,
+    versions: Mapping[str, str],
+    components: tuple[str, ...],
+) -> Iterator[str]:
+    """A line for each scorer or reward without a value.
+
+    Args:
+        snapshot: where to read.
+        sources: whose scores and rewards were taken.
+        episodes: as `select_episodes` found them.
+        versions: of `scorer_versions`.
+        components: scorers or rewards an estimator weighs one by one.
+    """
+    silent = [name for name in components if _is_empty(episodes[COMPONENT + name])]
+    if sources.score != ENV_RETURN and _is_empty(episodes["episode_score"]):
+        silent.append(sources.score)
+    if sources.rewards != ENV_REWARD and not _any_step(snapshot, sources, episodes):
+        silent.append(sources.rewards)
+    for name in dict.fromkeys(name for name in silent if name in versions):
+        yield _line(snapshot, name.partition("@")[0], versions[name], episodes)
+
+
+def _is_empty(values: pl.Series) -> bool:
+    return values.null_count() == len(values)
+
+
+def _any_step(snapshot: Snapshot, sources: Sources, episodes: pl.DataFrame) -> bool:
+    """Whether a step of theirs has a reward."""
+    rows = snapshot.scan("scores").filter(
+        pl.col("scorer") == sources.rewards.partition("@")[0],
+        pl.col("step_index").is_not_null(),
+        pl.col("value").is_not_null(),
+    )
+    chosen = episodes.lazy().select("episode_id", job_id=REWARD_JOB)
+    found = rows.select("episode_id", "job_id").join(chosen, on=["episode_id", "job_id"], how="semi")
+    return not collected(found.head(1)).is_empty()
+
+
+def _line(snapshot: Snapshot, scorer: str, version: str, episodes: pl.DataFrame) -> str:
+    scored = reasons(snapshot, scorer, version).join(episodes.select("episode_id"), on="episode_id", how="semi")
+    counted = scored.drop_nulls("why")["why"].value_counts(sort=True).sort("count", "why", descending=[True, False])
+    told = f"{scorer}@{version} has no value for any of the {episodes.height} chosen episodes"
+    if scored.is_empty():
+        told += ", which it has not scored"
+    elif counted.height:
+        why, count = counted.row(0)
+        told += f", most often ({count}) because: {one_line(why)}"
+    others = ", ".join(f"{scorer}@{other}" for other in other_versions(snapshot, scorer, version))
+    return f"{told}. {f'Other versions: {others}' if others else 'There is no other version'}"

@@ -1,0 +1,334 @@
+"""Ranges: whole groups that are read, computed and written together, in bounded memory.
+
+Groups are put where their data files are (the files of one commit, or the stretch of a compacted file), so that a range
+reads few files and each file is read by few ranges. A group is never split, nor is a batch that is normalised over: a
+range is as long as its budget, or as its one long group or batch.
+
+How many steps fit into a budget of memory.
+
+What a step takes is known from measurement, texts aside, whose length is looked up in a sample of the lake.
+
+The steps of a range in canonical order, with what belongs to their episodes, read without a join or a sort.
+
+Files are sorted by episode and step, so the rows of an episode come in runs. A run is looked up once, and if runs are
+in order, as they are within a file, no row is moved at all.
+
+Axes: `_N` rows, `_R` runs of rows of one episode, `_E` episodes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from lake.errors import UsageError
+from lake.read.parquet import collected, scan_pruned
+from lake.read.snapshot import Snapshot
+from lake.read.visibility import DataFile
+from lake.tables import TABLES
+from pipelines.credit.health.purity import decisions
+from pipelines.credit.inputs.batch import Ints, Segments
+
+MEMORY_GB = 2.0
+"""Default budget."""
+_BYTES_PER_STEP = 400
+"""Peak of a range in bytes per step, without texts: inputs, intermediate arrays, rows, and the encoded file."""
+_COPIES_OF_TEXT = 3
+"""A text is held as it was read, in canonical order, and normalised."""
+_SAMPLE = 2_000
+
+
+def bytes_per_step(snapshot: Snapshot, columns: Sequence[str]) -> float:
+    """What a step takes at the peak of its range.
+
+    Args:
+        snapshot: where the steps are.
+        columns: columns of `steps` that are held; texts that are hashed while they are read are not.
+    """
+    texts = [name for name in columns if TABLES["steps"].polars()[name] == pl.String]
+    sample = collected(snapshot.scan("steps").select(texts or "episode_id").head(_SAMPLE))
+    wide = sum(int(sample[name].str.len_bytes().sum()) for name in texts) / max(1, sample.height)
+    return _BYTES_PER_STEP + _COPIES_OF_TEXT * wide
+
+
+def budget_rows(step_bytes: float, memory_gb: float, workers: int) -> int:
+    """Steps of a range, so that as many ranges as run at once stay within a budget.
+
+    Args:
+        step_bytes: of `bytes_per_step`.
+        memory_gb: the budget in GB (10^9 bytes), beyond what the process takes anyway.
+        workers: ranges at once.
+
+    Raises:
+        UsageError: a budget of nothing.
+    """
+    if not memory_gb > 0:
+        msg = f"a memory budget of {memory_gb} GB holds nothing; the default is {MEMORY_GB}"
+        raise UsageError(msg)
+    return max(1, int(memory_gb * 1e9 / workers / step_bytes))
+
+
+def beyond_budget(steps: int, step_bytes: float, memory_gb: float, *, what: str) -> str:
+    """What to say, before it runs, of a part that is larger than the budget and cannot be split.
+
+    Args:
+        steps: of the part.
+        step_bytes: of `bytes_per_step`.
+        memory_gb: the budget.
+        what: the part: a group, a batch.
+    """
+    return (
+        f"the largest {what} has {steps:,} steps and is computed whole: about {steps * step_bytes / 1e9:.1f} GB, "
+        f"more than the {memory_gb:g} GB of --memory leave it. If the machine has less, take a smaller {what}"
+    )
+
+
+_FEWEST_ROWS = 200_000
+"""Steps below which a range is not worth a file of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Whole groups, and the files that hold them.
+
+    Attributes:
+        episodes: rows of `select_episodes`, sorted by (group_id, episode_id).
+        files: table -> data files that can hold rows of these episodes.
+    """
+
+    episodes: pl.DataFrame
+    files: dict[str, tuple[DataFile, ...]]
+
+
+def rows_per_range(steps: int, budget_rows: int, workers: int) -> int:
+    """Steps of a range: two ranges a worker where there is enough, so that one is written while another is computed."""
+    return max(1, min(budget_rows, max(_FEWEST_ROWS, -(-steps // (2 * workers)))))
+
+
+def plan_ranges(
+    snapshot: Snapshot,
+    episodes: pl.DataFrame,
+    rows: int | None,
+    judgements: Sequence[str] = (),
+    units: pl.DataFrame | None = None,
+) -> list[Range]:
+    """Cut a job's groups into ranges.
+
+    Args:
+        snapshot: where the files are.
+        episodes: rows of `select_episodes` to compute, sorted by (group_id, episode_id).
+        rows: steps of a range; None makes one range of everything.
+        judgements: tables whose rows of these episodes are read beside `episodes` and `steps`.
+        units: group_id and unit, of groups that have to be computed together; None where each stands alone.
+    """
+    files = {name: _Files(snapshot.files(name), by_write=True) for name in ("episodes", "steps")}
+    files |= {name: _Files(snapshot.files(name), by_write=False) for name in judgements}
+    if rows is None:
+        return [Range(episodes, {name: found.holding(episodes) for name, found in files.items()})]
+    homes = episodes.with_columns(home=files["steps"].homes(episodes))
+    homes = homes.with_columns(unit="group_id") if units is None else homes.join(units, on="group_id")
+    together = homes.group_by("unit").agg(
+        pl.col("num_steps").sum(), pl.col("home", "run_id", "collected_group_id").min()
+    )
+    numbered = together.sort("home", "run_id", "collected_group_id", "unit").select(
+        "unit", number=(pl.col("num_steps").cum_sum() - pl.col("num_steps")) // rows
+    )
+    of_groups = homes.select("group_id", "unit").unique().join(numbered, on="unit").drop("unit")
+    of_episodes = episodes.join(of_groups, on="group_id", maintain_order="left")
+    parts = of_episodes.partition_by("number", as_dict=True, include_key=False)
+    return [
+        Range(part, {name: found.holding(part) for name, found in files.items()})
+        for _, part in sorted(parts.items(), key=lambda item: item[0])
+    ]
+
+
+def longest_unit(episodes: pl.DataFrame, units: pl.DataFrame | None) -> int:
+    """Steps of the largest group, or of the most that have to be computed together.
+
+    Args:
+        episodes: rows of `select_episodes`.
+        units: as for `plan_ranges`.
+    """
+    parts = episodes.with_columns(unit="group_id") if units is None else episodes.join(units, on="group_id")
+    return int(parts.group_by("unit").agg(pl.col("num_steps").cast(pl.Int64).sum())["num_steps"].max() or 0)  # type: ignore[arg-type]
+
+
+class _Files:
+    """The data files of a table, found by whose rows they hold.
+
+    Args:
+        files: of the table.
+        by_write: its rows were written with their episodes, under one write_id.
+    """
+
+    def __init__(self, files: Sequence[DataFile], *, by_write: bool) -> None:
+        ordered = sorted(files, key=_place)
+        self._single = [file for file in ordered if by_write and file.write_id is not None]
+        self._mixed = [file for file in ordered if not (by_write and file.write_id is not None)]
+        homes = pl.DataFrame(
+            {"write_id": [file.write_id for file in self._single], "home": range(len(self._single))},
+            schema={"write_id": pl.Int64, "home": pl.Int64},
+        )
+        self._homes = homes.unique("write_id", keep="first")
+
+    def homes(self, episodes: pl.DataFrame) -> pl.Series:
+        """Number of the file of each episode's commit; those of compacted files come last."""
+        found = episodes.select("write_id").join(self._homes, on="write_id", how="left", maintain_order="left")
+        return found["home"].fill_null(len(self._single))
+
+    def holding(self, episodes: pl.DataFrame) -> tuple[DataFile, ...]:
+        """Files that can hold rows of some episodes."""
+        write_ids = set(episodes["write_id"].unique().to_list())
+        single = [file for file in self._single if file.write_id in write_ids]
+        known = pl.Series([file.write_id for file in single], dtype=pl.Int64)
+        elsewhere = episodes.filter(~pl.col("write_id").is_in(known.implode()))
+        if elsewhere.is_empty() or not self._mixed:
+            return tuple(single)
+        ends = elsewhere.group_by("run_id").agg(
+            pl.col("collected_group_id").min().alias("low"), pl.col("collected_group_id").max().alias("high")
+        )
+        stretches = ends.rows()
+        return (*single, *(file for file in self._mixed if any(_overlaps(file, *ends) for ends in stretches)))
+
+
+def _place(file: DataFile) -> tuple[str, int, str]:
+    run, _ = file.ranges.get("run_id", (None, None))
+    group, _ = file.ranges.get("group_id", (None, None))
+    return (run or "", group or 0, file.path)
+
+
+def _overlaps(file: DataFile, run: str, low: int, high: int) -> bool:
+    """Whether a file's ranges allow rows of groups from `low` to `high` of a run; what is not known is allowed."""
+    first_run, last_run = file.ranges.get("run_id", (None, None))
+    first, last = file.ranges.get("group_id", (None, None))
+    return (
+        (first_run is None or first_run <= run)
+        and (last_run is None or run <= last_run)
+        and (first is None or first <= high)
+        and (last is None or low <= last)
+    )
+
+
+def read_rows(
+    name: str,
+    files: Sequence[DataFile],
+    options: Mapping[str, Any],
+    columns: Sequence[str | pl.Expr],
+    episodes: pl.DataFrame,
+    keep: pl.Expr | None = None,
+) -> pl.DataFrame:
+    """What `scan_rows` finds, in memory."""
+    return collected(scan_rows(name, files, options, columns, episodes, keep))
+
+
+def scan_rows(
+    name: str,
+    files: Sequence[DataFile],
+    options: Mapping[str, Any],
+    columns: Sequence[str | pl.Expr],
+    episodes: pl.DataFrame,
+    keep: pl.Expr | None = None,
+) -> pl.LazyFrame:
+    """Rows of some episodes' groups, in the order of the files; rows of other episodes may be among them.
+
+    Args:
+        name: the table.
+        files: where the rows can be.
+        options: Polars' storage options.
+        columns: what to read; what an expression makes of a text is kept, not the text.
+        episodes: rows of `select_episodes`.
+        keep: a further condition.
+    """
+    rows = scan_pruned(files, TABLES[name], options)
+    if name != "steps" or sum(file.rows for file in files) > episodes["num_steps"].sum():
+        groups = episodes["collected_group_id"].unique()
+        rows = rows.filter(pl.col("group_id").is_between(groups.min(), groups.max()))
+        rows = rows.filter(pl.col("group_id").is_in(groups.implode()))
+    if keep is not None:
+        rows = rows.filter(keep)
+    return rows.select(columns)
+
+
+def arranged(steps: pl.DataFrame, episodes: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
+    """The steps of the given episodes in the episodes' order.
+
+    Args:
+        steps: episode_id, step_index and others, in the order of the files.
+        episodes: episode_id, group_id and others, sorted by (group_id, episode_id).
+        columns: columns of `episodes` that every step gets.
+
+    Returns:
+        The columns of `steps`, and `group_id` and `columns` of the step's episode, sorted by (group_id, episode_id,
+        step_index); steps of other episodes are left out.
+    """
+    ids_N = steps["episode_id"].to_numpy()
+    starts_R = np.flatnonzero(np.append(True, ids_N[1:] != ids_N[:-1])) if len(ids_N) else np.zeros(0, np.int64)
+    lengths_R = np.diff(starts_R, append=len(ids_N))
+    rank_R = _ranks(ids_N[starts_R], episodes["episode_id"].to_numpy())
+    if (rank_R < 0).any() or (np.diff(rank_R) <= 0).any():
+        order_R = np.lexsort((steps["step_index"].to_numpy()[starts_R], rank_R))
+        order_R = order_R[rank_R[order_R] >= 0]
+        starts_R, lengths_R, rank_R = starts_R[order_R], lengths_R[order_R], rank_R[order_R]
+        steps = steps[_rows_of(starts_R, lengths_R)]
+    rank_N = np.repeat(rank_R, lengths_R).astype(np.uint32)
+    index_N = steps["step_index"].to_numpy()
+    if ((index_N[1:] < index_N[:-1]) & (rank_N[1:] == rank_N[:-1])).any():  # along a z-order curve they may
+        order_N = np.lexsort((index_N, rank_N))
+        steps, rank_N = steps[order_N], rank_N[order_N]
+    return steps.with_columns(episodes[name].gather(rank_N).alias(name) for name in ("group_id", *columns))
+
+
+def episode_figures(steps: pl.DataFrame) -> pl.DataFrame:
+    """How each episode's steps are numbered, where it starts, and what was seen and done in it.
+
+    Args:
+        steps: of `arranged`, with state_hash, and `taken` and `is_active` if actions were read.
+
+    Returns:
+        episode_id, count, first and last step_index, distinct (step indices), first_state (hash; NULL without a
+        step 0), and with `taken` what `purity.decisions` says: one row per episode that has steps.
+    """
+    index_N, ids_N = steps["step_index"].to_numpy(), steps["episode_id"].to_numpy()
+    opens_N = np.ones(len(ids_N), np.bool_)
+    opens_N[1:] = ids_N[1:] != ids_N[:-1]
+    episodes = Segments.opening_at(opens_N)
+    new_N = opens_N.copy()
+    new_N[1:] |= index_N[1:] != index_N[:-1]
+    first_E = index_N[episodes.starts_K]
+    hash_E = steps["state_hash"].gather(episodes.starts_K)
+    figures = pl.DataFrame(
+        {
+            "episode_id": ids_N[episodes.starts_K],
+            "count": episodes.lengths_K,
+            "first": first_E,
+            "last": index_N[episodes.last_K],
+            "distinct": episodes.count(new_N),
+            "first_state": hash_E.set(pl.Series(first_E != 0, dtype=pl.Boolean), None),
+        }
+    )
+    if "taken" not in steps.columns:
+        return figures
+    active_N = steps["is_active"].fill_null(value=True)
+    active = steps if active_N.all() else steps.filter(active_N)
+    found = decisions(active)
+    if active is steps:
+        return figures.with_columns(found["decisions"])
+    return figures.join(found, on="episode_id", how="left", maintain_order="left")
+
+
+def _ranks(ids_R: Ints, ids_E: Ints) -> Ints:
+    """Position of each id among the episodes; -1 for others."""
+    sorter_E = np.argsort(ids_E)
+    found_R = np.minimum(np.searchsorted(ids_E, ids_R, sorter=sorter_E), len(ids_E) - 1)
+    rank_R: Ints = sorter_E[found_R]
+    rank_R[ids_E[rank_R] != ids_R] = -1
+    return rank_R
+
+
+def _rows_of(starts_R: Ints, lengths_R: Ints) -> Ints:
+    """Row numbers of runs, one run after the other."""
+    before_R = np.cumsum(lengths_R) - lengths_R
+    rows_N: Ints = np.arange(lengths_R.sum()) + np.repeat(starts_R - before_R, lengths_R)
+    return rows_N

@@ -1,0 +1,1 @@
+"""Which episodes each optimizer step consumes, decided before anything is read."""

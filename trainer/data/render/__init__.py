@@ -1,0 +1,1 @@
+"""Text-only episodes as token rows, by the model's chat template."""

@@ -1,0 +1,1 @@
+"""What is trained on, and what is not and why: selection, sequences, mixtures, preference pairs, refusals."""
