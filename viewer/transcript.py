@@ -17,7 +17,7 @@ from viewer.components import badge
 from viewer.links import Page, parameters
 from viewer.pinned import read
 from viewer.plain import chip, visible, word
-from viewer.queries import episodes as queries
+from viewer.queries import episodes
 from viewer.queries.base import Row
 from viewer.theme import ACCENT
 
@@ -124,7 +124,7 @@ def _context(episode_id: int, row: Row) -> None:
     for position, message in enumerate(found):
         text = chat.content(message)
         # The state at hand may be cut: the first half of what a page shows decides whether a message is part of it.
-        if _squeezed(text[: queries.TEXT])[: queries.TEXT // 2] not in state:
+        if _squeezed(text[: episodes.TEXT])[: episodes.TEXT // 2] not in state:
             _label(f"message {chip(chat.role(message))}", ":material/chat:")
             _text(text, len(text), f"context-{ids.to_text(episode_id)}-{row['step_index']}-{position}")
 
@@ -153,14 +153,14 @@ def _tool_calls(episode_id: int, row: Row) -> None:
         _text(arguments, len(arguments), key, language="json")
 
 
-def _step_text(episode_id: int, row: Row, column: queries.TextColumn, *, prose: bool = False) -> None:
+def _step_text(episode_id: int, row: Row, column: episodes.TextColumn, *, prose: bool = False) -> None:
     """A text of a step, of which the page has read no more than it shows at first."""
     index = row["step_index"]
     _text(
         row[column] or "",
         row[f"{column}_length"],
         f"{column}-{ids.to_text(episode_id)}-{index}",
-        lambda: read(queries.text, episode_id, index, column, ALL),
+        lambda: read(episodes.text, episode_id, index, column, ALL),
         prose=prose,
     )
 
@@ -184,15 +184,15 @@ def _text(
         prose: set it in the page's own type.
         language: for colouring.
     """
-    shown = text[: queries.TEXT]
+    shown = text[: episodes.TEXT]
     height: int | Literal["content"] = "content"
-    if length > queries.TEXT and st.toggle(f"Show all {length:,} characters", key=f"all-{key}"):
+    if length > episodes.TEXT and st.toggle(f"Show all {length:,} characters", key=f"all-{key}"):
         shown, height = (load() if load else text)[:ALL], 480
         if length > ALL:
             st.caption(f"The first {ALL:,} of {length:,} characters; `trajlake sql` has the rest.")
     if not shown:
         st.caption("(empty)")
-    elif prose and len(shown) <= queries.TEXT:
+    elif prose and len(shown) <= episodes.TEXT:
         st.text(visible(shown))
     else:
         coloured = language if len(shown) <= COLOURED else None

@@ -20,12 +20,12 @@ __all__ = ["ESTIMATORS", "Anchors", "CreditSummary", "ExactText", "Flag", "GiGPO
 _HOME = {
     "ESTIMATORS": "estimators",
     "Anchors": "anchors",
-    "CreditSummary": "diagnostics",
+    "CreditSummary": "health.diagnosis",
     "ExactText": "anchors",
     "Flag": "flags",
     "GiGPO": "estimators.gigpo",
     "SimilarText": "anchors",
-    "summarise": "diagnostics",
+    "summarise": "health.diagnosis",
 }
 
 

@@ -5,22 +5,17 @@ from dataclasses import dataclass
 import polars as pl
 
 from lake.errors import DataRefusedError
-from lake.judgements import seeded_draws as lots
+from lake.judgements import seeded_draws
 from lake.judgements.groupings import grouping_job
 from lake.judgements.predicates import select_where
 from lake.lake import Lake
 from lake.read.snapshot import Snapshot
-from pipelines.groupings import definition
-from pipelines.groupings import steps as drop_failed
-from pipelines.groupings import steps as merge_runs
-from pipelines.groupings import steps as staleness_cap
-from pipelines.groupings import steps as step
-from pipelines.groupings import steps as subsample
+from pipelines.groupings import definition, steps
 from pipelines.groupings.definition import Grouping, regroup
 from pipelines.groupings.steps import FIRST_CONTEXT
 
 KIND = "group"
-_CODE = (definition, drop_failed, lots, merge_runs, staleness_cap, step, subsample)
+_CODE = (definition, seeded_draws, steps)
 """Modules whose source decides the groups."""
 _KEYS = ("episode_id", "group_id", "run_id", "write_id")
 _CONTEXTS = """

@@ -7,7 +7,7 @@ from types import ModuleType
 import polars as pl
 
 from lake.errors import DataRefusedError
-from lake.judgements import seeded_draws as lots
+from lake.judgements import seeded_draws
 from lake.judgements.credit import Credit, find_credit, jobs_of
 from lake.judgements.scores import ENV_RETURN
 from lake.judgements.selections import selection_job
@@ -15,15 +15,13 @@ from lake.lake import Lake
 from lake.read.snapshot import Snapshot
 from lake.write.jobs import Job
 from pipelines.select import base, facts, selection
-from pipelines.select import facts as credited
-from pipelines.select import facts as scored
 from pipelines.select.base import UNKNOWN
 from pipelines.select.facts import read_episodes, read_facts, scores_hash, with_credit, with_scores
 from pipelines.select.filters import Combined, Filter
 from pipelines.select.selection import Outcome, Selection, apply
 
 KIND = "select"
-_CODE = (base, credited, facts, lots, scored, selection)
+_CODE = (base, facts, seeded_draws, selection)
 """Modules whose source decides what is kept, beside those of the filters that are used."""
 _REASONS = 5
 """Reasons that a refusal spells out."""

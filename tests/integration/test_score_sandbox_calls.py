@@ -16,8 +16,7 @@ import pytest
 
 import lake
 from lake.errors import UsageError
-from pipelines.score.sandbox import FunctionSource, Sandbox, SandboxLimits, inspect_function, launch
-from pipelines.score.sandbox import link as seat
+from pipelines.score.sandbox import FunctionSource, Sandbox, SandboxLimits, inspect_function, launch, link
 from pipelines.score.sandbox.levels import obstacle
 
 pytestmark = pytest.mark.skipif(
@@ -329,14 +328,14 @@ def test_seconds_of_each_call_are_told(rewards: Path) -> None:
 
 
 def test_nothing_starts_before_the_first_call_and_nothing_stays(rewards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    workers: list[seat.Worker] = []
+    workers: list[link.Worker] = []
 
-    class Counted(seat.Worker):
+    class Counted(link.Worker):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             workers.append(self)
 
-    monkeypatch.setattr(seat, "Worker", Counted)
+    monkeypatch.setattr(link, "Worker", Counted)
     with held(rewards, "echo", workers=3) as sandbox:
         assert sandbox.call([]) == []
         assert list(sandbox.map([])) == []

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from pipelines.score.sandbox import FunctionSource, Outcome, Sandbox, SandboxLimits, launch, link
-from pipelines.score.sandbox import link as seat
 from pipelines.score.sandbox.levels import obstacle
 from testkit import sandbox_hostile
 
@@ -80,16 +79,16 @@ def sandbox(folder: Path, **limits: object) -> Sandbox:
     return Sandbox(FunctionSource(str(path), "hostile"), SandboxLimits(**{"seconds_per_row": 1.0, **limits}))  # type: ignore[arg-type]
 
 
-def workers_started(monkeypatch: pytest.MonkeyPatch) -> list[seat.Worker]:
+def workers_started(monkeypatch: pytest.MonkeyPatch) -> list[link.Worker]:
     """All workers from here on, as they are started."""
-    started: list[seat.Worker] = []
+    started: list[link.Worker] = []
 
-    class Counted(seat.Worker):
+    class Counted(link.Worker):
         def __init__(self, *arguments: object) -> None:
             started.append(self)
             super().__init__(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(seat, "Worker", Counted)
+    monkeypatch.setattr(link, "Worker", Counted)
     return started
 
 

@@ -16,7 +16,7 @@ import pipelines.credit
 from lake import EpisodeRecord, Lake, StepRecord
 from lake.errors import ConflictError, ContractError, UsageError
 from lake.write.job_parts import JobPart, Written
-from pipelines.credit import incremental as source_code
+from pipelines.credit import incremental
 from pipelines.credit.estimators import ESTIMATORS
 from pipelines.credit.incremental import deciding_modules
 from pipelines.credit.inputs.ranges import budget_rows, bytes_per_step
@@ -152,9 +152,9 @@ def test_imports_are_found_as_a_parser_finds_them() -> None:
                 names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
                 whole = [(f"{node.module}.{alias.name}", node.module) for alias in node.names]
-                names |= {name if source_code._is_module(name) else module for name, module in whole}
+                names |= {name if incremental._is_module(name) else module for name, module in whole}
         return {name for name in names if name.startswith("pipelines.credit.")}
 
     modules = [import_module(m.name) for m in pkgutil.walk_packages(pipelines.credit.__path__, "pipelines.credit.")]
     assert len(modules) > 70
-    assert {m.__name__: set(source_code._imported(m)) for m in modules} == {m.__name__: parsed(m) for m in modules}
+    assert {m.__name__: set(incremental._imported(m)) for m in modules} == {m.__name__: parsed(m) for m in modules}

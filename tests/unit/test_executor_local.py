@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lake.errors import ContractError, MissingExtraError, UsageError, WorkerLostError
-from pipelines import executor as executor_ray
+from pipelines import executor
 from pipelines.executor import TRIES, LocalExecutor
 from pipelines.executor_choice import EXECUTORS, executor_named
 
@@ -116,6 +116,6 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
 def test_without_ray_the_install_line_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r'pip install "trajlake\[ray\]"$'):
-        executor_ray.RayExecutor()
+        executor.RayExecutor()
     with pytest.raises(UsageError, match="0 workers"):
         executor_named("ray", 0)

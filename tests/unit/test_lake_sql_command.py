@@ -13,8 +13,7 @@ from pyarrow import ipc
 
 import lake
 from lake import Lake, ids
-from lake.cli import options as cli_options
-from lake.cli import trajlake
+from lake.cli import options, trajlake
 from lake.errors import QueryError, UsageError
 from lake.locked import isolation
 from lake.read.query_views import views
@@ -78,7 +77,7 @@ def test_ids_are_shown_as_ids_wherever_their_names_say_so(lk: Lake) -> None:
     (row,) = json.loads(run(lk, query, "--format", "json").stdout)
     assert ids.from_text(row["episode_id"]) == row["number"]
     assert ids.is_text(row["credit_group_id"])
-    assert json.loads(cli_options.as_json({"a": [{"group_id": 1, "n": 1}], "episode_id": None, "defined": True})) == {
+    assert json.loads(options.as_json({"a": [{"group_id": 1, "n": 1}], "episode_id": None, "defined": True})) == {
         "a": [{"group_id": ids.to_text(1), "n": 1}],
         "episode_id": None,
         "defined": True,

@@ -10,7 +10,6 @@ import pytest
 
 from lake import ids
 from pipelines.score import judges, judging
-from pipelines.score import judges as judge_http
 from pipelines.score.judges import Judge, JudgeError
 from testkit.judge_server import JudgeServer, crowd, gone, raw, said, serving, slow
 
@@ -150,7 +149,7 @@ def test_nobody_there_is_told() -> None:
 
 
 def test_an_endless_answer_is_cut(server: JudgeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge_http, "_LARGEST", 1 << 10)
+    monkeypatch.setattr(judges, "_LARGEST", 1 << 10)
     server.script = [raw(b"x" * 5000)]
     with pytest.raises(JudgeError, match="answered with more than"):
         judge(server).ask_now("x")

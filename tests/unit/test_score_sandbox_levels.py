@@ -15,7 +15,6 @@ from pipelines.score.sandbox import (
     inspect_function,
     levels,
 )
-from pipelines.score.sandbox import levels as bubblewrap
 from pipelines.score.sandbox.launch import prepare
 
 LANDLOCK = {"landlock": "it is off or the kernel is older than 5.13 (ABI 0, 3 needed)"}
@@ -39,7 +38,7 @@ def function(tmp_path: Path) -> FunctionSource:
 
 def on_a_machine(monkeypatch: pytest.MonkeyPatch, missing: dict[str, str], *, wrapper: str | None = None) -> None:
     monkeypatch.setattr(isolation, "missing", lambda: missing)
-    monkeypatch.setattr(bubblewrap.shutil, "which", lambda _: wrapper)
+    monkeypatch.setattr(levels.shutil, "which", lambda _: wrapper)
 
 
 def without_trials(monkeypatch: pytest.MonkeyPatch, failing: dict[str, str]) -> None:
@@ -154,7 +153,7 @@ def test_a_namespace_holds_what_may_be_read_and_nothing_else(tmp_path: Path) -> 
     given = tmp_path / "given"
     given.mkdir()
     read = (str(given), "/proc/stat", "/sys/fs/cgroup")
-    command = bubblewrap.wrapped(["python", "file.py"], isolation.Policy(read=read))
+    command = levels.wrapped(["python", "file.py"], isolation.Policy(read=read))
     assert command[1:3] == ["--unshare-all", "--die-with-parent"]
     assert command[-3:] == ["--", "python", "file.py"]
     bound = [command[place + 1] for place, word in enumerate(command) if word == "--ro-bind"]

@@ -19,7 +19,6 @@ from pipelines.credit.job import run_credit
 from testkit.lakes import RUN, add_credit, add_training, build_lake, full_lake, rollout, siblings
 from viewer.pinned import Reader
 from viewer.queries import credit, episodes, groups, lineage, runs, training
-from viewer.queries import episodes as episode
 from viewer.queries.base import Window, like
 from viewer.queries.episodes import EpisodeFilter, Order
 from viewer.queries.groups import GroupFilter, Signal
@@ -320,38 +319,38 @@ def test_a_run_exists_or_not(snap: Reader) -> None:
 
 def test_an_episode_and_its_steps(snap: Reader, facts: Rows) -> None:
     row = find(facts, task_id="mixed", rollout_index=2, collection_round=1)
-    found = episode.episode(snap, row["episode_id"])
+    found = episodes.episode(snap, row["episode_id"])
     assert found is not None
     assert (found["task_id"], found["env_return"], found["num_steps"]) == ("mixed", 0.0, 3)
-    listed = episode.steps(snap, row["episode_id"], Window(2, 1))
+    listed = episodes.steps(snap, row["episode_id"], Window(2, 1))
     assert listed["step_index"].to_list() == [1, 2]
     assert listed["state"].to_list() == ["You are in hall 0.", "You are on path 2.2."]
     assert listed["reasoning"][0] == "Plan 1 of rollout 2."
-    assert episode.rewards(snap, row["episode_id"])["reward"].to_list() == [0.0, 0.0, 0.0]
-    assert episode.episode(snap, 1) is None
-    assert episode.steps(snap, 1, ALL).is_empty()
+    assert episodes.rewards(snap, row["episode_id"])["reward"].to_list() == [0.0, 0.0, 0.0]
+    assert episodes.episode(snap, 1) is None
+    assert episodes.steps(snap, 1, ALL).is_empty()
 
 
 def test_an_unscored_episode_has_unknown_rewards_not_0(snap: Reader, facts: Rows) -> None:
     failed = next(row for row in facts if row["status"] == "failed")
-    assert episode.rewards(snap, failed["episode_id"])["reward"].to_list() == [None, None, None]
+    assert episodes.rewards(snap, failed["episode_id"])["reward"].to_list() == [None, None, None]
 
 
 def test_long_texts_are_cut_in_sql_and_their_length_is_told(tmp_path: Path) -> None:
     long = rollout("long", 0, 1.0, num_steps=1)
     long.steps[0].action = "x" * 10_000
-    long.steps[0].context = [{"role": "user", "content": "y" * (episode.JSON + 1)}]
+    long.steps[0].context = [{"role": "user", "content": "y" * (episodes.JSON + 1)}]
     snap = build_lake(tmp_path, [long]).snapshot()
     episode_id = snap.sql("SELECT episode_id FROM episodes").item()
-    (row,) = episode.steps(snap, episode_id, ALL).to_dicts()
-    assert (len(row["action"]), row["action_length"]) == (episode.TEXT, 10_000)
+    (row,) = episodes.steps(snap, episode_id, ALL).to_dicts()
+    assert (len(row["action"]), row["action_length"]) == (episodes.TEXT, 10_000)
     assert (row["reasoning_length"], row["tool_calls"], row["tool_calls_length"]) == (20, None, 0)
-    assert len(row["context"]) == episode.JSON < row["context_length"]
-    assert episode.text(snap, episode_id, 0, "action", 20_000) == "x" * 10_000
-    assert episode.text(snap, episode_id, 0, "action", 5) == "xxxxx"
-    assert episode.text(snap, episode_id, 7, "action", 5) == ""
-    assert episode.document(snap, episode_id, "initial_messages", 4)[0] == '[{"r'
-    assert episode.document(snap, episode_id, "tools") == (None, 0)
+    assert len(row["context"]) == episodes.JSON < row["context_length"]
+    assert episodes.text(snap, episode_id, 0, "action", 20_000) == "x" * 10_000
+    assert episodes.text(snap, episode_id, 0, "action", 5) == "xxxxx"
+    assert episodes.text(snap, episode_id, 7, "action", 5) == ""
+    assert episodes.document(snap, episode_id, "initial_messages", 4)[0] == '[{"r'
+    assert episodes.document(snap, episode_id, "tools") == (None, 0)
 
 
 def test_scores_of_an_episode(tmp_path: Path) -> None:
@@ -360,7 +359,7 @@ def test_scores_of_an_episode(tmp_path: Path) -> None:
     with lk.job(kind="score") as job:
         values = {"scorer": "judge", "scorer_version": "1", "reason": "fine", "error": None, "isolation": None}
         job.write("scores", pl.DataFrame([row | values | {"step_index": None, "value": 0.5}]))
-    assert episode.scores(lk.snapshot(), row["episode_id"]).select("scorer", "value", "reason").rows() == [
+    assert episodes.scores(lk.snapshot(), row["episode_id"]).select("scorer", "value", "reason").rows() == [
         ("judge", 0.5, "fine")
     ]
 

@@ -10,7 +10,6 @@ from lake.records import EpisodeRecord, StepRecord
 from testkit.lakes import add_credit
 from viewer.pinned import Reader
 from viewer.queries import credit, episodes, groups, lineage, runs
-from viewer.queries import episodes as episode
 from viewer.queries.base import Window
 from viewer.queries.episodes import EpisodeFilter, Order
 from viewer.queries.groups import GroupFilter, Signal
@@ -73,7 +72,7 @@ def test_one_episode_and_its_group(reader: Reader) -> None:
     row = episodes.page(reader, EpisodeFilter(), Order.TASK, Window(1, EPISODES // 2)).row(0, named=True)
     (chosen,) = [one.credit for one in credit.of_episode(reader, row["episode_id"])]
     assert credit.ledger(reader, row["episode_id"], chosen).height == 1
-    assert episode.steps(reader, row["episode_id"], Window(10)).height == 1
+    assert episodes.steps(reader, row["episode_id"], Window(10)).height == 1
     assert groups.siblings(reader, row["group_id"], chosen, Window()).height == SIBLINGS
     assert groups.anchors(reader, row["group_id"], chosen, Window())["episodes"].to_list() == [SIBLINGS]
     assert credit.summary(reader, jobs_of(reader, chosen)[0])["steps"] == EPISODES

@@ -129,12 +129,12 @@ _DECIDING = (
     "policy.lora",
     "policy.model",
     "policy.model_files",
-    "data.assembly",
-    "data.collate",
-    "data.selection",
-    "data.sequences",
+    "data.select.selection",
+    "data.select.sequences",
+    "data.stream.collate",
+    "data.stream.stream",
     "evaluation.scoring",
-    "evaluation.ratio_rows",
+    "evaluation.support",
 )
 """Modules below `trainer` that decide a log-probability: the model's arithmetic, and what a token's context is."""
 

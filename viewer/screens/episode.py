@@ -4,15 +4,12 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
-from viewer import chat, choices, figures, ledger, transcript
-from viewer import choices as filters
-from viewer import links as names
+from viewer import chat, choices, figures, ledger, links, transcript
 from viewer.components import badge, header, not_found, number_column, page_switch, status_badge, table, wanted_id
 from viewer.links import Page, given_int, parameters
 from viewer.pinned import read
 from viewer.plain import chip, number, signed, visible, word
 from viewer.queries import credit, episodes
-from viewer.queries import episodes as episode
 from viewer.queries.base import Row, Window
 from viewer.queries.episodes import EpisodeFilter
 
@@ -23,10 +20,10 @@ STEPS = 10
 def show() -> None:
     """The page."""
     episode_id = wanted_id("episode", Page.EPISODES, "All episodes")
-    facts = read(episode.episode, episode_id)
+    facts = read(episodes.episode, episode_id)
     if facts is None:
         not_found(f"This lake holds no episode {chip(ids.to_text(episode_id))}.", Page.EPISODES, "All episodes")
-    header(f"Episode {chip(names.episode(facts), names.NAME)}")
+    header(f"Episode {chip(links.episode(facts), links.NAME)}")
     _place(episode_id)
     _facts(facts)
     options, rows = _credit(facts)
@@ -40,14 +37,14 @@ def show() -> None:
 
 def _place(episode_id: int) -> None:
     """Previous and next in the filtered list that the reader came from."""
-    wanted, order = filters.carried()
+    wanted, order = choices.carried()
     place = read(episodes.place, wanted, order, episode_id)
     with st.container(horizontal=True, vertical_alignment="center"):
         st.page_link(
             Page.EPISODES,
             label="Back to the list",
             icon=":material/arrow_back:",
-            query_params=filters.parameters(wanted, order),
+            query_params=choices.parameters(wanted, order),
         )
         if place is None:
             st.caption("This episode is not in the filtered list.")
@@ -85,8 +82,8 @@ def _facts(facts: Row) -> None:
             query_params=parameters(group=ids.to_text(facts["group_id"])),
         )
         if facts["parent_episode_id"] is not None:
-            parent = read(episode.episode, facts["parent_episode_id"])
-            known_as = ids.to_text(facts["parent_episode_id"]) if parent is None else names.episode(parent)
+            parent = read(episodes.episode, facts["parent_episode_id"])
+            known_as = ids.to_text(facts["parent_episode_id"]) if parent is None else links.episode(parent)
             st.page_link(
                 Page.EPISODE,
                 label=f"{word(facts['relation'] or 'child')} of episode {chip(known_as)}",
@@ -166,19 +163,19 @@ def _transcript(
     if pages > 1:
         _step_pager(facts["num_steps"], pages, window)
     if window.offset == 0:
-        document, length = read(episode.document, episode_id, "initial_messages")
-        states = read(episode.steps, episode_id, Window(1))["state"].to_list()
-        first = [m for m in chat.messages(document, length) if chat.content(m)[: episode.TEXT] not in states]
+        document, length = read(episodes.document, episode_id, "initial_messages")
+        states = read(episodes.steps, episode_id, Window(1))["state"].to_list()
+        first = [m for m in chat.messages(document, length) if chat.content(m)[: episodes.TEXT] not in states]
         transcript.messages(first, "first")
     by_step = {row["step_index"]: row for row in rows.iter_rows(named=True)}
-    scale = transcript.scale_of(rows, read(episode.rewards, episode_id))
-    for row in read(episode.steps, episode_id, window).iter_rows(named=True):
+    scale = transcript.scale_of(rows, read(episodes.rewards, episode_id))
+    for row in read(episodes.steps, episode_id, window).iter_rows(named=True):
         given = by_step.get(row["step_index"])
         transcript.step(episode_id, row, given, scale, options)
     if selected is not None:
         transcript.mark(selected)
     if window.offset + window.limit >= facts["num_steps"]:
-        document, length = read(episode.document, episode_id, "final_observation")
+        document, length = read(episodes.document, episode_id, "final_observation")
         if last := chat.messages(document, length):
             st.caption("After the last step")
             transcript.messages(last, "last")
@@ -192,7 +189,7 @@ def _step_pager(num_steps: int, pages: int, window: Window) -> None:
 
 
 def _scores(episode_id: int) -> None:
-    frame = read(episode.scores, episode_id)
+    frame = read(episodes.scores, episode_id)
     if frame.is_empty():
         return
     st.subheader("Scores", anchor=False)

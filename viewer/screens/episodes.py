@@ -7,7 +7,6 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 from lake import ids
 from lake.tables import STATUSES
 from viewer import choices
-from viewer import choices as filters
 from viewer.components import (
     count_column,
     empty,
@@ -64,7 +63,7 @@ def show() -> None:
     clicked = table(frame, "episodes", _COLUMNS, opens="Open the episode")
     if clicked is not None:
         chosen = ids.to_text(frame["episode_id"][clicked])
-        st.switch_page(Page.EPISODE, query_params=parameters(episode=chosen, list=filters.packed(wanted, order)))
+        st.switch_page(Page.EPISODE, query_params=parameters(episode=chosen, list=choices.packed(wanted, order)))
 
 
 def _filter() -> tuple[EpisodeFilter, Order]:
@@ -126,7 +125,7 @@ def _group(widget: Callable[..., str | None]) -> int | None:
 def _update() -> tuple[int, int] | None:
     """The optimizer step whose batch is shown, if the address names one; it can be taken off the filter."""
     try:
-        update = filters.update_from_address()
+        update = choices.update_from_address()
     except ValueError:
         st.warning(f"{chip(given('job'))} is not the id of a job.", icon=":material/search_off:")
         return None

@@ -5,9 +5,7 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
 from lake.judgements.credit import Credit
-from viewer import choices, figures
-from viewer import choices as filters
-from viewer import links as names
+from viewer import choices, figures, links
 from viewer.components import (
     advantage_column,
     badge,
@@ -24,8 +22,7 @@ from viewer.components import (
 from viewer.links import Page, given, parameters
 from viewer.pinned import read
 from viewer.plain import chip, number, percent, visible
-from viewer.queries import credit, groups
-from viewer.queries import episodes as episode
+from viewer.queries import credit, episodes, groups
 from viewer.queries.base import Row, Window
 from viewer.queries.episodes import EpisodeFilter
 from viewer.queries.groups import Signal
@@ -45,7 +42,7 @@ def show() -> None:
     facts = read(groups.group, group_id)
     if facts is None:
         not_found(f"This lake holds no group {chip(ids.to_text(group_id))}.", Page.GROUPS, "All groups")
-    header(f"Group {chip(names.group(facts), names.NAME)}")
+    header(f"Group {chip(links.group(facts), links.NAME)}")
     _facts(facts)
     chosen = choices.credit(read(credit.of_group, group_id), "group")
     if chosen is not None:
@@ -165,7 +162,7 @@ def _visits(group_id: int, chosen: Credit) -> None:
         st.warning(f"No step of this group was taken from anchor {chip(text)}.", icon=":material/search_off:")
         return
     st.subheader("Steps taken from this state", anchor=False)
-    state = read(episode.text, frame["episode_id"][0], frame["step_index"][0], "state", episode.TEXT)
+    state = read(episodes.text, frame["episode_id"][0], frame["step_index"][0], "state", episodes.TEXT)
     st.code(visible(state), language=None, wrap_lines=True)
     actions = pl.coalesce(pl.col("action").replace("", None), "tool_calls").fill_null("")
     clicked = table(
@@ -194,7 +191,7 @@ def _open(group_id: int, episode_id: int, chosen: Credit | None, step: int | Non
         episode=ids.to_text(episode_id),
         step=step,
         credit=None if chosen is None else chosen.text,
-        list=filters.packed(EpisodeFilter(group=group_id)),
+        list=choices.packed(EpisodeFilter(group=group_id)),
     )
     st.switch_page(Page.EPISODE, query_params=values)
 

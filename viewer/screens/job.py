@@ -5,7 +5,7 @@ import json
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
-from viewer import links as names
+from viewer import links
 from viewer.components import header, not_found, status_badge, tiles, wanted_id
 from viewer.links import Page, parameters
 from viewer.pinned import read
@@ -20,8 +20,8 @@ def show() -> None:
     job = read(lineage.job, job_id)
     if job is None:
         not_found(f"This lake holds no job {chip(ids.to_text(job_id))}.", Page.JOBS, "All jobs")
-    name = names.job(job["kind"], job["parameters"])
-    header(f"Job {chip(' '.join(filter(None, (job['kind'], name))), names.NAME)}")
+    name = links.job(job["kind"], job["parameters"])
+    header(f"Job {chip(' '.join(filter(None, (job['kind'], name))), links.NAME)}")
     _facts(job)
     if job["error"]:
         st.error("The job failed.", icon=":material/error:")

@@ -3,7 +3,7 @@
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
-from viewer import links as names
+from viewer import links
 from viewer.components import (
     count_column,
     empty,
@@ -57,7 +57,7 @@ def show() -> None:
         st.info("No job matches these filters.", icon=":material/filter_alt_off:")
         return
     frame = read(lineage.jobs_page, kind, status, pager(total, "jobs"))
-    clicked = table(frame.with_columns(names.jobs(frame)), "jobs", _COLUMNS, opens="Open the job")
+    clicked = table(frame.with_columns(links.jobs(frame)), "jobs", _COLUMNS, opens="Open the job")
     if clicked is not None:
         st.switch_page(Page.JOB, query_params=parameters(job=ids.to_text(frame["job_id"][clicked])))
 

@@ -6,8 +6,7 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
-from viewer import figures
-from viewer import links as names
+from viewer import figures, links
 from viewer.components import count_column, empty, header, number_column, pager, share_column, table, tiles
 from viewer.links import Page, given, parameters
 from viewer.pinned import read
@@ -166,7 +165,7 @@ def _metrics(run: str) -> None:
     if jobs.is_empty():
         return
     job_id, kind, parameters_text = jobs.select("job_id", "kind", "parameters").row(0)
-    name = names.job(kind, parameters_text)
+    name = links.job(kind, parameters_text)
     with st.container(horizontal=True, vertical_alignment="center"):
         st.subheader(f"Metrics of {word(kind)}{f' {chip(name)}' if name else ''}", anchor=False, width="stretch")
         st.page_link(

@@ -7,9 +7,7 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
 from lake.judgements.credit import Credit
-from viewer import choices as filters
-from viewer import figures
-from viewer import links as names
+from viewer import choices, figures, links
 from viewer.components import (
     advantage_column,
     count_column,
@@ -64,7 +62,7 @@ def _job(jobs: pl.DataFrame) -> int:
     def label(option: str) -> str:
         row = rows[option]
         run = one_line(row["run_id"] or row["kind"])
-        what = one_line(names.job(row["kind"], row["parameters"]) or "")
+        what = one_line(links.job(row["kind"], row["parameters"]) or "")
         updates = f"{row['updates']} updates"
         parts = (f"{row['started_at']:%d %b %H:%M:%S}", run, what, updates, row["status"], option)
         return "  ".join(filter(None, parts))
@@ -222,7 +220,7 @@ def _batch(job_id: int, update: int, credit: Credit | None) -> None:
             episode=ids.to_text(frame["episode_id"][clicked]),
             step=frame["first_step"][clicked],
             credit=None if frame["credit_job"][clicked] is None else ids.to_text(frame["credit_job"][clicked]),
-            list=filters.packed(EpisodeFilter(update=(job_id, update))),
+            list=choices.packed(EpisodeFilter(update=(job_id, update))),
         )
         st.switch_page(Page.EPISODE, query_params=values)
 

@@ -17,15 +17,9 @@ from pipelines.credit.anchors import (
     json_text,
     similar,
     states,
+    texts,
     user_function,
 )
-from pipelines.credit.anchors import json_text as canonical_json
-from pipelines.credit.anchors import similar as matching_blocks
-from pipelines.credit.anchors import similar as similarity
-from pipelines.credit.anchors import similar as similarity_bounds
-from pipelines.credit.anchors import texts as exact
-from pipelines.credit.anchors import texts as filters
-from pipelines.credit.anchors import texts as substitutions
 from pipelines.credit.anchors.chain import Chain, Single
 from pipelines.credit.anchors.chosen_columns import ChosenColumns
 from pipelines.credit.anchors.definition import Definition
@@ -56,21 +50,5 @@ __all__ = [
 Anchors: TypeAlias = Annotated[Chain | Single, Field(discriminator="kind")]
 """An anchor definition; as JSON for example `{"kind": "exact"}` or `{"kind": "similarity", "threshold": 0.9}`."""
 
-MODULES = (
-    definition,
-    states,
-    exact,
-    substitutions,
-    canonical_json,
-    json_text,
-    chosen_columns,
-    history,
-    filters,
-    similar,
-    user_function,
-    chain,
-    matching_blocks,
-    similarity,
-    similarity_bounds,
-)
+MODULES = (definition, states, texts, json_text, chosen_columns, history, similar, user_function, chain)
 """Modules whose source decides the keys: part of a credit job's code."""

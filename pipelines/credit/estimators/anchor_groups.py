@@ -12,8 +12,7 @@ import numpy.typing as npt
 import polars as pl
 
 from pipelines.credit.estimators.normalise import Moments, Scaling
-from pipelines.credit.inputs import batch as packed_sort
-from pipelines.credit.inputs.batch import Bools, Floats, Segments, StepBatch, scatter
+from pipelines.credit.inputs.batch import Bools, Floats, Gathered, Segments, StepBatch, gather, scatter
 
 Revisits: TypeAlias = Literal["keep", "first"]
 
@@ -98,15 +97,15 @@ class AnchorGroups:
         )
 
 
-def gathered(groups: Segments, anchor_key: pl.Series) -> packed_sort.Gathered:
-    """Rows by group and key, as `packed_sort.gather`, for keys of any kind, NULL among them.
+def gathered(groups: Segments, anchor_key: pl.Series) -> Gathered:
+    """Rows by group and key, as `batch.gather`, for keys of any kind, NULL among them.
 
     Args:
         groups: the task groups, as runs of rows.
         anchor_key: key of each row.
     """
     if anchor_key.dtype == pl.Int64 and anchor_key.null_count() == 0:
-        packed = packed_sort.gather(anchor_key.to_numpy(), groups)
+        packed = gather(anchor_key.to_numpy(), groups)
         if packed is not None:
             return packed
     columns = pl.DataFrame({"group": groups.ids_N(), "anchor": anchor_key}).rechunk()

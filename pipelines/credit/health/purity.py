@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from pipelines.credit.estimators.anchor_groups import gathered
-from pipelines.credit.inputs import batch as packed_sort
+from pipelines.credit.inputs import batch
 from pipelines.credit.inputs.batch import Segments
 
 _STEP = ["episode_id", "step_index"]
@@ -71,7 +71,7 @@ def purity(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     if "taken" in facts.columns:
         taken_M, led_M = (facts[name].fill_null(0).to_numpy()[order_M] for name in ("taken", "led_here"))
         differs_M = np.append(False, taken_M[1:] != taken_M[:-1]) & ~opens_M
-        ways_K = packed_sort.distinct(led_M, anchors).astype(np.float64)
+        ways_K = batch.distinct(led_M, anchors).astype(np.float64)
         figures["one_action_anchors"] = pl.Series(of_group.count(~anchors.any(differs_M)))
         figures["last_actions_mean"] = pl.Series(of_group.sum(ways_K) / of_group.lengths_K)
     if "state_is_error" in facts.columns:

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import polars as pl
 
-from pipelines.score.scorers import texts as truths
+from pipelines.score.scorers import texts
 from pipelines.score.scorers.protocol import Columns, ScorerInputs
 from pipelines.score.scorers.texts import ANSWER_STEPS, AnswerScorer, words
 
@@ -37,7 +37,7 @@ class AnswerQuality(AnswerScorer):
 
     name: ClassVar[str] = "answer_quality"
     columns: ClassVar[Columns] = Columns(episodes=("ground_truth",), steps=ANSWER_STEPS)
-    helpers: ClassVar[tuple[ModuleType, ...]] = (truths,)
+    helpers: ClassVar[tuple[ModuleType, ...]] = (texts,)
 
     reference: Literal["none", "ground_truth"] = "none"
     """Compare with the ground truth (the best of several truths; without any the score is unknown), or do not."""
@@ -69,7 +69,7 @@ class AnswerQuality(AnswerScorer):
         )
 
     def _with_similarity(self, answered: pl.DataFrame, episodes: pl.DataFrame) -> pl.DataFrame:
-        told = truths.truths(episodes, self.truth_path)
+        told = texts.truths(episodes, self.truth_path)
         pairs = told.explode("truths", empty_as_null=True).join(answered, on="episode_id")
         similarity = pairs.group_by("episode_id").agg(similarity=jaccard(pl.col("answer"), pl.col("truths")).max())
         return answered.join(told.drop("truths"), on="episode_id", how="left", maintain_order="left").join(

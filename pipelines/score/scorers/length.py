@@ -6,8 +6,7 @@ from typing import ClassVar, Literal, Self
 import polars as pl
 from pydantic import Field, model_validator
 
-from pipelines.score.scorers import protocol as exact
-from pipelines.score.scorers import texts
+from pipelines.score.scorers import protocol, texts
 from pipelines.score.scorers.protocol import Columns, ScorerInputs, divided
 from pipelines.score.scorers.texts import AnswerScorer, words
 
@@ -32,7 +31,7 @@ class Length(AnswerScorer):
 
     name: ClassVar[str] = "length"
     columns: ClassVar[Columns] = Columns(steps=_ACTIONS, tokens=_TOKENS)
-    helpers: ClassVar[tuple[ModuleType, ...]] = (exact, texts)
+    helpers: ClassVar[tuple[ModuleType, ...]] = (protocol, texts)
 
     max_length: int = Field(ge=1)
     """Where the penalty is complete."""

@@ -7,8 +7,7 @@ import msgspec
 import polars as pl
 from pydantic import Field, model_validator
 
-from pipelines.score.scorers import answer_quality
-from pipelines.score.scorers import protocol as exact
+from pipelines.score.scorers import answer_quality, protocol
 from pipelines.score.scorers.answer_quality import jaccard
 from pipelines.score.scorers.protocol import Columns, ScorerInputs, divided
 from pipelines.score.scorers.texts import ANSWER_STEPS, AnswerScorer
@@ -33,7 +32,7 @@ class RubricTerms(AnswerScorer):
 
     name: ClassVar[str] = "rubric_terms"
     columns: ClassVar[Columns] = Columns(episodes=("ground_truth",), steps=ANSWER_STEPS)
-    helpers: ClassVar[tuple[ModuleType, ...]] = (answer_quality, exact)
+    helpers: ClassVar[tuple[ModuleType, ...]] = (answer_quality, protocol)
 
     criteria_key: str = "criteria"
     """Key of the list of criteria, in objects."""
