@@ -368,8 +368,9 @@ def test_labels_by_a_threshold_need_no_credit(tmp_path: Path) -> None:
         ("undesirable", 2),
         ("neither", 0),
     ]
+    unknown = config("kto", options={"threshold": 1.0, "score": "nobody"})
     with pytest.raises(UsageError, match="no scores of 'nobody' for episodes"):
-        select(snapshot, config("kto", options={"threshold": 1.0, "score": "nobody"}), settings.loss.needs)
+        select(snapshot, unknown, unknown.loss.needs)
 
 
 def test_what_came_out_neither_well_nor_badly_has_no_label(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, Path]:
 
 
 def run_fields(**fields: Any) -> dict[str, Any]:
-    return {"loss": "ppo", "episodes_per_step": 4, "learning_rate": 1e-3, "ppo": decoupled(4)} | fields
+    return {"loss": "ppo", "episodes_per_step": 4, "learning_rate": 1e-3, "options": decoupled(4)} | fields
 
 
 def test_it_is_ppo_where_the_behaviour_policy_is_the_proximal_one(world: tuple[Lake, Path]) -> None:
@@ -201,7 +201,7 @@ def test_adapters_alone_are_copied(world: tuple[Lake, Path], tmp_path: Path) -> 
     whole = train(lk, configured(model, **fields), tmp_path / "whole", run_id="lora")
     interrupted(lk, configured(model, **fields), tmp_path / "out", 7)
     assert resume(lk, tmp_path / "out").weights_sha256 == whole.weights_sha256
-    other = fields | {"ppo": decoupled(1)}
+    other = fields | {"options": decoupled(1)}
     assert train(lk, configured(model, **other), tmp_path / "1", run_id="one").weights_sha256 != whole.weights_sha256
     from safetensors.torch import load_file
 

@@ -33,8 +33,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
         ),
         ("ppo", {"live_only": True}),
         ("awr", {"live_only": True}),
-        ("gspo", {"live_only": True, "gspo": {"kl": {"coefficient": 0.1}}}),
-        ("reinforce", {"reinforce": {"correction": {"method": "token_truncate", "normalise": True}}}),
+        ("gspo", {"live_only": True, "options": {"kl": {"coefficient": 0.1}}}),
+        ("reinforce", {"options": {"correction": {"method": "token_truncate", "normalise": True}}}),
     )
 ]
 BUDGETS = (12, 30, 100_000)

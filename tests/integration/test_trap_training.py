@@ -89,7 +89,7 @@ def test_regularisers_do_not_push_where_advantages_say_nothing(tmp_path: Path) -
     mixed, both = token_lake(tmp_path / "mixed", episodes[:4]), token_lake(tmp_path / "both", episodes)
     for lk in (mixed, both):
         add_credit(lk)
-    pushed = {"minibatches": 1, "ppo": {"entropy_coefficient": 0.5}}
+    pushed = {"minibatches": 1, "options": {"entropy_coefficient": 0.5}}
     found, expected = gradient_of(both, config("ppo", **pushed)), gradient_of(mixed, config("ppo", **pushed))
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, atol=1e-7, rtol=1e-5, msg=name)
