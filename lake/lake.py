@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from lake.care import erasure
-    from lake.read import history as diff
+    from lake.read.history import Difference
     from lake.write.jobs import Code, Counts, Job
     from lake.write.writer import EpisodeWriter
 
@@ -133,16 +133,16 @@ class Lake:
             raise UsageError(msg)
         return self._store.history(name, limit)
 
-    def diff(self, before: Snapshot, after: Snapshot) -> diff.Difference:
+    def diff(self, before: Snapshot, after: Snapshot) -> Difference:
         """What changed between two snapshots: episodes that came and went, scores, signs of advantages.
 
         Args:
             before: for example `lake.at("before")`.
             after: for example `lake.snapshot()`.
         """
-        from lake.read import history as diff
+        from lake.read.history import difference
 
-        return diff.difference(before, after)
+        return difference(before, after)
 
     # ------------------------------------------------------------ snapshots that stay
 
