@@ -13,8 +13,8 @@ from lake import ids
 from lake.care import compaction, vacuum
 from lake.care.pins import LEASE, Lease, Pin, Pins
 from lake.errors import LakeAccessError, TrajlakeError, UsageError
-from lake.read.history import consistent, versions_at_episodes, versions_at_time
 from lake.read.snapshot import Snapshot
+from lake.read.time_travel import consistent, versions_at_episodes, versions_at_time
 from lake.records import EpisodeRecord
 from lake.storage.store import Store
 from lake.tables import TABLES

@@ -21,8 +21,8 @@ import msgspec
 
 from lake.care.pins import Pins
 from lake.errors import LakeAccessError, UsageError
-from lake.read.history import version_at
 from lake.read.snapshot import Snapshot
+from lake.read.time_travel import version_at
 from lake.storage.commits import condemn
 from lake.storage.data_files import FileEntry
 from lake.storage.log_check import log_faults

@@ -28,7 +28,7 @@ from lake.storage.addresses import explained
 from lake.storage.buckets import Bucket, delta_options, failures, polars_options
 
 if TYPE_CHECKING:
-    from lake.storage.buckets import BucketFiles
+    from lake.storage.bucket_files import BucketFiles
 
 _STAGING = re.compile(r"#\d+$")
 
@@ -255,7 +255,7 @@ class Objects:
         """
         if isinstance(self._floor, Folder):
             return None
-        from lake.storage.buckets import BucketFiles
+        from lake.storage.bucket_files import BucketFiles
 
         return BucketFiles(self._address.scheme, lambda: sizes, self._read)
 

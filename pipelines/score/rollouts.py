@@ -278,13 +278,13 @@ def check_arguments(
         flags = " ".join(f"--arg {each}=..." for each in missing)
         msg = (
             f"`{name}` needs {_named(missing)}: without a default, and of no name that a rollout gives; those are "
-            f"{_listed(mode)}. For a value of yours add {flags}"
+            f"{_names_of(mode)}. For a value of yours add {flags}"
         )
         raise UsageError(msg)
     if not takes_all and given.isdisjoint(parameters):
         msg = (
             f"`{name}` takes nothing of a rollout: name what it judges by as parameters. A rollout gives "
-            f"{_listed(mode)}"
+            f"{_names_of(mode)}"
         )
         raise UsageError(msg)
     return [

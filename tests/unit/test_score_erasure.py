@@ -147,6 +147,7 @@ def test_files_that_tell_what_is_doomed_go_last(tmp_path: Path, monkeypatch: pyt
     lk = conversations(tmp_path / "lake", 1, 2)
     e0, e1 = episodes(lk)
     folder = tmp_path / "lake" / "responses"
+    folder.mkdir()
     for name, concerned in (("a", [e0, e1]), ("b", [e1])):
         rows = response_rows([{"request_id": ids.to_text(1), "answer": SECRET, "model": "m"}], concerned, AT)
         rows.with_columns(job_id=pl.lit(1, pl.Int64), write_id=pl.lit(2, pl.Int64)).write_parquet(
