@@ -304,7 +304,7 @@ def test_nothing_of_torch_is_loaded_to_evaluate(lk: Lake) -> None:
 
     code = (
         "import sys; import lake; from trainer.evaluation.ope import evaluate\n"
-        "from trainer.evaluation import attempts, success\n"
+        "from trainer.evaluation import success\n"
         f"evaluate(lake.open({lk.uri!r}).snapshot(), 'e', 'b')\n"
         "assert 'torch' not in sys.modules, 'torch'"
     )

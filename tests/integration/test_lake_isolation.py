@@ -233,7 +233,7 @@ def test_processes_and_threads_are_counted_for_an_ordinary_user(tmp_path: Path) 
 
 def test_a_lock_that_fails_names_its_layer() -> None:
     """In a process of its own: what a lock has done before it fails stays done."""
-    code = "from lake import isolation; isolation.lock(isolation.Policy(read=('/no/such/place',)))"
+    code = "from lake.locked import isolation; isolation.lock(isolation.Policy(read=('/no/such/place',)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "NotLockedError: landlock: [Errno 2] No such file or directory: '/no/such/place'" in done.stderr
 

@@ -22,7 +22,7 @@ from pipelines.credit.incremental import deciding_modules
 from pipelines.credit.inputs.ranges import budget_rows, bytes_per_step
 from testkit.copies import empty_lake
 
-HOW_A_JOB_RUNS = ("job", "ranges", "range_task", "incremental", "memory", "commands", "diagnostics", "compare")
+HOW_A_JOB_RUNS = ("job", "inputs.ranges", "range_task", "incremental", "commands", "health.diagnosis", "compare")
 
 
 def names(modules: tuple[ModuleType, ...]) -> set[str]:
@@ -35,27 +35,27 @@ def names(modules: tuple[ModuleType, ...]) -> set[str]:
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_an_estimators_code_is_its_own_and_what_it_imports(name: str) -> None:
     found = names(deciding_modules(*ESTIMATORS[name].code()))
-    assert {"batch", "checks", "columns", "credit_rows", "segments", f"estimators.{name}"} <= found
+    assert {"inputs.batch", "inputs.columns", "estimators.credit_rows", f"estimators.{name}"} <= found
     assert not found & set(HOW_A_JOB_RUNS), "how a job runs decides no number"
 
 
 def test_code_that_an_estimator_does_not_use_is_not_its_code() -> None:
-    assert "anchor_groups" in names(deciding_modules(*ESTIMATORS["gigpo"].code()))
+    assert "estimators.anchor_groups" in names(deciding_modules(*ESTIMATORS["gigpo"].code()))
     assert "estimators.gae" not in names(deciding_modules(*ESTIMATORS["gigpo"].code()))
 
 
 def test_imports_are_followed_wherever_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(
         "import os.path, pipelines.credit.flags\n"
-        "from pipelines.credit import returns\n"
+        "from pipelines.credit.inputs import columns\n"
         "def f():\n    from pipelines.credit.estimators.normalise import Norm\n    from . import nothing\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     mine = __import__("mine")
     monkeypatch.setitem(sys.modules, "mine", mine)
     found = names(deciding_modules(mine))
-    assert {"mine", "flags", "returns", "normalise", "segments"} <= found
-    assert "batch" not in found
+    assert {"mine", "flags", "inputs.columns", "estimators.normalise", "inputs.batch"} <= found
+    assert "estimators.options" not in found
 
 
 # ---------------------------------------------------------------- memory
