@@ -180,7 +180,8 @@ def tables(names: tuple[str, ...], lake_uri: str, output_format: str, columns: b
     rows: list[dict[str, object]] = []
     for name in _known(names, list(TABLES)) or TABLES:
         files, n_rows, n_bytes = snapshot.size(name)
-        version = snapshot.versions[name]
+        # A table that nothing was written to yet has no version.
+        version = snapshot.versions[name] if snapshot.versions[name] >= 0 else None
         rows.append({"table": name, "version": version, "rows": n_rows, "files": files, "bytes": n_bytes})
     left = [row for row in rows if row["rows"] or names or show_all] or rows
     echo_rows(left, output_format)
