@@ -5,8 +5,8 @@
 Each tree has a `.venv` of its own (`make setup`) and makes the same lakes in processes of its own, on one thread: a
 file of tau-bench's shape is ingested, and the demo played for two iterations. Compared are, floats to the bit: every
 fact table's rows, every estimator's advantages, the plan and the final weights of one epoch with every loss, and the
-demo's last line. Ids of jobs, writes and series, times and code hashes differ from run to run and are left out. Exits with 1
-where something differs.
+demo's last line. Ids of jobs, writes and series, times and code hashes differ from run to run and are left out. Exits
+with 1 where something differs.
 """
 
 import argparse
