@@ -24,7 +24,7 @@ from lake.errors import UsageError
 from lake.read.snapshot import Snapshot
 from pipelines.score import judging
 from pipelines.score.config import NETWORK_SECONDS, ScoreConfig
-from pipelines.score.judging import known_answers, response_rows
+from pipelines.score.responses import known_answers, response_rows
 from pipelines.score.reward_function import STEP_INDICES, Mode
 from pipelines.score.rollouts import (
     ARGUMENTS,

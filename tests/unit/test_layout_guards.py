@@ -131,6 +131,12 @@ def test_import_lake_is_light() -> None:
     assert loaded & (HEAVY | {"polars", "duckdb", "deltalake", "pyarrow"}) == set()
 
 
+def test_a_sandbox_worker_loads_no_engine() -> None:
+    """Whatever it loads counts against the memory of each user function, and against the time of its first call."""
+    worker = "import sys, pipelines.score.sandbox.worker; from pipelines.score import reward_function"
+    assert set(fresh_python(f"{worker}; print(*sys.modules)")) & (HEAVY | ENGINES | {"deltalake", "pydantic"}) == set()
+
+
 def test_working_with_a_lake_is_light(tmp_path: Path) -> None:
     code = (
         "import sys, lake; rollouts = lake.open('new', create=True); "
