@@ -74,7 +74,7 @@ def test_cuts_and_ranks_do_not_matter(tmp_path: Path, name: str, options: dict[s
 def test_every_loss_trains_and_reports_what_is_documented(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     lk = token_lake(tmp_path, token_episodes(tasks=3))
     add_credit(lk)
-    settings = config(name, episodes_per_step=2, **({name: options} if options else {}))
+    settings = config(name, options, episodes_per_step=2)
     snapshot, needs = lk.snapshot(), settings.loss.needs
     plan = Plan(select(snapshot, settings, needs, source=find_credit(snapshot, None)), settings)
     backend = random_backend()
