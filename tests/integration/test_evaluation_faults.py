@@ -96,7 +96,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "unknown loss": (
         "saved",
         lambda place: edited(place / "state.json", lambda state: state["config"].update(loss="nonsense")),
-        "its configuration is damaged, or of another version of trajlake: `loss`: no loss is called 'nonsense'",
+        "its configuration is damaged, or of another version of trajlake: `loss` has the name 'nonsense'; valid: 'sft'",
     ),
     "lost base model": (
         "saved",
