@@ -143,7 +143,7 @@ def test_the_knob_reaches_the_configuration() -> None:
             assert (config.selection is not None) == (arm.data in (Data.LIVE, Data.PAIRS))
             assert config.advantages == (f"job of {arm.credit}" if arm.credit else None)
             if arm.knob == "beta":
-                assert getattr(config, arm.loss).beta == value
+                assert config.loss.beta == value
     assert len(set(RATES)) == len(set(BETAS)) == 3
 
 
