@@ -153,14 +153,14 @@ def test_what_is_wrong_is_told_once(world: tuple[Lake, list[str]], tmp_path: Pat
     """By the launcher, for settings; by rank 0, for data and where torchrun started the ranks."""
     _, options = world
     out = ["--out", str(tmp_path / "out")]
-    wrong = ["train", *options, *out, "--set", "loss.beta=x"]
+    wrong = ["train", *options, *out, "--set", "loss.unit=x"]
     for command, status, times in (
         (trajlake(*wrong, "--ranks", "2"), 2, 1),
         (rank(0, wrong), 2, 1),
         (rank(1, wrong), 1, 0),
     ):
         assert command.returncode == status, command.stderr
-        assert command.stderr.count("`loss.beta` is 'x'") == times
+        assert command.stderr.count("`loss.unit` is 'x'") == times
         assert len(command.stderr.splitlines()) == times
     refused = trajlake("train", *options, *out, "--loss", "ppo", "--ranks", "2")
     assert refused.returncode == 1
