@@ -4,9 +4,8 @@ An executor maps a function over items and gives the results in the order of the
 if the process that had it is gone, so a task must be one that may run again: what it writes counts only once its result
 is used (`lake.write.job_parts`). Results never depend on the executor: tasks share nothing.
 
-Parts of a job on a Ray cluster: one task each, run again where a worker dies.
-
-Ray is an optional extra and imported here alone, when an executor is made. A cluster that is running is used as it is
+On a Ray cluster each part is one task, run again where a worker dies. Ray is an optional extra and imported here alone,
+when an executor is made. A cluster that is running is used as it is
 (`RAY_ADDRESS`, or `ray start`); otherwise Ray starts one on this machine and it ends with the process. The lake has to
 be where every node can reach it: a bucket, or a folder that all of them mount.
 """
@@ -19,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor as Pool
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from lake.errors import MissingExtraError, UsageError, WorkerLostError
 
@@ -138,7 +137,7 @@ def _windowed(pool: Pool, task: Callable[[Item], Result], items: list[Item], wid
 
 
 class RayExecutor:
-    """Ray tasks; see `pipelines.executor.Executor`.
+    """Ray tasks; see `Executor`.
 
     Args:
         workers: items at once; None takes a core of the cluster each.
@@ -202,3 +201,22 @@ def _ray() -> Any:
         msg = 'Ray is not installed; the local executor needs nothing, or: pip install "trajlake[ray]"'
         raise MissingExtraError(msg) from error
     return ray
+
+
+ExecutorName = Literal["local", "processes", "ray"]
+EXECUTORS: tuple[ExecutorName, ...] = ("local", "processes", "ray")
+
+
+def executor_named(name: str, workers: int | None = None) -> Executor:
+    """The executor that a command line names: `local`, `processes` or `ray`.
+
+    Raises:
+        UsageError: another name, or workers below 1.
+        MissingExtraError: ray is not installed.
+    """
+    if name == "ray":
+        return RayExecutor(workers)
+    if name not in EXECUTORS:
+        msg = f"no executor {name!r}; valid: {', '.join(EXECUTORS)}"
+        raise UsageError(msg)
+    return LocalExecutor(workers, processes=name == "processes")

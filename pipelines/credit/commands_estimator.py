@@ -161,7 +161,7 @@ def _run(estimator: "type[Estimator]", **given: Any) -> None:
     import lake
     from pipelines.credit.health.integrity import IntegrityConfig
     from pipelines.credit.job import run_credit, with_step_source
-    from pipelines.executor_choice import executor_named
+    from pipelines.executor import executor_named
 
     uri = given.pop("lake_uri")
     target = lake.open(uri)

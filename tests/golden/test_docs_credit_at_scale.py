@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.credit.estimators import ESTIMATORS
-from pipelines.executor import TRIES
-from pipelines.executor_choice import EXECUTORS
+from pipelines.executor import EXECUTORS, TRIES
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/guides/credit-at-scale.md").read_text("utf-8")
 BLOCK = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)

@@ -22,7 +22,7 @@ from pipelines.credit import GiGPO
 from pipelines.credit.estimators.credit_rows import CreditRows
 from pipelines.credit.inputs.batch import StepBatch
 from pipelines.credit.job import run_credit
-from pipelines.executor_choice import executor_named
+from pipelines.executor import executor_named
 
 TINY = 1e-6
 """A budget of memory that holds one group."""

@@ -10,8 +10,7 @@ import pytest
 
 from lake.errors import ContractError, MissingExtraError, UsageError, WorkerLostError
 from pipelines import executor
-from pipelines.executor import TRIES, LocalExecutor
-from pipelines.executor_choice import EXECUTORS, executor_named
+from pipelines.executor import EXECUTORS, TRIES, LocalExecutor, executor_named
 
 KINDS = {
     "one thread": LocalExecutor(1),

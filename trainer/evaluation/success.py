@@ -190,7 +190,7 @@ def success_rows(attempts: pl.DataFrame, *, threshold: float = 1.0, ks: Sequence
     """Success, mean score, pass@k and pass^k of every name.
 
     Args:
-        attempts: of `trainer.evaluation.success.read_attempts`; nested episodes are left out.
+        attempts: of `read_attempts`; nested episodes are left out.
         threshold: a score from here on is a success.
         ks: numbers of attempts for pass@k and pass^k.
 

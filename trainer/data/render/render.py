@@ -6,7 +6,7 @@ it does not (reasoning stripped from earlier turns, say), the turn opens a seque
 and its end token; whatever the template writes after that belongs to the next context. Where a limit cut an action off,
 its end token was not sampled and carries no loss. Agents that take turns in an episode have a conversation each.
 
-The rows (`trainer.data.render.render` writes them) are of provenance `rendered`: likelihood losses may learn from them,
+The rows (`render_missing` writes them) are of provenance `rendered`: likelihood losses may learn from them,
 ratio losses may not, because no policy sampled these ids.
 
 The render job: token rows of text-only episodes, made once and found again by their encoding.
