@@ -17,6 +17,7 @@ import importlib.util
 import json
 import platform
 import resource
+import signal
 import statistics
 import subprocess
 import sys
@@ -318,8 +319,12 @@ def in_process(options: argparse.Namespace, size: str, who: str, loss: str) -> d
     command += ["--steps", str(options.steps), "--memory-limit", str(options.memory_limit)]
     command += ["--recompute"] if options.recompute else []
     done = subprocess.run(command, capture_output=True, text=True, check=False)
+    held = f"{options.tokens:,} tokens a micro-batch"
     if done.returncode in (-9, 137):
-        return {"fault": f"out of memory (killed): {options.tokens:,} tokens a micro-batch"}
+        return {"fault": f"out of memory (killed): {held}"}
+    if options.memory_limit and done.returncode in (-signal.SIGSEGV, -signal.SIGABRT):
+        # Under a limit of address space also small allocations of native code fail, and not all of it looks.
+        return {"fault": f"out of memory: {held}, limit {options.memory_limit:g} GiB"}
     if done.returncode:
         lines = done.stderr.strip().splitlines()
         return {"fault": f"failed: {lines[-1] if lines else f'exit status {done.returncode}'}"}
