@@ -243,7 +243,8 @@ def check(record: EpisodeRecord, *, is_plain: bool = False) -> str | None:  # no
 
     Args:
         record: the record.
-        is_plain: it is known to be UTF-8 throughout and not to be nested deeply, from the text it was decoded from.
+        is_plain: it is known to be UTF-8 throughout, of finite numbers and not nested deeply, from the JSON that it was
+            decoded from.
     """
     if not record.steps:
         return (
@@ -266,18 +267,25 @@ def check(record: EpisodeRecord, *, is_plain: bool = False) -> str | None:  # no
     if problem := problem or _not_utc(started_at=record.started_at, ended_at=record.ended_at):
         return problem
     for index, step in enumerate(record.steps):
-        problem = _not_finite(
-            reward=step.reward, value_estimate=step.value_estimate, latency=step.latency, cost=step.cost
-        )
-        problem = problem or _not_utc(started_at=step.started_at)
-        if (tokens := step.tokens) is not None:
-            problem = problem or _not_finite(temperature=tokens.temperature, top_p=tokens.top_p, min_p=tokens.min_p)
-            problem = problem or _check_tokens(tokens, index, record)
-        if problem is not None:
+        if problem := _check_step(step, index, record, is_plain=is_plain):
             return f"steps[{index}]: {problem}"
     if problem := _check_spans(record):
         return problem
     return None if is_plain else _not_storable(record)
+
+
+def _check_step(step: StepRecord, index: int, record: EpisodeRecord, *, is_plain: bool) -> str | None:
+    problem = None
+    if not is_plain:
+        problem = _not_finite(
+            reward=step.reward, value_estimate=step.value_estimate, latency=step.latency, cost=step.cost
+        )
+    if step.started_at is not None:
+        problem = problem or _not_utc(started_at=step.started_at)
+    if (tokens := step.tokens) is not None:
+        problem = problem or _not_finite(temperature=tokens.temperature, top_p=tokens.top_p, min_p=tokens.min_p)
+        problem = problem or _check_tokens(tokens, index, record)
+    return problem
 
 
 def _check_spans(record: EpisodeRecord) -> str | None:

@@ -138,14 +138,17 @@ class Copies:
         return sum(repeated for _, repeated in self._groups.values())
 
     def _decisions(self, record: EpisodeRecord) -> int | None:
-        steps = [step for step in record.steps if step.is_active]
-        if any(step.state is None for step in steps):
-            return None
-        return hash(tuple((step.state, step.action, self._calls(step.tool_calls)) for step in steps))
+        content: list[Any] = []
+        for step in record.steps:
+            if not step.is_active:
+                continue
+            if step.state is None:
+                return None
+            calls = step.tool_calls
+            content += (step.state, step.action, self._calls(calls) if calls else None)
+        return hash(tuple(content))
 
-    def _calls(self, calls: list[Any] | None) -> bytes:
-        if not calls:
-            return b""
+    def _calls(self, calls: list[Any]) -> bytes:
         return self._encode([{**call, "id": None} if isinstance(call, dict) else call for call in calls])
 
 
