@@ -7,6 +7,7 @@ CPU seconds of a process of its own. `over pass` is the ratio to `python -c pass
 `python -c "import polars, duckdb"`. Without a file, 4 MB of tau-bench's shape are made up.
 """
 
+import argparse
 import os
 import subprocess
 import sys
@@ -31,10 +32,13 @@ def seconds(command: list[str]) -> tuple[float, float]:
 
 def main() -> None:
     """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", nargs="?", type=Path, help="trajectories in tau-bench's shape")
+    given = parser.parse_args().file
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        source = Path(sys.argv[1]) if len(sys.argv) > 1 else folder / "made-up.json"
-        if not source.exists():
+        source = given or folder / "made-up.json"
+        if given is None:
             tau_like.write(source, 4 << 20)
         lake = ["--lake", str(folder / "lake")]
         subprocess.run([*TRAJLAKE, "ingest", str(source), *lake], check=True, stdout=subprocess.DEVNULL)
