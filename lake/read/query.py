@@ -8,6 +8,8 @@ This keeps honest people from accidents; SQL from a stranger goes through `lake.
 
 from __future__ import annotations
 
+import atexit
+import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +37,9 @@ _ORIGIN = ("write_id", "run_id", "group_id")
 _MOST_KEPT_KEYS = 1_000_000
 """Episodes above which their keys are not held in memory (40 bytes each) but looked up."""
 Params = Sequence[Any] | Mapping[str, Any] | None
+_MOST_IDLE = 2
+_MOST_READ_BY_IDLE = 64 << 20
+"""Bytes of files that a session may have bound if its connection is kept: DuckDB goes on holding what it has read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,23 @@ class Limits:
     """Threads of one query."""
     spill: bool = True
     """Let sorts and joins that outgrow the memory use a temporary folder."""
+
+
+@dataclass(slots=True)
+class _Idle:
+    """The connection of a closed session, for the next one over the same folder: a new one costs more than a query."""
+
+    connection: duckdb.DuckDBPyConnection
+    bound: dict[str, tuple[list[str], str, bool]]
+    """The tables' views: their files, the condition on rows, and whether retracted episodes are hidden."""
+    defined: set[str]
+    """The shipped views that are there."""
+    bytes: int
+    """Of files that were ever bound."""
+
+
+_idle: dict[tuple[Any, ...], _Idle] = {}
+_idle_lock = threading.Lock()
 
 
 class Session:
@@ -77,9 +99,12 @@ class Session:
         self._objects = objects
         self._retracted = retracted
         self._limits = limits or Limits()
-        self._bound: dict[str, tuple[list[str], str]] = {}
+        self._bound: dict[str, tuple[list[str], str, bool]] = {}
         self._defined: set[str] = set()
         self._sizes: dict[str, int] = {}
+        self._bound_bytes = 0
+        self._may_share = objects.folder is not None and only is None and self._limits == Limits()
+        self._is_clean = True
         self._bucket = objects.filesystem(self._sizes)
         self._lock = threading.RLock()
 
@@ -123,17 +148,26 @@ class Session:
         import pyarrow as pa
 
         own = self._connection.cursor()
+        self._may_share = False  # a reader may outlive the session
         reader = self._run(query, params, lambda relation: relation.to_arrow_reader(rows), own)
         schema = query_results.plain_schema(reader.schema)
         return pa.RecordBatchReader.from_batches(schema, self._batches(query, own, reader, schema))
 
     def close(self) -> None:
-        """Close the connection."""
-        if (connection := self.__dict__.pop("_connection", None)) is not None:
+        """Close the connection, or leave it to the next session over the same folder."""
+        if (connection := self.__dict__.pop("_connection", None)) is None:
+            return
+        if self._may_share and self._is_clean and self._bound_bytes <= _MOST_READ_BY_IDLE:
+            connection.execute(f"DROP TABLE IF EXISTS {query_views.HIDDEN_RETRACTED}")
+            _keep(self._key(), _Idle(connection, self._bound, self._defined, self._bound_bytes))
+        else:
             connection.close()
-            self._bound.clear()
-            self._defined.clear()
-            self.__dict__.pop("_hides", None)
+        self._bound, self._defined, self._bound_bytes = {}, set(), 0
+        self.__dict__.pop("_hides", None)
+
+    def _key(self) -> tuple[Any, ...]:
+        """What connections must have in common to stand in for each other; a child process takes none of its parent."""
+        return (os.getpid(), self._objects.root, tempfile.gettempdir())
 
     def __enter__(self) -> Self:
         return self
@@ -145,6 +179,12 @@ class Session:
 
     @cached_property
     def _connection(self) -> duckdb.DuckDBPyConnection:
+        if self._may_share:
+            with _idle_lock:
+                idle = _idle.pop(self._key(), None)
+            if idle is not None:
+                self._bound, self._defined, self._bound_bytes = idle.bound, idle.defined, idle.bytes
+                return idle.connection
         connection = duckdb.connect(":memory:")
         run = connection.execute
         for name, value in self._settings().items():
@@ -218,8 +258,9 @@ class Session:
                 table, self._files(name), scans.get(name, ()), self._origins, self._episode_writes
             )
             hide = table.hides_retracted and self._hides
-            bound = (self._paths(files), where)
+            bound = (self._paths(files), where, hide)
             if self._bound.get(name) != bound:
+                self._bound_bytes += sum(file.bytes for file in files)
                 body = query_views.table_sql(table, files, hide=hide, where=where)
                 self._define(f"CREATE OR REPLACE VIEW {query_views.quoted_name(name)} AS {body}")
                 self._bound[name] = bound
@@ -304,8 +345,10 @@ class Session:
         """DuckDB's errors as the lake's."""
         if self._bucket is not None:
             self._bucket.failure = None
+        was_clean, self._is_clean = self._is_clean, False
         try:
             yield
+            self._is_clean = was_clean
         except duckdb.InterruptException as error:
             if self._limits.seconds is None:
                 raise KeyboardInterrupt from error
@@ -332,6 +375,25 @@ class Session:
             return failure
         text = self._objects.redacted(query_results.one_line(error))
         return LakeAccessError(f"{self._objects.root}: {text}. `trajlake doctor` tells what is damaged")
+
+
+def _keep(key: tuple[Any, ...], idle: _Idle) -> None:
+    """Put a connection aside, and close what there are too many of."""
+    with _idle_lock:
+        surplus = [_idle.pop(key)] if key in _idle else []
+        _idle[key] = idle
+        while len(_idle) > _MOST_IDLE:
+            surplus.append(_idle.pop(next(iter(_idle))))
+    for left in surplus:
+        left.connection.close()
+
+
+@atexit.register
+def _close_idle() -> None:
+    while _idle:
+        key, idle = _idle.popitem()
+        if key[0] == os.getpid():
+            idle.connection.close()
 
 
 @lru_cache(maxsize=2)

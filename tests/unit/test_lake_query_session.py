@@ -277,3 +277,26 @@ def test_what_is_shown_is_what_a_query_gives(session: Session, query: str) -> No
 def test_times_outside_of_the_calendar_are_refused_as_by_a_query(session: Session, time: str) -> None:
     with pytest.raises(QueryError, match="outside of the years 1 to 9999"):
         session.shown(f"SELECT {time} AS t")
+
+
+# ---------------------------------------------------------------- one after the other
+
+
+def test_a_session_shows_its_own_snapshot_whatever_the_one_before_it_read(tmp_path: Path) -> None:
+    """Sessions over a folder hand their connection on: files, retractions and faults of one are not those of the next."""
+    lk = lake.open(tmp_path / "lake", create=True)
+    tasks = "SELECT task_id FROM episodes ORDER BY task_id"
+    lk.append([episode("a"), episode("b")], run_id="run")
+    before = lk.snapshot()
+    assert before.sql(tasks)["task_id"].to_list() == ["a", "b"]
+    (episode_id,) = before.sql("SELECT episode_id FROM episodes WHERE task_id = 'a'")["episode_id"]
+    lk.retract([episode_id], reason="test")
+    lk.append([episode("c")], run_id="run")
+    for _ in range(2):
+        with pytest.raises(QueryError):
+            lk.sql("SELECT nothing FROM episodes")
+        assert lk.sql(tasks)["task_id"].to_list() == ["b", "c"]
+        assert lk.sql("SELECT count(*) FROM steps JOIN episodes USING (episode_id) WHERE task_id = 'a'").item() == 0
+        assert before.sql(tasks)["task_id"].to_list() == ["a", "b"]
+        with lk.snapshot().session(retracted_too=True) as session:
+            assert session.query(tasks)["task_id"].to_list() == ["a", "b", "c"]
