@@ -10,7 +10,7 @@ each name resolve to the folder beside this package? `trajlake doctor` and the l
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.machinery import PathFinder
-from importlib.metadata import packages_distributions
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,14 +39,26 @@ LAYERS = ("lake", "pipelines", "trainer", "viewer")
 
 def find_rivals() -> list[str]:
     """One line per problem of this installation, empty if there is none."""
-    return [*rival_owners(packages_distributions()), *misplaced_layers(Path(__file__).resolve().parents[2])]
+    return [*rival_owners(owners_of_layers()), *misplaced_layers(Path(__file__).resolve().parents[2])]
+
+
+def owners_of_layers() -> dict[str, list[str]]:
+    """Layer -> distributions that install it: their lists of files are searched, as parsing them takes a second."""
+    owners: dict[str, list[str]] = {layer: [] for layer in LAYERS}
+    for distribution in distributions():
+        files = f"\n{distribution.read_text('RECORD') or ''}"
+        declared = (distribution.read_text("top_level.txt") or "").split()
+        for layer in LAYERS:
+            if layer in declared or f"\n{layer}/" in files:
+                owners[layer].append(distribution.name)
+    return owners
 
 
 def rival_owners(owners: Mapping[str, Sequence[str]]) -> list[str]:
     """Distributions other than ours that own a layer's name.
 
     Args:
-        owners: import name -> distributions, as `importlib.metadata.packages_distributions` gives it.
+        owners: import name -> distributions.
     """
     return [
         f"`{layer}` is also installed by `{owner}`, which may have overwritten ours; run "

@@ -5,8 +5,9 @@ command's name to where it lives and its one-line help. Nothing but click is imp
 """
 
 import sys
+from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import distribution
 
 import click
 
@@ -14,22 +15,25 @@ CommandTable = dict[str, tuple[str, str]]
 """Command name -> ("module:attribute" of a click command, one line of help)."""
 
 
+@cache
+def _table() -> CommandTable:
+    """The commands of all layers. Only our own distribution is read: listing all that are installed takes longer."""
+    table: CommandTable = {}
+    for entry in sorted(distribution("trajlake").entry_points.select(group="trajlake.commands"), key=lambda e: e.name):
+        table |= entry.load()
+    return table
+
+
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are called."""
 
-    def _table(self) -> CommandTable:
-        table: CommandTable = {}
-        for entry in sorted(entry_points(group="trajlake.commands"), key=lambda e: e.name):
-            table |= entry.load()
-        return table
-
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All commands by name."""
-        return sorted(self._table())
+        return sorted(_table())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name, imported now."""
-        place = self._table().get(cmd_name)
+        place = _table().get(cmd_name)
         if place is None:
             return None
         module, _, attribute = place[0].partition(":")
@@ -40,7 +44,7 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands with their help, without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, place[1]) for name, place in sorted(self._table().items())])
+            formatter.write_dl([(name, place[1]) for name, place in sorted(_table().items())])
 
 
 @click.command(

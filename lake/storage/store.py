@@ -101,9 +101,7 @@ class Store:
         with self._lock, self._translated(name):
             handle = self._handles.get(name)
             if handle is None:
-                try:
-                    handle = self._open(name)
-                except TableNotFoundError:
+                if (handle := self._found(name)) is None:
                     return -1
                 self._formats[name] = require_known(handle, f"table `{name}` of {self.root}")
             else:
@@ -381,6 +379,15 @@ class Store:
                 raise LakeAccessError(msg) from error
             self._logs[name].require(version)
             return handle
+
+    def _found(self, name: str) -> DeltaTable | None:
+        """A table's handle; None if there is no such table."""
+        try:
+            if self.objects.folder is not None:
+                (self.objects.folder / name / "_delta_log").stat()  # far cheaper than opening what is not there
+            return self._open(name)
+        except (TableNotFoundError, FileNotFoundError, NotADirectoryError):
+            return None
 
     def _open(self, name: str, version: int | None = None) -> DeltaTable:
         return DeltaTable(self.objects.uri(name), version=version, storage_options=self.objects.delta_options)

@@ -283,7 +283,7 @@ def test_times_outside_of_the_calendar_are_refused_as_by_a_query(session: Sessio
 
 
 def test_a_session_shows_its_own_snapshot_whatever_the_one_before_it_read(tmp_path: Path) -> None:
-    """Sessions over a folder hand their connection on: files, retractions and faults of one are not those of the next."""
+    """Sessions over a folder hand their connection on, but none of their files, retractions and faults."""
     lk = lake.open(tmp_path / "lake", create=True)
     tasks = "SELECT task_id FROM episodes ORDER BY task_id"
     lk.append([episode("a"), episode("b")], run_id="run")

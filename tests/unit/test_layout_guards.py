@@ -13,7 +13,6 @@ import os
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
-from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import grimp
@@ -88,11 +87,6 @@ def test_a_layer_that_nothing_provides_is_named(tmp_path: Path, monkeypatch: pyt
     assert [problem.split(" instead ")[0] for problem in misplaced_layers(ROOT)] == [
         f"`import {layer}` finds nothing" for layer in LAYERS
     ]
-
-
-def test_the_layers_belong_to_trajlake_alone() -> None:
-    owners = packages_distributions()
-    assert {owner for layer in LAYERS for owner in owners.get(layer, ())} <= {"trajlake"}
 
 
 # ---------------------------------------------------------------- 2. shadows
