@@ -117,7 +117,7 @@ NAMES = [f"{n}-{definition.kind}" for n, (definition, _) in enumerate(ORACLES)]
 
 
 @pytest.mark.parametrize(("definition", "oracle"), ORACLES, ids=NAMES)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(rows=step_rows())
 def test_keys_are_shared_where_the_definition_says(
     definition: Anchors, oracle: Callable[[list[Row]], list[Any]], rows: list[Row]

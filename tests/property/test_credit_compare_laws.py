@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pipelines.credit.compare import ZERO, compare_sql
 from pipelines.credit.flags import STATE
+from testkit.examples import examples
 
 Row = dict[str, Any]
 Rows = dict[tuple[int, int], Row]
@@ -163,7 +164,7 @@ def well_spread(one: Rows, two: Rows) -> bool:
 # ---------------------------------------------------------------- against it
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(JOBS, JOBS)
 def test_a_level_is_what_loops_over_its_rows_say(database: duckdb.DuckDBPyConnection, one: Rows, two: Rows) -> None:
     (found,) = ask(database, "level", one, two)
@@ -174,7 +175,7 @@ def test_a_level_is_what_loops_over_its_rows_say(database: duckdb.DuckDBPyConnec
     close(found, expected)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(JOBS, JOBS)
 def test_groups_are_what_loops_over_their_rows_say(database: duckdb.DuckDBPyConnection, one: Rows, two: Rows) -> None:
     found = ask(database, "groups", one, two)
@@ -186,7 +187,7 @@ def test_groups_are_what_loops_over_their_rows_say(database: duckdb.DuckDBPyConn
         close(row, expected)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(JOBS, JOBS, st.integers(0, 5))
 def test_examples_are_the_largest_changes(
     database: duckdb.DuckDBPyConnection, one: Rows, two: Rows, wanted: int
@@ -203,7 +204,7 @@ def test_examples_are_the_largest_changes(
 # ---------------------------------------------------------------- laws
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(JOBS)
 def test_a_job_agrees_with_itself(database: duckdb.DuckDBPyConnection, job: Rows) -> None:
     (level,) = ask(database, "level", job, job)

@@ -26,7 +26,7 @@ Rows = list[dict[str, Any]]
 KEYS = ["group_id", "episode_id", "step_index"]
 PLAIN = {"batch_key": "all"}
 COMPONENTS = {"components": {"a": 1.0, "b": 0.5}}
-law = settings(deadline=None, max_examples=8)
+law = settings(deadline=None, max_examples=5)
 
 
 def made(name: str, **options: Any) -> Estimator:

@@ -11,6 +11,7 @@ from pipelines.credit.inputs.columns import output_schema
 from testkit.credit_anchor_oracles import ANCHOR_ORACLES
 from testkit.credit_oracles import ORACLES
 from testkit.estimator_strategies import NAMES, estimators, wide_frame, wide_rows
+from testkit.examples import examples
 
 EVERY = {**ORACLES, **ANCHOR_ORACLES}
 EXACT = ["episode_id", "step_index", "group_id", "anchor_key", "group_size", "anchor_size", "anchor_episodes", "flags"]
@@ -21,7 +22,7 @@ def test_every_estimator_has_an_oracle() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(EVERY))
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(data=st.data())
 def test_oracle(name: str, data: st.DataObject) -> None:
     rows = data.draw(wide_rows(positive=name == "maxrl"))

@@ -111,7 +111,7 @@ def test_figures_agree_with_the_summary(drawn: tuple[list[Row], list[Row]], conf
     assert {name: summed[name] for name in counted} == counted
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(groups(), st.data())
 def test_figures_do_not_depend_on_what_they_are_computed_with(
     drawn: tuple[list[Row], list[Row]], data: st.DataObject
@@ -144,7 +144,7 @@ def test_findings_equal_the_oracle(drawn: tuple[list[Row], list[Row]]) -> None:
     assert report.findings["group_id"].is_sorted()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(groups(inactive=False))
 def test_reports_can_be_cut_anywhere_between_groups(drawn: tuple[list[Row], list[Row]]) -> None:
     rows, known = drawn

@@ -17,6 +17,7 @@ from pipelines.credit.health import groups as group_figures
 from pipelines.credit.incremental import group_fingerprints, total_fingerprint
 from pipelines.credit.inputs.ranges import _Files, arranged, episode_figures, rows_per_range
 from testkit.credit_strategies import frame, step_rows
+from testkit.examples import examples
 
 # ---------------------------------------------------------------- steps in order
 
@@ -72,7 +73,7 @@ def test_figures_of_episodes_are_those_of_a_group_by(given_: tuple[pl.DataFrame,
 # ---------------------------------------------------------------- figures of groups
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(step_rows())
 def test_figures_of_groups_are_those_of_a_group_by(steps: list[dict[str, Any]]) -> None:
     rows = GiGPO(revisits="first", default_step_reward=0.0).advantages(frame(steps).lazy()).collect()

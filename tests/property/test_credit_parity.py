@@ -121,7 +121,7 @@ def test_a_later_filter_does_not_reach_into_the_groups(rows: list[dict[str, Any]
     assert_frame_equal(found, wanted, check_exact=True)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 @given(rows=step_rows(), config=configs())
 def test_ids_may_be_text(rows: list[dict[str, Any]], config: GiGPO) -> None:
     steps = frame(rows)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from testkit.examples import examples
 from trainer.evaluation.intervals import wilson
 from trainer.evaluation.success import (
     EXACT_TASKS,
@@ -105,7 +106,7 @@ def frame(rows: list[tuple[str, str, float | None, bool]]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema, orient="row").sort("name", "task", maintain_order=True)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(rollouts, st.sampled_from([0.4, 1.0]))
 def test_success_rows_are_what_counting_gives(
     rows: list[tuple[str, str, float | None, bool]], threshold: float
@@ -136,7 +137,7 @@ def test_success_rows_are_what_counting_gives(
             assert row["value"] == (pytest.approx(sum(shares) / len(shares)) if shares else None)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(rollouts)
 def test_two_names_are_compared_on_the_tasks_of_both(rows: list[tuple[str, str, float | None, bool]]) -> None:
     attempts = frame([*rows, ("a", "both", 1.0, False), ("b", "both", 0.0, False)])

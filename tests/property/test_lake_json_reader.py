@@ -16,6 +16,7 @@ from lake import records
 from lake.formats import json_array
 from lake.formats.json_array import Damage, Element, read_array
 from lake.formats.source import Meter
+from testkit.examples import examples
 
 RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SPACE = " \t\r\n"
@@ -114,7 +115,7 @@ def test_any_array_is_read_as_the_standard_library_reads_it(content: bytes, wind
     same(path, content, window)
 
 
-@settings(RELAXED, max_examples=20)
+@settings(RELAXED, max_examples=examples(20))
 @given(content=DOCUMENTS.filter(lambda content: len(content) < 200), window=WINDOWS)
 def test_an_array_cut_at_every_byte(content: bytes, window: int, path: Path) -> None:
     for cut in range(len(content)):

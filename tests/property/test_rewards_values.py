@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pipelines.score.reward_components import error_of
 from pipelines.score.reward_definition import Component, RewardDefinition
 from pipelines.score.rewards import rewarded
+from testkit.examples import examples
 from testkit.scorer_oracles import weighted
 
 SCORE = st.one_of(st.none(), st.floats(-1e3, 1e3), st.sampled_from([0.0, 1.0, -0.5]))
@@ -38,7 +39,7 @@ def frame(rows: list[list[float | None]]) -> pl.DataFrame:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(table=tables(), renormalise=st.booleans())
 def test_weighted_sums(table: tuple[list[float], list[list[float | None]]], renormalise: bool) -> None:
     weights, rows = table
@@ -58,7 +59,7 @@ def test_weighted_sums(table: tuple[list[float], list[list[float | None]]], reno
             assert math.isclose(value, expected, rel_tol=1e-9, abs_tol=1e-9 * (1.0 + scale))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(table=tables())
 def test_laws_of_renormalised_sums(table: tuple[list[float], list[list[float | None]]]) -> None:
     """Complete rows are plain sums; a reward of equal scores is that score times the weights, whoever is unknown."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pipelines.score.sandbox import FunctionSource, Sandbox, SandboxLimits
 from pipelines.score.sandbox.levels import obstacle
+from testkit.examples import examples
 
 pytestmark = pytest.mark.skipif(
     obstacle("strong") is not None, reason=f"no strong isolation here: {obstacle('strong')}"
@@ -74,7 +75,7 @@ def test_also_where_calls_kill_their_worker(
 
 @pytest.mark.slow
 @given(st.lists(st.sampled_from((*QUICK, "dies", "starves", "hangs")), max_size=80), LIMITS)
-@settings(max_examples=60, deadline=None, suppress_health_check=FOLDER)
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=FOLDER)
 def test_also_where_calls_hang(tmp_path: Path, kinds: list[str], limits: dict[str, int]) -> None:
     calls = [(kind, float(place)) for place, kind in enumerate(kinds)]
     assert outcomes(tmp_path, calls, seconds_per_row=1.5, **limits) == [oracle(*call) for call in calls]

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast  # noqa: TID253
 
+from testkit.examples import examples
 from trainer.data.render.chat import Turn
 from trainer.data.render.render import Renderer
 from trainer.policy.tiny_model import build_tokenizer
@@ -48,7 +49,7 @@ def whole_text(turns: list[Turn], *, last_newline: bool = False) -> str:
 
 
 @given(conversations())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_the_spans_are_the_templates_text_end_to_end(turns: list[Turn]) -> None:
     spans = Renderer(tokenizer()).spans(turns, None)
     assert "".join(span.context + span.action for span in spans) == whole_text(turns)
@@ -57,7 +58,7 @@ def test_the_spans_are_the_templates_text_end_to_end(turns: list[Turn]) -> None:
 
 
 @given(conversations())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_the_rows_decode_to_the_same_text_and_know_their_place(turns: list[Turn]) -> None:
     renderer = Renderer(tokenizer())
     rows = list(renderer.rows(1, renderer.spans(turns, None), {}))
@@ -71,7 +72,7 @@ def test_the_rows_decode_to_the_same_text_and_know_their_place(turns: list[Turn]
 
 
 @given(conversations(), st.integers(1, 4))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_a_longer_conversation_leaves_earlier_rows_as_they_were(turns: list[Turn], count: int) -> None:
     renderer = Renderer(tokenizer())
     long = list(renderer.rows(1, renderer.spans(turns, None), {}))

@@ -11,6 +11,7 @@ from lake.ids import bytes_hash, text_hash
 from pipelines.credit.anchors import ExactText, LastStates, history_keys
 from pipelines.credit.inputs.batch import Segments
 from testkit.anchor_keys import keys_of, labelled, naive_history, partition, steps_frame
+from testkit.examples import examples
 
 
 def episodes(*walks: str) -> list[dict[str, object]]:
@@ -77,7 +78,7 @@ def test_lengths_out_of_range_are_refused(k: int) -> None:
         LastStates(k=k)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(
     st.lists(st.text("ab?", min_size=1, max_size=6), min_size=1, max_size=4),
     st.integers(1, 4),

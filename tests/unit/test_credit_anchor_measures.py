@@ -24,6 +24,7 @@ from pipelines.credit.anchors.command import anchors
 from pipelines.credit.anchors.measures import CANDIDATES, largest_anchors, measure_anchors, steps_to_measure
 from testkit.command_line import Cli, runner
 from testkit.copies import copied
+from testkit.examples import examples
 from testkit.lakes import build_lake
 from testkit.text_games import SCHEMA as GAME
 from testkit.text_games import Row as Step
@@ -99,7 +100,7 @@ def slowly(rows: list[Row], labels: list[Any]) -> Row:
     }
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 @given(step_rows())
 def test_figures_equal_a_slow_count(rows: list[Row]) -> None:
     if all(row["status"] == "failed" for row in rows):

@@ -11,6 +11,7 @@ from lake.ids import text_hash
 from pipelines.credit.anchors import Substitution, Substitutions
 from pipelines.credit.anchors.texts import check_pattern
 from testkit.anchor_keys import keys_of, steps_frame, texts
+from testkit.examples import examples
 
 
 def replacing(*pairs: tuple[str, str]) -> Substitutions:
@@ -103,7 +104,7 @@ def test_hostile_expressions_come_back(pattern: str) -> None:
     assert keys_of(replacing((pattern, "x")), steps_frame(texts(long))) is not None
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(st.lists(st.none() | st.text("ab1 ", max_size=6), min_size=1, max_size=8))
 def test_equals_pythons_re_where_both_know_the_syntax(states: list[str | None]) -> None:
     definition = replacing((r"[0-9]+", "#"), (r"a(b|$)", "<$1>"), (r"^ ", ""))

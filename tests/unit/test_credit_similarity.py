@@ -8,18 +8,19 @@ from hypothesis import strategies as st
 
 from pipelines.credit.anchors.similar import cluster_representatives
 from testkit.anchor_keys import naive_clusters
+from testkit.examples import examples
 
 WORDS = ["abcdefghij", "abcdefghijk", "abcdefghijkl", "abcdefghijklm", "abcdefghijklmn"]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.lists(st.text("ab .", max_size=8), max_size=12), st.sampled_from([0.01, 0.3, 0.6, 0.8, 0.9, 1.0]))
 def test_equals_the_definition(texts: list[str], threshold: float) -> None:
     found = cluster_representatives(texts, threshold)
     assert [found[text] for text in texts] == naive_clusters(texts, threshold)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 @given(st.lists(st.tuples(st.text("ab. ", min_size=1, max_size=3), st.integers(150, 260)), max_size=5))
 def test_equals_the_definition_where_autojunk_is_at_work(parts: list[tuple[str, int]]) -> None:
     texts = [(word * length)[:length] + f" {word}" for word, length in parts] * 2

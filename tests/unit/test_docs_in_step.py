@@ -33,15 +33,9 @@ def generate(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str
     )
 
 
-def test_generated_pages_are_in_step_with_the_code() -> None:
-    done = generate(ROOT, "--check")
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_stale_page_is_named_then_written(checkout: Path) -> None:
+def test_a_stale_page_is_named_then_written_as_this_checkout_has_it(checkout: Path) -> None:
     page = checkout / "docs" / "reference" / "jsonl.md"
-    good = page.read_text("utf-8")
-    page.write_text(good.replace("task_id", "task"), "utf-8")
+    page.write_text(page.read_text("utf-8").replace("task_id", "task"), "utf-8")
     (checkout / "docs" / "reference" / "tables.md").unlink()
 
     stale = generate(checkout, "--check")
@@ -49,8 +43,8 @@ def test_a_stale_page_is_named_then_written(checkout: Path) -> None:
     assert "docs/reference/jsonl.md, docs/reference/tables.md; run `make docs`" in stale.stderr
 
     assert generate(checkout).returncode == 0
-    assert page.read_text("utf-8") == good
-    assert generate(checkout, "--check").returncode == 0
+    written = {path.name: path.read_text("utf-8") for path in page.parent.iterdir()}
+    assert written == {path.name: path.read_text("utf-8") for path in (ROOT / "docs" / "reference").iterdir()}
 
 
 @pytest.mark.parametrize("name", ["ingest", "sql", "tables", "history", "doctor", "credit", "train", "view", "demo"])

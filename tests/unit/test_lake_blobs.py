@@ -16,6 +16,7 @@ from lake import EpisodeRecord, Lake, StepRecord, ids
 from lake.write.rows import LIMIT, inlined
 from testkit.copies import empty_lake
 from testkit.episodes import episode
+from testkit.examples import examples
 
 LONG = "a text of many words, " * 4000
 IMAGE = "data:image/png;base64," + base64.b64encode(bytes(range(256)) * 300).decode()
@@ -122,7 +123,7 @@ documents = st.recursive(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(document=documents)
 def test_whatever_goes_in_comes_out(document: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     lk = empty_lake(tmp_path_factory.mktemp("blobs") / "lake")

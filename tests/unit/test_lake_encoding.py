@@ -17,6 +17,7 @@ from lake.storage import encoding
 from lake.storage.encoding import FileStatistics
 from lake.tables import TABLES
 from lake.tables.columns import Column, Table, Type, Visibility
+from testkit.examples import examples
 
 EVERY_TABLE = pytest.mark.parametrize("table", TABLES.values(), ids=list(TABLES))
 _INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -66,7 +67,7 @@ def spelled(frame: pl.DataFrame) -> str:
     return repr(frame.rows())
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     rows=st.lists(st.fixed_dictionaries({c.name: st.none() | VALUES[c.type] for c in ONE_OF_EACH.columns}), max_size=8),
     rows_a_batch=st.integers(1, 9),
@@ -91,7 +92,7 @@ def test_an_empty_frame_of_every_table_can_be_written(table: Table) -> None:
 _WORDS = st.sampled_from(["", "a", "z", "\u00e9", "\U0001f600", "\uffff", "z" * 64, "z" * 65, "a" * 65])
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     rows=st.lists(st.tuples(st.none() | VALUES[Type.ID], st.none() | _WORDS, st.none() | _INT64), max_size=12),
     rows_a_batch=st.integers(1, 5),

@@ -284,7 +284,7 @@ def dying(call: Callable[..., Any], left: list[int]) -> Callable[..., Any]:
     return act
 
 
-@pytest.mark.parametrize("commits", range(9))
+@pytest.mark.parametrize("commits", [pytest.param(n, marks=[] if n % 2 else pytest.mark.slow) for n in range(9)])
 def test_killed_between_any_two_commits_and_run_again(
     tmp_path: Path, commits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,7 +310,7 @@ def test_killed_between_any_two_commits_and_run_again(
     assert lake.open(lk.uri).append([secret()], run_id="run").rejected == 1
 
 
-@pytest.mark.parametrize("deletions", range(3))
+@pytest.mark.parametrize("deletions", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 2))])
 def test_killed_between_two_deletions_and_run_again(
     tmp_path: Path, deletions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,7 +144,7 @@ def test_a_replay_of_what_the_old_package_recorded_adds_nothing(old: Path) -> No
     assert (counts.new, counts.present, counts.rejected) == (0, 6, 0)
 
 
-@pytest.mark.parametrize("commits", [0, 1, 5, 12, 13, 16])
+@pytest.mark.parametrize("commits", [0, 5, 13, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 12, 16))])
 def test_a_migration_that_is_killed_can_be_read_and_is_finished_by_the_next_writer(
     old: Path, commits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

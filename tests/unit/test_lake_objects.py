@@ -22,6 +22,7 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
 
 from lake.storage.objects import Objects
+from testkit.examples import examples
 from testkit.object_store import Store, answering, new_bucket, options, passed_on, s3, s3_server, send
 from testkit.processes import environment
 
@@ -130,13 +131,13 @@ def agree(objects: Objects, steps: list[tuple[str, ...]]) -> None:
 
 
 @given(steps=_STEPS)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_a_folder_does_what_a_dict_does(steps: list[tuple[str, ...]], tmp_path_factory: pytest.TempPathFactory) -> None:
     agree(Objects(tmp_path_factory.mktemp("folder") / "root"), steps)
 
 
 @given(steps=_STEPS)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_a_bucket_does_what_a_dict_does(steps: list[tuple[str, ...]], s3_server: str) -> None:
     store = new_bucket(s3_server)
     agree(Objects(store.root, store.options), steps)

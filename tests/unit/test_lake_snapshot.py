@@ -17,6 +17,7 @@ from lake.errors import ContractError, LakeAccessError, NotALakeError
 from lake.tables import TABLES
 from testkit.copies import empty_lake
 from testkit.episodes import assert_same, assert_whole, contents, episode
+from testkit.examples import examples
 from testkit.full_lake import add_round, full_lake
 
 
@@ -209,7 +210,7 @@ def test_a_filter_on_a_key_opens_only_files_that_can_match(runs: Lake, condition
 
 
 @given(low=st.integers(-1, 6), high=st.integers(-1, 6), reward=st.floats(0, 1))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(30), deadline=None)
 def test_pruning_never_changes_the_rows(runs: Lake, low: int, high: int, reward: float) -> None:
     snapshot = runs.snapshot()
     condition = pl.col("run_id").is_between(pl.lit(f"run {low}"), pl.lit(f"run {high}")) & (pl.col("reward") >= reward)

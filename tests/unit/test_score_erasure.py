@@ -112,8 +112,14 @@ def vacuumed(lk: Lake) -> None:
             path.unlink()
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["at once", "after a vacuum"])
-@pytest.mark.parametrize("commits", range(2, 11))
+@pytest.mark.parametrize(
+    ("commits", "late"),
+    [
+        pytest.param(commits, late, marks=[] if late == bool(commits % 2) else pytest.mark.slow)
+        for commits in range(2, 11)
+        for late in (False, True)
+    ],
+)
 def test_killed_between_any_two_commits_and_run_again(
     lk: Lake, commits: int, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,7 +136,7 @@ def test_killed_between_any_two_commits_and_run_again(
     assert kept(again) == sorted([(3, e1, "of others"), (3, e2, "of others"), (4, e2, "alone")])
 
 
-@pytest.mark.parametrize("deletions", range(6))
+@pytest.mark.parametrize("deletions", [0, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 4, 5))])
 def test_killed_between_two_deletions_and_run_again(lk: Lake, deletions: int, monkeypatch: pytest.MonkeyPatch) -> None:
     e0, *_ = episodes(lk)
     with monkeypatch.context() as patch:

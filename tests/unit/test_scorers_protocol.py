@@ -18,6 +18,7 @@ from pipelines.score import scorers
 from pipelines.score.scorers import SCORERS, SCORES, Columns, EnvReturn, Scorer, ScorerInputs, read_inputs
 from pipelines.score.scorers.length import Length
 from pipelines.score.scorers.tool_success import ToolSuccess
+from testkit.examples import examples
 from testkit.scorer_frames import assert_sound, inputs, scored, values
 
 REQUIRED: dict[str, dict[str, Any]] = {
@@ -226,7 +227,7 @@ def test_a_value_is_finite_or_unknown_and_texts_have_an_end() -> None:
     assert found.schema == SCORES
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(numbers=st.lists(st.one_of(st.none(), st.floats()), max_size=9))
 def test_env_return_is_the_return(numbers: list[float | None]) -> None:
     episodes = [{"episode_id": n, "env_return": value} for n, value in enumerate(numbers)]
