@@ -100,6 +100,7 @@ class Session:
         self._retracted = retracted
         self._limits = limits or Limits()
         self._bound: dict[str, tuple[list[str], str, bool]] = {}
+        self._inherited: set[str] = set()
         self._defined: set[str] = set()
         self._sizes: dict[str, int] = {}
         self._bound_bytes = 0
@@ -184,6 +185,7 @@ class Session:
                 idle = _idle.pop(self._key(), None)
             if idle is not None:
                 self._bound, self._defined, self._bound_bytes = idle.bound, idle.defined, idle.bytes
+                self._inherited = set(idle.bound)
                 return idle.connection
         connection = duckdb.connect(":memory:")
         run = connection.execute
@@ -251,6 +253,10 @@ class Session:
         self._bind_tables(names, scans)
 
     def _bind_tables(self, names: frozenset[str], scans: Mapping[str, Sequence[query_pruning.Scan]]) -> None:
+        for name in self._inherited - names:  # a name that SQL makes up must not find another snapshot's rows
+            self._connection.execute(f"DROP VIEW {query_views.quoted_name(name)}")
+            del self._bound[name]
+        self._inherited = set()
         for name, table in TABLES.items():
             if name not in names:
                 continue

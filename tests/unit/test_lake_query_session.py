@@ -298,5 +298,6 @@ def test_a_session_shows_its_own_snapshot_whatever_the_one_before_it_read(tmp_pa
         assert lk.sql(tasks)["task_id"].to_list() == ["b", "c"]
         assert lk.sql("SELECT count(*) FROM steps JOIN episodes USING (episode_id) WHERE task_id = 'a'").item() == 0
         assert before.sql(tasks)["task_id"].to_list() == ["a", "b"]
+        assert lk.sql("SELECT count(*) FROM query_table('epi' || 'sodes')").item() == 2, "its name is not in the text"
         with lk.snapshot().session(retracted_too=True) as session:
             assert session.query(tasks)["task_id"].to_list() == ["a", "b", "c"]
