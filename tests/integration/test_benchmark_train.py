@@ -79,7 +79,9 @@ def test_the_gpu_script_measures_a_policy_gradient(benchmark: Any) -> None:
 
 
 def test_what_does_not_fit_is_a_line_with_the_size() -> None:
-    done = gpu_train("--tokens", "16384", "--micro-batches", "1", "--loss", "sft", "--memory-limit", "0.05")
+    done = gpu_train(
+        "--tokens", "16384", "--micro-batches", "1", "--steps", "1", "--loss", "sft", "--memory-limit", "0.05"
+    )
     assert done.returncode == 1
     (row,) = table(done.stdout)
     assert row["attention"] == "out of memory: 16,384 tokens a micro-batch, limit 0.05 GiB"

@@ -54,7 +54,7 @@ def test_creators_of_one_lake_all_find_it_whole(tmp_path: Path) -> None:
         assert {path.name for path in Path(uri).iterdir()} == written | {"_trajlake"}
 
 
-@pytest.mark.parametrize("name", ["episodes", "jobs", "steps", "metrics"])
+@pytest.mark.parametrize("name", ["episodes", "steps"])
 def test_writers_that_both_find_a_table_missing_both_write(tmp_path: Path, name: str) -> None:
     """Each is held when it has looked and is about to make the table; `episodes` is made with the lake."""
     uri = tmp_path / "lake"

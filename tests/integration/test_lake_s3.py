@@ -222,7 +222,7 @@ def test_a_killed_writer_is_made_good_by_the_same_command(
 def test_writers_killed_at_any_moment_lose_and_double_nothing(
     s3: Store, file: Path, expected: dict[str, pl.DataFrame]
 ) -> None:
-    for round_ in range(5):
+    for round_ in range(3):
         worker = ingesting(s3, file, 4)
         let_go([worker])
         time.sleep(0.1 + 0.13 * round_)

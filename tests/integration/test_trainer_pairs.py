@@ -182,7 +182,7 @@ def test_reading_in_small_windows_changes_nothing(tmp_path: Path, pairs: dict[st
 
 
 @pytest.mark.parametrize("pairs", [{}, STEPS, {"kind": "step"}])
-@pytest.mark.parametrize("budget", [1, 20, 10**6])
+@pytest.mark.parametrize("budget", [1, 20])
 def test_pairs_are_never_split_and_a_step_is_a_fixed_set_of_them(lk: Lake, pairs: dict[str, Any], budget: int) -> None:
     whole, reference = streamed(lk, "dpo", options={"pairs": pairs}, episodes_per_step=4, token_budget=10**6)
     _, steps = streamed(lk, "dpo", options={"pairs": pairs}, episodes_per_step=4, token_budget=budget)
@@ -317,7 +317,7 @@ def test_the_plan_says_what_each_condition_left(games: tuple[Lake, Path], tmp_pa
     assert "unpaired" in done.stdout
 
 
-@pytest.mark.parametrize("loss", ["dpo", "dmpo", "kto"])
+@pytest.mark.parametrize("loss", ["dmpo", "kto"])
 def test_the_command_line_names_the_loss(games: tuple[Lake, Path], tmp_path: Path, loss: str) -> None:
     lk, model = games
     arguments = ["train", "--lake", lk.uri, "--model", model, "--out", tmp_path / "o", "--loss", loss]

@@ -77,7 +77,7 @@ def slowly_trained(uri: str, every: int, peak: float = 1e-2, **fields: Any) -> S
     return backend
 
 
-@pytest.mark.parametrize("every", [1, 3, 4, 100])
+@pytest.mark.parametrize("every", [1, 3, 100])
 def test_weights_are_those_of_training_beside_a_second_model(uri: str, every: int) -> None:
     backend, reports = trained(uri, options=decoupled(every))
     assert len(reports) > 4
@@ -160,7 +160,9 @@ def straight(world: tuple[Lake, Path], tmp_path_factory: pytest.TempPathFactory)
     return train(lk, configured(model, **run_fields()), tmp_path_factory.mktemp("straight") / "out", run_id="straight")
 
 
-@pytest.mark.parametrize("stops", [[3], [4], [5], [7], [10, 2, 5]])
+@pytest.mark.parametrize(
+    "stops", [[4], [10, 2, 5], *(pytest.param([stop], marks=pytest.mark.slow) for stop in (3, 5, 7))]
+)
 @pytest.mark.parametrize("checkpoint_every", [1, 3])
 def test_an_interrupted_run_ends_with_the_same_weights(
     world: tuple[Lake, Path], straight: Any, tmp_path: Path, stops: list[int], checkpoint_every: int

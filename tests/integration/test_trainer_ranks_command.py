@@ -25,11 +25,11 @@ _PATIENCE = 300
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, list[str]]:
-    """A lake, and the options of a run on it that writes a checkpoint after each of its 24 updates."""
+    """A lake, and the options of a run on it that writes a checkpoint after each of its 12 updates."""
     folder = tmp_path_factory.mktemp("world")
     lk = build_lake(folder / "lake")
     make_tiny_model(lk.snapshot(), folder / "model", TinyModelConfig(vocabulary=300, hidden_size=32))
-    options = ["--lake", lk.uri, "--model", str(folder / "model"), "--loss", "sft", "--lr", "1e-4", "--epochs", "4"]
+    options = ["--lake", lk.uri, "--model", str(folder / "model"), "--loss", "sft", "--lr", "1e-4", "--epochs", "2"]
     return lk, [*options, "--episodes-per-step", "4", "--checkpoint-every", "1"]
 
 
@@ -96,7 +96,7 @@ def test_a_rank_dies_and_the_run_goes_on_without_ranks(world: tuple[Lake, list[s
     for name, tensor in weights(tmp_path / "whole").items():
         torch.testing.assert_close(weights(out)[name], tensor, atol=1e-6, rtol=0, msg=name)
     assert consumed(lk.uri, "out") == consumed(lk.uri, "whole")
-    assert len(consumed(lk.uri, "out")) == 4 * 24
+    assert len(consumed(lk.uri, "out")) == 4 * 12
 
 
 def test_rank_0_speaks_for_all(world: tuple[Lake, list[str]], tmp_path: Path) -> None:
