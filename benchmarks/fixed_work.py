@@ -26,7 +26,8 @@ def main() -> None:
         began = time.perf_counter()
         sum(1 for _ in range(ROWS))
         counting.append(time.perf_counter() - began)
-    print(f"5 million rows sorted in {statistics.median(sorting):.2f} s, counted in {statistics.median(counting):.2f} s")
+    sort, count = statistics.median(sorting), statistics.median(counting)
+    print(f"5 million rows sorted in {sort:.2f} s, counted in {count:.2f} s")
 
 
 if __name__ == "__main__":
