@@ -38,5 +38,4 @@ def __getattr__(name: str) -> Any:
         return import_module("lake.errors")
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
-    msg = f"module `lake` has no attribute `{name}`; public names: {', '.join(__all__)}"
-    raise AttributeError(msg)
+    raise AttributeError(f"module `lake` has no attribute `{name}`; public names: {', '.join(__all__)}")

@@ -78,8 +78,7 @@ def from_text(text: str) -> int:
     """
     folded = text.strip().lower()
     if not is_text(folded):
-        msg = f"{text!r} is not an id: expected {TEXT_LENGTH} characters of {ALPHABET}, the first below 8"
-        raise ValueError(msg)
+        raise ValueError(f"{text!r} is not an id: expected {TEXT_LENGTH} characters of {ALPHABET}, the first below 8")
     value = 0
     for char in folded:
         value = value << 5 | ALPHABET.index(char)
@@ -97,8 +96,7 @@ def as_ids(values: Iterable[int | str]) -> list[int]:
         TypeError: one text instead of several.
     """
     if isinstance(values, str):
-        msg = f"{values!r} is one text; give a list of ids"
-        raise TypeError(msg)
+        raise TypeError(f"{values!r} is one text; give a list of ids")
     found = set()
     for value in values:
         number = from_text(value) if isinstance(value, str) else value

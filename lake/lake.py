@@ -129,8 +129,7 @@ class Lake:
             UsageError: no such table.
         """
         if name not in TABLES:
-            msg = f"there is no table `{name}`; the tables are {', '.join(TABLES)}"
-            raise UsageError(msg)
+            raise UsageError(f"there is no table `{name}`; the tables are {', '.join(TABLES)}")
         return self._store.history(name, limit)
 
     def diff(self, before: Snapshot, after: Snapshot) -> Difference:
@@ -197,8 +196,7 @@ class Lake:
             New, present and rejected ones; rejected ones are in the table `rejects`, with the reason.
         """
         if isinstance(records, Mapping | EpisodeRecord | str | bytes):
-            msg = f"`append` takes a list of episodes, not one {type(records).__name__}: put it in brackets"
-            raise UsageError(msg)
+            raise UsageError(f"`append` takes a list of episodes, not one {type(records).__name__}: put it in brackets")
         batch = list(records)
         with self.job(kind="record", run_id=run_id) as job:
             counts = job.record(batch)
@@ -374,10 +372,9 @@ class Lake:
         if isinstance(when, datetime):
             return versions_at_time(self._store, when if when.tzinfo else when.replace(tzinfo=UTC))
         if not isinstance(when, int):
-            msg = (
+            raise UsageError(
                 f"{when!r} is no time of a lake; valid: a datetime, a name, a version of `episodes`, versions of tables"
             )
-            raise UsageError(msg)
         return versions_at_episodes(self._store, when)
 
 

@@ -71,16 +71,12 @@ def _refuse(objects: Objects, *, create: bool) -> None:
     advice = "`trajlake ingest FILE --lake URI` or `trajlake demo` makes one"
     path = objects.folder
     if path is not None and path.exists() and not path.is_dir():
-        msg = f"{path} is a file, and a lake is a folder; {advice}"
-        raise NotALakeError(msg)
+        raise NotALakeError(f"{path} is a file, and a lake is a folder; {advice}")
     if create:
         # Another process may be making the lake, or an older package was killed while it made all tables.
         if not objects.names() <= TABLES.keys() | {OWN_FOLDER}:
-            msg = f"{objects.root} is not a lake and not empty; name a new or an empty folder"
-            raise NotALakeError(msg)
+            raise NotALakeError(f"{objects.root} is not a lake and not empty; name a new or an empty folder")
     elif path is not None and not path.exists():
-        msg = f"{path} does not exist; {advice}"
-        raise NotALakeError(msg)
+        raise NotALakeError(f"{path} does not exist; {advice}")
     else:
-        msg = f"{objects.root} is not a lake: it holds no `episodes` table; {advice}"
-        raise NotALakeError(msg)
+        raise NotALakeError(f"{objects.root} is not a lake: it holds no `episodes` table; {advice}")

@@ -40,22 +40,17 @@ def from_file(path: str, section: Sequence[str]) -> dict[str, Any]:
     try:
         found: Any = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        msg = f"{path}: {error.strerror}; give the path of a TOML file"
-        raise UsageError(msg) from error
+        raise UsageError(f"{path}: {error.strerror}; give the path of a TOML file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        msg = f"{path} is not TOML: {error}"
-        raise UsageError(msg) from error
+        raise UsageError(f"{path} is not TOML: {error}") from error
     except RecursionError as error:
-        msg = f"{path} nests arrays or tables too deeply to be read"
-        raise UsageError(msg) from error
+        raise UsageError(f"{path} nests arrays or tables too deeply to be read") from error
     if foreign := [name for name in found if name not in SECTIONS]:
-        msg = f"{path}: there is no section {', '.join(foreign)}; valid: {', '.join(SECTIONS)}"
-        raise UsageError(msg)
+        raise UsageError(f"{path}: there is no section {', '.join(foreign)}; valid: {', '.join(SECTIONS)}")
     for name in section:
         found = found.get(name, {})
         if not isinstance(found, dict):
-            msg = f"{path}: {name!r} is not a section; write [{'.'.join(section)}]"
-            raise UsageError(msg)
+            raise UsageError(f"{path}: {name!r} is not a section; write [{'.'.join(section)}]")
     return dict(found)
 
 
@@ -69,8 +64,7 @@ def from_pairs(pairs: Sequence[str]) -> dict[str, Any]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
-            msg = f"{pair!r} is no setting; write KEY=VALUE"
-            raise UsageError(msg)
+            raise UsageError(f"{pair!r} is no setting; write KEY=VALUE")
         try:
             settings[key.strip()] = msgspec.json.decode(value)
         except msgspec.DecodeError:
@@ -96,14 +90,12 @@ def typed_pairs(pairs: Sequence[str], model: type[BaseModel]) -> dict[str, Any]:
         key, equals, value = pair.partition("=")
         names = [name.strip() for name in key.split(".")]
         if not equals or not all(names):
-            msg = f"--set {pair!r} is no setting; write KEY=VALUE or SECTION.KEY=VALUE"
-            raise UsageError(msg)
+            raise UsageError(f"--set {pair!r} is no setting; write KEY=VALUE or SECTION.KEY=VALUE")
         place = settings
         for name in names[:-1]:
             place = place.setdefault(name, {})
             if not isinstance(place, dict):
-                msg = f"--set {pair!r}: `{name}` is set already, as {place!r}"
-                raise UsageError(msg)
+                raise UsageError(f"--set {pair!r}: `{name}` is set already, as {place!r}")
         place[names[-1]] = _typed(value, _annotation(model, names))
     return settings
 

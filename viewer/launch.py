@@ -71,8 +71,7 @@ def free_port(wanted: int | None) -> int:
                 continue
             return port
     taken = f"port {wanted} is" if wanted else f"ports {FIRST_PORT} to {FIRST_PORT + _TRIED - 1} are all"
-    msg = f"{taken} in use on {HOST}; choose another --port"
-    raise UsageError(msg)
+    raise UsageError(f"{taken} in use on {HOST}; choose another --port")
 
 
 def serve(folder: str, port: int) -> None:

@@ -110,12 +110,9 @@ def _place(entry: FileEntry) -> tuple[str, int, str]:
 
 def _require_columns(name: str, z_order: Sequence[str]) -> None:
     if name not in TABLES:
-        msg = f"there is no table `{name}`; the tables are {', '.join(TABLES)}"
-        raise UsageError(msg)
+        raise UsageError(f"there is no table `{name}`; the tables are {', '.join(TABLES)}")
     valid = [column.name for column in TABLES[name].columns if not column.type.is_list]
     if unknown := [column for column in z_order if column not in valid]:
-        msg = f"table `{name}` cannot be ordered by {', '.join(unknown)}; valid: {', '.join(valid)}"
-        raise UsageError(msg)
+        raise UsageError(f"table `{name}` cannot be ordered by {', '.join(unknown)}; valid: {', '.join(valid)}")
     if len(z_order) > 4:
-        msg = f"z-order over {len(z_order)} columns orders by none of them; give at most 4"
-        raise UsageError(msg)
+        raise UsageError(f"z-order over {len(z_order)} columns orders by none of them; give at most 4")

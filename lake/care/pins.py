@@ -60,12 +60,10 @@ class Pins:
         path = self._path(name)
         pin = Pin(name=name, versions=dict(versions), created_at=self._store.clock())
         if not self._store.objects.create(path, msgspec.json.encode(pin)):
-            msg = f"there is a snapshot {name!r} already; choose another name, or drop it first"
-            raise UsageError(msg)
+            raise UsageError(f"there is a snapshot {name!r} already; choose another name, or drop it first")
         if missing := self.unsafe(versions):
             self._store.objects.delete([path])
-            msg = f"the snapshot cannot be kept: {missing}; take a newer one"
-            raise LakeAccessError(msg)
+            raise LakeAccessError(f"the snapshot cannot be kept: {missing}; take a newer one")
         return pin
 
     def find(self, name: str) -> Pin:
@@ -78,8 +76,7 @@ class Pins:
         data = self._store.objects.get(self._path(name))
         if data is None:
             names = ", ".join(pin.name for pin in self.snapshots()) or "none yet"
-            msg = f"there is no snapshot {name!r}; there are: {names}"
-            raise UsageError(msg)
+            raise UsageError(f"there is no snapshot {name!r}; there are: {names}")
         return self._decoded(data, self._path(name))
 
     def drop(self, name: str) -> None:
@@ -167,11 +164,10 @@ class Pins:
 
     def _path(self, name: str) -> str:
         if not _NAME.fullmatch(name) or _is_time(name):
-            msg = (
+            raise UsageError(
                 f"{name!r} cannot name a snapshot; valid: letters, digits, `.`, `_` and `-`, at most 100, and neither "
                 "a number nor a time"
             )
-            raise UsageError(msg)
         return f"{_SNAPSHOTS}/{name}.json"
 
 
@@ -203,8 +199,7 @@ class Lease:
         self._write()
         if missing := self._pins.unsafe(self._pin.versions):
             self._store.objects.delete([self._path])
-            msg = f"the snapshot cannot be read: {missing}; a vacuum removed them"
-            raise LakeAccessError(msg)
+            raise LakeAccessError(f"the snapshot cannot be read: {missing}; a vacuum removed them")
         self._thread.start()
         return self
 

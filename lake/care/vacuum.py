@@ -70,11 +70,10 @@ def vacuum(store: Store, *, retention: timedelta = RETENTION, dry_run: bool = Fa
         msg = f"a retention of {retention} would take files from under running readers; valid: an hour or more"
         raise UsageError(msg)
     if faults := log_faults(store.objects, Snapshot(store).versions):
-        msg = (
+        raise LakeAccessError(
             f"{store.root}: {'; '.join(faults[:5])}: the log is damaged, and what it does not name would be deleted. "
             "Restore it from a backup first; nothing was changed"
         )
-        raise LakeAccessError(msg)
     cutoff = store.clock() - retention
     done = {name: Vacuumed(name) for name in TABLES}
     if not dry_run:

@@ -130,8 +130,7 @@ def _confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        msg = f"{question} There is no terminal to ask on: add --yes if you mean it. Nothing was changed"
-        raise UsageError(msg)
+        raise UsageError(f"{question} There is no terminal to ask on: add --yes if you mean it. Nothing was changed")
     click.confirm(question, abort=True, err=True)
 
 
@@ -239,8 +238,7 @@ def _days(days: float) -> timedelta:
     try:
         return timedelta(days=days)
     except (OverflowError, ValueError) as error:
-        msg = f"--days {days} is no time; valid: 0.05 or more"
-        raise UsageError(msg) from error
+        raise UsageError(f"--days {days} is no time; valid: 0.05 or more") from error
 
 
 def _fields(record: object) -> Parameters:

@@ -51,8 +51,7 @@ def sql(
     text = sys.stdin.read() if query == "-" else query
     values = _arguments(params)
     if timeout is not None and math.isnan(timeout):
-        msg = "--timeout nan is no time; valid: seconds"
-        raise click.UsageError(msg)
+        raise click.UsageError("--timeout nan is no time; valid: seconds")
     snapshot = opened(lake_uri, as_of)
     if locked:
         _echo_locked(snapshot, text, values, output_format, memory_limit, timeout, max_rows)
@@ -100,8 +99,7 @@ def _arguments(params: tuple[str, ...]) -> dict[str, str] | None:
     for param in params:
         name, equals, value = param.partition("=")
         if not equals:
-            msg = f"--param {param!r} has no value; write NAME=VALUE"
-            raise UsageError(msg)
+            raise UsageError(f"--param {param!r} has no value; write NAME=VALUE")
         values[name] = value
     return values or None
 
@@ -142,8 +140,7 @@ def show(
     reader = opened(lake_uri, as_of)
     named = {"task": task, "rollout": rollout, "run": run}
     if (episode is None) == (named == dict.fromkeys(named)):
-        msg = "name one episode: by its id (or its beginning), or by --task, --rollout and --run"
-        raise UsageError(msg)
+        raise UsageError("name one episode: by its id (or its beginning), or by --task, --rollout and --run")
     if episode is None:
         found = shown.find_named(reader, task=task, rollout=rollout, run=run)
     else:
@@ -215,8 +212,7 @@ def _known(names: tuple[str, ...], valid: Sequence[str]) -> tuple[str, ...]:
     from lake.errors import UsageError
 
     if unknown := [name for name in names if name not in valid]:
-        msg = f"there is no table {', '.join(unknown)}; valid: {', '.join(valid)}"
-        raise UsageError(msg)
+        raise UsageError(f"there is no table {', '.join(unknown)}; valid: {', '.join(valid)}")
     return names
 
 

@@ -51,8 +51,7 @@ def sniff(path: Path) -> Format:
     for fmt in FORMATS.values():
         if fmt.recognise(text):
             return fmt
-    msg = f"{path} has no known format; known: {_known()}. Name one with --format if you are sure"
-    raise FormatError(msg)
+    raise FormatError(f"{path} has no known format; known: {_known()}. Name one with --format if you are sure")
 
 
 def choose(path: Path, name: str | None = None) -> Format:
@@ -74,8 +73,7 @@ def named(name: str) -> Format:
         FormatError: no such format.
     """
     if name not in FORMATS:
-        msg = f"there is no format {name!r}; known: {_known()}"
-        raise FormatError(msg)
+        raise FormatError(f"there is no format {name!r}; known: {_known()}")
     return FORMATS[name]
 
 
@@ -85,15 +83,12 @@ def _head(path: Path) -> str:
         with Source(path) as file:
             head, fault = file.read(_HEAD_BYTES), file.fault
     except OSError as error:
-        msg = f"{path}: {error.strerror}; give the path of a readable file"
-        raise FormatError(msg) from error
+        raise FormatError(f"{path}: {error.strerror}; give the path of a readable file") from error
     text = head.decode("utf-8", errors="replace").lstrip("\ufeff")
     if not text.strip() and fault is not None:
-        msg = f"{path}: {fault}; nothing of it can be read"
-        raise FormatError(msg)
+        raise FormatError(f"{path}: {fault}; nothing of it can be read")
     if not text.strip():
-        msg = f"{path} is empty; there is nothing to ingest"
-        raise FormatError(msg)
+        raise FormatError(f"{path} is empty; there is nothing to ingest")
     return text
 
 

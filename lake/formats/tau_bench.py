@@ -115,12 +115,10 @@ def to_record(value: Any) -> EpisodeRecord:
 
 def _role(message: Any, index: int) -> str:
     if not isinstance(message, dict):
-        msg = f"Expected `object`, got `{type(message).__name__}` - at `$.traj[{index}]`"
-        raise _ShapeError(msg)
+        raise _ShapeError(f"Expected `object`, got `{type(message).__name__}` - at `$.traj[{index}]`")
     role = message.get("role")
     if not isinstance(role, str):
-        msg = f"`traj[{index}].role` is {role!r}; valid: system, user, assistant, tool"
-        raise _ShapeError(msg)
+        raise _ShapeError(f"`traj[{index}].role` is {role!r}; valid: system, user, assistant, tool")
     return role
 
 
@@ -142,8 +140,7 @@ def _tool_calls(message: Message, index: int) -> list[Any] | None:
     calls = message.get("tool_calls")
     if calls is None or isinstance(calls, list):
         return calls
-    msg = f"`traj[{index}].tool_calls` is {type(calls).__name__}; valid: a list"
-    raise _ShapeError(msg)
+    raise _ShapeError(f"`traj[{index}].tool_calls` is {type(calls).__name__}; valid: a list")
 
 
 def _text(message: Message, index: int) -> str:
@@ -153,5 +150,4 @@ def _text(message: Message, index: int) -> str:
     if content is None:
         return ""
     kind = type(content).__name__
-    msg = f"the content of a {message.get('role')!r} message near `traj[{index}]` is {kind}; valid: text"
-    raise _ShapeError(msg)
+    raise _ShapeError(f"the content of a {message.get('role')!r} message near `traj[{index}]` is {kind}; valid: text")

@@ -113,8 +113,7 @@ def find_credit(
     """
     jobs = lake.sql(_JOBS, {"before": before})
     if jobs.is_empty():
-        msg = "the lake holds no advantages; compute them first: trajlake credit gigpo"
-        raise DataRefusedError(msg)
+        raise DataRefusedError("the lake holds no advantages; compute them first: trajlake credit gigpo")
     if wanted is None:
         return _credit(jobs.row(0, named=True), before)
     named = jobs.filter(pl.col("estimator") == wanted.strip())

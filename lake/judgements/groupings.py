@@ -42,7 +42,6 @@ def read_grouping(snapshot: Snapshot, name: str) -> pl.DataFrame:
     job = known.filter(pl.col("grouping") == name)["job_id"].to_list()
     if not job:
         there = f"there are {', '.join(known['grouping'])}" if known.height else "there is none yet"
-        msg = f"no grouping {name!r}; {there}. Make one with `trajlake group`"
-        raise UsageError(msg)
+        raise UsageError(f"no grouping {name!r}; {there}. Make one with `trajlake group`")
     mine = snapshot.scan("groupings").filter((pl.col("job_id") == job[0]) & (pl.col("grouping") == name))
     return collected(mine.select("episode_id", "group_id", "collected_group_id"))

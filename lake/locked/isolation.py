@@ -207,8 +207,7 @@ def lock(policy: Policy) -> None:
             try:
                 apply()
             except (NotLockedError, OSError, ValueError) as error:
-                msg = f"{layer}: {error}"
-                raise NotLockedError(msg) from error
+                raise NotLockedError(f"{layer}: {error}") from error
 
 
 def _limit(policy: Policy) -> None:
@@ -238,8 +237,7 @@ def _libc() -> ctypes.CDLL:
 def _checked(result: int, what: str) -> int:
     if result < 0:
         error = ctypes.get_errno()
-        msg = f"{what}: {os.strerror(error)}"
-        raise NotLockedError(msg)
+        raise NotLockedError(f"{what}: {os.strerror(error)}")
     return result
 
 

@@ -67,19 +67,17 @@ class LockedReader:
         require: str = "strong",
     ) -> None:
         if snapshot.objects.folder is None:
-            msg = (
+            raise UsageError(
                 f"{snapshot.objects.root}: a locked query has no network, so it cannot read a lake in a bucket; copy "
                 "the lake into a local folder, or run the query unlocked if you trust it"
             )
-            raise UsageError(msg)
         absent = isolation.missing()
         self._layers = tuple(layer for layer in isolation.LAYERS if layer not in absent)
         self.isolation = isolation.level(self._layers)
         """What holds a query: strong, basic or none."""
         order = ("none", "basic", "strong")
         if require not in order:
-            msg = f"require={require!r} is no isolation level; valid: {', '.join(order)}"
-            raise UsageError(msg)
+            raise UsageError(f"require={require!r} is no isolation level; valid: {', '.join(order)}")
         if order.index(self.isolation) < order.index(require):
             why = "; ".join(f"no {name}: {reason}" for name, reason in absent.items())
             msg = f"locked SQL needs {require} isolation, here it is {self.isolation} ({why}); lower it only on purpose"
@@ -123,8 +121,7 @@ class LockedReader:
             table = pa.ipc.open_stream(stream).read_all()
             table.validate(full=True)
         except pa.ArrowException as error:
-            msg = "the locked process sent no readable result"
-            raise QueryError(msg) from error
+            raise QueryError("the locked process sent no readable result") from error
         return table
 
     def close(self) -> None:
@@ -170,8 +167,7 @@ class LockedReader:
             msg = f"the result is larger than {self._max_bytes:,} bytes, the most a locked query may return; add LIMIT"
             raise QueryError(msg) from None
         except (TimeoutError, subprocess.TimeoutExpired):
-            msg = f"stopped after {self._timeout:g} s, the time a locked query has; narrow it"
-            raise QueryError(msg) from None
+            raise QueryError(f"stopped after {self._timeout:g} s, the time a locked query has; narrow it") from None
         finally:
             process.kill()
             process.wait()
@@ -228,8 +224,7 @@ def size_in_bytes(text: str) -> int:
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
     if found is None:
-        msg = f"{text!r} is no size; write for example 512MB or 2GiB"
-        raise UsageError(msg)
+        raise UsageError(f"{text!r} is no size; write for example 512MB or 2GiB")
     unit = _UNITS[found[2].upper()]
     if found[3]:
         unit = 1024 ** "BKMGT".index(found[2].upper() or "B")

@@ -48,8 +48,7 @@ def commits(lake: "Lake", table: str | None, limit: int) -> pl.DataFrame:
         UsageError: no such table.
     """
     if table is not None and table not in TABLES:
-        msg = f"there is no table `{table}`; the tables are {', '.join(TABLES)}"
-        raise UsageError(msg)
+        raise UsageError(f"there is no table `{table}`; the tables are {', '.join(TABLES)}")
     rows = []
     for name in [table] if table else TABLES:
         for entry in lake.history(name, limit):

@@ -54,11 +54,10 @@ def require_steps(snapshot: Snapshot) -> None:
     )
     more = f" (+{len(rows) - 3} more)" if len(rows) > 3 else ""
     place = f"table `steps` of {snapshot.root} at version {snapshot.versions['steps']}"
-    msg = (
+    raise LakeAccessError(
         f"{place} lacks {rows['num_steps'].sum()} steps of {len(rows)} episodes: {named}{more}. A commit of its log is "
         "gone: restore it from a backup, or `trajlake retract` these episodes to go on without them"
     )
-    raise LakeAccessError(msg)
 
 
 def _sums_agree(episodes: Sequence[FileEntry], steps: Sequence[FileEntry]) -> bool:

@@ -312,8 +312,7 @@ class Session:
             msg = f"stopped after {self._limits.seconds:g} s, the time a query has here; narrow it, or raise the limit"
             raise QueryError(msg) from error
         except duckdb.OutOfMemoryException as error:
-            msg = f"{query_results.one_line(error)}; narrow the query, or raise the memory limit"
-            raise QueryError(msg) from error
+            raise QueryError(f"{query_results.one_line(error)}; narrow the query, or raise the memory limit") from error
         except duckdb.Error as error:
             unreadable = isinstance(error, (duckdb.IOException, duckdb.InvalidInputException))
             if self._unread() or (unreadable and f"{self._objects.root}/" in str(error)):
@@ -349,5 +348,4 @@ def _require_select(query: str) -> None:
     statements = duckdb.extract_statements(query)
     if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
         kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
-        msg = f"a lake is read with exactly one SELECT; this is {kinds}"
-        raise QueryError(msg)
+        raise QueryError(f"a lake is read with exactly one SELECT; this is {kinds}")

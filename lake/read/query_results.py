@@ -187,7 +187,6 @@ def _duration(intervals: pa.Array) -> pa.Array:
 
     values = intervals.to_pylist()
     if any(value is not None and value.months for value in values):
-        msg = "an INTERVAL with months has no fixed length; cast it to VARCHAR, or subtract two times"
-        raise QueryError(msg)
+        raise QueryError("an INTERVAL with months has no fixed length; cast it to VARCHAR, or subtract two times")
     micros = [None if v is None else v.days * 86_400_000_000 + v.nanoseconds // 1000 for v in values]
     return pa.array(micros, pa.duration("us"))

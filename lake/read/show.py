@@ -62,8 +62,7 @@ def find(lake: Snapshot, wanted: str) -> int:
     found = lake.sql(f"SELECT episode_id FROM episodes {where}", between)["episode_id"].to_list()
     if len(found) > 1:
         several = ", ".join(map(ids.to_text, found[:_LISTED])) + (", ..." if len(found) > _LISTED else "")
-        msg = f"{wanted!r} begins several episodes ({several}); write more of it"
-        raise UsageError(msg)
+        raise UsageError(f"{wanted!r} begins several episodes ({several}); write more of it")
     if found:
         return int(found[0])
     gone = lake.sql(f"SELECT episode_id, kind, superseded_by, reason FROM retractions {where}", between)
@@ -74,11 +73,10 @@ def find(lake: Snapshot, wanted: str) -> int:
         shown = ids.to_text(row["episode_id"])
         msg = f"episode {shown} is {row['kind']}{why}{instead}; an older snapshot may still show it (--as-of)"
         raise UsageError(msg)
-    msg = (
+    raise UsageError(
         f"no episode begins with {wanted!r}; --task and --rollout name one too, and "
         "`trajlake sql 'SELECT episode_id, task_id, rollout_index FROM episodes'` lists them"
     )
-    raise UsageError(msg)
 
 
 def find_named(lake: Snapshot, *, task: str | None, rollout: int | None, run: str | None) -> int:
@@ -105,14 +103,12 @@ def find_named(lake: Snapshot, *, task: str | None, rollout: int | None, run: st
         advice = f"add {' and '.join(_OPTIONS[name] for name in differ)}" if differ else "name one by its id"
         rest = ", ..." if len(found) > _LISTED else ""
         listed = ", ".join(_spelled(row) for row in found[:_LISTED])
-        msg = f"{spelled} means {len(found)} episodes ({printable(listed)}{rest}); {advice}"
-        raise UsageError(msg)
+        raise UsageError(f"{spelled} means {len(found)} episodes ({printable(listed)}{rest}); {advice}")
     tasks = lake.sql("SELECT DISTINCT task_id FROM episodes ORDER BY ALL LIMIT $n", {"n": _LISTED + 1})[
         "task_id"
     ].to_list()
     some = f"; tasks are {', '.join(tasks[:_LISTED])}{', ...' if len(tasks) > _LISTED else ''}" if task else ""
-    msg = f"there is no episode of {spelled}{printable(some)}; `trajlake sql 'FROM episodes'` lists them"
-    raise UsageError(msg)
+    raise UsageError(f"there is no episode of {spelled}{printable(some)}; `trajlake sql 'FROM episodes'` lists them")
 
 
 def _spelled(row: Row) -> str:

@@ -64,14 +64,12 @@ class Snapshot:
         self._warned = False
         self.root = store.root
         if versions is not None and (unknown := set(versions) - set(TABLES)):
-            msg = f"a snapshot names unknown tables {sorted(unknown)}; valid: {', '.join(TABLES)}"
-            raise ContractError(msg)
+            raise ContractError(f"a snapshot names unknown tables {sorted(unknown)}; valid: {', '.join(TABLES)}")
         known = {} if versions is None else store.replacements.known()
         for name in RESOLUTION_ORDER:
             wanted = None if versions is None else versions.get(name, -1)
             if wanted is not None and (not isinstance(wanted, int) or wanted < -1):
-                msg = f"table `{name}` has no version {wanted!r}; valid: -1 (no table yet), 0, 1, 2, ..."
-                raise ContractError(msg)
+                raise ContractError(f"table `{name}` has no version {wanted!r}; valid: -1 (no table yet), 0, 1, 2, ...")
             self.versions[name], entries = store.logged(name, wanted)
             if known:
                 entries = self._replaced(name, entries, known)
@@ -293,6 +291,5 @@ class Snapshot:
 
 def _table(name: str) -> Table:
     if name not in TABLES:
-        msg = f"there is no table `{name}`; the tables are {', '.join(TABLES)}"
-        raise ContractError(msg)
+        raise ContractError(f"there is no table `{name}`; the tables are {', '.join(TABLES)}")
     return TABLES[name]

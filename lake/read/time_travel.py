@@ -27,8 +27,7 @@ def versions_at_time(store: Store, moment: datetime) -> dict[str, int]:
     versions = _versions(store, moment)
     if versions[EPISODES.name] == -1:
         made = committed_at(store, EPISODES.name, 0).isoformat()
-        msg = f"{store.root} did not exist at {moment.isoformat()}; it was made at {made}"
-        raise UsageError(msg)
+        raise UsageError(f"{store.root} did not exist at {moment.isoformat()}; it was made at {made}")
     return versions
 
 
@@ -40,8 +39,7 @@ def versions_at_episodes(store: Store, version: int) -> dict[str, int]:
     """
     newest = store.refresh(EPISODES.name)
     if not 0 <= version <= newest:
-        msg = f"`episodes` has no version {version}; valid: 0 to {newest}"
-        raise UsageError(msg)
+        raise UsageError(f"`episodes` has no version {version}; valid: 0 to {newest}")
     # Its own clock may have been behind the one that made the lake.
     versions = _versions(store, committed_at(store, EPISODES.name, version))
     return versions | {EPISODES.name: version}

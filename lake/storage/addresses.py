@@ -70,20 +70,17 @@ def parse(uri: str | Path) -> Address:
         return _remote(scheme, rest)
     # Path() folds `s3://` into `s3:/`, which would name a local folder nobody meant.
     if isinstance(uri, Path) and uri.parts and uri.parts[0].rstrip(":") in SCHEMES and uri.parts[0].endswith(":"):
-        msg = f"{text!r} was a URI before it became a Path; hand it over as text"
-        raise UsageError(msg)
+        raise UsageError(f"{text!r} was a URI before it became a Path; hand it over as text")
     return Address(str(_folder(text)))
 
 
 def _folder(text: str) -> Path:
     if not text.strip():
-        msg = "the lake's path is empty; give --lake FOLDER"
-        raise UsageError(msg)
+        raise UsageError("the lake's path is empty; give --lake FOLDER")
     try:
         path = Path(text).expanduser().resolve()
     except (RuntimeError, ValueError) as error:  # an unknown user, a loop of links, a NUL
-        msg = f"{text!r} is no usable path: {error}; choose another --lake"
-        raise UsageError(msg) from error
+        raise UsageError(f"{text!r} is no usable path: {error}; choose another --lake") from error
     if found := _UNSTORABLE.search(str(path)):
         msg = f"{str(path)!r}: Delta tables cannot lie under a name with {found[0]!r}; choose another --lake"
         raise UsageError(msg)
@@ -95,36 +92,29 @@ def _remote(scheme: str, rest: str) -> Address:
     account = ""
     # Looked at before anything is quoted: what stands before @ or after ? may be a secret.
     if "?" in rest or "#" in rest:
-        msg = f"an address of a lake has no query and no fragment (? and #); {_VALID}"
-        raise UsageError(msg)
+        raise UsageError(f"an address of a lake has no query and no fragment (? and #); {_VALID}")
     if scheme == "abfss":
         place, _, account = place.partition("@")
     if "@" in place + account or ":" in place + account:
-        msg = (
+        raise UsageError(
             "an address of a lake holds no credentials and no port: put them into storage options or into the "
             f"environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL, ...); {_VALID}"
         )
-        raise UsageError(msg)
     if scheme not in SCHEMES:
-        msg = f"`{scheme}://` is no place for a lake; {_VALID}"
-        raise UsageError(msg)
+        raise UsageError(f"`{scheme}://` is no place for a lake; {_VALID}")
     if not place:
-        msg = f"`{scheme}://` names no bucket; {_VALID}"
-        raise UsageError(msg)
+        raise UsageError(f"`{scheme}://` names no bucket; {_VALID}")
     if not _BUCKET.fullmatch(place):
-        msg = f"{place!r} is no name of a bucket: letters, digits, `-`, `.` and `_` are; {_VALID}"
-        raise UsageError(msg)
+        raise UsageError(f"{place!r} is no name of a bucket: letters, digits, `-`, `.` and `_` are; {_VALID}")
     if scheme == "abfss" and not _HOST.fullmatch(account):
-        msg = f"`abfss://{place}` names no account; {_VALID}"
-        raise UsageError(msg)
+        raise UsageError(f"`abfss://{place}` names no account; {_VALID}")
     prefix = prefix.rstrip("/")
     for segment in prefix.split("/") if prefix else ():
         if not _SEGMENT.fullmatch(segment) or segment in (".", ".."):
-            msg = (
+            raise UsageError(
                 f"{segment!r} cannot be a part of a lake's address: letters, digits and any of - _ . = + ~ can, "
                 "parts are separated by one slash, and none is `.` or `..`"
             )
-            raise UsageError(msg)
     host = f"{place}@{account}" if account else place
     root = f"{scheme}://{host}/{prefix}".rstrip("/")
     return Address(root, scheme, place, prefix, account.partition(".")[0])

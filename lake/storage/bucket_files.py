@@ -59,8 +59,7 @@ class BucketFiles(AbstractFileSystem):  # type: ignore[misc]
         """
         size = self._sizes().get(path)
         if size is None:
-            msg = f"{path} is no file of this snapshot"
-            raise FileNotFoundError(msg)
+            raise FileNotFoundError(f"{path} is no file of this snapshot")
         return {"name": path, "size": size, "type": "file"}
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
@@ -79,8 +78,7 @@ class BucketFiles(AbstractFileSystem):  # type: ignore[misc]
 
     def _open(self, path: str, mode: str = "rb", **_: Any) -> "BucketFile":
         if mode != "rb":
-            msg = f"{path}: a snapshot is read, not written"
-            raise PermissionError(msg)
+            raise PermissionError(f"{path}: a snapshot is read, not written")
         return BucketFile(path, self.info(path)["size"], self._range)
 
     def _range(self, uri: str, start: int, end: int) -> bytes:

@@ -61,8 +61,7 @@ def commit(
             post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
         )
     except CommitFailedError as error:
-        msg = f"`{name}` changed after version {handle.version()}: {error}"
-        raise CommitLostError(msg) from error
+        raise CommitLostError(f"`{name}` changed after version {handle.version()}: {error}") from error
 
 
 def until_committed(attempt: Callable[[], _T], *, tries: int | None = None, busy: str = "") -> _T:
@@ -84,8 +83,7 @@ def until_committed(attempt: Callable[[], _T], *, tries: int | None = None, busy
             return attempt()
         except CommitLostError as lost:
             if done == tries:
-                msg = f"{busy} ({lost})"
-                raise ConflictError(msg) from lost
+                raise ConflictError(f"{busy} ({lost})") from lost
         # Two that collide at the same pace would collide again; the first retry is at once.
         time.sleep(random.uniform(0, min(_LONGEST_WAIT, 0.001 * (2 ** min(done - 1, 10) - 1))))
     raise AssertionError

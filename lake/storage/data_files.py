@@ -221,11 +221,10 @@ def listed(objects: Objects, table: Table, handle: DeltaTable) -> list[FileEntry
     """
     version = handle.version()
     if "deletionVectors" in (handle.protocol().reader_features or ()) or _maps_columns(handle):
-        msg = (
+        raise LakeAccessError(
             f"table `{table.name}` of {objects.root} at version {version} may have deletion vectors or mapped columns: "
             "another tool wrote it, and no reader here applies them. Rewrite it there without, or restore a backup"
         )
-        raise LakeAccessError(msg)
     # Read as it comes: turned into a pyarrow table it would import pandas, a third of a second.
     actions = handle.get_add_actions(flatten=True)
     present = set(actions.schema.names)
@@ -298,12 +297,11 @@ def _names(objects: Objects, table: Table, version: int, paths: Sequence[str]) -
     links = _links(objects, table.name)
     for name in names:
         if not _NAME.fullmatch(name) or not links.isdisjoint((name, "")):
-            msg = (
+            raise LakeAccessError(
                 f"table `{table.name}` of {objects.root} at version {version} names {name!r}, which is no file in its "
                 "own folder, so nothing of the table is read. The log was tampered with, or this is a clone that "
                 "points to its original: restore it from a backup, or copy the files as well"
             )
-            raise LakeAccessError(msg)
     return names
 
 

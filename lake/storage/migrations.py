@@ -70,14 +70,12 @@ def require_known(handle: DeltaTable, place: str) -> int:
     """
     found = handle.metadata().configuration.get(FORMAT_KEY, "")
     if not found.isdecimal():
-        msg = f"{place} is a Delta table, but not of a lake: it names no {FORMAT_KEY}"
-        raise NotALakeError(msg)
+        raise NotALakeError(f"{place} is a Delta table, but not of a lake: it names no {FORMAT_KEY}")
     if int(found) > FORMAT_VERSION:
-        msg = (
+        raise LakeVersionError(
             f"{place} has format version {found}; this trajlake reads up to {FORMAT_VERSION}. Install a newer "
             "trajlake: pip install --upgrade trajlake"
         )
-        raise LakeVersionError(msg)
     return int(found)
 
 

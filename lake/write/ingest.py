@@ -188,8 +188,7 @@ def ingest(
         UsageError: a batch size below 1, or an empty run.
     """
     if batch_size < 1:
-        msg = f"the batch size is {batch_size}; valid: 1 or more"
-        raise UsageError(msg)
+        raise UsageError(f"the batch size is {batch_size}; valid: 1 or more")
     path = Path(path)
     report = prepare(path, run_id=run_id, format_name=format_name)
     meter, size = Meter(), path.stat().st_size
@@ -223,8 +222,7 @@ def prepare(path: Path, *, run_id: str | None = None, format_name: str | None = 
     fmt = choose(path, format_name)
     run = printable(stem(path) if run_id is None else run_id)
     if not run.strip():
-        msg = "the run's name is empty; give --run NAME"
-        raise UsageError(msg)
+        raise UsageError("the run's name is empty; give --run NAME")
     return Report(source=printable(path.name), format=fmt.name, run_id=run)
 
 

@@ -69,8 +69,7 @@ class JobPart:
         """
         if name not in TABLES or name in WRITTEN_OTHERWISE:
             valid = ", ".join(other for other in TABLES if other not in WRITTEN_OTHERWISE)
-            msg = f"`write` has no table `{name}`; valid: {valid}. Episodes are written by `record`"
-            raise ContractError(msg)
+            raise ContractError(f"`write` has no table `{name}`; valid: {valid}. Episodes are written by `record`")
         if frame.is_empty():
             return None
         table = TABLES[name]

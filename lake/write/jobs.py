@@ -274,18 +274,16 @@ class Job:
         Maintenance drops old dead writes, and what a job made of an episode that was forgotten meanwhile must go too.
         """
         if not condemned(self._store.objects).isdisjoint(self._accepted):
-            msg = (
+            raise ConflictError(
                 f"rows of job {ids.to_text(self.job_id)} were dropped as dead before it ended: it was stopped for "
                 "longer than vacuum waits. Nothing of it is visible; run it again"
             )
-            raise ConflictError(msg)
         forgotten = Tombstones(self._store).refresh()
         if forgotten and any(self._holds(name, file, forgotten) for name, file in self._files):
-            msg = (
+            raise ConflictError(
                 f"job {ids.to_text(self.job_id)} wrote rows of episodes that were forgotten while it ran. Nothing of "
                 "it is visible; run it again"
             )
-            raise ConflictError(msg)
 
     def _holds(self, name: str, file: str, episode_ids: Collection[int]) -> bool:
         """Whether a file of ours has rows of some episodes; not if `forget` has replaced it by one without them."""

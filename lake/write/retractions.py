@@ -22,8 +22,7 @@ def known_episodes(snapshot: Snapshot, episode_ids: Sequence[int]) -> pl.DataFra
         UsageError: no ids, or ids that the lake does not hold.
     """
     if not episode_ids:
-        msg = "no episodes are named; give ids, or a condition that some episodes meet"
-        raise UsageError(msg)
+        raise UsageError("no episodes are named; give ids, or a condition that some episodes meet")
     wanted = pl.Series("episode_id", sorted(set(episode_ids)), dtype=pl.Int64)
     columns = ["episode_id", "group_id", "run_id", "write_id"]
     found = snapshot.scan_all("episodes").filter(pl.col("episode_id").is_in(wanted.implode())).select(columns).collect()
