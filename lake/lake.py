@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from lake import ids
@@ -60,9 +59,7 @@ class Lake:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Nothing is held open: every write is committed when its call returns."""
 
     # ------------------------------------------------------------ reading
@@ -96,7 +93,6 @@ class Lake:
 
         Args:
             query: one SELECT statement; parameters are ? or $name.
-            params: their values.
 
         Raises:
             QueryError: not one SELECT, or SQL that DuckDB refuses.
@@ -121,10 +117,6 @@ class Lake:
     def history(self, name: str, limit: int | None = None) -> list[dict[str, Any]]:
         """Commits of a table, newest first: version, timestamp, operation, and `note`, what this package says of it.
 
-        Args:
-            name: the table.
-            limit: how many; all unless given.
-
         Raises:
             UsageError: no such table.
         """
@@ -133,12 +125,7 @@ class Lake:
         return self._store.history(name, limit)
 
     def diff(self, before: Snapshot, after: Snapshot) -> Difference:
-        """What changed between two snapshots: episodes that came and went, scores, signs of advantages.
-
-        Args:
-            before: for example `lake.at("before")`.
-            after: for example `lake.snapshot()`.
-        """
+        """What changed between two snapshots: episodes that came and went, scores, signs of advantages."""
         from lake.read.history import difference
 
         return difference(before, after)
@@ -170,7 +157,6 @@ class Lake:
         """Keep a snapshot readable while the caller works on it; a context, renewed by a thread.
 
         Args:
-            snapshot: what is read.
             holder: who, for whoever looks at the lease.
             duration: how long it outlives a holder that is killed.
 
@@ -190,7 +176,6 @@ class Lake:
 
         Args:
             records: episodes, as `EpisodeRecord` or as the mappings of the JSONL format.
-            run_id: the run of records that name none.
 
         Returns:
             New, present and rejected ones; rejected ones are in the table `rejects`, with the reason.
@@ -209,10 +194,6 @@ class Lake:
 
         Args:
             episode_ids: which (int64 ids; `lake.ids.from_text` reads the 13 characters).
-            reason: why, for whoever asks later.
-
-        Returns:
-            How many were visible before.
 
         Raises:
             UsageError: no ids, or ids that the lake does not hold; nothing is changed.
@@ -235,10 +216,6 @@ class Lake:
         Earlier snapshots keep the rest of what they held, and say how many episodes were forgotten
         (`Snapshot.forgotten`); `cuts` tells beforehand which named ones that will be.
 
-        Args:
-            episode_ids: which.
-            reason: why; it stays.
-
         Raises:
             UsageError: no ids, or ids that the lake does not hold; nothing is changed.
             ConflictError: other processes rewrote a table again and again; run it again.
@@ -254,11 +231,7 @@ class Lake:
         return done
 
     def cuts(self, episode_ids: Iterable[int | str]) -> list[erasure.Cut]:
-        """The named snapshots, running readers and interrupted jobs that would lose episodes to a `forget`.
-
-        Args:
-            episode_ids: that are going to be forgotten.
-        """
+        """The named snapshots, running readers and interrupted jobs that would lose episodes to a `forget`."""
         from lake.care import erasure
 
         return erasure.cuts(self._store, _ids(episode_ids))
@@ -300,7 +273,6 @@ class Lake:
         """The newest succeeded job with that series and input, if there is one and none of its rows are lost.
 
         Args:
-            kind: of the job.
             series_id: `Job.series_id` of a job with the same parameters and code.
             fingerprint: `Snapshot.fingerprint` of what it would read.
         """
@@ -328,9 +300,7 @@ class Lake:
         """Merge a table's small files into sorted ones; no reader, old or new, sees a difference.
 
         Args:
-            name: the table.
             z_order: key columns to interleave instead of the table's own order; takes all files, not the small ones.
-            target_bytes: size of a merged file.
 
         Raises:
             UsageError: no such table, or columns it cannot be ordered by.
@@ -343,7 +313,6 @@ class Lake:
 
         Args:
             retention: how long what is not needed stays; at least an hour.
-            dry_run: say what would be deleted, and change nothing.
 
         Raises:
             UsageError: a retention below an hour.

@@ -242,7 +242,6 @@ def check(record: EpisodeRecord, *, is_plain: bool = False) -> str | None:  # no
     """What is wrong with a record that decoded, as a sentence; None if nothing is.
 
     Args:
-        record: the record.
         is_plain: it is known to be UTF-8 throughout and not to be nested deeply, from the text it was decoded from.
     """
     if not record.steps:

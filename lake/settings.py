@@ -80,7 +80,6 @@ def typed_pairs(pairs: Sequence[str], model: type[BaseModel]) -> dict[str, Any]:
 
     Args:
         pairs: for example `epochs=3`, `loss.clip_low=0.1`, `loggers=wandb|tensorboard`.
-        model: whose fields they are.
 
     Raises:
         UsageError: a pair without `=` or without a name, or one that sets a part of what another one sets.
@@ -101,12 +100,7 @@ def typed_pairs(pairs: Sequence[str], model: type[BaseModel]) -> dict[str, Any]:
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings over settings, section by section; lists and values are replaced.
-
-    Args:
-        below: what holds where `above` says nothing.
-        above: what was said later.
-    """
+    """Settings over settings, section by section; lists and values are replaced."""
     both = dict(below)
     for name, value in above.items():
         before = both.get(name)
@@ -199,8 +193,6 @@ def validated(model: type[Config], settings: Mapping[str, Any], place: str = "")
     """A configuration object from a user's settings; its faults as one line.
 
     Args:
-        model: its class.
-        settings: field values.
         place: where they stand, as the beginning of the message: `stage rl: `.
 
     Raises:
@@ -216,7 +208,6 @@ def faults(error: ValidationError, model: type[BaseModel] | None = None) -> str:
     """Everything that is wrong, each field once, separated by semicolons.
 
     Args:
-        error: what validation raised.
         model: what was validated: an option that it does not have is told with those that it has, and a place is named
             as its user wrote it.
     """

@@ -10,7 +10,6 @@ def listed(document: str | None, length: int) -> list[Any] | None:
 
     Args:
         document: its text, perhaps cut; None is an empty list.
-        length: of the whole text.
 
     Returns:
         None if the text is cut, or is no list.

@@ -102,7 +102,6 @@ def table(frame: pl.DataFrame, key: str, columns: Config, *, opens: str | None =
     """A table of a page's rows; NULL is a dash.
 
     Args:
-        frame: the rows; only the columns that `columns` names are shown, in that order.
         key: of the buttons. What is shown is part of it, so that no click survives from other rows.
         columns: column name -> configuration of `st.column_config`, or a label.
         opens: what a button in front of each row does ("Open the episode"); without it there is none.
@@ -137,13 +136,7 @@ def _in_one_line(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def pager(total: int, shown: str, *, rows: int = PAGE_ROWS) -> Window:
-    """The page of a list that the address names (`page`); draws the switch if there are several, and says x of y.
-
-    Args:
-        total: rows of the list.
-        shown: what the rows are ("episodes").
-        rows: of a page.
-    """
+    """The page of a list that the address names (`page`); draws the switch if there are several, and says x of y."""
     pages = max(1, -(-total // rows))
     number = min(max(given_int("page") or 1, 1), pages)
     window = Window.page(number, rows)
@@ -159,10 +152,7 @@ def page_switch(pages: int, number: int, name: str, value: Callable[[int], int])
     """A switch between pages that writes to the address.
 
     Args:
-        pages: how many there are.
         number: the page shown, from 1.
-        name: the query parameter.
-        value: what it is for a page.
     """
     # The page shown is part of the key: a list that starts over takes its page from the address, not from the widget.
     key = f"{name}-{pages}-{number}"

@@ -24,10 +24,6 @@ def curve(
 
     Args:
         frame: columns x, `value`, episodes, and low and high for a band.
-        value: the column drawn.
-        title: of the chart.
-        x_title: of the x axis.
-        band: draw the interval.
         share: the values are shares from 0 to 1, shown as percentages.
     """
     scale = alt.Scale(domain=[0, 1]) if share else alt.Scale(zero=False)

@@ -55,10 +55,7 @@ def draw(reward: float | None, credit: Row | None, scale: Scale, *, is_credited:
     """Draw the ledger of a step.
 
     Args:
-        reward: the environment's reward for the step's action.
         credit: the step's row of `advantages`; None if the chosen job gave it none.
-        scale: of the bars.
-        is_credited: a credit job was chosen.
     """
     lines = [_line("reward", number(reward), reward, scale.reward)]
     if credit is None:

@@ -56,12 +56,7 @@ def group(facts: Row) -> str:
 
 
 def job(kind: str, parameters: str | None) -> str | None:
-    """What a job ran: the estimator, scorer, loss, source, ...; None if its parameters do not say.
-
-    Args:
-        kind: of the job.
-        parameters: JSON, perhaps cut.
-    """
+    """What a job ran: the estimator, scorer, loss, source, ...; None if its parameters do not say."""
     try:
         values: Any = json.loads(parameters or "{}")
     except (ValueError, RecursionError):

@@ -177,12 +177,7 @@ def _text(
     """A foreign text, cut at first; what is cut has a switch that shows all.
 
     Args:
-        text: what is at hand, at least what is shown at first.
-        length: of the whole.
-        key: of the switch.
         load: gives the whole; None if it is at hand.
-        prose: set it in the page's own type.
-        language: for colouring.
     """
     shown = text[: episodes.TEXT]
     height: int | Literal["content"] = "content"

@@ -39,10 +39,7 @@ def compact(store: Store, name: str, *, z_order: Sequence[str] = (), target_byte
     """Merge a table's small files.
 
     Args:
-        store: the lake's tables.
-        name: the table.
         z_order: key columns to interleave instead of the table's order; takes all decided files, not the small ones.
-        target_bytes: size of a merged file.
 
     Raises:
         UsageError: z-order by a column that the table does not have, or cannot be ordered by.

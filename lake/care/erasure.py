@@ -69,10 +69,6 @@ class Cut:
 def cuts(store: Store, episode_ids: Sequence[int]) -> list[Cut]:
     """The named snapshots, running readers and interrupted jobs that would lose episodes.
 
-    Args:
-        store: the lake's tables.
-        episode_ids: that are going to be forgotten.
-
     Raises:
         LakeAccessError: a pin is damaged.
     """

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -41,11 +40,7 @@ class Pin(msgspec.Struct, kw_only=True):
 
 
 class Pins:
-    """The pins of a lake.
-
-    Args:
-        store: the lake's tables.
-    """
+    """The pins of a lake."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -203,9 +198,7 @@ class Lease:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
         self._store.objects.delete([self._path])

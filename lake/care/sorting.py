@@ -26,9 +26,6 @@ def ordered_rows(
     """Rows of files in the table's order, or along a z-order curve.
 
     Args:
-        objects: where the files lie.
-        entries: the files, at least one.
-        table: whose they are.
         z_order: columns to interleave instead of the table's sort keys.
         where: SQL condition of the rows that stay.
     """

@@ -58,9 +58,7 @@ def vacuum(store: Store, *, retention: timedelta = RETENTION, dry_run: bool = Fa
     """Drop dead writes and delete files that nobody needs.
 
     Args:
-        store: the lake's tables.
         retention: how long what is not needed stays; at least an hour.
-        dry_run: say what would be deleted, and change nothing.
 
     Raises:
         UsageError: a retention below an hour.

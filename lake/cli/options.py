@@ -29,7 +29,6 @@ class SectionedCommand(click.Command):
 
     Args:
         sections: heading -> names of its options' parameters. Options that stand in none come last.
-        given: of `click.Command`.
     """
 
     def __init__(self, *, sections: Mapping[str, Sequence[str]], **given: Any) -> None:
@@ -127,7 +126,6 @@ def echo_rows(rows: pl.DataFrame | Rows | Sequence[Mapping[str, Any]], output_fo
 
     Args:
         rows: a frame; mappings with one set of names; or plain rows, which are printed as text only.
-        output_format: table, line, json or csv.
     """
     if output_format in ("table", "line"):
         _echo_text(_plain(rows), as_lines=output_format == "line")

@@ -40,7 +40,6 @@ class Scanner:
 
     Args:
         take: the next bytes, at most as many as asked for; none at the end of the file.
-        chunk: bytes to ask for at first.
     """
 
     def __init__(self, take: Callable[[int], bytes], chunk: int = CHUNK) -> None:

@@ -31,10 +31,6 @@ _BUFFER = 1 << 20
 class Source(io.BufferedReader):
     """A source file, open for reading; a packed one reads like the text it holds.
 
-    Args:
-        path: of the file.
-        buffering: bytes read ahead.
-
     Raises:
         OSError: the file is missing, a folder, or may not be read.
     """

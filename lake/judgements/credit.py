@@ -102,10 +102,8 @@ def find_credit(
     """The advantages that a text names; the current series for None.
 
     Args:
-        lake: a snapshot.
         wanted: an estimator's name, or a series' or job's id or its beginning; None takes the current series.
         before: look at the jobs that ended below this version of `jobs` only: what was current then.
-        place: where the text comes from, for the message.
 
     Raises:
         UsageError: no such estimator, series or job, or several begin like that.
@@ -159,10 +157,7 @@ def read_advantages(
     """Advantages by step.
 
     Args:
-        lake: a snapshot.
-        credit: which.
         episode_ids: int64 [E]; None takes all.
-        columns: of the table `advantages`.
 
     Returns:
         episode_id, step_index, group_id and the columns: one row per step, in any order. What is not known is NULL.

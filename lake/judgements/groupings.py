@@ -29,7 +29,6 @@ def read_grouping(snapshot: Snapshot, name: str) -> pl.DataFrame:
     """Members of a grouping under its newest definition.
 
     Args:
-        snapshot: where to read.
         name: a definition's name; with several draws that of one draw, for example `half/0`.
 
     Returns:

@@ -30,10 +30,6 @@ _BARE: dict[str, Any] = {
 def check_predicate(where: str, place: str = "--where") -> None:
     """Refuse text that is not one SQL expression.
 
-    Args:
-        where: the text.
-        place: where it comes from, for the message.
-
     Raises:
         UsageError: empty, no SQL, or more than an expression.
     """
@@ -55,10 +51,6 @@ def check_predicate(where: str, place: str = "--where") -> None:
 def bracketed(where: str | None, place: str = "--where") -> str:
     """A checked predicate as it stands in a WHERE clause; all rows for None.
 
-    Args:
-        where: the predicate.
-        place: where it comes from, for the message.
-
     Raises:
         UsageError: it is not one SQL expression.
     """
@@ -75,11 +67,8 @@ def select_where(
     """Columns of the episodes that a predicate selects, sorted by episode_id.
 
     Args:
-        lake: a snapshot.
         columns: columns of `episodes`, or SQL expressions over them.
         where: a predicate over `episodes`; None selects all.
-        place: where it comes from, for messages.
-        empty: it may select nothing.
 
     Raises:
         UsageError: a predicate that is none.

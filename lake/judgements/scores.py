@@ -37,7 +37,6 @@ def episode_scores(lake: Reads, score: str) -> pl.DataFrame:
     """What a score says of whole episodes.
 
     Args:
-        lake: a snapshot.
         score: env_return, or a scorer or reward as NAME or NAME@VERSION.
 
     Returns:
@@ -58,7 +57,6 @@ def step_score_jobs(lake: Reads, scorer: str) -> pl.DataFrame:
     """The jobs whose scores of steps count.
 
     Args:
-        lake: a snapshot.
         scorer: NAME or NAME@VERSION.
 
     Returns:

@@ -48,7 +48,6 @@ def read_kept(snapshot: Snapshot, wanted: str) -> Kept:
     """What a selection kept.
 
     Args:
-        snapshot: the data.
         wanted: a select job's id, the beginning of one, or the name of a selection.
 
     Raises:

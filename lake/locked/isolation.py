@@ -116,7 +116,6 @@ class Policy:
         memory_bytes: address space; None for no limit.
         cpu_seconds: of processor time over its life, of all its threads; None for no limit. It is told by SIGXCPU, and
             killed a second later.
-        open_files: at once.
         tasks: processes and threads that its user may have in all (root is exempt); None for no limit.
         layers: what must hold; a child that cannot have one of them exits.
     """
@@ -175,8 +174,6 @@ def orders(module: str, policy: Policy, preload: Mapping[str, str]) -> bytes:
     """What a process of `command` reads first from stdin; the module reads the rest.
 
     Args:
-        module: dotted name.
-        policy: what it may still do.
         preload: packages to import before the lock, by name, and the folder that holds each; they must start no
             thread. The folders that hold them are not readable afterwards, the packages' own are if the policy says so.
     """

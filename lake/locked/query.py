@@ -13,7 +13,6 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import polars as pl
@@ -43,11 +42,7 @@ class LockedReader:
 
     Args:
         snapshot: what to read; its lake must lie in a local folder.
-        memory_limit: of one query, for example `1GB`.
         timeout: seconds of one query, the start of its process (about half a second) included.
-        max_rows: of one result.
-        max_bytes: of one result.
-        threads: of one query.
         require: the weakest isolation to accept: `strong`, `basic` or `none`. On Linux with Landlock (5.13 and later,
             6.2 for all of it) it is strong; elsewhere say what you accept.
 
@@ -94,10 +89,6 @@ class LockedReader:
     def sql(self, query: str, params: Params = None) -> pl.DataFrame:
         """Rows of one SELECT.
 
-        Args:
-            query: one SELECT statement; parameters are ? or $name.
-            params: their values.
-
         Raises:
             QueryError: not exactly one SELECT, SQL that is refused, or a limit that was reached.
             LakeAccessError: a file of the lake is missing or damaged.
@@ -130,9 +121,7 @@ class LockedReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _orders(self) -> bytes:

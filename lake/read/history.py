@@ -35,11 +35,6 @@ _SCHEMA: dict[str, pl.DataType] = {
 def commits(lake: "Lake", table: str | None, limit: int) -> pl.DataFrame:
     """Commits of one table or of all, newest first.
 
-    Args:
-        lake: whose.
-        table: one table, or None for all.
-        limit: commits a table.
-
     Returns:
         table, version, at, operation (append, compact, forget, ...), rows it wrote, files_removed, and the job that did
         it: job_id, kind, run_id. NULL where the commit does not say.

@@ -83,7 +83,6 @@ def lost_jobs(snapshot: Snapshot, *, look: bool = True) -> pl.DataFrame:
     What an older job of a series lost is history, as its rows are: running it again is what makes them whole.
 
     Args:
-        snapshot: what is read.
         look: into compacted files; without it a job whose rows may lie there is taken for whole.
     """
     import polars as pl

@@ -22,12 +22,7 @@ _FILE = re.compile(r"(?P<folders>(?:\w+://|/|\.\.\./).*/)(?P<table>\w+)/(?P<file
 
 
 def damaged(path: str, error: Exception) -> LakeAccessError:
-    """The error of a data file that cannot be read.
-
-    Args:
-        path: the file, in full.
-        error: what its reader said.
-    """
+    """The error of a data file that cannot be read."""
     reason = str(error).partition("\n")[0].replace(path, "it").removesuffix(": it")
     if isinstance(error, FileNotFoundError):
         reason = "there is no such file"
@@ -36,12 +31,7 @@ def damaged(path: str, error: Exception) -> LakeAccessError:
 
 
 def blamed(frame: pl.LazyFrame, error: Exception) -> LakeAccessError:
-    """The error of a lazy frame over a lake's files that could not be collected, with the file if it can be found.
-
-    Args:
-        frame: what was collected.
-        error: what Polars said.
-    """
+    """The error of a lazy frame over a lake's files that could not be collected, with the file if it can be found."""
     scanned = _scanned(frame)
     if named := _FILE.search(str(error)):
         # Polars shortens a long path from its beginning.
@@ -66,11 +56,7 @@ def _scanned(frame: pl.LazyFrame) -> list[str]:
 
 
 def _damaged_beside(path: str) -> str | None:
-    """The first file of a table that is not what its name says; only files of a local folder are looked at.
-
-    Args:
-        path: one of its files.
-    """
+    """The first file of a table that is not what its name says; only files of a local folder are looked at."""
     folder = Path(path).parent
     if "://" in path or not folder.is_dir():
         return None
@@ -102,9 +88,6 @@ def scan(
     """Files as a lazy frame of the table's columns; columns younger than a file are NULL.
 
     Args:
-        paths: the files, at least one.
-        table: whose files they are.
-        options: Polars' storage options.
         statistics: what is known of each file, to prune by.
     """
     return pl.scan_parquet(

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import duckdb
@@ -60,7 +59,6 @@ class Session:
         files: table name -> files with visible rows.
         objects: where the lake lies, the only place the connection may read.
         retracted: the episodes that readers do not see, int64; None if there are none.
-        limits: memory, time and threads.
         only: the files that may be read, and nothing else of the lake; None allows all of the lake's folder.
     """
 
@@ -86,10 +84,6 @@ class Session:
     def query(self, query: str, params: Params = None) -> pl.DataFrame:
         """Rows of one SELECT.
 
-        Args:
-            query: one SELECT statement; parameters are ? or $name.
-            params: their values.
-
         Raises:
             QueryError: not exactly one SELECT, SQL that DuckDB refuses, or a limit that was reached.
             LakeAccessError: a file of the lake is missing or damaged.
@@ -99,10 +93,6 @@ class Session:
     def shown(self, query: str, params: Params = None) -> pl.DataFrame | Rows:
         """Rows of one SELECT for somebody to look at: plain values where the columns' types allow it.
 
-        Args:
-            query: one SELECT statement; parameters are ? or $name.
-            params: their values.
-
         Raises:
             QueryError: as `query`.
         """
@@ -111,11 +101,6 @@ class Session:
 
     def stream(self, query: str, params: Params = None, rows: int = 65_536) -> pa.RecordBatchReader:
         """Rows of one SELECT, as they come: memory stays bounded however long the result is.
-
-        Args:
-            query: one SELECT statement; parameters are ? or $name.
-            params: their values.
-            rows: of a batch.
 
         Raises:
             QueryError: as `query`; what goes wrong later is raised while reading.
@@ -138,9 +123,7 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @cached_property

@@ -101,11 +101,8 @@ def needed(
     look into `episodes`: only worth it where much is left to read.
 
     Args:
-        table: its spec.
-        files: its visible files.
         scans: what the query wants of it, one for each time it reads the table.
         origins: where the episodes are that meet a condition on `episode_id` or `group_id`; empty if unknown.
-        episode_writes: the writes that wrote episodes.
     """
     if not scans:
         return list(files), ""
@@ -176,8 +173,6 @@ class Planner:
         """The scans of each table in a query's plan; empty if the query cannot be planned (in time).
 
         Args:
-            query: one SELECT.
-            params: its parameters.
             patience: seconds after which planning is given up.
         """
         cursor = self._connection.cursor()

@@ -73,8 +73,6 @@ def table_sql(table: Table, files: Sequence[DataFile], *, hide: bool = False, wh
     """A table's visible rows as SQL.
 
     Args:
-        table: its spec.
-        files: the files to read.
         hide: leave out the episodes of `HIDDEN_RETRACTED`.
         where: a condition that every wanted row meets; it lets DuckDB skip parts of files.
     """

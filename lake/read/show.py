@@ -82,12 +82,6 @@ def find(lake: Snapshot, wanted: str) -> int:
 def find_named(lake: Snapshot, *, task: str | None, rollout: int | None, run: str | None) -> int:
     """The episode that people mean by the names of its task and run and its number among the siblings.
 
-    Args:
-        lake: where to look.
-        task: its task; None is any.
-        rollout: its number; None is any.
-        run: its run; None is any.
-
     Raises:
         UsageError: no such episode, or several.
     """
@@ -122,8 +116,6 @@ def gather(lake: Snapshot, episode_id: int, wanted: str | None = None) -> Row:
     """Everything known about an episode.
 
     Args:
-        lake: what to read.
-        episode_id: of a visible episode.
         wanted: whose advantages are shown, as `lake.judgements.credit.find_credit` takes it; None: the current credit.
 
     Returns:
@@ -180,12 +172,7 @@ def _of(rows: list[Row], step_index: int | None) -> list[Row]:
 
 
 def lines(told: Row, *, full: bool = False) -> Iterator[tuple[str, str]]:
-    """An episode as (style, line): styles of rich, lines without control characters.
-
-    Args:
-        told: from `gather`.
-        full: do not cut long texts.
-    """
+    """An episode as (style, line): styles of rich, lines without control characters."""
     episode = told["episode"]
     yield "bold", _head(episode)
     if episode["error"]:

@@ -49,7 +49,6 @@ class Snapshot:
     """All tables at fixed versions, with dead writes and retracted episodes left out.
 
     Args:
-        store: the lake's tables.
         versions: table -> Delta version; None takes the newest of each.
     """
 
@@ -172,7 +171,6 @@ class Snapshot:
 
         Args:
             query: one SELECT statement; parameters are ? or $name.
-            params: their values.
 
         Raises:
             QueryError: not one SELECT, or SQL that DuckDB refuses.
@@ -184,11 +182,6 @@ class Snapshot:
         self, query: str, params: list[Any] | dict[str, Any] | None = None, rows: int = 65_536
     ) -> pa.RecordBatchReader:
         """Rows of one SELECT as they come, in bounded memory; as `sql` otherwise.
-
-        Args:
-            query: one SELECT statement.
-            params: values of its parameters.
-            rows: of a batch.
 
         Raises:
             QueryError: not one SELECT, or SQL that DuckDB refuses; what goes wrong later is raised while reading.
@@ -205,11 +198,7 @@ class Snapshot:
         return pa.RecordBatchReader.from_batches(reader.schema, batches())
 
     def session(self, *, retracted_too: bool = False) -> Session:
-        """A connection for several queries in a row; close it, or use it as a context.
-
-        Args:
-            retracted_too: show retracted episodes as well.
-        """
+        """A connection for several queries in a row; close it, or use it as a context."""
         from lake.read.query import Session
 
         return Session(self.files, self.objects, (lambda: None) if retracted_too else self.hidden)

@@ -33,8 +33,6 @@ def table(
     """Header and rows as lines; None if they do not fit.
 
     Args:
-        names: of the columns.
-        rows: their values.
         right: columns that are aligned to the right.
         whole: columns that are never cut.
         width: of the terminal; None is no limit.

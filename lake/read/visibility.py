@@ -43,10 +43,7 @@ def visible_files(
     """Files with at least one accepted row, each with the write_ids in it that are not accepted.
 
     Args:
-        entries: the table's files.
         accepted: gives the accepted write_ids; asked for only if some file needs them.
-        versions: of the snapshot.
-        look: looks into a mixed file.
     """
     files = []
     for entry in entries:

@@ -26,9 +26,7 @@ class BucketFiles(AbstractFileSystem):  # type: ignore[misc]
     """The files of a snapshot, reading only.
 
     Args:
-        protocol: scheme of the URIs.
         sizes: URI -> bytes of every file that may be read; may grow.
-        read: reads a range.
 
     Attributes:
         failure: why the last read that failed did. DuckDB reports a traceback as text instead.
@@ -90,13 +88,7 @@ class BucketFiles(AbstractFileSystem):  # type: ignore[misc]
 
 
 class BucketFile(io.RawIOBase):
-    """One file; every read is one request for exactly its range.
-
-    Args:
-        uri: which.
-        size: its bytes.
-        read: reads a range.
-    """
+    """One file; every read is one request for exactly its range."""
 
     def __init__(self, uri: str, size: int, read: Read) -> None:
         self._uri = uri

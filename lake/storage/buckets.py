@@ -62,10 +62,6 @@ _TIMEOUTS = {"connect_timeout": "3s", "read_timeout": "10s"}
 class Bucket:
     """The objects under a prefix of a bucket.
 
-    Args:
-        address: where.
-        options: names as delta-rs and Polars know them.
-
     Raises:
         UsageError: an option that the store does not know.
     """

@@ -42,10 +42,6 @@ def commit(
     """One commit on top of a handle's version.
 
     Args:
-        handle: the table.
-        name: its name.
-        actions: the files that come and go.
-        metadata: kept in the log.
         marks: app transactions: two commits from one version that bear the same cannot both succeed.
 
     Raises:
@@ -70,10 +66,6 @@ def until_committed(attempt: Callable[[], _T], *, tries: int | None = None, busy
     Args:
         attempt: refreshes what it relies on, checks it again and commits; raises CommitLostError if it was too late.
         tries: how often; without a limit unless given, as somebody else gets on each time.
-        busy: what to say after the last.
-
-    Returns:
-        What `attempt` does.
 
     Raises:
         ConflictError: every try was too late.

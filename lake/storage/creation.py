@@ -27,11 +27,6 @@ def make_table(objects: Objects, table: Table, at: datetime) -> None:
     """Write version 0 of a table, without rows; of several processes that do so at once, one is first.
 
     delta-rs takes 6 ms for what is one small object.
-
-    Args:
-        objects: where the lake lies.
-        table: its spec.
-        at: now.
     """
     made = int(at.timestamp() * 1000)
     note = {"at": at.isoformat(), "operation": "create table"}
@@ -54,11 +49,7 @@ def make_table(objects: Objects, table: Table, at: datetime) -> None:
 
 
 class MadeTables:
-    """The tables that a lake has had.
-
-    Args:
-        objects: where the lake lies.
-    """
+    """The tables that a lake has had."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects

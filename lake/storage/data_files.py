@@ -108,13 +108,6 @@ def write_file(objects: Objects, table: Table, rows: Iterator[pa.Table], stem: s
 
     The digest of its bytes is part of its name: a bit that flips later would decode to another value, and nobody would
     know (`digest_in_name`).
-
-    Args:
-        objects: where the lake lies.
-        table: whose rows they are.
-        rows: in order, in pieces.
-        stem: how its name begins.
-        at: now.
     """
     from lake.storage import encoding
 
@@ -211,11 +204,6 @@ def digest_of(objects: Objects, place: str) -> str:
 def listed(objects: Objects, table: Table, handle: DeltaTable) -> list[FileEntry]:
     """The live files of a table at the handle's version, by path.
 
-    Args:
-        objects: where the lake lies.
-        table: its spec.
-        handle: at some version.
-
     Raises:
         LakeAccessError: a file that lies outside the table's folder, or that needs another reader than ours.
     """
@@ -265,12 +253,6 @@ def _maps_columns(handle: DeltaTable) -> bool:
 
 def added_in(objects: Objects, table: Table, log: bytes, version: int) -> list[FileEntry]:
     """The files that one commit added.
-
-    Args:
-        objects: where the lake lies.
-        table: whose.
-        log: its entry in the log.
-        version: for errors.
 
     Raises:
         LakeAccessError: a file that lies outside the table's folder.

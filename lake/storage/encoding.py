@@ -46,9 +46,7 @@ def write(sink: IO[bytes] | str, batches: Iterator[pa.Table], table: Table) -> F
     """Write a Parquet file.
 
     Args:
-        sink: a path or an open binary file.
         batches: the rows in order, in pieces of any size, each with the table's schema.
-        table: whose columns they are.
     """
     statistics = FileStatistics(0, {}, {}, {}, set())
     with pq.ParquetWriter(sink, table.arrow(), **_settings(table)) as writer:

@@ -20,12 +20,7 @@ _AT_ONCE = 16
 
 
 class LogCheck:
-    """What of one table's log has been found whole; entries never change, so each is read once.
-
-    Args:
-        objects: where the lake lies.
-        name: the table.
-    """
+    """What of one table's log has been found whole; entries never change, so each is read once."""
 
     def __init__(self, objects: Objects, name: str) -> None:
         self._objects = objects

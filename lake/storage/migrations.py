@@ -80,15 +80,7 @@ def require_known(handle: DeltaTable, place: str) -> int:
 
 
 def migrate(opened: Callable[[], DeltaTable], table: Table) -> bool:
-    """Bring one table to the newest format; does nothing if it is there, or if another process is first.
-
-    Args:
-        opened: gives a fresh handle of the table.
-        table: what it is to become.
-
-    Returns:
-        Whether the table was of an older format.
-    """
+    """Bring one table to the newest format; does nothing if it is there, or if another process is first."""
     old = False
 
     def commit() -> bool:

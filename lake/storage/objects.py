@@ -34,11 +34,7 @@ _STAGING = re.compile(r"#\d+$")
 
 
 class Folder:
-    """The objects under a local folder.
-
-    Args:
-        root: absolute path; made by the first write.
-    """
+    """The objects under a local folder."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -200,7 +196,6 @@ class Objects:
         """Objects under a folder, by path; none if the folder is missing.
 
         Args:
-            prefix: the folder; empty for the root.
             staging: also what writers that were killed left half-written beside their target; only a local folder
                 can have such files.
         """

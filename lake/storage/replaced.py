@@ -31,11 +31,7 @@ class Replacement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replacements:
-    """The replaced files of a lake.
-
-    Args:
-        objects: where the lake lies.
-    """
+    """The replaced files of a lake."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects

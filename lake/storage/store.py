@@ -229,17 +229,11 @@ class Store:
         """Replace files by one that holds the given rows, in one commit.
 
         Args:
-            name: the table.
             version: at which the removed files are live.
-            removed: the files that go.
             rows: what takes their place, in pieces; none at all leaves nothing in their place.
             operation: what this is called in the history.
             clean_since: versions of `episodes` and `jobs` at which all these rows are visible.
             erases: rows are gone for good, so writers of `episodes` must look again at what is there.
-            job_id: the job that does it.
-
-        Returns:
-            The new file; there is none if it has no rows.
 
         Raises:
             CommitLostError: another rewrite was first.

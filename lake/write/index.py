@@ -24,9 +24,6 @@ class Tombstones:
     """The forgotten episodes of a lake, brought up to date from the files added since the last look.
 
     A tombstone counts once the job that set it has succeeded, as it does for readers.
-
-    Args:
-        store: the lake's tables.
     """
 
     def __init__(self, store: Store) -> None:
@@ -91,11 +88,7 @@ class _Run:
 
 
 class EpisodeIndex:
-    """The episodes of a lake by id and by group, and the ids that were forgotten.
-
-    Args:
-        store: the lake's tables.
-    """
+    """The episodes of a lake by id and by group, and the ids that were forgotten."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

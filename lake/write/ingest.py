@@ -38,8 +38,6 @@ def spooled(name: str, stdin: BinaryIO, tell: Callable[[str], None] = lambda _: 
     What can be read only once, a named pipe or the shell's `<(command)`, is held in a temporary file too.
 
     Args:
-        name: of the file.
-        stdin: standard input.
         tell: is told, once, that a named pipe keeps us waiting.
     """
     source = Path(name)
@@ -173,15 +171,9 @@ def ingest(
     The job's parameters are the file's name and size, its format and the run: nothing that depends on the machine.
 
     Args:
-        lake: where to.
-        path: the file.
         run_id: run of records that name none; the file's stem unless given.
-        format_name: the file's format; sniffed unless given.
         batch_size: episodes a commit at most.
         progress: called between batches, at most every 10 seconds.
-
-    Returns:
-        Counts of records, and of episodes and steps that are new.
 
     Raises:
         FormatError: the file is missing, empty or of no known format.

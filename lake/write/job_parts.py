@@ -34,12 +34,7 @@ class Written:
 
 
 class JobPart:
-    """The right to write rows of a running job. Pickles: in another process it opens the lake again.
-
-    Args:
-        store: the lake's tables.
-        stamps: job_id, series_id and attempt.
-    """
+    """The right to write rows of a running job. Pickles: in another process it opens the lake again."""
 
     def __init__(self, store: Store, stamps: Mapping[str, int]) -> None:
         self._store = store
@@ -60,9 +55,6 @@ class JobPart:
         Args:
             name: a judgement or lineage table, or `tokens`.
             frame: the table's columns without write_id, job_id, series_id and attempt, which are filled in.
-
-        Returns:
-            What to `take`; None where there are no rows.
 
         Raises:
             ContractError: the frame breaks the table's contract, or the table is not written this way.

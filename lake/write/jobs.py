@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from importlib import metadata
-from types import FunctionType, ModuleType, TracebackType
+from types import FunctionType, ModuleType
 from typing import Any, Self
 
 import msgspec
@@ -49,8 +49,6 @@ class Job:
     """A running job. Use as a context: leaving it writes the terminal row.
 
     Args:
-        store: the lake's tables.
-        writer: the lake's episode writer.
         kind: ingest, collect, score, credit, render, train, ...
         parameters: resolved configuration, JSON-able.
         series: the part of the parameters that decides whether two results are comparable; all of them unless given.
@@ -59,7 +57,6 @@ class Job:
         fingerprint: hash of everything the job reads (`Snapshot.fingerprint`).
         snapshot: table versions the job reads.
         job_id: of an earlier attempt that is resumed; no second started row is written.
-        attempt: number of this attempt.
         guard: called before the terminal row of a success, on a lake in which no other terminal row can come between;
             raises ConflictError where the job's result must not stand beside what is there by now.
         after: called with the tables that were written to, once the job has succeeded.
@@ -116,9 +113,7 @@ class Job:
             self._start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             try:
                 self._end("succeeded")
@@ -135,11 +130,7 @@ class Job:
             error.add_note(f"the job's terminal row could not be written either: {second}")
 
     def record(self, records: Sequence[EpisodeRecord | Mapping[str, Any]]) -> Counts:
-        """Record episodes exactly once. Records that are wrong, and conflicts, go to `rejects`.
-
-        Args:
-            records: episodes, as records or as mappings of the same names; those without a run_id get the job's.
-        """
+        """Record episodes exactly once. Records that are wrong, and conflicts, go to `rejects`."""
         good: list[EpisodeRecord] = []
         positions: list[int] = []
         bad: list[Reject] = []

@@ -57,13 +57,7 @@ class Moved(msgspec.Struct):
 
 
 def moved_out(episodes: pl.DataFrame, steps: pl.DataFrame, tables: tuple[Table, Table]) -> Moved:
-    """Move big payloads out of frames of `episodes` and `steps`; `episodes.blob_ids` says which an episode refers to.
-
-    Args:
-        episodes: rows of `episodes`.
-        steps: their steps.
-        tables: the specs of both.
-    """
+    """Move big payloads out of frames of `episodes` and `steps`; `episodes.blob_ids` names them."""
     blobs: dict[int, Blob] = {}
     used: dict[int, set[int]] = {}
     frames = [_without(frame, table, blobs, used) for frame, table in zip((episodes, steps), tables, strict=True)]
@@ -103,8 +97,6 @@ def put_back(frame: pl.DataFrame, columns: Sequence[str], find: Callable[[list[s
     """As `inlined`, for whoever reads blobs another way.
 
     Args:
-        frame: rows with JSON columns.
-        columns: which of them to look at.
         find: gives the rows (sha256, media_type, payload) of `blobs` for some hashes.
     """
     found = {

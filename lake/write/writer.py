@@ -46,11 +46,7 @@ class Outcome:
 
 
 class EpisodeWriter:
-    """Appends records to a lake's fact tables exactly once.
-
-    Args:
-        store: the lake's tables.
-    """
+    """Appends records to a lake's fact tables exactly once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

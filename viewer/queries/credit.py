@@ -24,7 +24,6 @@ def find(lake: Reads, wanted: str | None = None, before: int | None = None) -> C
     """The advantages that a text names, the current ones for None; None where there are none of that name.
 
     Args:
-        lake: what to read.
         wanted: an estimator's name, or the id of a series or job, or its beginning.
         before: a version of `jobs`: what was meant then.
     """

@@ -185,12 +185,7 @@ class Place:
 
 
 def page(lake: Reads, wanted: EpisodeFilter, order: Order, window: Window) -> pl.DataFrame:
-    """A page of the list.
-
-    Returns:
-        episode_id, group_id, run_id, task_id, rollout_index, attempt, collection_round, policy, policy_version,
-        status, env_return, num_steps, completion_tokens, stop_reason.
-    """
+    """A page of the list."""
     where, params = _conditions(lake, wanted)
     return lake.sql(
         f"""

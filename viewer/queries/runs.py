@@ -58,11 +58,7 @@ def exists(lake: Reads, run: str) -> bool:
 
 
 def page(lake: Reads, success_at: float, window: Window) -> pl.DataFrame:
-    """A page of the runs, the most recently recorded first.
-
-    Returns:
-        run_id, environment, policy, episodes, tasks, groups, success, mean_return, mean_steps, dead_share, rounds.
-    """
+    """A page of the runs, the most recently recorded first."""
     query = f"""
         SELECT e.run_id, any_value(e.environment) AS environment, any_value(e.policy) AS policy,
                count(*) AS episodes, count(DISTINCT e.task_id) AS tasks, any_value(g.groups) AS groups,
