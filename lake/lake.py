@@ -6,16 +6,18 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from lake import ids
 from lake.care import compaction, vacuum
 from lake.care.pins import LEASE, Lease, Pin, Pins
-from lake.errors import LakeAccessError, TrajlakeError, UsageError
-from lake.read.snapshot import Snapshot
-from lake.read.time_travel import consistent, versions_at_episodes, versions_at_time
+from lake.errors import LakeAccessError, NotALakeError, TrajlakeError, UsageError
+from lake.read.snapshot import Snapshot, consistent, versions_at_episodes, versions_at_time
 from lake.records import EpisodeRecord
-from lake.storage.store import Store
+from lake.storage.migrations import OWN_FOLDER, missing_table
+from lake.storage.objects import Objects
+from lake.storage.store import Store, utc_now
 from lake.tables import TABLES
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from lake.read.history import Difference
     from lake.write.jobs import Code, Counts, Job
     from lake.write.writer import EpisodeWriter
+
 
 _log = logging.getLogger("trajlake")
 
@@ -89,14 +92,7 @@ class Lake:
         return Snapshot(self._store, consistent(self._store, versions))
 
     def sql(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pl.DataFrame:
-        """Rows of one SELECT over a fresh snapshot.
-
-        Args:
-            query: one SELECT statement; parameters are ? or $name.
-
-        Raises:
-            QueryError: not one SELECT, or SQL that DuckDB refuses.
-        """
+        """Rows of one SELECT over a fresh snapshot; see `Snapshot.sql`."""
         return self.snapshot().sql(query, params)
 
     def stream(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pa.RecordBatchReader:
@@ -104,14 +100,7 @@ class Lake:
         return self.snapshot().stream(query, params)
 
     def scan(self, name: str) -> pl.LazyFrame:
-        """A table's visible rows on a fresh snapshot, lazily.
-
-        Args:
-            name: the table. A filter on its keys skips files that cannot match.
-
-        Raises:
-            ContractError: no such table.
-        """
+        """A table's visible rows on a fresh snapshot, lazily; see `Snapshot.scan`."""
         return self.snapshot().scan(name)
 
     def history(self, name: str, limit: int | None = None) -> list[dict[str, Any]]:
@@ -175,10 +164,7 @@ class Lake:
         """Record episodes exactly once: those present with the same content are skipped.
 
         Args:
-            records: episodes, as `EpisodeRecord` or as the mappings of the JSONL format.
-
-        Returns:
-            New, present and rejected ones; rejected ones are in the table `rejects`, with the reason.
+            records: as `EpisodeRecord` or as the mappings of the JSONL format; wrong ones go to the table `rejects`.
         """
         if isinstance(records, Mapping | EpisodeRecord | str | bytes):
             raise UsageError(f"`append` takes a list of episodes, not one {type(records).__name__}: put it in brackets")
@@ -198,15 +184,15 @@ class Lake:
         Raises:
             UsageError: no ids, or ids that the lake does not hold; nothing is changed.
         """
-        from lake.write import retractions
+        from lake.write.writer import known_episodes, write_retractions
 
         episode_ids = _ids(episode_ids)
         snapshot = self.snapshot()
-        known = retractions.known_episodes(snapshot, episode_ids)["episode_id"]
+        known = known_episodes(snapshot, episode_ids)["episode_id"]
         fresh = known.filter(~known.is_in(snapshot.retracted.implode()))
         if len(fresh):
             with self.job(kind="retract", parameters={"reason": reason}) as job:
-                retractions.write_retractions(job, fresh.to_list(), "retracted", reason)
+                write_retractions(job, fresh.to_list(), "retracted", reason)
                 job.counts["rows_out"] = len(fresh)
         return len(fresh)
 
@@ -276,17 +262,11 @@ class Lake:
             series_id: `Job.series_id` of a job with the same parameters and code.
             fingerprint: `Snapshot.fingerprint` of what it would read.
         """
-        import polars as pl
-
         from lake.read.lost_rows import lost_jobs
 
         snapshot = self.snapshot()
-        jobs = snapshot.scan("jobs").filter(
-            (pl.col("event") == "succeeded")
-            & (pl.col("kind") == kind)
-            & (pl.col("series_id") == series_id)
-            & (pl.col("input_fingerprint") == fingerprint)
-        )
+        mine = {"kind": kind, "series_id": series_id, "input_fingerprint": fingerprint}
+        jobs = snapshot.scan("jobs").filter(event="succeeded", **mine)
         found = jobs.sort("sequence", "at", descending=True, nulls_last=True).select("job_id").head(1).collect()
         if found.is_empty() or found["job_id"].item() in lost_jobs(snapshot)["job_id"]:
             return None
@@ -330,14 +310,13 @@ class Lake:
             _log.warning("%s was not compacted: %s", self.uri, error)
 
     def _versions(self, when: str | datetime | int) -> dict[str, int]:
+        if isinstance(when, str) and when.isdecimal():
+            when = int(when)
         if isinstance(when, str):
-            if when.isdecimal():
-                return versions_at_episodes(self._store, int(when))
             try:
-                moment = datetime.fromisoformat(when)
+                when = datetime.fromisoformat(when)
             except ValueError:
                 return self._pins.find(when).versions
-            return self._versions(moment)
         if isinstance(when, datetime):
             return versions_at_time(self._store, when if when.tzinfo else when.replace(tzinfo=UTC))
         if not isinstance(when, int):
@@ -352,3 +331,64 @@ def _ids(values: Iterable[int | str]) -> list[int]:
         return ids.as_ids(values)
     except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
+
+
+def open(  # noqa: A001 - `lake.open` is the name people guess
+    uri: str | Path,
+    *,
+    create: bool = False,
+    storage_options: Mapping[str, str] | None = None,
+    clock: Callable[[], datetime] = utc_now,
+    compact_above: int = compaction.FEW_FILES,
+) -> Lake:
+    """Open a lake.
+
+    Args:
+        uri: its folder, or s3://bucket/prefix, gs://..., az://...
+        create: make a lake if the folder is missing or empty.
+        storage_options: of the object store, by the names of delta-rs and Polars; what is not given comes from the
+            environment (AWS_*, GOOGLE_*, AZURE_*). They are never stored.
+        clock: what time it is, with a timezone.
+        compact_above: a job that leaves a table with this many small files merges them; 0 never does.
+
+    Raises:
+        NotALakeError: nothing there, or something that is not a lake.
+        LakeVersionError: a lake of a newer format.
+        LakeAccessError: no permission, damaged tables, no network.
+        UsageError: a URI scheme that is not supported, or no usable path.
+    """
+    objects = Objects(uri, storage_options)
+    store = Store(objects, clock)
+    if not store.exists():
+        _require_room(objects, create=create)
+        if objects.folder is not None:
+            try:
+                objects.folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                reason = error.strerror or error
+                msg = f"{objects.folder}: {reason}; choose another --lake or change the folder's permissions"
+                raise LakeAccessError(msg) from error
+        names = objects.names()
+        was_written = OWN_FOLDER in names or any(store.files(name)[1] for name in TABLES if name in names)
+        if was_written and not store.exists():
+            # Not half made, nor just made by another process: without `episodes` all of it would be dead.
+            raise LakeAccessError(missing_table(objects.root, "episodes"))
+        store.create()
+    store.check_format()
+    return Lake(store, compact_above=compact_above)
+
+
+def _require_room(objects: Objects, *, create: bool) -> None:
+    """Raise unless a lake may be made there."""
+    advice = "`trajlake ingest FILE --lake URI` or `trajlake demo` makes one"
+    path = objects.folder
+    if path is not None and path.exists() and not path.is_dir():
+        raise NotALakeError(f"{path} is a file, and a lake is a folder; {advice}")
+    if create:
+        # Another process may be making the lake, or an older package was killed while it made all tables.
+        if not objects.names() <= TABLES.keys() | {OWN_FOLDER}:
+            raise NotALakeError(f"{objects.root} is not a lake and not empty; name a new or an empty folder")
+    elif path is not None and not path.exists():
+        raise NotALakeError(f"{path} does not exist; {advice}")
+    else:
+        raise NotALakeError(f"{objects.root} is not a lake: it holds no `episodes` table; {advice}")

@@ -106,7 +106,7 @@ def diagnose(uri: str) -> pl.DataFrame:
     Raises:
         TrajlakeError: none of its tables can be opened, or they are not ours.
     """
-    from lake.opening import open as open_lake
+    from lake.lake import open as open_lake
 
     store = Store(Objects(uri))
     try:

@@ -20,8 +20,8 @@ import polars as pl
 import pyarrow as pa
 
 from lake import ids
+from lake.care.compaction import ordered_rows
 from lake.care.pins import Pins
-from lake.care.sorting import ordered_rows
 from lake.care.vacuum import unfinished_jobs
 from lake.errors import LakeAccessError
 from lake.read.parquet import collected, scan
@@ -33,7 +33,7 @@ from lake.storage.replaced import Replacement
 from lake.storage.store import Store
 from lake.tables import TABLES
 from lake.write.jobs import Job
-from lake.write.retractions import known_episodes, write_retractions
+from lake.write.writer import known_episodes, write_retractions
 
 _TRIES = 50
 _KEEPS = "retractions"

@@ -21,8 +21,7 @@ import msgspec
 
 from lake.care.pins import Pins
 from lake.errors import LakeAccessError, UsageError
-from lake.read.snapshot import Snapshot
-from lake.read.time_travel import version_at
+from lake.read.snapshot import Snapshot, version_at
 from lake.storage.commits import condemn
 from lake.storage.data_files import FileEntry
 from lake.storage.log_check import log_faults
@@ -124,7 +123,7 @@ def _survivors(store: Store, snapshot: Snapshot, name: str, entries: list[FileEn
         return ()
     dead = frozenset().union(*map(snapshot.write_ids, mixed)) - snapshot.accepted_write_ids
     where = f"write_id NOT IN ({', '.join(map(str, sorted(dead)))})"
-    from lake.care.sorting import ordered_rows
+    from lake.care.compaction import ordered_rows
 
     return ordered_rows(store.objects, mixed, TABLES[name], where=where)
 

@@ -1,6 +1,4 @@
-"""The commits of a lake, newest first, each with the job that made it.
-
-What changed between two snapshots: episodes that came and went, scores, advantages whose sign flipped.
+"""The commits of a lake, each with the job that made it, and what changed between two snapshots.
 
 Advantages are compared within a series (one estimator, one set of parameters, one code): what changed is the data.
 """
@@ -12,7 +10,6 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from lake import ids
-from lake.errors import UsageError
 from lake.read.snapshot import Snapshot
 from lake.tables import TABLES
 
@@ -42,8 +39,6 @@ def commits(lake: "Lake", table: str | None, limit: int) -> pl.DataFrame:
     Raises:
         UsageError: no such table.
     """
-    if table is not None and table not in TABLES:
-        raise UsageError(f"there is no table `{table}`; the tables are {', '.join(TABLES)}")
     rows = []
     for name in [table] if table else TABLES:
         for entry in lake.history(name, limit):
@@ -64,14 +59,6 @@ def commits(lake: "Lake", table: str | None, limit: int) -> pl.DataFrame:
     found = pl.DataFrame(rows, schema=schema)
     jobs = lake.sql("SELECT job_id, kind, run_id FROM job_runs").cast({"job_id": pl.Int64})
     return found.join(jobs, on="job_id", how="left").sort("at", descending=True, maintain_order=True).select(*_SCHEMA)
-
-
-_ADVANTAGES = """
-SELECT series_id, episode_id, step_index, group_id, run_id, advantage FROM latest_advantages
-"""
-_SCORES = """
-SELECT series_id, scorer, scorer_version, episode_id, step_index, run_id, value FROM latest_scores
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +98,7 @@ def difference(before: Snapshot, after: Snapshot) -> Difference:
 
 def _scores(before: Snapshot, after: Snapshot) -> pl.DataFrame:
     keys = ["series_id", "scorer", "scorer_version", "episode_id", "step_index", "run_id"]
-    old, new = (side.sql(_SCORES) for side in (before, after))
+    old, new = (side.sql(f"SELECT {', '.join(keys)}, value FROM latest_scores") for side in (before, after))
     both = old.rename({"value": "before"}).join(
         new.rename({"value": "after"}), on=keys, how="full", coalesce=True, nulls_equal=True
     )
@@ -120,7 +107,8 @@ def _scores(before: Snapshot, after: Snapshot) -> pl.DataFrame:
 
 def _flips(before: Snapshot, after: Snapshot) -> pl.DataFrame:
     keys = ["series_id", "episode_id", "step_index"]
-    old, new = (side.sql(_ADVANTAGES) for side in (before, after))
+    query = "SELECT series_id, episode_id, step_index, group_id, run_id, advantage FROM latest_advantages"
+    old, new = (side.sql(query) for side in (before, after))
     both = old.select(*keys, pl.col("advantage").alias("before")).join(
         new.rename({"advantage": "after"}), on=keys, how="inner"
     )

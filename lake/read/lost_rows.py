@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from lake import ids
 from lake.errors import LakeAccessError
 from lake.storage.data_files import WRITE_SUMS
-from lake.tables import TABLES
+from lake.tables import WRITTEN_BY_JOBS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -88,15 +88,13 @@ def lost_jobs(snapshot: Snapshot, *, look: bool = True) -> pl.DataFrame:
     import polars as pl
 
     from lake.read.parquet import collected
-    from lake.write.job_parts import WRITTEN_OTHERWISE
 
     ended = (pl.col("event") == "succeeded") & ~pl.col("kind").is_in(_OTHERWISE)
     columns = ["job_id", "kind", "series_id", "sequence", "accepted_write_ids"]
     jobs = collected(snapshot.scan_all("jobs").filter(ended).select(columns))
     jobs = jobs.sort("sequence", nulls_last=False).unique(["kind", "series_id"], keep="last", maintain_order=True)
     accepted = jobs["accepted_write_ids"].explode(empty_as_null=False, keep_nulls=False)
-    tables = [name for name in TABLES if name not in WRITTEN_OTHERWISE]
-    lost = _not_in(snapshot, frozenset(accepted), tables, look=look)
+    lost = _not_in(snapshot, frozenset(accepted), WRITTEN_BY_JOBS, look=look)
     lost -= snapshot.emptied if lost else lost
     is_lost = pl.col("accepted_write_ids").list.eval(pl.element().is_in(sorted(lost)))
     return jobs.select("job_id", "kind", lost=is_lost.list.sum()).filter(pl.col("lost") > 0)

@@ -27,17 +27,15 @@ class BucketFiles(AbstractFileSystem):  # type: ignore[misc]
 
     Args:
         sizes: URI -> bytes of every file that may be read; may grow.
-
-    Attributes:
-        failure: why the last read that failed did. DuckDB reports a traceback as text instead.
     """
 
     cachable = False
 
-    def __init__(self, protocol: str, sizes: Callable[[], Mapping[str, int]], read: Read) -> None:
+    def __init__(self, protocol: str, sizes: Mapping[str, int], read: Read) -> None:
         super().__init__()
         self.protocol = protocol
         self.failure: TrajlakeError | None = None
+        """Why the last read that failed did; DuckDB reports a traceback as text instead."""
         self._sizes = sizes
         self._read = read
 
@@ -55,7 +53,7 @@ class BucketFiles(AbstractFileSystem):  # type: ignore[misc]
         Raises:
             FileNotFoundError: no file of the snapshot.
         """
-        size = self._sizes().get(path)
+        size = self._sizes.get(path)
         if size is None:
             raise FileNotFoundError(f"{path} is no file of this snapshot")
         return {"name": path, "size": size, "type": "file"}
@@ -67,7 +65,7 @@ class BucketFiles(AbstractFileSystem):  # type: ignore[misc]
 
     def glob(self, path: str, **_: Any) -> list[str]:
         """The file itself, if it is one of the snapshot."""
-        return [path] if path in self._sizes() else []
+        return [path] if path in self._sizes else []
 
     def modified(self, path: str) -> datetime:
         """The same time for every file."""

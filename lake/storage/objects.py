@@ -2,13 +2,6 @@
 
 Everything in a lake that is not a Delta table's own read or write goes through here: looking for a lake, commits of
 compaction, pins, orphans. A local lake uses file operations and never loads obstore.
-
-Objects in a local folder, with the guarantees of an object store and nothing but file operations.
-
-An object is written to a staging file beside its place and linked or renamed into it, so a process that is killed
-leaves a staging file, never half an object. The link fails if the name is taken: that is put-if-absent, and it is
-what delta-rs does, so either may race the other. Staging files are named as object_store names its own
-(`NAME#DIGITS`), which delta-rs and every listing skip.
 """
 
 import os
@@ -25,16 +18,22 @@ from urllib.parse import quote
 from lake.errors import TrajlakeError
 from lake.storage import addresses
 from lake.storage.addresses import explained
-from lake.storage.buckets import Bucket, delta_options, failures, polars_options
 
 if TYPE_CHECKING:
     from lake.storage.bucket_files import BucketFiles
+    from lake.storage.buckets import Bucket
 
 _STAGING = re.compile(r"#\d+$")
 
 
 class Folder:
-    """The objects under a local folder."""
+    """The objects under a local folder, with the guarantees of an object store and nothing but file operations.
+
+    An object is written to a staging file beside its place and linked or renamed into it, so a process that is killed
+    leaves a staging file, never half an object. The link fails if the name is taken: that is put-if-absent, and it is
+    what delta-rs does, so either may race the other. Staging files are named as object_store names its own
+    (`NAME#DIGITS`), which delta-rs and every listing skip.
+    """
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -72,7 +71,7 @@ class Folder:
 
     def exists(self, path: str) -> bool:
         """Whether there is such an object."""
-        return self._path(path).is_file()
+        return Path(self._root, path).is_file()
 
     def create(self, path: str, data: bytes) -> bool:
         """Write an object that must not exist; False if it does."""
@@ -90,10 +89,10 @@ class Folder:
         """Delete objects; missing ones are no error."""
         for path in paths:
             with suppress(FileNotFoundError, NotADirectoryError):
-                self._path(path).unlink()
+                Path(self._root, path).unlink()
 
     def _place(self, path: str, data: bytes, move: Callable[[Path, Path], None]) -> None:
-        target = self._path(path)
+        target = Path(self._root, path)
         staging = target.with_name(f"{target.name}#{secrets.randbits(63)}")
         try:
             try:
@@ -104,9 +103,6 @@ class Folder:
             move(staging, target)
         finally:
             staging.unlink(missing_ok=True)
-
-    def _path(self, path: str) -> Path:
-        return Path(self._root, path)
 
 
 _SECRET = re.compile(
@@ -121,17 +117,13 @@ _SHORTEST_SECRET = 4
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An object that a listing found.
-
-    Attributes:
-        path: relative to the root, with slashes.
-        bytes: its size.
-        modified: when it was written, by the store's clock, UTC.
-    """
+    """An object that a listing found."""
 
     path: str
+    """Relative to the root, with slashes."""
     bytes: int
     modified: datetime
+    """By the store's clock, UTC."""
 
 
 class Objects:
@@ -154,12 +146,15 @@ class Objects:
     def __init__(self, root: str | Path, options: Mapping[str, str] | None = None) -> None:
         self._address = addresses.parse(root)
         self._options = {name.lower(): str(value) for name, value in (options or {}).items()}
-        self._floor: Folder | Bucket
-        with self._explaining():
-            if self._address.scheme:
-                self._floor = Bucket(self._address, self._options)
-            else:
-                self._floor = Folder(self._address.root)
+        self._failures: tuple[type[Exception], ...] = (OSError,)
+        self._bucket: Bucket | None = None
+        if self._address.scheme:
+            from lake.storage import buckets
+
+            self._failures = buckets.FAILURES
+            with self._explaining():
+                self._bucket = buckets.Bucket(self._address, self._options)
+        self._floor = self._bucket or Folder(self._address.root)
 
     def __repr__(self) -> str:
         return f"Objects({self.root!r})"
@@ -181,12 +176,12 @@ class Objects:
     @property
     def delta_options(self) -> dict[str, str]:
         """Storage options for delta-rs; empty for a local folder."""
-        return delta_options(self._options) if self._address.scheme else {}
+        return self._bucket.delta_options if self._bucket else {}
 
     @property
     def polars_options(self) -> dict[str, Any]:
         """Storage options for Polars; empty for a local folder."""
-        return polars_options(self._address, self._options) if self._address.scheme else {}
+        return self._bucket.polars_options if self._bucket else {}
 
     def uri(self, path: str) -> str:
         """Full address of an object: an absolute path, or scheme://bucket/key."""
@@ -248,16 +243,15 @@ class Objects:
         Returns:
             None for a local folder, which needs none.
         """
-        if isinstance(self._floor, Folder):
+        if (bucket := self._bucket) is None:
             return None
         from lake.storage.bucket_files import BucketFiles
 
-        return BucketFiles(self._address.scheme, lambda: sizes, self._read)
+        def read(uri: str, start: int, end: int) -> bytes:
+            with self._explaining():
+                return bucket.read(uri.removeprefix(f"{self.root}/"), start, end)
 
-    def _read(self, uri: str, start: int, end: int) -> bytes:
-        assert isinstance(self._floor, Bucket)
-        with self._explaining():
-            return self._floor.read(uri.removeprefix(f"{self.root}/"), start, end)
+        return BucketFiles(self._address.scheme, sizes, read)
 
     def redacted(self, text: str) -> str:
         """A text with every secret of the options and of the environment replaced by ***."""
@@ -279,11 +273,8 @@ class Objects:
             yield
         except TrajlakeError:
             raise
-        except self._failures() as error:
+        except self._failures as error:
             raise self.explained(error) from None
-
-    def _failures(self) -> tuple[type[Exception], ...]:
-        return failures() if self._address.scheme else (OSError,)
 
     def _secrets(self) -> tuple[str, ...]:
         """Values to hide, longest first; as they are and as a URL spells them."""

@@ -26,10 +26,9 @@ from lake import ids
 from lake.errors import LakeAccessError, NotALakeError, TrajlakeError
 from lake.storage.addresses import with_engine_errors
 from lake.storage.commits import CommitLostError, commit, until_committed
-from lake.storage.creation import MadeTables, make_table
 from lake.storage.data_files import FileEntry, Staged, Written, added_in, listed, sorted_rows, stem, write_file
 from lake.storage.log_check import NOTE, LogCheck, damaged_log
-from lake.storage.migrations import made_with_lake, migrate, missing_table, require_known
+from lake.storage.migrations import MadeTables, made_with_lake, make_table, migrate, missing_table, require_known
 from lake.storage.objects import Objects
 from lake.storage.replaced import Replacements, applied
 from lake.tables import EPISODES, FORMAT_VERSION, TABLES

@@ -55,6 +55,7 @@ __all__ = [
     "STEPS",
     "TABLES",
     "TOKENS",
+    "WRITTEN_BY_JOBS",
 ]
 
 FORMAT_VERSION = 4
@@ -110,6 +111,9 @@ RESOLUTION_ORDER = (
 """Order in which a snapshot resolves tables: the reverse of the order in which writers commit, so that whatever a
 resolved row refers to is resolved at a version that holds it. Retractions come after episodes: the one that a retry
 brings carries the retry's write_id, and commits before it."""
+
+WRITTEN_BY_JOBS = tuple(name for name in TABLES if name not in ("episodes", "steps", "blobs", "jobs"))
+"""Tables that `Job.write` appends to; the others are written by `Job.record`, and by a job's start and end."""
 
 ID_COLUMNS = frozenset(c.name for table in TABLES.values() for c in table.columns if c.type in (Type.ID, Type.IDS))
 """Names of the columns that people see as base32."""

@@ -20,8 +20,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from lake.errors import UsageError
-from lake.formats import FORMATS
-from lake.formats.registry import Item, choose
+from lake.formats import FORMATS, Item, choose
 from lake.formats.source import Meter, Source, stem
 from lake.lake import Lake
 from lake.records import EpisodeRecord, Reject, printable

@@ -8,26 +8,27 @@ job leaves nothing visible and is simply run again.
 import inspect
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from importlib import metadata
 from types import FunctionType, ModuleType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
 import polars as pl
 
 from lake import ids
-from lake.errors import ConflictError, TrajlakeError
+from lake.errors import ConflictError, ContractError, TrajlakeError
 from lake.read.parquet import collected, scan
 from lake.records import EpisodeRecord, Reject, check, excerpt, identify, printable, retyped, shown
 from lake.storage.commits import CommitLostError, condemned, until_committed
+from lake.storage.objects import Objects
 from lake.storage.store import Store
-from lake.tables import TABLES
+from lake.tables import TABLES, WRITTEN_BY_JOBS
 from lake.tables.columns import Visibility
 from lake.tables.contracts import conform
 from lake.write.index import Tombstones
-from lake.write.job_parts import JobPart, Written
 from lake.write.rows import json_text
 from lake.write.writer import EpisodeWriter
 
@@ -43,6 +44,63 @@ class Counts(msgspec.Struct):
     """Steps of the new episodes."""
     present: int = 0
     rejected: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What one append of a job put into a table."""
+
+    table: str
+    write_id: int
+    file: str
+    """Name of the data file below the table's folder."""
+    rows: int
+
+
+class JobPart:
+    """The right to write rows of a running job from another thread or process, where it opens the lake again.
+
+    A part appends under a fresh write_id of its own, so a part that is lost (its process was killed, or its answer was)
+    leaves rows that nobody sees, and is simply run again: only what `Job.take` got is accepted with the job.
+    """
+
+    def __init__(self, store: Store, stamps: Mapping[str, int]) -> None:
+        self._store = store
+        self._stamps = dict(stamps)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By the lake's address, not by open handles."""
+        return _reopen, (self._store.objects, self._stamps)
+
+    @property
+    def objects(self) -> Objects:
+        """Where the lake lies."""
+        return self._store.objects
+
+    def write(self, name: str, frame: pl.DataFrame) -> Written | None:
+        """Append rows to a table under a fresh write_id, stamped with the job; None where there are none.
+
+        Args:
+            name: a judgement or lineage table, or `tokens`.
+            frame: the table's columns without write_id, job_id, series_id and attempt, which are filled in.
+
+        Raises:
+            ContractError: the frame breaks the table's contract, or the table is not written this way.
+        """
+        if name not in WRITTEN_BY_JOBS:
+            valid = ", ".join(WRITTEN_BY_JOBS)
+            raise ContractError(f"`write` has no table `{name}`; valid: {valid}. Episodes are written by `record`")
+        if frame.is_empty():
+            return None
+        table = TABLES[name]
+        stamps = {"write_id": ids.fresh_id(), **self._stamps}
+        stamped = frame.with_columns(pl.lit(v).alias(k) for k, v in stamps.items() if k in table.names)
+        file = self._store.append(name, conform(stamped, table), job_id=stamps["job_id"])
+        return Written(name, stamps["write_id"], file, frame.height)
+
+
+def _reopen(objects: Objects, stamps: Mapping[str, int]) -> JobPart:
+    return JobPart(Store(objects), stamps)
 
 
 class Job:
@@ -110,7 +168,8 @@ class Job:
 
     def __enter__(self) -> Self:
         if not self._resumed:
-            self._start()
+            row = self._row("started") | {"accepted_write_ids": []}
+            self._store.append("jobs", _jobs_frame(row), job_id=self.job_id)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -164,8 +223,8 @@ class Job:
                 record.run_id = self.run_id
         outcome = self._writer.write(records, job_id=self.job_id)
         self._touched.update(("episodes", "steps", "tokens") if outcome.new else ())
-        rejects = [_conflict(records[i], positions[i]) for i in outcome.conflicts]
-        rejects += [_forgotten(records[i], positions[i]) for i in outcome.forgotten]
+        rejects = [_reject(records[i], positions[i], "conflict") for i in outcome.conflicts]
+        rejects += [_reject(records[i], positions[i], "forgotten") for i in outcome.forgotten]
         if rejects:
             first = records[(outcome.conflicts + outcome.forgotten)[0]]
             self.reject(rejects, first.source_uri or "recorder", first.source_format)
@@ -192,15 +251,7 @@ class Job:
         self.write("rejects", pl.DataFrame(rows, schema_overrides={"run_id": pl.String, "episode_id": pl.Int64}))
 
     def write(self, name: str, frame: pl.DataFrame) -> None:
-        """Append rows to a table under a fresh write_id, stamped with the job.
-
-        Args:
-            name: a judgement or lineage table, or `tokens`.
-            frame: the table's columns without write_id, job_id, series_id and attempt, which are filled in.
-
-        Raises:
-            ContractError: the frame breaks the table's contract, or the table is not written this way.
-        """
+        """Append rows to a table under a fresh write_id, stamped with the job; see `JobPart.write`."""
         if (written := self.part().write(name, frame)) is not None:
             self.take(written)
 
@@ -222,10 +273,6 @@ class Job:
     def now(self) -> datetime:
         """The time by the lake's clock."""
         return self._store.clock()
-
-    def _start(self) -> None:
-        row = self._row("started") | {"accepted_write_ids": []}
-        self._store.append("jobs", _jobs_frame(row), job_id=self.job_id)
 
     def _end(self, event: str, error: str | None = None) -> None:
         """Write the terminal row, after every other terminal row that stands by then.
@@ -293,29 +340,16 @@ def _jobs_frame(row: dict[str, Any]) -> pl.DataFrame:
     return conform(pl.DataFrame([row], schema=TABLES["jobs"].polars()), TABLES["jobs"])
 
 
-def _conflict(record: EpisodeRecord, position: int) -> Reject:
-    return Reject(
-        position=position,
-        reason="conflict",
-        message=f"{_spelled(record)} is present with other content; give it another --run or a higher attempt",
-        raw=excerpt(msgspec.json.encode(record).decode()),
-        episode_id=identify(record, record.run_id or "").episode_id,
-    )
-
-
-def _forgotten(record: EpisodeRecord, position: int) -> Reject:
-    # Without its text: it was erased for a reason.
-    return Reject(
-        position=position,
-        reason="forgotten",
-        message=f"{_spelled(record)} was erased with `trajlake forget` and is not taken again",
-        raw="",
-        episode_id=identify(record, record.run_id or "").episode_id,
-    )
-
-
-def _spelled(record: EpisodeRecord) -> str:
-    return f"run {record.run_id!r}, task {record.task_id!r}, rollout {record.rollout_index}, attempt {record.attempt}"
+def _reject(record: EpisodeRecord, position: int, reason: Literal["conflict", "forgotten"]) -> Reject:
+    key = f"run {record.run_id!r}, task {record.task_id!r}, rollout {record.rollout_index}, attempt {record.attempt}"
+    fault = {
+        "conflict": "is present with other content; give it another --run or a higher attempt",
+        "forgotten": "was erased with `trajlake forget` and is not taken again",
+    }
+    # What was forgotten is kept without its text: it was erased for a reason.
+    raw = excerpt(msgspec.json.encode(record).decode()) if reason == "conflict" else ""
+    episode_id = identify(record, record.run_id or "").episode_id
+    return Reject(position=position, reason=reason, message=f"{key} {fault[reason]}", raw=raw, episode_id=episode_id)
 
 
 def code_hash(code: Sequence[Code]) -> str:

@@ -15,17 +15,23 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 import polars as pl
 
 from lake import ids
+from lake.errors import UsageError
+from lake.read.snapshot import Snapshot
 from lake.records import EpisodeRecord, Identity, identify
 from lake.storage.commits import CommitLostError, condemned, until_committed
 from lake.storage.store import Store
-from lake.tables import TABLES
+from lake.tables import RETRACTIONS, TABLES
 from lake.tables.contracts import conform
 from lake.write.index import EpisodeIndex
 from lake.write.rows import blobs_frame, episodes_frame, moved_out, spans_frame, steps_frame, tokens_frame
+
+if TYPE_CHECKING:
+    from lake.write.jobs import Job
 
 _Slot = tuple[int, int, str | None]
 """group_id, rollout_index and agent_id: what a retry shares with its predecessor."""
@@ -175,3 +181,31 @@ def _retractions_frame(superseded: dict[int, int], write_id: int, at: datetime) 
     columns = {"episode_id": list(superseded), "superseded_by": list(superseded.values())}
     frame = pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.Int64))
     return frame.with_columns(write_id=pl.lit(write_id), kind=pl.lit("superseded"), at=pl.lit(at))
+
+
+def known_episodes(snapshot: Snapshot, episode_ids: Sequence[int]) -> pl.DataFrame:
+    """Rows (episode_id, group_id, run_id, write_id) of episodes, retracted ones included.
+
+    Raises:
+        UsageError: no ids, or ids that the lake does not hold.
+    """
+    if not episode_ids:
+        raise UsageError("no episodes are named; give ids, or a condition that some episodes meet")
+    wanted = pl.Series("episode_id", sorted(set(episode_ids)), dtype=pl.Int64)
+    columns = ["episode_id", "group_id", "run_id", "write_id"]
+    found = snapshot.scan_all("episodes").filter(pl.col("episode_id").is_in(wanted.implode())).select(columns).collect()
+    if unknown := sorted(set(wanted) - set(found["episode_id"])):
+        more = f" (+{len(unknown) - 3} more)" if len(unknown) > 3 else ""
+        msg = f"the lake holds no episode {', '.join(map(ids.to_text, unknown[:3]))}{more}; nothing was changed"
+        raise UsageError(msg)
+    return found
+
+
+def write_retractions(job: "Job", episode_ids: Sequence[int], kind: str, reason: str | None) -> None:
+    """Hide episodes from readers, in a job: kind `retracted`, or `forgotten` for what is going to be erased.
+
+    The rows stay, and old snapshots still show them: what an update was trained on can always be looked at.
+    """
+    at = job.now()
+    frame = pl.DataFrame({"episode_id": sorted(set(episode_ids))}, schema={"episode_id": pl.Int64})
+    job.write(RETRACTIONS.name, frame.with_columns(kind=pl.lit(kind), at=pl.lit(at), reason=pl.lit(reason, pl.String)))

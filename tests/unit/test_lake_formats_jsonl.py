@@ -12,8 +12,7 @@ import pytest
 
 import lake
 from lake.errors import FormatError
-from lake.formats import FORMATS, jsonl, sniff
-from lake.formats.registry import choose, named
+from lake.formats import FORMATS, choose, jsonl, named, sniff
 from lake.formats.source import Meter
 from lake.records import EpisodeRecord, Reject, identify
 from lake.write.ingest import ingest

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 from lake.errors import FormatError
-from lake.formats import FORMATS, sniff
-from lake.formats.registry import Item
+from lake.formats import FORMATS, Item, sniff
 from lake.formats.source import stem
 from lake.records import Reject
 from lake.write.ingest import prepare
