@@ -312,11 +312,11 @@ class Lake:
     def _versions(self, when: str | datetime | int) -> dict[str, int]:
         if isinstance(when, str) and when.isdecimal():
             when = int(when)
-        if isinstance(when, str):
+        if isinstance(name := when, str):
             try:
-                when = datetime.fromisoformat(when)
+                when = datetime.fromisoformat(name)
             except ValueError:
-                return self._pins.find(when).versions
+                return self._pins.find(name).versions
         if isinstance(when, datetime):
             return versions_at_time(self._store, when if when.tzinfo else when.replace(tzinfo=UTC))
         if not isinstance(when, int):

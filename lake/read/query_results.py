@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 
 from lake.errors import QueryError
-from lake.read.text_table import Rows
+from lake.read.text_table import Rows, cell
 
 if TYPE_CHECKING:
     import polars as pl
@@ -32,11 +32,7 @@ _NEAR = re.compile(r'syntax error at or near "([^"]*)"')
 def rows(relation: duckdb.DuckDBPyRelation) -> Rows | None:
     """A result without the help of Arrow and Polars, which take longer to load than most queries take.
 
-    Args:
-        relation: the result, in a connection whose time zone is UTC.
-
-    Returns:
-        None if a column is of a type that Python has not, or a time is outside of its calendar.
+    None if a column is of a type that Python lacks, or a time is outside of its calendar. The connection's zone is UTC.
     """
     names, types = distinct_names(relation.columns), [str(kind) for kind in relation.types]
     if not _PLAIN.issuperset(types):
@@ -49,13 +45,10 @@ def rows(relation: duckdb.DuckDBPyRelation) -> Rows | None:
     found = relation.fetchall()
     for place in (place for place, kind in enumerate(types) if kind in {ZONED, "DATE"}):
         # Python's first and last day stand for infinity too.
-        if any(not isinstance(row[place], date | None) or _year(row[place]) in {1, 9999} for row in found):
+        values = [row[place] for row in found if row[place] is not None]
+        if any(not isinstance(value, date) or value.year in {1, 9999} for value in values):
             return None
     return Rows(names, [_zoned(row, zoned) for row in found], [kind in _NUMBERS for kind in types])
-
-
-def _year(value: date | None) -> int | None:
-    return None if value is None else value.year
 
 
 def _zoned(row: tuple[Any, ...], places: list[int]) -> tuple[Any, ...]:
@@ -67,8 +60,7 @@ def _zoned(row: tuple[Any, ...], places: list[int]) -> tuple[Any, ...]:
 
 def one_line(error: BaseException) -> str:
     """The first paragraph of an error's text, on one line; whoever wrote the query cannot steer a terminal with it."""
-    text = " ".join(str(error).partition("\n\n")[0].split())
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+    return cell(str(error).partition("\n\n")[0])
 
 
 def query_error(error: Exception, query: str) -> QueryError:
@@ -115,20 +107,6 @@ def plain_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def plain_table(table: pa.Table) -> pa.Table:
-    """A whole result under its `plain_schema`.
-
-    Raises:
-        QueryError: an interval with months, which have no fixed length.
-    """
-    import pyarrow as pa
-
-    schema = plain_schema(table.schema)
-    if schema == table.schema:
-        return table
-    return pa.Table.from_batches([plain_batch(batch, schema) for batch in table.to_batches()], schema)
-
-
 def frame(table: pa.Table) -> pl.DataFrame:
     """A result as Polars has it; sums of integers are int64 if they fit.
 
@@ -136,9 +114,13 @@ def frame(table: pa.Table) -> pl.DataFrame:
         QueryError: a column of a type that Polars has not, or an interval with months.
     """
     import polars as pl
+    import pyarrow as pa
 
+    schema = plain_schema(table.schema)
+    if schema != table.schema:
+        table = pa.Table.from_batches([plain_batch(batch, schema) for batch in table.to_batches()], schema)
     try:
-        found = pl.from_arrow(plain_table(table))
+        found = pl.from_arrow(table)
     except pl.exceptions.PolarsError as error:
         types = ", ".join(f"{field.name} {field.type}" for field in table.schema)
         msg = f"a column has a type that cannot be returned ({types}); cast it, for example to VARCHAR"

@@ -80,7 +80,7 @@ def find(lake: Snapshot, wanted: str) -> int:
 
 
 def find_named(lake: Snapshot, *, task: str | None, rollout: int | None, run: str | None) -> int:
-    """The episode that people mean by the names of its task and run and its number among the siblings.
+    """The episode that people mean by its task, run and number among the siblings; None is any.
 
     Raises:
         UsageError: no such episode, or several.
@@ -98,18 +98,14 @@ def find_named(lake: Snapshot, *, task: str | None, rollout: int | None, run: st
         rest = ", ..." if len(found) > _LISTED else ""
         listed = ", ".join(_spelled(row) for row in found[:_LISTED])
         raise UsageError(f"{spelled} means {len(found)} episodes ({printable(listed)}{rest}); {advice}")
-    tasks = lake.sql("SELECT DISTINCT task_id FROM episodes ORDER BY ALL LIMIT $n", {"n": _LISTED + 1})[
-        "task_id"
-    ].to_list()
+    tasks = lake.sql(f"SELECT DISTINCT task_id FROM episodes ORDER BY ALL LIMIT {_LISTED + 1}")["task_id"].to_list()
     some = f"; tasks are {', '.join(tasks[:_LISTED])}{', ...' if len(tasks) > _LISTED else ''}" if task else ""
     raise UsageError(f"there is no episode of {spelled}{printable(some)}; `trajlake sql 'FROM episodes'` lists them")
 
 
 def _spelled(row: Row) -> str:
-    return (
-        f"{ids.to_text(row['episode_id'])} run {row['run_id']} task {row['task_id']} rollout {row['rollout_index']}"
-        + (f" round {row['collection_round']}" if row["collection_round"] is not None else "")
-    )
+    name = f"{ids.to_text(row['episode_id'])} run {row['run_id']} task {row['task_id']} rollout {row['rollout_index']}"
+    return name if row["collection_round"] is None else f"{name} round {row['collection_round']}"
 
 
 def gather(lake: Snapshot, episode_id: int, wanted: str | None = None) -> Row:
@@ -239,20 +235,14 @@ def _head(episode: Row) -> str:
 
 
 def _step_head(step: Row) -> str:
-    figures = {
-        "reward": step["reward"],
-        "return-to-go": step["return_to_go"],
-        "A_E": step["a_episode"],
-        "A_S": step["a_step"],
-        "A": step["advantage"],
-    }
-    parts = [f"step {step['step_index']}", *(f"{name} {number(value)}" for name, value in figures.items())]
-    if flags := _flags(step):
-        parts.append(f"[{', '.join(flags)}]")
-    return _one_line("   ".join(parts))
-
-
-def _flags(step: Row) -> list[str]:
+    parts = [
+        f"step {step['step_index']}",
+        f"reward {number(step['reward'])}",
+        f"return-to-go {number(step['return_to_go'])}",
+        f"A_E {number(step['a_episode'])}",
+        f"A_S {number(step['a_step'])}",
+        f"A {number(step['advantage'])}",
+    ]
     flags = [flag for flag in (step["flags"] or "").split(",") if flag]
     marks = {
         "invalid action": step["is_action_valid"] is False,
@@ -261,7 +251,8 @@ def _flags(step: Row) -> list[str]:
         "not trainable": not step["trainable"],
         "copied context": step["is_copied_context"],
     }
-    return flags + [name for name, holds in marks.items() if holds]
+    flags += [name for name, holds in marks.items() if holds]
+    return _one_line("   ".join([*parts, f"[{', '.join(flags)}]"] if flags else parts))
 
 
 def _judgements(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
