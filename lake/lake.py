@@ -152,7 +152,7 @@ class Lake:
         Raises:
             LakeAccessError: on entering it, files of the snapshot are gone.
         """
-        return self._pins.lease(holder, snapshot.versions, duration)
+        return Lease(self._store, holder, snapshot.versions, duration)
 
     def missing(self, versions: Mapping[str, int]) -> str | None:
         """What these versions of the tables need and is not there, in words; None if all is there."""

@@ -1,11 +1,7 @@
 """Settings of a command: defaults < TOML section < KEY=VALUE pairs, validated by the owner's config class.
 
-What a user's own definitions may be called, groupings and selections for example, and how that reads in words.
-
-What is wrong with settings, in one line: pydantic's findings in the words of this project.
-
-Every command and loader that validates a user's settings says it through `faults`, so that a wrong number reads the
-same in a file, in `--set` and in `--filter`: which field, what it is, what is valid. `validated` is the usual way.
+Every command and loader reports what is wrong with them through `faults` (`validated` is the usual way), so that a
+wrong number reads the same in a file, in `--set` and in `--filter`: which field, what it is, what is valid.
 """
 
 import json
@@ -23,10 +19,8 @@ from pydantic_core import ErrorDetails
 from lake.errors import UsageError
 
 NAME = r"^[A-Za-z0-9][\w.-]*$"
-"""No slash, which separates a grouping's draws."""
+"""What a user's own definitions may be called. No slash, which separates a grouping's draws."""
 NAME_IN_WORDS = "letters, digits, `_`, `.` and `-`, beginning with a letter or a digit"
-
-
 SECTIONS = ("credit", "group", "reward", "score", "select", "trainer")
 """Sections of a configuration file: one file may hold those of several commands."""
 
@@ -183,17 +177,14 @@ _VALID = {
 }
 """Kind of finding -> what is valid, over the finding's context."""
 _NEAR = 0.75
-"""How alike an option that there is must be to one that there is not, to be told alone."""
+"""How much a valid option must look like an unknown one to be named alone."""
 _ALTERNATIVES = frozenset(("bool", "float", "int", "str"))
 _SPELLED = ("list[", "literal[", "tuple[")
 """Types that a value might have had, in a finding's place."""
 
 
 def validated(model: type[Config], settings: Mapping[str, Any], place: str = "") -> Config:
-    """A configuration object from a user's settings; its faults as one line.
-
-    Args:
-        place: where they stand, as the beginning of the message: `stage rl: `.
+    """A configuration object from a user's settings; `place` begins the message: `stage rl: `.
 
     Raises:
         UsageError: names each field that is wrong, what it is and what is valid.
@@ -207,31 +198,32 @@ def validated(model: type[Config], settings: Mapping[str, Any], place: str = "")
 def faults(error: ValidationError, model: type[BaseModel] | None = None) -> str:
     """Everything that is wrong, each field once, separated by semicolons.
 
-    Args:
-        model: what was validated: an option that it does not have is told with those that it has, and a place is named
-            as its user wrote it.
+    With the model that was validated, a place is named as its user wrote it, and an option that the model lacks comes
+    with those that it has.
     """
     found = error.errors(include_url=False)
-    told: dict[str, list[str]] = {}
+    valid_by_fault: dict[str, list[str]] = {}
     for one in found:
         if not _follows(one, found):
             place = _Place.of(one["loc"], model)
-            what, valid = _told(one, place.written)
+            fault, valid = _described(one, place.written)
             if model is not None and one["type"] == "extra_forbidden":
-                what, valid = f"{what}{place.member}", place.options
-            told.setdefault(what, []).extend([valid] if valid else [])
-    return "; ".join(f"{what}; valid: {' or '.join(valid)}" if valid else what for what, valid in told.items())
+                fault, valid = f"{fault}{place.member}", place.options
+            valid_by_fault.setdefault(fault, []).extend([valid] if valid else [])
+    return "; ".join(
+        f"{fault}; valid: {' or '.join(valid)}" if valid else fault for fault, valid in valid_by_fault.items()
+    )
 
 
-def _told(found: ErrorDetails, place: tuple[int | str, ...]) -> tuple[str, str]:
+def _described(found: ErrorDetails, place: tuple[int | str, ...]) -> tuple[str, str]:
     """What is wrong, and what is valid; the latter is empty where the former says it."""
-    kind, context = found["type"], found.get("ctx", {})
-    if said := _sentence(found, place):
-        return said, ""
-    what = f"{_field(place)} is {_shown(found['input'])}"
+    kind, context, field = found["type"], found.get("ctx", {}), _field(place)
+    if sentence := _sentence(found, place):
+        return sentence, ""
+    what = f"{field} is {_shown(found['input'])}"
     if kind == "union_tag_invalid":
         key = context["discriminator"].strip("'")
-        return f"{_field(place)} has the {key} {context['tag']!r}", context["expected_tags"]
+        return f"{field} has the {key} {context['tag']!r}", context["expected_tags"]
     if kind == "string_pattern_mismatch":
         return what, _PATTERNS.get(context["pattern"], f"a text that matches {context['pattern']}")
     if kind in _VALID:
@@ -240,20 +232,18 @@ def _told(found: ErrorDetails, place: tuple[int | str, ...]) -> tuple[str, str]:
 
 
 def _sentence(found: ErrorDetails, place: tuple[int | str, ...]) -> str:
-    """A finding that says all by itself; empty for others."""
+    """A finding that needs no list of what is valid; empty for others."""
     kind, given, context, field = found["type"], found["input"], found.get("ctx", {}), _field(place)
-    said = ""
     if kind == "missing":
-        said = f"{field} is missing"
-    elif kind == "extra_forbidden":
-        said = f"there is no option {field}"
-    elif kind == "json_invalid":
-        said = f"it is no JSON: {context['error']}"
-    elif kind in ("value_error", "assertion_error"):
-        said = f"{field}: {context['error']}" if place else str(context["error"])
-    elif isinstance(given, str) and given.lstrip()[:1] in ("{", "[") and (broken := _no_json(given)):
-        said = f"{field} is no JSON: {broken}"
-    return said
+        return f"{field} is missing"
+    if kind == "extra_forbidden":
+        return f"there is no option {field}"
+    if kind == "json_invalid":
+        return f"it is no JSON: {context['error']}"
+    if kind in ("value_error", "assertion_error"):
+        return f"{field}: {context['error']}" if place else str(context["error"])
+    is_broken = isinstance(given, str) and given.lstrip()[:1] in ("{", "[") and (fault := _json_fault(given))
+    return f"{field} is no JSON: {fault}" if is_broken else ""
 
 
 class _Place(NamedTuple):
@@ -319,7 +309,7 @@ def _follows(one: ErrorDetails, found: list[ErrorDetails]) -> bool:
     return one["type"] == "too_short" and any(o["loc"][: len(place)] == place and o["loc"] != place for o in found)
 
 
-def _no_json(text: str) -> str:
+def _json_fault(text: str) -> str:
     """What breaks a text that was meant as JSON, and where; empty if nothing does."""
     try:
         json.loads(text)

@@ -1,14 +1,12 @@
 """The doctor: is the lake whole, is the installation ours, and what would do it good.
 
-Rivals: other installed packages that claim the import names `lake`, `pipelines`, `trainer` and `viewer`.
-
-The names are plain words, and PyPI has packages that use them; one of them installs into `trainer/` and overwrites
-files without a word. Two questions find every such case: does another distribution own one of the names, and does
-each name resolve to the folder beside this package? `trajlake doctor` and the layout test both ask here.
+The import names `lake`, `pipelines`, `trainer` and `viewer` are plain words, and PyPI has packages that use them; one
+of them installs into `trainer/` and overwrites files without a word. Two questions find every such rival: does another
+distribution own one of the names, and does each name resolve to the folder beside this package? `trajlake doctor` and
+the layout test both ask here.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -118,9 +116,9 @@ def diagnose(uri: str) -> pl.DataFrame:
         is_foreign = isinstance(error, NotALakeError) and store.exists()
         if is_foreign or None not in opened.values():
             raise
-    told = (f"the table {name} is {what or 'missing'}" for name, what in problems.items())
+    faults = [f"the table {name} is {what or 'missing'}" for name, what in problems.items()]
     advice = "; restore them from a backup, or ingest their source again into a new lake"
-    return _frame([_installation(), ("every table can be opened", "wrong", "; ".join(told) + advice)])
+    return _frame([_installation(), _judged("every table can be opened", faults, advice)])
 
 
 def _opened(store: Store, name: str) -> str | None:
@@ -160,9 +158,13 @@ def _frame(findings: Sequence[Finding]) -> pl.DataFrame:
     return pl.DataFrame(findings, schema=["check", "verdict", "detail"], orient="row")
 
 
+def _judged(check: str, faults: Sequence[str], advice: str = "") -> Finding:
+    """Fine without faults, else wrong."""
+    return (check, "wrong" if faults else "fine", "; ".join(faults) + (advice if faults else ""))
+
+
 def _installation() -> Finding:
-    rivals = find_rivals()
-    return ("the four packages are ours", "wrong" if rivals else "fine", "; ".join(rivals))
+    return _judged("the four packages are ours", find_rivals())
 
 
 def _files(snapshot: Snapshot) -> list[Finding]:
@@ -175,25 +177,18 @@ def _files(snapshot: Snapshot) -> list[Finding]:
             break
         for entry in snapshot.entries(name):
             # Decoded, not just opened: a flipped byte shows nowhere else.
-            fault = _guarded(partial(_decoded, snapshot, name, entry), f"{entry.name} of {name}")
-            if fault is not None:
-                (broken if fault[0] else damaged).append(fault[1])
-    advice = "; restore the files from a backup, or ingest their source again into a new lake" if damaged else ""
+            try:
+                if (fault := _decoded(snapshot, name, entry)) is not None:
+                    damaged.append(f"{entry.name} of {name} {fault}")
+            except TrajlakeError as error:
+                broken.append(str(error))
+            except (OSError, pl.exceptions.PolarsError) as error:
+                damaged.append(f"{entry.name} of {name}: {str(error).splitlines()[0]}")
+    advice = "; restore the files from a backup, or ingest their source again into a new lake"
     return [
-        ("every file is there and readable", "wrong" if damaged else "fine", "; ".join(damaged[:5]) + advice),
-        ("every row keeps its contract", "wrong" if broken else "fine", "; ".join(broken[:5])),
+        _judged("every file is there and readable", damaged[:5], advice),
+        _judged("every row keeps its contract", broken[:5]),
     ]
-
-
-def _guarded(look: Callable[[], str | None], place: str) -> tuple[bool, str] | None:
-    """(is it the contract, what is wrong), or None if nothing is."""
-    try:
-        problem = look()
-    except TrajlakeError as error:
-        return True, str(error)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        return False, f"{place}: {str(error).splitlines()[0]}"
-    return None if problem is None else (False, f"{place} {problem}")
 
 
 def _decoded(snapshot: Snapshot, name: str, entry: FileEntry) -> str | None:
@@ -210,27 +205,26 @@ def _decoded(snapshot: Snapshot, name: str, entry: FileEntry) -> str | None:
 
 def _logs(snapshot: Snapshot) -> Finding:
     faults = log_faults(snapshot.objects, snapshot.versions)
-    advice = "; what was committed is lost: restore the log from a backup, or ingest its source again" if faults else ""
-    return ("the logs are whole", "wrong" if faults else "fine", "; ".join(faults[:5]) + advice)
+    advice = "; what was committed is lost: restore the log from a backup, or ingest its source again"
+    return _judged("the logs are whole", faults[:5], advice)
 
 
 def _recorded(snapshot: Snapshot) -> Finding:
     """What jobs say they recorded and retracted is there, or was forgotten."""
     ended = snapshot.scan("jobs").filter(pl.col("event") == "succeeded").unique("job_id").collect()
-    said = {kind: int(part["rows_out"].sum()) for (kind,), part in ended.group_by("kind")}
+    counted = {kind: int(part["rows_out"].sum()) for (kind,), part in ended.group_by("kind")}
     retractions = snapshot.scan_all("retractions").select("episode_id", "kind").collect()
     gone = retractions.filter(pl.col("kind") == "forgotten")["episode_id"]
     there = snapshot.scan_all("episodes").select("episode_id").collect()["episode_id"]
     counts = (
-        ("recorded", said.get("ingest", 0) + said.get("record", 0), pl.concat([gone, there]).n_unique()),
-        ("retracted", said.get("retract", 0), retractions.filter(pl.col("kind") == "retracted").height),
+        ("recorded", counted.get("ingest", 0) + counted.get("record", 0), pl.concat([gone, there]).n_unique()),
+        ("retracted", counted.get("retract", 0), retractions.filter(pl.col("kind") == "retracted").height),
     )
     lost = [f"jobs {what} {n} episodes, the lake knows {found}" for what, n, found in counts if found < n]
     lost += [
         f"{kind} job {ids.to_text(job_id)} has lost {n} of its writes" for job_id, kind, n in lost_jobs(snapshot).rows()
     ]
-    advice = "; ingest their sources again, or run the jobs again" if lost else ""
-    return ("what jobs recorded is there", "wrong" if lost else "fine", "; ".join(lost) + advice)
+    return _judged("what jobs recorded is there", lost, "; ingest their sources again, or run the jobs again")
 
 
 def _from_query(snapshot: Snapshot, check: str, query: str) -> Finding:
@@ -238,26 +232,24 @@ def _from_query(snapshot: Snapshot, check: str, query: str) -> Finding:
         found = snapshot.sql(query)["what"].to_list()
     except TrajlakeError as error:
         return (check, "wrong", str(error))
-    more = f" (+{len(found) - 3} more)" if len(found) > 3 else ""
-    return (check, "wrong" if found else "fine", "; ".join(found[:3]) + more)
+    return _judged(check, found[:3], f" (+{len(found) - 3} more)" if len(found) > 3 else "")
 
 
 def _pins(lake: "Lake") -> Finding:
     """Every named snapshot can be read, and shows what it showed."""
-    told = []
+    notes = []
     try:
         for pin in lake.snapshots():
             missing = lake.missing(pin.versions)
             if missing:
-                told.append(f"{pin.name}: {missing}; drop it")
+                notes.append(f"{pin.name}: {missing}; drop it")
             elif (cut := lake.at(pin.versions)).forgotten:
                 count = cut.forgotten + cut.size("episodes")[1]
-                told.append(
-                    f"{pin.name}: {cut.forgotten} of {count} episodes were forgotten since; the rest is readable"
-                )
+                lost = f"{cut.forgotten} of {count} episodes were forgotten since"
+                notes.append(f"{pin.name}: {lost}; the rest is readable")
     except TrajlakeError as error:
         return ("named snapshots are readable", "wrong", str(error))
-    return ("named snapshots are readable", "note" if told else "fine", "; ".join(told[:3]))
+    return ("named snapshots are readable", "note" if notes else "fine", "; ".join(notes[:3]))
 
 
 def _dead(snapshot: Snapshot) -> Finding:

@@ -141,10 +141,6 @@ class Pins:
             for name, version in versions.items()
         )
 
-    def lease(self, holder: str, versions: Mapping[str, int], duration: timedelta = LEASE) -> "Lease":
-        """A lease on versions, to be used as a context."""
-        return Lease(self._store, self, holder, versions, duration)
-
     def _all(self, folder: str) -> list[Pin]:
         objects = self._store.objects
         found = ((entry.path, objects.get(entry.path)) for entry in objects.list(folder))
@@ -181,9 +177,8 @@ class Lease:
     A failed renewal is not an error: the lease lasts on, and the next renewal may succeed.
     """
 
-    def __init__(self, store: Store, pins: Pins, holder: str, versions: Mapping[str, int], duration: timedelta) -> None:
+    def __init__(self, store: Store, holder: str, versions: Mapping[str, int], duration: timedelta) -> None:
         self._store = store
-        self._pins = pins
         self._pin = Pin(name=holder, versions=dict(versions), created_at=store.clock())
         self._duration = duration
         self._path = f"{_LEASES}/{ids.to_text(ids.fresh_id())}.json"
@@ -192,7 +187,7 @@ class Lease:
 
     def __enter__(self) -> Self:
         self._write()
-        if missing := self._pins.unsafe(self._pin.versions):
+        if missing := Pins(self._store).unsafe(self._pin.versions):
             self._store.objects.delete([self._path])
             raise LakeAccessError(f"the snapshot cannot be read: {missing}; a vacuum removed them")
         self._thread.start()

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from lake.care.erasure import Cut
     from lake.lake import Lake
 
-Parameters = dict[str, Any]
-
 
 @click.command()
 @click.argument("tables", nargs=-1)
@@ -32,7 +30,7 @@ def compact(tables: tuple[str, ...], lake_uri: str, output_format: str, z_order:
     target = lake.open(lake_uri)
     columns = [name.strip() for name in z_order.split(",")] if z_order else []
     done = [target.compact(name, z_order=columns, target_bytes=target_mb << 20) for name in tables or TABLES]
-    echo_rows(pl.DataFrame([_fields(one) for one in done]), output_format)
+    echo_rows(pl.DataFrame(done), output_format)
 
 
 @click.command()
@@ -50,7 +48,7 @@ def vacuum(lake_uri: str, output_format: str, days: float, dry_run: bool) -> Non
     import lake
 
     done = lake.open(lake_uri).vacuum(retention=_days(days), dry_run=dry_run)
-    echo_rows(pl.DataFrame([_fields(one) for one in done]), output_format)
+    echo_rows(pl.DataFrame(done), output_format)
     if dry_run:
         click.echo("nothing was changed: this was a dry run", err=True)
 
@@ -96,7 +94,7 @@ def forget(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason: 
         click.echo("0 episodes erased: none meets the condition")
         return
     for cut in target.cuts(chosen):
-        click.echo(_told(cut), err=True)
+        click.echo(_in_words(cut), err=True)
     _confirm(f"Erase {len(chosen)} episodes of {target.uri} for good?", yes=yes)
     done = target.forget(chosen, reason)
     rows = ", ".join(f"{name} {count}" for name, count in done.rows.items() if count)
@@ -109,7 +107,7 @@ def forget(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason: 
         )
 
 
-def _told(cut: "Cut") -> str:
+def _in_words(cut: "Cut") -> str:
     """What somebody who keeps an earlier snapshot loses, and what stays."""
     lost = f"loses {cut.forgotten} of {cut.episodes} episodes"
     if cut.kind == "snapshot":
@@ -162,13 +160,13 @@ def snapshot_list(lake_uri: str, output_format: str) -> None:
     from lake.read.parquet import collected
 
     target = lake.open(lake_uri)
-    rows: list[Parameters] = []
+    rows: list[dict[str, Any]] = []
     for pin in target.snapshots():
         row = {"name": pin.name, "created_at": pin.created_at, "episodes_version": pin.versions.get("episodes")}
         with suppress(LakeAccessError):  # damaged: not known, and no reason to hide the others
             shown = target.at(pin.versions)
-            row |= {"episodes": len(collected(shown.scan("episodes").select("episode_id")))}
-            row |= {"forgotten": shown.forgotten}
+            row["episodes"] = len(collected(shown.scan("episodes").select("episode_id")))
+            row["forgotten"] = shown.forgotten
         rows.append(row)
     schema: dict[str, pl.DataType] = {
         "name": pl.String(),
@@ -239,10 +237,3 @@ def _days(days: float) -> timedelta:
         return timedelta(days=days)
     except (OverflowError, ValueError) as error:
         raise UsageError(f"--days {days} is no time; valid: 0.05 or more") from error
-
-
-def _fields(record: object) -> Parameters:
-    """A row of output from a small result object."""
-    from dataclasses import asdict
-
-    return asdict(record)  # type: ignore[call-overload,no-any-return]

@@ -1,10 +1,7 @@
-"""Parquet files of a lake as lazy frames, local or in a bucket, with the columns and types of a table's spec.
-
-Which table and which file a failed read is about: what the reader's own message often does not say.
-"""
+"""Parquet files of a lake as lazy frames with a table's columns and types, and which file a failed read is about."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,19 +58,12 @@ def _damaged_beside(path: str) -> str | None:
     if "://" in path or not folder.is_dir():
         return None
     objects = Objects(str(folder.parent))
-    for name in _cheapest_first(folder):
-        recorded = digest_in_name(name)
-        if recorded is not None and digest_of(objects, f"{folder.name}/{name}") != recorded:
-            return str(folder / name)
+    # Those that end wrong come first: they are the cheapest to tell.
+    for file in sorted(folder.glob("*.parquet"), key=lambda file: (_ends_well(file), file)):
+        recorded = digest_in_name(file.name)
+        if recorded is not None and digest_of(objects, f"{folder.name}/{file.name}") != recorded:
+            return str(file)
     return None
-
-
-def _cheapest_first(folder: Path) -> Iterator[str]:
-    """A table's data files: those that end wrong, then the others."""
-    files = sorted(folder.glob("*.parquet"))
-    torn = [file for file in files if not _ends_well(file)]
-    yield from (file.name for file in torn)
-    yield from (file.name for file in files if file not in torn)
 
 
 def _ends_well(file: Path) -> bool:
@@ -85,11 +75,7 @@ def _ends_well(file: Path) -> bool:
 def scan(
     paths: Sequence[str], table: Table, options: Mapping[str, Any], statistics: pl.DataFrame | None = None
 ) -> pl.LazyFrame:
-    """Files as a lazy frame of the table's columns; columns younger than a file are NULL.
-
-    Args:
-        statistics: what is known of each file, to prune by.
-    """
+    """Files as a lazy frame of the table's columns, pruned by statistics; columns younger than a file are NULL."""
     return pl.scan_parquet(
         list(paths),
         missing_columns="insert",
@@ -128,10 +114,9 @@ def _statistics(files: Sequence[DataFile], table: Table) -> pl.DataFrame:
     schema = table.polars()
     columns = [pl.Series("len", [file.rows for file in files], dtype=pl.get_index_type())]
     nothing = (None, None)
-    for name in table.columns:
-        dtype = schema[name.name]
-        ranges = [file.ranges.get(name.name, nothing) for file in files]
-        columns.append(pl.Series(f"{name.name}_nc", [None] * len(files), dtype=pl.get_index_type()))
-        columns.append(pl.Series(f"{name.name}_min", [low for low, _ in ranges], dtype=dtype))
-        columns.append(pl.Series(f"{name.name}_max", [high for _, high in ranges], dtype=dtype))
+    for name, dtype in schema.items():
+        ranges = [file.ranges.get(name, nothing) for file in files]
+        columns.append(pl.Series(f"{name}_nc", [None] * len(files), dtype=pl.get_index_type()))
+        columns.append(pl.Series(f"{name}_min", [low for low, _ in ranges], dtype=dtype))
+        columns.append(pl.Series(f"{name}_max", [high for _, high in ranges], dtype=dtype))
     return pl.DataFrame(columns)

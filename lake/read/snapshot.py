@@ -23,10 +23,9 @@ import msgspec
 from lake import ids
 from lake.errors import ContractError, UsageError
 from lake.read.visibility import DataFile, all_files, is_clean, visible_files
-from lake.storage.data_files import FileEntry
+from lake.storage.data_files import FileEntry, Replacement, applied
 from lake.storage.log_check import NOTE
 from lake.storage.objects import Objects
-from lake.storage.replaced import Replacement, applied
 from lake.storage.store import Store
 from lake.tables import EPISODES, JOBS, RESOLUTION_ORDER, TABLES
 from lake.tables.columns import Table, Visibility
@@ -174,10 +173,7 @@ class Snapshot:
         return self.retracted if self.files("retractions") else None
 
     def sql(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pl.DataFrame:
-        """Rows of one SELECT over the snapshot (DuckDB). Views: every table by name, and the shipped ones.
-
-        Args:
-            query: one SELECT statement; parameters are ? or $name.
+        """Rows of one SELECT (DuckDB), with parameters ? or $name, over every table by name and the shipped views.
 
         Raises:
             QueryError: not one SELECT, or SQL that DuckDB refuses.
@@ -188,11 +184,7 @@ class Snapshot:
     def stream(
         self, query: str, params: list[Any] | dict[str, Any] | None = None, rows: int = 65_536
     ) -> pa.RecordBatchReader:
-        """Rows of one SELECT as they come, in bounded memory; as `sql` otherwise.
-
-        Raises:
-            QueryError: not one SELECT, or SQL that DuckDB refuses; what goes wrong later is raised while reading.
-        """
+        """As `sql`, rows as they come, in bounded memory; what goes wrong later is raised while reading."""
         import pyarrow as pa
 
         session = self.session()
@@ -255,16 +247,17 @@ class Snapshot:
         """
         if entry.only_write_id is not None:
             return frozenset((entry.only_write_id,))
-        return self._store.remembered(entry.path, lambda: self._look(entry.path))
+        return self._store.remembered(entry.path, lambda: self._inside(entry.path))
 
-    def _look(self, path: str) -> frozenset[int]:
+    def _inside(self, path: str) -> frozenset[int]:
         import polars as pl
 
         from lake.read.parquet import collected
 
         options = self.objects.polars_options
-        column = collected(pl.scan_parquet(path, storage_options=options or None).select("write_id").unique())
-        return frozenset(column["write_id"].to_list())
+        return frozenset(
+            collected(pl.scan_parquet(path, storage_options=options or None).select("write_id").unique())["write_id"]
+        )
 
     def size(self, name: str) -> tuple[int, int, int]:
         """Files, rows (those of retracted episodes, and dead ones in shared files, counted) and bytes of a table."""
@@ -319,11 +312,8 @@ def versions_at_episodes(store: Store, version: int) -> dict[str, int]:
 
 
 def _versions(store: Store, moment: datetime) -> dict[str, int]:
-    versions = {}
-    for name in RESOLUTION_ORDER:
-        decides = TABLES[name].visibility is Visibility.ALWAYS
-        versions[name] = version_at(store, name, moment) if decides else store.refresh(name)
-    return versions
+    decides = {name for name, table in TABLES.items() if table.visibility is Visibility.ALWAYS}
+    return {n: version_at(store, n, moment) if n in decides else store.refresh(n) for n in RESOLUTION_ORDER}
 
 
 def consistent(store: Store, versions: dict[str, int]) -> dict[str, int]:

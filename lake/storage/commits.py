@@ -1,9 +1,8 @@
 """Commits that race others: look at what is there, commit on top of it, and if somebody was first, do it again.
 
-Write attempts that are dropped: published before anything is taken out of a table, and for good.
-
-A writer that lost a compare-and-swap looks here before it tries again. Whoever drops rows publishes their write_ids
-first and fences the writers after, so a write attempt that is not accepted by then can no longer be.
+Whoever drops rows of a write attempt publishes its write_id first, for good, and fences the writers after. A writer
+that lost a compare-and-swap looks at what was published before it tries again, so a write attempt that is not accepted
+by then can no longer be.
 """
 
 import random
@@ -39,10 +38,7 @@ def commit(
     metadata: dict[str, Any],
     marks: list[Transaction] | None = None,
 ) -> None:
-    """One commit on top of a handle's version.
-
-    Args:
-        marks: app transactions: two commits from one version that bear the same cannot both succeed.
+    """One commit on top of a handle's version; of two from one version that share a mark, only one can succeed.
 
     Raises:
         CommitLostError: another process was first.
@@ -81,16 +77,16 @@ def until_committed(attempt: Callable[[], _T], *, tries: int | None = None, busy
     raise AssertionError
 
 
-_FOLDER = "_trajlake/condemned"
+_REVOKED = "_trajlake/condemned"
 
 
-def condemn(objects: Objects, write_ids: frozenset[int]) -> None:
+def revoke(objects: Objects, write_ids: frozenset[int]) -> None:
     """Let writers know that these write attempts must not be accepted any more."""
     if write_ids:
-        objects.put(f"{_FOLDER}/{ids.to_text(ids.fresh_id())}.json", msgspec.json.encode(sorted(write_ids)))
+        objects.put(f"{_REVOKED}/{ids.to_text(ids.fresh_id())}.json", msgspec.json.encode(sorted(write_ids)))
 
 
-def condemned(objects: Objects) -> frozenset[int]:
+def revoked(objects: Objects) -> frozenset[int]:
     """Write attempts that were dropped, or are about to be."""
-    found = (objects.get(entry.path) for entry in objects.list(_FOLDER))
+    found = (objects.get(entry.path) for entry in objects.list(_REVOKED))
     return frozenset().union(*(msgspec.json.decode(data, type=list[int]) for data in found if data is not None))

@@ -54,7 +54,7 @@ class LogCheck:
 
 def damaged_log(objects: Objects, name: str) -> LakeAccessError | None:
     """The error of a table that delta-rs cannot open because of an entry in its log; None if every entry is whole."""
-    faults = log_faults(objects, {name: _newest_entry(objects, name)})
+    faults = log_faults(objects, {name: max(_numbered(objects, name, ".json"), default=-1)})
     return _damaged(objects, name, faults) if faults else None
 
 
@@ -75,16 +75,15 @@ def log_faults(objects: Objects, versions: Mapping[str, int]) -> list[str]:
     ]
 
 
-def _newest_entry(objects: Objects, name: str) -> int:
-    """The highest number of an entry in a table's log, damaged or not; -1 if there is none."""
-    files = (found.path.rpartition("/")[2] for found in objects.list(f"{name}/_delta_log"))
-    return max((int(file[:20]) for file in files if file[:20].isdecimal() and file[20:] == ".json"), default=-1)
+def _numbered(objects: Objects, name: str, kind: str) -> list[int]:
+    """Numbers of the files of a kind in a table's log, damaged ones too."""
+    files = [found.path.rpartition("/")[2] for found in objects.list(f"{name}/_delta_log")]
+    return [int(file[:20]) for file in files if file[:20].isdecimal() and file[20:].startswith(kind)]
 
 
 def _since_checkpoint(objects: Objects, name: str, version: int) -> range:
-    files = (found.path.rpartition("/")[2] for found in objects.list(f"{name}/_delta_log"))
-    checkpoints = (int(file[:20]) for file in files if ".checkpoint" in file and file[:20].isdecimal())
-    return range(max((number for number in checkpoints if number <= version), default=-1) + 1, version + 1)
+    checkpoints = [number for number in _numbered(objects, name, ".checkpoint") if number <= version]
+    return range(max(checkpoints, default=-1) + 1, version + 1)
 
 
 def _faults(objects: Objects, name: str, numbers: Sequence[int]) -> list[str]:

@@ -34,26 +34,15 @@ FORMAT_KEY = "trajlake.formatVersion"
 _FORMAT_1_TABLES = frozenset(
     ["episodes", "steps", "tokens", "rejects", "scores", "advantages", "jobs", "batches", "checkpoints", "metrics"]
 )
-_FORMAT_2_TABLES = _FORMAT_1_TABLES | {
-    "spans",
-    "blobs",
-    "retractions",
-    "groupings",
-    "selections",
-    "ratios",
-    "annotations",
-    "credit_groups",
-    "responses",
-}
+_FORMAT_2_TABLES = _FORMAT_1_TABLES.union(
+    ["spans", "blobs", "retractions", "groupings", "selections", "ratios", "annotations", "credit_groups", "responses"]
+)
 
 
 def made_with_lake(version: int | None) -> frozenset[str]:
     """The tables that a lake of a format had from the beginning; none if the format is not known."""
-    if version is None:
-        return frozenset()
-    if version == 1:
-        return _FORMAT_1_TABLES
-    return _FORMAT_2_TABLES if version <= 3 else frozenset([EPISODES.name])
+    known = {None: frozenset[str](), 1: _FORMAT_1_TABLES, 2: _FORMAT_2_TABLES, 3: _FORMAT_2_TABLES}
+    return known.get(version, frozenset([EPISODES.name]))
 
 
 def configuration(table: Table) -> dict[str, str]:

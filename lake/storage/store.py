@@ -26,11 +26,21 @@ from lake import ids
 from lake.errors import LakeAccessError, NotALakeError, TrajlakeError
 from lake.storage.addresses import with_engine_errors
 from lake.storage.commits import CommitLostError, commit, until_committed
-from lake.storage.data_files import FileEntry, Staged, Written, added_in, listed, sorted_rows, stem, write_file
+from lake.storage.data_files import (
+    FileEntry,
+    Replacements,
+    Staged,
+    Written,
+    added_in,
+    applied,
+    listed,
+    sorted_rows,
+    stem,
+    write_file,
+)
 from lake.storage.log_check import NOTE, LogCheck, damaged_log
 from lake.storage.migrations import MadeTables, made_with_lake, make_table, migrate, missing_table, require_known
 from lake.storage.objects import Objects
-from lake.storage.replaced import Replacements, applied
 from lake.tables import EPISODES, FORMAT_VERSION, TABLES
 
 if TYPE_CHECKING:
@@ -188,6 +198,17 @@ class Store:
         """
         self._append_if("jobs", staged, checked_version, job_id)
 
+    def _append_if(self, name: str, staged: Staged, checked_version: int, job_id: int | None) -> None:
+        with self._lock:
+            handle = self._handles[name]
+            # Only what is not newer than the caller's look is a base for its commit.
+            base = handle if handle.version() == checked_version else self._at(name, checked_version)
+            staged.written = self._fresh(name, staged.written, staged.rows)
+            note = self._note("append", job_id, rows=staged.written.rows)
+            # If it fails the file stays: over a network a commit may have arrived although it was reported lost.
+            self._commit(base, name, [staged.written.add], note, [self._next(base, name)])
+        self._kept(name, staged.written, staged.rows)
+
     def added(self, name: str, since: int, until: int) -> list[FileEntry]:
         """Files that a few commits after a version brought, up to another; all files where that cannot be told."""
         if until - since <= _FEW_COMMITS:
@@ -271,17 +292,6 @@ class Store:
             commits = [] if self.refresh(name) == -1 else self._handles[name].history(limit)
         return [commit | {"note": commit.get(NOTE) or {}} for commit in commits]
 
-    def _append_if(self, name: str, staged: Staged, checked_version: int, job_id: int | None) -> None:
-        with self._lock:
-            handle = self._handles[name]
-            # Only what is not newer than the caller's look is a base for its commit.
-            base = handle if handle.version() == checked_version else self._at(name, checked_version)
-            staged.written = self._fresh(name, staged.written, staged.rows)
-            note = self._note("append", job_id, rows=staged.written.rows)
-            # If it fails the file stays: over a network a commit may have arrived although it was reported lost.
-            self._commit(base, name, [staged.written.add], note, [self._next(base, name)])
-        self._kept(name, staged.written, staged.rows)
-
     def _kept(self, name: str, written: Written, frame: pl.DataFrame) -> str:
         """The name of a committed file, written again if it is gone.
 
@@ -321,11 +331,6 @@ class Store:
         note: dict[str, Any],
         marks: list[Transaction] | None = None,
     ) -> None:
-        """Commit on top of a handle's version.
-
-        Raises:
-            CommitLostError: another process was first.
-        """
         with self._translated(name):
             commit(handle, name, actions, {NOTE: note}, marks)
         self._logs[name].wrote(handle.version())

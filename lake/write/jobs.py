@@ -22,7 +22,7 @@ from lake import ids
 from lake.errors import ConflictError, ContractError, TrajlakeError
 from lake.read.parquet import collected, scan
 from lake.records import EpisodeRecord, Reject, check, excerpt, identify, printable, retyped, shown
-from lake.storage.commits import CommitLostError, condemned, until_committed
+from lake.storage.commits import CommitLostError, revoked, until_committed
 from lake.storage.objects import Objects
 from lake.storage.store import Store
 from lake.tables import TABLES, WRITTEN_BY_JOBS
@@ -311,7 +311,7 @@ class Job:
 
         Maintenance drops old dead writes, and what a job made of an episode that was forgotten meanwhile must go too.
         """
-        if not condemned(self._store.objects).isdisjoint(self._accepted):
+        if not revoked(self._store.objects).isdisjoint(self._accepted):
             raise ConflictError(
                 f"rows of job {ids.to_text(self.job_id)} were dropped as dead before it ended: it was stopped for "
                 "longer than vacuum waits. Nothing of it is visible; run it again"

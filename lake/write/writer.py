@@ -23,7 +23,7 @@ from lake import ids
 from lake.errors import UsageError
 from lake.read.snapshot import Snapshot
 from lake.records import EpisodeRecord, Identity, identify
-from lake.storage.commits import CommitLostError, condemned, until_committed
+from lake.storage.commits import CommitLostError, revoked, until_committed
 from lake.storage.store import Store
 from lake.tables import RETRACTIONS, TABLES
 from lake.tables.contracts import conform
@@ -114,11 +114,11 @@ class EpisodeWriter:
     def _still_holds(self, batch: "_Batch", superseded: dict[int, int]) -> bool:
         """Whether a batch whose commit was lost may try again as it is.
 
-        Long after their writer stopped, children are dropped as dead; their write attempt is condemned before.
+        Long after their writer stopped, children are dropped as dead; their write attempt is revoked before.
         """
         if self._index.contents(batch.episode_ids) or any(map(self._index.is_forgotten, batch.episode_ids)):
             return False
-        return self._superseded(batch) == superseded and batch.write_id not in condemned(self._store.objects)
+        return self._superseded(batch) == superseded and batch.write_id not in revoked(self._store.objects)
 
     def _superseded(self, batch: "_Batch") -> dict[int, int]:
         """Episodes that the batch's retries replace, or that retries already there replace -> their successors."""
