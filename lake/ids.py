@@ -43,12 +43,9 @@ def fresh_id() -> int:
 
 
 def splitmix64(values_N: "npt.NDArray[np.uint64]") -> "npt.NDArray[np.uint64]":
-    """Evenly mixed 64-bit numbers, the same on every machine: the first output of SplitMix64 for each state.
+    """Evenly mixed numbers, uint64 [N], the same on every machine: the first output of SplitMix64 for each state.
 
     Draws and orders of episodes are made of it. It is a bijection (Steele, Lea and Flood, 2014).
-
-    Args:
-        values_N: uint64 [N].
     """
     import numpy as np
 
@@ -71,11 +68,7 @@ def is_text(text: str) -> bool:
 
 
 def from_text(text: str) -> int:
-    """The id behind 13 base32 characters.
-
-    Raises:
-        ValueError: not 13 characters of the alphabet.
-    """
+    """The id behind 13 base32 characters. Raises ValueError: not 13 characters of the alphabet."""
     folded = text.strip().lower()
     if not is_text(folded):
         raise ValueError(f"{text!r} is not an id: expected {TEXT_LENGTH} characters of {ALPHABET}, the first below 8")
@@ -86,10 +79,7 @@ def from_text(text: str) -> int:
 
 
 def as_ids(values: Iterable[int | str]) -> list[int]:
-    """Ids given either way, as integers, each once and in order.
-
-    Args:
-        values: integers, or the 13 characters that people see; any iterable, a Polars column too.
+    """Ids given as integers or as the 13 characters that people see, as integers, each once and in order.
 
     Raises:
         ValueError: something that is no id.

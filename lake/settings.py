@@ -49,11 +49,7 @@ def from_file(path: str, section: Sequence[str]) -> dict[str, Any]:
 
 
 def from_pairs(pairs: Sequence[str]) -> dict[str, Any]:
-    """KEY=VALUE pairs; a value is JSON if it parses as JSON, else text.
-
-    Raises:
-        UsageError: a pair without `=`.
-    """
+    """KEY=VALUE pairs; a value is JSON if it parses as JSON, else text. Raises UsageError: a pair without `=`."""
     settings: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -204,7 +200,9 @@ def faults(error: ValidationError, model: type[BaseModel] | None = None) -> str:
     found = error.errors(include_url=False)
     valid_by_fault: dict[str, list[str]] = {}
     for one in found:
-        if not _follows(one, found):
+        # A list that is only too short because what stands in it is wrong says nothing new.
+        at = one["loc"]
+        if one["type"] != "too_short" or not any(o["loc"][: len(at)] == at and o["loc"] != at for o in found):
             place = _Place.of(one["loc"], model)
             fault, valid = _described(one, place.written)
             if model is not None and one["type"] == "extra_forbidden":
@@ -301,12 +299,6 @@ def _field(place: tuple[int | str, ...]) -> str:
     last = str(place[-1]) if place else ""
     named = ".".join(map(str, place[:-1] if last in _ALTERNATIVES or last.startswith(_SPELLED) else place))
     return f"`{named}`" if named else "it"
-
-
-def _follows(one: ErrorDetails, found: list[ErrorDetails]) -> bool:
-    """Whether a list is only too short because what stands in it is wrong."""
-    place = one["loc"]
-    return one["type"] == "too_short" and any(o["loc"][: len(place)] == place and o["loc"] != place for o in found)
 
 
 def _json_fault(text: str) -> str:

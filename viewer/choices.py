@@ -1,9 +1,7 @@
-"""Choices that several pages offer: a run, a task, and whose advantages to show.
+"""Choices that several pages offer (a run, a task, whose advantages to show), and the list's filter in an address.
 
-The filter of the episode list in an address, so that a filtered list and each episode of it are deep links.
-
-On the list's own page every part is a query parameter. The episode page carries the whole of it in one, `list`, so that
-previous and next follow the list that the reader came from.
+On the list's own page every part of the filter is a query parameter. The episode page carries the whole of it in one,
+`list`, so that previous and next follow the list that the reader came from.
 """
 
 import json
@@ -16,7 +14,7 @@ import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 from lake import ids
 from lake.judgements.credit import Covering, Credit
 from lake.tables import STATUSES
-from viewer.components import first_page
+from viewer.components import first_page, missing
 from viewer.links import finite, given, given_id, given_int, whole
 from viewer.pinned import read
 from viewer.plain import chip, number, one_line
@@ -107,7 +105,7 @@ def run() -> str | None:
     names = read(runs.names, MOST_RUNS)
     asked = given("run")
     if asked is not None and asked not in names and len(names) < MOST_RUNS:
-        st.warning(f"There is no run {chip(asked)} in this lake; showing all runs.", icon=":material/search_off:")
+        missing(f"There is no run {chip(asked)} in this lake; showing all runs.")
     chosen = st.selectbox(
         "Run",
         names,
@@ -143,11 +141,14 @@ def credit(found: list[Covering], subject: str) -> Credit | None:
     """
     key = f"credit-{subject}"
     if not found:
-        nobody = "No credit job has covered this yet: trajlake credit gigpo"
-        st.selectbox("Credit", [nobody], disabled=True, key=key)
+        st.selectbox("Credit", ["No credit job has covered this yet: trajlake credit gigpo"], disabled=True, key=key)
         return None
     options = {one.credit.text: one.credit for one in found}
-    labels = {one.credit.text: _label(one) for one in found}
+    labels = {
+        one.credit.text: f"{'current: ' if one.is_current else ''}{describe(json.dumps(one.credit.parameters))}  "
+        f"{one.ended_at:%d %b %H:%M}  {one.credit.text}"
+        for one in found
+    }
     current = next((one.credit.text for one in found if one.is_current), None)
     asked = given("credit")
     named = None if asked is None else read(queries.find, asked)
@@ -188,14 +189,9 @@ def describe(parameters: str | None, limit: int = 150) -> str:
     name = str(values.pop("estimator", ""))
     # Numbers are what people turn, words are mostly as they come.
     options = sorted((values | config).items(), key=lambda option: (option[0] in config, isinstance(option[1], str)))
-    plain = [f"{k} {number(v) if isinstance(v, int | float) else v}" for k, v in options if _is_plain(v)]
+    plain = [
+        f"{k} {number(v) if isinstance(v, int | float) else v}"
+        for k, v in options
+        if isinstance(v, str | int | float) and not isinstance(v, bool)
+    ]
     return one_line(", ".join(([name] if name else []) + plain), limit)
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, str | int | float) and not isinstance(value, bool)
-
-
-def _label(one: Covering) -> str:
-    current = "current: " if one.is_current else ""
-    return f"{current}{describe(json.dumps(one.credit.parameters))}  {one.ended_at:%d %b %H:%M}  {one.credit.text}"

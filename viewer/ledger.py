@@ -11,7 +11,7 @@ import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from viewer.components import badge
 from viewer.plain import number, signed, slug
-from viewer.queries.base import Row
+from viewer.queries import Row
 from viewer.theme import ACCENT, NEGATIVE, POSITIVE, UNKNOWN
 
 _FLAGS = {
@@ -52,11 +52,7 @@ class Scale:
 
 
 def draw(reward: float | None, credit: Row | None, scale: Scale, *, is_credited: bool) -> None:
-    """Draw the ledger of a step.
-
-    Args:
-        credit: the step's row of `advantages`; None if the chosen job gave it none.
-    """
+    """Draw the ledger of a step. `credit`: the step's row of `advantages`; None if the chosen job gave it none."""
     lines = [_line("reward", number(reward), reward, scale.reward)]
     if credit is None:
         st.html(_sheet(lines))

@@ -17,7 +17,7 @@ import lake
 from lake.errors import UsageError
 from lake.read.snapshot import Snapshot
 from viewer.launch import ENVIRONMENT
-from viewer.queries.base import Reads
+from viewer.queries import Reads
 
 _VERSIONS = "pinned_versions"
 _AT = "pinned_at"

@@ -12,13 +12,12 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from lake import ids
-from viewer import chat, ledger
-from viewer.components import badge
-from viewer.links import Page, parameters
+from viewer import ledger, plain
+from viewer.components import badge, link
+from viewer.links import Page
 from viewer.pinned import read
 from viewer.plain import chip, visible, word
-from viewer.queries import episodes
-from viewer.queries.base import Row
+from viewer.queries import Row, episodes
 from viewer.theme import ACCENT
 
 ALL = 500_000
@@ -76,7 +75,7 @@ def mark(index: int) -> None:
 def messages(found: list[Any], key: str) -> None:
     """Chat messages outside the steps: system prompts collapsed, long ones cut."""
     for position, message in enumerate(found):
-        role, text = chat.role(message), chat.content(message)
+        role, text = plain.role(message), plain.content(message)
         if role == "system":
             with st.expander(f"System prompt ({len(text):,} characters)", icon=":material/settings:"):
                 _text(text, len(text), f"{key}-{position}")
@@ -115,17 +114,17 @@ def _title(row: Row) -> None:
 
 def _context(episode_id: int, row: Row) -> None:
     """Messages since the last decision that are not the state itself."""
-    found = chat.listed(row["context"], row["context_length"])
+    found = plain.listed(row["context"], row["context_length"])
     if found is None:
         _label("messages since the last step", ":material/chat:")
         _step_text(episode_id, row, "context")
         return
     state = _squeezed(row["state"] or "")
     for position, message in enumerate(found):
-        text = chat.content(message)
+        text = plain.content(message)
         # The state at hand may be cut: the first half of what a page shows decides whether a message is part of it.
         if _squeezed(text[: episodes.TEXT])[: episodes.TEXT // 2] not in state:
-            _label(f"message {chip(chat.role(message))}", ":material/chat:")
+            _label(f"message {chip(plain.role(message))}", ":material/chat:")
             _text(text, len(text), f"context-{ids.to_text(episode_id)}-{row['step_index']}-{position}")
 
 
@@ -141,13 +140,13 @@ def _state(episode_id: int, row: Row) -> None:
 
 def _tool_calls(episode_id: int, row: Row) -> None:
     """Tool calls of an action: name and arguments of each."""
-    calls = chat.listed(row["tool_calls"], row["tool_calls_length"])
+    calls = plain.listed(row["tool_calls"], row["tool_calls_length"])
     if calls is None:
         _label("tool calls", ":material/build:")
         _step_text(episode_id, row, "tool_calls")
         return
     for position, call in enumerate(calls):
-        name, arguments = chat.call(call)
+        name, arguments = plain.call(call)
         _label(f"tool call {chip(name)}", ":material/build:")
         key = f"call-{ids.to_text(episode_id)}-{row['step_index']}-{position}"
         _text(arguments, len(arguments), key, language="json")
@@ -195,13 +194,13 @@ def _text(
 
 
 def _anchor_link(credit: Row, options: Options) -> None:
-    st.page_link(
+    link(
         Page.GROUP,
-        label=f"State shared: {credit['anchor_size']} steps of {credit['anchor_episodes']} siblings",
-        icon=":material/hub:",
-        query_params=parameters(
-            group=ids.to_text(credit["group_id"]), anchor=ids.to_text(credit["anchor_key"]), credit=options.credit
-        ),
+        f"State shared: {credit['anchor_size']} steps of {credit['anchor_episodes']} siblings",
+        "hub",
+        group=ids.to_text(credit["group_id"]),
+        anchor=ids.to_text(credit["anchor_key"]),
+        credit=options.credit,
     )
 
 

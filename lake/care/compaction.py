@@ -100,7 +100,7 @@ def _is_decided(snapshot: Snapshot, name: str, entry: FileEntry) -> bool:
 def _bins(entries: Sequence[FileEntry], target_bytes: int, *, alone: bool) -> Iterator[list[FileEntry]]:
     """Neighbours in the table's order, together as large as a merged file; a file alone only if asked for."""
     chosen: list[FileEntry] = []
-    for entry in sorted(entries, key=_place):
+    for entry in sorted(entries, key=lambda one: (one.low.get("run_id") or "", one.low.get("group_id") or 0, one.name)):
         if chosen and sum(other.bytes for other in chosen) + entry.bytes > target_bytes:
             if alone or len(chosen) > 1:
                 yield chosen
@@ -108,10 +108,6 @@ def _bins(entries: Sequence[FileEntry], target_bytes: int, *, alone: bool) -> It
         chosen.append(entry)
     if len(chosen) > 1 or (alone and chosen):
         yield chosen
-
-
-def _place(entry: FileEntry) -> tuple[str, int, str]:
-    return (entry.low.get("run_id") or "", entry.low.get("group_id") or 0, entry.name)
 
 
 def _require_columns(name: str, z_order: Sequence[str]) -> None:

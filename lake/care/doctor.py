@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
 from importlib.metadata import packages_distributions
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import polars as pl
 
 from lake import ids
 from lake.care.compaction import FEW_FILES, TARGET_BYTES
 from lake.errors import LakeAccessError, NotALakeError, TrajlakeError
+from lake.lake import Lake
+from lake.lake import open as open_lake
 from lake.read.lost_rows import lost_jobs
 from lake.read.parquet import scan
 from lake.read.snapshot import Snapshot
@@ -27,9 +28,6 @@ from lake.storage.store import Store
 from lake.tables import TABLES
 from lake.tables.columns import Visibility
 from lake.tables.contracts import conform
-
-if TYPE_CHECKING:
-    from lake.lake import Lake
 
 DISTRIBUTION = "trajlake"
 LAYERS = ("lake", "pipelines", "trainer", "viewer")
@@ -104,8 +102,6 @@ def diagnose(uri: str) -> pl.DataFrame:
     Raises:
         TrajlakeError: none of its tables can be opened, or they are not ours.
     """
-    from lake.lake import open as open_lake
-
     store = Store(Objects(uri))
     try:
         return examine(open_lake(uri))
@@ -129,7 +125,7 @@ def _opened(store: Store, name: str) -> str | None:
         return f"damaged: {error}"
 
 
-def examine(lake: "Lake") -> pl.DataFrame:
+def examine(lake: Lake) -> pl.DataFrame:
     """All findings: check, verdict (fine | note | wrong), detail.
 
     Every file is decoded and held against its table's contract, so this reads the whole lake, a file at a time.
@@ -143,7 +139,9 @@ def examine(lake: "Lake") -> pl.DataFrame:
     findings += _files(snapshot)
     if findings[-1][1] == "wrong" or findings[-2][1] == "wrong":
         return _frame(findings)
-    findings += [_logs(snapshot), _recorded(snapshot)]
+    advice = "; what was committed is lost: restore the log from a backup, or ingest its source again"
+    findings.append(_judged("the logs are whole", log_faults(snapshot.objects, snapshot.versions)[:5], advice))
+    findings.append(_recorded(snapshot))
     findings += [_from_query(snapshot, check, query) for check, query in _CHECKS.items()]
     for name, table in TABLES.items():
         if name not in _REPEATS and not table.distinct:
@@ -203,12 +201,6 @@ def _decoded(snapshot: Snapshot, name: str, entry: FileEntry) -> str | None:
     return None
 
 
-def _logs(snapshot: Snapshot) -> Finding:
-    faults = log_faults(snapshot.objects, snapshot.versions)
-    advice = "; what was committed is lost: restore the log from a backup, or ingest its source again"
-    return _judged("the logs are whole", faults[:5], advice)
-
-
 def _recorded(snapshot: Snapshot) -> Finding:
     """What jobs say they recorded and retracted is there, or was forgotten."""
     ended = snapshot.scan("jobs").filter(pl.col("event") == "succeeded").unique("job_id").collect()
@@ -235,7 +227,7 @@ def _from_query(snapshot: Snapshot, check: str, query: str) -> Finding:
     return _judged(check, found[:3], f" (+{len(found) - 3} more)" if len(found) > 3 else "")
 
 
-def _pins(lake: "Lake") -> Finding:
+def _pins(lake: Lake) -> Finding:
     """Every named snapshot can be read, and shows what it showed."""
     notes = []
     try:
@@ -268,7 +260,7 @@ def _unfinished(snapshot: Snapshot) -> Finding:
     return ("unfinished jobs", "note" if detail else "fine", f"{detail}: running, or killed" if detail else "")
 
 
-def _space(lake: "Lake", snapshot: Snapshot) -> list[Finding]:
+def _space(lake: Lake, snapshot: Snapshot) -> list[Finding]:
     """Files and bytes that are live, and what lies beside them."""
     parts, many, idle = [], [], 0
     for name in TABLES:

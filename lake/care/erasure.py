@@ -66,7 +66,7 @@ class Cut:
 
 
 def cuts(store: Store, episode_ids: Sequence[int]) -> list[Cut]:
-    """The named snapshots, running readers and interrupted jobs that would lose episodes.
+    """Named snapshots, running readers and interrupted jobs that would lose episodes.
 
     Raises:
         LakeAccessError: a pin is damaged.

@@ -75,11 +75,7 @@ class Pins:
         return self._decoded(data, self._path(name))
 
     def drop(self, name: str) -> None:
-        """Take a name back; the versions stay readable until a vacuum.
-
-        Raises:
-            UsageError: there is no such snapshot.
-        """
+        """Take a name back; the versions stay readable until a vacuum. Raises UsageError: there is no such snapshot."""
         self.find(name)
         self._store.objects.delete([self._path(name)])
 
@@ -124,22 +120,17 @@ class Pins:
 
         Files that are live now are never deleted by a vacuum that is under way; older ones may be.
         """
-        if self._is_vacuumed() and not self._is_live(versions):
-            return "a vacuum is running that may not have seen its pin; try again when it is done"
-        return self.missing(versions)
-
-    def _is_vacuumed(self) -> bool:
         objects, now = self._store.objects, self._store.clock()
         begun = (objects.get(entry.path) for entry in objects.list(_VACUUMS))
         moments = [msgspec.json.decode(data, type=datetime) for data in begun if data is not None]
-        return any(now - moment < _LONGEST_VACUUM for moment in moments)
-
-    def _is_live(self, versions: Mapping[str, int]) -> bool:
-        return all(
+        is_vacuumed = any(now - moment < _LONGEST_VACUUM for moment in moments)
+        if is_vacuumed and not all(
             {entry.name for entry in self._store.files(name, version)[1]}
             <= {entry.name for entry in self._store.files(name)[1]}
             for name, version in versions.items()
-        )
+        ):
+            return "a vacuum is running that may not have seen its pin; try again when it is done"
+        return self.missing(versions)
 
     def _all(self, folder: str) -> list[Pin]:
         objects = self._store.objects

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+import lake
 from lake.cli.options import lake_option
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ def ingest(files: tuple[str, ...], lake_uri: str, run_id: str | None, format_nam
     that cannot be taken are in the table `rejects` with position, reason and raw text. Exits with 1 if there were
     only such.
     """
-    import lake
     from lake.write.ingest import Progress, prepare, spooled
     from lake.write.ingest import ingest as ingest_file
 

@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import lake
+from lake import ids
 from lake.cli.options import echo_rows, format_option, lake_option, opened
+from lake.errors import UsageError
+from lake.tables import TABLES
 
 if TYPE_CHECKING:
     from lake.care.erasure import Cut
@@ -23,9 +27,6 @@ if TYPE_CHECKING:
 def compact(tables: tuple[str, ...], lake_uri: str, output_format: str, z_order: str | None, target_mb: int) -> None:
     """Merge the small files of TABLES (all of them unless named) into sorted ones. Safe beside writers and readers."""
     import polars as pl
-
-    import lake
-    from lake.tables import TABLES
 
     target = lake.open(lake_uri)
     columns = [name.strip() for name in z_order.split(",")] if z_order else []
@@ -45,9 +46,11 @@ def vacuum(lake_uri: str, output_format: str, days: float, dry_run: bool) -> Non
     """
     import polars as pl
 
-    import lake
-
-    done = lake.open(lake_uri).vacuum(retention=_days(days), dry_run=dry_run)
+    try:
+        retention = timedelta(days=days)
+    except (OverflowError, ValueError) as error:
+        raise UsageError(f"--days {days} is no time; valid: 0.05 or more") from error
+    done = lake.open(lake_uri).vacuum(retention=retention, dry_run=dry_run)
     echo_rows(pl.DataFrame(done), output_format)
     if dry_run:
         click.echo("nothing was changed: this was a dry run", err=True)
@@ -60,8 +63,6 @@ def vacuum(lake_uri: str, output_format: str, days: float, dry_run: bool) -> Non
 @click.option("--reason", help="Why, for whoever asks later.")
 def retract(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason: str | None) -> None:
     """Hide EPISODES from every later snapshot. The rows stay, and older snapshots still show them."""
-    import lake
-
     target = lake.open(lake_uri)
     chosen = _chosen(target, episodes, where)
     if where is not None and not chosen:
@@ -86,8 +87,6 @@ def forget(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason: 
     They are not taken again either: a later ingest rejects them. Records that were rejected for faults of their own
     have no key to find them by: look in `rejects`.
     """
-    import lake
-
     target = lake.open(lake_uri)
     chosen = _chosen(target, episodes, where, retracted_too=True)
     if where is not None and not chosen:
@@ -118,13 +117,7 @@ def _in_words(cut: "Cut") -> str:
 
 
 def _confirm(question: str, *, yes: bool) -> None:
-    """Ask on a terminal; without one, only --yes is a yes.
-
-    Raises:
-        UsageError: nobody can be asked.
-    """
-    from lake.errors import UsageError
-
+    """Ask on a terminal; without one, only --yes is a yes. Raises UsageError: nobody can be asked."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -142,8 +135,6 @@ def snapshot() -> None:
 @lake_option
 def snapshot_create(name: str, lake_uri: str) -> None:
     """Keep the newest versions of all tables readable as NAME until it is dropped."""
-    import lake
-
     pin = lake.open(lake_uri).name_snapshot(name)
     click.echo(f"{pin.name}: episodes at version {pin.versions['episodes']}; read it with --as-of {pin.name}")
 
@@ -155,7 +146,6 @@ def snapshot_list(lake_uri: str, output_format: str) -> None:
     """List named snapshots, oldest first: the episodes that each shows, and how many were forgotten since."""
     import polars as pl
 
-    import lake
     from lake.errors import LakeAccessError
     from lake.read.parquet import collected
 
@@ -183,8 +173,6 @@ def snapshot_list(lake_uri: str, output_format: str) -> None:
 @lake_option
 def snapshot_drop(name: str, lake_uri: str) -> None:
     """Take NAME back. What only it needed is deleted by the next vacuum."""
-    import lake
-
     lake.open(lake_uri).drop_snapshot(name)
     click.echo(f"{name} dropped")
 
@@ -214,9 +202,6 @@ def diff(before: str, after: str | None, lake_uri: str, output_format: str, show
 
 def _chosen(target: "Lake", episodes: tuple[str, ...], where: str | None, *, retracted_too: bool = False) -> list[int]:
     """Ids from the command line, each once."""
-    from lake import ids
-    from lake.errors import UsageError
-
     try:
         chosen = [ids.from_text(text) for text in episodes]
     except ValueError as error:
@@ -228,12 +213,3 @@ def _chosen(target: "Lake", episodes: tuple[str, ...], where: str | None, *, ret
         with target.snapshot().session(retracted_too=retracted_too) as session:
             chosen += session.query(f"SELECT episode_id FROM episodes WHERE {inside}")["episode_id"].to_list()
     return sorted(set(chosen))
-
-
-def _days(days: float) -> timedelta:
-    from lake.errors import UsageError
-
-    try:
-        return timedelta(days=days)
-    except (OverflowError, ValueError) as error:
-        raise UsageError(f"--days {days} is no time; valid: 0.05 or more") from error

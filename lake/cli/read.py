@@ -3,14 +3,13 @@
 import math
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import click
 
+import lake
 from lake.cli.options import as_json, as_of_option, echo_rows, echo_stream, format_option, lake_option, opened
-
-if TYPE_CHECKING:
-    from lake.read.snapshot import Snapshot
+from lake.errors import UsageError
+from lake.tables import TABLES
 
 
 @click.command()
@@ -54,7 +53,17 @@ def sql(
         raise click.UsageError("--timeout nan is no time; valid: seconds")
     snapshot = opened(lake_uri, as_of)
     if locked:
-        _echo_locked(snapshot, text, values, output_format, memory_limit, timeout, max_rows)
+        from lake.locked.query import MEMORY, ROWS, SECONDS, LockedReader
+        from lake.read.query_results import frame
+
+        most = ROWS if max_rows is None else max_rows
+        memory, seconds = memory_limit or MEMORY, timeout or SECONDS
+        reader = LockedReader(snapshot, memory_limit=memory, timeout=seconds, max_rows=most)
+        found = reader.arrow(text, values)
+        if output_format in ("table", "line"):
+            echo_rows(frame(found), output_format)
+        else:
+            echo_stream(found.to_reader(), output_format)
         return
     from lake.read.query import Limits, Session
 
@@ -66,35 +75,8 @@ def sql(
             echo_stream(session.stream(text, values), output_format)
 
 
-def _echo_locked(
-    snapshot: "Snapshot",
-    query: str,
-    values: dict[str, str] | None,
-    output_format: str,
-    memory_limit: str | None,
-    timeout: float | None,
-    max_rows: int | None,
-) -> None:
-    from lake.locked import query as locked
-    from lake.read.query_results import frame
-
-    reader = locked.LockedReader(
-        snapshot,
-        memory_limit=memory_limit or locked.MEMORY,
-        timeout=timeout or locked.SECONDS,
-        max_rows=locked.ROWS if max_rows is None else max_rows,
-    )
-    table = reader.arrow(query, values)
-    if output_format in ("table", "line"):
-        echo_rows(frame(table), output_format)
-    else:
-        echo_stream(table.to_reader(), output_format)
-
-
 def _arguments(params: tuple[str, ...]) -> dict[str, str] | None:
     """Values of --param by name."""
-    from lake.errors import UsageError
-
     values = {}
     for param in params:
         name, equals, value = param.partition("=")
@@ -134,7 +116,6 @@ def show(
 
     EPISODE is an id or its beginning; `--task 44 --rollout 3` names one as well.
     """
-    from lake.errors import UsageError
     from lake.read import show as shown
 
     reader = opened(lake_uri, as_of)
@@ -168,8 +149,6 @@ def tables(names: tuple[str, ...], lake_uri: str, output_format: str, columns: b
 
     With TABLE these tables or views alone. Without --columns, empty tables are left out unless they are named.
     """
-    from lake.tables import TABLES
-
     snapshot = opened(lake_uri)
     if columns:
         echo_rows(_columns(names), output_format)
@@ -190,7 +169,6 @@ def _columns(names: tuple[str, ...]) -> list[dict[str, object]]:
     """The columns of tables and views, of all unless some are named."""
     from lake.read.query_pruning import planner
     from lake.read.query_views import views
-    from lake.tables import TABLES
 
     rows: list[dict[str, object]] = []
     for name in _known(names, [*TABLES, *views()]) or [*TABLES, *views()]:
@@ -209,8 +187,6 @@ def _columns(names: tuple[str, ...]) -> list[dict[str, object]]:
 
 def _known(names: tuple[str, ...], valid: Sequence[str]) -> tuple[str, ...]:
     """The names, if all are valid."""
-    from lake.errors import UsageError
-
     if unknown := [name for name in names if name not in valid]:
         raise UsageError(f"there is no table {', '.join(unknown)}; valid: {', '.join(valid)}")
     return names
@@ -225,7 +201,6 @@ def _known(names: tuple[str, ...], valid: Sequence[str]) -> tuple[str, ...]:
 )
 def history(table: str | None, lake_uri: str, output_format: str, limit: int) -> None:
     """List the commits of TABLE, or of every table, newest first."""
-    import lake
     from lake.read.history import commits
 
     echo_rows(commits(lake.open(lake_uri), table, limit), output_format)

@@ -45,40 +45,20 @@ FORMATS: dict[str, Format] = {
 }
 
 
-def sniff(path: Path) -> Format:
-    """The format of a file.
-
-    Raises:
-        FormatError: missing, a folder, unreadable, empty, or of no known format.
-    """
-    text = _head(path)
-    for fmt in FORMATS.values():
-        if fmt.recognise(text):
-            return fmt
-    raise FormatError(f"{path} has no known format; known: {_known()}. Name one with --format if you are sure")
-
-
 def choose(path: Path, name: str | None = None) -> Format:
     """The format of that name, or the one a file looks like.
 
     Raises:
         FormatError: the file is missing, a folder, unreadable or empty; no such format, or none it looks like.
     """
-    if name is None:
-        return sniff(path)
-    _head(path)
-    return named(name)
-
-
-def named(name: str) -> Format:
-    """The format of that name.
-
-    Raises:
-        FormatError: no such format.
-    """
-    if name not in FORMATS:
-        raise FormatError(f"there is no format {name!r}; known: {_known()}")
-    return FORMATS[name]
+    text = _head(path)
+    for fmt in FORMATS.values():
+        if fmt.name == name or (name is None and fmt.recognise(text)):
+            return fmt
+    known = "; ".join(f"{fmt.name} = {fmt.description}" for fmt in FORMATS.values())
+    if name is not None:
+        raise FormatError(f"there is no format {name!r}; known: {known}")
+    raise FormatError(f"{path} has no known format; known: {known}. Name one with --format if you are sure")
 
 
 def _head(path: Path) -> str:
@@ -94,7 +74,3 @@ def _head(path: Path) -> str:
     if not text.strip():
         raise FormatError(f"{path} is empty; there is nothing to ingest")
     return text
-
-
-def _known() -> str:
-    return "; ".join(f"{fmt.name} = {fmt.description}" for fmt in FORMATS.values())

@@ -233,15 +233,14 @@ class _Reader:
                 return [Damage(self._index, fault, "", window.file.is_cut)] if fault else []
             if self._index:
                 scanner.expect(",")
-            found = scanner.element()
+            value, text, problem = scanner.element()
         except json.JSONDecodeError as error:
             self._closed = True
             return [self._damage(scanner, error)]
         self._opened = True
         window.position += scanner.consumed
         self._learn()
-        problem = found.problem or repeated_key(found.text)
-        element = Element(index=self._index, value=found.value, problem=problem, source=found.text)
+        element = Element(index=self._index, value=value, problem=problem or repeated_key(text), source=text)
         self._index += 1
         return [element]
 
@@ -272,16 +271,6 @@ _BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|["\[\]{}]', re.DOTALL)
 """A whole string, a bracket, or the quote of a string without an end."""
 _BEGUN = re.compile(r"(?:t|tr|tru|f|fa|fal|fals|n|nu|nul|-|\.|[eE][+-]?|\\?u[0-9a-fA-F]{0,3})?\Z")
 """What may stand between the place of an error and the end of a document that was cut."""
-
-
-class Scanned(msgspec.Struct):
-    """One element."""
-
-    value: Any
-    text: str
-    """Its text, undecodable bytes as lone surrogates."""
-    problem: str | None
-    """Why an element that is well-formed has no value: nested too deeply, or a number of too many digits."""
 
 
 class Scanner:
@@ -324,8 +313,11 @@ class Scanner:
             raise json.JSONDecodeError(f"expected {wanted}, found {found or 'the end'!r}", self._text, self._position)
         self._position += len(char)
 
-    def element(self) -> Scanned:
-        """The next value, its text, and why it could not be taken although it is well-formed."""
+    def element(self) -> tuple[Any, str, str | None]:
+        """The next value, its text (undecodable bytes as lone surrogates), and why it is refused if well-formed.
+
+        Such a one is nested too deeply, or holds a number of too many digits; it has no value.
+        """
         self.peek()
         while True:
             try:
@@ -337,10 +329,10 @@ class Scanner:
             except (RecursionError, ValueError) as error:
                 if self.peek() not in "[{":
                     raise json.JSONDecodeError(str(error), self._text, self._position) from error
-                return Scanned(None, self._skip(), str(error))
+                return None, self._skip(), str(error)
             if end > len(self._text) - _LONGEST_LITERAL and self._more():
                 continue  # a number at the edge of the window may go on: `1`, then `.` or `e+`, then digits
-            return Scanned(value, self._step_to(end), None)
+            return value, self._step_to(end), None
 
     def unfinished(self, error: json.JSONDecodeError) -> bool:
         """Whether a document that ends here would parse up to here, had it gone on."""

@@ -154,13 +154,9 @@ def read_advantages(
     episode_ids: pl.Series | None = None,
     columns: Sequence[str] = ("advantage", "flags"),
 ) -> pl.DataFrame:
-    """Advantages by step.
+    """Advantages of some episodes (int64 [E]; None takes all), one row per step, in any order.
 
-    Args:
-        episode_ids: int64 [E]; None takes all.
-
-    Returns:
-        episode_id, step_index, group_id and the columns: one row per step, in any order. What is not known is NULL.
+    Columns: episode_id, step_index, group_id and those asked for. What is not known is NULL.
     """
     frame = lake.sql(f"SELECT {', '.join((*_KEYS, *columns))} FROM {credit.rows}")
     if episode_ids is not None:

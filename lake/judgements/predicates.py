@@ -28,11 +28,7 @@ _BARE: dict[str, Any] = {
 
 
 def check_predicate(where: str, place: str = "--where") -> None:
-    """Refuse text that is not one SQL expression.
-
-    Raises:
-        UsageError: empty, no SQL, or more than an expression.
-    """
+    """Refuse text that is not one SQL expression. Raises UsageError: empty, no SQL, or more than an expression."""
     if not where.strip():
         raise UsageError(f"{place} is empty; give a SQL predicate over `episodes`, or leave it out to take all")
     with duckdb.connect() as parser:
@@ -64,11 +60,7 @@ def bracketed(where: str | None, place: str = "--where") -> str:
 def select_where(
     lake: Reads, columns: Sequence[str], where: str | None, place: str = "--where", *, empty: bool = False
 ) -> pl.DataFrame:
-    """Columns of the episodes that a predicate selects, sorted by episode_id.
-
-    Args:
-        columns: columns of `episodes`, or SQL expressions over them.
-        where: a predicate over `episodes`; None selects all.
+    """Columns of `episodes` (or SQL expressions over them) where a predicate holds, sorted by episode_id.
 
     Raises:
         UsageError: a predicate that is none.

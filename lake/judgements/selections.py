@@ -90,13 +90,10 @@ def grouping_job(snapshot: Snapshot, name: str) -> int | None:
 
 
 def read_grouping(snapshot: Snapshot, name: str) -> pl.DataFrame:
-    """Members of a grouping under its newest definition.
+    """Members of a grouping under its newest definition: episode_id, group_id, collected_group_id, a row per episode.
 
     Args:
         name: a definition's name; with several draws that of one draw, for example `half/0`.
-
-    Returns:
-        episode_id, group_id, collected_group_id: one row per episode, which is in one group.
 
     Raises:
         UsageError: no such grouping.

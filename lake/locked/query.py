@@ -124,7 +124,7 @@ class LockedReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _orders(self) -> bytes:
+    def _run(self, job: bytes) -> bytes:
         package = Path(__file__).parents[1]
         files = [file.path for of_table in self._files.values() for file in of_table]
         policy = isolation.Policy(
@@ -134,9 +134,7 @@ class LockedReader:
             open_files=4096,
             layers=self._layers,
         )
-        return isolation.orders("lake.locked.child", policy, {"lake": str(package.parent)})
-
-    def _run(self, job: bytes) -> bytes:
+        orders = isolation.orders("lake.locked.child", policy, {"lake": str(package.parent)})
         deadline = time.monotonic() + self._timeout
         environment = {"LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "2", "POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(
@@ -150,7 +148,7 @@ class LockedReader:
         )
         pipes = ChildPipes(process)
         try:
-            out, err = _answer(pipes, self._orders() + job, deadline, self._max_bytes)
+            out, err = _answer(pipes, orders + job, deadline, self._max_bytes)
             process.wait(max(0.1, deadline - time.monotonic()))
         except _TooMuchError:
             msg = f"the result is larger than {self._max_bytes:,} bytes, the most a locked query may return; add LIMIT"
@@ -206,11 +204,7 @@ def _answer(pipes: ChildPipes, job: bytes, deadline: float, most: int) -> tuple[
 
 
 def size_in_bytes(text: str) -> int:
-    """A size such as 512MB or 1.5GiB in bytes.
-
-    Raises:
-        UsageError: no size.
-    """
+    """A size such as 512MB or 1.5GiB in bytes. Raises UsageError: no size."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
     if found is None:
         raise UsageError(f"{text!r} is no size; write for example 512MB or 2GiB")

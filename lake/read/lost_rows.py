@@ -62,19 +62,12 @@ def require_steps(snapshot: Snapshot) -> None:
 
 def _sums_agree(episodes: Sequence[FileEntry], steps: Sequence[FileEntry]) -> bool:
     """Whether both hold the same write attempts, dead ones of `steps` aside, as far as log and names tell."""
+    if any(entry.write_sum is None for entry in (*episodes, *steps)):
+        return False
     alone = {entry.only_write_id for entry in episodes}
-    total = 0
-    for entry in episodes:
-        if (known := entry.write_sum) is None:
-            return False
-        total += known
-    for entry in steps:
-        if (known := entry.write_sum) is None:
-            return False
-        # With every accepted attempt in a file of its own, the dead are known; else they make the sums differ.
-        if None in alone or entry.only_write_id is None or entry.only_write_id in alone:
-            total -= known
-    return total % WRITE_SUMS == 0
+    # With every accepted attempt in a file of its own, the dead are known; else they make the sums differ.
+    counted = [entry for entry in steps if alone & {None, entry.only_write_id} or entry.only_write_id is None]
+    return (sum(e.write_sum or 0 for e in episodes) - sum(e.write_sum or 0 for e in counted)) % WRITE_SUMS == 0
 
 
 def lost_jobs(snapshot: Snapshot, *, look: bool = True) -> pl.DataFrame:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,10 @@ def damaged(path: str, error: Exception) -> LakeAccessError:
 
 def blamed(frame: pl.LazyFrame, error: Exception) -> LakeAccessError:
     """The error of a lazy frame over a lake's files that could not be collected, with the file if it can be found."""
-    scanned = _scanned(frame)
+    scanned: list[str] = []
+    # Where the schema comes from the files, the plan cannot be shown either.
+    with suppress(OSError, pl.exceptions.PolarsError):
+        scanned = _SCANNED.findall(frame.explain(optimized=False))  # the first file of each table
     if named := _FILE.search(str(error)):
         # Polars shortens a long path from its beginning.
         whole = (path.rpartition("/")[0] for path in scanned if path.rpartition("/")[0].endswith(f"/{named['table']}"))
@@ -41,15 +45,6 @@ def blamed(frame: pl.LazyFrame, error: Exception) -> LakeAccessError:
     tables = dict.fromkeys(path.rpartition("/")[0].rpartition("/")[2] for path in scanned)
     of = f" of {' or '.join(f'`{table}`' for table in tables)}" if tables else ""
     return LakeAccessError(f"a file{of} cannot be read: {reason}. {ADVICE}")
-
-
-def _scanned(frame: pl.LazyFrame) -> list[str]:
-    """The first file of each table that a frame reads."""
-    try:
-        return _SCANNED.findall(frame.explain(optimized=False))
-    except (OSError, pl.exceptions.PolarsError):
-        # Where the schema comes from the files, the plan cannot be shown either.
-        return []
 
 
 def _damaged_beside(path: str) -> str | None:

@@ -91,20 +91,12 @@ class Session:
         return query_results.frame(self._run(query, params, lambda relation: relation.to_arrow_table()))
 
     def shown(self, query: str, params: Params = None) -> pl.DataFrame | Rows:
-        """Rows of one SELECT for somebody to look at: plain values where the columns' types allow it.
-
-        Raises:
-            QueryError: as `query`.
-        """
+        """As `query`, for somebody to look at: plain values where the columns' types allow it."""
         plain: Rows | None = self._run(query, params, query_results.rows)
         return self.query(query, params) if plain is None else plain
 
     def stream(self, query: str, params: Params = None, rows: int = 65_536) -> pa.RecordBatchReader:
-        """Rows of one SELECT, as they come: memory stays bounded however long the result is.
-
-        Raises:
-            QueryError: as `query`; what goes wrong later is raised while reading.
-        """
+        """As `query`, rows as they come, in bounded memory; what goes wrong later is raised while reading."""
         import pyarrow as pa
 
         own = self._connection.cursor()
@@ -130,8 +122,19 @@ class Session:
     def _connection(self) -> duckdb.DuckDBPyConnection:
         connection = duckdb.connect(":memory:")
         run = connection.execute
-        for name, value in self._settings().items():
-            run(f"SET GLOBAL {name} = {value}")
+        settings = {
+            "TimeZone": "UTC",
+            "temp_directory": str(Path(tempfile.gettempdir(), "trajlake-sql")) if self._limits.spill else "",
+            "autoinstall_known_extensions": "false",
+            "autoload_known_extensions": "false",
+            "allow_community_extensions": "false",
+            "python_enable_replacements": "false",
+            "memory_limit": self._limits.memory,
+            "threads": self._limits.threads,
+        }
+        for name, value in settings.items():
+            if value is not None:
+                run(f"SET GLOBAL {name} = {query_views.quoted(str(value))}")
         run("CREATE SCHEMA hidden")
         for macro in query_views.macros():
             run(macro)
@@ -144,23 +147,6 @@ class Session:
         run("SET enable_external_access = false")
         run("SET lock_configuration = true")
         return connection
-
-    def _settings(self) -> dict[str, str]:
-        """Settings of the connection, as SQL."""
-        spill = str(Path(tempfile.gettempdir(), "trajlake-sql")) if self._limits.spill else ""
-        settings = {
-            "TimeZone": "'UTC'",
-            "temp_directory": query_views.quoted(spill),
-            "autoinstall_known_extensions": "false",
-            "autoload_known_extensions": "false",
-            "allow_community_extensions": "false",
-            "python_enable_replacements": "false",
-        }
-        if self._limits.memory is not None:
-            settings["memory_limit"] = query_views.quoted(self._limits.memory)
-        if self._limits.threads is not None:
-            settings["threads"] = str(self._limits.threads)
-        return settings
 
     def _run(
         self,
@@ -189,17 +175,22 @@ class Session:
         names = query_views.mentioned(query)
         scans = {}
         tables = [name for name in names if name in TABLES]
-        if query_pruning.has_conditions(query) and any(query_pruning.much(self._files(name)) for name in tables):
+        # Planning a query that does not say which rows it wants is not worth its milliseconds.
+        has_conditions = query_pruning.CONDITIONS.search(query) is not None
+        if has_conditions and any(query_pruning.much(self._files(name)) for name in tables):
             scans = query_pruning.planner().scans(query, params)
         self._bind_tables(names, scans)
 
     def _bind_tables(self, names: frozenset[str], scans: Mapping[str, Sequence[query_pruning.Scan]]) -> None:
+        def writes() -> frozenset[int]:
+            # Those that are known to have written episodes: with files of their own.
+            return frozenset(file.write_id for file in self._files("episodes") if file.write_id is not None)
+
         for name, table in TABLES.items():
             if name not in names:
                 continue
-            files, where = query_pruning.needed(
-                table, self._files(name), scans.get(name, ()), self._origins, self._episode_writes
-            )
+            wanted = scans.get(name, ())
+            files, where = query_pruning.needed(table, self._files(name), wanted, self._origins, writes)
             hide = table.hides_retracted and self._hides
             bound = (self._paths(files), where)
             if self._bound.get(name) != bound:
@@ -251,10 +242,6 @@ class Session:
         source = query_views.parquet(TABLES["episodes"], self._paths(files))
         query = f"SELECT DISTINCT {', '.join(_ORIGIN)} FROM {source} WHERE {condition.column} IN ({values})"
         return [query_pruning.Origin(*row) for row in self._connection.execute(query).fetchall()]
-
-    def _episode_writes(self) -> frozenset[int]:
-        """The writes that are known to have written episodes: those with files of their own."""
-        return frozenset(file.write_id for file in self._files("episodes") if file.write_id is not None)
 
     def _batches(
         self, query: str, connection: duckdb.DuckDBPyConnection, reader: pa.RecordBatchReader, schema: pa.Schema

@@ -38,7 +38,7 @@ FEW_FILES = 16
 FEW_BYTES = 64 << 20
 _MANY = 100
 """Ids in a condition above which looking them up is not worth it."""
-_CONDITIONS = re.compile(r"\b(where|having|qualify|join|on|filter)\b", re.IGNORECASE)
+CONDITIONS = re.compile(r"\b(where|having|qualify|join|on|filter)\b", re.IGNORECASE)
 _LONGEST_TEXT = 500
 _INTEGER = r"-?\d+"
 _TEXT = r"'(?:[^']|'')*'"
@@ -130,11 +130,6 @@ def needed(
         )
     ]
     return left, "group_id IN (" + ", ".join(map(str, sorted(groups))) + ")" if len(groups) <= _MANY else ""
-
-
-def has_conditions(query: str) -> bool:
-    """Whether a query may say which rows it wants: planning one that does not is not worth its milliseconds."""
-    return _CONDITIONS.search(query) is not None
 
 
 def much(files: Sequence[DataFile]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from datetime import UTC, date
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import duckdb
 
@@ -48,14 +48,11 @@ def rows(relation: duckdb.DuckDBPyRelation) -> Rows | None:
         values = [row[place] for row in found if row[place] is not None]
         if any(not isinstance(value, date) or value.year in {1, 9999} for value in values):
             return None
-    return Rows(names, [_zoned(row, zoned) for row in found], [kind in _NUMBERS for kind in types])
-
-
-def _zoned(row: tuple[Any, ...], places: list[int]) -> tuple[Any, ...]:
-    values = list(row)
-    for place in places:
-        values[place] = row[place] and row[place].replace(tzinfo=UTC)
-    return tuple(values)
+    if zoned:
+        found = [
+            tuple(v and v.replace(tzinfo=UTC) if place in zoned else v for place, v in enumerate(row)) for row in found
+        ]
+    return Rows(names, found, [kind in _NUMBERS for kind in types])
 
 
 def one_line(error: BaseException) -> str:

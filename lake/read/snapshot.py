@@ -23,7 +23,7 @@ import msgspec
 from lake import ids
 from lake.errors import ContractError, UsageError
 from lake.read.visibility import DataFile, all_files, is_clean, visible_files
-from lake.storage.data_files import FileEntry, Replacement, applied
+from lake.storage.data_files import FileEntry, applied
 from lake.storage.log_check import NOTE
 from lake.storage.objects import Objects
 from lake.storage.store import Store
@@ -76,17 +76,12 @@ class Snapshot:
             if wanted is not None and (not isinstance(wanted, int) or wanted < -1):
                 raise ContractError(f"table `{name}` has no version {wanted!r}; valid: -1 (no table yet), 0, 1, 2, ...")
             self.versions[name], entries = store.logged(name, wanted)
-            if known:
-                entries = self._replaced(name, entries, known)
-            self._entries[name] = entries
-
-    def _replaced(self, name: str, before: list[FileEntry], known: Mapping[str, Replacement]) -> list[FileEntry]:
-        """The files as they are since a `forget`."""
-        there, gone = applied(self.objects, name, before, known)
-        if name == "episodes":
-            self.forgotten = sum(entry.rows for entry in before) - sum(entry.rows for entry in there)
-            self._emptied = frozenset().union(*(entry.emptied for entry in (*there, *gone)))
-        return there
+            # As they are since a `forget`.
+            there, gone = applied(self.objects, name, entries, known)
+            if known and name == "episodes":
+                self.forgotten = sum(entry.rows for entry in entries) - sum(entry.rows for entry in there)
+                self._emptied = frozenset().union(*(entry.emptied for entry in (*there, *gone)))
+            self._entries[name] = there
 
     def __repr__(self) -> str:
         """The mapping, as JSON."""
@@ -247,9 +242,9 @@ class Snapshot:
         """
         if entry.only_write_id is not None:
             return frozenset((entry.only_write_id,))
-        return self._store.remembered(entry.path, lambda: self._inside(entry.path))
+        return self._store.remembered(entry.path, lambda: self._look(entry.path))
 
-    def _inside(self, path: str) -> frozenset[int]:
+    def _look(self, path: str) -> frozenset[int]:
         import polars as pl
 
         from lake.read.parquet import collected

@@ -23,11 +23,7 @@ _LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 class BucketFiles(AbstractFileSystem):  # type: ignore[misc]
-    """The files of a snapshot, reading only.
-
-    Args:
-        sizes: URI -> bytes of every file that may be read; may grow.
-    """
+    """The files of a snapshot, reading only. `sizes`: URI -> bytes of every file that may be read; may grow."""
 
     cachable = False
 
@@ -48,11 +44,7 @@ class BucketFiles(AbstractFileSystem):  # type: ignore[misc]
         return name
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        """Size and type of a file.
-
-        Raises:
-            FileNotFoundError: no file of the snapshot.
-        """
+        """Size and type of a file. Raises FileNotFoundError: no file of the snapshot."""
         size = self._sizes.get(path)
         if size is None:
             raise FileNotFoundError(f"{path} is no file of this snapshot")

@@ -121,7 +121,8 @@ class Bucket:
         except FileNotFoundError as error:
             if _is_missing_bucket(error):
                 raise
-            self._require_bucket()
+            # The answer to a look at one object does not tell of a missing bucket; a listing raises.
+            next(iter(obstore.list(self._store, "-")), None)
             return False
         return True
 
@@ -161,10 +162,6 @@ class Bucket:
             return obstore.get(self._store, path, options={"head": True}).attributes.get(_MARK) == mark
         except FileNotFoundError:
             return False
-
-    def _require_bucket(self) -> None:
-        """Raise if the bucket is missing: the answer to a look at one object does not tell."""
-        next(iter(obstore.list(self._store, "-")), None)
 
 
 def _is_missing_bucket(error: BaseException) -> bool:

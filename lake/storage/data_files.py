@@ -182,11 +182,7 @@ def digest_in_name(name: str) -> str | None:
 
 
 def digest_of(objects: Objects, place: str) -> str:
-    """The digest of a file's bytes as they are now.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-    """
+    """The digest of a file's bytes as they are now. Raises FileNotFoundError: there is no such file."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     if objects.folder is None:
         if (data := objects.get(place)) is None:
@@ -247,11 +243,7 @@ def listed(objects: Objects, table: Table, handle: DeltaTable) -> list[FileEntry
 
 
 def added_in(objects: Objects, table: Table, log: bytes, version: int) -> list[FileEntry]:
-    """The files that one commit added.
-
-    Raises:
-        LakeAccessError: a file that lies outside the table's folder.
-    """
+    """The files that one commit added. Raises LakeAccessError: a file that lies outside the table's folder."""
     adds = [add for line in log.splitlines() if (add := msgspec.json.decode(line).get("add")) is not None]
     names = _names(objects, table, version, [add["path"] for add in adds])
     entries = []

@@ -255,7 +255,12 @@ class Objects:
 
     def redacted(self, text: str) -> str:
         """A text with every secret of the options and of the environment replaced by ***."""
-        for secret in self._secrets():
+        environment = {name: value for name, value in os.environ.items() if name.upper().startswith(_FAMILIES)}
+        given = [*environment.items(), *self._options.items()]
+        values = {value for name, value in given if _SECRET.search(name) and not _PLACE.search(name)}
+        secrets = {value for value in values if len(value) >= _SHORTEST_SECRET}
+        # As they are and as a URL spells them, the longest first.
+        for secret in sorted(secrets | {quote(value, safe="") for value in secrets}, key=len, reverse=True):
             text = text.replace(secret, "***")
         return text
 
@@ -275,11 +280,3 @@ class Objects:
             raise
         except self._failures as error:
             raise self.explained(error) from None
-
-    def _secrets(self) -> tuple[str, ...]:
-        """Values to hide, longest first; as they are and as a URL spells them."""
-        environment = {name: value for name, value in os.environ.items() if name.upper().startswith(_FAMILIES)}
-        given = [*environment.items(), *self._options.items()]
-        values = {value for name, value in given if _SECRET.search(name) and not _PLACE.search(name)}
-        long = {value for value in values if len(value) >= _SHORTEST_SECRET}
-        return tuple(sorted(long | {quote(value, safe="") for value in long}, key=len, reverse=True))

@@ -6,50 +6,19 @@ scored, never 0. Keys and filtered columns come first.
 """
 
 from lake.tables.columns import Table, Type
-from lake.tables.facts import (
-    BLOBS,
-    EPISODES,
-    REJECTS,
-    RELATIONS,
-    RETRACTIONS,
-    SPANS,
-    STATUSES,
-    STEPS,
-    TOKENS,
-)
-from lake.tables.judgements import (
-    ADVANTAGES,
-    ANNOTATIONS,
-    CREDIT_GROUPS,
-    GROUPINGS,
-    RATIOS,
-    RESPONSES,
-    SCORES,
-    SELECTIONS,
-)
-from lake.tables.lineage import BATCHES, CHECKPOINTS, JOBS, METRICS
+from lake.tables.facts import BLOBS, EPISODES, FACTS, RELATIONS, RETRACTIONS, SPANS, STATUSES, STEPS, TOKENS
+from lake.tables.judgements import JUDGEMENTS
+from lake.tables.lineage import JOBS, LINEAGE
 
 __all__ = [
-    "ADVANTAGES",
-    "ANNOTATIONS",
-    "BATCHES",
     "BLOBS",
-    "CHECKPOINTS",
-    "CREDIT_GROUPS",
     "EPISODES",
     "FORMAT_VERSION",
-    "GROUPINGS",
     "ID_COLUMNS",
     "JOBS",
-    "METRICS",
-    "RATIOS",
-    "REJECTS",
     "RELATIONS",
     "RESOLUTION_ORDER",
-    "RESPONSES",
     "RETRACTIONS",
-    "SCORES",
-    "SELECTIONS",
     "SPANS",
     "STATUSES",
     "STEPS",
@@ -61,30 +30,7 @@ __all__ = [
 FORMAT_VERSION = 4
 """Version of the tables; written into every Delta table, checked on opening, raised by `lake.storage.migrations`."""
 
-TABLES: dict[str, Table] = {
-    table.name: table
-    for table in (
-        EPISODES,
-        STEPS,
-        TOKENS,
-        SPANS,
-        BLOBS,
-        REJECTS,
-        RETRACTIONS,
-        SCORES,
-        ADVANTAGES,
-        GROUPINGS,
-        SELECTIONS,
-        RATIOS,
-        ANNOTATIONS,
-        CREDIT_GROUPS,
-        RESPONSES,
-        JOBS,
-        BATCHES,
-        CHECKPOINTS,
-        METRICS,
-    )
-}
+TABLES: dict[str, Table] = {table.name: table for table in (*FACTS, *JUDGEMENTS, *LINEAGE)}
 """All tables by name."""
 
 RESOLUTION_ORDER = (

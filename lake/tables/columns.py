@@ -139,11 +139,7 @@ class Table:
     """Rows of retracted episodes do not exist for readers."""
 
     def column(self, name: str) -> Column:
-        """The column of that name.
-
-        Raises:
-            KeyError: no such column.
-        """
+        """The column of that name. Raises KeyError: no such column."""
         return {column.name: column for column in self.columns}[name]
 
     @property

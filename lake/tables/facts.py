@@ -242,3 +242,5 @@ RETRACTIONS = Table(
         Column("reason", Type.TEXT, "The reason a person gave."),
     ),
 )
+
+FACTS = (EPISODES, STEPS, TOKENS, SPANS, BLOBS, REJECTS, RETRACTIONS)

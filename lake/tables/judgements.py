@@ -219,3 +219,5 @@ RESPONSES = Table(
         Column("answer", Type.TEXT, "The answer.", required=True),
     ),
 )
+
+JUDGEMENTS = (SCORES, ADVANTAGES, GROUPINGS, SELECTIONS, RATIOS, ANNOTATIONS, CREDIT_GROUPS, RESPONSES)

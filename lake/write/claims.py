@@ -26,12 +26,10 @@ class Commit(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """What came of it."""
+    """The rows that nobody else has committed, and the job; None if there was nothing left to write."""
 
     kept: pl.DataFrame
-    """Those of the rows that nobody else has committed."""
     job_id: int | None
-    """None if there was nothing left to write."""
 
 
 def commit_unclaimed(

@@ -1,9 +1,8 @@
 """Ingest: a file of trajectories into the lake, in batches, exactly once, with every record accounted for.
 
 Records in = new + already present + rejects; the figures stand in the job's terminal row. Killed and started again, a
-job skips what is present. The batch size changes nothing but speed.
-
-`-` as a file: standard input, and pipes like it, spooled to disk so that formats can be sniffed.
+job skips what is present. The batch size changes nothing but speed. Standard input and named pipes are spooled to disk,
+so that formats can be sniffed.
 """
 
 import gc
@@ -32,9 +31,7 @@ PATIENCE_SECONDS = 1.0
 
 @contextmanager
 def spooled(name: str, stdin: BinaryIO, tell: Callable[[str], None] = lambda _: None) -> Iterator[Path]:
-    """The path of a file; `-` stands for standard input, held in a temporary file named `stdin`.
-
-    What can be read only once, a named pipe or the shell's `<(command)`, is held in a temporary file too.
+    """The path of a file; standard input (`-`, as `stdin`) and named pipes are held in a temporary file.
 
     Args:
         tell: is told, once, that a named pipe keeps us waiting.
@@ -112,8 +109,11 @@ class Copies:
         rollout = hash(("rollout", group, record.rollout_index, record.agent_id))
         if rollout in self._seen:
             return
-        decisions = self._decisions(record)
-        content = rollout if decisions is None else hash(("content", group, decisions))
+        steps = [step for step in record.steps if step.is_active]
+        decisions = tuple((step.state, step.action, self._calls(step.tool_calls)) for step in steps)
+        content = hash(("content", group, hash(decisions)))
+        if any(step.state is None for step in steps):
+            content = rollout
         size, repeated = self._groups.get(group, (0, 0))
         self._groups[group] = (size + 1, repeated + (content in self._seen))
         self._seen |= {rollout, content}
@@ -133,12 +133,6 @@ class Copies:
     def count(self) -> int:
         """Episodes that repeat an earlier one of their group."""
         return sum(repeated for _, repeated in self._groups.values())
-
-    def _decisions(self, record: EpisodeRecord) -> int | None:
-        steps = [step for step in record.steps if step.is_active]
-        if any(step.state is None for step in steps):
-            return None
-        return hash(tuple((step.state, step.action, self._calls(step.tool_calls)) for step in steps))
 
     def _calls(self, calls: list[Any] | None) -> bytes:
         if not calls:
@@ -165,7 +159,7 @@ def ingest(
     batch_size: int = BATCH_EPISODES,
     progress: Callable[[Progress], None] | None = None,
 ) -> Report:
-    """Read a file into a lake.
+    """Read a file into a lake; the counts are of records, and of the new episodes' steps.
 
     The job's parameters are the file's name and size, its format and the run: nothing that depends on the machine.
 
@@ -209,7 +203,7 @@ def ingest(
 
 
 def prepare(path: Path, *, run_id: str | None = None, format_name: str | None = None) -> Report:
-    """As what a file would be read, with all counts 0; needs no lake and raises what `ingest` would."""
+    """The report of a file before any record is read; needs no lake and raises what `ingest` would."""
     fmt = choose(path, format_name)
     run = printable(stem(path) if run_id is None else run_id)
     if not run.strip():

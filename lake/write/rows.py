@@ -1,10 +1,9 @@
-"""From records to table frames: the one place that knows how an episode becomes rows of three tables.
+"""From records to table frames: the one place that knows how an episode becomes rows.
 
-Payloads too big for a row: images and texts over 64 KB move to `blobs` and are referred to by hash.
-
-In a JSON column, a long text (an image as a data URI is one) is replaced by the text `blob:sha256:<64 digits>`, and a
-document that is long without holding a long text (a list of tools) is replaced as a whole. What a step's `state` and
-`action` say stays in the row: they are what SQL and credit look at. `inlined` puts everything back, byte for byte.
+Payloads too big for a row, images and texts over 64 KB, move to `blobs` and are referred to by hash. In a JSON column,
+a long text (an image as a data URI is one) is replaced by the text `blob:sha256:<64 digits>`, and a document that is
+long without holding a long text (a list of tools) is replaced as a whole. What a step's `state` and `action` say stays
+in the row: they are what SQL and credit look at. `inlined` puts everything back, byte for byte.
 
 A write attempt stores a payload once, for its own episodes and for no others: so whether a payload is still needed is
 known without looking at any other write, and erasure races with nobody.
@@ -13,7 +12,7 @@ known without looking at any other write, and erasure races with nobody.
 import hashlib
 import re
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC
 from operator import attrgetter
 from typing import Any
 
@@ -48,15 +47,9 @@ class Blob(msgspec.Struct, frozen=True):
         return int(self.sha256[:16], 16) & ids.MASK
 
 
-class Moved(msgspec.Struct):
-    """Frames without their big payloads, and the payloads."""
-
-    episodes: pl.DataFrame
-    steps: pl.DataFrame
-    blobs: dict[int, Blob]
-
-
-def moved_out(episodes: pl.DataFrame, steps: pl.DataFrame, tables: tuple[Table, Table]) -> Moved:
+def moved_out(
+    episodes: pl.DataFrame, steps: pl.DataFrame, tables: tuple[Table, Table]
+) -> tuple[pl.DataFrame, pl.DataFrame, list[Blob]]:
     """Move big payloads out of frames of `episodes` and `steps`; `episodes.blob_ids` names them."""
     blobs: dict[int, Blob] = {}
     used: dict[int, set[int]] = {}
@@ -64,7 +57,7 @@ def moved_out(episodes: pl.DataFrame, steps: pl.DataFrame, tables: tuple[Table, 
     if used:
         lists = [sorted(used[key]) if key in used else None for key in episodes["episode_id"]]
         frames[0] = frames[0].with_columns(pl.Series("blob_ids", lists, dtype=pl.List(pl.Int64)))
-    return Moved(frames[0], frames[1], blobs)
+    return frames[0], frames[1], list(blobs.values())
 
 
 def blobs_frame(blobs: Sequence[Blob], write_id: int) -> pl.DataFrame:
@@ -107,7 +100,12 @@ def put_back(frame: pl.DataFrame, columns: Sequence[str], find: Callable[[list[s
     }
     if not found:
         return frame
-    known = {sha256: _literal(media_type, payload) for sha256, media_type, payload in find(sorted(found)).iter_rows()}
+    known = {
+        # A document stood as it is, a text as a JSON string.
+        sha256: text if media_type == _DOCUMENT else msgspec.json.encode(text).decode()
+        for sha256, media_type, payload in find(sorted(found)).iter_rows()
+        for text in [payload.decode()]
+    }
 
     def back(text: str | None) -> str | None:
         return text and _REFERENCE.sub(lambda match: known.get(match[1], match[0]), text)
@@ -115,12 +113,6 @@ def put_back(frame: pl.DataFrame, columns: Sequence[str], find: Callable[[list[s
     return frame.with_columns(
         pl.Series(name, [back(text) for text in frame[name]], dtype=pl.String) for name in columns
     )
-
-
-def _literal(media_type: str, payload: bytes) -> str:
-    """JSON text that a payload stood as."""
-    text = payload.decode()
-    return text if media_type == _DOCUMENT else msgspec.json.encode(text).decode()
 
 
 def _without(frame: pl.DataFrame, table: Table, blobs: dict[int, Blob], used: dict[int, set[int]]) -> pl.DataFrame:
@@ -156,7 +148,9 @@ def _replaced(value: Any, moved: list[Blob]) -> Any:
     if isinstance(value, list):
         return [_replaced(item, moved) for item in value]
     if isinstance(value, str) and len(value) > LIMIT // 4 and len(value.encode()) > LIMIT:
-        return _moved(value, _media_type(value), moved)
+        # A data URI says what it is; its payload is the URI as it stood.
+        found = re.match(r"data:([\w.+-]+/[\w.+-]+)[;,]", value)
+        return _moved(value, found[1] if found and found[1] != _DOCUMENT else _TEXT, moved)
     return value
 
 
@@ -165,12 +159,6 @@ def _moved(text: str, media_type: str, moved: list[Blob]) -> str:
     blob = Blob(hashlib.sha256(payload).hexdigest(), media_type, payload)
     moved.append(blob)
     return f"blob:sha256:{blob.sha256}"
-
-
-def _media_type(text: str) -> str:
-    """Of a data URI, what it says of itself; the payload is the URI as it stood."""
-    found = re.match(r"data:([\w.+-]+/[\w.+-]+)[;,]", text)
-    return found[1] if found and found[1] != _DOCUMENT else _TEXT
 
 
 _ENCODER = msgspec.json.Encoder()
@@ -216,35 +204,22 @@ def steps_frame(records: Sequence[EpisodeRecord], identities: Sequence[Identity]
 def spans_frame(records: Sequence[EpisodeRecord], identities: Sequence[Identity], write_id: int) -> pl.DataFrame:
     """One row per span of every record, columns of `spans`."""
     spans: list[SpanRecord] = []
-    columns: dict[str, list[Any]] = {name: [] for name in ("episode_id", "group_id", "run_id", "write_id")}
+    columns: dict[str, list[Any]] = {name: [] for name in ("episode_id", "group_id", "run_id")}
     for record, identity in zip(records, identities, strict=True):
         n = len(record.spans)
         spans += record.spans
-        for name, value in (
-            ("episode_id", identity.episode_id),
-            ("group_id", identity.group_id),
-            ("run_id", record.run_id),
-            ("write_id", write_id),
-        ):
-            columns[name] += [value] * n
+        columns["episode_id"] += [identity.episode_id] * n
+        columns["group_id"] += [identity.group_id] * n
+        columns["run_id"] += [record.run_id] * n
+    columns["write_id"] = [write_id] * len(spans)
     return _fill(SPANS, spans, columns)
 
 
 def tokens_frame(records: Sequence[EpisodeRecord], identities: Sequence[Identity], write_id: int) -> pl.DataFrame:
     """One row per step that carries tokens, columns of `tokens`, provenance `engine`."""
     tokens_S: list[TokensRecord] = []
-    columns: dict[str, list[Any]] = {
-        name: []
-        for name in (
-            "episode_id",
-            "step_index",
-            "group_id",
-            "run_id",
-            "encoding_id",
-            "prefix_step_index",
-            "prefix_length",
-        )
-    }
+    columns: dict[str, list[Any]] = {name: [] for name in ("episode_id", "group_id", "run_id")}
+    columns |= {name: [] for name in ("step_index", "encoding_id", "prefix_step_index", "prefix_length")}
     for record, identity in zip(records, identities, strict=True):
         carried = [(index, step.tokens) for index, step in enumerate(record.steps) if step.tokens is not None]
         if not carried:
@@ -295,15 +270,9 @@ def _series(column: Column, values: list[Any], dtype: pl.DataType) -> pl.Series:
         texts = [None if value is None else encode(value) for value in values]
         return pl.Series(column.name, texts, dtype=pl.Binary).cast(pl.String)
     if column.type is Type.TIME:
-        values = [_utc(value) for value in values]
+        # A time without a zone is taken as UTC.
+        values = [v and (v.astimezone(UTC) if v.tzinfo else v.replace(tzinfo=UTC)) for v in values]
     return pl.Series(column.name, values, dtype=dtype, strict=False)
-
-
-def _utc(value: datetime | None) -> datetime | None:
-    """A time in UTC; one without a zone is taken as UTC."""
-    if value is None:
-        return None
-    return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 def _maybe_id(text: str | None) -> int | None:

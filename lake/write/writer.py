@@ -83,17 +83,18 @@ class EpisodeWriter:
         """Write a batch under its write_id; False if that had to be abandoned."""
         superseded = self._superseded(batch)
         rows = (batch.records, batch.identities, batch.write_id)
-        moved = moved_out(episodes_frame(*rows), steps_frame(*rows), (TABLES["episodes"], TABLES["steps"]))
+        tables = (TABLES["episodes"], TABLES["steps"])
+        episodes, steps, blobs = moved_out(episodes_frame(*rows), steps_frame(*rows), tables)
         for name, frame in (
-            ("blobs", blobs_frame(list(moved.blobs.values()), batch.write_id)),
+            ("blobs", blobs_frame(blobs, batch.write_id)),
             ("spans", spans_frame(*rows)),
             ("tokens", tokens_frame(*rows)),
-            ("steps", moved.steps),
+            ("steps", steps),
             ("retractions", _retractions_frame(superseded, batch.write_id, self._store.clock())),
         ):
             if frame.height:
                 self._store.append(name, conform(frame, TABLES[name]), job_id=batch.job_id)
-        staged = self._store.stage("episodes", conform(moved.episodes, TABLES["episodes"]))
+        staged = self._store.stage("episodes", conform(episodes, TABLES["episodes"]))
         checked = version
 
         def commit() -> bool:
@@ -104,21 +105,15 @@ class EpisodeWriter:
                 lost, checked = checked, self._index.refresh()
                 if self._store.holds("episodes", batch.write_id, lost):
                     return True
-                if not self._still_holds(batch, superseded):
+                # Long after their writer stopped, children are dropped as dead; their write attempt is revoked before.
+                is_taken = self._index.contents(batch.episode_ids) or batch.write_id in revoked(self._store.objects)
+                is_forgotten = any(map(self._index.is_forgotten, batch.episode_ids))
+                if is_taken or is_forgotten or self._superseded(batch) != superseded:
                     return False
                 raise
             return True
 
         return until_committed(commit)
-
-    def _still_holds(self, batch: "_Batch", superseded: dict[int, int]) -> bool:
-        """Whether a batch whose commit was lost may try again as it is.
-
-        Long after their writer stopped, children are dropped as dead; their write attempt is revoked before.
-        """
-        if self._index.contents(batch.episode_ids) or any(map(self._index.is_forgotten, batch.episode_ids)):
-            return False
-        return self._superseded(batch) == superseded and batch.write_id not in revoked(self._store.objects)
 
     def _superseded(self, batch: "_Batch") -> dict[int, int]:
         """Episodes that the batch's retries replace, or that retries already there replace -> their successors."""

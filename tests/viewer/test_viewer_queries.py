@@ -12,14 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lake import Lake, Snapshot, ids
-from lake.judgements.credit import Credit, find_credit, jobs_of
+from lake.judgements.credit import Credit, covering, find_credit, jobs_of
 from lake.tables import STATUSES
 from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
 from testkit.lakes import RUN, add_credit, add_training, build_lake, full_lake, rollout, siblings
 from viewer.pinned import Reader
-from viewer.queries import credit, episodes, groups, lineage, runs, training
-from viewer.queries.base import Window, like
+from viewer.queries import Window, credit, episodes, groups, like, lineage, runs, training
 from viewer.queries.episodes import EpisodeFilter, Order
 from viewer.queries.groups import GroupFilter, Signal
 
@@ -382,7 +381,7 @@ def test_a_series_counts_with_its_newest_job(tmp_path: Path) -> None:
     snap = lk.snapshot()
     of_jobs = [find_credit(snap, ids.to_text(job)) for job in (old, new, other)]
     (row,) = snap.sql("SELECT episode_id, group_id FROM episodes WHERE task_id = 'mixed' LIMIT 1").to_dicts()
-    for found in (credit.of_episode(snap, row["episode_id"]), credit.of_group(snap, row["group_id"])):
+    for found in (covering(snap, episode_id=row["episode_id"]), covering(snap, group_id=row["group_id"])):
         assert [one.credit.series_id for one in found] == [of_jobs[2].series_id, of_jobs[1].series_id]
         assert [one.is_current for one in found] == [True, False]
     series = found[1].credit

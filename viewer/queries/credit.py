@@ -6,18 +6,8 @@ Which rows a choice of credit means is decided in `lake.judgements.credit`, as f
 import polars as pl
 
 from lake.errors import DataRefusedError, UsageError
-from lake.judgements.credit import Covering, Credit, covering, find_credit
-from viewer.queries.base import Reads, Row
-
-
-def of_episode(lake: Reads, episode_id: int) -> list[Covering]:
-    """Series that cover an episode, the newest first."""
-    return covering(lake, episode_id=episode_id)
-
-
-def of_group(lake: Reads, group_id: int) -> list[Covering]:
-    """Series that cover a group, the newest first."""
-    return covering(lake, group_id=group_id)
+from lake.judgements.credit import Credit, find_credit
+from viewer.queries import Reads, Row
 
 
 def find(lake: Reads, wanted: str | None = None, before: int | None = None) -> Credit | None:
@@ -46,9 +36,7 @@ def ledger(lake: Reads, episode_id: int, credit: Credit) -> pl.DataFrame:
 def summary(lake: Reads, job_id: int) -> Row:
     """What the advantages that a credit job computed look like.
 
-    Returns:
-        steps, undefined (advantage NULL), positive, negative, zero, groups, dead_groups, shared (steps whose anchor
-        holds two episodes or more), mean_size (NULL of none): mean |advantage|.
+    undefined counts NULL, shared the steps whose anchor holds two episodes or more; mean_size is the mean |advantage|.
     """
     query = """
         SELECT count(*) AS steps, count(*) FILTER (NOT defined) AS undefined,

@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from viewer.queries.base import EXCERPT, Params, Reads, Row, Window, count, only_row
+from viewer.queries import EXCERPT, Params, Reads, Row, Window, count, only_row
 
 DOCUMENT = 100_000
 """Characters of a document that a page shows."""

@@ -8,7 +8,7 @@ from typing import Literal
 
 import polars as pl
 
-from viewer.queries.base import Params, Reads, Row, Window, count
+from viewer.queries import Params, Reads, Row, Window, count
 
 Axis = Literal["collection_round", "policy_version"]
 
@@ -88,11 +88,9 @@ def axes(lake: Reads, run: str) -> list[Axis]:
 
 
 def curve(lake: Reads, run: str, axis: Axis, success_at: float) -> pl.DataFrame:
-    """Outcomes of a run along an axis, at most `POINTS` points.
+    """Outcomes of a run along an axis, in order of x, the first value of each of at most `POINTS` points.
 
-    Returns:
-        x (first value of the point), episodes, scored, success, low, high (interval of success), mean_return, sd_return
-        (sample deviation, NULL of one), mean_steps, truncated_share, dead_share; in order of x.
+    low and high are the interval of success; sd_return is the sample deviation, NULL of one.
     """
     query = f"""
         WITH span AS (

@@ -6,7 +6,7 @@ from dataclasses import replace
 import polars as pl
 
 from lake.judgements.credit import Credit
-from viewer.queries.base import Params, Reads, Row, Window, count, only_row
+from viewer.queries import Params, Reads, Row, Window, count, only_row
 from viewer.queries.credit import find
 
 POINTS = 1000
@@ -14,12 +14,7 @@ POINTS = 1000
 
 
 def jobs(lake: Reads, limit: int = 500) -> pl.DataFrame:
-    """Jobs with metrics or batches, newest first.
-
-    Returns:
-        job_id, kind, run_id, parameters, status, started_at, seconds, updates (optimizer steps with a batch), metrics
-        (names of metrics).
-    """
+    """Jobs with metrics or batches, newest first, with the numbers of updates with a batch and of metrics' names."""
     query = """
         SELECT r.job_id, r.kind, r.run_id, r.parameters, r.status, r.started_at, r.seconds,
                coalesce(b.updates, 0) AS updates, coalesce(m.metrics, 0) AS metrics
@@ -79,16 +74,13 @@ def credit_of(lake: Reads, job_id: int) -> Credit | None:
 
 
 def consumption(lake: Reads, job_id: int, credit: Credit | None) -> pl.DataFrame:
-    """What the updates of a job consumed, at most `POINTS` points.
+    """What the updates of a job consumed, in order, at most `POINTS` points; NULL where there is no credit.
 
-    Returns:
-        step, episodes, groups, action_tokens, mean_return, dead_share (of steps whose group is dead), mean_size (mean
-        |advantage|), positive, negative, undefined (shares of the steps); NULL where there is no credit; in order.
+    dead_share, positive, negative and undefined are shares of the steps; mean_size is the mean |advantage|.
     """
-    query, params = _consumed(job_id, credit)
-    return lake.sql(
-        f"""
-        WITH consumed AS ({query}),
+    consumed, params = _consumed(job_id, credit)
+    query = f"""
+        WITH consumed AS ({consumed}),
         span AS (SELECT min(optimizer_step) AS first,
                         greatest(1, ceil((max(optimizer_step) - min(optimizer_step) + 1) / {POINTS}))::BIGINT AS width
                  FROM consumed),
@@ -104,29 +96,20 @@ def consumption(lake: Reads, job_id: int, credit: Credit | None) -> pl.DataFrame
                total_size / nullif(defined, 0) AS mean_size, positive / credited AS positive,
                negative / credited AS negative, (credited - defined) / credited AS undefined
         FROM sums ORDER BY step
-        """,
-        params,
-    )
+        """
+    return lake.sql(query, params)
 
 
 def batch(lake: Reads, job_id: int, update: int, credit: Credit | None, window: Window) -> pl.DataFrame:
-    """Episodes that an optimizer step consumed, the largest mean |advantage| first.
-
-    Returns:
-        episode_id, group_id, run_id, task_id, rollout_index, policy_version, status, env_return, first_step, last_step,
-        action_tokens, credit_job (whose advantages these are), a_episode, mean_advantage, lowest, highest, mean_size,
-        undefined, dead.
-    """
-    query, params = _consumed(job_id, credit, "AND b.optimizer_step = $update")
-    return lake.sql(
-        f"""
+    """Episodes that an optimizer step consumed, the largest mean |advantage| first; credit_job computed it."""
+    consumed, params = _consumed(job_id, credit, "AND b.optimizer_step = $update")
+    query = f"""
         SELECT episode_id, group_id, run_id, task_id, rollout_index, policy_version, status, env_return, first_step,
                last_step, action_tokens, credit_job, a_episode, mean_advantage, lowest, highest,
                total_size / nullif(defined, 0) AS mean_size, credited - defined AS undefined, dead > 0 AS dead
-        FROM ({query}) ORDER BY mean_size DESC NULLS LAST, episode_id LIMIT $limit OFFSET $offset
-        """,
-        params | {"update": update} | window.params(),
-    )
+        FROM ({consumed}) ORDER BY mean_size DESC NULLS LAST, episode_id LIMIT $limit OFFSET $offset
+        """
+    return lake.sql(query, params | {"update": update} | window.params())
 
 
 def batch_total(lake: Reads, job_id: int, update: int) -> int:
