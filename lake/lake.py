@@ -135,11 +135,7 @@ class Lake:
         return self._pins.snapshots()
 
     def drop_snapshot(self, name: str) -> None:
-        """Take a snapshot's name back; what only it needs stays readable until the next vacuum.
-
-        Raises:
-            UsageError: there is no such snapshot.
-        """
+        """Take a snapshot's name back; what only it needs goes with the next vacuum. Raises UsageError: no such one."""
         self._pins.drop(name)
 
     def lease(self, snapshot: Snapshot, holder: str, duration: timedelta = LEASE) -> Lease:

@@ -204,11 +204,7 @@ def identify(record: EpisodeRecord, run_id: str) -> Identity:
 
 
 def retyped(record: EpisodeRecord) -> EpisodeRecord:
-    """A copy of a record built in Python, with the types that decoding it from a file would give.
-
-    Raises:
-        ValueError: a field of a wrong type or out of its range; the message names it.
-    """
+    """A copy with the types that decoding from a file would give. Raises ValueError: names a field that is wrong."""
     try:
         return msgspec.convert(msgspec.to_builtins(record), EpisodeRecord)
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:

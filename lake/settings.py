@@ -26,11 +26,7 @@ SECTIONS = ("credit", "group", "reward", "score", "select", "trainer")
 
 
 def from_file(path: str, section: Sequence[str]) -> dict[str, Any]:
-    """A section of a TOML file; empty if the file has none.
-
-    Raises:
-        UsageError: the file is missing, is not TOML, or holds something that no command reads.
-    """
+    """A section of a TOML file; empty if it has none. Raises UsageError: missing, no TOML, or an unknown section."""
     try:
         found: Any = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

@@ -83,11 +83,7 @@ def unpacked(text: str | None) -> tuple[EpisodeFilter, Order]:
 
 
 def update_from_address() -> tuple[int, int] | None:
-    """The training job and optimizer step of the list's address, if both are there.
-
-    Raises:
-        ValueError: the job is no id.
-    """
+    """Training job and optimizer step of the list's address, if both are there. Raises ValueError: no job's id."""
     job, update = given_id("job"), given_int("update")
     return None if job is None or update is None else (job, update)
 
@@ -133,12 +129,7 @@ def task() -> str | None:
 
 
 def credit(found: list[Covering], subject: str) -> Credit | None:
-    """Whose advantages to show: those that the address names, else the current ones; says so where they cover nothing.
-
-    Args:
-        found: series that cover the subject, the newest first.
-        subject: what they cover, as part of the widget's key.
-    """
+    """Whose advantages to show: those that the address names, else the current ones. `subject` is part of the key."""
     key = f"credit-{subject}"
     if not found:
         st.selectbox("Credit", ["No credit job has covered this yet: trajlake credit gigpo"], disabled=True, key=key)

@@ -20,12 +20,7 @@ Chart = alt.LayerChart | alt.FacetChart
 def curve(
     frame: pl.DataFrame, value: str, *, title: str, x_title: str, band: bool = False, share: bool = False
 ) -> Chart:
-    """A value along `x`, with the band from `low` to `high` if asked for.
-
-    Args:
-        frame: columns x, `value`, episodes, and low and high for a band.
-        share: the values are shares from 0 to 1, shown as percentages.
-    """
+    """A value along `x`, with the band from `low` to `high` if asked for; shares are shown as percentages."""
     scale = alt.Scale(domain=[0, 1]) if share else alt.Scale(zero=False)
     axis = alt.Axis(format="%" if share else "~g", tickCount=5)
     base = alt.Chart(frame).encode(x=alt.X("x:Q", title=x_title, axis=_STEPS))
@@ -140,12 +135,7 @@ def signs(frame: pl.DataFrame, selected: int | None) -> Chart:
 
 
 def advantages(frame: pl.DataFrame, selected: int | None) -> Chart:
-    """The advantages of an episode by step: bars for A, marks for A_E and A_S, a question mark where A is unknown.
-
-    Args:
-        frame: columns step_index, advantage, a_episode, a_step.
-        selected: the step that is marked. A click picks one.
-    """
+    """Advantages (A, A_E, A_S; a question mark where A is unknown) by step. A click picks a step."""
     rows = _around(frame, selected)
     first, last = rows["step_index"][0], rows["step_index"][-1]
     pick = alt.selection_point(name=PICK, fields=["step_index"], on="click", empty=False, clear=False)

@@ -54,14 +54,7 @@ def view(lake_uri: str, port: int | None, no_browser: bool) -> None:
 
 
 def free_port(wanted: int | None) -> int:
-    """A port to listen on.
-
-    Args:
-        wanted: the port that must be used; None takes the first free one from `FIRST_PORT` on.
-
-    Raises:
-        UsageError: it is taken, or all that were tried are.
-    """
+    """The wanted port, or the first free one from `FIRST_PORT` on. Raises UsageError: all that were tried are taken."""
     for port in [wanted] if wanted else range(FIRST_PORT, FIRST_PORT + _TRIED):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

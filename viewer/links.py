@@ -100,11 +100,7 @@ def given(name: str) -> str | None:
 
 
 def given_id(name: str) -> int | None:
-    """An id of the present address.
-
-    Raises:
-        ValueError: there is text, but no id.
-    """
+    """An id of the present address. Raises ValueError: there is text, but no id."""
     text = given(name)
     return None if text is None else ids.from_text(text)
 

@@ -39,11 +39,7 @@ class Reader:
 
 
 def uri() -> str:
-    """The lake's folder.
-
-    Raises:
-        UsageError: no lake was named.
-    """
+    """The lake's folder. Raises UsageError: no lake was named."""
     if not (folder := os.environ.get(ENVIRONMENT)):
         msg = f"the viewer was started without a lake; start it with `trajlake view --lake URI` (or set {ENVIRONMENT})"
         raise UsageError(msg)

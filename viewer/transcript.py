@@ -173,11 +173,7 @@ def _text(
     prose: bool = False,
     language: str | None = None,
 ) -> None:
-    """A foreign text, cut at first; what is cut has a switch that shows all.
-
-    Args:
-        load: gives the whole; None if it is at hand.
-    """
+    """A foreign text, cut at first; a switch shows all, which `load` gives if it is not at hand."""
     shown = text[: episodes.TEXT]
     height: int | Literal["content"] = "content"
     if length > episodes.TEXT and st.toggle(f"Show all {length:,} characters", key=f"all-{key}"):

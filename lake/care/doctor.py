@@ -39,11 +39,7 @@ def find_rivals() -> list[str]:
 
 
 def rival_owners(owners: Mapping[str, Sequence[str]]) -> list[str]:
-    """Distributions other than ours that own a layer's name.
-
-    Args:
-        owners: import name -> distributions, as `importlib.metadata.packages_distributions` gives it.
-    """
+    """Other distributions that own a layer's name, of `importlib.metadata.packages_distributions`."""
     return [
         f"`{layer}` is also installed by `{owner}`, which may have overwritten ours; run "
         f"`pip uninstall {owner}`, then install {DISTRIBUTION} again"
@@ -97,11 +93,7 @@ _REPEATS = ("batches", "metrics", "jobs")
 
 
 def diagnose(uri: str) -> pl.DataFrame:
-    """As `examine`, also of a lake that cannot be opened because some of its tables are damaged or gone.
-
-    Raises:
-        TrajlakeError: none of its tables can be opened, or they are not ours.
-    """
+    """As `examine`, also of a damaged lake. Raises TrajlakeError: none of its tables can be opened or is ours."""
     store = Store(Objects(uri))
     try:
         return examine(open_lake(uri))
@@ -126,10 +118,7 @@ def _opened(store: Store, name: str) -> str | None:
 
 
 def examine(lake: Lake) -> pl.DataFrame:
-    """All findings: check, verdict (fine | note | wrong), detail.
-
-    Every file is decoded and held against its table's contract, so this reads the whole lake, a file at a time.
-    """
+    """All findings (check, verdict, detail). Every file is decoded and held against its table's contract."""
     findings = [_installation()]
     try:
         snapshot = lake.snapshot()

@@ -66,11 +66,7 @@ class Cut:
 
 
 def cuts(store: Store, episode_ids: Sequence[int]) -> list[Cut]:
-    """Named snapshots, running readers and interrupted jobs that would lose episodes.
-
-    Raises:
-        LakeAccessError: a pin is damaged.
-    """
+    """Snapshots, readers and interrupted jobs that would lose episodes. Raises LakeAccessError: a damaged pin."""
     pins = Pins(store).active()
     kept = [("snapshot" if pin.expires_at is None else "lease", pin.name, pin.versions) for pin in pins]
     leased = [versions for kind, _, versions in kept if kind == "lease"]
@@ -90,11 +86,7 @@ def cuts(store: Store, episode_ids: Sequence[int]) -> list[Cut]:
 
 
 def tombstones(job: Job, snapshot: Snapshot, episode_ids: Sequence[int], reason: str | None) -> None:
-    """First step, a job of its own: the episodes are gone for readers and barred for writers.
-
-    Raises:
-        UsageError: no ids, or ids that the lake does not hold.
-    """
+    """First step: gone for readers, barred for writers. Raises UsageError: no ids, or ids the lake does not hold."""
     known = _known_or_forgotten(snapshot, episode_ids)
     write_retractions(job, known["episode_id"].to_list(), "forgotten", reason)
     job.accept(known["write_id"].drop_nulls().unique().to_list())
@@ -118,11 +110,7 @@ _Replaced = dict[str, Written]
 
 
 def erase(store: Store, episode_ids: Sequence[int], *, job_id: int) -> Forgotten:
-    """Second step: remove what the tombstones name.
-
-    Raises:
-        ConflictError: other processes rewrote a table again and again; run it again.
-    """
+    """Second step: remove what the tombstones name. Raises ConflictError: tables are rewritten again and again."""
     done = Forgotten(episodes=len(set(episode_ids)))
     wanted = pl.Series("episode_id", sorted(set(episode_ids)), dtype=pl.Int64)
     # `episodes` first: from then on no writer counts on what was there.

@@ -84,11 +84,7 @@ class Pins:
         return sorted(self._all(_SNAPSHOTS), key=lambda pin: pin.created_at)
 
     def active(self) -> list[Pin]:
-        """Everything that vacuum must respect: named snapshots, and leases that have not expired.
-
-        Raises:
-            LakeAccessError: an entry is damaged: what it pins is not known, so nothing may be deleted.
-        """
+        """Named snapshots and live leases. Raises LakeAccessError: one is damaged, so nothing may be deleted."""
         now = self._store.clock()
         leases = self._all(_LEASES)
         return self.snapshots() + [pin for pin in leases if pin.expires_at is None or pin.expires_at > now]

@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 
 
 class SectionedCommand(click.Command):
-    """A command whose help lists its options under headings.
-
-    Args:
-        sections: heading -> names of its options' parameters. Options that stand in none come last.
-    """
+    """A command whose help lists its options under headings; options that stand in none come last."""
 
     def __init__(self, *, sections: Mapping[str, Sequence[str]], **given: Any) -> None:
         super().__init__(**given)
@@ -115,11 +111,7 @@ def echo_stream(reader: pa.RecordBatchReader, output_format: str) -> None:
 
 
 def echo_rows(rows: pl.DataFrame | Rows | Sequence[Mapping[str, Any]], output_format: str) -> None:
-    """Print rows to stdout.
-
-    Args:
-        rows: a frame; mappings with one set of names; or plain rows, which are printed as text only.
-    """
+    """Print rows to stdout: a frame, mappings with one set of names, or plain rows (as text only)."""
     if output_format in ("table", "line"):
         _echo_text(_plain(rows), as_lines=output_format == "line")
         return

@@ -274,11 +274,7 @@ _BEGUN = re.compile(r"(?:t|tr|tru|f|fa|fal|fals|n|nu|nul|-|\.|[eE][+-]?|\\?u[0-9
 
 
 class Scanner:
-    """A window of text on bytes that grows when an element needs more of it.
-
-    Args:
-        take: the next bytes, at most as many as asked for; none at the end of the file.
-    """
+    """Text on bytes that grows when an element needs more; `take` gives at most what it is asked, none at the end."""
 
     def __init__(self, take: Callable[[int], bytes], chunk: int = CHUNK) -> None:
         self._take = take

@@ -45,11 +45,7 @@ def check_predicate(where: str, place: str = "--where") -> None:
 
 
 def bracketed(where: str | None, place: str = "--where") -> str:
-    """A checked predicate as it stands in a WHERE clause; all rows for None.
-
-    Raises:
-        UsageError: it is not one SQL expression.
-    """
+    """A checked predicate as it stands in a WHERE clause, `true` for None. Raises UsageError: it is none."""
     if where is None:
         return "true"
     check_predicate(where, place)

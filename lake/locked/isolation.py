@@ -181,11 +181,7 @@ def orders(module: str, policy: Policy, preload: Mapping[str, str]) -> bytes:
 
 
 def lock(policy: Policy) -> None:
-    """Apply the policy to this process, for good. Call it before any thread starts.
-
-    Raises:
-        NotLockedError: a layer of the policy cannot be had.
-    """
+    """Apply the policy to this process, for good, before threads start. Raises NotLockedError: a layer is missing."""
     unavailable = missing()
     if lacking := [f"{name}: {unavailable[name]}" for name in policy.layers if name in unavailable]:
         raise NotLockedError("; ".join(lacking))

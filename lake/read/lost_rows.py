@@ -29,11 +29,7 @@ _OTHERWISE = ("retract", "forget")
 
 
 def require_steps(snapshot: Snapshot) -> None:
-    """Check that every visible episode's write attempt is found in `steps`.
-
-    Raises:
-        LakeAccessError: names episodes whose steps are gone.
-    """
+    """Check that `steps` has what visible episodes need. Raises LakeAccessError: names episodes that lost steps."""
     if _sums_agree(snapshot.entries("episodes"), snapshot.entries("steps")):
         return
     import polars as pl

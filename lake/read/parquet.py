@@ -93,11 +93,7 @@ def scan_pruned(files: Sequence[DataFile], table: Table, options: Mapping[str, A
 
 
 def collected(frame: pl.LazyFrame) -> pl.DataFrame:
-    """The rows of a lazy frame over a lake's files.
-
-    Raises:
-        LakeAccessError: a file is missing or damaged; names it and its table.
-    """
+    """The rows of a lazy frame over a lake's files. Raises LakeAccessError: names a damaged file and its table."""
     try:
         return frame.collect()
     except (OSError, pl.exceptions.PolarsError) as error:

@@ -74,11 +74,7 @@ def query_error(error: Exception, query: str) -> QueryError:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """A result's schema with columns of one name numbered, and intervals as durations.
-
-    Raises:
-        QueryError: intervals inside lists or structs, which nothing downstream can hold.
-    """
+    """A result's schema, columns of one name numbered, intervals as durations. Raises QueryError: nested intervals."""
     import pyarrow as pa
 
     for field in schema:
@@ -93,11 +89,7 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def plain_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A batch of a result under its `plain_schema`.
-
-    Raises:
-        QueryError: an interval with months, which have no fixed length.
-    """
+    """A batch under its `plain_schema`. Raises QueryError: an interval with months, which have no fixed length."""
     import pyarrow as pa
 
     arrays = [_duration(column) if pa.types.is_interval(column.type) else column for column in batch.columns]
@@ -105,11 +97,7 @@ def plain_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def frame(table: pa.Table) -> pl.DataFrame:
-    """A result as Polars has it; sums of integers are int64 if they fit.
-
-    Raises:
-        QueryError: a column of a type that Polars has not, or an interval with months.
-    """
+    """A result as Polars has it, sums of integers as int64 if they fit. Raises QueryError: a type Polars has not."""
     import polars as pl
     import pyarrow as pa
 

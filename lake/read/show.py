@@ -46,11 +46,7 @@ _ANNOTATIONS = """
 
 
 def find(lake: Snapshot, wanted: str) -> int:
-    """The episode that people mean by an id or by the beginning of one.
-
-    Raises:
-        UsageError: no such episode, several, or one that was retracted.
-    """
+    """The episode of an id or its beginning. Raises UsageError: no such episode, several, or a retracted one."""
     text = wanted.strip().lower()
     rest = ids.TEXT_LENGTH - len(text)
     low, high = text + "0" * rest, text + ids.ALPHABET[-1] * rest
@@ -80,11 +76,7 @@ def find(lake: Snapshot, wanted: str) -> int:
 
 
 def find_named(lake: Snapshot, *, task: str | None, rollout: int | None, run: str | None) -> int:
-    """The episode that people mean by its task, run and number among the siblings; None is any.
-
-    Raises:
-        UsageError: no such episode, or several.
-    """
+    """The episode of a task, run and number; None is any. Raises UsageError: no such episode, or several."""
     asked = {"task_id": task, "rollout_index": rollout, "run_id": run}
     given = {name: value for name, value in asked.items() if value is not None}
     where = " AND ".join(f"{name} = ${name}" for name in given)

@@ -235,11 +235,7 @@ class Snapshot:
         return frozenset().union(*inside) - self.accepted_write_ids
 
     def write_ids(self, entry: FileEntry) -> frozenset[int]:
-        """The write attempts a file holds rows of: from the log, or from its column where the log does not say.
-
-        Raises:
-            LakeAccessError: the file had to be read and cannot be.
-        """
+        """The write attempts in a file, from the log or else its column. Raises LakeAccessError: it cannot be read."""
         if entry.only_write_id is not None:
             return frozenset((entry.only_write_id,))
         return self._store.remembered(entry.path, lambda: self._look(entry.path))
@@ -280,11 +276,7 @@ def _table(name: str) -> Table:
 
 
 def versions_at_time(store: Store, moment: datetime) -> dict[str, int]:
-    """Table -> version, as of a moment.
-
-    Raises:
-        UsageError: before the lake was made.
-    """
+    """Table -> version, as of a moment. Raises UsageError: before the lake was made."""
     versions = _versions(store, moment)
     if versions[EPISODES.name] == -1:
         made = committed_at(store, EPISODES.name, 0).isoformat()
@@ -293,11 +285,7 @@ def versions_at_time(store: Store, moment: datetime) -> dict[str, int]:
 
 
 def versions_at_episodes(store: Store, version: int) -> dict[str, int]:
-    """Table -> version, as of when `episodes` came to a version.
-
-    Raises:
-        UsageError: no such version.
-    """
+    """Table -> version, as of when `episodes` came to a version. Raises UsageError: no such version."""
     newest = store.refresh(EPISODES.name)
     if not 0 <= version <= newest:
         raise UsageError(f"`episodes` has no version {version}; valid: 0 to {newest}")

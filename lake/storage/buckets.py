@@ -63,11 +63,7 @@ _TIMEOUTS = {"connect_timeout": "3s", "read_timeout": "10s"}
 
 
 class Bucket:
-    """The objects under a prefix of a bucket.
-
-    Raises:
-        UsageError: an option that the store does not know.
-    """
+    """The objects under a prefix of a bucket. Raises UsageError: an option that the store does not know."""
 
     def __init__(self, address: Address, options: Mapping[str, str]) -> None:
         self._address, self._options = address, options

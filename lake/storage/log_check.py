@@ -34,11 +34,7 @@ class LogCheck:
             self._last = version
 
     def require(self, version: int) -> None:
-        """Check the entries that a version rests on: those since its checkpoint.
-
-        Raises:
-            LakeAccessError: one is damaged; names table, version and file.
-        """
+        """Check the entries since a version's checkpoint. Raises LakeAccessError: names table, version and file."""
         if self._first <= version <= self._last:
             return
         if 0 <= self._last < version:

@@ -74,7 +74,7 @@ class Folder:
         return Path(self._root, path).is_file()
 
     def create(self, path: str, data: bytes) -> bool:
-        """Write an object that must not exist; False if it does."""
+        """Write an object if there is none, atomically; False if it exists. Of several that race, one succeeds."""
         try:
             self._place(path, data, os.link)
         except FileExistsError:
@@ -215,11 +215,7 @@ class Objects:
             return self._floor.exists(path)
 
     def create(self, path: str, data: bytes) -> bool:
-        """Write an object only if there is none, atomically; of several that race, exactly one succeeds.
-
-        Returns:
-            False if the object exists.
-        """
+        """Write an object if there is none, atomically; False if it exists. Of several that race, one succeeds."""
         with self._explaining():
             return self._floor.create(path, data)
 

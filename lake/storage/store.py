@@ -183,19 +183,11 @@ class Store:
         return Staged(frame, self._write(name, sorted_rows(frame, TABLES[name])))
 
     def append_episodes(self, staged: Staged, checked_version: int, *, job_id: int | None = None) -> None:
-        """Append staged rows to `episodes` as a compare-and-swap on the version the caller has checked.
-
-        Raises:
-            CommitLostError: another writer was first.
-        """
+        """Append to `episodes` as a compare-and-swap on the version that was checked. Raises CommitLostError."""
         self._append_if(EPISODES.name, staged, checked_version, job_id)
 
     def append_terminal(self, staged: Staged, checked_version: int, *, job_id: int) -> None:
-        """Append a job's terminal row to `jobs` as a compare-and-swap on the version the caller has checked.
-
-        Raises:
-            CommitLostError: another job ended, or dead writes were dropped: check again, retry.
-        """
+        """Append a terminal row likewise. Raises CommitLostError: a job ended, or dead writes were dropped: retry."""
         self._append_if("jobs", staged, checked_version, job_id)
 
     def _append_if(self, name: str, staged: Staged, checked_version: int, job_id: int | None) -> None:

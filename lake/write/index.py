@@ -94,11 +94,7 @@ class EpisodeIndex:
         self._forgotten: set[int] = set()
 
     def refresh(self) -> int:
-        """Bring the index to the newest version of `episodes`, and return that version.
-
-        Raises:
-            LakeAccessError: a file is missing or damaged.
-        """
+        """Come to the newest version of `episodes`, and return it. Raises LakeAccessError: a damaged file."""
         while True:
             version = self._store.refresh(EPISODES.name)
             try:

@@ -31,11 +31,7 @@ PATIENCE_SECONDS = 1.0
 
 @contextmanager
 def spooled(name: str, stdin: BinaryIO, tell: Callable[[str], None] = lambda _: None) -> Iterator[Path]:
-    """The path of a file; standard input (`-`, as `stdin`) and named pipes are held in a temporary file.
-
-    Args:
-        tell: is told, once, that a named pipe keeps us waiting.
-    """
+    """The path of a file; stdin (`-`) and pipes are held in a temporary one. `tell` hears of a pipe that waits."""
     source = Path(name)
     if name != "-" and not source.is_fifo():
         yield source

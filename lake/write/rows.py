@@ -87,11 +87,7 @@ def inlined(snapshot: Snapshot, frame: pl.DataFrame, columns: Sequence[str]) -> 
 
 
 def put_back(frame: pl.DataFrame, columns: Sequence[str], find: Callable[[list[str]], pl.DataFrame]) -> pl.DataFrame:
-    """As `inlined`, for whoever reads blobs another way.
-
-    Args:
-        find: gives the rows (sha256, media_type, payload) of `blobs` for some hashes.
-    """
+    """As `inlined`; `find` gives the rows (sha256, media_type, payload) of `blobs` for some hashes."""
     found = {
         sha256
         for name in columns

@@ -179,11 +179,7 @@ def _retractions_frame(superseded: dict[int, int], write_id: int, at: datetime) 
 
 
 def known_episodes(snapshot: Snapshot, episode_ids: Sequence[int]) -> pl.DataFrame:
-    """Rows (episode_id, group_id, run_id, write_id) of episodes, retracted ones included.
-
-    Raises:
-        UsageError: no ids, or ids that the lake does not hold.
-    """
+    """episode_id, group_id, run_id, write_id of episodes, also retracted ones. Raises UsageError: none, or unknown."""
     if not episode_ids:
         raise UsageError("no episodes are named; give ids, or a condition that some episodes meet")
     wanted = pl.Series("episode_id", sorted(set(episode_ids)), dtype=pl.Int64)

@@ -11,12 +11,7 @@ from viewer.queries import Reads, Row
 
 
 def find(lake: Reads, wanted: str | None = None, before: int | None = None) -> Credit | None:
-    """The advantages that a text names, the current ones for None; None where there are none of that name.
-
-    Args:
-        wanted: an estimator's name, or the id of a series or job, or its beginning.
-        before: a version of `jobs`: what was meant then.
-    """
+    """The advantages that a text names (the current ones for None), also as of a version of `jobs`; None if none do."""
     try:
         return find_credit(lake, wanted, before=before)
     except (UsageError, DataRefusedError):

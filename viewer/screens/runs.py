@@ -53,10 +53,7 @@ def _overview(facts: dict[str, Any]) -> None:
 
 
 def _list() -> tuple[str, float]:
-    """The list of runs: the run to show if none is asked for, and the return that counts as success.
-
-    That is the first with several rounds: it has curves.
-    """
+    """The list of runs: the first with several rounds, which has curves, and the return that counts as success."""
     with st.container(horizontal=True, vertical_alignment="center"):
         with st.container():
             window = ui.pager(read(runs.total), "runs")
