@@ -48,19 +48,26 @@ def step(episode_id: int, row: Row, credit: Row | None, scale: ledger.Scale, opt
             _context(episode_id, row)
             _state(episode_id, row)
             if row["reasoning"] and options.reasoning:
-                _label("reasoning", ":material/psychology:")
+                _label("reasoning", "psychology")
                 with st.container(key=f"reasoning-{index}"):
                     _step_text(episode_id, row, "reasoning", prose=True)
             with st.container(key=f"action-{index}", gap="xsmall"):
                 if row["action"] or not row["tool_calls"]:
-                    _label("action", ":material/bolt:")
+                    _label("action", "bolt")
                     _step_text(episode_id, row, "action", prose=True)
                 if row["tool_calls"] and options.tools:
                     _tool_calls(episode_id, row)
         with right:
             ledger.draw(row["reward"], credit, scale, is_credited=options.credit is not None)
             if credit is not None and credit["anchor_key"] is not None and credit["anchor_episodes"] > 1:
-                _anchor_link(credit, options)
+                link(
+                    Page.GROUP,
+                    f"State shared: {credit['anchor_size']} steps of {credit['anchor_episodes']} siblings",
+                    "hub",
+                    group=ids.to_text(credit["group_id"]),
+                    anchor=ids.to_text(credit["anchor_key"]),
+                    credit=options.credit,
+                )
 
 
 def mark(index: int) -> None:
@@ -80,7 +87,7 @@ def messages(found: list[Any], key: str) -> None:
             with st.expander(f"System prompt ({len(text):,} characters)", icon=":material/settings:"):
                 _text(text, len(text), f"{key}-{position}")
         else:
-            _label(word(role), ":material/chat:")
+            _label(word(role), "chat")
             _text(text, len(text), f"{key}-{position}")
 
 
@@ -116,7 +123,7 @@ def _context(episode_id: int, row: Row) -> None:
     """Messages since the last decision that are not the state itself."""
     found = plain.listed(row["context"], row["context_length"])
     if found is None:
-        _label("messages since the last step", ":material/chat:")
+        _label("messages since the last step", "chat")
         _step_text(episode_id, row, "context")
         return
     state = _squeezed(row["state"] or "")
@@ -124,13 +131,13 @@ def _context(episode_id: int, row: Row) -> None:
         text = plain.content(message)
         # The state at hand may be cut: the first half of what a page shows decides whether a message is part of it.
         if _squeezed(text[: episodes.TEXT])[: episodes.TEXT // 2] not in state:
-            _label(f"message {chip(plain.role(message))}", ":material/chat:")
+            _label(f"message {chip(plain.role(message))}", "chat")
             _text(text, len(text), f"context-{ids.to_text(episode_id)}-{row['step_index']}-{position}")
 
 
 def _state(episode_id: int, row: Row) -> None:
     role = row["state_role"]
-    _label("state" + (f" ({word(role)})" if role else ""), ":material/visibility:")
+    _label("state" + (f" ({word(role)})" if role else ""), "visibility")
     if role == "tool" and row["state_length"] > TOOL_OUTPUT:
         with st.expander(f"{chip(row['state'], 90)} {row['state_length']:,} characters", type="compact"):
             _step_text(episode_id, row, "state")
@@ -142,12 +149,12 @@ def _tool_calls(episode_id: int, row: Row) -> None:
     """Tool calls of an action: name and arguments of each."""
     calls = plain.listed(row["tool_calls"], row["tool_calls_length"])
     if calls is None:
-        _label("tool calls", ":material/build:")
+        _label("tool calls", "build")
         _step_text(episode_id, row, "tool_calls")
         return
     for position, call in enumerate(calls):
         name, arguments = plain.call(call)
-        _label(f"tool call {chip(name)}", ":material/build:")
+        _label(f"tool call {chip(name)}", "build")
         key = f"call-{ids.to_text(episode_id)}-{row['step_index']}-{position}"
         _text(arguments, len(arguments), key, language="json")
 
@@ -189,19 +196,8 @@ def _text(
         st.code(visible(shown), language=coloured, wrap_lines=True, height=height)
 
 
-def _anchor_link(credit: Row, options: Options) -> None:
-    link(
-        Page.GROUP,
-        f"State shared: {credit['anchor_size']} steps of {credit['anchor_episodes']} siblings",
-        "hub",
-        group=ids.to_text(credit["group_id"]),
-        anchor=ids.to_text(credit["anchor_key"]),
-        credit=options.credit,
-    )
-
-
 def _label(text: str, icon: str) -> None:
-    st.caption(f"{icon} {text}")
+    st.caption(f":material/{icon}: {text}")
 
 
 def _squeezed(text: str) -> str:

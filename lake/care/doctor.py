@@ -21,6 +21,7 @@ from lake.lake import open as open_lake
 from lake.read.lost_rows import lost_jobs
 from lake.read.parquet import scan
 from lake.read.snapshot import Snapshot
+from lake.read.text_table import counted
 from lake.storage.data_files import FileEntry, digest_in_name, digest_of
 from lake.storage.log_check import log_faults
 from lake.storage.objects import Objects
@@ -185,7 +186,7 @@ def _decoded(snapshot: Snapshot, name: str, entry: FileEntry) -> str | None:
         return "is not what was written: its bytes have another digest than its name says"
     frame = scan([entry.path], TABLES[name], snapshot.objects.polars_options).collect()
     if frame.height != entry.rows:
-        return f"has {frame.height} rows, the log says {entry.rows}"
+        return f"has {counted(frame.height, 'row')}, the log says {entry.rows}"
     conform(frame, TABLES[name])
     return None
 
@@ -201,7 +202,7 @@ def _recorded(snapshot: Snapshot) -> Finding:
         ("recorded", counted.get("ingest", 0) + counted.get("record", 0), pl.concat([gone, there]).n_unique()),
         ("retracted", counted.get("retract", 0), retractions.filter(pl.col("kind") == "retracted").height),
     )
-    lost = [f"jobs {what} {n} episodes, the lake knows {found}" for what, n, found in counts if found < n]
+    lost = [f"jobs {what} {counted(n, 'episode')}, the lake knows {found}" for what, n, found in counts if found < n]
     lost += [
         f"{kind} job {ids.to_text(job_id)} has lost {n} of its writes" for job_id, kind, n in lost_jobs(snapshot).rows()
     ]
@@ -258,7 +259,7 @@ def _space(lake: Lake, snapshot: Snapshot) -> list[Finding]:
             continue
         live = sum(entry.bytes for entry in entries)
         idle += sum(found.bytes for found in snapshot.objects.list(name)) - live
-        parts.append(f"{name} {live / 1e6:.1f} MB in {len(entries)} files")
+        parts.append(f"{name} {live / 1e6:.1f} MB in {counted(len(entries), 'file')}")
         if sum(entry.bytes < TARGET_BYTES // 2 for entry in entries) > FEW_FILES:
             many.append(name)
     advice = f"; `trajlake compact {' '.join(many)}` would speed them up" if many else ""

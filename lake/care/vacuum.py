@@ -97,7 +97,15 @@ def drop_dead(store: Store, cutoff: datetime) -> dict[str, int]:
     before = Snapshot(store)
     running = frozenset(unfinished_jobs(before, store.clock())["job_id"])
     can_be_dead = [name for name, table in TABLES.items() if table.visibility is Visibility.ACCEPTED]
-    suspects = {name: _suspects(store, name, cutoff, running) for name in can_be_dead}
+    # Old files that may hold rows nobody accepted, and that no running job is going to accept.
+    suspects = {
+        name: [
+            entry
+            for entry in store.files(name)[1]
+            if entry.written_at < cutoff and entry.clean_since is None and entry.low.get("job_id") not in running
+        ]
+        for name in can_be_dead
+    }
     looked = frozenset().union(*(before.write_ids(entry) for entries in suspects.values() for entry in entries))
     if looked <= before.accepted_write_ids:
         return {}
@@ -131,12 +139,6 @@ def _survivors(store: Store, snapshot: Snapshot, name: str, entries: list[FileEn
     from lake.care.compaction import ordered_rows
 
     return ordered_rows(store.objects, mixed, TABLES[name], where=where)
-
-
-def _suspects(store: Store, name: str, cutoff: datetime, running: frozenset[int]) -> list[FileEntry]:
-    """Old files that may hold rows nobody accepted, and that no running job is going to accept."""
-    old = (entry for entry in store.files(name)[1] if entry.written_at < cutoff)
-    return [entry for entry in old if entry.clean_since is None and entry.low.get("job_id") not in running]
 
 
 def unfinished_jobs(snapshot: Snapshot, now: datetime) -> pl.DataFrame:

@@ -8,6 +8,7 @@ import click
 
 import lake
 from lake.cli.options import lake_option
+from lake.read.text_table import counted
 
 if TYPE_CHECKING:
     from lake.write.ingest import Report
@@ -62,9 +63,13 @@ def ingest(files: tuple[str, ...], lake_uri: str, run_id: str | None, format_nam
 
 def _tell(file: str, report: "Report", lake_uri: str) -> None:
     """Print what became of a file."""
+    names = sorted(report.runs) or [report.run_id]
+    more = ", ..." if len(names) > _RUNS_NAMED else ""
+    runs = f"run {names[0]}" if len(names) == 1 else f"{len(names)} runs ({', '.join(names[:_RUNS_NAMED])}{more})"
     click.echo(
-        f"{file}: {report.new} episodes, {report.steps} steps, {report.rejected} rejects "
-        f"({report.present} already present) in {_runs(report)}"
+        f"{file}: {counted(report.new, 'episode')}, {counted(report.steps, 'step')}, "
+        f"{counted(report.rejected, 'reject')} "
+        f"({report.present} already present) in {runs}"
     )
     target = f"--lake {shlex.quote(lake_uri)}"
     if report.new and report.copies:
@@ -76,11 +81,3 @@ def _tell(file: str, report: "Report", lake_uri: str) -> None:
             click.echo(f"{file}, record {position}: {text[:_SHOWN]}{'...' if len(text) > _SHOWN else ''}", err=True)
         hint = f"trajlake sql {target} 'SELECT position, reason, message FROM rejects ORDER BY position'"
         click.echo(f"{report.rejected} of {report.records} records were rejected; see: {hint}", err=True)
-
-
-def _runs(report: "Report") -> str:
-    names = sorted(report.runs) or [report.run_id]
-    if len(names) == 1:
-        return f"run {names[0]}"
-    more = ", ..." if len(names) > _RUNS_NAMED else ""
-    return f"{len(names)} runs ({', '.join(names[:_RUNS_NAMED])}{more})"

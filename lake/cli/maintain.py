@@ -11,6 +11,7 @@ import lake
 from lake import ids
 from lake.cli.options import echo_rows, format_option, lake_option, opened
 from lake.errors import UsageError
+from lake.read.text_table import counted
 from lake.tables import TABLES
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def retract(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason:
         click.echo("0 episodes retracted: no visible one meets the condition")
         return
     count = target.retract(chosen, reason)
-    click.echo(f"{count} episodes retracted ({len(chosen) - count} were already)")
+    click.echo(f"{counted(count, 'episode')} retracted (already retracted: {len(chosen) - count})")
 
 
 @click.command()
@@ -94,10 +95,15 @@ def forget(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason: 
         return
     for cut in target.cuts(chosen):
         click.echo(_in_words(cut), err=True)
-    _confirm(f"Erase {len(chosen)} episodes of {target.uri} for good?", yes=yes)
+    question = f"Erase {counted(len(chosen), 'episode')} of {target.uri} for good?"
+    if not yes and not sys.stdin.isatty():
+        raise UsageError(f"{question} There is no terminal to ask on: add --yes if you mean it. Nothing was changed")
+    if not yes:
+        click.confirm(question, abort=True, err=True)
     done = target.forget(chosen, reason)
     rows = ", ".join(f"{name} {count}" for name, count in done.rows.items() if count)
-    click.echo(f"{done.episodes} episodes erased; rows: {rows or 'none left'}; {done.deleted_files} old files deleted")
+    erased, deleted = counted(done.episodes, "episode"), counted(done.deleted_files, "old file")
+    click.echo(f"{erased} erased; rows: {rows or 'none left'}; {deleted} deleted")
     if done.unreadable:
         click.echo(
             f"{len(done.unreadable)} half-written files of killed or running writers cannot be looked into, for "
@@ -108,21 +114,12 @@ def forget(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason: 
 
 def _in_words(cut: "Cut") -> str:
     """What somebody who keeps an earlier snapshot loses, and what stays."""
-    lost = f"loses {cut.forgotten} of {cut.episodes} episodes"
+    lost = f"loses {cut.forgotten} of {counted(cut.episodes, 'episode')}"
     if cut.kind == "snapshot":
         return f"snapshot {cut.name} {lost}; the other {cut.episodes - cut.forgotten} stay readable"
     if cut.kind == "lease":
         return f"{cut.name} is running and {lost}: it may stop with an error, and cannot be resumed"
     return f"{cut.name} is not finished and {lost}: it cannot be resumed"
-
-
-def _confirm(question: str, *, yes: bool) -> None:
-    """Ask on a terminal; without one, only --yes is a yes. Raises UsageError: nobody can be asked."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise UsageError(f"{question} There is no terminal to ask on: add --yes if you mean it. Nothing was changed")
-    click.confirm(question, abort=True, err=True)
 
 
 @click.group()

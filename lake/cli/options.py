@@ -81,7 +81,8 @@ def opened(uri: str, as_of: str | None = None) -> Snapshot:
         return found.snapshot()
     snapshot = found.at(int(as_of) if as_of.isdecimal() else as_of)
     if snapshot.forgotten:
-        click.echo(f"{as_of} is not whole: {snapshot.forgotten} episodes were forgotten since", err=True)
+        lost = text_table.counted(snapshot.forgotten, "episode")
+        click.echo(f"{as_of} is not whole: {lost} forgotten since", err=True)
     return snapshot
 
 

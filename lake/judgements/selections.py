@@ -13,6 +13,7 @@ from lake import ids
 from lake.errors import UsageError
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
+from lake.read.text_table import counted
 
 _JOBS = """
 SELECT job_id, selection FROM (SELECT DISTINCT job_id, selection FROM selections) JOIN job_runs USING (job_id)
@@ -35,7 +36,7 @@ class Kept:
     def describe(self) -> str:
         """For messages: the name, the job and what is left."""
         steps = f", without {self.dropped_steps.height} of their steps" if self.dropped_steps.height else ""
-        return f"{self.name} (select job {ids.to_text(self.job_id)}): {self.episodes.height} episodes{steps}"
+        return f"{self.name} (select job {ids.to_text(self.job_id)}): {counted(self.episodes.height, 'episode')}{steps}"
 
 
 def selection_job(snapshot: Snapshot, name: str) -> int | None:

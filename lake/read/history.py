@@ -88,28 +88,17 @@ def difference(before: Snapshot, after: Snapshot) -> Difference:
     """Compare two snapshots of one lake."""
     columns = ["episode_id", "group_id", "run_id", "task_id", "rollout_index", "status"]
     old, new = (side.scan("episodes").select(columns) for side in (before, after))
-    return Difference(
-        added=new.join(old, on="episode_id", how="anti").sort(columns[1:3] + columns[:1]).collect(),
-        removed=old.join(new, on="episode_id", how="anti").sort(columns[1:3] + columns[:1]).collect(),
-        scores=_scores(before, after),
-        flips=_flips(before, after),
-    )
-
-
-def _scores(before: Snapshot, after: Snapshot) -> pl.DataFrame:
+    added = new.join(old, on="episode_id", how="anti").sort(columns[1:3] + columns[:1]).collect()
+    removed = old.join(new, on="episode_id", how="anti").sort(columns[1:3] + columns[:1]).collect()
     keys = ["series_id", "scorer", "scorer_version", "episode_id", "step_index", "run_id"]
-    old, new = (side.sql(f"SELECT {', '.join(keys)}, value FROM latest_scores") for side in (before, after))
-    both = old.rename({"value": "before"}).join(
-        new.rename({"value": "after"}), on=keys, how="full", coalesce=True, nulls_equal=True
+    was, now = (side.sql(f"SELECT {', '.join(keys)}, value FROM latest_scores") for side in (before, after))
+    both = was.rename({"value": "before"}).join(
+        now.rename({"value": "after"}), on=keys, how="full", coalesce=True, nulls_equal=True
     )
-    return both.filter(pl.col("before").ne_missing(pl.col("after"))).sort(keys, nulls_last=True)
-
-
-def _flips(before: Snapshot, after: Snapshot) -> pl.DataFrame:
+    scores = both.filter(pl.col("before").ne_missing(pl.col("after"))).sort(keys, nulls_last=True)
     keys = ["series_id", "episode_id", "step_index"]
     query = "SELECT series_id, episode_id, step_index, group_id, run_id, advantage FROM latest_advantages"
-    old, new = (side.sql(query) for side in (before, after))
-    both = old.select(*keys, pl.col("advantage").alias("before")).join(
-        new.rename({"advantage": "after"}), on=keys, how="inner"
-    )
-    return both.filter(pl.col("before").sign() != pl.col("after").sign()).sort(keys)
+    was, now = (side.sql(query) for side in (before, after))
+    both = was.select(*keys, before="advantage").join(now.rename({"advantage": "after"}), on=keys, how="inner")
+    flips = both.filter(pl.col("before").sign() != pl.col("after").sign()).sort(keys)
+    return Difference(added, removed, scores, flips)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from lake import ids
 from lake.errors import LakeAccessError
+from lake.read.text_table import counted
 from lake.storage.data_files import WRITE_SUMS
 from lake.tables import WRITTEN_BY_JOBS
 
@@ -49,9 +50,10 @@ def require_steps(snapshot: Snapshot) -> None:
         for row in rows.head(3).iter_rows(named=True)
     )
     more = f" (+{len(rows) - 3} more)" if len(rows) > 3 else ""
+    steps = counted(rows["num_steps"].sum(), "step")
     place = f"table `steps` of {snapshot.root} at version {snapshot.versions['steps']}"
     raise LakeAccessError(
-        f"{place} lacks {rows['num_steps'].sum()} steps of {len(rows)} episodes: {named}{more}. A commit of its log is "
+        f"{place} lacks {steps} of {counted(len(rows), 'episode')}: {named}{more}. A commit of its log is "
         "gone: restore it from a backup, or `trajlake retract` these episodes to go on without them"
     )
 

@@ -157,7 +157,11 @@ class Session:
     ) -> Any:
         """What `take` makes of the result of one SELECT; in a connection of its own if it is read later."""
         with self._lock, self._translated(query):
-            _require_select(query)
+            # No EXPLAIN: with ANALYZE it runs its statement, and COPY could write into the lake.
+            kinds = [statement.type for statement in duckdb.extract_statements(query)]
+            if kinds != [duckdb.StatementType.SELECT]:
+                named = ", ".join(kind.name for kind in kinds) or "nothing"
+                raise QueryError(f"a lake is read with exactly one SELECT; this is {named}")
             connection = self._connection if own is None else own
             with self._deadline(connection):
                 self._bind(query, params)
@@ -311,11 +315,3 @@ def _keys(paths: tuple[str, ...], objects: Objects) -> pl.DataFrame:
     if not paths:
         return TABLES["episodes"].polars().to_frame().select("episode_id", *_ORIGIN)
     return collected(scan(paths, TABLES["episodes"], objects.polars_options).select("episode_id", *_ORIGIN))
-
-
-def _require_select(query: str) -> None:
-    # No EXPLAIN: with ANALYZE it runs its statement, and COPY could write into the lake.
-    statements = duckdb.extract_statements(query)
-    if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
-        kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
-        raise QueryError(f"a lake is read with exactly one SELECT; this is {kinds}")

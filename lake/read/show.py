@@ -11,6 +11,7 @@ from lake import ids
 from lake.errors import UsageError
 from lake.judgements.credit import covering, current_series, find_credit
 from lake.read.snapshot import Snapshot
+from lake.read.text_table import counted
 from lake.write.rows import inlined
 
 Row = dict[str, Any]
@@ -88,16 +89,15 @@ def find_named(lake: Snapshot, *, task: str | None, rollout: int | None, run: st
         differ = [name for name in _OPTIONS if len({row[name] for row in found}) > 1]
         advice = f"add {' and '.join(_OPTIONS[name] for name in differ)}" if differ else "name one by its id"
         rest = ", ..." if len(found) > _LISTED else ""
-        listed = ", ".join(_spelled(row) for row in found[:_LISTED])
+        listed = ", ".join(
+            f"{ids.to_text(row['episode_id'])} run {row['run_id']} task {row['task_id']} rollout {row['rollout_index']}"
+            + ("" if row["collection_round"] is None else f" round {row['collection_round']}")
+            for row in found[:_LISTED]
+        )
         raise UsageError(f"{spelled} means {len(found)} episodes ({printable(listed)}{rest}); {advice}")
     tasks = lake.sql(f"SELECT DISTINCT task_id FROM episodes ORDER BY ALL LIMIT {_LISTED + 1}")["task_id"].to_list()
     some = f"; tasks are {', '.join(tasks[:_LISTED])}{', ...' if len(tasks) > _LISTED else ''}" if task else ""
     raise UsageError(f"there is no episode of {spelled}{printable(some)}; `trajlake sql 'FROM episodes'` lists them")
-
-
-def _spelled(row: Row) -> str:
-    name = f"{ids.to_text(row['episode_id'])} run {row['run_id']} task {row['task_id']} rollout {row['rollout_index']}"
-    return name if row["collection_round"] is None else f"{name} round {row['collection_round']}"
 
 
 def gather(lake: Snapshot, episode_id: int, wanted: str | None = None) -> Row:
@@ -221,7 +221,7 @@ def _head(episode: Row) -> str:
         f"rollout {episode['rollout_index']}" + (f" (attempt {episode['attempt']})" if episode["attempt"] else ""),
         episode["status"] + (f" ({episode['stop_reason']})" if episode["stop_reason"] else ""),
         f"return {number(episode['env_return'])}",
-        f"{episode['num_steps']} steps",
+        counted(episode["num_steps"], "step"),
     ]
     return _one_line("   ".join(parts))
 

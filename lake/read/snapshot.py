@@ -13,7 +13,7 @@ tear an episode from its steps, and only few old files have to be kept.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -106,8 +106,14 @@ class Snapshot:
         if name not in self._files:
             self._check_losses(table)
             entries = self._entries[name]
+
+            def accepted() -> frozenset[int]:
+                # As far as these files hold rows of them: `jobs` is read only if that matters.
+                known = self._episode_write_ids
+                return known if all(self.write_ids(one) <= known for one in entries) else self.accepted_write_ids
+
             self._files[name] = (
-                visible_files(entries, lambda: self._accepted_in(entries), self.versions, self.write_ids)
+                visible_files(entries, accepted, self.versions, self.write_ids)
                 if table.visibility is Visibility.ACCEPTED
                 else all_files(entries)
             )
@@ -215,12 +221,6 @@ class Snapshot:
     @cached_property
     def _episode_write_ids(self) -> frozenset[int]:
         return frozenset().union(*map(self.write_ids, self._entries["episodes"]), self._emptied)
-
-    def _accepted_in(self, entries: Sequence[FileEntry]) -> frozenset[int]:
-        """The accepted write attempts, as far as files hold rows of them; `jobs` is read only if that matters."""
-        if all(self.write_ids(entry) <= self._episode_write_ids for entry in entries):
-            return self._episode_write_ids
-        return self.accepted_write_ids
 
     @cached_property
     def dead_write_ids(self) -> frozenset[int]:

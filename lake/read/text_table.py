@@ -53,6 +53,11 @@ def lines(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
             yield f"{_fitted(cell(name), longest, right=True)} = {cell(value)}"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things in words: `1 episode`, `2 episodes`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def cell(value: Any) -> str:
     """A value as text on one line; unknown is a dash."""
     if value is None:

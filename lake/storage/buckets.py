@@ -165,8 +165,9 @@ def _is_missing_bucket(error: BaseException) -> bool:
     return any(code in str(error) for code in ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not"))
 
 
-def _store_arguments(address: Address, options: Mapping[str, str]) -> dict[str, Any]:
-    """The options as obstore's stores take them: of the store, of its HTTP client, and how often to try."""
+def _open(address: Address, options: Mapping[str, str]) -> S3Store | GCSStore | AzureStore:
+    """A store with the options as obstore takes them: its own, those of its HTTP client, and how often to try."""
+    kinds: dict[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore, "abfss": AzureStore}
     family = _PREFIXES[address.scheme]
     config = {"account_name": address.account} if address.account else {}
     # Client options that are handed over replace those that obstore would read from the environment.
@@ -178,23 +179,19 @@ def _store_arguments(address: Address, options: Mapping[str, str]) -> dict[str, 
         else:
             config[name] = value
     retry = {"max_retries": _MAX_RETRIES, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)}
-    return {"config": config, "client_options": client, "retry_config": retry}
-
-
-def _environment(family: str, names: Iterable[str], *, prefixed: bool = True) -> dict[str, str]:
-    """Options that the environment gives."""
-    found = {name: os.environ.get(f"{family}{name}".upper()) for name in names}
-    return {f"{family}{name}" if prefixed else name: value for name, value in found.items() if value}
-
-
-def _open(address: Address, options: Mapping[str, str]) -> S3Store | GCSStore | AzureStore:
-    kinds: dict[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore, "abfss": AzureStore}
+    arguments = {"config": config, "client_options": client, "retry_config": retry}
     try:
         store: S3Store | GCSStore | AzureStore = kinds[address.scheme](
-            address.bucket, prefix=address.prefix or None, **_store_arguments(address, options)
+            address.bucket, prefix=address.prefix or None, **arguments
         )
     except UnknownConfigurationKeyError as error:
         unknown = str(error).partition("\n")[0]
         msg = f"{address.root}: {unknown} Storage options are those of delta-rs, for example aws_endpoint_url"
         raise UsageError(msg) from error
     return store
+
+
+def _environment(family: str, names: Iterable[str], *, prefixed: bool = True) -> dict[str, str]:
+    """Options that the environment gives."""
+    found = {name: os.environ.get(f"{family}{name}".upper()) for name in names}
+    return {f"{family}{name}" if prefixed else name: value for name, value in found.items() if value}

@@ -343,17 +343,14 @@ class Store:
                 for other in there:  # those of an older format, which are on no list: before the first is migrated
                     self._made.add(other)
                 for other in there:
-                    self._migrate(other)
+                    with self._translated(other):
+                        version = require_known(self._handles[other], f"table `{other}` of {self.root}")
+                        if version < FORMAT_VERSION and migrate(partial(self._open, other), TABLES[other]):
+                            self._handles[other] = self._open(other)
                 self._prepared = True
             if name not in self._handles and self.refresh(name) == -1:
                 self._create(name)
             self._made.add(name)
-
-    def _migrate(self, name: str) -> None:
-        with self._translated(name):
-            version = require_known(self._handles[name], f"table `{name}` of {self.root}")
-            if version < FORMAT_VERSION and migrate(partial(self._open, name), TABLES[name]):
-                self._handles[name] = self._open(name)
 
     def _create(self, name: str) -> None:
         with self._translated(name):

@@ -120,9 +120,10 @@ def _fail(bad: pl.DataFrame, table: Table, column: Column, fault: str, valid: st
         f"{name}={ids.to_text(value) if table.column(name).type is Type.ID and value is not None else value}"
         for name, value in ((name, row[name]) for name in table.key)
     )
+    rows = "1 row" if bad.height == 1 else f"{bad.height} rows"
     value = "" if row[column.name] is None else f" ({row[column.name]!r:.80})"
     raise ContractError(
-        f"table `{table.name}`, column `{column.name}`, row {key}: {fault}{value} in {bad.height} rows; valid: {valid}"
+        f"table `{table.name}`, column `{column.name}`, row {key}: {fault}{value} in {rows}; valid: {valid}"
     )
 
 

@@ -40,25 +40,20 @@ def _place(episode_id: int) -> None:
     wanted, order = choices.carried()
     place = read(episodes.place, wanted, order, episode_id)
     with st.container(horizontal=True, vertical_alignment="center"):
-        st.page_link(
-            Page.EPISODES,
-            label="Back to the list",
-            icon=":material/arrow_back:",
-            query_params=choices.parameters(wanted, order),
-        )
+        here = choices.parameters(wanted, order)
+        st.page_link(Page.EPISODES, label="Back to the list", icon=":material/arrow_back:", query_params=here)
         if place is None:
             st.caption("This episode is not in the filtered list.")
             return
-        _neighbour("Previous", place.previous, ":material/chevron_left:", "k")
-        _neighbour("Next", place.next, ":material/chevron_right:", "j")
+        _neighbour("Previous", place.previous, "left", "k")
+        _neighbour("Next", place.next, "right", "j")
         filtered = " that match the filter" if wanted != EpisodeFilter() else ""
         st.caption(f"{place.position:,} of {place.total:,} episodes{filtered}")
 
 
-def _neighbour(label: str, target: int | None, icon: str, shortcut: str) -> None:
-    pressed = st.button(
-        label, icon=icon, key=label.lower(), disabled=target is None, shortcut=shortcut, type="tertiary"
-    )
+def _neighbour(label: str, target: int | None, side: str, key: str) -> None:
+    icon = f":material/chevron_{side}:"
+    pressed = st.button(label, icon=icon, key=label.lower(), disabled=target is None, shortcut=key, type="tertiary")
     if pressed and target is not None:
         st.query_params["episode"] = ids.to_text(target)
         st.query_params.pop("step", None)
@@ -68,26 +63,21 @@ def _neighbour(label: str, target: int | None, icon: str, shortcut: str) -> None
 def _facts(facts: Row) -> None:
     with st.container(horizontal=True, gap="small", vertical_alignment="center"):
         ui.status_badge(facts["status"])
-        for label, name in (("policy", "policy"), ("environment", "environment")):
+        for name in ("policy", "environment"):
             if facts[name] is not None:
-                ui.fact(label, chip(facts[name]))
+                ui.fact(name, chip(facts[name]))
         if facts["policy_version"] is not None:
             ui.fact("policy version", facts["policy_version"])
         if facts["stop_reason"]:
             ui.fact("stopped by", chip(facts["stop_reason"]))
-        ui.link(
-            Page.GROUP, f"Group of task {chip(facts['task_id'])}", "workspaces", group=ids.to_text(facts["group_id"])
-        )
+        group = ids.to_text(facts["group_id"])
+        ui.link(Page.GROUP, f"Group of task {chip(facts['task_id'])}", "workspaces", group=group)
         if facts["parent_episode_id"] is not None:
             parent = read(episodes.episode, facts["parent_episode_id"])
-            known_as = ids.to_text(facts["parent_episode_id"]) if parent is None else links.episode(parent)
-            ui.link(
-                Page.EPISODE,
-                f"{word(facts['relation'] or 'child')} of episode {chip(known_as)}",
-                "account_tree",
-                episode=ids.to_text(facts["parent_episode_id"]),
-                step=facts["parent_step_index"],
-            )
+            parent_id = ids.to_text(facts["parent_episode_id"])
+            name = chip(parent_id if parent is None else links.episode(parent))
+            label = f"{word(facts['relation'] or 'child')} of episode {name}"
+            ui.link(Page.EPISODE, label, "account_tree", episode=parent_id, step=facts["parent_step_index"])
         ui.fact("id", chip(ids.to_text(facts["episode_id"])))
     if facts["error"]:
         st.error("The rollout ended with an error.", icon=":material/error:")
@@ -127,9 +117,8 @@ def _figures(facts: Row, rows: pl.DataFrame) -> None:
         for label, value in parts:
             ui.fact(label, f"**{value}**")
         if rows.height and "dead_group" in rows["flags"][0].split(","):
-            ui.badge(
-                "dead group", "orange", icon=":material/block:", explanation="All scored siblings scored the same."
-            )
+            why = "All scored siblings scored the same."
+            ui.badge("dead group", "orange", icon=":material/block:", explanation=why)
 
 
 def _steps_window(facts: Row) -> tuple[Window, int | None]:
@@ -157,7 +146,10 @@ def _transcript(
     episode_id = facts["episode_id"]
     pages = -(-facts["num_steps"] // STEPS)
     if pages > 1:
-        _step_pager(facts["num_steps"], pages, window)
+        with st.container(horizontal=True, vertical_alignment="center"):
+            last = min(window.offset + STEPS, facts["num_steps"])
+            st.caption(f"Steps {window.offset} to {last - 1} of {facts['num_steps']}", width="stretch")
+            ui.page_switch(pages, window.offset // STEPS + 1, "step", lambda chosen: (chosen - 1) * STEPS)
     if window.offset == 0:
         document, length = read(episodes.document, episode_id, "initial_messages")
         states = read(episodes.steps, episode_id, Window(1))["state"].to_list()
@@ -172,31 +164,17 @@ def _transcript(
         transcript.mark(selected)
     if window.offset + window.limit >= facts["num_steps"]:
         document, length = read(episodes.document, episode_id, "final_observation")
-        if last := plain.messages(document, length):
+        if after := plain.messages(document, length):
             st.caption("After the last step")
-            transcript.messages(last, "last")
-
-
-def _step_pager(num_steps: int, pages: int, window: Window) -> None:
-    with st.container(horizontal=True, vertical_alignment="center"):
-        last = min(window.offset + STEPS, num_steps)
-        st.caption(f"Steps {window.offset} to {last - 1} of {num_steps}", width="stretch")
-        ui.page_switch(pages, window.offset // STEPS + 1, "step", lambda chosen: (chosen - 1) * STEPS)
+            transcript.messages(after, "last")
 
 
 def _scores(episode_id: int) -> None:
     frame = read(episodes.scores, episode_id)
-    if frame.is_empty():
-        return
-    st.subheader("Scores", anchor=False)
-    columns = {
-        "scorer": "Scorer",
-        "step_index": "Step",
-        "value": ui.number_column("Value"),
-        "reason": "Reason",
-        "error": "Error",
-    }
-    ui.table(frame, "scores", columns)
+    if frame.height:
+        st.subheader("Scores", anchor=False)
+        columns = {"scorer": "Scorer", "step_index": "Step", "value": ui.number_column("Value")}
+        ui.table(frame, "scores", columns | {"reason": "Reason", "error": "Error"})
 
 
 show()

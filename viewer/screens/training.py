@@ -7,6 +7,7 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
 from lake.judgements.credit import Credit
+from lake.read.text_table import counted
 from viewer import choices, figures, links
 from viewer import components as ui
 from viewer.links import Page, given, given_int
@@ -51,7 +52,7 @@ def _job(jobs: pl.DataFrame) -> int:
         row = rows[option]
         run = one_line(row["run_id"] or row["kind"])
         what = one_line(links.job(row["kind"], row["parameters"]) or "")
-        updates = f"{row['updates']} updates"
+        updates = counted(row["updates"], "update")
         parts = (f"{row['started_at']:%d %b %H:%M:%S}", run, what, updates, row["status"], option)
         return "  ".join(filter(None, parts))
 
