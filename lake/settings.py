@@ -276,7 +276,7 @@ class _Place(NamedTuple):
 
 
 def _tag(model: type[BaseModel]) -> Any:
-    """What a member of a union is told by: the value of a field that has only one."""
+    """What identifies a member of a union: the value of a field that has only one."""
     return next(
         (one.default for one in model.model_fields.values() if get_args(one.annotation) == (one.default,)), None
     )

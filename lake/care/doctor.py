@@ -1,7 +1,7 @@
 """The doctor: is the lake whole, is the installation ours, and what would do it good.
 
 The import names `lake`, `pipelines`, `trainer` and `viewer` are plain words, and PyPI has packages that use them; one
-of them installs into `trainer/` and overwrites files without a word. Two questions find every such rival: does another
+of them installs into `trainer/` and overwrites files without a word. Two questions find every such case: does another
 distribution own one of the names, and does each name resolve to the folder beside this package? `trajlake doctor` and
 the layout test both ask here.
 """
@@ -34,12 +34,12 @@ DISTRIBUTION = "trajlake"
 LAYERS = ("lake", "pipelines", "trainer", "viewer")
 
 
-def find_rivals() -> list[str]:
+def installation_faults() -> list[str]:
     """One line per problem of this installation, empty if there is none."""
-    return [*rival_owners(packages_distributions()), *misplaced_layers(Path(__file__).resolve().parents[2])]
+    return [*foreign_owners(packages_distributions()), *misplaced_layers(Path(__file__).resolve().parents[2])]
 
 
-def rival_owners(owners: Mapping[str, Sequence[str]]) -> list[str]:
+def foreign_owners(owners: Mapping[str, Sequence[str]]) -> list[str]:
     """Other distributions that own a layer's name, of `importlib.metadata.packages_distributions`."""
     return [
         f"`{layer}` is also installed by `{owner}`, which may have overwritten ours; run "
@@ -152,7 +152,7 @@ def _judged(check: str, faults: Sequence[str], advice: str = "") -> Finding:
 
 
 def _installation() -> Finding:
-    return _judged("the four packages are ours", find_rivals())
+    return _judged("the four packages are ours", installation_faults())
 
 
 def _files(snapshot: Snapshot) -> list[Finding]:

@@ -22,7 +22,7 @@ _SHOWN = 300
 @click.argument("files", nargs=-1, required=True)
 @lake_option
 @click.option("--run", "run_id", help="Run of records that name none.  [default: the file's name without its ending]")
-@click.option("--format", "format_name", help="tau_bench or jsonl.  [default: told by how a file begins]")
+@click.option("--format", "format_name", help="tau_bench or jsonl.  [default: recognised by how a file begins]")
 @click.option(
     "--batch-size",
     type=click.IntRange(min=1),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.argument("tables", nargs=-1)
 @lake_option
 @format_option
-@click.option("--z-order", help="Columns to interleave, comma-separated, instead of the table's own order.")
+@click.option("--z-order", help="Columns to interleave, comma-separated.  [default: the table's own order]")
 @click.option("--target-mb", type=click.IntRange(min=1), default=128, show_default=True, help="Size of a merged file.")
 def compact(tables: tuple[str, ...], lake_uri: str, output_format: str, z_order: str | None, target_mb: int) -> None:
     """Merge the small files of TABLES (all of them unless named) into sorted ones. Safe beside writers and readers."""
@@ -60,8 +60,10 @@ def vacuum(lake_uri: str, output_format: str, days: float, dry_run: bool) -> Non
 @click.command()
 @click.argument("episodes", nargs=-1)
 @lake_option
-@click.option("--where", help="SQL condition on `episodes`, for example \"task_id = '12' AND status = 'failed'\".")
-@click.option("--reason", help="Why, for whoever asks later.")
+@click.option(
+    "--where", help="SQL on `episodes`, as \"task_id = '12' AND status = 'failed'\".  [default: none but EPISODES]"
+)
+@click.option("--reason", help="Why, for whoever asks later.  [default: none]")
 def retract(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason: str | None) -> None:
     """Hide EPISODES from every later snapshot. The rows stay, and older snapshots still show them."""
     target = lake.open(lake_uri)
@@ -76,9 +78,9 @@ def retract(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason:
 @click.command()
 @click.argument("episodes", nargs=-1)
 @lake_option
-@click.option("--where", help="SQL condition on `episodes`, retracted ones included.")
-@click.option("--reason", help="Why; it is kept.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--where", help="SQL on `episodes`, retracted ones included.  [default: none but EPISODES]")
+@click.option("--reason", help="Why; it is kept.  [default: none]")
+@click.option("--yes", is_flag=True, help="Do not ask before erasing.")
 def forget(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason: str | None, yes: bool) -> None:
     """Erase EPISODES: from every table, from the disk, from snapshots taken before. There is no way back.
 

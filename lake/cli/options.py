@@ -59,7 +59,7 @@ def format_option(function: Command) -> Command:
         type=click.Choice(["table", "line", "json", "csv"]),
         default="table",
         show_default=True,
-        help="How rows are printed; line: a value a line, as a table that is wider than the terminal is printed too.",
+        help="How rows are printed; line: one value per line, also used for a table wider than the terminal.",
     )(function)
 
 
@@ -68,7 +68,7 @@ def as_of_option(function: Command) -> Command:
     return click.option(
         "--as-of",
         metavar="WHEN",
-        help="Read an older state: a snapshot's name, a version of `episodes`, or a time (ISO 8601).",
+        help="An older state: a snapshot's name, a version of `episodes`, or a time (ISO 8601).  [default: the newest]",
     )(function)
 
 

@@ -21,15 +21,26 @@ from lake.tables import TABLES
     type=click.Choice(["table", "line", "json", "csv", "arrow"]),
     default="table",
     show_default=True,
-    help="How rows are printed; line: a value a line, as a table wider than the terminal is printed too; arrow: an IPC "
+    help="How rows are printed; line: one value per line, also used for a table wider than the terminal; arrow: an IPC "
     "stream. json, csv and arrow print rows as they come.",
 )
-@click.option("--param", "params", multiple=True, metavar="NAME=VALUE", help="Value of $NAME in the query (text).")
+@click.option(
+    "--param",
+    "params",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Value of $NAME in the query, as text.  [default: none]",
+)
 @as_of_option
 @click.option("--locked", is_flag=True, help="For SQL you did not write: run it in a process that is locked in.")
-@click.option("--memory-limit", metavar="SIZE", help="Memory of the query, for example 2GB.  [locked: 1GB]")
-@click.option("--timeout", type=click.FloatRange(0, 1e6, min_open=True), metavar="SECONDS", help="Time.  [locked: 30]")
-@click.option("--max-rows", type=click.IntRange(min=0), help="Most rows of a locked query.  [100000]")
+@click.option("--memory-limit", metavar="SIZE", help="Memory of the query, as 2GB.  [default: DuckDB's; locked: 1GB]")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, 1e6, min_open=True),
+    metavar="SECONDS",
+    help="Time of the query.  [default: no limit; locked: 30]",
+)
+@click.option("--max-rows", type=click.IntRange(min=0), help="Most rows of a locked query.  [default: 100000]")
 def sql(
     query: str,
     lake_uri: str,
@@ -88,18 +99,23 @@ def _arguments(params: tuple[str, ...]) -> dict[str, str] | None:
 
 @click.command()
 @click.argument("episode", required=False)
-@click.option("--task", help="The episode of this task, instead of EPISODE.")
+@click.option("--task", help="The episode of this task, instead of EPISODE.  [default: any]")
 @click.option("--rollout", type=click.IntRange(min=0), help="Its number among the siblings.  [default: the only one]")
 @click.option("--run", help="Its run.  [default: the only one]")
 @lake_option
 @click.option("--full", is_flag=True, help="Do not cut long texts.")
 @click.option(
     "--credit",
-    help="Whose advantages: an estimator's name, or (the beginning of) a credit series' or job's id.  [the current]",
+    help="Whose advantages: an estimator's name, or (part of) a credit series' or job's id.  [default: the current]",
 )
 @as_of_option
 @click.option(
-    "--format", "output_format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output."
+    "--format",
+    "output_format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="As text or as JSON.",
 )
 def show(
     episode: str | None,
@@ -126,15 +142,15 @@ def show(
         found = shown.find_named(reader, task=task, rollout=rollout, run=run)
     else:
         found = shown.find(reader, episode)
-    told = shown.gather(reader, found, credit)
+    gathered = shown.gather(reader, found, credit)
     if output_format == "json":
-        click.echo(as_json(told))
+        click.echo(as_json(gathered))
         return
     from rich.console import Console
     from rich.text import Text
 
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
-    for style, line in shown.lines(told, full=full):
+    for style, line in shown.lines(gathered, full=full):
         console.print(Text(line, style))
 
 

@@ -72,8 +72,8 @@ class Credit:
     @property
     def title(self) -> str:
         """The choice in words: `gigpo (omega 0.5, score judge@3f2a), series 0k3...`, or `..., as of job 0k3...`."""
-        told = _unusual(self.parameters)
-        inside = f" ({', '.join(told)})" if told else ""
+        parts = _unusual(self.parameters)
+        inside = f" ({', '.join(parts)})" if parts else ""
         as_of = "" if self.job_id is None else f", as of job {ids.to_text(self.job_id)}"
         return f"{self.estimator}{inside}, series {ids.to_text(self.series_id)}{as_of}"
 
@@ -172,7 +172,7 @@ def _credit(row: dict[str, Any], before: int | None, *, job_id: int | None = Non
 def _unusual(parameters: dict[str, Any]) -> list[str]:
     """How a series was computed, as far as it is not the usual: the estimator's options, then the sources."""
     versions: dict[str, str] = parameters.get("scorer_versions") or {}
-    told = [
+    parts = [
         f"{name} {value if isinstance(value, str) else msgspec.json.encode(value).decode()}"
         for name, value in (parameters.get("options") or {}).items()
     ]
@@ -181,8 +181,8 @@ def _unusual(parameters: dict[str, Any]) -> list[str]:
         if value in (None, usual):
             continue
         version = versions.get(value)
-        told.append(f"{name} {value.partition('@')[0]}@{version}" if version else f"{name} {value}")
-    return told
+        parts.append(f"{name} {value.partition('@')[0]}@{version}" if version else f"{name} {value}")
+    return parts
 
 
 def _no_such(jobs: pl.DataFrame, wanted: str, place: str, *, several: bool) -> UsageError:

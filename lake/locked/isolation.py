@@ -176,8 +176,8 @@ def orders(module: str, policy: Policy, preload: Mapping[str, str]) -> bytes:
         preload: packages to import before the lock, by name, and the folder that holds each; they must start no
             thread. The folders that hold them are not readable afterwards, the packages' own are if the policy says so.
     """
-    told = json.dumps({"policy": asdict(policy), "module": module, "preload": dict(preload)}).encode()
-    return struct.pack("=Q", len(told)) + told
+    given = json.dumps({"policy": asdict(policy), "module": module, "preload": dict(preload)}).encode()
+    return struct.pack("=Q", len(given)) + given
 
 
 def lock(policy: Policy) -> None:
@@ -338,13 +338,13 @@ def _read(length: int) -> bytes:
 
 def main() -> None:
     """Lock this process in as its orders say, and run their module, unless its parent is dead by then."""
-    told = json.loads(_read(struct.unpack("=Q", _read(8))[0]))
-    for package, folder in told["preload"].items():
+    given = json.loads(_read(struct.unpack("=Q", _read(8))[0]))
+    for package, folder in given["preload"].items():
         sys.path.insert(0, folder)
         import_module(package)
         sys.path.remove(folder)
     policy: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in told["policy"].items()
+        name: tuple(value) if isinstance(value, list) else value for name, value in given["policy"].items()
     }
     try:
         lock(Policy(**policy))
@@ -357,7 +357,7 @@ def main() -> None:
         heard.register(1, 0)
         if any(event & select.POLLERR for _, event in heard.poll(0)):
             sys.exit(EXIT_NOT_LOCKED)
-    runpy.run_module(told["module"], run_name="__main__")
+    runpy.run_module(given["module"], run_name="__main__")
 
 
 if __name__ == "__main__":

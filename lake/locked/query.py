@@ -168,9 +168,9 @@ class LockedReader:
         text = err.decode("utf-8", "replace").strip()
         last = text.rpartition("\n")[2]
         if status == EXIT_REFUSED and last.startswith("{"):
-            told = json.loads(last)
-            kind = LakeAccessError if told.get("error") == "LakeAccessError" else QueryError
-            return kind(query_results.one_line(QueryError(told.get("message"))))
+            report = json.loads(last)
+            kind = LakeAccessError if report.get("error") == "LakeAccessError" else QueryError
+            return kind(query_results.one_line(QueryError(report.get("message"))))
         if status == isolation.EXIT_NOT_LOCKED:
             return LakeAccessError(f"the query was not run: {query_results.one_line(QueryError(last))}")
         if status in (-signal.SIGXCPU, -signal.SIGKILL):

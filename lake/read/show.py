@@ -142,14 +142,14 @@ def _credited(lake: Snapshot, episode_id: int, wanted: str | None) -> tuple[Row 
         return None, {}
     chosen = find_credit(lake, wanted)
     rows = lake.sql(_ADVANTAGES.format(rows=chosen.rows), {"episode": episode_id}).to_dicts()
-    told = {
+    described = {
         "series_id": chosen.series_id,
         "estimator": chosen.estimator,
         "title": chosen.title,
         "job_id": rows[0]["job_id"] if rows else None,
         "others": [other.credit.title for other in others if other.credit.series_id != chosen.series_id],
     }
-    return told, {row.pop("step_index"): {k: v for k, v in row.items() if k != "job_id"} for row in rows}
+    return described, {row.pop("step_index"): {k: v for k, v in row.items() if k != "job_id"} for row in rows}
 
 
 def _of(rows: list[Row], step_index: int | None) -> list[Row]:
@@ -159,18 +159,18 @@ def _of(rows: list[Row], step_index: int | None) -> list[Row]:
 # ---------------------------------------------------------------- as text
 
 
-def lines(told: Row, *, full: bool = False) -> Iterator[tuple[str, str]]:
+def lines(gathered: Row, *, full: bool = False) -> Iterator[tuple[str, str]]:
     """An episode as (style, line): styles of rich, lines without control characters."""
-    episode = told["episode"]
+    episode = gathered["episode"]
     yield "bold", _head(episode)
     if episode["error"]:
         yield from _block("error", episode["error"], full=full)
-    if (credit := told["credit"]) is not None:
+    if (credit := gathered["credit"]) is not None:
         covers = "" if credit["job_id"] is not None else ", which does not cover this episode"
         more = f"; others (--credit): {'; '.join(credit['others'])}" if credit["others"] else ""
         yield "dim", _one_line(f"credit: {credit['title']}{covers}{more}")
-    yield from _judgements(told)
-    for step in told["steps"]:
+    yield from _judgements(gathered)
+    for step in gathered["steps"]:
         yield "", ""
         yield "bold cyan", _step_head(step)
         role = f"state ({step['state_role']})" if step["state_role"] else "state"
@@ -247,12 +247,12 @@ def _step_head(step: Row) -> str:
     return _one_line("   ".join([*parts, f"[{', '.join(flags)}]"] if flags else parts))
 
 
-def _judgements(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for score in told["scores"]:
+def _judgements(gathered: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for score in gathered["scores"]:
         why = score["error"] or score["reason"]
         text = f"score {score['scorer']}: {number(score['value'])}" + (f" ({why})" if why else "")
         yield "yellow", _one_line(text)
-    for note in told["annotations"]:
+    for note in gathered["annotations"]:
         said = [number(note["value"])] if note["value"] is not None else []
         said += [note["text"]] if note["text"] else []
         yield "magenta", _one_line(f"{note['label']} by {note['author']}: {', '.join(said)}")

@@ -1,4 +1,4 @@
-"""A table's data files as the log lists them, and what is told to the log of a new one."""
+"""A table's data files: as the log lists them, and as new ones are written for it."""
 
 from __future__ import annotations
 

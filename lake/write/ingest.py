@@ -26,7 +26,7 @@ from lake.records import EpisodeRecord, Reject, printable
 from lake.write.jobs import Job
 
 PATIENCE_SECONDS = 1.0
-"""How long nothing may come from a named pipe before that is told."""
+"""How long a named pipe may stay silent before the user hears of it."""
 
 
 @contextmanager

@@ -139,7 +139,7 @@ def test_many_small_files_bring_advice(lk: Lake, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_rival_package_is_named(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "find_rivals", lambda: ["`lake` comes from lake-1.0"])
+    monkeypatch.setattr(doctor, "installation_faults", lambda: ["`lake` comes from lake-1.0"])
     assert wrong(lk) == {"the four packages are ours": "`lake` comes from lake-1.0"}
 
 
