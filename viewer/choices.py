@@ -14,7 +14,7 @@ import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 from lake import ids
 from lake.judgements.credit import Covering, Credit
 from lake.tables import STATUSES
-from viewer.components import first_page, missing
+from viewer.components import FILTER, missing
 from viewer.links import finite, given, given_id, given_int, whole
 from viewer.pinned import read
 from viewer.plain import chip, number, one_line
@@ -102,29 +102,17 @@ def run() -> str | None:
     asked = given("run")
     if asked is not None and asked not in names and len(names) < MOST_RUNS:
         missing(f"There is no run {chip(asked)} in this lake; showing all runs.")
+    is_cut = len(names) >= MOST_RUNS
     chosen = st.selectbox(
-        "Run",
-        names,
-        index=None,
-        key="run",
-        bind="query-params",
-        placeholder="all runs",
-        on_change=first_page,
-        accept_new_options=len(names) >= MOST_RUNS,
+        "Run", names, index=None, key="run", placeholder="all runs", accept_new_options=is_cut, **FILTER
     )
     return None if chosen is None else str(chosen)
 
 
 def task() -> str | None:
     """The task to show; None for all."""
-    text = st.text_input(
-        "Task",
-        key="task",
-        bind="query-params",
-        placeholder="exact, or with *",
-        help="The task's name as the source gives it. `*` stands for anything: `web*`.",
-        on_change=first_page,
-    )
+    meaning = "The task's name as the source gives it. `*` stands for anything: `web*`."
+    text = st.text_input("Task", key="task", placeholder="exact, or with *", help=meaning, **FILTER)
     return (text or "").strip() or None
 
 
@@ -159,7 +147,7 @@ def credit(found: list[Covering], subject: str) -> Credit | None:
         list(options),
         index=None if current is None else list(options).index(current),
         key=key,
-        format_func=lambda option: labels[option],
+        format_func=labels.__getitem__,
         on_change=remember,
         placeholder="choose whose advantages to show",
         help="Series with advantages of this, the one that ran last first. Training takes the current one by default.",

@@ -174,6 +174,10 @@ def first_page() -> None:
     st.query_params.pop("page", None)
 
 
+FILTER: dict[str, Any] = {"bind": "query-params", "on_change": first_page}
+"""Of a widget that filters a list: its value stands in the address, and a change turns to the first page."""
+
+
 def id_column(label: str) -> Any:
     """A column of ids, wide enough for all 13 characters, so that they can be read and copied."""
     return st.column_config.TextColumn(label, width=ID_WIDTH)

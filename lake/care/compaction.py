@@ -58,16 +58,19 @@ def compact(store: Store, name: str, *, z_order: Sequence[str] = (), target_byte
     """
     _require_columns(name, z_order)
     snapshot = Snapshot(store)
-    decided = [entry for entry in snapshot.entries(name) if _is_decided(snapshot, name, entry)]
+    is_always = TABLES[name].visibility is Visibility.ALWAYS
+    decided = [
+        entry
+        for entry in snapshot.entries(name)
+        if is_always or is_clean(entry, snapshot.versions) or snapshot.write_ids(entry) <= snapshot.accepted_write_ids
+    ]
     chosen = decided if z_order else [entry for entry in decided if entry.bytes < target_bytes // 2]
     done = Compaction(name)
     for files in _bins(chosen, target_bytes, alone=bool(z_order)):
         version, live = store.files(name)
         if not {entry.name for entry in files} <= {entry.name for entry in live}:
             continue  # another process was quicker
-        since = None
-        if TABLES[name].visibility is Visibility.ACCEPTED:
-            since = (snapshot.versions["episodes"], snapshot.versions["jobs"])
+        since = None if is_always else (snapshot.versions["episodes"], snapshot.versions["jobs"])
         rows = ordered_rows(store.objects, files, TABLES[name], z_order=z_order)
         operation = "z-order" if z_order else "compact"
         written = store.rewrite(name, version, files, rows, operation=operation, clean_since=since)
@@ -89,12 +92,6 @@ def compact_if_many(store: Store, names: Collection[str], few: int = FEW_FILES) 
             except CommitLostError:
                 continue
     return done
-
-
-def _is_decided(snapshot: Snapshot, name: str, entry: FileEntry) -> bool:
-    if TABLES[name].visibility is Visibility.ALWAYS or is_clean(entry, snapshot.versions):
-        return True
-    return snapshot.write_ids(entry) <= snapshot.accepted_write_ids
 
 
 def _bins(entries: Sequence[FileEntry], target_bytes: int, *, alone: bool) -> Iterator[list[FileEntry]]:

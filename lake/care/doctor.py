@@ -22,8 +22,8 @@ from lake.read.lost_rows import lost_jobs
 from lake.read.parquet import scan
 from lake.read.snapshot import Snapshot
 from lake.read.text_table import counted
+from lake.storage.commits import log_faults
 from lake.storage.data_files import FileEntry, digest_in_name, digest_of
-from lake.storage.log_check import log_faults
 from lake.storage.objects import Objects
 from lake.storage.store import Store
 from lake.tables import TABLES
@@ -138,7 +138,15 @@ def examine(lake: Lake) -> pl.DataFrame:
             key = ", ".join(table.key)
             query = f"SELECT count(*) || ' rows of one key' AS what FROM {name} GROUP BY {key} HAVING count(*) > 1"
             findings.append(_from_query(snapshot, f"keys of {name} are unique", query))
-    findings += [_pins(lake), _dead(snapshot), _unfinished(snapshot), *_space(lake, snapshot)]
+    rows = snapshot.sql("SELECT kind, count(*) AS n FROM job_runs WHERE status = 'started' GROUP BY 1 ORDER BY 1")
+    open_jobs = ", ".join(f"{n} {kind}" for kind, n in rows.iter_rows())
+    open_jobs += ": running, or killed" if open_jobs else ""
+    findings += [
+        _pins(lake),
+        _dead(snapshot),
+        ("unfinished jobs", "note" if open_jobs else "fine", open_jobs),
+        *_space(lake, snapshot),
+    ]
     return _frame(findings)
 
 
@@ -194,13 +202,13 @@ def _decoded(snapshot: Snapshot, name: str, entry: FileEntry) -> str | None:
 def _recorded(snapshot: Snapshot) -> Finding:
     """What jobs say they recorded and retracted is there, or was forgotten."""
     ended = snapshot.scan("jobs").filter(pl.col("event") == "succeeded").unique("job_id").collect()
-    counted = {kind: int(part["rows_out"].sum()) for (kind,), part in ended.group_by("kind")}
+    recorded = {kind: int(part["rows_out"].sum()) for (kind,), part in ended.group_by("kind")}
     retractions = snapshot.scan_all("retractions").select("episode_id", "kind").collect()
     gone = retractions.filter(pl.col("kind") == "forgotten")["episode_id"]
     there = snapshot.scan_all("episodes").select("episode_id").collect()["episode_id"]
     counts = (
-        ("recorded", counted.get("ingest", 0) + counted.get("record", 0), pl.concat([gone, there]).n_unique()),
-        ("retracted", counted.get("retract", 0), retractions.filter(pl.col("kind") == "retracted").height),
+        ("recorded", recorded.get("ingest", 0) + recorded.get("record", 0), pl.concat([gone, there]).n_unique()),
+        ("retracted", recorded.get("retract", 0), retractions.filter(pl.col("kind") == "retracted").height),
     )
     lost = [f"jobs {what} {counted(n, 'episode')}, the lake knows {found}" for what, n, found in counts if found < n]
     lost += [
@@ -242,12 +250,6 @@ def _dead(snapshot: Snapshot) -> Finding:
         "them after 7 days"
     )
     return ("dead writes", "note" if dead else "fine", detail if dead else "")
-
-
-def _unfinished(snapshot: Snapshot) -> Finding:
-    open_jobs = snapshot.sql("SELECT kind, count(*) AS n FROM job_runs WHERE status = 'started' GROUP BY 1 ORDER BY 1")
-    detail = ", ".join(f"{n} {kind}" for kind, n in open_jobs.iter_rows())
-    return ("unfinished jobs", "note" if detail else "fine", f"{detail}: running, or killed" if detail else "")
 
 
 def _space(lake: Lake, snapshot: Snapshot) -> list[Finding]:

@@ -8,7 +8,7 @@ A pin is written first and its files are looked for after, so a vacuum that was 
 import re
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from typing import Self
 
@@ -141,21 +141,15 @@ class Pins:
             raise LakeAccessError(msg) from error
 
     def _path(self, name: str) -> str:
-        if not _NAME.fullmatch(name) or _is_time(name):
+        is_time = name.isdecimal()  # `Lake.at` would read it as a version or a moment
+        with suppress(ValueError):
+            is_time = bool(datetime.fromisoformat(name)) or is_time
+        if not _NAME.fullmatch(name) or is_time:
             raise UsageError(
                 f"{name!r} cannot name a snapshot; valid: letters, digits, `.`, `_` and `-`, at most 100, and neither "
                 "a number nor a time"
             )
         return f"{_SNAPSHOTS}/{name}.json"
-
-
-def _is_time(name: str) -> bool:
-    """Whether `Lake.at` would read it as a version or a moment."""
-    try:
-        datetime.fromisoformat(name)
-    except ValueError:
-        return name.isdecimal()
-    return True
 
 
 class Lease:

@@ -22,9 +22,8 @@ import msgspec
 from lake.care.pins import Pins
 from lake.errors import LakeAccessError, UsageError
 from lake.read.snapshot import Snapshot, version_at
-from lake.storage.commits import revoke
+from lake.storage.commits import log_faults, revoke
 from lake.storage.data_files import FileEntry
-from lake.storage.log_check import log_faults
 from lake.storage.objects import Found
 from lake.storage.store import Store
 from lake.tables import TABLES

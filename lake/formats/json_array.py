@@ -319,7 +319,9 @@ class Scanner:
             try:
                 value, end = self._decode(self._text, self._position)
             except json.JSONDecodeError as error:
-                if self._cut(error) and self._more():
+                # It may come from the window's end, not from the document.
+                at_end = error.pos >= len(self._text) - _LONGEST_LITERAL or error.msg.startswith(_UNTERMINATED)
+                if at_end and self._more():
                     continue
                 raise
             except (RecursionError, ValueError) as error:
@@ -342,10 +344,6 @@ class Scanner:
         while len(self._text) - self._position <= RAW_LIMIT and self._more():
             pass
         return excerpt(self._text[self._position :])
-
-    def _cut(self, error: json.JSONDecodeError) -> bool:
-        """Whether an error may come from the window's end, not from the document."""
-        return error.pos >= len(self._text) - _LONGEST_LITERAL or error.msg.startswith(_UNTERMINATED)
 
     def _skip(self) -> str:
         """Step over a list or an object by its brackets alone, and return its text."""

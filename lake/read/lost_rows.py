@@ -50,7 +50,7 @@ def require_steps(snapshot: Snapshot) -> None:
         for row in rows.head(3).iter_rows(named=True)
     )
     more = f" (+{len(rows) - 3} more)" if len(rows) > 3 else ""
-    steps = counted(rows["num_steps"].sum(), "step")
+    steps = counted(int(rows["num_steps"].sum()), "step")
     place = f"table `steps` of {snapshot.root} at version {snapshot.versions['steps']}"
     raise LakeAccessError(
         f"{place} lacks {steps} of {counted(len(rows), 'episode')}: {named}{more}. A commit of its log is "

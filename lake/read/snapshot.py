@@ -23,8 +23,8 @@ import msgspec
 from lake import ids
 from lake.errors import ContractError, UsageError
 from lake.read.visibility import DataFile, all_files, is_clean, visible_files
+from lake.storage.commits import NOTE
 from lake.storage.data_files import FileEntry, applied
-from lake.storage.log_check import NOTE
 from lake.storage.objects import Objects
 from lake.storage.store import Store
 from lake.tables import EPISODES, JOBS, RESOLUTION_ORDER, TABLES

@@ -24,8 +24,7 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError
 
 from lake.errors import LakeVersionError, NotALakeError
-from lake.storage.commits import CommitLostError, until_committed
-from lake.storage.log_check import NOTE
+from lake.storage.commits import NOTE, CommitLostError, until_committed
 from lake.storage.objects import Objects
 from lake.tables import EPISODES, FORMAT_VERSION, TABLES
 from lake.tables.columns import Table

@@ -25,7 +25,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from lake import ids
 from lake.errors import LakeAccessError, NotALakeError, TrajlakeError
 from lake.storage.addresses import with_engine_errors
-from lake.storage.commits import CommitLostError, commit, until_committed
+from lake.storage.commits import NOTE, CommitLostError, LogCheck, commit, damaged_log, until_committed
 from lake.storage.data_files import (
     FileEntry,
     Replacements,
@@ -38,7 +38,6 @@ from lake.storage.data_files import (
     stem,
     write_file,
 )
-from lake.storage.log_check import NOTE, LogCheck, damaged_log
 from lake.storage.migrations import MadeTables, made_with_lake, make_table, migrate, missing_table, require_known
 from lake.storage.objects import Objects
 from lake.tables import EPISODES, FORMAT_VERSION, TABLES

@@ -122,20 +122,16 @@ def _without(frame: pl.DataFrame, table: Table, blobs: dict[int, Blob], used: di
         values = texts.to_list()
         for row in long:
             moved: list[Blob] = []
-            values[row] = _shortened(values[row], moved)
+            text = msgspec.json.encode(_replaced(msgspec.json.decode(values[row]), moved)).decode()
+            if len(text.encode()) > LIMIT:
+                # Without its long texts it is still too long: it moves as a whole.
+                moved.clear()
+                text = msgspec.json.encode(_moved(values[row], _DOCUMENT, moved)).decode()
+            values[row] = text
             blobs.update((blob.blob_id, blob) for blob in moved)
             used.setdefault(frame["episode_id"][row], set()).update(blob.blob_id for blob in moved)
         frame = frame.with_columns(pl.Series(column.name, values, dtype=pl.String))
     return frame
-
-
-def _shortened(text: str, moved: list[Blob]) -> str:
-    """A document with its long texts replaced, or replaced as a whole if that is not enough."""
-    short = msgspec.json.encode(_replaced(msgspec.json.decode(text), moved)).decode()
-    if len(short.encode()) <= LIMIT:
-        return short
-    moved.clear()
-    return msgspec.json.encode(_moved(text, _DOCUMENT, moved)).decode()
 
 
 def _replaced(value: Any, moved: list[Blob]) -> Any:

@@ -14,7 +14,6 @@ batching, beside any number of writers, adds nothing twice.
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -85,12 +84,17 @@ class EpisodeWriter:
         rows = (batch.records, batch.identities, batch.write_id)
         tables = (TABLES["episodes"], TABLES["steps"])
         episodes, steps, blobs = moved_out(episodes_frame(*rows), steps_frame(*rows), tables)
+        # Predecessor -> successor.
+        pairs = {"episode_id": list(superseded), "superseded_by": list(superseded.values())}
+        retractions = pl.DataFrame(pairs, schema=dict.fromkeys(pairs, pl.Int64)).with_columns(
+            write_id=pl.lit(batch.write_id), kind=pl.lit("superseded"), at=pl.lit(self._store.clock())
+        )
         for name, frame in (
             ("blobs", blobs_frame(blobs, batch.write_id)),
             ("spans", spans_frame(*rows)),
             ("tokens", tokens_frame(*rows)),
             ("steps", steps),
-            ("retractions", _retractions_frame(superseded, batch.write_id, self._store.clock())),
+            ("retractions", retractions),
         ):
             if frame.height:
                 self._store.append(name, conform(frame, TABLES[name]), job_id=batch.job_id)
@@ -169,13 +173,6 @@ class _Batch:
     @property
     def episode_ids(self) -> list[int]:
         return [identity.episode_id for identity in self.identities]
-
-
-def _retractions_frame(superseded: dict[int, int], write_id: int, at: datetime) -> pl.DataFrame:
-    """Rows of `retractions`: predecessor -> successor."""
-    columns = {"episode_id": list(superseded), "superseded_by": list(superseded.values())}
-    frame = pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.Int64))
-    return frame.with_columns(write_id=pl.lit(write_id), kind=pl.lit("superseded"), at=pl.lit(at))
 
 
 def known_episodes(snapshot: Snapshot, episode_ids: Sequence[int]) -> pl.DataFrame:

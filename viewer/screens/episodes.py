@@ -65,17 +65,14 @@ def _filter() -> tuple[EpisodeFilter, Order]:
         with first[1]:
             task = choices.task()
         with first[2]:
-            status = st.multiselect(
-                "Status", STATUSES, key="status", bind="query-params", placeholder="any", on_change=ui.first_page
-            )
+            status = st.multiselect("Status", STATUSES, key="status", placeholder="any", **ui.FILTER)
         with first[3]:
             text = st.text_input(
                 "Text in a state, an action or reasoning",
                 key="text",
-                bind="query-params",
                 placeholder="search, whatever the case",
                 icon=":material/search:",
-                on_change=ui.first_page,
+                **ui.FILTER,
             )
         second = st.columns([1.1, 1.1, 1.1, 1.1, 2, 1.5, 1.4], vertical_alignment="bottom")
         low = _number(second[0].number_input, "Return from", "min")
@@ -84,7 +81,7 @@ def _filter() -> tuple[EpisodeFilter, Order]:
         version = _number(second[3].number_input, "Policy version", "version", step=1)
         group = _group(second[4].text_input)
         order = second[5].selectbox("Order", list(map(str, Order)), key="sort", bind="query-params")
-        unscored = second[6].toggle("Unscored only", key="unscored", bind="query-params", on_change=ui.first_page)
+        unscored = second[6].toggle("Unscored only", key="unscored", **ui.FILTER)
     wanted = EpisodeFilter(
         run=run,
         task=task,
@@ -102,13 +99,11 @@ def _filter() -> tuple[EpisodeFilter, Order]:
 
 
 def _number(widget: Callable[..., float | None], label: str, key: str, step: float = 0.1) -> float | None:
-    return widget(
-        label, value=None, step=step, key=key, bind="query-params", placeholder="any", on_change=ui.first_page
-    )
+    return widget(label, value=None, step=step, key=key, placeholder="any", **ui.FILTER)
 
 
 def _group(widget: Callable[..., str | None]) -> int | None:
-    text = (widget("Group", key="group", bind="query-params", placeholder="id", on_change=ui.first_page) or "").strip()
+    text = (widget("Group", key="group", placeholder="id", **ui.FILTER) or "").strip()
     if text and not ids.is_text(text):
         ui.missing(f"{chip(text)} is not an id: ids have 13 characters of base32.")
     return ids.from_text(text) if ids.is_text(text) else None

@@ -53,19 +53,9 @@ def _filter() -> GroupFilter:
         with columns[1]:
             task = choices.task()
         with columns[2]:
-            round_ = st.number_input(
-                "Round",
-                value=None,
-                step=1,
-                key="round",
-                bind="query-params",
-                placeholder="any",
-                on_change=ui.first_page,
-            )
+            round_ = st.number_input("Round", value=None, step=1, key="round", placeholder="any", **ui.FILTER)
         with columns[3]:
-            signal = st.segmented_control(
-                "Signal", list(map(str, Signal)), key="signal", bind="query-params", on_change=ui.first_page
-            )
+            signal = st.segmented_control("Signal", list(map(str, Signal)), key="signal", **ui.FILTER)
     return GroupFilter(run, task, Signal(signal) if signal else None, None if round_ is None else int(round_))
 
 

@@ -33,15 +33,8 @@ def show() -> None:
         ui.empty("No job has written to this lake yet.", "trajlake ingest FILE --lake LAKE")
         return
     with st.container(horizontal=True):
-        kind = st.segmented_control(
-            "Kind",
-            read(lineage.job_kinds),
-            format_func=word,
-            key="kind",
-            bind="query-params",
-            on_change=ui.first_page,
-        )
-        status = st.segmented_control("Status", _STATUSES, key="state", bind="query-params", on_change=ui.first_page)
+        kind = st.segmented_control("Kind", read(lineage.job_kinds), format_func=word, key="kind", **ui.FILTER)
+        status = st.segmented_control("Status", _STATUSES, key="state", **ui.FILTER)
     total = read(lineage.jobs_total, kind, status)
     if not total:
         st.info("No job matches these filters.", icon=":material/filter_alt_off:")

@@ -28,14 +28,7 @@ def show() -> None:
     if not reasons:
         st.success("Every input record was taken: there are no rejects.", icon=":material/check_circle:")
         return
-    reason = st.segmented_control(
-        "Reason",
-        list(reasons),
-        format_func=word,
-        key="reason",
-        bind="query-params",
-        on_change=ui.first_page,
-    )
+    reason = st.segmented_control("Reason", list(reasons), format_func=word, key="reason", **ui.FILTER)
     st.caption(", ".join(f"{chip(name)} {number(count)}" for name, count in reasons.items()))
     run = given("run")
     total = read(lineage.rejects_total, reason, run)

@@ -25,9 +25,8 @@ def show() -> None:
     ui.header("Training")
     jobs = read(training.jobs)
     if jobs.is_empty():
-        ui.empty(
-            "No training job has written to this lake yet.", "trajlake train --lake LAKE ...      # or: trajlake demo"
-        )
+        advice = "trajlake train --lake LAKE ...      # or: trajlake demo"
+        ui.empty("No training job has written to this lake yet.", advice)
         return
     job_id = _job(jobs)
     credit = read(training.credit_of, job_id)
@@ -60,14 +59,8 @@ def _job(jobs: pl.DataFrame) -> int:
         st.query_params["job"] = st.session_state["training-job"]
         st.query_params.pop("update", None)
 
-    chosen = st.selectbox(
-        "Job",
-        options,
-        index=options.index(asked.lower() if asked else newest),
-        format_func=label,
-        key="training-job",
-        on_change=remember,
-    )
+    index = options.index(asked.lower() if asked else newest)
+    chosen = st.selectbox("Job", options, index=index, format_func=label, key="training-job", on_change=remember)
     with st.container(horizontal=True, vertical_alignment="center"):
         ui.status_badge(rows[chosen]["status"])
         ui.link(Page.JOB, "Parameters and lineage", "account_tree", job=chosen)
