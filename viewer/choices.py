@@ -18,8 +18,7 @@ from viewer.components import FILTER, missing
 from viewer.links import finite, given, given_id, given_int, whole
 from viewer.pinned import read
 from viewer.plain import chip, number, one_line
-from viewer.queries import credit as queries
-from viewer.queries import runs
+from viewer.queries import runs, training
 from viewer.queries.episodes import EpisodeFilter, Order
 
 LIST = "list"
@@ -130,13 +129,13 @@ def credit(found: list[Covering], subject: str) -> Credit | None:
     }
     current = next((one.credit.text for one in found if one.is_current), None)
     asked = given("credit")
-    named = None if asked is None else read(queries.find, asked)
+    named = None if asked is None else read(training.credit_named, asked)
     if named is not None and named.series_id in {one.credit.series_id for one in found}:
         options, labels = {named.text: named} | options, {named.text: named.title} | labels
         current = named.text
     elif asked is not None:
         st.warning(f"Credit {chip(asked)} does not cover this.", icon=":material/info:")
-    if current is None and asked is None and (usual := read(queries.find)) is not None:
+    if current is None and asked is None and (usual := read(training.credit_named)) is not None:
         st.warning(f"The current credit, {chip(usual.title)}, does not cover this.", icon=":material/info:")
 
     def remember() -> None:

@@ -1,13 +1,16 @@
-"""Training: metrics of a job, what each of its optimizer steps consumed, and the advantages that were consumed."""
+"""Training: metrics of a job, what each of its optimizer steps consumed, and advantages: named, by step, in figures.
+
+Which rows a choice of credit means is decided in `lake.judgements.credit`, as for every other reader of the lake.
+"""
 
 import json
 from dataclasses import replace
 
 import polars as pl
 
-from lake.judgements.credit import Credit
+from lake.errors import DataRefusedError, UsageError
+from lake.judgements.credit import Credit, find_credit
 from viewer.queries import Params, Reads, Row, Window, count, only_row
-from viewer.queries.credit import find
 
 POINTS = 1000
 """Points of a curve at most: beyond, neighbouring steps are put together by their mean."""
@@ -63,7 +66,7 @@ def credit_of(lake: Reads, job_id: int) -> Credit | None:
         return None
     named = json.loads(row["parameters"] or "{}").get("advantages")
     read = json.loads(row["input_snapshot"] or "{}").get("jobs", row["sequence"])
-    credit = find(lake, named if isinstance(named, str) else None, read)
+    credit = credit_named(lake, named if isinstance(named, str) else None, read)
     if credit is None:
         return None
     if credit.before is None:
@@ -160,3 +163,37 @@ def _consumed(job_id: int, credit: Credit | None, where: str = "") -> tuple[str,
         GROUP BY ALL
         """
     return query, params
+
+
+def credit_named(lake: Reads, wanted: str | None = None, before: int | None = None) -> Credit | None:
+    """The advantages that a text names (the current ones for None), also as of a version of `jobs`; None if none do."""
+    try:
+        return find_credit(lake, wanted, before=before)
+    except (UsageError, DataRefusedError):
+        return None
+
+
+def advantages(lake: Reads, episode_id: int, credit: Credit) -> pl.DataFrame:
+    """Advantages of an episode's steps: step_index and the columns of `advantages`, by step."""
+    query = f"""
+        SELECT step_index, group_id, defined, anchor_key, return_to_go, a_episode, a_step, advantage, group_size,
+               anchor_size, anchor_episodes, flags
+        FROM {credit.rows} WHERE episode_id = $episode ORDER BY step_index
+        """
+    return lake.sql(query, {"episode": episode_id})
+
+
+def credit_summary(lake: Reads, job_id: int) -> Row:
+    """What the advantages that a credit job computed look like.
+
+    undefined counts NULL, shared the steps whose anchor holds two episodes or more; mean_size is the mean |advantage|.
+    """
+    query = """
+        SELECT count(*) AS steps, count(*) FILTER (NOT defined) AS undefined,
+               count(*) FILTER (advantage > 0) AS positive, count(*) FILTER (advantage < 0) AS negative,
+               count(*) FILTER (advantage = 0) AS zero, count(DISTINCT group_id) AS groups,
+               count(DISTINCT group_id) FILTER (list_contains(string_split(flags, ','), 'dead_group')) AS dead_groups,
+               count(*) FILTER (anchor_episodes > 1) AS shared, avg(abs(advantage)) AS mean_size
+        FROM advantages WHERE job_id = $job
+        """
+    return lake.sql(query, {"job": job_id}).row(0, named=True)

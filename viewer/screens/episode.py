@@ -5,12 +5,12 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
 from lake.judgements.credit import covering
-from viewer import choices, figures, ledger, links, plain, transcript
+from viewer import choices, figures, links, plain, transcript
 from viewer import components as ui
 from viewer.links import Page, given_int
 from viewer.pinned import read
 from viewer.plain import chip, number, signed, visible, word
-from viewer.queries import Row, Window, credit, episodes
+from viewer.queries import Row, Window, episodes, training
 from viewer.queries.episodes import EpisodeFilter
 
 # Steps on a page. (A string here would be printed: Streamlit shows stray expressions of its scripts.)
@@ -96,7 +96,7 @@ def _credit(facts: Row) -> tuple[transcript.Options, pl.DataFrame]:
         )
     if chosen is not None:
         st.caption(f"Advantages by {chip(chosen.title, 300)}.")
-    rows = read(credit.ledger, episode_id, chosen) if chosen else pl.DataFrame()
+    rows = read(training.advantages, episode_id, chosen) if chosen else pl.DataFrame()
     return options, rows
 
 
@@ -106,7 +106,7 @@ def _figures(facts: Row, rows: pl.DataFrame) -> None:
         parts = [("Return", number(facts["env_return"])), ("Steps", number(facts["num_steps"]))]
         if rows.height:
             first = rows.row(0, named=True)
-            split = sum(ledger.disagree(row) for row in rows.iter_rows(named=True))
+            split = sum(transcript.disagree(row) for row in rows.iter_rows(named=True))
             parts += [
                 ("A_E", signed(first["a_episode"])),
                 ("Siblings scored", number(first["group_size"])),

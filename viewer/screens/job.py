@@ -10,7 +10,7 @@ from viewer import links
 from viewer.links import Page
 from viewer.pinned import read
 from viewer.plain import chip, number, percent, visible
-from viewer.queries import Row, credit, lineage
+from viewer.queries import Row, lineage, training
 
 
 def show() -> None:
@@ -60,7 +60,7 @@ def _facts(job: Row) -> None:
 
 
 def _credit(job_id: int) -> None:
-    facts = read(credit.summary, job_id)
+    facts = read(training.credit_summary, job_id)
     whole = max(facts["steps"], 1)
     st.subheader("Its advantages", anchor=False)
     ui.tiles(
