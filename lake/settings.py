@@ -176,11 +176,7 @@ _SPELLED = ("list[", "literal[", "tuple[")
 
 
 def validated(model: type[Config], settings: Mapping[str, Any], place: str = "") -> Config:
-    """A configuration object from a user's settings; `place` begins the message: `stage rl: `.
-
-    Raises:
-        UsageError: names each field that is wrong, what it is and what is valid.
-    """
+    """A model of a user's settings; `place` begins the message. Raises UsageError: each wrong field, what is valid."""
     try:
         return model.model_validate(dict(settings))
     except ValidationError as error:

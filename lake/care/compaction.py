@@ -47,15 +47,7 @@ class Compaction:
 
 
 def compact(store: Store, name: str, *, z_order: Sequence[str] = (), target_bytes: int = TARGET_BYTES) -> Compaction:
-    """Merge a table's small files.
-
-    Args:
-        z_order: key columns to interleave instead of the table's order; takes all decided files, not the small ones.
-
-    Raises:
-        UsageError: z-order by a column that the table does not have, or cannot be ordered by.
-        CommitLostError: another process rewrote the table meanwhile.
-    """
+    """Merge a table's small files; see `Lake.compact`. Raises CommitLostError: another process rewrote the table."""
     _require_columns(name, z_order)
     snapshot = Snapshot(store)
     is_always = TABLES[name].visibility is Visibility.ALWAYS

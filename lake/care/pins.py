@@ -46,12 +46,7 @@ class Pins:
         self._store = store
 
     def name(self, name: str, versions: Mapping[str, int]) -> Pin:
-        """Name a snapshot.
-
-        Raises:
-            UsageError: no usable name, or one that is taken.
-            LakeAccessError: a vacuum has removed files of these versions.
-        """
+        """Name a snapshot; see `Lake.name_snapshot`."""
         path = self._path(name)
         pin = Pin(name=name, versions=dict(versions), created_at=self._store.clock())
         if not self._store.objects.create(path, msgspec.json.encode(pin)):
@@ -62,12 +57,7 @@ class Pins:
         return pin
 
     def find(self, name: str) -> Pin:
-        """The snapshot of that name.
-
-        Raises:
-            UsageError: there is none.
-            LakeAccessError: its entry is damaged.
-        """
+        """The snapshot of that name. Raises UsageError: there is none. Raises LakeAccessError: its entry is damaged."""
         data = self._store.objects.get(self._path(name))
         if data is None:
             names = ", ".join(pin.name for pin in self.snapshots()) or "none yet"

@@ -53,15 +53,7 @@ class Vacuumed:
 
 
 def vacuum(store: Store, *, retention: timedelta = RETENTION, dry_run: bool = False) -> list[Vacuumed]:
-    """Drop dead writes and delete files that nobody needs.
-
-    Args:
-        retention: how long what is not needed stays; at least an hour.
-
-    Raises:
-        UsageError: a retention below an hour.
-        LakeAccessError: a pin or a log is damaged; nothing was changed.
-    """
+    """Drop dead writes and files that nobody needs; see `Lake.vacuum`. Raises LakeAccessError: a damaged pin or log."""
     if retention < timedelta(hours=1):
         msg = f"a retention of {retention} would take files from under running readers; valid: an hour or more"
         raise UsageError(msg)

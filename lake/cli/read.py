@@ -9,6 +9,7 @@ import click
 import lake
 from lake.cli.options import as_json, as_of_option, echo_rows, echo_stream, format_option, lake_option, opened
 from lake.errors import UsageError
+from lake.read.text_table import counted
 from lake.tables import TABLES
 
 
@@ -178,7 +179,7 @@ def tables(names: tuple[str, ...], lake_uri: str, output_format: str, columns: b
     left = [row for row in rows if row["rows"] or names or show_all] or rows
     echo_rows(left, output_format)
     if len(left) < len(rows):
-        click.echo(f"{len(rows) - len(left)} empty tables are not shown (--all)", err=True)
+        click.echo(f"{counted(len(rows) - len(left), 'empty table')} not shown (--all)", err=True)
 
 
 def _columns(names: tuple[str, ...]) -> list[dict[str, object]]:

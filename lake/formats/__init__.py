@@ -46,11 +46,7 @@ FORMATS: dict[str, Format] = {
 
 
 def choose(path: Path, name: str | None = None) -> Format:
-    """The format of that name, or the one a file looks like.
-
-    Raises:
-        FormatError: the file is missing, a folder, unreadable or empty; no such format, or none it looks like.
-    """
+    """The format of a name, or of what a file looks like. Raises FormatError: no such one, or an unreadable file."""
     text = _head(path)
     for fmt in FORMATS.values():
         if fmt.name == name or (name is None and fmt.recognise(text)):

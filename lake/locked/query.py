@@ -87,12 +87,7 @@ class LockedReader:
         self._files = {name: snapshot.files(name) for name in TABLES}
 
     def sql(self, query: str, params: Params = None) -> pl.DataFrame:
-        """Rows of one SELECT.
-
-        Raises:
-            QueryError: not exactly one SELECT, SQL that is refused, or a limit that was reached.
-            LakeAccessError: a file of the lake is missing or damaged.
-        """
+        """Rows of one SELECT, or an error as `Session.query` raises."""
         return query_results.frame(self.arrow(query, params))
 
     def arrow(self, query: str, params: Params = None) -> pa.Table:

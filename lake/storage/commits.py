@@ -43,11 +43,7 @@ def commit(
     metadata: dict[str, Any],
     marks: list[Transaction] | None = None,
 ) -> None:
-    """One commit on top of a handle's version; of two from one version that share a mark, only one can succeed.
-
-    Raises:
-        CommitLostError: another process was first.
-    """
+    """Commit on a handle's version; of two that share a mark, the later raises CommitLostError."""
     properties = CommitProperties(custom_metadata=metadata, max_commit_retries=_RETRIES, app_transactions=marks)
     try:
         handle.create_write_transaction(

@@ -196,11 +196,7 @@ def digest_of(objects: Objects, place: str) -> str:
 
 
 def listed(objects: Objects, table: Table, handle: DeltaTable) -> list[FileEntry]:
-    """The live files of a table at the handle's version, by path.
-
-    Raises:
-        LakeAccessError: a file that lies outside the table's folder, or that needs another reader than ours.
-    """
+    """The live files at a version, by path. Raises LakeAccessError: one outside the folder, or for other readers."""
     version = handle.version()
     maps_columns = handle.metadata().configuration.get("delta.columnMapping.mode", "none") != "none"
     if maps_columns or "deletionVectors" in (handle.protocol().reader_features or ()):
@@ -257,11 +253,7 @@ def added_in(objects: Objects, table: Table, log: bytes, version: int) -> list[F
 
 
 def _names(objects: Objects, table: Table, version: int, paths: Sequence[str]) -> list[str]:
-    """Files below the table's folder, as a log names them; whoever wrote it must not lead readers elsewhere.
-
-    Raises:
-        LakeAccessError: an absolute path, a URI, `..`, a pattern, or a link that leads out of the lake.
-    """
+    """Files of the table's folder, as a log names them. Raises LakeAccessError: one may lead readers elsewhere."""
     names = [unquote(path) for path in paths]
     links = _links(objects, table.name)
     for name in names:

@@ -60,12 +60,7 @@ def missing_table(root: str, name: str) -> str:
 
 
 def require_known(handle: DeltaTable, place: str) -> int:
-    """The format version of a table.
-
-    Raises:
-        LakeVersionError: newer than this package.
-        NotALakeError: a Delta table that is not ours.
-    """
+    """The format version of a table. Raises LakeVersionError: a newer one. Raises NotALakeError: it is not ours."""
     found = handle.metadata().configuration.get(FORMAT_KEY, "")
     if not found.isdecimal():
         raise NotALakeError(f"{place} is a Delta table, but not of a lake: it names no {FORMAT_KEY}")

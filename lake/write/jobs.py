@@ -212,12 +212,7 @@ class Job:
         return counts
 
     def record_checked(self, records: Sequence[EpisodeRecord], positions: Sequence[int]) -> Counts:
-        """Record episodes that passed `lake.records.check`.
-
-        Args:
-            records: episodes; those without a run_id get the job's.
-            positions: where each stands in its source, for rejects.
-        """
+        """Record episodes that passed `lake.records.check`; positions tell where each stands in its source."""
         for record in records:
             if record.run_id is None:
                 record.run_id = self.run_id
@@ -275,12 +270,7 @@ class Job:
         return self._store.clock()
 
     def _end(self, event: str, error: str | None = None) -> None:
-        """Write the terminal row, after every other terminal row that stands by then.
-
-        Raises:
-            ConflictError: a success whose rows are gone (taken for a crashed writer's and dropped), or whose guard
-                refuses it.
-        """
+        """Write the terminal row, after all others. Raises ConflictError: rows are gone, or the guard refuses."""
         counts = dict(self.counts)
         row = self._row(event) | {
             "seconds": time.monotonic() - self._began,
