@@ -1,6 +1,6 @@
 """The list of episodes (filter, order, pages, neighbours), and one episode: facts, a page of steps, a text in full."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import Literal
@@ -126,12 +126,12 @@ _CLAUSES = {
     "group": "e.group_id = $group",
     "low": "e.env_return >= $low",
     "high": "e.env_return <= $high",
-    "round": "e.collection_round = $round",
-    "version": "e.policy_version = $version",
+    "collection_round": "e.collection_round = $collection_round",
+    "policy_version": "e.policy_version = $policy_version",
     "update": """e.episode_id IN (
         SELECT episode_id FROM trained_batches WHERE job_id = $job AND optimizer_step = $update
     )""",
-    "held": "e.episode_id IN (SELECT unnest($held::BIGINT[]))",
+    "text": "e.episode_id IN (SELECT unnest($text::BIGINT[]))",
 }
 
 
@@ -227,19 +227,13 @@ def holding(lake: Reads, text: str, run: str | None) -> tuple[int, ...]:
 def _conditions(lake: Reads, wanted: EpisodeFilter) -> tuple[str, Params]:
     """The WHERE clause of a filter over `episodes AS e`, and its parameters."""
     job, update = wanted.update or (None, None)
-    values: Params = {
-        "run": wanted.run,
+    values: Params = asdict(wanted) | {
         "task": None if wanted.task is None else like(wanted.task),
         "status": list(wanted.status) or None,
-        "group": wanted.group,
-        "low": wanted.low,
-        "high": wanted.high,
-        "round": wanted.collection_round,
-        "version": wanted.policy_version,
         "update": update,
-        "held": None if wanted.text is None else list(holding(lake, wanted.text, wanted.run)),
+        "text": None if wanted.text is None else list(holding(lake, wanted.text, wanted.run)),
     }
-    params = {name: value for name, value in values.items() if value is not None}
+    params = {name: values[name] for name in _CLAUSES if values[name] is not None}
     clauses = [_CLAUSES[name] for name in params]
     if update is not None:
         params["job"] = job

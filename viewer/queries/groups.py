@@ -134,17 +134,14 @@ def visits(lake: Reads, group_id: int, anchor_key: int, credit: Credit, window: 
 
 def _filtered(wanted: GroupFilter) -> tuple[str, Params]:
     """SQL of the groups of a filter, and its parameters."""
-    clauses, params = ["true"], Params()
-    if wanted.run is not None:
-        clauses.append("run_id = $run")
-        params["run"] = wanted.run
-    if wanted.task is not None:
-        clauses.append(r"task_id LIKE $task ESCAPE '\'")
-        params["task"] = like(wanted.task)
-    if wanted.collection_round is not None:
-        clauses.append("collection_round = $round")
-        params["round"] = wanted.collection_round
-    query = f"{_GROUPS} WHERE {' AND '.join(clauses)} GROUP BY group_id"
+    task = None if wanted.task is None else like(wanted.task)
+    clauses = {
+        "run": ("run_id = $run", wanted.run),
+        "task": (r"task_id LIKE $task ESCAPE '\'", task),
+        "round": ("collection_round = $round", wanted.collection_round),
+    }
+    params: Params = {name: value for name, (_, value) in clauses.items() if value is not None}
+    query = f"{_GROUPS} WHERE {' AND '.join(clauses[name][0] for name in params) or 'true'} GROUP BY group_id"
     if wanted.signal is not None:
         query = f"SELECT * FROM ({query}) WHERE signal = $signal"
         params["signal"] = str(wanted.signal)

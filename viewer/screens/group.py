@@ -72,21 +72,17 @@ def _siblings(facts: Row, chosen: Credit | None) -> None:
         st.altair_chart(chart, key="returns")
         st.caption("Dashed: mean. Shaded: one standard deviation. ?: not scored.")
     with right:
-        clicked = ui.table(
-            frame,
-            "siblings",
-            {
-                "rollout_index": ui.count_column("Rollout"),
-                "status": "Status",
-                "env_return": ui.number_column("Return", "A dash means not scored, which is not 0."),
-                "num_steps": ui.count_column("Steps"),
-                "a_episode": ui.advantage_column("A_E"),
-                "mean_advantage": ui.advantage_column("Mean A"),
-                "policy_version": ui.count_column("Policy version"),
-                "episode_id": ui.id_column("Episode"),
-            },
-            opens="Open the episode",
-        )
+        columns = {
+            "rollout_index": ui.count_column("Rollout"),
+            "status": "Status",
+            "env_return": ui.number_column("Return", "A dash means not scored, which is not 0."),
+            "num_steps": ui.count_column("Steps"),
+            "a_episode": ui.advantage_column("A_E"),
+            "mean_advantage": ui.advantage_column("Mean A"),
+            "policy_version": ui.count_column("Policy version"),
+            "episode_id": ui.id_column("Episode"),
+        }
+        clicked = ui.table(frame, "siblings", columns, opens="Open the episode")
         if frame.height < facts["size"]:
             st.caption(f"{frame.height} of {facts['size']} siblings")
     if clicked is not None:
@@ -107,23 +103,19 @@ def _anchors(group_id: int, chosen: Credit) -> None:
         st.info("No two siblings passed the same state.", icon=":material/info:")
         return
     frame = read(groups.anchors, group_id, chosen, ui.pager(total, "shared states"))
-    clicked = ui.table(
-        frame,
-        "anchors",
-        {
-            "state": st.column_config.TextColumn("State", width="large"),
-            "size": ui.count_column("Steps"),
-            "episodes": ui.count_column("Siblings", "Distinct episodes that passed the state."),
-            "actions": ui.count_column("Actions", "Distinct actions taken there."),
-            "spread": ui.number_column("Return spread", "Largest minus smallest return-to-go: 0 tells nothing apart."),
-            "lowest": ui.number_column("Lowest"),
-            "highest": ui.number_column("Highest"),
-            "mean_step": ui.number_column("Mean step", format="%.1f"),
-            "is_error": st.column_config.CheckboxColumn("Error text", help="Error texts make false anchors."),
-            "anchor_key": ui.id_column("Anchor"),
-        },
-        opens="Show the steps in this state",
-    )
+    columns = {
+        "state": st.column_config.TextColumn("State", width="large"),
+        "size": ui.count_column("Steps"),
+        "episodes": ui.count_column("Siblings", "Distinct episodes that passed the state."),
+        "actions": ui.count_column("Actions", "Distinct actions taken there."),
+        "spread": ui.number_column("Return spread", "Largest minus smallest return-to-go: 0 tells nothing apart."),
+        "lowest": ui.number_column("Lowest"),
+        "highest": ui.number_column("Highest"),
+        "mean_step": ui.number_column("Mean step", format="%.1f"),
+        "is_error": st.column_config.CheckboxColumn("Error text", help="Error texts make false anchors."),
+        "anchor_key": ui.id_column("Anchor"),
+    }
+    clicked = ui.table(frame, "anchors", columns, opens="Show the steps in this state")
     if clicked is not None:
         st.query_params["anchor"] = ids.to_text(frame["anchor_key"][clicked])
         st.rerun()
@@ -147,22 +139,18 @@ def _visits(group_id: int, chosen: Credit) -> None:
     state = read(episodes.text, frame["episode_id"][0], frame["step_index"][0], "state", episodes.TEXT)
     st.code(visible(state), language=None, wrap_lines=True)
     actions = pl.coalesce(pl.col("action").replace("", None), "tool_calls").fill_null("")
-    clicked = ui.table(
-        frame.with_columns(action=actions),
-        "visits",
-        {
-            "rollout_index": ui.count_column("Rollout"),
-            "step_index": ui.count_column("Step"),
-            "action": st.column_config.TextColumn("Action", width="large"),
-            "reward": ui.number_column("Reward"),
-            "return_to_go": ui.number_column("Return-to-go"),
-            "a_step": ui.advantage_column("A_S"),
-            "advantage": ui.advantage_column("A"),
-            "env_return": ui.number_column("Episode return"),
-            "episode_id": ui.id_column("Episode"),
-        },
-        opens="Open the episode",
-    )
+    columns = {
+        "rollout_index": ui.count_column("Rollout"),
+        "step_index": ui.count_column("Step"),
+        "action": st.column_config.TextColumn("Action", width="large"),
+        "reward": ui.number_column("Reward"),
+        "return_to_go": ui.number_column("Return-to-go"),
+        "a_step": ui.advantage_column("A_S"),
+        "advantage": ui.advantage_column("A"),
+        "env_return": ui.number_column("Episode return"),
+        "episode_id": ui.id_column("Episode"),
+    }
+    clicked = ui.table(frame.with_columns(action=actions), "visits", columns, opens="Open the episode")
     if clicked is not None:
         _open(group_id, frame["episode_id"][clicked], chosen, frame["step_index"][clicked])
 

@@ -1,7 +1,5 @@
 """One job: its parameters, what it read and wrote, and what its advantages look like."""
 
-import json
-
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
@@ -9,7 +7,7 @@ from viewer import components as ui
 from viewer import links
 from viewer.links import Page
 from viewer.pinned import read
-from viewer.plain import chip, number, percent, visible
+from viewer.plain import chip, number, percent, pretty, visible
 from viewer.queries import Row, lineage, training
 
 
@@ -78,11 +76,7 @@ def _credit(job_id: int) -> None:
 
 def _document(title: str, document: str | None) -> None:
     st.subheader(title, anchor=False)
-    try:
-        text = json.dumps(json.loads(document or "{}"), ensure_ascii=False, indent=2)
-    except (ValueError, RecursionError):
-        text = document or ""
-    st.code(visible(text), language="json", wrap_lines=True)
+    st.code(visible(pretty(document or "{}")), language="json", wrap_lines=True)
 
 
 show()

@@ -42,11 +42,7 @@ def _overview(facts: dict[str, Any]) -> None:
         ("Runs", number(facts["runs"])),
         ("Tasks", number(facts["tasks"])),
         ("Groups", number(facts["groups"]), "Siblings collected from the identical start."),
-        (
-            "Dead groups",
-            percent(dead),
-            "Of groups with two scored siblings or more: those that all scored the same.",
-        ),
+        ("Dead groups", percent(dead), "Of groups with two scored siblings or more: those that all scored the same."),
         ("Unscored", number(facts["episodes"] - facts["scored"]), "Episodes without a return."),
         ("Rejects", number(facts["rejects"]), "Input records that could not be taken."),
     )
@@ -69,23 +65,19 @@ def _list() -> tuple[str, float]:
             label_visibility="collapsed",
         )
     frame = read(runs.page, success_at, window)
-    clicked = ui.table(
-        frame,
-        "runs",
-        {
-            "run_id": "Run",
-            "environment": "Environment",
-            "policy": "Policy",
-            "episodes": ui.count_column("Episodes"),
-            "tasks": ui.count_column("Tasks"),
-            "rounds": ui.count_column("Rounds"),
-            "success": ui.share_column("Success", "Share of scored episodes."),
-            "mean_return": ui.number_column("Mean return"),
-            "mean_steps": ui.number_column("Mean steps", format="%.1f"),
-            "dead_share": ui.share_column("Dead groups", "Of groups with two scored siblings or more."),
-        },
-        opens="Show the run",
-    )
+    columns = {
+        "run_id": "Run",
+        "environment": "Environment",
+        "policy": "Policy",
+        "episodes": ui.count_column("Episodes"),
+        "tasks": ui.count_column("Tasks"),
+        "rounds": ui.count_column("Rounds"),
+        "success": ui.share_column("Success", "Share of scored episodes."),
+        "mean_return": ui.number_column("Mean return"),
+        "mean_steps": ui.number_column("Mean steps", format="%.1f"),
+        "dead_share": ui.share_column("Dead groups", "Of groups with two scored siblings or more."),
+    }
+    clicked = ui.table(frame, "runs", columns, opens="Show the run")
     if clicked is not None:
         st.query_params["run"] = frame["run_id"][clicked]
         st.rerun()
@@ -136,18 +128,14 @@ def _tasks(run: str, success_at: float) -> None:
     with right:
         frame = read(runs.tasks, run, success_at, Window(_TASKS))
         st.caption(f"The {frame.height} hardest of {number(int(histogram['tasks'].sum()))} tasks")
-        clicked = ui.table(
-            frame,
-            "tasks",
-            {
-                "task_id": "Task",
-                "episodes": ui.count_column("Episodes"),
-                "scored": ui.count_column("Scored"),
-                "success": ui.share_column("Success"),
-                "mean_return": ui.number_column("Mean return"),
-            },
-            opens="List its episodes",
-        )
+        columns = {
+            "task_id": "Task",
+            "episodes": ui.count_column("Episodes"),
+            "scored": ui.count_column("Scored"),
+            "success": ui.share_column("Success"),
+            "mean_return": ui.number_column("Mean return"),
+        }
+        clicked = ui.table(frame, "tasks", columns, opens="List its episodes")
         if clicked is not None:
             ui.go(Page.EPISODES, run=run, task=frame["task_id"][clicked])
 

@@ -167,28 +167,24 @@ def _batch(job_id: int, update: int, credit: Credit | None) -> None:
     ui.tiles(*((chip(name), number(values[name], 4)) for name in figures.by_interest(values)[:8]))
     total = read(training.batch_total, job_id, update)
     frame = read(training.batch, job_id, update, credit, ui.pager(total, "episodes, largest mean |A| first"))
-    clicked = ui.table(
-        frame,
-        "batch",
-        {
-            "run_id": "Run",
-            "task_id": "Task",
-            "rollout_index": ui.count_column("Rollout"),
-            "policy_version": ui.count_column("Policy version"),
-            "status": "Status",
-            "env_return": ui.number_column("Return", "A dash means not scored, which is not 0."),
-            "a_episode": ui.advantage_column("A_E"),
-            "mean_advantage": ui.advantage_column("Mean A"),
-            "lowest": ui.advantage_column("Lowest A"),
-            "highest": ui.advantage_column("Highest A"),
-            "undefined": ui.count_column("Unknown A", "Steps whose advantage is not known."),
-            "dead": st.column_config.CheckboxColumn("Dead group"),
-            "action_tokens": ui.count_column("Tokens", "Tokens that carried loss."),
-            "episode_id": ui.id_column("Episode"),
-            "group_id": ui.id_column("Group"),
-        },
-        opens="Open the episode",
-    )
+    columns = {
+        "run_id": "Run",
+        "task_id": "Task",
+        "rollout_index": ui.count_column("Rollout"),
+        "policy_version": ui.count_column("Policy version"),
+        "status": "Status",
+        "env_return": ui.number_column("Return", "A dash means not scored, which is not 0."),
+        "a_episode": ui.advantage_column("A_E"),
+        "mean_advantage": ui.advantage_column("Mean A"),
+        "lowest": ui.advantage_column("Lowest A"),
+        "highest": ui.advantage_column("Highest A"),
+        "undefined": ui.count_column("Unknown A", "Steps whose advantage is not known."),
+        "dead": st.column_config.CheckboxColumn("Dead group"),
+        "action_tokens": ui.count_column("Tokens", "Tokens that carried loss."),
+        "episode_id": ui.id_column("Episode"),
+        "group_id": ui.id_column("Group"),
+    }
+    clicked = ui.table(frame, "batch", columns, opens="Open the episode")
     if clicked is not None:
         row = frame.row(clicked, named=True)
         credit_id = None if row["credit_job"] is None else ids.to_text(row["credit_job"])
