@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lake import errors
-    from lake.lake import Lake
-    from lake.opening import open  # noqa: A004 - `lake.open` is the name people guess
+    from lake.lake import Lake, open  # noqa: A004 - `lake.open` is the name people guess
     from lake.read.snapshot import Snapshot
     from lake.records import EpisodeRecord, SpanRecord, StepRecord, TokensRecord
 
@@ -28,7 +27,7 @@ _HOME = {
     "SpanRecord": "lake.records",
     "StepRecord": "lake.records",
     "TokensRecord": "lake.records",
-    "open": "lake.opening",
+    "open": "lake.lake",
 }
 
 
@@ -38,5 +37,4 @@ def __getattr__(name: str) -> Any:
         return import_module("lake.errors")
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
-    msg = f"module `lake` has no attribute `{name}`; public names: {', '.join(__all__)}"
-    raise AttributeError(msg)
+    raise AttributeError(f"module `lake` has no attribute `{name}`; public names: {', '.join(__all__)}")

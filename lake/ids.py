@@ -43,12 +43,9 @@ def fresh_id() -> int:
 
 
 def splitmix64(values_N: "npt.NDArray[np.uint64]") -> "npt.NDArray[np.uint64]":
-    """Evenly mixed 64-bit numbers, the same on every machine: the first output of SplitMix64 for each state.
+    """Evenly mixed numbers, uint64 [N], the same on every machine: the first output of SplitMix64 for each state.
 
     Draws and orders of episodes are made of it. It is a bijection (Steele, Lea and Flood, 2014).
-
-    Args:
-        values_N: uint64 [N].
     """
     import numpy as np
 
@@ -71,15 +68,10 @@ def is_text(text: str) -> bool:
 
 
 def from_text(text: str) -> int:
-    """The id behind 13 base32 characters.
-
-    Raises:
-        ValueError: not 13 characters of the alphabet.
-    """
+    """The id behind 13 base32 characters. Raises ValueError: not 13 characters of the alphabet."""
     folded = text.strip().lower()
     if not is_text(folded):
-        msg = f"{text!r} is not an id: expected {TEXT_LENGTH} characters of {ALPHABET}, the first below 8"
-        raise ValueError(msg)
+        raise ValueError(f"{text!r} is not an id: expected {TEXT_LENGTH} characters of {ALPHABET}, the first below 8")
     value = 0
     for char in folded:
         value = value << 5 | ALPHABET.index(char)
@@ -87,18 +79,14 @@ def from_text(text: str) -> int:
 
 
 def as_ids(values: Iterable[int | str]) -> list[int]:
-    """Ids given either way, as integers, each once and in order.
-
-    Args:
-        values: integers, or the 13 characters that people see; any iterable, a Polars column too.
+    """Ids given as integers or as the 13 characters that people see, as integers, each once and in order.
 
     Raises:
         ValueError: something that is no id.
         TypeError: one text instead of several.
     """
     if isinstance(values, str):
-        msg = f"{values!r} is one text; give a list of ids"
-        raise TypeError(msg)
+        raise TypeError(f"{values!r} is one text; give a list of ids")
     found = set()
     for value in values:
         number = from_text(value) if isinstance(value, str) else value

@@ -6,17 +6,18 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from types import TracebackType
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from lake import ids
 from lake.care import compaction, vacuum
 from lake.care.pins import LEASE, Lease, Pin, Pins
-from lake.errors import LakeAccessError, TrajlakeError, UsageError
-from lake.read.snapshot import Snapshot
-from lake.read.time_travel import consistent, versions_at_episodes, versions_at_time
+from lake.errors import LakeAccessError, NotALakeError, TrajlakeError, UsageError
+from lake.read.snapshot import Snapshot, consistent, versions_at_episodes, versions_at_time
 from lake.records import EpisodeRecord
-from lake.storage.store import Store
+from lake.storage.migrations import OWN_FOLDER, missing_table
+from lake.storage.objects import Objects
+from lake.storage.store import Store, utc_now
 from lake.tables import TABLES
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from lake.read.history import Difference
     from lake.write.jobs import Code, Counts, Job
     from lake.write.writer import EpisodeWriter
+
 
 _log = logging.getLogger("trajlake")
 
@@ -60,9 +62,7 @@ class Lake:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Nothing is held open: every write is committed when its call returns."""
 
     # ------------------------------------------------------------ reading
@@ -92,15 +92,7 @@ class Lake:
         return Snapshot(self._store, consistent(self._store, versions))
 
     def sql(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pl.DataFrame:
-        """Rows of one SELECT over a fresh snapshot.
-
-        Args:
-            query: one SELECT statement; parameters are ? or $name.
-            params: their values.
-
-        Raises:
-            QueryError: not one SELECT, or SQL that DuckDB refuses.
-        """
+        """Rows of one SELECT over a fresh snapshot; see `Snapshot.sql`."""
         return self.snapshot().sql(query, params)
 
     def stream(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pa.RecordBatchReader:
@@ -108,38 +100,21 @@ class Lake:
         return self.snapshot().stream(query, params)
 
     def scan(self, name: str) -> pl.LazyFrame:
-        """A table's visible rows on a fresh snapshot, lazily.
-
-        Args:
-            name: the table. A filter on its keys skips files that cannot match.
-
-        Raises:
-            ContractError: no such table.
-        """
+        """A table's visible rows on a fresh snapshot, lazily; see `Snapshot.scan`."""
         return self.snapshot().scan(name)
 
     def history(self, name: str, limit: int | None = None) -> list[dict[str, Any]]:
         """Commits of a table, newest first: version, timestamp, operation, and `note`, what this package says of it.
 
-        Args:
-            name: the table.
-            limit: how many; all unless given.
-
         Raises:
             UsageError: no such table.
         """
         if name not in TABLES:
-            msg = f"there is no table `{name}`; the tables are {', '.join(TABLES)}"
-            raise UsageError(msg)
+            raise UsageError(f"there is no table `{name}`; the tables are {', '.join(TABLES)}")
         return self._store.history(name, limit)
 
     def diff(self, before: Snapshot, after: Snapshot) -> Difference:
-        """What changed between two snapshots: episodes that came and went, scores, signs of advantages.
-
-        Args:
-            before: for example `lake.at("before")`.
-            after: for example `lake.snapshot()`.
-        """
+        """What changed between two snapshots: episodes that came and went, scores, signs of advantages."""
         from lake.read.history import difference
 
         return difference(before, after)
@@ -160,25 +135,20 @@ class Lake:
         return self._pins.snapshots()
 
     def drop_snapshot(self, name: str) -> None:
-        """Take a snapshot's name back; what only it needs stays readable until the next vacuum.
-
-        Raises:
-            UsageError: there is no such snapshot.
-        """
+        """Take a snapshot's name back; what only it needs goes with the next vacuum. Raises UsageError: no such one."""
         self._pins.drop(name)
 
     def lease(self, snapshot: Snapshot, holder: str, duration: timedelta = LEASE) -> Lease:
         """Keep a snapshot readable while the caller works on it; a context, renewed by a thread.
 
         Args:
-            snapshot: what is read.
             holder: who, for whoever looks at the lease.
             duration: how long it outlives a holder that is killed.
 
         Raises:
             LakeAccessError: on entering it, files of the snapshot are gone.
         """
-        return self._pins.lease(holder, snapshot.versions, duration)
+        return Lease(self._store, holder, snapshot.versions, duration)
 
     def missing(self, versions: Mapping[str, int]) -> str | None:
         """What these versions of the tables need and is not there, in words; None if all is there."""
@@ -190,15 +160,10 @@ class Lake:
         """Record episodes exactly once: those present with the same content are skipped.
 
         Args:
-            records: episodes, as `EpisodeRecord` or as the mappings of the JSONL format.
-            run_id: the run of records that name none.
-
-        Returns:
-            New, present and rejected ones; rejected ones are in the table `rejects`, with the reason.
+            records: as `EpisodeRecord` or as the mappings of the JSONL format; wrong ones go to the table `rejects`.
         """
         if isinstance(records, Mapping | EpisodeRecord | str | bytes):
-            msg = f"`append` takes a list of episodes, not one {type(records).__name__}: put it in brackets"
-            raise UsageError(msg)
+            raise UsageError(f"`append` takes a list of episodes, not one {type(records).__name__}: put it in brackets")
         batch = list(records)
         with self.job(kind="record", run_id=run_id) as job:
             counts = job.record(batch)
@@ -211,23 +176,19 @@ class Lake:
 
         Args:
             episode_ids: which (int64 ids; `lake.ids.from_text` reads the 13 characters).
-            reason: why, for whoever asks later.
-
-        Returns:
-            How many were visible before.
 
         Raises:
             UsageError: no ids, or ids that the lake does not hold; nothing is changed.
         """
-        from lake.write import retractions
+        from lake.write.writer import known_episodes, write_retractions
 
         episode_ids = _ids(episode_ids)
         snapshot = self.snapshot()
-        known = retractions.known_episodes(snapshot, episode_ids)["episode_id"]
+        known = known_episodes(snapshot, episode_ids)["episode_id"]
         fresh = known.filter(~known.is_in(snapshot.retracted.implode()))
         if len(fresh):
             with self.job(kind="retract", parameters={"reason": reason}) as job:
-                retractions.write_retractions(job, fresh.to_list(), "retracted", reason)
+                write_retractions(job, fresh.to_list(), "retracted", reason)
                 job.counts["rows_out"] = len(fresh)
         return len(fresh)
 
@@ -236,10 +197,6 @@ class Lake:
 
         Earlier snapshots keep the rest of what they held, and say how many episodes were forgotten
         (`Snapshot.forgotten`); `cuts` tells beforehand which named ones that will be.
-
-        Args:
-            episode_ids: which.
-            reason: why; it stays.
 
         Raises:
             UsageError: no ids, or ids that the lake does not hold; nothing is changed.
@@ -256,11 +213,7 @@ class Lake:
         return done
 
     def cuts(self, episode_ids: Iterable[int | str]) -> list[erasure.Cut]:
-        """The named snapshots, running readers and interrupted jobs that would lose episodes to a `forget`.
-
-        Args:
-            episode_ids: that are going to be forgotten.
-        """
+        """The named snapshots, running readers and interrupted jobs that would lose episodes to a `forget`."""
         from lake.care import erasure
 
         return erasure.cuts(self._store, _ids(episode_ids))
@@ -302,21 +255,14 @@ class Lake:
         """The newest succeeded job with that series and input, if there is one and none of its rows are lost.
 
         Args:
-            kind: of the job.
             series_id: `Job.series_id` of a job with the same parameters and code.
             fingerprint: `Snapshot.fingerprint` of what it would read.
         """
-        import polars as pl
-
         from lake.read.lost_rows import lost_jobs
 
         snapshot = self.snapshot()
-        jobs = snapshot.scan("jobs").filter(
-            (pl.col("event") == "succeeded")
-            & (pl.col("kind") == kind)
-            & (pl.col("series_id") == series_id)
-            & (pl.col("input_fingerprint") == fingerprint)
-        )
+        mine = {"kind": kind, "series_id": series_id, "input_fingerprint": fingerprint}
+        jobs = snapshot.scan("jobs").filter(event="succeeded", **mine)
         found = jobs.sort("sequence", "at", descending=True, nulls_last=True).select("job_id").head(1).collect()
         if found.is_empty() or found["job_id"].item() in lost_jobs(snapshot)["job_id"]:
             return None
@@ -330,9 +276,7 @@ class Lake:
         """Merge a table's small files into sorted ones; no reader, old or new, sees a difference.
 
         Args:
-            name: the table.
             z_order: key columns to interleave instead of the table's own order; takes all files, not the small ones.
-            target_bytes: size of a merged file.
 
         Raises:
             UsageError: no such table, or columns it cannot be ordered by.
@@ -345,7 +289,6 @@ class Lake:
 
         Args:
             retention: how long what is not needed stays; at least an hour.
-            dry_run: say what would be deleted, and change nothing.
 
         Raises:
             UsageError: a retention below an hour.
@@ -363,21 +306,19 @@ class Lake:
             _log.warning("%s was not compacted: %s", self.uri, error)
 
     def _versions(self, when: str | datetime | int) -> dict[str, int]:
-        if isinstance(when, str):
-            if when.isdecimal():
-                return versions_at_episodes(self._store, int(when))
+        if isinstance(when, str) and when.isdecimal():
+            when = int(when)
+        if isinstance(name := when, str):
             try:
-                moment = datetime.fromisoformat(when)
+                when = datetime.fromisoformat(name)
             except ValueError:
-                return self._pins.find(when).versions
-            return self._versions(moment)
+                return self._pins.find(name).versions
         if isinstance(when, datetime):
             return versions_at_time(self._store, when if when.tzinfo else when.replace(tzinfo=UTC))
         if not isinstance(when, int):
-            msg = (
+            raise UsageError(
                 f"{when!r} is no time of a lake; valid: a datetime, a name, a version of `episodes`, versions of tables"
             )
-            raise UsageError(msg)
         return versions_at_episodes(self._store, when)
 
 
@@ -386,3 +327,64 @@ def _ids(values: Iterable[int | str]) -> list[int]:
         return ids.as_ids(values)
     except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
+
+
+def open(  # noqa: A001 - `lake.open` is the name people guess
+    uri: str | Path,
+    *,
+    create: bool = False,
+    storage_options: Mapping[str, str] | None = None,
+    clock: Callable[[], datetime] = utc_now,
+    compact_above: int = compaction.FEW_FILES,
+) -> Lake:
+    """Open a lake.
+
+    Args:
+        uri: its folder, or s3://bucket/prefix, gs://..., az://...
+        create: make a lake if the folder is missing or empty.
+        storage_options: of the object store, by the names of delta-rs and Polars; what is not given comes from the
+            environment (AWS_*, GOOGLE_*, AZURE_*). They are never stored.
+        clock: what time it is, with a timezone.
+        compact_above: a job that leaves a table with this many small files merges them; 0 never does.
+
+    Raises:
+        NotALakeError: nothing there, or something that is not a lake.
+        LakeVersionError: a lake of a newer format.
+        LakeAccessError: no permission, damaged tables, no network.
+        UsageError: a URI scheme that is not supported, or no usable path.
+    """
+    objects = Objects(uri, storage_options)
+    store = Store(objects, clock)
+    if not store.exists():
+        _require_room(objects, create=create)
+        if objects.folder is not None:
+            try:
+                objects.folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                reason = error.strerror or error
+                msg = f"{objects.folder}: {reason}; choose another --lake or change the folder's permissions"
+                raise LakeAccessError(msg) from error
+        names = objects.names()
+        was_written = OWN_FOLDER in names or any(store.files(name)[1] for name in TABLES if name in names)
+        if was_written and not store.exists():
+            # Not half made, nor just made by another process: without `episodes` all of it would be dead.
+            raise LakeAccessError(missing_table(objects.root, "episodes"))
+        store.create()
+    store.check_format()
+    return Lake(store, compact_above=compact_above)
+
+
+def _require_room(objects: Objects, *, create: bool) -> None:
+    """Raise unless a lake may be made there."""
+    advice = "`trajlake ingest FILE --lake URI` or `trajlake demo` makes one"
+    path = objects.folder
+    if path is not None and path.exists() and not path.is_dir():
+        raise NotALakeError(f"{path} is a file, and a lake is a folder; {advice}")
+    if create:
+        # Another process may be making the lake, or an older package was killed while it made all tables.
+        if not objects.names() <= TABLES.keys() | {OWN_FOLDER}:
+            raise NotALakeError(f"{objects.root} is not a lake and not empty; name a new or an empty folder")
+    elif path is not None and not path.exists():
+        raise NotALakeError(f"{path} does not exist; {advice}")
+    else:
+        raise NotALakeError(f"{objects.root} is not a lake: it holds no `episodes` table; {advice}")

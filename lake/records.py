@@ -185,35 +185,26 @@ def identify(record: EpisodeRecord, run_id: str) -> Identity:
     """Ids of a record inside a run.
 
     A group's natural key is (format, run, round, task, seed): never attempt, sibling number or policy version. The
-    episode's adds (rollout, attempt, agent). The content hash leaves out where the record
-    was read from, so that a moved file is a replay, and fields at their default, so that a field added later changes no
-    hash.
+    episode's adds (rollout, attempt, agent). The content hash leaves out where the record was read from, so that a
+    moved file is a replay, and fields at their default, so that a field added later changes no hash.
     """
     group = (record.source_format, run_id, record.collection_round, record.task_id, record.seed)
     key = (*group, record.rollout_index, record.attempt, record.agent_id)
     content = msgspec.structs.replace(record, run_id=run_id, source_uri=None)
+    # The buffer is used again: fresh memory costs as much as the hash.
+    buffer: bytearray = getattr(_buffers, "canonical", None) or bytearray()
+    _ENCODER.encode_into(content, buffer)
+    _buffers.canonical = buffer if len(buffer) <= _LARGEST_BUFFER else None
     return Identity(
         episode_id=ids.key_hash("episode", *key),
         group_id=ids.key_hash("group", *group),
-        content_hash=_encoded_hash(content),
+        content_hash=ids.bytes_hash(buffer),
         source_id="/".join("-" if part is None else str(part) for part in key),
     )
 
 
-def _encoded_hash(content: EpisodeRecord) -> int:
-    """`ids.bytes_hash` of a record's canonical JSON, in a buffer that is used again: fresh memory costs as much."""
-    buffer: bytearray = getattr(_buffers, "canonical", None) or bytearray()
-    _ENCODER.encode_into(content, buffer)
-    _buffers.canonical = buffer if len(buffer) <= _LARGEST_BUFFER else None
-    return ids.bytes_hash(buffer)
-
-
 def retyped(record: EpisodeRecord) -> EpisodeRecord:
-    """A copy of a record built in Python, with the types that decoding it from a file would give.
-
-    Raises:
-        ValueError: a field of a wrong type or out of its range; the message names it.
-    """
+    """A copy with the types that decoding from a file would give. Raises ValueError: names a field that is wrong."""
     try:
         return msgspec.convert(msgspec.to_builtins(record), EpisodeRecord)
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -241,10 +232,7 @@ def shown(record: object) -> str:
 def check(record: EpisodeRecord, *, is_plain: bool = False) -> str | None:  # noqa: PLR0911 - a list of independent rules
     """What is wrong with a record that decoded, as a sentence; None if nothing is.
 
-    Args:
-        record: the record.
-        is_plain: it is known to be UTF-8 throughout, of finite numbers and not nested deeply, from the JSON that it was
-            decoded from.
+    `is_plain`: its JSON is known to be UTF-8 throughout, of finite numbers and not nested deeply.
     """
     if not record.steps:
         return (

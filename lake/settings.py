@@ -1,11 +1,7 @@
 """Settings of a command: defaults < TOML section < KEY=VALUE pairs, validated by the owner's config class.
 
-What a user's own definitions may be called, groupings and selections for example, and how that reads in words.
-
-What is wrong with settings, in one line: pydantic's findings in the words of this project.
-
-Every command and loader that validates a user's settings says it through `faults`, so that a wrong number reads the
-same in a file, in `--set` and in `--filter`: which field, what it is, what is valid. `validated` is the usual way.
+Every command and loader reports what is wrong with them through `faults` (`validated` is the usual way), so that a
+wrong number reads the same in a file, in `--set` and in `--filter`: which field, what it is, what is valid.
 """
 
 import json
@@ -23,54 +19,38 @@ from pydantic_core import ErrorDetails
 from lake.errors import UsageError
 
 NAME = r"^[A-Za-z0-9][\w.-]*$"
-"""No slash, which separates a grouping's draws."""
+"""What a user's own definitions may be called. No slash, which separates a grouping's draws."""
 NAME_IN_WORDS = "letters, digits, `_`, `.` and `-`, beginning with a letter or a digit"
-
-
 SECTIONS = ("credit", "group", "reward", "score", "select", "trainer")
 """Sections of a configuration file: one file may hold those of several commands."""
 
 
 def from_file(path: str, section: Sequence[str]) -> dict[str, Any]:
-    """A section of a TOML file; empty if the file has none.
-
-    Raises:
-        UsageError: the file is missing, is not TOML, or holds something that no command reads.
-    """
+    """A section of a TOML file; empty if it has none. Raises UsageError: missing, no TOML, or an unknown section."""
     try:
         found: Any = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        msg = f"{path}: {error.strerror}; give the path of a TOML file"
-        raise UsageError(msg) from error
+        raise UsageError(f"{path}: {error.strerror}; give the path of a TOML file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        msg = f"{path} is not TOML: {error}"
-        raise UsageError(msg) from error
+        raise UsageError(f"{path} is not TOML: {error}") from error
     except RecursionError as error:
-        msg = f"{path} nests arrays or tables too deeply to be read"
-        raise UsageError(msg) from error
+        raise UsageError(f"{path} nests arrays or tables too deeply to be read") from error
     if foreign := [name for name in found if name not in SECTIONS]:
-        msg = f"{path}: there is no section {', '.join(foreign)}; valid: {', '.join(SECTIONS)}"
-        raise UsageError(msg)
+        raise UsageError(f"{path}: there is no section {', '.join(foreign)}; valid: {', '.join(SECTIONS)}")
     for name in section:
         found = found.get(name, {})
         if not isinstance(found, dict):
-            msg = f"{path}: {name!r} is not a section; write [{'.'.join(section)}]"
-            raise UsageError(msg)
+            raise UsageError(f"{path}: {name!r} is not a section; write [{'.'.join(section)}]")
     return dict(found)
 
 
 def from_pairs(pairs: Sequence[str]) -> dict[str, Any]:
-    """KEY=VALUE pairs; a value is JSON if it parses as JSON, else text.
-
-    Raises:
-        UsageError: a pair without `=`.
-    """
+    """KEY=VALUE pairs; a value is JSON if it parses as JSON, else text. Raises UsageError: a pair without `=`."""
     settings: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
-            msg = f"{pair!r} is no setting; write KEY=VALUE"
-            raise UsageError(msg)
+            raise UsageError(f"{pair!r} is no setting; write KEY=VALUE")
         try:
             settings[key.strip()] = msgspec.json.decode(value)
         except msgspec.DecodeError:
@@ -86,7 +66,6 @@ def typed_pairs(pairs: Sequence[str], model: type[BaseModel]) -> dict[str, Any]:
 
     Args:
         pairs: for example `epochs=3`, `loss.clip_low=0.1`, `loggers=wandb|tensorboard`.
-        model: whose fields they are.
 
     Raises:
         UsageError: a pair without `=` or without a name, or one that sets a part of what another one sets.
@@ -96,25 +75,18 @@ def typed_pairs(pairs: Sequence[str], model: type[BaseModel]) -> dict[str, Any]:
         key, equals, value = pair.partition("=")
         names = [name.strip() for name in key.split(".")]
         if not equals or not all(names):
-            msg = f"--set {pair!r} is no setting; write KEY=VALUE or SECTION.KEY=VALUE"
-            raise UsageError(msg)
+            raise UsageError(f"--set {pair!r} is no setting; write KEY=VALUE or SECTION.KEY=VALUE")
         place = settings
         for name in names[:-1]:
             place = place.setdefault(name, {})
             if not isinstance(place, dict):
-                msg = f"--set {pair!r}: `{name}` is set already, as {place!r}"
-                raise UsageError(msg)
+                raise UsageError(f"--set {pair!r}: `{name}` is set already, as {place!r}")
         place[names[-1]] = _typed(value, _annotation(model, names))
     return settings
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings over settings, section by section; lists and values are replaced.
-
-    Args:
-        below: what holds where `above` says nothing.
-        above: what was said later.
-    """
+    """Settings over settings, section by section; lists and values are replaced."""
     both = dict(below)
     for name, value in above.items():
         before = both.get(name)
@@ -197,23 +169,14 @@ _VALID = {
 }
 """Kind of finding -> what is valid, over the finding's context."""
 _NEAR = 0.75
-"""How alike an option that there is must be to one that there is not, to be told alone."""
+"""How much a valid option must look like an unknown one to be named alone."""
 _ALTERNATIVES = frozenset(("bool", "float", "int", "str"))
 _SPELLED = ("list[", "literal[", "tuple[")
 """Types that a value might have had, in a finding's place."""
 
 
 def validated(model: type[Config], settings: Mapping[str, Any], place: str = "") -> Config:
-    """A configuration object from a user's settings; its faults as one line.
-
-    Args:
-        model: its class.
-        settings: field values.
-        place: where they stand, as the beginning of the message: `stage rl: `.
-
-    Raises:
-        UsageError: names each field that is wrong, what it is and what is valid.
-    """
+    """A model of a user's settings; `place` begins the message. Raises UsageError: each wrong field, what is valid."""
     try:
         return model.model_validate(dict(settings))
     except ValidationError as error:
@@ -223,32 +186,34 @@ def validated(model: type[Config], settings: Mapping[str, Any], place: str = "")
 def faults(error: ValidationError, model: type[BaseModel] | None = None) -> str:
     """Everything that is wrong, each field once, separated by semicolons.
 
-    Args:
-        error: what validation raised.
-        model: what was validated: an option that it does not have is told with those that it has, and a place is named
-            as its user wrote it.
+    With the model that was validated, a place is named as its user wrote it, and an option that the model lacks comes
+    with those that it has.
     """
     found = error.errors(include_url=False)
-    told: dict[str, list[str]] = {}
+    valid_by_fault: dict[str, list[str]] = {}
     for one in found:
-        if not _follows(one, found):
+        # A list that is only too short because what stands in it is wrong says nothing new.
+        at = one["loc"]
+        if one["type"] != "too_short" or not any(o["loc"][: len(at)] == at and o["loc"] != at for o in found):
             place = _Place.of(one["loc"], model)
-            what, valid = _told(one, place.written)
+            fault, valid = _described(one, place.written)
             if model is not None and one["type"] == "extra_forbidden":
-                what, valid = f"{what}{place.member}", place.options
-            told.setdefault(what, []).extend([valid] if valid else [])
-    return "; ".join(f"{what}; valid: {' or '.join(valid)}" if valid else what for what, valid in told.items())
+                fault, valid = f"{fault}{place.member}", place.options
+            valid_by_fault.setdefault(fault, []).extend([valid] if valid else [])
+    return "; ".join(
+        f"{fault}; valid: {' or '.join(valid)}" if valid else fault for fault, valid in valid_by_fault.items()
+    )
 
 
-def _told(found: ErrorDetails, place: tuple[int | str, ...]) -> tuple[str, str]:
+def _described(found: ErrorDetails, place: tuple[int | str, ...]) -> tuple[str, str]:
     """What is wrong, and what is valid; the latter is empty where the former says it."""
-    kind, context = found["type"], found.get("ctx", {})
-    if said := _sentence(found, place):
-        return said, ""
-    what = f"{_field(place)} is {_shown(found['input'])}"
+    kind, context, field = found["type"], found.get("ctx", {}), _field(place)
+    if sentence := _sentence(found, place):
+        return sentence, ""
+    what = f"{field} is {_shown(found['input'])}"
     if kind == "union_tag_invalid":
         key = context["discriminator"].strip("'")
-        return f"{_field(place)} has the {key} {context['tag']!r}", context["expected_tags"]
+        return f"{field} has the {key} {context['tag']!r}", context["expected_tags"]
     if kind == "string_pattern_mismatch":
         return what, _PATTERNS.get(context["pattern"], f"a text that matches {context['pattern']}")
     if kind in _VALID:
@@ -257,20 +222,18 @@ def _told(found: ErrorDetails, place: tuple[int | str, ...]) -> tuple[str, str]:
 
 
 def _sentence(found: ErrorDetails, place: tuple[int | str, ...]) -> str:
-    """A finding that says all by itself; empty for others."""
+    """A finding that needs no list of what is valid; empty for others."""
     kind, given, context, field = found["type"], found["input"], found.get("ctx", {}), _field(place)
-    said = ""
     if kind == "missing":
-        said = f"{field} is missing"
-    elif kind == "extra_forbidden":
-        said = f"there is no option {field}"
-    elif kind == "json_invalid":
-        said = f"it is no JSON: {context['error']}"
-    elif kind in ("value_error", "assertion_error"):
-        said = f"{field}: {context['error']}" if place else str(context["error"])
-    elif isinstance(given, str) and given.lstrip()[:1] in ("{", "[") and (broken := _no_json(given)):
-        said = f"{field} is no JSON: {broken}"
-    return said
+        return f"{field} is missing"
+    if kind == "extra_forbidden":
+        return f"there is no option {field}"
+    if kind == "json_invalid":
+        return f"it is no JSON: {context['error']}"
+    if kind in ("value_error", "assertion_error"):
+        return f"{field}: {context['error']}" if place else str(context["error"])
+    is_broken = isinstance(given, str) and given.lstrip()[:1] in ("{", "[") and (fault := _json_fault(given))
+    return f"{field} is no JSON: {fault}" if is_broken else ""
 
 
 class _Place(NamedTuple):
@@ -309,7 +272,7 @@ class _Place(NamedTuple):
 
 
 def _tag(model: type[BaseModel]) -> Any:
-    """What a member of a union is told by: the value of a field that has only one."""
+    """What identifies a member of a union: the value of a field that has only one."""
     return next(
         (one.default for one in model.model_fields.values() if get_args(one.annotation) == (one.default,)), None
     )
@@ -330,13 +293,7 @@ def _field(place: tuple[int | str, ...]) -> str:
     return f"`{named}`" if named else "it"
 
 
-def _follows(one: ErrorDetails, found: list[ErrorDetails]) -> bool:
-    """Whether a list is only too short because what stands in it is wrong."""
-    place = one["loc"]
-    return one["type"] == "too_short" and any(o["loc"][: len(place)] == place and o["loc"] != place for o in found)
-
-
-def _no_json(text: str) -> str:
+def _json_fault(text: str) -> str:
     """What breaks a text that was meant as JSON, and where; empty if nothing does."""
     try:
         json.loads(text)

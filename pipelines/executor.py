@@ -2,7 +2,7 @@
 
 An executor maps a function over items and gives the results in the order of the items. It may run an item a second time
 if the process that had it is gone, so a task must be one that may run again: what it writes counts only once its result
-is used (`lake.write.job_parts`). Results never depend on the executor: tasks share nothing.
+is used (`lake.write.jobs`). Results never depend on the executor: tasks share nothing.
 
 On a Ray cluster each part is one task, run again where a worker dies. Ray is an optional extra and imported here alone,
 when an executor is made. A cluster that is running is used as it is

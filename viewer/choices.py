@@ -1,9 +1,7 @@
-"""Choices that several pages offer: a run, a task, and whose advantages to show.
+"""Choices that several pages offer (a run, a task, whose advantages to show), and the list's filter in an address.
 
-The filter of the episode list in an address, so that a filtered list and each episode of it are deep links.
-
-On the list's own page every part is a query parameter. The episode page carries the whole of it in one, `list`, so that
-previous and next follow the list that the reader came from.
+On the list's own page every part of the filter is a query parameter. The episode page carries the whole of it in one,
+`list`, so that previous and next follow the list that the reader came from.
 """
 
 import json
@@ -16,12 +14,11 @@ import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 from lake import ids
 from lake.judgements.credit import Covering, Credit
 from lake.tables import STATUSES
-from viewer.components import first_page
+from viewer.components import FILTER, missing
 from viewer.links import finite, given, given_id, given_int, whole
 from viewer.pinned import read
 from viewer.plain import chip, number, one_line
-from viewer.queries import credit as queries
-from viewer.queries import runs
+from viewer.queries import runs, training
 from viewer.queries.episodes import EpisodeFilter, Order
 
 LIST = "list"
@@ -85,11 +82,7 @@ def unpacked(text: str | None) -> tuple[EpisodeFilter, Order]:
 
 
 def update_from_address() -> tuple[int, int] | None:
-    """The training job and optimizer step of the list's address, if both are there.
-
-    Raises:
-        ValueError: the job is no id.
-    """
+    """Training job and optimizer step of the list's address, if both are there. Raises ValueError: no job's id."""
     job, update = given_id("job"), given_int("update")
     return None if job is None or update is None else (job, update)
 
@@ -107,56 +100,42 @@ def run() -> str | None:
     names = read(runs.names, MOST_RUNS)
     asked = given("run")
     if asked is not None and asked not in names and len(names) < MOST_RUNS:
-        st.warning(f"There is no run {chip(asked)} in this lake; showing all runs.", icon=":material/search_off:")
+        missing(f"There is no run {chip(asked)} in this lake; showing all runs.")
+    is_cut = len(names) >= MOST_RUNS
     chosen = st.selectbox(
-        "Run",
-        names,
-        index=None,
-        key="run",
-        bind="query-params",
-        placeholder="all runs",
-        on_change=first_page,
-        accept_new_options=len(names) >= MOST_RUNS,
+        "Run", names, index=None, key="run", placeholder="all runs", accept_new_options=is_cut, **FILTER
     )
     return None if chosen is None else str(chosen)
 
 
 def task() -> str | None:
     """The task to show; None for all."""
-    text = st.text_input(
-        "Task",
-        key="task",
-        bind="query-params",
-        placeholder="exact, or with *",
-        help="The task's name as the source gives it. `*` stands for anything: `web*`.",
-        on_change=first_page,
-    )
+    meaning = "The task's name as the source gives it. `*` stands for anything: `web*`."
+    text = st.text_input("Task", key="task", placeholder="exact, or with *", help=meaning, **FILTER)
     return (text or "").strip() or None
 
 
 def credit(found: list[Covering], subject: str) -> Credit | None:
-    """Whose advantages to show: those that the address names, else the current ones; says so where they cover nothing.
-
-    Args:
-        found: series that cover the subject, the newest first.
-        subject: what they cover, as part of the widget's key.
-    """
+    """Whose advantages to show: those that the address names, else the current ones. `subject` is part of the key."""
     key = f"credit-{subject}"
     if not found:
-        nobody = "No credit job has covered this yet: trajlake credit gigpo"
-        st.selectbox("Credit", [nobody], disabled=True, key=key)
+        st.selectbox("Credit", ["No credit job has covered this yet: trajlake credit gigpo"], disabled=True, key=key)
         return None
     options = {one.credit.text: one.credit for one in found}
-    labels = {one.credit.text: _label(one) for one in found}
+    labels = {
+        one.credit.text: f"{'current: ' if one.is_current else ''}{describe(json.dumps(one.credit.parameters))}  "
+        f"{one.ended_at:%d %b %H:%M}  {one.credit.text}"
+        for one in found
+    }
     current = next((one.credit.text for one in found if one.is_current), None)
     asked = given("credit")
-    named = None if asked is None else read(queries.find, asked)
+    named = None if asked is None else read(training.credit_named, asked)
     if named is not None and named.series_id in {one.credit.series_id for one in found}:
         options, labels = {named.text: named} | options, {named.text: named.title} | labels
         current = named.text
     elif asked is not None:
         st.warning(f"Credit {chip(asked)} does not cover this.", icon=":material/info:")
-    if current is None and asked is None and (usual := read(queries.find)) is not None:
+    if current is None and asked is None and (usual := read(training.credit_named)) is not None:
         st.warning(f"The current credit, {chip(usual.title)}, does not cover this.", icon=":material/info:")
 
     def remember() -> None:
@@ -167,7 +146,7 @@ def credit(found: list[Covering], subject: str) -> Credit | None:
         list(options),
         index=None if current is None else list(options).index(current),
         key=key,
-        format_func=lambda option: labels[option],
+        format_func=labels.__getitem__,
         on_change=remember,
         placeholder="choose whose advantages to show",
         help="Series with advantages of this, the one that ran last first. Training takes the current one by default.",
@@ -188,14 +167,9 @@ def describe(parameters: str | None, limit: int = 150) -> str:
     name = str(values.pop("estimator", ""))
     # Numbers are what people turn, words are mostly as they come.
     options = sorted((values | config).items(), key=lambda option: (option[0] in config, isinstance(option[1], str)))
-    plain = [f"{k} {number(v) if isinstance(v, int | float) else v}" for k, v in options if _is_plain(v)]
+    plain = [
+        f"{k} {number(v) if isinstance(v, int | float) else v}"
+        for k, v in options
+        if isinstance(v, str | int | float) and not isinstance(v, bool)
+    ]
     return one_line(", ".join(([name] if name else []) + plain), limit)
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, str | int | float) and not isinstance(value, bool)
-
-
-def _label(one: Covering) -> str:
-    current = "current: " if one.is_current else ""
-    return f"{current}{describe(json.dumps(one.credit.parameters))}  {one.ended_at:%d %b %H:%M}  {one.credit.text}"

@@ -1,7 +1,7 @@
 """What every page is made of: header, figures, badges, tables that open something, and friendly empty states."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -11,9 +11,9 @@ import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 from lake.cli.options import readable
 from lake.errors import TrajlakeError
 from viewer import pinned
-from viewer.links import Page, given, given_id, given_int
+from viewer.links import Page, given, given_id, given_int, parameters
 from viewer.plain import chip, one_line, slug, visible
-from viewer.queries.base import PAGE_ROWS, Window
+from viewer.queries import PAGE_ROWS, Window
 from viewer.theme import STATUS_COLOURS, STYLE
 
 Config = Mapping[str, Any]
@@ -39,11 +39,7 @@ def friendly() -> Iterator[None]:
 
 
 def header(title: str) -> None:
-    """The page's title, and beside it the age of the data and the button that renews it.
-
-    Args:
-        title: Markdown of our own; foreign text in it goes through `chip`.
-    """
+    """The page's title (foreign text in it goes through `chip`), the age of the data, and the button that renews it."""
     st.html(STYLE)
     with st.container(horizontal=True, vertical_alignment="center"):
         st.header(title, anchor=False, width="stretch")
@@ -74,18 +70,38 @@ def wanted_id(name: str, back: Page, back_label: str) -> int:
     return value
 
 
+def link(page: Page, label: str, icon: str, **values: str | int | None) -> None:
+    """A link to a page, with the query parameters that are set."""
+    st.page_link(page, label=label, icon=f":material/{icon}:", query_params=parameters(**values))
+
+
+def go(page: Page, **values: str | int | None) -> None:
+    """Switch to a page, with the query parameters that are set."""
+    st.switch_page(page, query_params=parameters(**values))
+
+
+def fact(label: str, value: Any) -> None:
+    """A fact in a line of them; foreign text in the value goes through `chip`."""
+    st.markdown(f":gray[{label}] {value}", width="content")
+
+
+def missing(sentence: str) -> None:
+    """Say that what the address names is not there."""
+    st.warning(sentence, icon=":material/search_off:")
+
+
 def not_found(sentence: str, back: Page, back_label: str) -> NoReturn:
     """Say that what the address names is not there, offer the way back, and end the page."""
-    st.warning(sentence, icon=":material/search_off:")
-    st.page_link(back, label=back_label, icon=":material/arrow_back:")
+    missing(sentence)
+    link(back, back_label, "arrow_back")
     st.stop()
 
 
-def tiles(figures: Sequence[tuple[str, str, str | None]]) -> None:
-    """A row of figures: label, value, explanation."""
+def tiles(*figures: tuple[str, str] | tuple[str, str, str]) -> None:
+    """A row of figures: label, value, and perhaps an explanation."""
     with st.container(horizontal=True, gap="small"):
-        for label, value, explanation in figures:
-            st.metric(label, value, help=explanation, border=True, width="content")
+        for label, value, *explanation in figures:
+            st.metric(label, value, help="".join(explanation) or None, border=True, width="content")
 
 
 def badge(label: str, colour: str = "gray", *, icon: str | None = None, explanation: str | None = None) -> None:
@@ -99,19 +115,20 @@ def status_badge(status: str) -> None:
 
 
 def table(frame: pl.DataFrame, key: str, columns: Config, *, opens: str | None = None) -> int | None:
-    """A table of a page's rows; NULL is a dash.
+    """A table of a page's rows; NULL is a dash. Returns the position of the row whose button was just clicked.
 
     Args:
-        frame: the rows; only the columns that `columns` names are shown, in that order.
         key: of the buttons. What is shown is part of it, so that no click survives from other rows.
         columns: column name -> configuration of `st.column_config`, or a label.
         opens: what a button in front of each row does ("Open the episode"); without it there is none.
-
-    Returns:
-        Position of the row whose button was just clicked.
     """
     shown = readable(frame.select(list(columns)))
-    shown = _in_one_line(shown)
+    # Cells are one line. In Python from end to end: a function that Polars calls back may wait for ever (`readable`).
+    shown = shown.with_columns(
+        pl.Series(name, [v if v is None else one_line(v, CELL) for v in shown[name].to_list()], dtype=pl.String)
+        for name, dtype in shown.schema.items()
+        if dtype == pl.String
+    )
     config = dict(columns)
     click = f"{key}-{hashlib.blake2b(str(shown.rows()).encode(), digest_size=8).hexdigest()}"
     if opens is not None:
@@ -124,26 +141,8 @@ def table(frame: pl.DataFrame, key: str, columns: Config, *, opens: str | None =
     return None if clicked is None else int(clicked["row"])
 
 
-def _in_one_line(frame: pl.DataFrame) -> pl.DataFrame:
-    """Every text as a table's cell shows it.
-
-    In Python from end to end: a function that Polars calls back may wait for ever (`lake.cli.options.readable`).
-    """
-    return frame.with_columns(
-        pl.Series(name, [v if v is None else one_line(v, CELL) for v in frame[name].to_list()], dtype=pl.String)
-        for name, dtype in frame.schema.items()
-        if dtype == pl.String
-    )
-
-
 def pager(total: int, shown: str, *, rows: int = PAGE_ROWS) -> Window:
-    """The page of a list that the address names (`page`); draws the switch if there are several, and says x of y.
-
-    Args:
-        total: rows of the list.
-        shown: what the rows are ("episodes").
-        rows: of a page.
-    """
+    """The page of a list that the address names (`page`); draws the switch if there are several, and says x of y."""
     pages = max(1, -(-total // rows))
     number = min(max(given_int("page") or 1, 1), pages)
     window = Window.page(number, rows)
@@ -156,14 +155,7 @@ def pager(total: int, shown: str, *, rows: int = PAGE_ROWS) -> Window:
 
 
 def page_switch(pages: int, number: int, name: str, value: Callable[[int], int]) -> None:
-    """A switch between pages that writes to the address.
-
-    Args:
-        pages: how many there are.
-        number: the page shown, from 1.
-        name: the query parameter.
-        value: what it is for a page.
-    """
+    """A switch between pages, the one shown counted from 1, that writes to the address."""
     # The page shown is part of the key: a list that starts over takes its page from the address, not from the widget.
     key = f"{name}-{pages}-{number}"
 
@@ -180,6 +172,10 @@ def page_switch(pages: int, number: int, name: str, value: Callable[[int], int])
 def first_page() -> None:
     """Turn a list back to its first page: what it lists has changed."""
     st.query_params.pop("page", None)
+
+
+FILTER: dict[str, Any] = {"bind": "query-params", "on_change": first_page}
+"""Of a widget that filters a list: its value stands in the address, and a change turns to the first page."""
 
 
 def id_column(label: str) -> Any:

@@ -12,7 +12,7 @@ PICK = "pick"
 MOST_ROWS = 4000
 """Rows that a chart draws at most (Altair refuses more than 5,000)."""
 
-_HEIGHT = 190
+_STEPS = alt.Axis(format="d", tickMinStep=1, grid=False)
 
 Chart = alt.LayerChart | alt.FacetChart
 
@@ -20,34 +20,22 @@ Chart = alt.LayerChart | alt.FacetChart
 def curve(
     frame: pl.DataFrame, value: str, *, title: str, x_title: str, band: bool = False, share: bool = False
 ) -> Chart:
-    """A value along `x`, with the band from `low` to `high` if asked for.
-
-    Args:
-        frame: columns x, `value`, episodes, and low and high for a band.
-        value: the column drawn.
-        title: of the chart.
-        x_title: of the x axis.
-        band: draw the interval.
-        share: the values are shares from 0 to 1, shown as percentages.
-    """
+    """A value along `x`, with the band from `low` to `high` if asked for; shares are shown as percentages."""
     scale = alt.Scale(domain=[0, 1]) if share else alt.Scale(zero=False)
     axis = alt.Axis(format="%" if share else "~g", tickCount=5)
-    x = alt.X("x:Q", title=x_title, axis=alt.Axis(tickMinStep=1, format="d", grid=False))
-    base = alt.Chart(frame).encode(x=x)
+    base = alt.Chart(frame).encode(x=alt.X("x:Q", title=x_title, axis=_STEPS))
     y = alt.Y(f"{value}:Q", title=None, scale=scale, axis=axis)
     tips = [
         alt.Tooltip("x:Q", title=x_title, format="d"),
         alt.Tooltip(f"{value}:Q", title=title, format=".1%" if share else ".4~g"),
         alt.Tooltip("episodes:Q", title="Episodes", format=","),
     ]
-    layers = (
-        [base.mark_area(opacity=0.18, color=POSITIVE).encode(y=alt.Y("low:Q", title=None, scale=scale), y2="high:Q")]
-        if band
-        else []
-    )
     line = base.mark_line(color=POSITIVE, strokeWidth=2).encode(y=y)
-    points = base.mark_point(color=POSITIVE, filled=True, size=36, opacity=1).encode(y=y, tooltip=tips)
-    return _sized(alt.layer(*layers, line, points), title)
+    layers = [line, base.mark_point(color=POSITIVE, filled=True, size=36, opacity=1).encode(y=y, tooltip=tips)]
+    if band:
+        low = alt.Y("low:Q", title=None, scale=scale)
+        layers.insert(0, base.mark_area(opacity=0.18, color=POSITIVE).encode(y=low, y2="high:Q"))
+    return _sized(alt.layer(*layers), title)
 
 
 def task_histogram(frame: pl.DataFrame) -> Chart:
@@ -73,7 +61,7 @@ def metric(frame: pl.DataFrame, name: str, selected: int | None) -> Chart:
     """A training metric over steps: columns step, value. A click picks a step; the selected one is marked."""
     pick = alt.selection_point(name=PICK, fields=["step"], nearest=True, on="click", empty=False, clear=False)
     shown = frame.filter(pl.col("value").is_not_null())
-    x = alt.X("step:Q", title=None, axis=alt.Axis(format="d", tickMinStep=1, grid=False))
+    x = alt.X("step:Q", title=None, axis=_STEPS)
     largest = shown["value"].abs().max()
     label = "~s" if isinstance(largest, int | float) and largest >= 1000 else ".3~g"
     y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False), axis=alt.Axis(format=label, tickCount=4))
@@ -87,12 +75,9 @@ def metric(frame: pl.DataFrame, name: str, selected: int | None) -> Chart:
     )
     layers = [line, points]
     if selected is not None:
-        here = shown.filter(pl.col("step") == selected)
-        rule = alt.Chart(pl.DataFrame({"step": [selected]})).mark_rule(color=ACCENT, strokeWidth=1.5).encode(x="step:Q")
-        layers += [
-            rule,
-            alt.Chart(here).mark_point(filled=True, size=70, color=ACCENT, opacity=1).encode(x="step:Q", y="value:Q"),
-        ]
+        here = alt.Chart(shown.filter(pl.col("step") == selected))
+        marked = here.mark_point(filled=True, size=70, color=ACCENT, opacity=1).encode(x="step:Q", y="value:Q")
+        layers += [_rule(selected), marked]
     return _sized(alt.layer(*layers), name, height=150)
 
 
@@ -124,7 +109,7 @@ def signs(frame: pl.DataFrame, selected: int | None) -> Chart:
         alt.Chart(rows.head(MOST_ROWS))
         .mark_area(opacity=0.85)
         .encode(
-            x=alt.X("step:Q", title=None, axis=alt.Axis(format="d", tickMinStep=1, grid=False)),
+            x=alt.X("step:Q", title=None, axis=_STEPS),
             y=alt.Y(
                 "share:Q",
                 title=None,
@@ -145,30 +130,17 @@ def signs(frame: pl.DataFrame, selected: int | None) -> Chart:
             ],
         )
     )
-    layers = [areas]
-    if selected is not None:
-        layers.append(
-            alt.Chart(pl.DataFrame({"step": [selected]})).mark_rule(color=ACCENT, strokeWidth=1.5).encode(x="step:Q")
-        )
-    return _sized(alt.layer(*layers), "Signs of the advantages", height=190)
+    layers = [areas] if selected is None else [areas, _rule(selected)]
+    return _sized(alt.layer(*layers), "Signs of the advantages")
 
 
 def advantages(frame: pl.DataFrame, selected: int | None) -> Chart:
-    """The advantages of an episode by step: bars for A, marks for A_E and A_S, a question mark where A is unknown.
-
-    Args:
-        frame: columns step_index, advantage, a_episode, a_step.
-        selected: the step that is marked. A click picks one.
-    """
+    """Advantages (A, A_E, A_S; a question mark where A is unknown) by step. A click picks a step."""
     rows = _around(frame, selected)
     first, last = rows["step_index"][0], rows["step_index"][-1]
     pick = alt.selection_point(name=PICK, fields=["step_index"], on="click", empty=False, clear=False)
-    x = alt.X(
-        "step_index:Q",
-        title="Step",
-        scale=alt.Scale(domain=[first - 0.5, last + 0.5], nice=False),
-        axis=alt.Axis(format="d", tickMinStep=1, grid=False),
-    )
+    domain = alt.Scale(domain=[first - 0.5, last + 0.5], nice=False)
+    x = alt.X("step_index:Q", title="Step", scale=domain, axis=_STEPS)
     y_axis = alt.Axis(format="~g", tickCount=5)
     here = f"datum.step_index == {-1 if selected is None else int(selected)}"
     bars = (
@@ -242,10 +214,15 @@ def _around(frame: pl.DataFrame, selected: int | None, most: int = 400) -> pl.Da
     return frame.slice(first, most)
 
 
-def _sized(chart: Chart, title: str | None, height: int = _HEIGHT) -> Chart:
-    sized = chart.properties(height=height)
-    return (
-        sized
-        if title is None
-        else sized.properties(title=alt.Title(title, fontSize=13, anchor="start", fontWeight=600))
-    )
+def _rule(step: int) -> alt.Chart:
+    """The line that marks the selected step."""
+    base = alt.Chart(pl.DataFrame({"step": [step]}))
+    rule: alt.Chart = base.mark_rule(color=ACCENT, strokeWidth=1.5).encode(x="step:Q")
+    return rule
+
+
+def _sized(chart: Chart, title: str | None, height: int = 190) -> Chart:
+    sized: Chart = chart.properties(height=height)
+    if title is not None:
+        sized = sized.properties(title=alt.Title(title, fontSize=13, anchor="start", fontWeight=600))
+    return sized

@@ -54,14 +54,7 @@ def view(lake_uri: str, port: int | None, no_browser: bool) -> None:
 
 
 def free_port(wanted: int | None) -> int:
-    """A port to listen on.
-
-    Args:
-        wanted: the port that must be used; None takes the first free one from `FIRST_PORT` on.
-
-    Raises:
-        UsageError: it is taken, or all that were tried are.
-    """
+    """The wanted port, or the first free one from `FIRST_PORT` on. Raises UsageError: all that were tried are taken."""
     for port in [wanted] if wanted else range(FIRST_PORT, FIRST_PORT + _TRIED):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -71,8 +64,7 @@ def free_port(wanted: int | None) -> int:
                 continue
             return port
     taken = f"port {wanted} is" if wanted else f"ports {FIRST_PORT} to {FIRST_PORT + _TRIED - 1} are all"
-    msg = f"{taken} in use on {HOST}; choose another --port"
-    raise UsageError(msg)
+    raise UsageError(f"{taken} in use on {HOST}; choose another --port")
 
 
 def serve(folder: str, port: int) -> None:
@@ -124,7 +116,7 @@ def import_pages() -> None:
     import viewer
     import viewer.queries
 
-    for name in ("altair", "pandas", "lake.opening"):
+    for name in ("altair", "pandas", "lake.lake"):
         import_module(name)
     for package in (viewer, viewer.queries):
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):

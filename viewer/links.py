@@ -1,11 +1,8 @@
-"""Pages and their addresses: every page is a deep link, with ids as 13 base32 characters.
+"""Pages, their addresses, and what people call things: an episode by run, task and rollout, a job by what it ran.
 
-Parameters, the same on every page: run, task, group, episode, step, anchor, credit (job or series), job, update,
-reject, page, and the filters of the lists.
-
-What people call things: an episode by run, task and rollout, a job by what it ran. Ids come second, never alone.
-
-Names are foreign text, as they were recorded: on a page they go through `viewer.plain`.
+Every page is a deep link, with ids as 13 base32 characters. Parameters, the same on every page: run, task, group,
+episode, step, anchor, credit (job or series), job, update, reject, page, and the filters of the lists. Names are
+foreign text, as they were recorded: on a page they go through `viewer.plain`.
 """
 
 import json
@@ -18,66 +15,53 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from lake import ids
-from viewer.queries.base import Row
+from viewer.queries import Row
 
 NAME = 120
 """Characters of a name in the heading of a page."""
 
-# By the job's kind, the parameters that name it: the first that is there.
+# By the job's kind, the parameter that names it.
 _NAMING = {
-    "credit": ("estimator",),
-    "score": ("scorer",),
-    "reward": ("reward",),
-    "train": ("loss",),
-    "select": ("name",),
-    "group": ("grouping",),
-    "rescore": ("checkpoint",),
-    "render": ("model",),
-    "ingest": ("source",),
-    "collect": ("environment",),
-    "retract": ("reason",),
-    "forget": ("reason",),
+    "credit": "estimator",
+    "score": "scorer",
+    "reward": "reward",
+    "train": "loss",
+    "select": "name",
+    "group": "grouping",
+    "rescore": "checkpoint",
+    "render": "model",
+    "ingest": "source",
+    "collect": "environment",
+    "retract": "reason",
+    "forget": "reason",
 }
 
 
 def episode(facts: Row) -> str:
     """An episode by what is given of it: run, task, rollout, then round and attempt where there are several."""
-    attempt = facts.get("attempt") or None
-    return _joined(facts, ("run_id", "task_id", "rollout_index")) + _extra(
-        {"round": facts.get("collection_round"), "attempt": attempt}
-    )
+    names = ("run_id", "task_id", "rollout_index")
+    return _named(facts, names, round=facts.get("collection_round"), attempt=facts.get("attempt") or None)
 
 
 def group(facts: Row) -> str:
     """A group by run and task, then round and seed where it has them."""
-    return _joined(facts, ("run_id", "task_id")) + _extra(
-        {"round": facts.get("collection_round"), "seed": facts.get("seed")}
-    )
+    return _named(facts, ("run_id", "task_id"), round=facts.get("collection_round"), seed=facts.get("seed"))
 
 
 def job(kind: str, parameters: str | None) -> str | None:
-    """What a job ran: the estimator, scorer, loss, source, ...; None if its parameters do not say.
-
-    Args:
-        kind: of the job.
-        parameters: JSON, perhaps cut.
-    """
+    """What a job ran: the estimator, scorer, loss, source, ...; None if its parameters do not say."""
     try:
         values: Any = json.loads(parameters or "{}")
     except (ValueError, RecursionError):
         return None
     if not isinstance(values, Mapping):
         return None
-    found = next((said for name in _NAMING.get(kind, ()) if (said := _name_in(values.get(name)))), None)
-    if kind == "train" and found is None and "ppo" in values:
-        return "ppo, online"
-    return found
-
-
-def _name_in(value: Any) -> str | None:
-    """A name, alone or among the options of what bears it."""
-    named = value.get("name") if isinstance(value, Mapping) else value
-    return named if isinstance(named, str) and named else None
+    # The name stands alone, or among the options of what bears it.
+    value = values.get(_NAMING.get(kind, ""))
+    name = value.get("name") if isinstance(value, Mapping) else value
+    if isinstance(name, str) and name:
+        return name
+    return "ppo, online" if kind == "train" and "ppo" in values else None
 
 
 def jobs(frame: pl.DataFrame) -> pl.Series:
@@ -86,12 +70,9 @@ def jobs(frame: pl.DataFrame) -> pl.Series:
     return pl.Series("name", values, dtype=pl.String)
 
 
-def _joined(facts: Row, names: tuple[str, ...]) -> str:
-    return " / ".join("\N{EN DASH}" if facts.get(name) is None else str(facts[name]) for name in names)
-
-
-def _extra(values: dict[str, Any]) -> str:
-    return "".join(f", {name} {value}" for name, value in values.items() if value is not None)
+def _named(facts: Row, names: tuple[str, ...], **more: Any) -> str:
+    name = " / ".join("\N{EN DASH}" if facts.get(name) is None else str(facts[name]) for name in names)
+    return name + "".join(f", {key} {value}" for key, value in more.items() if value is not None)
 
 
 class Page(StrEnum):
@@ -119,11 +100,7 @@ def given(name: str) -> str | None:
 
 
 def given_id(name: str) -> int | None:
-    """An id of the present address.
-
-    Raises:
-        ValueError: there is text, but no id.
-    """
+    """An id of the present address. Raises ValueError: there is text, but no id."""
     text = given(name)
     return None if text is None else ids.from_text(text)
 

@@ -17,7 +17,7 @@ import lake
 from lake.errors import UsageError
 from lake.read.snapshot import Snapshot
 from viewer.launch import ENVIRONMENT
-from viewer.queries.base import Reads
+from viewer.queries import Reads
 
 _VERSIONS = "pinned_versions"
 _AT = "pinned_at"
@@ -39,11 +39,7 @@ class Reader:
 
 
 def uri() -> str:
-    """The lake's folder.
-
-    Raises:
-        UsageError: no lake was named.
-    """
+    """The lake's folder. Raises UsageError: no lake was named."""
     if not (folder := os.environ.get(ENVIRONMENT)):
         msg = f"the viewer was started without a lake; start it with `trajlake view --lake URI` (or set {ENVIRONMENT})"
         raise UsageError(msg)

@@ -18,11 +18,7 @@ _REFUSAL = b"The viewer answers only pages that it served itself, under 127.0.0.
 
 
 class SameOrigin:
-    """ASGI middleware that refuses foreign requests: 403 over HTTP, and for a websocket before it is accepted.
-
-    Args:
-        app: what answers the others.
-    """
+    """ASGI middleware that refuses foreign requests: 403 over HTTP, and for a websocket before it is accepted."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -10,8 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SHOWN = {
-    "lake/opening.py": ("open",),
-    "lake/lake.py": ("Lake",),
+    "lake/lake.py": ("open", "Lake"),
     "lake/read/snapshot.py": ("Snapshot",),
     "lake/read/query.py": ("Session", "Limits"),
     "lake/write/jobs.py": ("Job", "Counts"),

@@ -5,22 +5,33 @@ about to commit. So a compacted file holds visible rows only, and its name says 
 Nothing a reader sees changes, and files that are replaced stay on disk until `vacuum` finds that nobody needs them.
 """
 
+import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from lake.errors import UsageError
+from lake.read.query_views import parquet, quoted, quoted_name
 from lake.read.snapshot import Snapshot
 from lake.read.visibility import is_clean
 from lake.storage.commits import CommitLostError
 from lake.storage.data_files import FileEntry
+from lake.storage.objects import Objects
 from lake.storage.store import Store
 from lake.tables import TABLES
-from lake.tables.columns import Visibility
+from lake.tables.columns import Table, Visibility
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 TARGET_BYTES = 128 << 20
 """Size of a compacted file."""
 FEW_FILES = 100
 """A table is compacted by itself once it has this many small files: they double the cost of opening it."""
+MEMORY = "1GB"
+_BATCH_ROWS = 8192
+_BITS = 16
+"""Bits a column contributes to a z-order key: 65,536 quantiles."""
 
 
 @dataclass(slots=True)
@@ -36,32 +47,22 @@ class Compaction:
 
 
 def compact(store: Store, name: str, *, z_order: Sequence[str] = (), target_bytes: int = TARGET_BYTES) -> Compaction:
-    """Merge a table's small files.
-
-    Args:
-        store: the lake's tables.
-        name: the table.
-        z_order: key columns to interleave instead of the table's order; takes all decided files, not the small ones.
-        target_bytes: size of a merged file.
-
-    Raises:
-        UsageError: z-order by a column that the table does not have, or cannot be ordered by.
-        CommitLostError: another process rewrote the table meanwhile.
-    """
+    """Merge a table's small files; see `Lake.compact`. Raises CommitLostError: another process rewrote the table."""
     _require_columns(name, z_order)
     snapshot = Snapshot(store)
-    decided = [entry for entry in snapshot.entries(name) if _is_decided(snapshot, name, entry)]
+    is_always = TABLES[name].visibility is Visibility.ALWAYS
+    decided = [
+        entry
+        for entry in snapshot.entries(name)
+        if is_always or is_clean(entry, snapshot.versions) or snapshot.write_ids(entry) <= snapshot.accepted_write_ids
+    ]
     chosen = decided if z_order else [entry for entry in decided if entry.bytes < target_bytes // 2]
     done = Compaction(name)
     for files in _bins(chosen, target_bytes, alone=bool(z_order)):
         version, live = store.files(name)
         if not {entry.name for entry in files} <= {entry.name for entry in live}:
             continue  # another process was quicker
-        since = None
-        if TABLES[name].visibility is Visibility.ACCEPTED:
-            since = (snapshot.versions["episodes"], snapshot.versions["jobs"])
-        from lake.care.sorting import ordered_rows
-
+        since = None if is_always else (snapshot.versions["episodes"], snapshot.versions["jobs"])
         rows = ordered_rows(store.objects, files, TABLES[name], z_order=z_order)
         operation = "z-order" if z_order else "compact"
         written = store.rewrite(name, version, files, rows, operation=operation, clean_since=since)
@@ -85,16 +86,10 @@ def compact_if_many(store: Store, names: Collection[str], few: int = FEW_FILES) 
     return done
 
 
-def _is_decided(snapshot: Snapshot, name: str, entry: FileEntry) -> bool:
-    if TABLES[name].visibility is Visibility.ALWAYS or is_clean(entry, snapshot.versions):
-        return True
-    return snapshot.write_ids(entry) <= snapshot.accepted_write_ids
-
-
 def _bins(entries: Sequence[FileEntry], target_bytes: int, *, alone: bool) -> Iterator[list[FileEntry]]:
     """Neighbours in the table's order, together as large as a merged file; a file alone only if asked for."""
     chosen: list[FileEntry] = []
-    for entry in sorted(entries, key=_place):
+    for entry in sorted(entries, key=lambda one: (one.low.get("run_id") or "", one.low.get("group_id") or 0, one.name)):
         if chosen and sum(other.bytes for other in chosen) + entry.bytes > target_bytes:
             if alone or len(chosen) > 1:
                 yield chosen
@@ -104,18 +99,63 @@ def _bins(entries: Sequence[FileEntry], target_bytes: int, *, alone: bool) -> It
         yield chosen
 
 
-def _place(entry: FileEntry) -> tuple[str, int, str]:
-    return (entry.low.get("run_id") or "", entry.low.get("group_id") or 0, entry.name)
-
-
 def _require_columns(name: str, z_order: Sequence[str]) -> None:
     if name not in TABLES:
-        msg = f"there is no table `{name}`; the tables are {', '.join(TABLES)}"
-        raise UsageError(msg)
+        raise UsageError(f"there is no table `{name}`; the tables are {', '.join(TABLES)}")
     valid = [column.name for column in TABLES[name].columns if not column.type.is_list]
     if unknown := [column for column in z_order if column not in valid]:
-        msg = f"table `{name}` cannot be ordered by {', '.join(unknown)}; valid: {', '.join(valid)}"
-        raise UsageError(msg)
+        raise UsageError(f"table `{name}` cannot be ordered by {', '.join(unknown)}; valid: {', '.join(valid)}")
     if len(z_order) > 4:
-        msg = f"z-order over {len(z_order)} columns orders by none of them; give at most 4"
-        raise UsageError(msg)
+        raise UsageError(f"z-order over {len(z_order)} columns orders by none of them; give at most 4")
+
+
+def ordered_rows(
+    objects: Objects, entries: Sequence[FileEntry], table: Table, *, z_order: Sequence[str] = (), where: str = ""
+) -> "Iterator[pa.Table]":
+    """Rows of files in the table's order, or along a z-order curve: what compaction, vacuum and erasure write back.
+
+    DuckDB sorts with bounded memory and spills to a temporary folder, so a table's files are merged at any size.
+
+    Args:
+        z_order: columns to interleave instead of the table's sort keys.
+        where: SQL condition of the rows that stay.
+    """
+    import duckdb
+    import pyarrow as pa
+
+    columns = ", ".join(map(quoted_name, table.names))
+    source = parquet(table, (entry.path for entry in entries))
+    condition = f" WHERE {where}" if where else ""
+    query = f"SELECT {columns} FROM {source}{condition}"
+    if z_order:
+        query = _along_curve(query, columns, z_order)
+    else:
+        query += " ORDER BY " + ", ".join(f"{quoted_name(name)} ASC NULLS LAST" for name in table.sort)
+    with tempfile.TemporaryDirectory(prefix="trajlake-sort-") as spill, duckdb.connect(":memory:") as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        connection.execute(f"SET memory_limit = '{MEMORY}'")
+        connection.execute(f"SET temp_directory = {quoted(spill)}")
+        files = objects.filesystem({entry.path: entry.bytes for entry in entries})
+        if files is not None:
+            connection.register_filesystem(files)
+        schema = table.arrow()
+        try:
+            for batch in connection.sql(query).to_arrow_reader(_BATCH_ROWS):
+                if batch.num_rows:
+                    yield pa.Table.from_batches([batch]).cast(schema)
+        except duckdb.Error as error:
+            raise objects.explained(error) from None
+
+
+def _along_curve(query: str, columns: str, z_order: Sequence[str]) -> str:
+    """Order by a Morton key: the bits of each column's quantile, interleaved."""
+    ranks = ", ".join(
+        f"ntile({1 << _BITS}) OVER (ORDER BY {quoted_name(name)} NULLS LAST) - 1 AS z{i}"
+        for i, name in enumerate(z_order)
+    )
+    bits = " + ".join(
+        f"(((z{i} >> {bit}) & 1)::HUGEINT << {bit * len(z_order) + i})"
+        for bit in range(_BITS)
+        for i in range(len(z_order))
+    )
+    return f"SELECT {columns} FROM (SELECT *, {ranks} FROM ({query})) ORDER BY {bits}"

@@ -1,45 +1,42 @@
 """The doctor: is the lake whole, is the installation ours, and what would do it good.
 
-Rivals: other installed packages that claim the import names `lake`, `pipelines`, `trainer` and `viewer`.
-
-The names are plain words, and PyPI has packages that use them; one of them installs into `trainer/` and overwrites
-files without a word. Two questions find every such case: does another distribution own one of the names, and does
-each name resolve to the folder beside this package? `trajlake doctor` and the layout test both ask here.
+The import names `lake`, `pipelines`, `trainer` and `viewer` are plain words, and PyPI has packages that use them; one
+of them installs into `trainer/` and overwrites files without a word. Two questions find every such case: does another
+distribution own one of the names, and does each name resolve to the folder beside this package? `trajlake doctor` and
+the layout test both ask here.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import polars as pl
 
 from lake import ids
 from lake.care.compaction import FEW_FILES, TARGET_BYTES
 from lake.errors import LakeAccessError, NotALakeError, TrajlakeError
+from lake.lake import Lake
+from lake.lake import open as open_lake
 from lake.read.lost_rows import lost_jobs
 from lake.read.parquet import scan
 from lake.read.snapshot import Snapshot
+from lake.read.text_table import counted
+from lake.storage.commits import log_faults
 from lake.storage.data_files import FileEntry, digest_in_name, digest_of
-from lake.storage.log_check import log_faults
 from lake.storage.objects import Objects
 from lake.storage.store import Store
 from lake.tables import TABLES
 from lake.tables.columns import Visibility
 from lake.tables.contracts import conform
 
-if TYPE_CHECKING:
-    from lake.lake import Lake
-
 DISTRIBUTION = "trajlake"
 LAYERS = ("lake", "pipelines", "trainer", "viewer")
 
 
-def find_rivals() -> list[str]:
+def installation_faults() -> list[str]:
     """One line per problem of this installation, empty if there is none."""
-    return [*rival_owners(owners_of_layers()), *misplaced_layers(Path(__file__).resolve().parents[2])]
+    return [*foreign_owners(owners_of_layers()), *misplaced_layers(Path(__file__).resolve().parents[2])]
 
 
 def owners_of_layers() -> dict[str, list[str]]:
@@ -54,12 +51,8 @@ def owners_of_layers() -> dict[str, list[str]]:
     return owners
 
 
-def rival_owners(owners: Mapping[str, Sequence[str]]) -> list[str]:
-    """Distributions other than ours that own a layer's name.
-
-    Args:
-        owners: import name -> distributions.
-    """
+def foreign_owners(owners: Mapping[str, Sequence[str]]) -> list[str]:
+    """Other distributions that own a layer's name."""
     return [
         f"`{layer}` is also installed by `{owner}`, which may have overwritten ours; run "
         f"`pip uninstall {owner}`, then install {DISTRIBUTION} again"
@@ -113,13 +106,7 @@ _REPEATS = ("batches", "metrics", "jobs")
 
 
 def diagnose(uri: str) -> pl.DataFrame:
-    """As `examine`, also of a lake that cannot be opened because some of its tables are damaged or gone.
-
-    Raises:
-        TrajlakeError: none of its tables can be opened, or they are not ours.
-    """
-    from lake.opening import open as open_lake
-
+    """As `examine`, also of a damaged lake. Raises TrajlakeError: none of its tables can be opened or is ours."""
     store = Store(Objects(uri))
     try:
         return examine(open_lake(uri))
@@ -130,9 +117,9 @@ def diagnose(uri: str) -> pl.DataFrame:
         is_foreign = isinstance(error, NotALakeError) and store.exists()
         if is_foreign or None not in opened.values():
             raise
-    told = (f"the table {name} is {what or 'missing'}" for name, what in problems.items())
+    faults = [f"the table {name} is {what or 'missing'}" for name, what in problems.items()]
     advice = "; restore them from a backup, or ingest their source again into a new lake"
-    return _frame([_installation(), ("every table can be opened", "wrong", "; ".join(told) + advice)])
+    return _frame([_installation(), _judged("every table can be opened", faults, advice)])
 
 
 def _opened(store: Store, name: str) -> str | None:
@@ -143,11 +130,8 @@ def _opened(store: Store, name: str) -> str | None:
         return f"damaged: {error}"
 
 
-def examine(lake: "Lake") -> pl.DataFrame:
-    """All findings: check, verdict (fine | note | wrong), detail.
-
-    Every file is decoded and held against its table's contract, so this reads the whole lake, a file at a time.
-    """
+def examine(lake: Lake) -> pl.DataFrame:
+    """All findings (check, verdict, detail). Every file is decoded and held against its table's contract."""
     findings = [_installation()]
     try:
         snapshot = lake.snapshot()
@@ -157,14 +141,24 @@ def examine(lake: "Lake") -> pl.DataFrame:
     findings += _files(snapshot)
     if findings[-1][1] == "wrong" or findings[-2][1] == "wrong":
         return _frame(findings)
-    findings += [_logs(snapshot), _recorded(snapshot)]
+    advice = "; what was committed is lost: restore the log from a backup, or ingest its source again"
+    findings.append(_judged("the logs are whole", log_faults(snapshot.objects, snapshot.versions)[:5], advice))
+    findings.append(_recorded(snapshot))
     findings += [_from_query(snapshot, check, query) for check, query in _CHECKS.items()]
     for name, table in TABLES.items():
         if name not in _REPEATS and not table.distinct:
             key = ", ".join(table.key)
             query = f"SELECT count(*) || ' rows of one key' AS what FROM {name} GROUP BY {key} HAVING count(*) > 1"
             findings.append(_from_query(snapshot, f"keys of {name} are unique", query))
-    findings += [_pins(lake), _dead(snapshot), _unfinished(snapshot), *_space(lake, snapshot)]
+    rows = snapshot.sql("SELECT kind, count(*) AS n FROM job_runs WHERE status = 'started' GROUP BY 1 ORDER BY 1")
+    open_jobs = ", ".join(f"{n} {kind}" for kind, n in rows.iter_rows())
+    open_jobs += ": running, or killed" if open_jobs else ""
+    findings += [
+        _pins(lake),
+        _dead(snapshot),
+        ("unfinished jobs", "note" if open_jobs else "fine", open_jobs),
+        *_space(lake, snapshot),
+    ]
     return _frame(findings)
 
 
@@ -172,9 +166,13 @@ def _frame(findings: Sequence[Finding]) -> pl.DataFrame:
     return pl.DataFrame(findings, schema=["check", "verdict", "detail"], orient="row")
 
 
+def _judged(check: str, faults: Sequence[str], advice: str = "") -> Finding:
+    """Fine without faults, else wrong."""
+    return (check, "wrong" if faults else "fine", "; ".join(faults) + (advice if faults else ""))
+
+
 def _installation() -> Finding:
-    rivals = find_rivals()
-    return ("the four packages are ours", "wrong" if rivals else "fine", "; ".join(rivals))
+    return _judged("the four packages are ours", installation_faults())
 
 
 def _files(snapshot: Snapshot) -> list[Finding]:
@@ -187,25 +185,18 @@ def _files(snapshot: Snapshot) -> list[Finding]:
             break
         for entry in snapshot.entries(name):
             # Decoded, not just opened: a flipped byte shows nowhere else.
-            fault = _guarded(partial(_decoded, snapshot, name, entry), f"{entry.name} of {name}")
-            if fault is not None:
-                (broken if fault[0] else damaged).append(fault[1])
-    advice = "; restore the files from a backup, or ingest their source again into a new lake" if damaged else ""
+            try:
+                if (fault := _decoded(snapshot, name, entry)) is not None:
+                    damaged.append(f"{entry.name} of {name} {fault}")
+            except TrajlakeError as error:
+                broken.append(str(error))
+            except (OSError, pl.exceptions.PolarsError) as error:
+                damaged.append(f"{entry.name} of {name}: {str(error).splitlines()[0]}")
+    advice = "; restore the files from a backup, or ingest their source again into a new lake"
     return [
-        ("every file is there and readable", "wrong" if damaged else "fine", "; ".join(damaged[:5]) + advice),
-        ("every row keeps its contract", "wrong" if broken else "fine", "; ".join(broken[:5])),
+        _judged("every file is there and readable", damaged[:5], advice),
+        _judged("every row keeps its contract", broken[:5]),
     ]
-
-
-def _guarded(look: Callable[[], str | None], place: str) -> tuple[bool, str] | None:
-    """(is it the contract, what is wrong), or None if nothing is."""
-    try:
-        problem = look()
-    except TrajlakeError as error:
-        return True, str(error)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        return False, f"{place}: {str(error).splitlines()[0]}"
-    return None if problem is None else (False, f"{place} {problem}")
 
 
 def _decoded(snapshot: Snapshot, name: str, entry: FileEntry) -> str | None:
@@ -215,34 +206,27 @@ def _decoded(snapshot: Snapshot, name: str, entry: FileEntry) -> str | None:
         return "is not what was written: its bytes have another digest than its name says"
     frame = scan([entry.path], TABLES[name], snapshot.objects.polars_options).collect()
     if frame.height != entry.rows:
-        return f"has {frame.height} rows, the log says {entry.rows}"
+        return f"has {counted(frame.height, 'row')}, the log says {entry.rows}"
     conform(frame, TABLES[name])
     return None
-
-
-def _logs(snapshot: Snapshot) -> Finding:
-    faults = log_faults(snapshot.objects, snapshot.versions)
-    advice = "; what was committed is lost: restore the log from a backup, or ingest its source again" if faults else ""
-    return ("the logs are whole", "wrong" if faults else "fine", "; ".join(faults[:5]) + advice)
 
 
 def _recorded(snapshot: Snapshot) -> Finding:
     """What jobs say they recorded and retracted is there, or was forgotten."""
     ended = snapshot.scan("jobs").filter(pl.col("event") == "succeeded").unique("job_id").collect()
-    said = {kind: int(part["rows_out"].sum()) for (kind,), part in ended.group_by("kind")}
+    recorded = {kind: int(part["rows_out"].sum()) for (kind,), part in ended.group_by("kind")}
     retractions = snapshot.scan_all("retractions").select("episode_id", "kind").collect()
     gone = retractions.filter(pl.col("kind") == "forgotten")["episode_id"]
     there = snapshot.scan_all("episodes").select("episode_id").collect()["episode_id"]
     counts = (
-        ("recorded", said.get("ingest", 0) + said.get("record", 0), pl.concat([gone, there]).n_unique()),
-        ("retracted", said.get("retract", 0), retractions.filter(pl.col("kind") == "retracted").height),
+        ("recorded", recorded.get("ingest", 0) + recorded.get("record", 0), pl.concat([gone, there]).n_unique()),
+        ("retracted", recorded.get("retract", 0), retractions.filter(pl.col("kind") == "retracted").height),
     )
-    lost = [f"jobs {what} {n} episodes, the lake knows {found}" for what, n, found in counts if found < n]
+    lost = [f"jobs {what} {counted(n, 'episode')}, the lake knows {found}" for what, n, found in counts if found < n]
     lost += [
         f"{kind} job {ids.to_text(job_id)} has lost {n} of its writes" for job_id, kind, n in lost_jobs(snapshot).rows()
     ]
-    advice = "; ingest their sources again, or run the jobs again" if lost else ""
-    return ("what jobs recorded is there", "wrong" if lost else "fine", "; ".join(lost) + advice)
+    return _judged("what jobs recorded is there", lost, "; ingest their sources again, or run the jobs again")
 
 
 def _from_query(snapshot: Snapshot, check: str, query: str) -> Finding:
@@ -250,26 +234,24 @@ def _from_query(snapshot: Snapshot, check: str, query: str) -> Finding:
         found = snapshot.sql(query)["what"].to_list()
     except TrajlakeError as error:
         return (check, "wrong", str(error))
-    more = f" (+{len(found) - 3} more)" if len(found) > 3 else ""
-    return (check, "wrong" if found else "fine", "; ".join(found[:3]) + more)
+    return _judged(check, found[:3], f" (+{len(found) - 3} more)" if len(found) > 3 else "")
 
 
-def _pins(lake: "Lake") -> Finding:
+def _pins(lake: Lake) -> Finding:
     """Every named snapshot can be read, and shows what it showed."""
-    told = []
+    notes = []
     try:
         for pin in lake.snapshots():
             missing = lake.missing(pin.versions)
             if missing:
-                told.append(f"{pin.name}: {missing}; drop it")
+                notes.append(f"{pin.name}: {missing}; drop it")
             elif (cut := lake.at(pin.versions)).forgotten:
                 count = cut.forgotten + cut.size("episodes")[1]
-                told.append(
-                    f"{pin.name}: {cut.forgotten} of {count} episodes were forgotten since; the rest is readable"
-                )
+                lost = f"{cut.forgotten} of {count} episodes were forgotten since"
+                notes.append(f"{pin.name}: {lost}; the rest is readable")
     except TrajlakeError as error:
         return ("named snapshots are readable", "wrong", str(error))
-    return ("named snapshots are readable", "note" if told else "fine", "; ".join(told[:3]))
+    return ("named snapshots are readable", "note" if notes else "fine", "; ".join(notes[:3]))
 
 
 def _dead(snapshot: Snapshot) -> Finding:
@@ -282,13 +264,7 @@ def _dead(snapshot: Snapshot) -> Finding:
     return ("dead writes", "note" if dead else "fine", detail if dead else "")
 
 
-def _unfinished(snapshot: Snapshot) -> Finding:
-    open_jobs = snapshot.sql("SELECT kind, count(*) AS n FROM job_runs WHERE status = 'started' GROUP BY 1 ORDER BY 1")
-    detail = ", ".join(f"{n} {kind}" for kind, n in open_jobs.iter_rows())
-    return ("unfinished jobs", "note" if detail else "fine", f"{detail}: running, or killed" if detail else "")
-
-
-def _space(lake: "Lake", snapshot: Snapshot) -> list[Finding]:
+def _space(lake: Lake, snapshot: Snapshot) -> list[Finding]:
     """Files and bytes that are live, and what lies beside them."""
     parts, many, idle = [], [], 0
     for name in TABLES:
@@ -297,7 +273,7 @@ def _space(lake: "Lake", snapshot: Snapshot) -> list[Finding]:
             continue
         live = sum(entry.bytes for entry in entries)
         idle += sum(found.bytes for found in snapshot.objects.list(name)) - live
-        parts.append(f"{name} {live / 1e6:.1f} MB in {len(entries)} files")
+        parts.append(f"{name} {live / 1e6:.1f} MB in {counted(len(entries), 'file')}")
         if sum(entry.bytes < TARGET_BYTES // 2 for entry in entries) > FEW_FILES:
             many.append(name)
     advice = f"; `trajlake compact {' '.join(many)}` would speed them up" if many else ""

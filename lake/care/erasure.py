@@ -7,7 +7,7 @@
    judge's answer that told something of several episodes (`responses`) goes with the first of them, rows of the others
    included; these go first, as the rows of the forgotten episode tell which they are.
 3. Every file that is no longer live and holds such rows is deleted, whoever pinned it. What took its place in step 2,
-   or else a copy without those rows, is recorded as its replacement first (`lake.storage.replaced`): snapshots taken
+   or else a copy without those rows, is recorded as its replacement first (`Replacements`): snapshots taken
    before show the rest of what they held. Killed at any point, it is run again and goes on.
 """
 
@@ -20,20 +20,19 @@ import polars as pl
 import pyarrow as pa
 
 from lake import ids
+from lake.care.compaction import ordered_rows
 from lake.care.pins import Pins
-from lake.care.sorting import ordered_rows
 from lake.care.vacuum import unfinished_jobs
 from lake.errors import LakeAccessError
 from lake.read.parquet import collected, scan
 from lake.read.snapshot import Snapshot
-from lake.storage.commits import condemn, until_committed
-from lake.storage.data_files import FileEntry, Written
+from lake.storage.commits import revoke, until_committed
+from lake.storage.data_files import FileEntry, Replacement, Written
 from lake.storage.objects import Found
-from lake.storage.replaced import Replacement
 from lake.storage.store import Store
 from lake.tables import TABLES
 from lake.write.jobs import Job
-from lake.write.retractions import known_episodes, write_retractions
+from lake.write.writer import known_episodes, write_retractions
 
 _TRIES = 50
 _KEEPS = "retractions"
@@ -67,15 +66,7 @@ class Cut:
 
 
 def cuts(store: Store, episode_ids: Sequence[int]) -> list[Cut]:
-    """The named snapshots, running readers and interrupted jobs that would lose episodes.
-
-    Args:
-        store: the lake's tables.
-        episode_ids: that are going to be forgotten.
-
-    Raises:
-        LakeAccessError: a pin is damaged.
-    """
+    """Snapshots, readers and interrupted jobs that would lose episodes. Raises LakeAccessError: a damaged pin."""
     pins = Pins(store).active()
     kept = [("snapshot" if pin.expires_at is None else "lease", pin.name, pin.versions) for pin in pins]
     leased = [versions for kind, _, versions in kept if kind == "lease"]
@@ -95,27 +86,23 @@ def cuts(store: Store, episode_ids: Sequence[int]) -> list[Cut]:
 
 
 def tombstones(job: Job, snapshot: Snapshot, episode_ids: Sequence[int], reason: str | None) -> None:
-    """First step, a job of its own: the episodes are gone for readers and barred for writers.
-
-    Raises:
-        UsageError: no ids, or ids that the lake does not hold.
-    """
+    """First step: gone for readers, barred for writers. Raises UsageError: no ids, or ids the lake does not hold."""
     known = _known_or_forgotten(snapshot, episode_ids)
     write_retractions(job, known["episode_id"].to_list(), "forgotten", reason)
     job.accept(known["write_id"].drop_nulls().unique().to_list())
 
 
 @dataclass(frozen=True, slots=True)
-class _Doomed:
-    """Rows of a table that go."""
+class _Removal:
+    """Rows of a table that are to go."""
 
     table: str
     rows: pl.Expr
     """True for them."""
     others: str
     """True for all others, in SQL; empty where it takes a look at each file (blobs)."""
-    tell: pl.Expr | None = None
-    """True for rows that tell which rows are doomed: files that hold them are deleted after all others."""
+    reveals: pl.Expr | None = None
+    """True for rows that tell which rows go: files that hold them are deleted after all others."""
 
 
 _Replaced = dict[str, Written]
@@ -123,30 +110,26 @@ _Replaced = dict[str, Written]
 
 
 def erase(store: Store, episode_ids: Sequence[int], *, job_id: int) -> Forgotten:
-    """Second step: remove what the tombstones name.
-
-    Raises:
-        ConflictError: other processes rewrote a table again and again; run it again.
-    """
+    """Second step: remove what the tombstones name. Raises ConflictError: tables are rewritten again and again."""
     done = Forgotten(episodes=len(set(episode_ids)))
     wanted = pl.Series("episode_id", sorted(set(episode_ids)), dtype=pl.Int64)
     # `episodes` first: from then on no writer counts on what was there.
-    doomed = {name: _of_episodes(name, wanted) for name, t in TABLES.items() if "episode_id" in t.names}
-    del doomed[_KEEPS]
+    removals = {name: _of_episodes(name, wanted) for name, t in TABLES.items() if "episode_id" in t.names}
+    del removals[_KEEPS]
     asked = _requests_about(store, wanted)
     before = [_of_others(asked, wanted)] if len(asked) else []
     replaced = _Replaced()
-    for one in [doomed["episodes"], *before, *doomed.values()]:
+    for one in [removals["episodes"], *before, *removals.values()]:
         done.rows[one.table] = done.rows.get(one.table, 0) + _rewrite(store, one, job_id, replaced)
     unused = _erase_blobs(store, done, job_id, replaced)
     if len(asked):
-        doomed["responses"] = _of_requests(asked, tell=doomed["responses"].rows)
-    for one in [*doomed.values(), unused]:
+        removals["responses"] = _of_requests(asked, reveals=removals["responses"].rows)
+    for one in [*removals.values(), unused]:
         _replace_files(store, one, done, replaced)
     return done
 
 
-def _erase_blobs(store: Store, done: Forgotten, job_id: int, replaced: _Replaced) -> _Doomed:
+def _erase_blobs(store: Store, done: Forgotten, job_id: int, replaced: _Replaced) -> _Removal:
     """Take out the payloads to which no episode refers any more, also of writes that are not accepted.
 
     Writers who are about to refer to one of these are made to write it again. Returns what goes from the disk too:
@@ -155,7 +138,7 @@ def _erase_blobs(store: Store, done: Forgotten, job_id: int, replaced: _Replaced
     snapshot = Snapshot(store)
     undecided = _write_ids(store, snapshot) - snapshot.accepted_write_ids
     if undecided:
-        condemn(store.objects, undecided)
+        revoke(store.objects, undecided)
         store.fence("episodes")
         snapshot = Snapshot(store)
     used = _referred(snapshot)
@@ -164,7 +147,7 @@ def _erase_blobs(store: Store, done: Forgotten, job_id: int, replaced: _Replaced
     blobs = _stored(snapshot).join(used, on=["blob_id", "write_id"], how="anti")
     if len(gone := blobs.filter(is_decided)):
         done.rows["blobs"] = _rewrite(store, _of_blobs(gone), job_id, replaced)
-    return _Doomed("blobs", is_decided & ~_is_one_of(used), "")
+    return _Removal("blobs", is_decided & ~_is_one_of(used), "")
 
 
 def _write_ids(store: Store, snapshot: Snapshot) -> frozenset[int]:
@@ -181,10 +164,10 @@ def _write_ids(store: Store, snapshot: Snapshot) -> frozenset[int]:
     return found
 
 
-def _of_episodes(name: str, wanted: pl.Series) -> _Doomed:
+def _of_episodes(name: str, wanted: pl.Series) -> _Removal:
     # Rows that name no episode (most rejects) stay.
     others = f"(episode_id IS NULL OR episode_id NOT IN ({', '.join(map(str, wanted))}))"
-    return _Doomed(name, pl.col("episode_id").is_in(wanted.implode()), others)
+    return _Removal(name, pl.col("episode_id").is_in(wanted.implode()), others)
 
 
 def _requests_about(store: Store, wanted: pl.Series) -> pl.Series:
@@ -201,23 +184,23 @@ def _requests_about(store: Store, wanted: pl.Series) -> pl.Series:
     return pl.concat(found).unique().sort()
 
 
-def _of_others(asked: pl.Series, wanted: pl.Series) -> _Doomed:
+def _of_others(asked: pl.Series, wanted: pl.Series) -> _Removal:
     """The answers' rows of other episodes."""
     is_wanted = pl.col("episode_id").is_in(wanted.implode())
-    listed = ", ".join(map(str, asked)), ", ".join(map(str, wanted))
-    others = f"(request_id NOT IN ({listed[0]}) OR episode_id IN ({listed[1]}))"
-    return _Doomed("responses", pl.col("request_id").is_in(asked.implode()) & ~is_wanted, others)
+    requests, episodes = ", ".join(map(str, asked)), ", ".join(map(str, wanted))
+    others = f"(request_id NOT IN ({requests}) OR episode_id IN ({episodes}))"
+    return _Removal("responses", pl.col("request_id").is_in(asked.implode()) & ~is_wanted, others)
 
 
-def _of_requests(asked: pl.Series, tell: pl.Expr) -> _Doomed:
+def _of_requests(asked: pl.Series, reveals: pl.Expr) -> _Removal:
     """The answers' rows of all episodes."""
     others = f"request_id NOT IN ({', '.join(map(str, asked))})"
-    return _Doomed("responses", pl.col("request_id").is_in(asked.implode()), others, tell=tell)
+    return _Removal("responses", pl.col("request_id").is_in(asked.implode()), others, reveals=reveals)
 
 
-def _of_blobs(pairs: pl.DataFrame) -> _Doomed:
+def _of_blobs(pairs: pl.DataFrame) -> _Removal:
     spelled = ", ".join(f"({blob_id}, {write_id})" for blob_id, write_id in pairs.iter_rows())
-    return _Doomed("blobs", _is_one_of(pairs), f"(blob_id, write_id) NOT IN ({spelled})")
+    return _Removal("blobs", _is_one_of(pairs), f"(blob_id, write_id) NOT IN ({spelled})")
 
 
 def _is_one_of(pairs: pl.DataFrame) -> pl.Expr:
@@ -245,13 +228,9 @@ def _known_or_forgotten(snapshot: Snapshot, episode_ids: Sequence[int]) -> pl.Da
     """As `known_episodes`; ids that were forgotten before, perhaps not to the end, are known too."""
     stones = snapshot.scan_all("retractions").filter(pl.col("kind") == "forgotten").select("episode_id").collect()
     before = set(stones["episode_id"]) & set(episode_ids)
-    still = (
-        snapshot.scan_all("episodes")
-        .select("episode_id", "write_id")
-        .filter(pl.col("episode_id").is_in(pl.Series(sorted(before), dtype=pl.Int64).implode()))
-    )
+    is_before = pl.col("episode_id").is_in(pl.Series(sorted(before), dtype=pl.Int64).implode())
     rest = sorted(set(episode_ids) - before)
-    found = [still.collect()]
+    found = [snapshot.scan_all("episodes").select("episode_id", "write_id").filter(is_before).collect()]
     if rest or not before:
         found.append(known_episodes(snapshot, rest).select("episode_id", "write_id"))
     gone = sorted(before - set(found[0]["episode_id"]))
@@ -259,18 +238,18 @@ def _known_or_forgotten(snapshot: Snapshot, episode_ids: Sequence[int]) -> pl.Da
     return pl.concat([*found, pl.DataFrame({"episode_id": gone, "write_id": [None] * len(gone)}, schema=schema)])
 
 
-def _rewrite(store: Store, doomed: _Doomed, job_id: int, replaced: _Replaced) -> int:
+def _rewrite(store: Store, removal: _Removal, job_id: int, replaced: _Replaced) -> int:
     """Rewrite the files of a table that hold such rows; how many went."""
 
     def commit() -> int:
-        version, entries = store.files(doomed.table)
-        holding = {
-            entry.name: count for entry in entries if (count := _count(store, doomed.table, doomed.rows, entry.path))
-        }
-        for entry in (entry for entry in entries if entry.name in holding):
-            rows = _others(store, doomed, entry, whole=entry.rows == holding[entry.name])
-            replaced[f"{doomed.table}/{entry.name}"] = store.rewrite(
-                doomed.table,
+        version, entries = store.files(removal.table)
+        counts = [_count(store, removal.table, removal.rows, entry.path) for entry in entries]
+        for entry, count in zip(entries, counts, strict=True):
+            if not count:
+                continue
+            rows = _others(store, removal, entry, whole=entry.rows == count)
+            replaced[f"{removal.table}/{entry.name}"] = store.rewrite(
+                removal.table,
                 version,
                 [entry],
                 rows,
@@ -279,25 +258,25 @@ def _rewrite(store: Store, doomed: _Doomed, job_id: int, replaced: _Replaced) ->
                 erases=True,
                 job_id=job_id,
             )
-            version = store.refresh(doomed.table)
-        return sum(holding.values())
+            version = store.refresh(removal.table)
+        return sum(counts)
 
-    busy = f"table `{doomed.table}` is rewritten by other processes again and again; run it again when they are done"
+    busy = f"table `{removal.table}` is rewritten by other processes again and again; run it again when they are done"
     return until_committed(commit, tries=_TRIES, busy=busy)
 
 
-def _others(store: Store, doomed: _Doomed, entry: FileEntry, *, whole: bool) -> Iterable[pa.Table]:
+def _others(store: Store, removal: _Removal, entry: FileEntry, *, whole: bool) -> Iterable[pa.Table]:
     """The rows of a file that stay."""
-    where = doomed.others
+    where = removal.others
     if not where and not whole:
-        rows = scan([entry.path], TABLES["blobs"], store.objects.polars_options).filter(doomed.rows)
+        rows = scan([entry.path], TABLES["blobs"], store.objects.polars_options).filter(removal.rows)
         where = _of_blobs(collected(rows.select("blob_id", "write_id").unique())).others
-    return () if whole else ordered_rows(store.objects, [entry], TABLES[doomed.table], where=where)
+    return () if whole else ordered_rows(store.objects, [entry], TABLES[removal.table], where=where)
 
 
-def _replace_files(store: Store, doomed: _Doomed, done: Forgotten, replaced: _Replaced) -> None:
+def _replace_files(store: Store, removal: _Removal, done: Forgotten, replaced: _Replaced) -> None:
     """Delete files of earlier versions, and orphans, that hold such rows; record what holds their other rows."""
-    name = doomed.table
+    name = removal.table
     live = {f"{name}/{entry.name}" for entry in store.files(name)[1]}
     first: list[str] = []
     last: list[str] = []
@@ -307,10 +286,10 @@ def _replace_files(store: Store, doomed: _Doomed, done: Forgotten, replaced: _Re
             continue
         path = store.objects.uri(found.path)
         try:
-            if not _count(store, name, doomed.rows, path):
+            if not _count(store, name, removal.rows, path):
                 continue
-            tells = doomed.tell is not None and _count(store, name, doomed.tell, path) > 0
-            records.append(_record(store, doomed, found, replaced))
+            tells = removal.reveals is not None and _count(store, name, removal.reveals, path) > 0
+            records.append(_record(store, removal, found, replaced))
         except (OSError, pl.exceptions.PolarsError):
             done.unreadable.append(found.path)
             continue
@@ -321,15 +300,15 @@ def _replace_files(store: Store, doomed: _Doomed, done: Forgotten, replaced: _Re
     done.deleted_files += len(records)
 
 
-def _record(store: Store, doomed: _Doomed, found: Found, replaced: _Replaced) -> Replacement:
+def _record(store: Store, removal: _Removal, found: Found, replaced: _Replaced) -> Replacement:
     """What is read instead of a file from now on: what a rewrite made of it, or a copy without such rows."""
     name = found.path.rpartition("/")[2]
     entry = FileEntry(store.objects.uri(found.path), name, 0, found.bytes, found.modified, {}, {})
-    rows = scan([entry.path], TABLES[doomed.table], store.objects.polars_options)
-    writes = rows.group_by("write_id").agg(gone=doomed.rows.fill_null(value=False).all()).collect()
+    rows = scan([entry.path], TABLES[removal.table], store.objects.polars_options)
+    writes = rows.group_by("write_id").agg(gone=removal.rows.fill_null(value=False).all()).collect()
     written = replaced.get(found.path)
     if written is None and not writes["gone"].all():
-        written = store.put_aside(doomed.table, _others(store, doomed, entry, whole=False), entry.clean_since)
+        written = store.put_aside(removal.table, _others(store, removal, entry, whole=False), entry.clean_since)
     emptied = tuple(writes.filter("gone")["write_id"].drop_nulls())
     if written is None or not written.rows:
         return Replacement(old=found.path, new=None, rows=0, bytes=0, emptied=emptied)

@@ -8,9 +8,8 @@ A pin is written first and its files are looked for after, so a vacuum that was 
 import re
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -41,53 +40,32 @@ class Pin(msgspec.Struct, kw_only=True):
 
 
 class Pins:
-    """The pins of a lake.
-
-    Args:
-        store: the lake's tables.
-    """
+    """The pins of a lake."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def name(self, name: str, versions: Mapping[str, int]) -> Pin:
-        """Name a snapshot.
-
-        Raises:
-            UsageError: no usable name, or one that is taken.
-            LakeAccessError: a vacuum has removed files of these versions.
-        """
+        """Name a snapshot; see `Lake.name_snapshot`."""
         path = self._path(name)
         pin = Pin(name=name, versions=dict(versions), created_at=self._store.clock())
         if not self._store.objects.create(path, msgspec.json.encode(pin)):
-            msg = f"there is a snapshot {name!r} already; choose another name, or drop it first"
-            raise UsageError(msg)
+            raise UsageError(f"there is a snapshot {name!r} already; choose another name, or drop it first")
         if missing := self.unsafe(versions):
             self._store.objects.delete([path])
-            msg = f"the snapshot cannot be kept: {missing}; take a newer one"
-            raise LakeAccessError(msg)
+            raise LakeAccessError(f"the snapshot cannot be kept: {missing}; take a newer one")
         return pin
 
     def find(self, name: str) -> Pin:
-        """The snapshot of that name.
-
-        Raises:
-            UsageError: there is none.
-            LakeAccessError: its entry is damaged.
-        """
+        """The snapshot of that name. Raises UsageError: there is none. Raises LakeAccessError: its entry is damaged."""
         data = self._store.objects.get(self._path(name))
         if data is None:
             names = ", ".join(pin.name for pin in self.snapshots()) or "none yet"
-            msg = f"there is no snapshot {name!r}; there are: {names}"
-            raise UsageError(msg)
+            raise UsageError(f"there is no snapshot {name!r}; there are: {names}")
         return self._decoded(data, self._path(name))
 
     def drop(self, name: str) -> None:
-        """Take a name back; the versions stay readable until a vacuum.
-
-        Raises:
-            UsageError: there is no such snapshot.
-        """
+        """Take a name back; the versions stay readable until a vacuum. Raises UsageError: there is no such snapshot."""
         self.find(name)
         self._store.objects.delete([self._path(name)])
 
@@ -96,11 +74,7 @@ class Pins:
         return sorted(self._all(_SNAPSHOTS), key=lambda pin: pin.created_at)
 
     def active(self) -> list[Pin]:
-        """Everything that vacuum must respect: named snapshots, and leases that have not expired.
-
-        Raises:
-            LakeAccessError: an entry is damaged: what it pins is not known, so nothing may be deleted.
-        """
+        """Named snapshots and live leases. Raises LakeAccessError: one is damaged, so nothing may be deleted."""
         now = self._store.clock()
         leases = self._all(_LEASES)
         return self.snapshots() + [pin for pin in leases if pin.expires_at is None or pin.expires_at > now]
@@ -132,26 +106,17 @@ class Pins:
 
         Files that are live now are never deleted by a vacuum that is under way; older ones may be.
         """
-        if self._is_vacuumed() and not self._is_live(versions):
-            return "a vacuum is running that may not have seen its pin; try again when it is done"
-        return self.missing(versions)
-
-    def _is_vacuumed(self) -> bool:
         objects, now = self._store.objects, self._store.clock()
         begun = (objects.get(entry.path) for entry in objects.list(_VACUUMS))
         moments = [msgspec.json.decode(data, type=datetime) for data in begun if data is not None]
-        return any(now - moment < _LONGEST_VACUUM for moment in moments)
-
-    def _is_live(self, versions: Mapping[str, int]) -> bool:
-        return all(
+        is_vacuumed = any(now - moment < _LONGEST_VACUUM for moment in moments)
+        if is_vacuumed and not all(
             {entry.name for entry in self._store.files(name, version)[1]}
             <= {entry.name for entry in self._store.files(name)[1]}
             for name, version in versions.items()
-        )
-
-    def lease(self, holder: str, versions: Mapping[str, int], duration: timedelta = LEASE) -> "Lease":
-        """A lease on versions, to be used as a context."""
-        return Lease(self._store, self, holder, versions, duration)
+        ):
+            return "a vacuum is running that may not have seen its pin; try again when it is done"
+        return self.missing(versions)
 
     def _all(self, folder: str) -> list[Pin]:
         objects = self._store.objects
@@ -166,22 +131,15 @@ class Pins:
             raise LakeAccessError(msg) from error
 
     def _path(self, name: str) -> str:
-        if not _NAME.fullmatch(name) or _is_time(name):
-            msg = (
+        is_time = name.isdecimal()  # `Lake.at` would read it as a version or a moment
+        with suppress(ValueError):
+            is_time = bool(datetime.fromisoformat(name)) or is_time
+        if not _NAME.fullmatch(name) or is_time:
+            raise UsageError(
                 f"{name!r} cannot name a snapshot; valid: letters, digits, `.`, `_` and `-`, at most 100, and neither "
                 "a number nor a time"
             )
-            raise UsageError(msg)
         return f"{_SNAPSHOTS}/{name}.json"
-
-
-def _is_time(name: str) -> bool:
-    """Whether `Lake.at` would read it as a version or a moment."""
-    try:
-        datetime.fromisoformat(name)
-    except ValueError:
-        return name.isdecimal()
-    return True
 
 
 class Lease:
@@ -190,9 +148,8 @@ class Lease:
     A failed renewal is not an error: the lease lasts on, and the next renewal may succeed.
     """
 
-    def __init__(self, store: Store, pins: Pins, holder: str, versions: Mapping[str, int], duration: timedelta) -> None:
+    def __init__(self, store: Store, holder: str, versions: Mapping[str, int], duration: timedelta) -> None:
         self._store = store
-        self._pins = pins
         self._pin = Pin(name=holder, versions=dict(versions), created_at=store.clock())
         self._duration = duration
         self._path = f"{_LEASES}/{ids.to_text(ids.fresh_id())}.json"
@@ -201,16 +158,13 @@ class Lease:
 
     def __enter__(self) -> Self:
         self._write()
-        if missing := self._pins.unsafe(self._pin.versions):
+        if missing := Pins(self._store).unsafe(self._pin.versions):
             self._store.objects.delete([self._path])
-            msg = f"the snapshot cannot be read: {missing}; a vacuum removed them"
-            raise LakeAccessError(msg)
+            raise LakeAccessError(f"the snapshot cannot be read: {missing}; a vacuum removed them")
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
         self._store.objects.delete([self._path])

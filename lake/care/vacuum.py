@@ -21,11 +21,9 @@ import msgspec
 
 from lake.care.pins import Pins
 from lake.errors import LakeAccessError, UsageError
-from lake.read.snapshot import Snapshot
-from lake.read.time_travel import version_at
-from lake.storage.commits import condemn
+from lake.read.snapshot import Snapshot, version_at
+from lake.storage.commits import log_faults, revoke
 from lake.storage.data_files import FileEntry
-from lake.storage.log_check import log_faults
 from lake.storage.objects import Found
 from lake.storage.store import Store
 from lake.tables import TABLES
@@ -55,26 +53,15 @@ class Vacuumed:
 
 
 def vacuum(store: Store, *, retention: timedelta = RETENTION, dry_run: bool = False) -> list[Vacuumed]:
-    """Drop dead writes and delete files that nobody needs.
-
-    Args:
-        store: the lake's tables.
-        retention: how long what is not needed stays; at least an hour.
-        dry_run: say what would be deleted, and change nothing.
-
-    Raises:
-        UsageError: a retention below an hour.
-        LakeAccessError: a pin or a log is damaged; nothing was changed.
-    """
+    """Drop dead writes and files that nobody needs; see `Lake.vacuum`. Raises LakeAccessError: a damaged pin or log."""
     if retention < timedelta(hours=1):
         msg = f"a retention of {retention} would take files from under running readers; valid: an hour or more"
         raise UsageError(msg)
     if faults := log_faults(store.objects, Snapshot(store).versions):
-        msg = (
+        raise LakeAccessError(
             f"{store.root}: {'; '.join(faults[:5])}: the log is damaged, and what it does not name would be deleted. "
             "Restore it from a backup first; nothing was changed"
         )
-        raise LakeAccessError(msg)
     cutoff = store.clock() - retention
     done = {name: Vacuumed(name) for name in TABLES}
     if not dry_run:
@@ -82,7 +69,10 @@ def vacuum(store: Store, *, retention: timedelta = RETENTION, dry_run: bool = Fa
             done[name].dead_files = count
     pins = Pins(store)
     with pins.vacuuming() if not dry_run else nullcontext():
-        needed = [pin.versions for pin in pins.active()] + _unfinished(store)
+        # What interrupted training runs read stays, so that they can be resumed.
+        texts = unfinished_jobs(Snapshot(store), store.clock())["input_snapshot"]
+        needed = [pin.versions for pin in pins.active()]
+        needed += [msgspec.json.decode(text, type=dict[str, int]) for text in texts]
         for name in TABLES:
             _delete(store, done[name], cutoff, [versions.get(name, -1) for versions in needed], dry_run=dry_run)
     return list(done.values())
@@ -91,17 +81,26 @@ def vacuum(store: Store, *, retention: timedelta = RETENTION, dry_run: bool = Fa
 def drop_dead(store: Store, cutoff: datetime) -> dict[str, int]:
     """Take rows of dead writes out of the tables; files a table.
 
-    The order is what makes it safe. First the write attempts that look dead are condemned in public. Then whoever is
-    about to accept one of them is made to look again, and finds it condemned. Only then it is asked which were accepted
+    The order is what makes it safe. First the write attempts that look dead are revoked in public. Then whoever is
+    about to accept one of them is made to look again, and finds it revoked. Only then it is asked which were accepted
     before, and the others go.
     """
     before = Snapshot(store)
     running = frozenset(unfinished_jobs(before, store.clock())["job_id"])
-    suspects = {name: _suspects(store, name, cutoff, running) for name in TABLES if _can_be_dead(name)}
+    can_be_dead = [name for name, table in TABLES.items() if table.visibility is Visibility.ACCEPTED]
+    # Old files that may hold rows nobody accepted, and that no running job is going to accept.
+    suspects = {
+        name: [
+            entry
+            for entry in store.files(name)[1]
+            if entry.written_at < cutoff and entry.clean_since is None and entry.low.get("job_id") not in running
+        ]
+        for name in can_be_dead
+    }
     looked = frozenset().union(*(before.write_ids(entry) for entries in suspects.values() for entry in entries))
     if looked <= before.accepted_write_ids:
         return {}
-    condemn(store.objects, looked - before.accepted_write_ids)
+    revoke(store.objects, looked - before.accepted_write_ids)
     store.fence("episodes")
     store.fence("jobs")
     return _drop(store, suspects)
@@ -110,10 +109,11 @@ def drop_dead(store: Store, cutoff: datetime) -> dict[str, int]:
 def _drop(store: Store, suspects: dict[str, list[FileEntry]]) -> dict[str, int]:
     snapshot = Snapshot(store)
     dropped = {}
-    for name, entries in suspects.items():
-        dead = [entry for entry in entries if snapshot.write_ids(entry) - snapshot.accepted_write_ids]
-        version, live = store.files(name)
-        dead = [entry for entry in dead if entry.name in {other.name for other in live}]
+    for name, suspected in suspects.items():
+        dead = [entry for entry in suspected if snapshot.write_ids(entry) - snapshot.accepted_write_ids]
+        version, entries = store.files(name)
+        live = {entry.name for entry in entries}
+        dead = [entry for entry in dead if entry.name in live]
         if dead:
             store.rewrite(name, version, dead, _survivors(store, snapshot, name, dead), operation="drop dead writes")
             dropped[name] = len(dead)
@@ -127,19 +127,9 @@ def _survivors(store: Store, snapshot: Snapshot, name: str, entries: list[FileEn
         return ()
     dead = frozenset().union(*map(snapshot.write_ids, mixed)) - snapshot.accepted_write_ids
     where = f"write_id NOT IN ({', '.join(map(str, sorted(dead)))})"
-    from lake.care.sorting import ordered_rows
+    from lake.care.compaction import ordered_rows
 
     return ordered_rows(store.objects, mixed, TABLES[name], where=where)
-
-
-def _can_be_dead(name: str) -> bool:
-    return TABLES[name].visibility is Visibility.ACCEPTED
-
-
-def _suspects(store: Store, name: str, cutoff: datetime, running: frozenset[int]) -> list[FileEntry]:
-    """Old files that may hold rows nobody accepted, and that no running job is going to accept."""
-    old = (entry for entry in store.files(name)[1] if entry.written_at < cutoff)
-    return [entry for entry in old if entry.clean_since is None and entry.low.get("job_id") not in running]
 
 
 def unfinished_jobs(snapshot: Snapshot, now: datetime) -> pl.DataFrame:
@@ -150,12 +140,6 @@ def unfinished_jobs(snapshot: Snapshot, now: datetime) -> pl.DataFrame:
     ended = jobs.filter(pl.col("event") != "started")["job_id"]
     young = jobs.filter((pl.col("event") == "started") & (pl.col("at") > now - _LONGEST_JOB))
     return young.filter(~pl.col("job_id").is_in(ended.implode())).select("job_id", "kind", "input_snapshot")
-
-
-def _unfinished(store: Store) -> list[dict[str, int]]:
-    """What interrupted training runs read, so that they can be resumed."""
-    texts = unfinished_jobs(Snapshot(store), store.clock())["input_snapshot"]
-    return [msgspec.json.decode(text, type=dict[str, int]) for text in texts]
 
 
 def _delete(store: Store, done: Vacuumed, cutoff: datetime, pinned: list[int], *, dry_run: bool) -> None:

@@ -58,13 +58,14 @@ def trajlake() -> None:
 
 
 def main() -> None:
-    """Run the command line; a user's fault is one line on stderr and an exit status that is not 0."""
+    """Run the command line; a user's fault is one line on stderr, without control characters, and a status not 0."""
     from lake.errors import TrajlakeError
+    from lake.read.text_table import cell
 
     try:
         trajlake(prog_name="trajlake")
     except TrajlakeError as error:
-        click.echo(f"trajlake: {_line(error)}", err=True)
+        click.echo(f"trajlake: {cell(str(error))}", err=True)
         sys.exit(error.exit_code)
     except BrokenPipeError:
         # The reader of stdout (head, a pager) has gone: not a fault. Keep the interpreter from flushing into it.
@@ -76,14 +77,8 @@ def main() -> None:
         )
         sys.exit(1)
     except OSError as error:
-        click.echo(f"trajlake: {_line(error)}", err=True)
+        click.echo(f"trajlake: {cell(str(error))}", err=True)
         sys.exit(1)
-
-
-def _line(error: Exception) -> str:
-    """An error's text as one line; what a file or a model wrote must not steer the terminal."""
-    text = " ".join(str(error).split())
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 COMMANDS = {

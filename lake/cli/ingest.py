@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+import lake
 from lake.cli.options import lake_option
+from lake.read.text_table import counted
 
 if TYPE_CHECKING:
     from lake.write.ingest import Report
@@ -20,7 +22,7 @@ _SHOWN = 300
 @click.argument("files", nargs=-1, required=True)
 @lake_option
 @click.option("--run", "run_id", help="Run of records that name none.  [default: the file's name without its ending]")
-@click.option("--format", "format_name", help="tau_bench or jsonl.  [default: told by how a file begins]")
+@click.option("--format", "format_name", help="tau_bench or jsonl.  [default: recognised by how a file begins]")
 @click.option(
     "--batch-size",
     type=click.IntRange(min=1),
@@ -35,7 +37,6 @@ def ingest(files: tuple[str, ...], lake_uri: str, run_id: str | None, format_nam
     that cannot be taken are in the table `rejects` with position, reason and raw text. Exits with 1 if there were
     only such.
     """
-    import lake
     from lake.write.ingest import Progress, prepare, spooled
     from lake.write.ingest import ingest as ingest_file
 
@@ -62,9 +63,13 @@ def ingest(files: tuple[str, ...], lake_uri: str, run_id: str | None, format_nam
 
 def _tell(file: str, report: "Report", lake_uri: str) -> None:
     """Print what became of a file."""
+    names = sorted(report.runs) or [report.run_id]
+    more = ", ..." if len(names) > _RUNS_NAMED else ""
+    runs = f"run {names[0]}" if len(names) == 1 else f"{len(names)} runs ({', '.join(names[:_RUNS_NAMED])}{more})"
     click.echo(
-        f"{file}: {report.new} episodes, {report.steps} steps, {report.rejected} rejects "
-        f"({report.present} already present) in {_runs(report)}"
+        f"{file}: {counted(report.new, 'episode')}, {counted(report.steps, 'step')}, "
+        f"{counted(report.rejected, 'reject')} "
+        f"({report.present} already present) in {runs}"
     )
     target = f"--lake {shlex.quote(lake_uri)}"
     if report.new and report.copies:
@@ -76,11 +81,3 @@ def _tell(file: str, report: "Report", lake_uri: str) -> None:
             click.echo(f"{file}, record {position}: {text[:_SHOWN]}{'...' if len(text) > _SHOWN else ''}", err=True)
         hint = f"trajlake sql {target} 'SELECT position, reason, message FROM rejects ORDER BY position'"
         click.echo(f"{report.rejected} of {report.records} records were rejected; see: {hint}", err=True)
-
-
-def _runs(report: "Report") -> str:
-    names = sorted(report.runs) or [report.run_id]
-    if len(names) == 1:
-        return f"run {names[0]}"
-    more = ", ..." if len(names) > _RUNS_NAMED else ""
-    return f"{len(names)} runs ({', '.join(names[:_RUNS_NAMED])}{more})"

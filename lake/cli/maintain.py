@@ -7,32 +7,32 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import lake
+from lake import ids
 from lake.cli.options import echo_rows, format_option, lake_option, opened
+from lake.errors import UsageError
+from lake.read.text_table import counted
+from lake.tables import TABLES
 
 if TYPE_CHECKING:
     from lake.care.erasure import Cut
     from lake.lake import Lake
-
-Parameters = dict[str, Any]
 
 
 @click.command()
 @click.argument("tables", nargs=-1)
 @lake_option
 @format_option
-@click.option("--z-order", help="Columns to interleave, comma-separated, instead of the table's own order.")
+@click.option("--z-order", help="Columns to interleave, comma-separated.  [default: the table's own order]")
 @click.option("--target-mb", type=click.IntRange(min=1), default=128, show_default=True, help="Size of a merged file.")
 def compact(tables: tuple[str, ...], lake_uri: str, output_format: str, z_order: str | None, target_mb: int) -> None:
     """Merge the small files of TABLES (all of them unless named) into sorted ones. Safe beside writers and readers."""
     import polars as pl
 
-    import lake
-    from lake.tables import TABLES
-
     target = lake.open(lake_uri)
     columns = [name.strip() for name in z_order.split(",")] if z_order else []
     done = [target.compact(name, z_order=columns, target_bytes=target_mb << 20) for name in tables or TABLES]
-    echo_rows(pl.DataFrame([_fields(one) for one in done]), output_format)
+    echo_rows(pl.DataFrame(done), output_format)
 
 
 @click.command()
@@ -47,10 +47,12 @@ def vacuum(lake_uri: str, output_format: str, days: float, dry_run: bool) -> Non
     """
     import polars as pl
 
-    import lake
-
-    done = lake.open(lake_uri).vacuum(retention=_days(days), dry_run=dry_run)
-    echo_rows(pl.DataFrame([_fields(one) for one in done]), output_format)
+    try:
+        retention = timedelta(days=days)
+    except (OverflowError, ValueError) as error:
+        raise UsageError(f"--days {days} is no time; valid: 0.05 or more") from error
+    done = lake.open(lake_uri).vacuum(retention=retention, dry_run=dry_run)
+    echo_rows(pl.DataFrame(done), output_format)
     if dry_run:
         click.echo("nothing was changed: this was a dry run", err=True)
 
@@ -58,27 +60,27 @@ def vacuum(lake_uri: str, output_format: str, days: float, dry_run: bool) -> Non
 @click.command()
 @click.argument("episodes", nargs=-1)
 @lake_option
-@click.option("--where", help="SQL condition on `episodes`, for example \"task_id = '12' AND status = 'failed'\".")
-@click.option("--reason", help="Why, for whoever asks later.")
+@click.option(
+    "--where", help="SQL on `episodes`, as \"task_id = '12' AND status = 'failed'\".  [default: none but EPISODES]"
+)
+@click.option("--reason", help="Why, for whoever asks later.  [default: none]")
 def retract(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason: str | None) -> None:
     """Hide EPISODES from every later snapshot. The rows stay, and older snapshots still show them."""
-    import lake
-
     target = lake.open(lake_uri)
     chosen = _chosen(target, episodes, where)
     if where is not None and not chosen:
         click.echo("0 episodes retracted: no visible one meets the condition")
         return
     count = target.retract(chosen, reason)
-    click.echo(f"{count} episodes retracted ({len(chosen) - count} were already)")
+    click.echo(f"{counted(count, 'episode')} retracted (already retracted: {len(chosen) - count})")
 
 
 @click.command()
 @click.argument("episodes", nargs=-1)
 @lake_option
-@click.option("--where", help="SQL condition on `episodes`, retracted ones included.")
-@click.option("--reason", help="Why; it is kept.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--where", help="SQL on `episodes`, retracted ones included.  [default: none but EPISODES]")
+@click.option("--reason", help="Why; it is kept.  [default: none]")
+@click.option("--yes", is_flag=True, help="Do not ask before erasing.")
 def forget(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason: str | None, yes: bool) -> None:
     """Erase EPISODES: from every table, from the disk, from snapshots taken before. There is no way back.
 
@@ -88,19 +90,22 @@ def forget(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason: 
     They are not taken again either: a later ingest rejects them. Records that were rejected for faults of their own
     have no key to find them by: look in `rejects`.
     """
-    import lake
-
     target = lake.open(lake_uri)
     chosen = _chosen(target, episodes, where, retracted_too=True)
     if where is not None and not chosen:
         click.echo("0 episodes erased: none meets the condition")
         return
     for cut in target.cuts(chosen):
-        click.echo(_told(cut), err=True)
-    _confirm(f"Erase {len(chosen)} episodes of {target.uri} for good?", yes=yes)
+        click.echo(_in_words(cut), err=True)
+    question = f"Erase {counted(len(chosen), 'episode')} of {target.uri} for good?"
+    if not yes and not sys.stdin.isatty():
+        raise UsageError(f"{question} There is no terminal to ask on: add --yes if you mean it. Nothing was changed")
+    if not yes:
+        click.confirm(question, abort=True, err=True)
     done = target.forget(chosen, reason)
     rows = ", ".join(f"{name} {count}" for name, count in done.rows.items() if count)
-    click.echo(f"{done.episodes} episodes erased; rows: {rows or 'none left'}; {done.deleted_files} old files deleted")
+    erased, deleted = counted(done.episodes, "episode"), counted(done.deleted_files, "old file")
+    click.echo(f"{erased} erased; rows: {rows or 'none left'}; {deleted} deleted")
     if done.unreadable:
         click.echo(
             f"{len(done.unreadable)} half-written files of killed or running writers cannot be looked into, for "
@@ -109,30 +114,14 @@ def forget(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason: 
         )
 
 
-def _told(cut: "Cut") -> str:
+def _in_words(cut: "Cut") -> str:
     """What somebody who keeps an earlier snapshot loses, and what stays."""
-    lost = f"loses {cut.forgotten} of {cut.episodes} episodes"
+    lost = f"loses {cut.forgotten} of {counted(cut.episodes, 'episode')}"
     if cut.kind == "snapshot":
         return f"snapshot {cut.name} {lost}; the other {cut.episodes - cut.forgotten} stay readable"
     if cut.kind == "lease":
         return f"{cut.name} is running and {lost}: it may stop with an error, and cannot be resumed"
     return f"{cut.name} is not finished and {lost}: it cannot be resumed"
-
-
-def _confirm(question: str, *, yes: bool) -> None:
-    """Ask on a terminal; without one, only --yes is a yes.
-
-    Raises:
-        UsageError: nobody can be asked.
-    """
-    from lake.errors import UsageError
-
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        msg = f"{question} There is no terminal to ask on: add --yes if you mean it. Nothing was changed"
-        raise UsageError(msg)
-    click.confirm(question, abort=True, err=True)
 
 
 @click.group()
@@ -145,8 +134,6 @@ def snapshot() -> None:
 @lake_option
 def snapshot_create(name: str, lake_uri: str) -> None:
     """Keep the newest versions of all tables readable as NAME until it is dropped."""
-    import lake
-
     pin = lake.open(lake_uri).name_snapshot(name)
     click.echo(f"{pin.name}: episodes at version {pin.versions['episodes']}; read it with --as-of {pin.name}")
 
@@ -158,18 +145,17 @@ def snapshot_list(lake_uri: str, output_format: str) -> None:
     """List named snapshots, oldest first: the episodes that each shows, and how many were forgotten since."""
     import polars as pl
 
-    import lake
     from lake.errors import LakeAccessError
     from lake.read.parquet import collected
 
     target = lake.open(lake_uri)
-    rows: list[Parameters] = []
+    rows: list[dict[str, Any]] = []
     for pin in target.snapshots():
         row = {"name": pin.name, "created_at": pin.created_at, "episodes_version": pin.versions.get("episodes")}
         with suppress(LakeAccessError):  # damaged: not known, and no reason to hide the others
             shown = target.at(pin.versions)
-            row |= {"episodes": len(collected(shown.scan("episodes").select("episode_id")))}
-            row |= {"forgotten": shown.forgotten}
+            row["episodes"] = len(collected(shown.scan("episodes").select("episode_id")))
+            row["forgotten"] = shown.forgotten
         rows.append(row)
     schema: dict[str, pl.DataType] = {
         "name": pl.String(),
@@ -186,8 +172,6 @@ def snapshot_list(lake_uri: str, output_format: str) -> None:
 @lake_option
 def snapshot_drop(name: str, lake_uri: str) -> None:
     """Take NAME back. What only it needed is deleted by the next vacuum."""
-    import lake
-
     lake.open(lake_uri).drop_snapshot(name)
     click.echo(f"{name} dropped")
 
@@ -217,9 +201,6 @@ def diff(before: str, after: str | None, lake_uri: str, output_format: str, show
 
 def _chosen(target: "Lake", episodes: tuple[str, ...], where: str | None, *, retracted_too: bool = False) -> list[int]:
     """Ids from the command line, each once."""
-    from lake import ids
-    from lake.errors import UsageError
-
     try:
         chosen = [ids.from_text(text) for text in episodes]
     except ValueError as error:
@@ -231,20 +212,3 @@ def _chosen(target: "Lake", episodes: tuple[str, ...], where: str | None, *, ret
         with target.snapshot().session(retracted_too=retracted_too) as session:
             chosen += session.query(f"SELECT episode_id FROM episodes WHERE {inside}")["episode_id"].to_list()
     return sorted(set(chosen))
-
-
-def _days(days: float) -> timedelta:
-    from lake.errors import UsageError
-
-    try:
-        return timedelta(days=days)
-    except (OverflowError, ValueError) as error:
-        msg = f"--days {days} is no time; valid: 0.05 or more"
-        raise UsageError(msg) from error
-
-
-def _fields(record: object) -> Parameters:
-    """A row of output from a small result object."""
-    from dataclasses import asdict
-
-    return asdict(record)  # type: ignore[call-overload,no-any-return]

@@ -1,21 +1,21 @@
-"""Options and output shared by every command: --lake, --as-of, --format, and how rows are printed.
+"""Options and output shared by every command: --lake, --as-of, --format, help in sections, and how rows are printed.
 
 Ids are printed as 13 base32 characters and times as ISO 8601; a table cuts long texts, the other forms never do.
-
-Help texts of commands with many options, in sections.
 """
 
 from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from lake import ids
 from lake.read import text_table
 from lake.read.text_table import Rows
+from lake.tables import ID_COLUMNS
 
 if TYPE_CHECKING:
     import polars as pl
@@ -25,12 +25,7 @@ if TYPE_CHECKING:
 
 
 class SectionedCommand(click.Command):
-    """A command whose help lists its options under headings.
-
-    Args:
-        sections: heading -> names of its options' parameters. Options that stand in none come last.
-        given: of `click.Command`.
-    """
+    """A command whose help lists its options under headings; options that stand in none come last."""
 
     def __init__(self, *, sections: Mapping[str, Sequence[str]], **given: Any) -> None:
         super().__init__(**given)
@@ -39,17 +34,11 @@ class SectionedCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, section by section."""
         left = {parameter.name: parameter for parameter in self.get_params(ctx)}
-        for heading, names in self.sections.items():
-            self._write(heading, [left.pop(name) for name in names], ctx, formatter)
-        self._write("Options", list(left.values()), ctx, formatter)
-
-    @staticmethod
-    def _write(
-        heading: str, parameters: Sequence[click.Parameter], ctx: click.Context, formatter: click.HelpFormatter
-    ) -> None:
-        records = [record for parameter in parameters if (record := parameter.get_help_record(ctx)) is not None]
-        with formatter.section(heading):
-            formatter.write_dl(records)
+        sections = [(heading, [left.pop(name) for name in names]) for heading, names in self.sections.items()]
+        for heading, parameters in (*sections, ("Options", list(left.values()))):
+            records = [record for parameter in parameters if (record := parameter.get_help_record(ctx)) is not None]
+            with formatter.section(heading):
+                formatter.write_dl(records)
 
 
 Command = Callable[..., Any]
@@ -57,10 +46,9 @@ Command = Callable[..., Any]
 
 def lake_option(function: Command) -> Command:
     """Add --lake (environment variable TRAJLAKE_LAKE)."""
-    option = click.option(
-        "--lake", "lake_uri", required=True, envvar="TRAJLAKE_LAKE", show_envvar=True, help="Folder of the lake."
-    )
-    return option(function)
+    return click.option(
+        "--lake", "lake_uri", required=True, envvar="TRAJLAKE_LAKE", show_envvar=True, help="Folder or URI of the lake."
+    )(function)
 
 
 def format_option(function: Command) -> Command:
@@ -71,7 +59,7 @@ def format_option(function: Command) -> Command:
         type=click.Choice(["table", "line", "json", "csv"]),
         default="table",
         show_default=True,
-        help="How rows are printed; line: a value a line, as a table that is wider than the terminal is printed too.",
+        help="How rows are printed; line: one value per line, also used for a table wider than the terminal.",
     )(function)
 
 
@@ -80,20 +68,21 @@ def as_of_option(function: Command) -> Command:
     return click.option(
         "--as-of",
         metavar="WHEN",
-        help="Read an older state: a snapshot's name, a version of `episodes`, or a time (ISO 8601).",
+        help="An older state: a snapshot's name, a version of `episodes`, or a time (ISO 8601).  [default: the newest]",
     )(function)
 
 
 def opened(uri: str, as_of: str | None = None) -> Snapshot:
     """A snapshot of a lake: the newest, or an older one; says if an older one was cut by a `forget`."""
-    from lake.opening import open as open_lake
+    from lake.lake import open as open_lake
 
     found = open_lake(uri)
     if as_of is None:
         return found.snapshot()
     snapshot = found.at(int(as_of) if as_of.isdecimal() else as_of)
     if snapshot.forgotten:
-        click.echo(f"{as_of} is not whole: {snapshot.forgotten} episodes were forgotten since", err=True)
+        lost = text_table.counted(snapshot.forgotten, "episode")
+        click.echo(f"{as_of} is not whole: {lost} forgotten since", err=True)
     return snapshot
 
 
@@ -123,12 +112,7 @@ def echo_stream(reader: pa.RecordBatchReader, output_format: str) -> None:
 
 
 def echo_rows(rows: pl.DataFrame | Rows | Sequence[Mapping[str, Any]], output_format: str) -> None:
-    """Print rows to stdout.
-
-    Args:
-        rows: a frame; mappings with one set of names; or plain rows, which are printed as text only.
-        output_format: table, line, json or csv.
-    """
+    """Print rows to stdout: a frame, mappings with one set of names, or plain rows (as text only)."""
     if output_format in ("table", "line"):
         _echo_text(_plain(rows), as_lines=output_format == "line")
         return
@@ -146,15 +130,12 @@ def as_json(value: Any) -> bytes:
     """Nested rows as JSON: ids as base32, by their names."""
     import msgspec
 
-    from lake import ids
-    from lake.tables import ID_COLUMNS
-
     def readable_ids(part: Any, name: str = "") -> Any:
         if isinstance(part, dict):
             return {key: readable_ids(inner, key) for key, inner in part.items()}
         if isinstance(part, list):
             return [readable_ids(inner, name) for inner in part]
-        return ids.to_text(part) if isinstance(part, int) and _is_id(name, ID_COLUMNS) else part
+        return ids.to_text(part) if isinstance(part, int) and _is_id(name) else part
 
     return msgspec.json.format(msgspec.json.encode(readable_ids(value)))
 
@@ -180,10 +161,7 @@ def readable(frame: pl.DataFrame) -> pl.DataFrame:
     """
     import polars as pl
 
-    from lake import ids
-    from lake.tables import ID_COLUMNS
-
-    columns = [name for name, dtype in frame.schema.items() if _is_id(name, ID_COLUMNS) and dtype == pl.Int64]
+    columns = [name for name, dtype in frame.schema.items() if _is_id(name) and dtype == pl.Int64]
     lists = [name for name, dtype in frame.schema.items() if name in ID_COLUMNS and dtype == pl.List(pl.Int64)]
     texts = {name: [v if v is None else ids.to_text(v) for v in frame[name].to_list()] for name in columns}
     texts_of_lists = {name: [v and list(map(ids.to_text, v)) for v in frame[name].to_list()] for name in lists}
@@ -193,9 +171,9 @@ def readable(frame: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _is_id(name: str, known: Set[str]) -> bool:
+def _is_id(name: str) -> bool:
     """Whether a column holds ids: by its name, or by what its name ends with (credit_group_id)."""
-    return name in known or name.endswith(("_group_id", "_episode_id"))
+    return name in ID_COLUMNS or name.endswith(("_group_id", "_episode_id"))
 
 
 def _flat(frame: pl.DataFrame) -> pl.DataFrame:
@@ -226,9 +204,8 @@ def _plain(rows: pl.DataFrame | Rows | Sequence[Mapping[str, Any]]) -> Rows:
 
 
 def _echo_text(rows: Rows, *, as_lines: bool) -> None:
-    from lake.tables import ID_COLUMNS
 
-    ids = [place for place, name in enumerate(rows.names) if _is_id(name, ID_COLUMNS)]
+    ids = [place for place, name in enumerate(rows.names) if _is_id(name)]
     numbers = [is_number and place not in ids for place, is_number in enumerate(rows.numbers)]
     whole = [is_number or place in ids for place, is_number in enumerate(numbers)]
     values = [[_id_text(value) if place in ids else value for place, value in enumerate(row)] for row in rows.values]
@@ -244,8 +221,6 @@ def _echo_text(rows: Rows, *, as_lines: bool) -> None:
 
 def _id_text(value: Any) -> Any:
     """An id, or a list of ids, as people see it; what is no id stays."""
-    from lake import ids
-
     if isinstance(value, list):
         return [_id_text(inner) for inner in value]
     return ids.to_text(value) if isinstance(value, int) and 0 <= value <= ids.MASK else value

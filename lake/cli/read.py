@@ -3,14 +3,14 @@
 import math
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import click
 
+import lake
 from lake.cli.options import as_json, as_of_option, echo_rows, echo_stream, format_option, lake_option, opened
-
-if TYPE_CHECKING:
-    from lake.read.snapshot import Snapshot
+from lake.errors import UsageError
+from lake.read.text_table import counted
+from lake.tables import TABLES
 
 
 @click.command()
@@ -22,15 +22,26 @@ if TYPE_CHECKING:
     type=click.Choice(["table", "line", "json", "csv", "arrow"]),
     default="table",
     show_default=True,
-    help="How rows are printed; line: a value a line, as a table wider than the terminal is printed too; arrow: an IPC "
+    help="How rows are printed; line: one value per line, also used for a table wider than the terminal; arrow: an IPC "
     "stream. json, csv and arrow print rows as they come.",
 )
-@click.option("--param", "params", multiple=True, metavar="NAME=VALUE", help="Value of $NAME in the query (text).")
+@click.option(
+    "--param",
+    "params",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Value of $NAME in the query, as text.  [default: none]",
+)
 @as_of_option
 @click.option("--locked", is_flag=True, help="For SQL you did not write: run it in a process that is locked in.")
-@click.option("--memory-limit", metavar="SIZE", help="Memory of the query, for example 2GB.  [locked: 1GB]")
-@click.option("--timeout", type=click.FloatRange(0, 1e6, min_open=True), metavar="SECONDS", help="Time.  [locked: 30]")
-@click.option("--max-rows", type=click.IntRange(min=0), help="Most rows of a locked query.  [100000]")
+@click.option("--memory-limit", metavar="SIZE", help="Memory of the query, as 2GB.  [default: DuckDB's; locked: 1GB]")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, 1e6, min_open=True),
+    metavar="SECONDS",
+    help="Time of the query.  [default: no limit; locked: 30]",
+)
+@click.option("--max-rows", type=click.IntRange(min=0), help="Most rows of a locked query.  [default: 100000]")
 def sql(
     query: str,
     lake_uri: str,
@@ -51,11 +62,20 @@ def sql(
     text = sys.stdin.read() if query == "-" else query
     values = _arguments(params)
     if timeout is not None and math.isnan(timeout):
-        msg = "--timeout nan is no time; valid: seconds"
-        raise click.UsageError(msg)
+        raise click.UsageError("--timeout nan is no time; valid: seconds")
     snapshot = opened(lake_uri, as_of)
     if locked:
-        _echo_locked(snapshot, text, values, output_format, memory_limit, timeout, max_rows)
+        from lake.locked.query import MEMORY, ROWS, SECONDS, LockedReader
+        from lake.read.query_results import frame
+
+        most = ROWS if max_rows is None else max_rows
+        memory, seconds = memory_limit or MEMORY, timeout or SECONDS
+        reader = LockedReader(snapshot, memory_limit=memory, timeout=seconds, max_rows=most)
+        found = reader.arrow(text, values)
+        if output_format in ("table", "line"):
+            echo_rows(frame(found), output_format)
+        else:
+            echo_stream(found.to_reader(), output_format)
         return
     from lake.read.query import Limits, Session
 
@@ -67,59 +87,36 @@ def sql(
             echo_stream(session.stream(text, values), output_format)
 
 
-def _echo_locked(
-    snapshot: "Snapshot",
-    query: str,
-    values: dict[str, str] | None,
-    output_format: str,
-    memory_limit: str | None,
-    timeout: float | None,
-    max_rows: int | None,
-) -> None:
-    from lake.locked import query as locked
-    from lake.read.query_results import frame
-
-    reader = locked.LockedReader(
-        snapshot,
-        memory_limit=memory_limit or locked.MEMORY,
-        timeout=timeout or locked.SECONDS,
-        max_rows=locked.ROWS if max_rows is None else max_rows,
-    )
-    table = reader.arrow(query, values)
-    if output_format in ("table", "line"):
-        echo_rows(frame(table), output_format)
-    else:
-        echo_stream(table.to_reader(), output_format)
-
-
 def _arguments(params: tuple[str, ...]) -> dict[str, str] | None:
     """Values of --param by name."""
-    from lake.errors import UsageError
-
     values = {}
     for param in params:
         name, equals, value = param.partition("=")
         if not equals:
-            msg = f"--param {param!r} has no value; write NAME=VALUE"
-            raise UsageError(msg)
+            raise UsageError(f"--param {param!r} has no value; write NAME=VALUE")
         values[name] = value
     return values or None
 
 
 @click.command()
 @click.argument("episode", required=False)
-@click.option("--task", help="The episode of this task, instead of EPISODE.")
+@click.option("--task", help="The episode of this task, instead of EPISODE.  [default: any]")
 @click.option("--rollout", type=click.IntRange(min=0), help="Its number among the siblings.  [default: the only one]")
 @click.option("--run", help="Its run.  [default: the only one]")
 @lake_option
 @click.option("--full", is_flag=True, help="Do not cut long texts.")
 @click.option(
     "--credit",
-    help="Whose advantages: an estimator's name, or (the beginning of) a credit series' or job's id.  [the current]",
+    help="Whose advantages: an estimator's name, or (part of) a credit series' or job's id.  [default: the current]",
 )
 @as_of_option
 @click.option(
-    "--format", "output_format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output."
+    "--format",
+    "output_format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="As text or as JSON.",
 )
 def show(
     episode: str | None,
@@ -136,27 +133,25 @@ def show(
 
     EPISODE is an id or its beginning; `--task 44 --rollout 3` names one as well.
     """
-    from lake.errors import UsageError
     from lake.read import show as shown
 
     reader = opened(lake_uri, as_of)
     named = {"task": task, "rollout": rollout, "run": run}
     if (episode is None) == (named == dict.fromkeys(named)):
-        msg = "name one episode: by its id (or its beginning), or by --task, --rollout and --run"
-        raise UsageError(msg)
+        raise UsageError("name one episode: by its id (or its beginning), or by --task, --rollout and --run")
     if episode is None:
         found = shown.find_named(reader, task=task, rollout=rollout, run=run)
     else:
         found = shown.find(reader, episode)
-    told = shown.gather(reader, found, credit)
+    gathered = shown.gather(reader, found, credit)
     if output_format == "json":
-        click.echo(as_json(told))
+        click.echo(as_json(gathered))
         return
     from rich.console import Console
     from rich.text import Text
 
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
-    for style, line in shown.lines(told, full=full):
+    for style, line in shown.lines(gathered, full=full):
         console.print(Text(line, style))
 
 
@@ -171,8 +166,6 @@ def tables(names: tuple[str, ...], lake_uri: str, output_format: str, columns: b
 
     With TABLE these tables or views alone. Without --columns, empty tables are left out unless they are named.
     """
-    from lake.tables import TABLES
-
     snapshot = opened(lake_uri)
     if columns:
         echo_rows(_columns(names), output_format)
@@ -186,14 +179,13 @@ def tables(names: tuple[str, ...], lake_uri: str, output_format: str, columns: b
     left = [row for row in rows if row["rows"] or names or show_all] or rows
     echo_rows(left, output_format)
     if len(left) < len(rows):
-        click.echo(f"{len(rows) - len(left)} empty tables are not shown (--all)", err=True)
+        click.echo(f"{counted(len(rows) - len(left), 'empty table')} not shown (--all)", err=True)
 
 
 def _columns(names: tuple[str, ...]) -> list[dict[str, object]]:
     """The columns of tables and views, of all unless some are named."""
     from lake.read.query_pruning import planner
     from lake.read.query_views import views
-    from lake.tables import TABLES
 
     rows: list[dict[str, object]] = []
     for name in _known(names, [*TABLES, *views()]) or [*TABLES, *views()]:
@@ -212,11 +204,8 @@ def _columns(names: tuple[str, ...]) -> list[dict[str, object]]:
 
 def _known(names: tuple[str, ...], valid: Sequence[str]) -> tuple[str, ...]:
     """The names, if all are valid."""
-    from lake.errors import UsageError
-
     if unknown := [name for name in names if name not in valid]:
-        msg = f"there is no table {', '.join(unknown)}; valid: {', '.join(valid)}"
-        raise UsageError(msg)
+        raise UsageError(f"there is no table {', '.join(unknown)}; valid: {', '.join(valid)}")
     return names
 
 
@@ -229,7 +218,6 @@ def _known(names: tuple[str, ...], valid: Sequence[str]) -> tuple[str, ...]:
 )
 def history(table: str | None, lake_uri: str, output_format: str, limit: int) -> None:
     """List the commits of TABLE, or of every table, newest first."""
-    import lake
     from lake.read.history import commits
 
     echo_rows(commits(lake.open(lake_uri), table, limit), output_format)

@@ -34,10 +34,6 @@ class Rewriter:
     def compared(self, text: bytes, value: Any) -> tuple[bool, bool]:
         """Whether a value can be stored as JSON with levels of nesting to spare, and whether it may have lost a key.
 
-        Args:
-            text: JSON as it was read.
-            value: what was decoded of it.
-
         Returns:
             is_plain, may_repeat. The second is also true of a text that spells a colon as an escape.
         """

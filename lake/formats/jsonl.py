@@ -47,7 +47,10 @@ def read(path: Path, meter: Meter | None = None) -> Iterator[tuple[int, EpisodeR
                 yield _of_source(file, number, line)
                 return
             if len(line) > LINE_LIMIT and not is_whole:
-                meter.done += _skip_line(file)
+                while piece := file.readline(1 << 20):  # none of it kept
+                    meter.done += len(piece)
+                    if piece.endswith(b"\n"):
+                        break
                 yield _reject(number, line[:_RAW_OF_LONG], "invalid", _TOO_LONG)
             elif not line.isspace():
                 yield read_line(number, line)
@@ -113,16 +116,6 @@ _CHAT = (
 
 def _of_source(file: Source, number: int, line: bytes) -> Reject:
     return _reject(number, line, "truncated" if file.is_cut else "malformed", file.fault or "")
-
-
-def _skip_line(file: Source) -> int:
-    """Bytes that are left of a line, none of them kept."""
-    skipped = 0
-    while piece := file.readline(1 << 20):
-        skipped += len(piece)
-        if piece.endswith(b"\n"):
-            break
-    return skipped
 
 
 def _is_cut(line: bytes, message: str) -> bool:

@@ -29,15 +29,7 @@ _BUFFER = 1 << 20
 
 
 class Source(io.BufferedReader):
-    """A source file, open for reading; a packed one reads like the text it holds.
-
-    Args:
-        path: of the file.
-        buffering: bytes read ahead.
-
-    Raises:
-        OSError: the file is missing, a folder, or may not be read.
-    """
+    """A source file, open for reading; a packed one reads like the text it holds. Raises OSError."""
 
     def __init__(self, path: Path, buffering: int = _BUFFER) -> None:
         raw: io.RawIOBase = io.FileIO(path)

@@ -85,7 +85,11 @@ def to_record(value: Any) -> EpisodeRecord:
     since: list[Message] = []
     first: list[Message] = []
     for index, message in enumerate(row.traj):
-        role = _role(message, index)
+        if not isinstance(message, dict):
+            raise _ShapeError(f"Expected `object`, got `{type(message).__name__}` - at `$.traj[{index}]`")
+        role = message.get("role")
+        if not isinstance(role, str):
+            raise _ShapeError(f"`traj[{index}].role` is {role!r}; valid: system, user, assistant, tool")
         if role != "assistant":
             since.append(message)
             continue
@@ -113,18 +117,10 @@ def to_record(value: Any) -> EpisodeRecord:
     )
 
 
-def _role(message: Any, index: int) -> str:
-    if not isinstance(message, dict):
-        msg = f"Expected `object`, got `{type(message).__name__}` - at `$.traj[{index}]`"
-        raise _ShapeError(msg)
-    role = message.get("role")
-    if not isinstance(role, str):
-        msg = f"`traj[{index}].role` is {role!r}; valid: system, user, assistant, tool"
-        raise _ShapeError(msg)
-    return role
-
-
 def _step(message: Message, since: list[Message], *, is_first: bool, index: int) -> StepRecord:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list | None):
+        raise _ShapeError(f"`traj[{index}].tool_calls` is {type(calls).__name__}; valid: a list")
     texts = [_text(m, index) for m in since if m["role"] != "system"]
     role = next((m["role"] for m in reversed(since) if m["role"] != "system"), None)
     state = texts[0] if len(texts) == 1 else "\n".join(texts)
@@ -134,24 +130,13 @@ def _step(message: Message, since: list[Message], *, is_first: bool, index: int)
         state_is_error=role == "tool" and state.startswith("Error"),
         context=[] if is_first else since,
         action=_text(message, index),
-        tool_calls=_tool_calls(message, index),
+        tool_calls=calls,
     )
-
-
-def _tool_calls(message: Message, index: int) -> list[Any] | None:
-    calls = message.get("tool_calls")
-    if calls is None or isinstance(calls, list):
-        return calls
-    msg = f"`traj[{index}].tool_calls` is {type(calls).__name__}; valid: a list"
-    raise _ShapeError(msg)
 
 
 def _text(message: Message, index: int) -> str:
     content = message.get("content")
-    if isinstance(content, str):
-        return content
-    if content is None:
-        return ""
+    if isinstance(content, str | None):
+        return content or ""
     kind = type(content).__name__
-    msg = f"the content of a {message.get('role')!r} message near `traj[{index}]` is {kind}; valid: text"
-    raise _ShapeError(msg)
+    raise _ShapeError(f"the content of a {message.get('role')!r} message near `traj[{index}]` is {kind}; valid: text")

@@ -72,8 +72,8 @@ class Credit:
     @property
     def title(self) -> str:
         """The choice in words: `gigpo (omega 0.5, score judge@3f2a), series 0k3...`, or `..., as of job 0k3...`."""
-        told = _unusual(self.parameters)
-        inside = f" ({', '.join(told)})" if told else ""
+        parts = _unusual(self.parameters)
+        inside = f" ({', '.join(parts)})" if parts else ""
         as_of = "" if self.job_id is None else f", as of job {ids.to_text(self.job_id)}"
         return f"{self.estimator}{inside}, series {ids.to_text(self.series_id)}{as_of}"
 
@@ -102,10 +102,8 @@ def find_credit(
     """The advantages that a text names; the current series for None.
 
     Args:
-        lake: a snapshot.
         wanted: an estimator's name, or a series' or job's id or its beginning; None takes the current series.
         before: look at the jobs that ended below this version of `jobs` only: what was current then.
-        place: where the text comes from, for the message.
 
     Raises:
         UsageError: no such estimator, series or job, or several begin like that.
@@ -113,8 +111,7 @@ def find_credit(
     """
     jobs = lake.sql(_JOBS, {"before": before})
     if jobs.is_empty():
-        msg = "the lake holds no advantages; compute them first: trajlake credit gigpo"
-        raise DataRefusedError(msg)
+        raise DataRefusedError("the lake holds no advantages; compute them first: trajlake credit gigpo")
     if wanted is None:
         return _credit(jobs.row(0, named=True), before)
     named = jobs.filter(pl.col("estimator") == wanted.strip())
@@ -157,16 +154,9 @@ def read_advantages(
     episode_ids: pl.Series | None = None,
     columns: Sequence[str] = ("advantage", "flags"),
 ) -> pl.DataFrame:
-    """Advantages by step.
+    """Advantages of some episodes (int64 [E]; None takes all), one row per step, in any order.
 
-    Args:
-        lake: a snapshot.
-        credit: which.
-        episode_ids: int64 [E]; None takes all.
-        columns: of the table `advantages`.
-
-    Returns:
-        episode_id, step_index, group_id and the columns: one row per step, in any order. What is not known is NULL.
+    Columns: episode_id, step_index, group_id and those asked for. What is not known is NULL.
     """
     frame = lake.sql(f"SELECT {', '.join((*_KEYS, *columns))} FROM {credit.rows}")
     if episode_ids is not None:
@@ -182,7 +172,7 @@ def _credit(row: dict[str, Any], before: int | None, *, job_id: int | None = Non
 def _unusual(parameters: dict[str, Any]) -> list[str]:
     """How a series was computed, as far as it is not the usual: the estimator's options, then the sources."""
     versions: dict[str, str] = parameters.get("scorer_versions") or {}
-    told = [
+    parts = [
         f"{name} {value if isinstance(value, str) else msgspec.json.encode(value).decode()}"
         for name, value in (parameters.get("options") or {}).items()
     ]
@@ -191,8 +181,8 @@ def _unusual(parameters: dict[str, Any]) -> list[str]:
         if value in (None, usual):
             continue
         version = versions.get(value)
-        told.append(f"{name} {value.partition('@')[0]}@{version}" if version else f"{name} {value}")
-    return told
+        parts.append(f"{name} {value.partition('@')[0]}@{version}" if version else f"{name} {value}")
+    return parts
 
 
 def _no_such(jobs: pl.DataFrame, wanted: str, place: str, *, several: bool) -> UsageError:

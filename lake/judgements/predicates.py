@@ -28,43 +28,24 @@ _BARE: dict[str, Any] = {
 
 
 def check_predicate(where: str, place: str = "--where") -> None:
-    """Refuse text that is not one SQL expression.
-
-    Args:
-        where: the text.
-        place: where it comes from, for the message.
-
-    Raises:
-        UsageError: empty, no SQL, or more than an expression.
-    """
+    """Refuse text that is not one SQL expression. Raises UsageError: empty, no SQL, or more than an expression."""
     if not where.strip():
-        msg = f"{place} is empty; give a SQL predicate over `episodes`, or leave it out to take all"
-        raise UsageError(msg)
+        raise UsageError(f"{place} is empty; give a SQL predicate over `episodes`, or leave it out to take all")
     with duckdb.connect() as parser:
         text = parser.execute("SELECT json_serialize_sql(?)", [f"SELECT (\n{where}\n)"]).fetchall()[0][0]
     parsed: dict[str, Any] = msgspec.json.decode(text)
     if parsed["error"]:
-        msg = f"{place} {where!r} is no predicate over `episodes`: {parsed['error_message']}"
-        raise UsageError(msg)
+        raise UsageError(f"{place} {where!r} is no predicate over `episodes`: {parsed['error_message']}")
     nodes = [statement["node"] for statement in parsed["statements"]]
     alone = len(nodes) == 1 and all(nodes[0].get(name) == value for name, value in _BARE.items())
     parts = nodes[0]["select_list"] if alone and nodes[0]["from_table"]["type"] == "EMPTY" else []
     # A list in brackets, an empty one too, is a row of values.
     if len(parts) != 1 or parts[0].get("function_name") == "row":
-        msg = f"{place} {where!r} is more than one SQL expression; write one predicate over `episodes`"
-        raise UsageError(msg)
+        raise UsageError(f"{place} {where!r} is more than one SQL expression; write one predicate over `episodes`")
 
 
 def bracketed(where: str | None, place: str = "--where") -> str:
-    """A checked predicate as it stands in a WHERE clause; all rows for None.
-
-    Args:
-        where: the predicate.
-        place: where it comes from, for the message.
-
-    Raises:
-        UsageError: it is not one SQL expression.
-    """
+    """A checked predicate as it stands in a WHERE clause, `true` for None. Raises UsageError: it is none."""
     if where is None:
         return "true"
     check_predicate(where, place)
@@ -75,14 +56,7 @@ def bracketed(where: str | None, place: str = "--where") -> str:
 def select_where(
     lake: Reads, columns: Sequence[str], where: str | None, place: str = "--where", *, empty: bool = False
 ) -> pl.DataFrame:
-    """Columns of the episodes that a predicate selects, sorted by episode_id.
-
-    Args:
-        lake: a snapshot.
-        columns: columns of `episodes`, or SQL expressions over them.
-        where: a predicate over `episodes`; None selects all.
-        place: where it comes from, for messages.
-        empty: it may select nothing.
+    """Columns of `episodes` (or SQL expressions over them) where a predicate holds, sorted by episode_id.
 
     Raises:
         UsageError: a predicate that is none.
@@ -94,8 +68,7 @@ def select_where(
     except QueryError as error:
         if where is None:
             raise
-        msg = f"{place} {where!r} is no predicate over `episodes`: {error}"
-        raise UsageError(msg) from error
+        raise UsageError(f"{place} {where!r} is no predicate over `episodes`: {error}") from error
     if found.is_empty() and not empty:
         chosen = "the lake holds no episodes" if where is None else f"no episode satisfies {place} {where!r}"
         msg = f"{chosen}; `trajlake sql 'SELECT run_id, count(*) FROM episodes GROUP BY 1'` tells what is there"

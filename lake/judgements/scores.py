@@ -34,14 +34,10 @@ def version_of(lake: Reads, scorer: str) -> str | None:
 
 
 def episode_scores(lake: Reads, score: str) -> pl.DataFrame:
-    """What a score says of whole episodes.
+    """Scores of whole episodes: episode_id and score (float64, NULL where it is not known).
 
     Args:
-        lake: a snapshot.
         score: env_return, or a scorer or reward as NAME or NAME@VERSION.
-
-    Returns:
-        episode_id and score (float64, NULL where it is not known), a row for each episode that has one.
 
     Raises:
         UsageError: a scorer that scored no episode.
@@ -55,14 +51,10 @@ def episode_scores(lake: Reads, score: str) -> pl.DataFrame:
 
 
 def step_score_jobs(lake: Reads, scorer: str) -> pl.DataFrame:
-    """The jobs whose scores of steps count.
+    """The jobs whose scores of steps count: episode_id and job_id, a row for each episode that the version scored.
 
     Args:
-        lake: a snapshot.
         scorer: NAME or NAME@VERSION.
-
-    Returns:
-        episode_id and job_id, a row for each episode that the version scored, its steps or as a whole.
 
     Raises:
         UsageError: a scorer that scored no step.

@@ -1,4 +1,4 @@
-"""Which selection is meant: one select job, and what it kept, read from the table `selections`.
+"""Which selection or grouping is meant: the newest job of a name, and what it kept or how it grouped.
 
 A selection is named by a select job's id, by the beginning of one, or by its own name, which means its newest job.
 Episodes that the job dropped, or never saw, are not trained on. Single steps that it dropped carry no loss; their
@@ -13,6 +13,7 @@ from lake import ids
 from lake.errors import UsageError
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
+from lake.read.text_table import counted
 
 _JOBS = """
 SELECT job_id, selection FROM (SELECT DISTINCT job_id, selection FROM selections) JOIN job_runs USING (job_id)
@@ -35,7 +36,7 @@ class Kept:
     def describe(self) -> str:
         """For messages: the name, the job and what is left."""
         steps = f", without {self.dropped_steps.height} of their steps" if self.dropped_steps.height else ""
-        return f"{self.name} (select job {ids.to_text(self.job_id)}): {self.episodes.height} episodes{steps}"
+        return f"{self.name} (select job {ids.to_text(self.job_id)}): {counted(self.episodes.height, 'episode')}{steps}"
 
 
 def selection_job(snapshot: Snapshot, name: str) -> int | None:
@@ -48,7 +49,6 @@ def read_kept(snapshot: Snapshot, wanted: str) -> Kept:
     """What a selection kept.
 
     Args:
-        snapshot: the data.
         wanted: a select job's id, the beginning of one, or the name of a selection.
 
     Raises:
@@ -69,3 +69,40 @@ def read_kept(snapshot: Snapshot, wanted: str) -> Kept:
     episodes = collected(rows.filter(whole & pl.col("kept")).select("episode_id"))
     steps = rows.filter(~whole & ~pl.col("kept")).select("episode_id", "step_index")
     return Kept(job_id, name, episodes, collected(steps.join(episodes.lazy(), on="episode_id", how="semi")))
+
+
+_NEWEST = """
+WITH named AS (SELECT DISTINCT grouping, split_part(grouping, '/', 1) AS name, job_id FROM groupings),
+
+newest AS (
+    SELECT name, arg_max(job_id, ended_order(sequence, ended_at, job_id)) AS job_id
+    FROM named JOIN job_runs USING (job_id) GROUP BY name
+)
+
+SELECT name, grouping, job_id FROM named JOIN newest USING (name, job_id) ORDER BY grouping
+"""
+"""Groupings under their newest definition: the draws of an older one of the same name are gone."""
+
+
+def grouping_job(snapshot: Snapshot, name: str) -> int | None:
+    """The newest succeeded job that wrote a grouping's name, or any draw of it; None if none did."""
+    found = snapshot.sql(_NEWEST).filter(pl.col("name") == name.partition("/")[0])
+    return None if found.is_empty() else int(found["job_id"][0])
+
+
+def read_grouping(snapshot: Snapshot, name: str) -> pl.DataFrame:
+    """Members of a grouping under its newest definition: episode_id, group_id, collected_group_id, a row per episode.
+
+    Args:
+        name: a definition's name; with several draws that of one draw, for example `half/0`.
+
+    Raises:
+        UsageError: no such grouping.
+    """
+    known = snapshot.sql(_NEWEST)
+    job = known.filter(pl.col("grouping") == name)["job_id"].to_list()
+    if not job:
+        there = f"there are {', '.join(known['grouping'])}" if known.height else "there is none yet"
+        raise UsageError(f"no grouping {name!r}; {there}. Make one with `trajlake group`")
+    mine = snapshot.scan("groupings").filter((pl.col("job_id") == job[0]) & (pl.col("grouping") == name))
+    return collected(mine.select("episode_id", "group_id", "collected_group_id"))

@@ -38,12 +38,7 @@ class Query:
 
 
 def answer(query: Query, out: Any) -> None:
-    """Write the rows of a query as an Arrow IPC stream.
-
-    Raises:
-        QueryError: SQL that is not one SELECT or cannot be run, or more rows than allowed.
-        LakeAccessError: a file is missing or damaged.
-    """
+    """Write a query's rows as an Arrow stream. Raises QueryError, also for too many rows, and LakeAccessError."""
     session = Session(
         lambda name: query.files[name],
         Objects(query.root),

@@ -108,16 +108,14 @@ class NotLockedError(RuntimeError):
 
 @dataclass(frozen=True)
 class Policy:
-    """What a locked process may still do.
+    """What a locked process may still do; None is no limit.
 
     Attributes:
         read: files, and folders with everything below them, that it may read.
         listed: folders whose names it may list, with all below them, without reading the files.
-        memory_bytes: address space; None for no limit.
-        cpu_seconds: of processor time over its life, of all its threads; None for no limit. It is told by SIGXCPU, and
-            killed a second later.
-        open_files: at once.
-        tasks: processes and threads that its user may have in all (root is exempt); None for no limit.
+        memory_bytes: address space.
+        cpu_seconds: of all its threads, over its life. It is told by SIGXCPU, and killed a second later.
+        tasks: processes and threads that its user may have in all (root is exempt).
         layers: what must hold; a child that cannot have one of them exits.
     """
 
@@ -175,21 +173,15 @@ def orders(module: str, policy: Policy, preload: Mapping[str, str]) -> bytes:
     """What a process of `command` reads first from stdin; the module reads the rest.
 
     Args:
-        module: dotted name.
-        policy: what it may still do.
         preload: packages to import before the lock, by name, and the folder that holds each; they must start no
             thread. The folders that hold them are not readable afterwards, the packages' own are if the policy says so.
     """
-    told = json.dumps({"policy": asdict(policy), "module": module, "preload": dict(preload)}).encode()
-    return struct.pack("=Q", len(told)) + told
+    given = json.dumps({"policy": asdict(policy), "module": module, "preload": dict(preload)}).encode()
+    return struct.pack("=Q", len(given)) + given
 
 
 def lock(policy: Policy) -> None:
-    """Apply the policy to this process, for good. Call it before any thread starts.
-
-    Raises:
-        NotLockedError: a layer of the policy cannot be had.
-    """
+    """Apply the policy to this process, for good, before threads start. Raises NotLockedError: a layer is missing."""
     unavailable = missing()
     if lacking := [f"{name}: {unavailable[name]}" for name in policy.layers if name in unavailable]:
         raise NotLockedError("; ".join(lacking))
@@ -207,8 +199,7 @@ def lock(policy: Policy) -> None:
             try:
                 apply()
             except (NotLockedError, OSError, ValueError) as error:
-                msg = f"{layer}: {error}"
-                raise NotLockedError(msg) from error
+                raise NotLockedError(f"{layer}: {error}") from error
 
 
 def _limit(policy: Policy) -> None:
@@ -231,33 +222,28 @@ def _limit(policy: Policy) -> None:
             resource.setrlimit(kind, (held[0], held[1]))
 
 
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
-
-
 def _checked(result: int, what: str) -> int:
     if result < 0:
         error = ctypes.get_errno()
-        msg = f"{what}: {os.strerror(error)}"
-        raise NotLockedError(msg)
+        raise NotLockedError(f"{what}: {os.strerror(error)}")
     return result
 
 
 def _prctl(option: int, value: int, pointer: int = 0) -> None:
-    libc = _libc()
+    libc = ctypes.CDLL(None, use_errno=True)
     arguments = [ctypes.c_ulong(number) for number in (value, pointer, 0, 0)]
     _checked(libc.prctl(ctypes.c_int(option), *arguments), f"prctl {option}")
 
 
 def _syscall(number: int, *arguments: int) -> int:
-    libc = _libc()
+    libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long
     return int(libc.syscall(ctypes.c_long(number), *(ctypes.c_long(argument) for argument in arguments)))
 
 
 def _drop_capabilities() -> None:
     """Give up all privileges of root but one: to read what it could read. Landlock narrows that to the policy."""
-    libc = _libc()
+    libc = ctypes.CDLL(None, use_errno=True)
     for capability in range(_LAST_CAPABILITY + 1):
         # Fails without privilege, where there is nothing to drop, and beyond the last one the kernel knows.
         if capability != _CAP_DAC_READ_SEARCH:
@@ -296,14 +282,9 @@ def _restrict_files(read: Iterable[str], listed: Iterable[str]) -> None:
 
 
 def filter_program(machine: str, pid: int) -> list[tuple[int, int, int, int]]:
-    """The seccomp filter: calls of the list fail with EPERM, all others pass.
+    """The seccomp filter of a process, in classic BPF (code, jump if true, jump if false, operand).
 
-    Args:
-        machine: `x86_64` or `aarch64`; a call by the door of another architecture kills the process.
-        pid: of the process that is filtered.
-
-    Returns:
-        Instructions of classic BPF: code, jump if true, jump if false, operand.
+    Calls of the list fail with EPERM, all others pass; a call by the door of another architecture kills the process.
     """
     table, architecture = _SYSCALLS[machine], _ARCHITECTURES[machine]
     special = _SPECIAL[machine]
@@ -355,33 +336,28 @@ def _read(length: int) -> bytes:
     return found
 
 
-def _is_abandoned() -> bool:
-    """Whether nobody reads what this process says: its parent died before the lock could tell of it."""
-    if not hasattr(select, "poll"):
-        return False
-    heard = select.poll()
-    heard.register(1, 0)
-    return any(event & select.POLLERR for _, event in heard.poll(0))
-
-
 def main() -> None:
     """Lock this process in as its orders say, and run their module, unless its parent is dead by then."""
-    told = json.loads(_read(struct.unpack("=Q", _read(8))[0]))
-    for package, folder in told["preload"].items():
+    given = json.loads(_read(struct.unpack("=Q", _read(8))[0]))
+    for package, folder in given["preload"].items():
         sys.path.insert(0, folder)
         import_module(package)
         sys.path.remove(folder)
     policy: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in told["policy"].items()
+        name: tuple(value) if isinstance(value, list) else value for name, value in given["policy"].items()
     }
     try:
         lock(Policy(**policy))
     except (NotLockedError, OSError, ValueError) as error:
         print(f"cannot lock this process in: {error}", file=sys.stderr)  # noqa: T201 - a program of its own
         sys.exit(EXIT_NOT_LOCKED)
-    if _is_abandoned():
-        sys.exit(EXIT_NOT_LOCKED)
-    runpy.run_module(told["module"], run_name="__main__")
+    if hasattr(select, "poll"):
+        # Nobody reads what this process says: its parent died before the lock could tell of it.
+        heard = select.poll()
+        heard.register(1, 0)
+        if any(event & select.POLLERR for _, event in heard.poll(0)):
+            sys.exit(EXIT_NOT_LOCKED)
+    runpy.run_module(given["module"], run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -15,11 +15,7 @@ _READ_BYTES = 1 << 18
 
 
 class ChildPipes:
-    """The pipes of a process that was started with `subprocess.PIPE` for all three.
-
-    Args:
-        process: it may be asked through nothing else from here on.
-    """
+    """The pipes of a process started with `subprocess.PIPE` for all three, which nothing else may use from here on."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         assert process.stdin is not None
@@ -48,22 +44,13 @@ class ChildPipes:
         return bool(self._selector.get_map())
 
     def post(self, data: bytes, *, last: bool = False) -> None:
-        """Hand data over while `turn` is called; nothing else may be unsent.
-
-        Args:
-            data: at least a byte.
-            last: close the child's stdin after it.
-        """
+        """Hand data (at least a byte) over while `turn` is called; `last` closes the child's stdin after it."""
         self._outbox = memoryview(data)
         self._hangs_up = last
         self._selector.register(self._to, selectors.EVENT_WRITE)
 
     def turn(self, seconds: float) -> list[tuple[Stream, bytes]]:
-        """Write and read what can be, waiting no longer than so many seconds for the first of it.
-
-        Returns:
-            What the child has said, by stream; no bytes at the end of a stream.
-        """
+        """Write and read what can be, waiting at most so many seconds for the first; no bytes end a stream."""
         found: list[tuple[Stream, bytes]] = []
         for key, _ in self._selector.select(seconds):
             if key.fd == self._to:

@@ -13,7 +13,6 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import polars as pl
@@ -43,11 +42,7 @@ class LockedReader:
 
     Args:
         snapshot: what to read; its lake must lie in a local folder.
-        memory_limit: of one query, for example `1GB`.
         timeout: seconds of one query, the start of its process (about half a second) included.
-        max_rows: of one result.
-        max_bytes: of one result.
-        threads: of one query.
         require: the weakest isolation to accept: `strong`, `basic` or `none`. On Linux with Landlock (5.13 and later,
             6.2 for all of it) it is strong; elsewhere say what you accept.
 
@@ -67,19 +62,17 @@ class LockedReader:
         require: str = "strong",
     ) -> None:
         if snapshot.objects.folder is None:
-            msg = (
+            raise UsageError(
                 f"{snapshot.objects.root}: a locked query has no network, so it cannot read a lake in a bucket; copy "
                 "the lake into a local folder, or run the query unlocked if you trust it"
             )
-            raise UsageError(msg)
         absent = isolation.missing()
         self._layers = tuple(layer for layer in isolation.LAYERS if layer not in absent)
         self.isolation = isolation.level(self._layers)
         """What holds a query: strong, basic or none."""
         order = ("none", "basic", "strong")
         if require not in order:
-            msg = f"require={require!r} is no isolation level; valid: {', '.join(order)}"
-            raise UsageError(msg)
+            raise UsageError(f"require={require!r} is no isolation level; valid: {', '.join(order)}")
         if order.index(self.isolation) < order.index(require):
             why = "; ".join(f"no {name}: {reason}" for name, reason in absent.items())
             msg = f"locked SQL needs {require} isolation, here it is {self.isolation} ({why}); lower it only on purpose"
@@ -94,16 +87,7 @@ class LockedReader:
         self._files = {name: snapshot.files(name) for name in TABLES}
 
     def sql(self, query: str, params: Params = None) -> pl.DataFrame:
-        """Rows of one SELECT.
-
-        Args:
-            query: one SELECT statement; parameters are ? or $name.
-            params: their values.
-
-        Raises:
-            QueryError: not exactly one SELECT, SQL that is refused, or a limit that was reached.
-            LakeAccessError: a file of the lake is missing or damaged.
-        """
+        """Rows of one SELECT, or an error as `Session.query` raises."""
         return query_results.frame(self.arrow(query, params))
 
     def arrow(self, query: str, params: Params = None) -> pa.Table:
@@ -123,8 +107,7 @@ class LockedReader:
             table = pa.ipc.open_stream(stream).read_all()
             table.validate(full=True)
         except pa.ArrowException as error:
-            msg = "the locked process sent no readable result"
-            raise QueryError(msg) from error
+            raise QueryError("the locked process sent no readable result") from error
         return table
 
     def close(self) -> None:
@@ -133,12 +116,10 @@ class LockedReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _orders(self) -> bytes:
+    def _run(self, job: bytes) -> bytes:
         package = Path(__file__).parents[1]
         files = [file.path for of_table in self._files.values() for file in of_table]
         policy = isolation.Policy(
@@ -148,9 +129,7 @@ class LockedReader:
             open_files=4096,
             layers=self._layers,
         )
-        return isolation.orders("lake.locked.child", policy, {"lake": str(package.parent)})
-
-    def _run(self, job: bytes) -> bytes:
+        orders = isolation.orders("lake.locked.child", policy, {"lake": str(package.parent)})
         deadline = time.monotonic() + self._timeout
         environment = {"LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "2", "POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(
@@ -164,14 +143,13 @@ class LockedReader:
         )
         pipes = ChildPipes(process)
         try:
-            out, err = _answer(pipes, self._orders() + job, deadline, self._max_bytes)
+            out, err = _answer(pipes, orders + job, deadline, self._max_bytes)
             process.wait(max(0.1, deadline - time.monotonic()))
         except _TooMuchError:
             msg = f"the result is larger than {self._max_bytes:,} bytes, the most a locked query may return; add LIMIT"
             raise QueryError(msg) from None
         except (TimeoutError, subprocess.TimeoutExpired):
-            msg = f"stopped after {self._timeout:g} s, the time a locked query has; narrow it"
-            raise QueryError(msg) from None
+            raise QueryError(f"stopped after {self._timeout:g} s, the time a locked query has; narrow it") from None
         finally:
             process.kill()
             process.wait()
@@ -185,9 +163,9 @@ class LockedReader:
         text = err.decode("utf-8", "replace").strip()
         last = text.rpartition("\n")[2]
         if status == EXIT_REFUSED and last.startswith("{"):
-            told = json.loads(last)
-            kind = LakeAccessError if told.get("error") == "LakeAccessError" else QueryError
-            return kind(query_results.one_line(QueryError(told.get("message"))))
+            report = json.loads(last)
+            kind = LakeAccessError if report.get("error") == "LakeAccessError" else QueryError
+            return kind(query_results.one_line(QueryError(report.get("message"))))
         if status == isolation.EXIT_NOT_LOCKED:
             return LakeAccessError(f"the query was not run: {query_results.one_line(QueryError(last))}")
         if status in (-signal.SIGXCPU, -signal.SIGKILL):
@@ -221,15 +199,10 @@ def _answer(pipes: ChildPipes, job: bytes, deadline: float, most: int) -> tuple[
 
 
 def size_in_bytes(text: str) -> int:
-    """A size such as 512MB or 1.5GiB in bytes.
-
-    Raises:
-        UsageError: no size.
-    """
+    """A size such as 512MB or 1.5GiB in bytes. Raises UsageError: no size."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
     if found is None:
-        msg = f"{text!r} is no size; write for example 512MB or 2GiB"
-        raise UsageError(msg)
+        raise UsageError(f"{text!r} is no size; write for example 512MB or 2GiB")
     unit = _UNITS[found[2].upper()]
     if found[3]:
         unit = 1024 ** "BKMGT".index(found[2].upper() or "B")

@@ -1,6 +1,4 @@
-"""The commits of a lake, newest first, each with the job that made it.
-
-What changed between two snapshots: episodes that came and went, scores, advantages whose sign flipped.
+"""The commits of a lake, each with the job that made it, and what changed between two snapshots.
 
 Advantages are compared within a series (one estimator, one set of parameters, one code): what changed is the data.
 """
@@ -12,7 +10,6 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from lake import ids
-from lake.errors import UsageError
 from lake.read.snapshot import Snapshot
 from lake.tables import TABLES
 
@@ -35,11 +32,6 @@ _SCHEMA: dict[str, pl.DataType] = {
 def commits(lake: "Lake", table: str | None, limit: int) -> pl.DataFrame:
     """Commits of one table or of all, newest first.
 
-    Args:
-        lake: whose.
-        table: one table, or None for all.
-        limit: commits a table.
-
     Returns:
         table, version, at, operation (append, compact, forget, ...), rows it wrote, files_removed, and the job that did
         it: job_id, kind, run_id. NULL where the commit does not say.
@@ -47,9 +39,6 @@ def commits(lake: "Lake", table: str | None, limit: int) -> pl.DataFrame:
     Raises:
         UsageError: no such table.
     """
-    if table is not None and table not in TABLES:
-        msg = f"there is no table `{table}`; the tables are {', '.join(TABLES)}"
-        raise UsageError(msg)
     rows = []
     for name in [table] if table else TABLES:
         for entry in lake.history(name, limit):
@@ -70,14 +59,6 @@ def commits(lake: "Lake", table: str | None, limit: int) -> pl.DataFrame:
     found = pl.DataFrame(rows, schema=schema)
     jobs = lake.sql("SELECT job_id, kind, run_id FROM job_runs").cast({"job_id": pl.Int64})
     return found.join(jobs, on="job_id", how="left").sort("at", descending=True, maintain_order=True).select(*_SCHEMA)
-
-
-_ADVANTAGES = """
-SELECT series_id, episode_id, step_index, group_id, run_id, advantage FROM latest_advantages
-"""
-_SCORES = """
-SELECT series_id, scorer, scorer_version, episode_id, step_index, run_id, value FROM latest_scores
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,27 +88,17 @@ def difference(before: Snapshot, after: Snapshot) -> Difference:
     """Compare two snapshots of one lake."""
     columns = ["episode_id", "group_id", "run_id", "task_id", "rollout_index", "status"]
     old, new = (side.scan("episodes").select(columns) for side in (before, after))
-    return Difference(
-        added=new.join(old, on="episode_id", how="anti").sort(columns[1:3] + columns[:1]).collect(),
-        removed=old.join(new, on="episode_id", how="anti").sort(columns[1:3] + columns[:1]).collect(),
-        scores=_scores(before, after),
-        flips=_flips(before, after),
-    )
-
-
-def _scores(before: Snapshot, after: Snapshot) -> pl.DataFrame:
+    added = new.join(old, on="episode_id", how="anti").sort(columns[1:3] + columns[:1]).collect()
+    removed = old.join(new, on="episode_id", how="anti").sort(columns[1:3] + columns[:1]).collect()
     keys = ["series_id", "scorer", "scorer_version", "episode_id", "step_index", "run_id"]
-    old, new = (side.sql(_SCORES) for side in (before, after))
-    both = old.rename({"value": "before"}).join(
-        new.rename({"value": "after"}), on=keys, how="full", coalesce=True, nulls_equal=True
+    was, now = (side.sql(f"SELECT {', '.join(keys)}, value FROM latest_scores") for side in (before, after))
+    both = was.rename({"value": "before"}).join(
+        now.rename({"value": "after"}), on=keys, how="full", coalesce=True, nulls_equal=True
     )
-    return both.filter(pl.col("before").ne_missing(pl.col("after"))).sort(keys, nulls_last=True)
-
-
-def _flips(before: Snapshot, after: Snapshot) -> pl.DataFrame:
+    scores = both.filter(pl.col("before").ne_missing(pl.col("after"))).sort(keys, nulls_last=True)
     keys = ["series_id", "episode_id", "step_index"]
-    old, new = (side.sql(_ADVANTAGES) for side in (before, after))
-    both = old.select(*keys, pl.col("advantage").alias("before")).join(
-        new.rename({"advantage": "after"}), on=keys, how="inner"
-    )
-    return both.filter(pl.col("before").sign() != pl.col("after").sign()).sort(keys)
+    query = "SELECT series_id, episode_id, step_index, group_id, run_id, advantage FROM latest_advantages"
+    was, now = (side.sql(query) for side in (before, after))
+    both = was.select(*keys, before="advantage").join(now.rename({"advantage": "after"}), on=keys, how="inner")
+    flips = both.filter(pl.col("before").sign() != pl.col("after").sign()).sort(keys)
+    return Difference(added, removed, scores, flips)

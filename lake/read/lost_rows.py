@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from lake import ids
 from lake.errors import LakeAccessError
+from lake.read.text_table import counted
 from lake.storage.data_files import WRITE_SUMS
-from lake.tables import TABLES
+from lake.tables import WRITTEN_BY_JOBS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,11 +30,7 @@ _OTHERWISE = ("retract", "forget")
 
 
 def require_steps(snapshot: Snapshot) -> None:
-    """Check that every visible episode's write attempt is found in `steps`.
-
-    Raises:
-        LakeAccessError: names episodes whose steps are gone.
-    """
+    """Check that `steps` has what visible episodes need. Raises LakeAccessError: names episodes that lost steps."""
     if _sums_agree(snapshot.entries("episodes"), snapshot.entries("steps")):
         return
     import polars as pl
@@ -53,29 +50,22 @@ def require_steps(snapshot: Snapshot) -> None:
         for row in rows.head(3).iter_rows(named=True)
     )
     more = f" (+{len(rows) - 3} more)" if len(rows) > 3 else ""
+    steps = counted(int(rows["num_steps"].sum()), "step")
     place = f"table `steps` of {snapshot.root} at version {snapshot.versions['steps']}"
-    msg = (
-        f"{place} lacks {rows['num_steps'].sum()} steps of {len(rows)} episodes: {named}{more}. A commit of its log is "
+    raise LakeAccessError(
+        f"{place} lacks {steps} of {counted(len(rows), 'episode')}: {named}{more}. A commit of its log is "
         "gone: restore it from a backup, or `trajlake retract` these episodes to go on without them"
     )
-    raise LakeAccessError(msg)
 
 
 def _sums_agree(episodes: Sequence[FileEntry], steps: Sequence[FileEntry]) -> bool:
     """Whether both hold the same write attempts, dead ones of `steps` aside, as far as log and names tell."""
+    if any(entry.write_sum is None for entry in (*episodes, *steps)):
+        return False
     alone = {entry.only_write_id for entry in episodes}
-    total = 0
-    for entry in episodes:
-        if (known := entry.write_sum) is None:
-            return False
-        total += known
-    for entry in steps:
-        if (known := entry.write_sum) is None:
-            return False
-        # With every accepted attempt in a file of its own, the dead are known; else they make the sums differ.
-        if None in alone or entry.only_write_id is None or entry.only_write_id in alone:
-            total -= known
-    return total % WRITE_SUMS == 0
+    # With every accepted attempt in a file of its own, the dead are known; else they make the sums differ.
+    counted = [entry for entry in steps if alone & {None, entry.only_write_id} or entry.only_write_id is None]
+    return (sum(e.write_sum or 0 for e in episodes) - sum(e.write_sum or 0 for e in counted)) % WRITE_SUMS == 0
 
 
 def lost_jobs(snapshot: Snapshot, *, look: bool = True) -> pl.DataFrame:
@@ -84,21 +74,18 @@ def lost_jobs(snapshot: Snapshot, *, look: bool = True) -> pl.DataFrame:
     What an older job of a series lost is history, as its rows are: running it again is what makes them whole.
 
     Args:
-        snapshot: what is read.
         look: into compacted files; without it a job whose rows may lie there is taken for whole.
     """
     import polars as pl
 
     from lake.read.parquet import collected
-    from lake.write.job_parts import WRITTEN_OTHERWISE
 
     ended = (pl.col("event") == "succeeded") & ~pl.col("kind").is_in(_OTHERWISE)
     columns = ["job_id", "kind", "series_id", "sequence", "accepted_write_ids"]
     jobs = collected(snapshot.scan_all("jobs").filter(ended).select(columns))
     jobs = jobs.sort("sequence", nulls_last=False).unique(["kind", "series_id"], keep="last", maintain_order=True)
     accepted = jobs["accepted_write_ids"].explode(empty_as_null=False, keep_nulls=False)
-    tables = [name for name in TABLES if name not in WRITTEN_OTHERWISE]
-    lost = _not_in(snapshot, frozenset(accepted), tables, look=look)
+    lost = _not_in(snapshot, frozenset(accepted), WRITTEN_BY_JOBS, look=look)
     lost -= snapshot.emptied if lost else lost
     is_lost = pl.col("accepted_write_ids").list.eval(pl.element().is_in(sorted(lost)))
     return jobs.select("job_id", "kind", lost=is_lost.list.sum()).filter(pl.col("lost") > 0)

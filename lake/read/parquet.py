@@ -1,10 +1,8 @@
-"""Parquet files of a lake as lazy frames, local or in a bucket, with the columns and types of a table's spec.
-
-Which table and which file a failed read is about: what the reader's own message often does not say.
-"""
+"""Parquet files of a lake as lazy frames with a table's columns and types, and which file a failed read is about."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +20,7 @@ _FILE = re.compile(r"(?P<folders>(?:\w+://|/|\.\.\./).*/)(?P<table>\w+)/(?P<file
 
 
 def damaged(path: str, error: Exception) -> LakeAccessError:
-    """The error of a data file that cannot be read.
-
-    Args:
-        path: the file, in full.
-        error: what its reader said.
-    """
+    """The error of a data file that cannot be read."""
     reason = str(error).partition("\n")[0].replace(path, "it").removesuffix(": it")
     if isinstance(error, FileNotFoundError):
         reason = "there is no such file"
@@ -36,13 +29,11 @@ def damaged(path: str, error: Exception) -> LakeAccessError:
 
 
 def blamed(frame: pl.LazyFrame, error: Exception) -> LakeAccessError:
-    """The error of a lazy frame over a lake's files that could not be collected, with the file if it can be found.
-
-    Args:
-        frame: what was collected.
-        error: what Polars said.
-    """
-    scanned = _scanned(frame)
+    """The error of a lazy frame over a lake's files that could not be collected, with the file if it can be found."""
+    scanned: list[str] = []
+    # Where the schema comes from the files, the plan cannot be shown either.
+    with suppress(OSError, pl.exceptions.PolarsError):
+        scanned = _SCANNED.findall(frame.explain(optimized=False))  # the first file of each table
     if named := _FILE.search(str(error)):
         # Polars shortens a long path from its beginning.
         whole = (path.rpartition("/")[0] for path in scanned if path.rpartition("/")[0].endswith(f"/{named['table']}"))
@@ -56,38 +47,18 @@ def blamed(frame: pl.LazyFrame, error: Exception) -> LakeAccessError:
     return LakeAccessError(f"a file{of} cannot be read: {reason}. {ADVICE}")
 
 
-def _scanned(frame: pl.LazyFrame) -> list[str]:
-    """The first file of each table that a frame reads."""
-    try:
-        return _SCANNED.findall(frame.explain(optimized=False))
-    except (OSError, pl.exceptions.PolarsError):
-        # Where the schema comes from the files, the plan cannot be shown either.
-        return []
-
-
 def _damaged_beside(path: str) -> str | None:
-    """The first file of a table that is not what its name says; only files of a local folder are looked at.
-
-    Args:
-        path: one of its files.
-    """
+    """The first file of a table that is not what its name says; only files of a local folder are looked at."""
     folder = Path(path).parent
     if "://" in path or not folder.is_dir():
         return None
     objects = Objects(str(folder.parent))
-    for name in _cheapest_first(folder):
-        recorded = digest_in_name(name)
-        if recorded is not None and digest_of(objects, f"{folder.name}/{name}") != recorded:
-            return str(folder / name)
+    # Those that end wrong come first: they are the cheapest to tell.
+    for file in sorted(folder.glob("*.parquet"), key=lambda file: (_ends_well(file), file)):
+        recorded = digest_in_name(file.name)
+        if recorded is not None and digest_of(objects, f"{folder.name}/{file.name}") != recorded:
+            return str(file)
     return None
-
-
-def _cheapest_first(folder: Path) -> Iterator[str]:
-    """A table's data files: those that end wrong, then the others."""
-    files = sorted(folder.glob("*.parquet"))
-    torn = [file for file in files if not _ends_well(file)]
-    yield from (file.name for file in torn)
-    yield from (file.name for file in files if file not in torn)
 
 
 def _ends_well(file: Path) -> bool:
@@ -99,14 +70,7 @@ def _ends_well(file: Path) -> bool:
 def scan(
     paths: Sequence[str], table: Table, options: Mapping[str, Any], statistics: pl.DataFrame | None = None
 ) -> pl.LazyFrame:
-    """Files as a lazy frame of the table's columns; columns younger than a file are NULL.
-
-    Args:
-        paths: the files, at least one.
-        table: whose files they are.
-        options: Polars' storage options.
-        statistics: what is known of each file, to prune by.
-    """
+    """Files as a lazy frame of the table's columns, pruned by statistics; columns younger than a file are NULL."""
     return pl.scan_parquet(
         list(paths),
         missing_columns="insert",
@@ -129,11 +93,7 @@ def scan_pruned(files: Sequence[DataFile], table: Table, options: Mapping[str, A
 
 
 def collected(frame: pl.LazyFrame) -> pl.DataFrame:
-    """The rows of a lazy frame over a lake's files.
-
-    Raises:
-        LakeAccessError: a file is missing or damaged; names it and its table.
-    """
+    """The rows of a lazy frame over a lake's files. Raises LakeAccessError: names a damaged file and its table."""
     try:
         return frame.collect()
     except (OSError, pl.exceptions.PolarsError) as error:
@@ -145,10 +105,9 @@ def _statistics(files: Sequence[DataFile], table: Table) -> pl.DataFrame:
     schema = table.polars()
     columns = [pl.Series("len", [file.rows for file in files], dtype=pl.get_index_type())]
     nothing = (None, None)
-    for name in table.columns:
-        dtype = schema[name.name]
-        ranges = [file.ranges.get(name.name, nothing) for file in files]
-        columns.append(pl.Series(f"{name.name}_nc", [None] * len(files), dtype=pl.get_index_type()))
-        columns.append(pl.Series(f"{name.name}_min", [low for low, _ in ranges], dtype=dtype))
-        columns.append(pl.Series(f"{name.name}_max", [high for _, high in ranges], dtype=dtype))
+    for name, dtype in schema.items():
+        ranges = [file.ranges.get(name, nothing) for file in files]
+        columns.append(pl.Series(f"{name}_nc", [None] * len(files), dtype=pl.get_index_type()))
+        columns.append(pl.Series(f"{name}_min", [low for low, _ in ranges], dtype=dtype))
+        columns.append(pl.Series(f"{name}_max", [high for _, high in ranges], dtype=dtype))
     return pl.DataFrame(columns)

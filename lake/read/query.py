@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import duckdb
@@ -82,7 +81,6 @@ class Session:
         files: table name -> files with visible rows.
         objects: where the lake lies, the only place the connection may read.
         retracted: the episodes that readers do not see, int64; None if there are none.
-        limits: memory, time and threads.
         only: the files that may be read, and nothing else of the lake; None allows all of the lake's folder.
     """
 
@@ -112,10 +110,6 @@ class Session:
     def query(self, query: str, params: Params = None) -> pl.DataFrame:
         """Rows of one SELECT.
 
-        Args:
-            query: one SELECT statement; parameters are ? or $name.
-            params: their values.
-
         Raises:
             QueryError: not exactly one SELECT, SQL that DuckDB refuses, or a limit that was reached.
             LakeAccessError: a file of the lake is missing or damaged.
@@ -123,29 +117,12 @@ class Session:
         return query_results.frame(self._run(query, params, lambda relation: relation.to_arrow_table()))
 
     def shown(self, query: str, params: Params = None) -> pl.DataFrame | Rows:
-        """Rows of one SELECT for somebody to look at: plain values where the columns' types allow it.
-
-        Args:
-            query: one SELECT statement; parameters are ? or $name.
-            params: their values.
-
-        Raises:
-            QueryError: as `query`.
-        """
+        """As `query`, for somebody to look at: plain values where the columns' types allow it."""
         plain: Rows | None = self._run(query, params, query_results.rows)
         return self.query(query, params) if plain is None else plain
 
     def stream(self, query: str, params: Params = None, rows: int = 65_536) -> pa.RecordBatchReader:
-        """Rows of one SELECT, as they come: memory stays bounded however long the result is.
-
-        Args:
-            query: one SELECT statement; parameters are ? or $name.
-            params: their values.
-            rows: of a batch.
-
-        Raises:
-            QueryError: as `query`; what goes wrong later is raised while reading.
-        """
+        """As `query`, rows as they come, in bounded memory; what goes wrong later is raised while reading."""
         import pyarrow as pa
 
         own = self._connection.cursor()
@@ -173,9 +150,7 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @cached_property
@@ -189,8 +164,19 @@ class Session:
                 return idle.connection
         connection = duckdb.connect(":memory:")
         run = connection.execute
-        for name, value in self._settings().items():
-            run(f"SET GLOBAL {name} = {value}")
+        settings = {
+            "TimeZone": "UTC",
+            "temp_directory": str(Path(tempfile.gettempdir(), "trajlake-sql")) if self._limits.spill else "",
+            "autoinstall_known_extensions": "false",
+            "autoload_known_extensions": "false",
+            "allow_community_extensions": "false",
+            "python_enable_replacements": "false",
+            "memory_limit": self._limits.memory,
+            "threads": self._limits.threads,
+        }
+        for name, value in settings.items():
+            if value is not None:
+                run(f"SET GLOBAL {name} = {query_views.quoted(str(value))}")
         run("CREATE SCHEMA hidden")
         for macro in query_views.macros():
             run(macro)
@@ -204,23 +190,6 @@ class Session:
         run("SET lock_configuration = true")
         return connection
 
-    def _settings(self) -> dict[str, str]:
-        """Settings of the connection, as SQL."""
-        spill = str(Path(tempfile.gettempdir(), "trajlake-sql")) if self._limits.spill else ""
-        settings = {
-            "TimeZone": "'UTC'",
-            "temp_directory": query_views.quoted(spill),
-            "autoinstall_known_extensions": "false",
-            "autoload_known_extensions": "false",
-            "allow_community_extensions": "false",
-            "python_enable_replacements": "false",
-        }
-        if self._limits.memory is not None:
-            settings["memory_limit"] = query_views.quoted(self._limits.memory)
-        if self._limits.threads is not None:
-            settings["threads"] = str(self._limits.threads)
-        return settings
-
     def _run(
         self,
         query: str,
@@ -230,7 +199,11 @@ class Session:
     ) -> Any:
         """What `take` makes of the result of one SELECT; in a connection of its own if it is read later."""
         with self._lock, self._translated(query):
-            _require_select(query)
+            # No EXPLAIN: with ANALYZE it runs its statement, and COPY could write into the lake.
+            kinds = [statement.type for statement in duckdb.extract_statements(query)]
+            if kinds != [duckdb.StatementType.SELECT]:
+                named = ", ".join(kind.name for kind in kinds) or "nothing"
+                raise QueryError(f"a lake is read with exactly one SELECT; this is {named}")
             connection = self._connection if own is None else own
             with self._deadline(connection):
                 self._bind(query, params)
@@ -248,7 +221,9 @@ class Session:
         names = query_views.mentioned(query)
         scans = {}
         tables = [name for name in names if name in TABLES]
-        if query_pruning.has_conditions(query) and any(query_pruning.much(self._files(name)) for name in tables):
+        # Planning a query that does not say which rows it wants is not worth its milliseconds.
+        has_conditions = query_pruning.CONDITIONS.search(query) is not None
+        if has_conditions and any(query_pruning.much(self._files(name)) for name in tables):
             scans = query_pruning.planner().scans(query, params)
         self._bind_tables(names, scans)
 
@@ -257,12 +232,16 @@ class Session:
             self._connection.execute(f"DROP VIEW {query_views.quoted_name(name)}")
             del self._bound[name]
         self._inherited = set()
+
+        def writes() -> frozenset[int]:
+            # Those that are known to have written episodes: with files of their own.
+            return frozenset(file.write_id for file in self._files("episodes") if file.write_id is not None)
+
         for name, table in TABLES.items():
             if name not in names:
                 continue
-            files, where = query_pruning.needed(
-                table, self._files(name), scans.get(name, ()), self._origins, self._episode_writes
-            )
+            wanted = scans.get(name, ())
+            files, where = query_pruning.needed(table, self._files(name), wanted, self._origins, writes)
             hide = table.hides_retracted and self._hides
             bound = (self._paths(files), where, hide)
             if self._bound.get(name) != bound:
@@ -316,10 +295,6 @@ class Session:
         query = f"SELECT DISTINCT {', '.join(_ORIGIN)} FROM {source} WHERE {condition.column} IN ({values})"
         return [query_pruning.Origin(*row) for row in self._connection.execute(query).fetchall()]
 
-    def _episode_writes(self) -> frozenset[int]:
-        """The writes that are known to have written episodes: those with files of their own."""
-        return frozenset(file.write_id for file in self._files("episodes") if file.write_id is not None)
-
     def _batches(
         self, query: str, connection: duckdb.DuckDBPyConnection, reader: pa.RecordBatchReader, schema: pa.Schema
     ) -> Iterator[pa.RecordBatch]:
@@ -361,8 +336,7 @@ class Session:
             msg = f"stopped after {self._limits.seconds:g} s, the time a query has here; narrow it, or raise the limit"
             raise QueryError(msg) from error
         except duckdb.OutOfMemoryException as error:
-            msg = f"{query_results.one_line(error)}; narrow the query, or raise the memory limit"
-            raise QueryError(msg) from error
+            raise QueryError(f"{query_results.one_line(error)}; narrow the query, or raise the memory limit") from error
         except duckdb.Error as error:
             unreadable = isinstance(error, (duckdb.IOException, duckdb.InvalidInputException))
             if self._unread() or (unreadable and f"{self._objects.root}/" in str(error)):
@@ -410,12 +384,3 @@ def _keys(paths: tuple[str, ...], objects: Objects) -> pl.DataFrame:
     if not paths:
         return TABLES["episodes"].polars().to_frame().select("episode_id", *_ORIGIN)
     return collected(scan(paths, TABLES["episodes"], objects.polars_options).select("episode_id", *_ORIGIN))
-
-
-def _require_select(query: str) -> None:
-    # No EXPLAIN: with ANALYZE it runs its statement, and COPY could write into the lake.
-    statements = duckdb.extract_statements(query)
-    if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
-        kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
-        msg = f"a lake is read with exactly one SELECT; this is {kinds}"
-        raise QueryError(msg)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 import msgspec
@@ -38,7 +38,7 @@ FEW_FILES = 16
 FEW_BYTES = 64 << 20
 _MANY = 100
 """Ids in a condition above which looking them up is not worth it."""
-_CONDITIONS = re.compile(r"\b(where|having|qualify|join|on|filter)\b", re.IGNORECASE)
+CONDITIONS = re.compile(r"\b(where|having|qualify|join|on|filter)\b", re.IGNORECASE)
 _LONGEST_TEXT = 500
 _INTEGER = r"-?\d+"
 _TEXT = r"'(?:[^']|'')*'"
@@ -61,7 +61,7 @@ class Condition:
     def excludes(self, low: Key, high: Key) -> bool:
         """Whether no value between `low` and `high` will do."""
         if self.values is not None:
-            return not any(_between(low, value, high) for value in self.values)
+            return all(_less(value, low) or _less(high, value) for value in self.values)
         return (self.low is not None and _less(high, self.low)) or (self.high is not None and _less(self.high, low))
 
 
@@ -69,8 +69,7 @@ Scan = tuple[Condition, ...]
 """Conditions that every wanted row of one scan meets."""
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """Where the rows of an episode are: the write that brought it, its run and its group."""
 
     write_id: int
@@ -80,11 +79,8 @@ class Origin:
 
 def excluded(file: DataFile, scan: Scan) -> bool:
     """Whether the log's minimum and maximum say that a file has no row for a scan."""
-    for condition in scan:
-        low, high = file.ranges.get(condition.column, (None, None))
-        if low is not None and high is not None and condition.excludes(low, high):
-            return True
-    return False
+    ranges = ((condition, *file.ranges.get(condition.column, (None, None))) for condition in scan)
+    return any(low is not None and high is not None and one.excludes(low, high) for one, low, high in ranges)
 
 
 def needed(
@@ -101,11 +97,8 @@ def needed(
     look into `episodes`: only worth it where much is left to read.
 
     Args:
-        table: its spec.
-        files: its visible files.
         scans: what the query wants of it, one for each time it reads the table.
         origins: where the episodes are that meet a condition on `episode_id` or `group_id`; empty if unknown.
-        episode_writes: the writes that wrote episodes.
     """
     if not scans:
         return list(files), ""
@@ -139,11 +132,6 @@ def needed(
     return left, "group_id IN (" + ", ".join(map(str, sorted(groups))) + ")" if len(groups) <= _MANY else ""
 
 
-def has_conditions(query: str) -> bool:
-    """Whether a query may say which rows it wants: planning one that does not is not worth its milliseconds."""
-    return _CONDITIONS.search(query) is not None
-
-
 def much(files: Sequence[DataFile]) -> bool:
     """Whether so much is to be read that leaving some of it out is worth a look at the conditions."""
     return len(files) > FEW_FILES or sum(file.bytes for file in files) > FEW_BYTES
@@ -162,8 +150,7 @@ class Planner:
         optimizers = [name for (name,) in self._connection.execute("SELECT name FROM duckdb_optimizers()").fetchall()]
         off = ",".join(name for name in optimizers if name not in _MOVE_FILTERS)
         self._connection.execute(f"SET disabled_optimizers = '{off}'")
-        self._connection.execute("SET enable_external_access = false")
-        self._connection.execute("SET lock_configuration = true")
+        self._connection.execute("SET enable_external_access = false; SET lock_configuration = true")
 
     def columns(self, name: str) -> list[tuple[str, str]]:
         """Names and SQL types of the columns of a table or view."""
@@ -171,17 +158,11 @@ class Planner:
         return [(row[0], row[1]) for row in found]
 
     def scans(
-        self, query: str, params: Sequence[Any] | Mapping[str, Any] | None = None, patience: float = 1.0
+        self, query: str, params: Sequence[Any] | Mapping[str, Any] | None = None, seconds: float = 1.0
     ) -> dict[str, list[Scan]]:
-        """The scans of each table in a query's plan; empty if the query cannot be planned (in time).
-
-        Args:
-            query: one SELECT.
-            params: its parameters.
-            patience: seconds after which planning is given up.
-        """
+        """The scans of each table in a query's plan; empty if the query cannot be planned in so many seconds."""
         cursor = self._connection.cursor()
-        timer = threading.Timer(patience, cursor.interrupt)
+        timer = threading.Timer(seconds, cursor.interrupt)
         timer.daemon = True
         timer.start()
         try:
@@ -197,7 +178,9 @@ class Planner:
                 details = node.get("extra_info", {})
                 if isinstance(details, dict) and "Table" in details:
                     name = str(details["Table"]).rpartition(".")[2]
-                    found.setdefault(name, []).append(_scan(details.get("Filters", [])))
+                    filters = details.get("Filters", [])
+                    texts = [filters] if isinstance(filters, str) else filters
+                    found.setdefault(name, []).append(tuple(filter(None, map(parsed, texts))))
         return found
 
     def close(self) -> None:
@@ -217,11 +200,6 @@ def _nodes(tree: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for node in tree:
         yield node
         yield from _nodes(node.get("children", []))
-
-
-def _scan(filters: str | list[str]) -> Scan:
-    texts = [filters] if isinstance(filters, str) else filters
-    return tuple(condition for text in texts if (condition := parsed(text)) is not None)
 
 
 def parsed(text: str) -> Condition | None:
@@ -250,7 +228,3 @@ def _less(one: Key, other: Key) -> bool:
     if isinstance(one, str) and isinstance(other, str):
         return one < other
     return isinstance(one, int) and isinstance(other, int) and one < other
-
-
-def _between(low: Key, value: Key, high: Key) -> bool:
-    return not _less(value, low) and not _less(high, value)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from datetime import UTC, date
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import duckdb
 
 from lake.errors import QueryError
-from lake.read.text_table import Rows
+from lake.read.text_table import Rows, cell
 
 if TYPE_CHECKING:
     import polars as pl
@@ -32,11 +32,7 @@ _NEAR = re.compile(r'syntax error at or near "([^"]*)"')
 def rows(relation: duckdb.DuckDBPyRelation) -> Rows | None:
     """A result without the help of Arrow and Polars, which take longer to load than most queries take.
 
-    Args:
-        relation: the result, in a connection whose time zone is UTC.
-
-    Returns:
-        None if a column is of a type that Python has not, or a time is outside of its calendar.
+    None if a column is of a type that Python lacks, or a time is outside of its calendar. The connection's zone is UTC.
     """
     names, types = distinct_names(relation.columns), [str(kind) for kind in relation.types]
     if not _PLAIN.issuperset(types):
@@ -49,26 +45,19 @@ def rows(relation: duckdb.DuckDBPyRelation) -> Rows | None:
     found = relation.fetchall()
     for place in (place for place, kind in enumerate(types) if kind in {ZONED, "DATE"}):
         # Python's first and last day stand for infinity too.
-        if any(not isinstance(row[place], date | None) or _year(row[place]) in {1, 9999} for row in found):
+        values = [row[place] for row in found if row[place] is not None]
+        if any(not isinstance(value, date) or value.year in {1, 9999} for value in values):
             return None
-    return Rows(names, [_zoned(row, zoned) for row in found], [kind in _NUMBERS for kind in types])
-
-
-def _year(value: date | None) -> int | None:
-    return None if value is None else value.year
-
-
-def _zoned(row: tuple[Any, ...], places: list[int]) -> tuple[Any, ...]:
-    values = list(row)
-    for place in places:
-        values[place] = row[place] and row[place].replace(tzinfo=UTC)
-    return tuple(values)
+    if zoned:
+        found = [
+            tuple(v and v.replace(tzinfo=UTC) if place in zoned else v for place, v in enumerate(row)) for row in found
+        ]
+    return Rows(names, found, [kind in _NUMBERS for kind in types])
 
 
 def one_line(error: BaseException) -> str:
     """The first paragraph of an error's text, on one line; whoever wrote the query cannot steer a terminal with it."""
-    text = " ".join(str(error).partition("\n\n")[0].split())
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+    return cell(str(error).partition("\n\n")[0])
 
 
 def query_error(error: Exception, query: str) -> QueryError:
@@ -85,11 +74,7 @@ def query_error(error: Exception, query: str) -> QueryError:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """A result's schema with columns of one name numbered, and intervals as durations.
-
-    Raises:
-        QueryError: intervals inside lists or structs, which nothing downstream can hold.
-    """
+    """A result's schema, columns of one name numbered, intervals as durations. Raises QueryError: nested intervals."""
     import pyarrow as pa
 
     for field in schema:
@@ -104,41 +89,23 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def plain_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A batch of a result under its `plain_schema`.
-
-    Raises:
-        QueryError: an interval with months, which have no fixed length.
-    """
+    """A batch under its `plain_schema`. Raises QueryError: an interval with months, which have no fixed length."""
     import pyarrow as pa
 
     arrays = [_duration(column) if pa.types.is_interval(column.type) else column for column in batch.columns]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def plain_table(table: pa.Table) -> pa.Table:
-    """A whole result under its `plain_schema`.
-
-    Raises:
-        QueryError: an interval with months, which have no fixed length.
-    """
+def frame(table: pa.Table) -> pl.DataFrame:
+    """A result as Polars has it, sums of integers as int64 if they fit. Raises QueryError: a type Polars has not."""
+    import polars as pl
     import pyarrow as pa
 
     schema = plain_schema(table.schema)
-    if schema == table.schema:
-        return table
-    return pa.Table.from_batches([plain_batch(batch, schema) for batch in table.to_batches()], schema)
-
-
-def frame(table: pa.Table) -> pl.DataFrame:
-    """A result as Polars has it; sums of integers are int64 if they fit.
-
-    Raises:
-        QueryError: a column of a type that Polars has not, or an interval with months.
-    """
-    import polars as pl
-
+    if schema != table.schema:
+        table = pa.Table.from_batches([plain_batch(batch, schema) for batch in table.to_batches()], schema)
     try:
-        found = pl.from_arrow(plain_table(table))
+        found = pl.from_arrow(table)
     except pl.exceptions.PolarsError as error:
         types = ", ".join(f"{field.name} {field.type}" for field in table.schema)
         msg = f"a column has a type that cannot be returned ({types}); cast it, for example to VARCHAR"
@@ -187,7 +154,6 @@ def _duration(intervals: pa.Array) -> pa.Array:
 
     values = intervals.to_pylist()
     if any(value is not None and value.months for value in values):
-        msg = "an INTERVAL with months has no fixed length; cast it to VARCHAR, or subtract two times"
-        raise QueryError(msg)
+        raise QueryError("an INTERVAL with months has no fixed length; cast it to VARCHAR, or subtract two times")
     micros = [None if v is None else v.days * 86_400_000_000 + v.nanoseconds // 1000 for v in values]
     return pa.array(micros, pa.duration("us"))

@@ -16,8 +16,6 @@ from lake.tables.columns import Table
 
 HIDDEN_RETRACTED = "hidden.retracted"
 """Table with the episode_ids that readers do not see."""
-_COMMENT = re.compile(r"--[^\n]*")
-_WORD = re.compile(r"\w+")
 _CATALOG = re.compile(
     r"^\s*\(?\s*(show|describe|desc)\b|\b(information_schema|duckdb_\w+|pg_\w+|sqlite_\w+|pragma_\w+|show)\b", re.I
 )
@@ -41,7 +39,7 @@ def references() -> dict[str, frozenset[str]]:
     """View -> the tables and views that it builds on, directly or through other views."""
     found: dict[str, frozenset[str]] = {}
     for name, text in views().items():
-        direct = _known(_COMMENT.sub("", text)) - {name}
+        direct = _known(re.sub(r"--[^\n]*", "", text)) - {name}
         found[name] = direct.union(*(found[view] for view in direct if view in found))
     return found
 
@@ -58,7 +56,7 @@ def mentioned(query: str) -> frozenset[str]:
 
 
 def _known(text: str) -> frozenset[str]:
-    words = {word.lower() for word in _WORD.findall(text)}
+    words = set(re.findall(r"\w+", text.lower()))
     return frozenset(words & (TABLES.keys() | views().keys()))
 
 
@@ -70,17 +68,13 @@ def _scripts() -> list[tuple[str, str]]:
 
 
 def table_sql(table: Table, files: Sequence[DataFile], *, hide: bool = False, where: str = "") -> str:
-    """A table's visible rows as SQL.
+    """A table's visible rows as SQL, without the episodes of `HIDDEN_RETRACTED` if `hide`.
 
-    Args:
-        table: its spec.
-        files: the files to read.
-        hide: leave out the episodes of `HIDDEN_RETRACTED`.
-        where: a condition that every wanted row meets; it lets DuckDB skip parts of files.
+    `where` is a condition that every wanted row meets; it lets DuckDB skip parts of files.
     """
     if not files:
-        columns = ", ".join(f"CAST(NULL AS {c.sql_type}) AS {quoted_name(c.name)}" for c in table.columns)
-        return f"SELECT {columns} WHERE false"
+        nothing = ", ".join(f"CAST(NULL AS {c.sql_type}) AS {quoted_name(c.name)}" for c in table.columns)
+        return f"SELECT {nothing} WHERE false"
     columns = ", ".join(map(quoted_name, table.names))
     parts = []
     for dead in sorted({file.dead for file in files}, key=sorted):

@@ -11,6 +11,7 @@ from lake import ids
 from lake.errors import UsageError
 from lake.judgements.credit import covering, current_series, find_credit
 from lake.read.snapshot import Snapshot
+from lake.read.text_table import counted
 from lake.write.rows import inlined
 
 Row = dict[str, Any]
@@ -46,11 +47,7 @@ _ANNOTATIONS = """
 
 
 def find(lake: Snapshot, wanted: str) -> int:
-    """The episode that people mean by an id or by the beginning of one.
-
-    Raises:
-        UsageError: no such episode, several, or one that was retracted.
-    """
+    """The episode of an id or its beginning. Raises UsageError: no such episode, several, or a retracted one."""
     text = wanted.strip().lower()
     rest = ids.TEXT_LENGTH - len(text)
     low, high = text + "0" * rest, text + ids.ALPHABET[-1] * rest
@@ -62,8 +59,7 @@ def find(lake: Snapshot, wanted: str) -> int:
     found = lake.sql(f"SELECT episode_id FROM episodes {where}", between)["episode_id"].to_list()
     if len(found) > 1:
         several = ", ".join(map(ids.to_text, found[:_LISTED])) + (", ..." if len(found) > _LISTED else "")
-        msg = f"{wanted!r} begins several episodes ({several}); write more of it"
-        raise UsageError(msg)
+        raise UsageError(f"{wanted!r} begins several episodes ({several}); write more of it")
     if found:
         return int(found[0])
     gone = lake.sql(f"SELECT episode_id, kind, superseded_by, reason FROM retractions {where}", between)
@@ -74,25 +70,14 @@ def find(lake: Snapshot, wanted: str) -> int:
         shown = ids.to_text(row["episode_id"])
         msg = f"episode {shown} is {row['kind']}{why}{instead}; an older snapshot may still show it (--as-of)"
         raise UsageError(msg)
-    msg = (
+    raise UsageError(
         f"no episode begins with {wanted!r}; --task and --rollout name one too, and "
         "`trajlake sql 'SELECT episode_id, task_id, rollout_index FROM episodes'` lists them"
     )
-    raise UsageError(msg)
 
 
 def find_named(lake: Snapshot, *, task: str | None, rollout: int | None, run: str | None) -> int:
-    """The episode that people mean by the names of its task and run and its number among the siblings.
-
-    Args:
-        lake: where to look.
-        task: its task; None is any.
-        rollout: its number; None is any.
-        run: its run; None is any.
-
-    Raises:
-        UsageError: no such episode, or several.
-    """
+    """The episode of a task, run and number; None is any. Raises UsageError: no such episode, or several."""
     asked = {"task_id": task, "rollout_index": rollout, "run_id": run}
     given = {name: value for name, value in asked.items() if value is not None}
     where = " AND ".join(f"{name} = ${name}" for name in given)
@@ -104,30 +89,21 @@ def find_named(lake: Snapshot, *, task: str | None, rollout: int | None, run: st
         differ = [name for name in _OPTIONS if len({row[name] for row in found}) > 1]
         advice = f"add {' and '.join(_OPTIONS[name] for name in differ)}" if differ else "name one by its id"
         rest = ", ..." if len(found) > _LISTED else ""
-        listed = ", ".join(_spelled(row) for row in found[:_LISTED])
-        msg = f"{spelled} means {len(found)} episodes ({printable(listed)}{rest}); {advice}"
-        raise UsageError(msg)
-    tasks = lake.sql("SELECT DISTINCT task_id FROM episodes ORDER BY ALL LIMIT $n", {"n": _LISTED + 1})[
-        "task_id"
-    ].to_list()
+        listed = ", ".join(
+            f"{ids.to_text(row['episode_id'])} run {row['run_id']} task {row['task_id']} rollout {row['rollout_index']}"
+            + ("" if row["collection_round"] is None else f" round {row['collection_round']}")
+            for row in found[:_LISTED]
+        )
+        raise UsageError(f"{spelled} means {len(found)} episodes ({printable(listed)}{rest}); {advice}")
+    tasks = lake.sql(f"SELECT DISTINCT task_id FROM episodes ORDER BY ALL LIMIT {_LISTED + 1}")["task_id"].to_list()
     some = f"; tasks are {', '.join(tasks[:_LISTED])}{', ...' if len(tasks) > _LISTED else ''}" if task else ""
-    msg = f"there is no episode of {spelled}{printable(some)}; `trajlake sql 'FROM episodes'` lists them"
-    raise UsageError(msg)
-
-
-def _spelled(row: Row) -> str:
-    return (
-        f"{ids.to_text(row['episode_id'])} run {row['run_id']} task {row['task_id']} rollout {row['rollout_index']}"
-        + (f" round {row['collection_round']}" if row["collection_round"] is not None else "")
-    )
+    raise UsageError(f"there is no episode of {spelled}{printable(some)}; `trajlake sql 'FROM episodes'` lists them")
 
 
 def gather(lake: Snapshot, episode_id: int, wanted: str | None = None) -> Row:
     """Everything known about an episode.
 
     Args:
-        lake: what to read.
-        episode_id: of a visible episode.
         wanted: whose advantages are shown, as `lake.judgements.credit.find_credit` takes it; None: the current credit.
 
     Returns:
@@ -166,14 +142,14 @@ def _credited(lake: Snapshot, episode_id: int, wanted: str | None) -> tuple[Row 
         return None, {}
     chosen = find_credit(lake, wanted)
     rows = lake.sql(_ADVANTAGES.format(rows=chosen.rows), {"episode": episode_id}).to_dicts()
-    told = {
+    described = {
         "series_id": chosen.series_id,
         "estimator": chosen.estimator,
         "title": chosen.title,
         "job_id": rows[0]["job_id"] if rows else None,
         "others": [other.credit.title for other in others if other.credit.series_id != chosen.series_id],
     }
-    return told, {row.pop("step_index"): {k: v for k, v in row.items() if k != "job_id"} for row in rows}
+    return described, {row.pop("step_index"): {k: v for k, v in row.items() if k != "job_id"} for row in rows}
 
 
 def _of(rows: list[Row], step_index: int | None) -> list[Row]:
@@ -183,23 +159,18 @@ def _of(rows: list[Row], step_index: int | None) -> list[Row]:
 # ---------------------------------------------------------------- as text
 
 
-def lines(told: Row, *, full: bool = False) -> Iterator[tuple[str, str]]:
-    """An episode as (style, line): styles of rich, lines without control characters.
-
-    Args:
-        told: from `gather`.
-        full: do not cut long texts.
-    """
-    episode = told["episode"]
+def lines(gathered: Row, *, full: bool = False) -> Iterator[tuple[str, str]]:
+    """An episode as (style, line): styles of rich, lines without control characters."""
+    episode = gathered["episode"]
     yield "bold", _head(episode)
     if episode["error"]:
         yield from _block("error", episode["error"], full=full)
-    if (credit := told["credit"]) is not None:
+    if (credit := gathered["credit"]) is not None:
         covers = "" if credit["job_id"] is not None else ", which does not cover this episode"
         more = f"; others (--credit): {'; '.join(credit['others'])}" if credit["others"] else ""
         yield "dim", _one_line(f"credit: {credit['title']}{covers}{more}")
-    yield from _judgements(told)
-    for step in told["steps"]:
+    yield from _judgements(gathered)
+    for step in gathered["steps"]:
         yield "", ""
         yield "bold cyan", _step_head(step)
         role = f"state ({step['state_role']})" if step["state_role"] else "state"
@@ -250,26 +221,20 @@ def _head(episode: Row) -> str:
         f"rollout {episode['rollout_index']}" + (f" (attempt {episode['attempt']})" if episode["attempt"] else ""),
         episode["status"] + (f" ({episode['stop_reason']})" if episode["stop_reason"] else ""),
         f"return {number(episode['env_return'])}",
-        f"{episode['num_steps']} steps",
+        counted(episode["num_steps"], "step"),
     ]
     return _one_line("   ".join(parts))
 
 
 def _step_head(step: Row) -> str:
-    figures = {
-        "reward": step["reward"],
-        "return-to-go": step["return_to_go"],
-        "A_E": step["a_episode"],
-        "A_S": step["a_step"],
-        "A": step["advantage"],
-    }
-    parts = [f"step {step['step_index']}", *(f"{name} {number(value)}" for name, value in figures.items())]
-    if flags := _flags(step):
-        parts.append(f"[{', '.join(flags)}]")
-    return _one_line("   ".join(parts))
-
-
-def _flags(step: Row) -> list[str]:
+    parts = [
+        f"step {step['step_index']}",
+        f"reward {number(step['reward'])}",
+        f"return-to-go {number(step['return_to_go'])}",
+        f"A_E {number(step['a_episode'])}",
+        f"A_S {number(step['a_step'])}",
+        f"A {number(step['advantage'])}",
+    ]
     flags = [flag for flag in (step["flags"] or "").split(",") if flag]
     marks = {
         "invalid action": step["is_action_valid"] is False,
@@ -278,15 +243,16 @@ def _flags(step: Row) -> list[str]:
         "not trainable": not step["trainable"],
         "copied context": step["is_copied_context"],
     }
-    return flags + [name for name, holds in marks.items() if holds]
+    flags += [name for name, holds in marks.items() if holds]
+    return _one_line("   ".join([*parts, f"[{', '.join(flags)}]"] if flags else parts))
 
 
-def _judgements(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for score in told["scores"]:
+def _judgements(gathered: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for score in gathered["scores"]:
         why = score["error"] or score["reason"]
         text = f"score {score['scorer']}: {number(score['value'])}" + (f" ({why})" if why else "")
         yield "yellow", _one_line(text)
-    for note in told["annotations"]:
+    for note in gathered["annotations"]:
         said = [number(note["value"])] if note["value"] is not None else []
         said += [note["text"]] if note["text"] else []
         yield "magenta", _one_line(f"{note['label']} by {note['author']}: {', '.join(said)}")

@@ -3,25 +3,31 @@
 Tables are resolved in the reverse of the order in which writers commit (`RESOLUTION_ORDER`), so whatever a resolved
 row refers to is there. A snapshot is a mapping table -> Delta version: printable, storable in a job or a checkpoint,
 and reopened with `Lake.at`.
+
+Of an earlier moment, only the tables that decide what is visible (and those that are visible as they are) are taken at
+their old versions. The others are taken at their newest: facts are never rewritten, so the rows that were visible then
+are in them now, and those that were not are told by their write_ids. So clocks that disagree between writers cannot
+tear an episode from its steps, and only few old files have to be kept.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from lake import ids
-from lake.errors import ContractError
+from lake.errors import ContractError, UsageError
 from lake.read.visibility import DataFile, all_files, is_clean, visible_files
-from lake.storage.data_files import FileEntry
+from lake.storage.commits import NOTE
+from lake.storage.data_files import FileEntry, applied
 from lake.storage.objects import Objects
-from lake.storage.replaced import Replacement, applied
 from lake.storage.store import Store
-from lake.tables import RESOLUTION_ORDER, TABLES
+from lake.tables import EPISODES, JOBS, RESOLUTION_ORDER, TABLES
 from lake.tables.columns import Table, Visibility
 
 if TYPE_CHECKING:
@@ -49,7 +55,6 @@ class Snapshot:
     """All tables at fixed versions, with dead writes and retracted episodes left out.
 
     Args:
-        store: the lake's tables.
         versions: table -> Delta version; None takes the newest of each.
     """
 
@@ -64,26 +69,19 @@ class Snapshot:
         self._warned = False
         self.root = store.root
         if versions is not None and (unknown := set(versions) - set(TABLES)):
-            msg = f"a snapshot names unknown tables {sorted(unknown)}; valid: {', '.join(TABLES)}"
-            raise ContractError(msg)
+            raise ContractError(f"a snapshot names unknown tables {sorted(unknown)}; valid: {', '.join(TABLES)}")
         known = {} if versions is None else store.replacements.known()
         for name in RESOLUTION_ORDER:
             wanted = None if versions is None else versions.get(name, -1)
             if wanted is not None and (not isinstance(wanted, int) or wanted < -1):
-                msg = f"table `{name}` has no version {wanted!r}; valid: -1 (no table yet), 0, 1, 2, ..."
-                raise ContractError(msg)
+                raise ContractError(f"table `{name}` has no version {wanted!r}; valid: -1 (no table yet), 0, 1, 2, ...")
             self.versions[name], entries = store.logged(name, wanted)
-            if known:
-                entries = self._replaced(name, entries, known)
-            self._entries[name] = entries
-
-    def _replaced(self, name: str, before: list[FileEntry], known: Mapping[str, Replacement]) -> list[FileEntry]:
-        """The files as they are since a `forget`."""
-        there, gone = applied(self.objects, name, before, known)
-        if name == "episodes":
-            self.forgotten = sum(entry.rows for entry in before) - sum(entry.rows for entry in there)
-            self._emptied = frozenset().union(*(entry.emptied for entry in (*there, *gone)))
-        return there
+            # As they are since a `forget`.
+            there, gone = applied(self.objects, name, entries, known)
+            if known and name == "episodes":
+                self.forgotten = sum(entry.rows for entry in entries) - sum(entry.rows for entry in there)
+                self._emptied = frozenset().union(*(entry.emptied for entry in (*there, *gone)))
+            self._entries[name] = there
 
     def __repr__(self) -> str:
         """The mapping, as JSON."""
@@ -108,8 +106,14 @@ class Snapshot:
         if name not in self._files:
             self._check_losses(table)
             entries = self._entries[name]
+
+            def accepted() -> frozenset[int]:
+                # As far as these files hold rows of them: `jobs` is read only if that matters.
+                known = self._episode_write_ids
+                return known if all(self.write_ids(one) <= known for one in entries) else self.accepted_write_ids
+
             self._files[name] = (
-                visible_files(entries, lambda: self._accepted_in(entries), self.versions, self.write_ids)
+                visible_files(entries, accepted, self.versions, self.write_ids)
                 if table.visibility is Visibility.ACCEPTED
                 else all_files(entries)
             )
@@ -170,11 +174,7 @@ class Snapshot:
         return self.retracted if self.files("retractions") else None
 
     def sql(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pl.DataFrame:
-        """Rows of one SELECT over the snapshot (DuckDB). Views: every table by name, and the shipped ones.
-
-        Args:
-            query: one SELECT statement; parameters are ? or $name.
-            params: their values.
+        """Rows of one SELECT (DuckDB), with parameters ? or $name, over every table by name and the shipped views.
 
         Raises:
             QueryError: not one SELECT, or SQL that DuckDB refuses.
@@ -185,16 +185,7 @@ class Snapshot:
     def stream(
         self, query: str, params: list[Any] | dict[str, Any] | None = None, rows: int = 65_536
     ) -> pa.RecordBatchReader:
-        """Rows of one SELECT as they come, in bounded memory; as `sql` otherwise.
-
-        Args:
-            query: one SELECT statement.
-            params: values of its parameters.
-            rows: of a batch.
-
-        Raises:
-            QueryError: not one SELECT, or SQL that DuckDB refuses; what goes wrong later is raised while reading.
-        """
+        """As `sql`, rows as they come, in bounded memory; what goes wrong later is raised while reading."""
         import pyarrow as pa
 
         session = self.session()
@@ -207,11 +198,7 @@ class Snapshot:
         return pa.RecordBatchReader.from_batches(reader.schema, batches())
 
     def session(self, *, retracted_too: bool = False) -> Session:
-        """A connection for several queries in a row; close it, or use it as a context.
-
-        Args:
-            retracted_too: show retracted episodes as well.
-        """
+        """A connection for several queries in a row; close it, or use it as a context."""
         from lake.read.query import Session
 
         return Session(self.files, self.objects, (lambda: None) if retracted_too else self.hidden)
@@ -235,12 +222,6 @@ class Snapshot:
     def _episode_write_ids(self) -> frozenset[int]:
         return frozenset().union(*map(self.write_ids, self._entries["episodes"]), self._emptied)
 
-    def _accepted_in(self, entries: Sequence[FileEntry]) -> frozenset[int]:
-        """The accepted write attempts, as far as files hold rows of them; `jobs` is read only if that matters."""
-        if all(self.write_ids(entry) <= self._episode_write_ids for entry in entries):
-            return self._episode_write_ids
-        return self.accepted_write_ids
-
     @cached_property
     def dead_write_ids(self) -> frozenset[int]:
         """Write attempts that left rows nobody sees: of crashed writers, lost races and failed jobs."""
@@ -254,11 +235,7 @@ class Snapshot:
         return frozenset().union(*inside) - self.accepted_write_ids
 
     def write_ids(self, entry: FileEntry) -> frozenset[int]:
-        """The write attempts a file holds rows of: from the log, or from its column where the log does not say.
-
-        Raises:
-            LakeAccessError: the file had to be read and cannot be.
-        """
+        """The write attempts in a file, from the log or else its column. Raises LakeAccessError: it cannot be read."""
         if entry.only_write_id is not None:
             return frozenset((entry.only_write_id,))
         return self._store.remembered(entry.path, lambda: self._look(entry.path))
@@ -269,8 +246,9 @@ class Snapshot:
         from lake.read.parquet import collected
 
         options = self.objects.polars_options
-        column = collected(pl.scan_parquet(path, storage_options=options or None).select("write_id").unique())
-        return frozenset(column["write_id"].to_list())
+        return frozenset(
+            collected(pl.scan_parquet(path, storage_options=options or None).select("write_id").unique())["write_id"]
+        )
 
     def size(self, name: str) -> tuple[int, int, int]:
         """Files, rows (those of retracted episodes, and dead ones in shared files, counted) and bytes of a table."""
@@ -293,6 +271,78 @@ class Snapshot:
 
 def _table(name: str) -> Table:
     if name not in TABLES:
-        msg = f"there is no table `{name}`; the tables are {', '.join(TABLES)}"
-        raise ContractError(msg)
+        raise ContractError(f"there is no table `{name}`; the tables are {', '.join(TABLES)}")
     return TABLES[name]
+
+
+def versions_at_time(store: Store, moment: datetime) -> dict[str, int]:
+    """Table -> version, as of a moment. Raises UsageError: before the lake was made."""
+    versions = _versions(store, moment)
+    if versions[EPISODES.name] == -1:
+        made = committed_at(store, EPISODES.name, 0).isoformat()
+        raise UsageError(f"{store.root} did not exist at {moment.isoformat()}; it was made at {made}")
+    return versions
+
+
+def versions_at_episodes(store: Store, version: int) -> dict[str, int]:
+    """Table -> version, as of when `episodes` came to a version. Raises UsageError: no such version."""
+    newest = store.refresh(EPISODES.name)
+    if not 0 <= version <= newest:
+        raise UsageError(f"`episodes` has no version {version}; valid: 0 to {newest}")
+    # Its own clock may have been behind the one that made the lake.
+    versions = _versions(store, committed_at(store, EPISODES.name, version))
+    return versions | {EPISODES.name: version}
+
+
+def _versions(store: Store, moment: datetime) -> dict[str, int]:
+    decides = {name for name, table in TABLES.items() if table.visibility is Visibility.ALWAYS}
+    return {n: version_at(store, n, moment) if n in decides else store.refresh(n) for n in RESOLUTION_ORDER}
+
+
+def consistent(store: Store, versions: dict[str, int]) -> dict[str, int]:
+    """The versions, with `jobs` no newer than `episodes`.
+
+    A terminal row may name the writes that brought episodes: that of `forget` does, for what else these brought. If
+    its clock was behind theirs, the row is there before they are: their steps would be seen without them.
+    """
+
+    def episodes_writes(version: int) -> frozenset[int]:
+        return Snapshot(store, {EPISODES.name: version}).accepted_write_ids
+
+    later = episodes_writes(store.refresh(EPISODES.name)) - episodes_writes(versions[EPISODES.name])
+
+    def is_ahead(version: int) -> bool:
+        deciding = {EPISODES.name: versions[EPISODES.name], JOBS.name: version}
+        return not later.isdisjoint(Snapshot(store, deciding).accepted_write_ids)
+
+    low, high = -1, versions[JOBS.name]
+    if not later or not is_ahead(high):
+        return versions
+    while low < high - 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_ahead(middle) else (middle, high)
+    return versions | {JOBS.name: low}
+
+
+def version_at(store: Store, name: str, moment: datetime) -> int:
+    """The newest version of a table that was there at a moment; -1 before the table was."""
+    low, high = -1, store.refresh(name)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if committed_at(store, name, middle) <= moment:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def committed_at(store: Store, name: str, version: int) -> datetime:
+    """When a version was committed, by its writer's clock."""
+    data = store.objects.get(f"{name}/_delta_log/{version:020d}.json")
+    for line in (data or b"").splitlines():
+        info = msgspec.json.decode(line).get("commitInfo")
+        if info is not None:
+            at = (info.get(NOTE) or {}).get("at")
+            return datetime.fromisoformat(at) if at else datetime.fromtimestamp(info["timestamp"] / 1000, UTC)
+    # Its entry was cleaned up: older than anything that can be asked for.
+    return datetime.min.replace(tzinfo=UTC)

@@ -30,15 +30,7 @@ class Rows:
 def table(
     names: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[bool], whole: Sequence[bool], width: int | None
 ) -> list[str] | None:
-    """Header and rows as lines; None if they do not fit.
-
-    Args:
-        names: of the columns.
-        rows: their values.
-        right: columns that are aligned to the right.
-        whole: columns that are never cut.
-        width: of the terminal; None is no limit.
-    """
+    """Header and rows as lines, no wider than `width`, columns `whole` uncut; None if they do not fit."""
     texts = [[cell(name) for name in names], *([cell(value) for value in row] for row in rows)]
     widths = [max(map(_width, column)) for column in zip(*texts, strict=True)]
     widths = [most if whole[place] else min(most, width or WIDEST) for place, most in enumerate(widths)]
@@ -59,6 +51,11 @@ def lines(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
             yield ""
         for name, value in zip(names, row, strict=True):
             yield f"{_fitted(cell(name), longest, right=True)} = {cell(value)}"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things in words: `1 episode`, `2 episodes`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def cell(value: Any) -> str:

@@ -40,18 +40,11 @@ def is_clean(entry: FileEntry, versions: Mapping[str, int]) -> bool:
 def visible_files(
     entries: Iterable[FileEntry], accepted: Callable[[], Set[int]], versions: Mapping[str, int], look: WriteIds
 ) -> list[DataFile]:
-    """Files with at least one accepted row, each with the write_ids in it that are not accepted.
-
-    Args:
-        entries: the table's files.
-        accepted: gives the accepted write_ids; asked for only if some file needs them.
-        versions: of the snapshot.
-        look: looks into a mixed file.
-    """
+    """Files with at least one accepted row, each with the others' write_ids; `accepted` is asked only if need be."""
     files = []
     for entry in entries:
         if is_clean(entry, versions):
-            files.append(_data_file(entry, frozenset()))
+            files.append(_data_file(entry))
             continue
         inside = look(entry)
         dead = inside - accepted()
@@ -62,9 +55,9 @@ def visible_files(
 
 def all_files(entries: Iterable[FileEntry]) -> list[DataFile]:
     """Every file, whole."""
-    return [_data_file(entry, frozenset()) for entry in entries]
+    return [_data_file(entry) for entry in entries]
 
 
-def _data_file(entry: FileEntry, dead: frozenset[int]) -> DataFile:
+def _data_file(entry: FileEntry, dead: frozenset[int] = frozenset()) -> DataFile:
     ranges = {name: (low, entry.high[name]) for name, low in entry.low.items()}
     return DataFile(entry.path, entry.rows, entry.bytes, dead, entry.only_write_id, ranges)

@@ -1,11 +1,7 @@
-"""Where a lake lies: a local folder or a prefix of a bucket, taken apart and checked once.
+"""Where a lake lies (a local folder or a prefix of a bucket), and its storage's failures as one line to act on.
 
-Credentials never belong in an address: it is stored in jobs and pins, printed and logged.
-
-What storage says when it fails, said again in one line that a user can act on.
-
-obstore, delta-rs and Polars wrap the same texts of object_store in classes of their own, so what happened is read
-from the text.
+Credentials never belong in an address: it is stored in jobs and pins, printed and logged. obstore, delta-rs and Polars
+wrap the same texts of object_store in classes of their own, so what happened is read from the text.
 """
 
 import errno
@@ -33,21 +29,17 @@ _SEGMENT = re.compile(r"[A-Za-z0-9._=+~-]+")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A checked place for a lake.
-
-    Attributes:
-        root: how it is written: an absolute path, or scheme://bucket/prefix without a slash at the end.
-        scheme: one of `SCHEMES`; empty for a local folder.
-        bucket: bucket or container; empty for a local folder.
-        prefix: the key that all objects lie under, without slashes around it; may be empty.
-        account: the Azure storage account, where the address names one.
-    """
+    """A checked place for a lake; all but the root are empty for a local folder."""
 
     root: str
+    """An absolute path, or scheme://bucket/prefix without a slash at the end."""
     scheme: str = ""
+    """One of `SCHEMES`."""
     bucket: str = ""
     prefix: str = ""
+    """The key that all objects lie under, without slashes around it; may be empty."""
     account: str = ""
+    """The Azure storage account, where the address names one."""
 
     @property
     def folder(self) -> Path | None:
@@ -70,20 +62,17 @@ def parse(uri: str | Path) -> Address:
         return _remote(scheme, rest)
     # Path() folds `s3://` into `s3:/`, which would name a local folder nobody meant.
     if isinstance(uri, Path) and uri.parts and uri.parts[0].rstrip(":") in SCHEMES and uri.parts[0].endswith(":"):
-        msg = f"{text!r} was a URI before it became a Path; hand it over as text"
-        raise UsageError(msg)
+        raise UsageError(f"{text!r} was a URI before it became a Path; hand it over as text")
     return Address(str(_folder(text)))
 
 
 def _folder(text: str) -> Path:
     if not text.strip():
-        msg = "the lake's path is empty; give --lake FOLDER"
-        raise UsageError(msg)
+        raise UsageError("the lake's path is empty; give --lake FOLDER")
     try:
         path = Path(text).expanduser().resolve()
     except (RuntimeError, ValueError) as error:  # an unknown user, a loop of links, a NUL
-        msg = f"{text!r} is no usable path: {error}; choose another --lake"
-        raise UsageError(msg) from error
+        raise UsageError(f"{text!r} is no usable path: {error}; choose another --lake") from error
     if found := _UNSTORABLE.search(str(path)):
         msg = f"{str(path)!r}: Delta tables cannot lie under a name with {found[0]!r}; choose another --lake"
         raise UsageError(msg)
@@ -95,36 +84,29 @@ def _remote(scheme: str, rest: str) -> Address:
     account = ""
     # Looked at before anything is quoted: what stands before @ or after ? may be a secret.
     if "?" in rest or "#" in rest:
-        msg = f"an address of a lake has no query and no fragment (? and #); {_VALID}"
-        raise UsageError(msg)
+        raise UsageError(f"an address of a lake has no query and no fragment (? and #); {_VALID}")
     if scheme == "abfss":
         place, _, account = place.partition("@")
     if "@" in place + account or ":" in place + account:
-        msg = (
+        raise UsageError(
             "an address of a lake holds no credentials and no port: put them into storage options or into the "
             f"environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL, ...); {_VALID}"
         )
-        raise UsageError(msg)
     if scheme not in SCHEMES:
-        msg = f"`{scheme}://` is no place for a lake; {_VALID}"
-        raise UsageError(msg)
+        raise UsageError(f"`{scheme}://` is no place for a lake; {_VALID}")
     if not place:
-        msg = f"`{scheme}://` names no bucket; {_VALID}"
-        raise UsageError(msg)
+        raise UsageError(f"`{scheme}://` names no bucket; {_VALID}")
     if not _BUCKET.fullmatch(place):
-        msg = f"{place!r} is no name of a bucket: letters, digits, `-`, `.` and `_` are; {_VALID}"
-        raise UsageError(msg)
+        raise UsageError(f"{place!r} is no name of a bucket: letters, digits, `-`, `.` and `_` are; {_VALID}")
     if scheme == "abfss" and not _HOST.fullmatch(account):
-        msg = f"`abfss://{place}` names no account; {_VALID}"
-        raise UsageError(msg)
+        raise UsageError(f"`abfss://{place}` names no account; {_VALID}")
     prefix = prefix.rstrip("/")
     for segment in prefix.split("/") if prefix else ():
         if not _SEGMENT.fullmatch(segment) or segment in (".", ".."):
-            msg = (
+            raise UsageError(
                 f"{segment!r} cannot be a part of a lake's address: letters, digits and any of - _ . = + ~ can, "
                 "parts are separated by one slash, and none is `.` or `..`"
             )
-            raise UsageError(msg)
     host = f"{place}@{account}" if account else place
     root = f"{scheme}://{host}/{prefix}".rstrip("/")
     return Address(root, scheme, place, prefix, account.partition(".")[0])
@@ -157,17 +139,16 @@ def explained(error: BaseException, address: Address) -> TrajlakeError:
     if _NEWER_DELTA in str(error):
         msg = f"{address.root}: a newer Delta Lake wrote it ({_one_line(str(error))}); pip install --upgrade trajlake"
         return LakeVersionError(msg)
-    return _bucket_error(str(error), address) if address.scheme else _local(error, address)
-
-
-def _disk_advice(error: BaseException, text: str) -> str | None:
-    """What to do about a local disk that is full or refuses; None if that is not what happened."""
-    code = getattr(error, "errno", None)
+    if address.scheme:
+        return _bucket_error(str(error), address)
+    text, code = _one_line(str(error)), getattr(error, "errno", None)
     if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or any(words in text for words in _NO_ROOM):
-        return f"the disk is full; what was being written is not visible. Free space and run it again. ({text})"
-    if code in (errno.EACCES, errno.EPERM, errno.EROFS) or any(words in text for words in _REFUSALS):
-        return f"{_NO_PERMISSION}. ({text})"
-    return None
+        advice = f"the disk is full; what was being written is not visible. Free space and run it again. ({text})"
+    elif code in (errno.EACCES, errno.EPERM, errno.EROFS) or any(words in text for words in _REFUSALS):
+        advice = f"{_NO_PERMISSION}. ({text})"
+    else:
+        advice = f"{text}. {_DOCTOR}"
+    return LakeAccessError(f"{address.root}: {advice}")
 
 
 def _one_line(text: str) -> str:
@@ -178,34 +159,29 @@ def _one_line(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-def _local(error: BaseException, address: Address) -> TrajlakeError:
-    text = _one_line(str(error))
-    return LakeAccessError(f"{address.root}: {_disk_advice(error, text) or f'{text}. {_DOCTOR}'}")
-
-
 def _bucket_error(text: str, address: Address) -> TrajlakeError:
     line = _one_line(text)
     names = _CREDENTIALS[address.scheme]
 
-    def says(*words: str) -> bool:
+    def has(*words: str) -> bool:
         return any(word in text for word in words)
 
-    if says("NoSuchBucket", "ContainerNotFound", "The specified bucket does not"):
+    if has("NoSuchBucket", "ContainerNotFound", "The specified bucket does not"):
         kind = "container" if address.scheme in ("az", "abfss") else "bucket"
         msg = f"{address.root}: there is no {kind} `{address.bucket}`; correct its name or make it first. ({line})"
         return NotALakeError(msg)
     without = f"{address.root}: no usable credentials; set {names}, or give them as storage options. ({line})"
-    if says(*_METADATA):
+    if has(*_METADATA):
         msg = without
-    elif says("403 Forbidden", "401 Unauthorized", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"):
+    elif has("403 Forbidden", "401 Unauthorized", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"):
         msg = f"{address.root}: access denied; check {names} and the rights of that account. ({line})"
-    elif says("credential", "Credential", "Invalid Access Key", "Account must be specified"):
+    elif has("credential", "Credential", "Invalid Access Key", "Account must be specified"):
         msg = without
-    elif says("builder error"):
+    elif has("builder error"):
         msg = f"{address.root}: the endpoint is plain http; set {_ALLOW[address.scheme]}=true to allow it. ({line})"
-    elif says("error sending request", "timed out", "dns error", "Connect"):
+    elif has("error sending request", "timed out", "dns error", "Connect"):
         msg = f"{address.root}: cannot be reached; check the network and the endpoint that is set. ({line})"
-    elif says("301 Moved", "PermanentRedirect", "AuthorizationHeaderMalformed", "redirect"):
+    elif has("301 Moved", "PermanentRedirect", "AuthorizationHeaderMalformed", "redirect"):
         msg = f"{address.root}: the bucket lies in another region; set AWS_REGION to it. ({line})"
     else:
         msg = f"{address.root}: {line}. {_DOCTOR}"

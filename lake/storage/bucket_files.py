@@ -23,23 +23,15 @@ _LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 class BucketFiles(AbstractFileSystem):  # type: ignore[misc]
-    """The files of a snapshot, reading only.
-
-    Args:
-        protocol: scheme of the URIs.
-        sizes: URI -> bytes of every file that may be read; may grow.
-        read: reads a range.
-
-    Attributes:
-        failure: why the last read that failed did. DuckDB reports a traceback as text instead.
-    """
+    """The files of a snapshot, reading only. `sizes`: URI -> bytes of every file that may be read; may grow."""
 
     cachable = False
 
-    def __init__(self, protocol: str, sizes: Callable[[], Mapping[str, int]], read: Read) -> None:
+    def __init__(self, protocol: str, sizes: Mapping[str, int], read: Read) -> None:
         super().__init__()
         self.protocol = protocol
         self.failure: TrajlakeError | None = None
+        """Why the last read that failed did; DuckDB reports a traceback as text instead."""
         self._sizes = sizes
         self._read = read
 
@@ -52,15 +44,10 @@ class BucketFiles(AbstractFileSystem):  # type: ignore[misc]
         return name
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        """Size and type of a file.
-
-        Raises:
-            FileNotFoundError: no file of the snapshot.
-        """
-        size = self._sizes().get(path)
+        """Size and type of a file. Raises FileNotFoundError: no file of the snapshot."""
+        size = self._sizes.get(path)
         if size is None:
-            msg = f"{path} is no file of this snapshot"
-            raise FileNotFoundError(msg)
+            raise FileNotFoundError(f"{path} is no file of this snapshot")
         return {"name": path, "size": size, "type": "file"}
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
@@ -70,7 +57,7 @@ class BucketFiles(AbstractFileSystem):  # type: ignore[misc]
 
     def glob(self, path: str, **_: Any) -> list[str]:
         """The file itself, if it is one of the snapshot."""
-        return [path] if path in self._sizes() else []
+        return [path] if path in self._sizes else []
 
     def modified(self, path: str) -> datetime:
         """The same time for every file."""
@@ -79,8 +66,7 @@ class BucketFiles(AbstractFileSystem):  # type: ignore[misc]
 
     def _open(self, path: str, mode: str = "rb", **_: Any) -> "BucketFile":
         if mode != "rb":
-            msg = f"{path}: a snapshot is read, not written"
-            raise PermissionError(msg)
+            raise PermissionError(f"{path}: a snapshot is read, not written")
         return BucketFile(path, self.info(path)["size"], self._range)
 
     def _range(self, uri: str, start: int, end: int) -> bytes:
@@ -92,13 +78,7 @@ class BucketFiles(AbstractFileSystem):  # type: ignore[misc]
 
 
 class BucketFile(io.RawIOBase):
-    """One file; every read is one request for exactly its range.
-
-    Args:
-        uri: which.
-        size: its bytes.
-        read: reads a range.
-    """
+    """One file; every read is one request for exactly its range."""
 
     def __init__(self, uri: str, size: int, read: Read) -> None:
         self._uri = uri

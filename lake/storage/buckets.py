@@ -11,13 +11,14 @@ import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError, UnknownConfigurationKeyError
+from obstore.store import AzureStore, GCSStore, S3Store
 
 from lake.errors import UsageError
 from lake.storage.addresses import Address
-
-if TYPE_CHECKING:
-    from obstore.store import AzureStore, GCSStore, S3Store
 
 _MARK = "trajlakewrite"
 _CLIENT = frozenset(
@@ -56,74 +57,73 @@ _S3 = (
 _PREFIXES = {"s3": "aws_", "gs": "google_", "az": "azure_", "abfss": "azure_"}
 _MAX_RETRIES = 5
 _RETRY_SECONDS = 15
+FAILURES = (BaseError, OSError, ValueError)
+"""What obstore raises when a store fails."""
 _TIMEOUTS = {"connect_timeout": "3s", "read_timeout": "10s"}
 
 
 class Bucket:
-    """The objects under a prefix of a bucket.
-
-    Args:
-        address: where.
-        options: names as delta-rs and Polars know them.
-
-    Raises:
-        UsageError: an option that the store does not know.
-    """
+    """The objects under a prefix of a bucket. Raises UsageError: an option that the store does not know."""
 
     def __init__(self, address: Address, options: Mapping[str, str]) -> None:
+        self._address, self._options = address, options
         self._store = _open(address, options)
+
+    @property
+    def polars_options(self) -> dict[str, Any]:
+        """The options as Polars takes them.
+
+        S3 credentials of the environment are spelled out: left to itself Polars looks for them with boto3 first.
+        """
+        found = _environment("aws_", _S3) if self._address.scheme == "s3" else {}
+        limits = {**_TIMEOUTS, "max_retries": _MAX_RETRIES}
+        return {**limits, "retry_timeout_ms": _RETRY_SECONDS * 1000, **found, **self._options}
+
+    @property
+    def delta_options(self) -> dict[str, str]:
+        """The options as delta-rs takes them."""
+        limits = {**_TIMEOUTS, "max_retries": str(_MAX_RETRIES)}
+        return {**limits, "retry_timeout": f"{_RETRY_SECONDS}s", **self._options}
 
     def list(self, prefix: str, *, staging: bool) -> Iterator[tuple[str, int, datetime]]:
         """Path, bytes and time of every object under a folder; a bucket shows no half-written ones."""
         del staging
-        import obstore
-
         for chunk in obstore.list(self._store, prefix or None):
             for found in chunk:
                 yield found["path"], found["size"], found["last_modified"]
 
     def names(self) -> set[str]:
         """Names right under the prefix."""
-        import obstore
-
         found = obstore.list_with_delimiter(self._store)
         return {*found["common_prefixes"], *(entry["path"] for entry in found["objects"])}
 
     def get(self, path: str) -> bytes | None:
         """An object's bytes; None if there is none."""
-        import obstore
-
         try:
             return bytes(obstore.get(self._store, path).bytes())
         except FileNotFoundError as error:
-            if is_missing_bucket(error):
+            if _is_missing_bucket(error):
                 raise
             return None
 
     def read(self, path: str, start: int, end: int) -> bytes:
         """Bytes `start` up to, without, `end` of an object that is there."""
-        import obstore
-
         return obstore.get_range(self._store, path, start=start, end=end).to_bytes()
 
     def exists(self, path: str) -> bool:
         """Whether there is such an object."""
-        import obstore
-
         try:
             obstore.head(self._store, path)
         except FileNotFoundError as error:
-            if is_missing_bucket(error):
+            if _is_missing_bucket(error):
                 raise
-            self._require_bucket()
+            # The answer to a look at one object does not tell of a missing bucket; a listing raises.
+            next(iter(obstore.list(self._store, "-")), None)
             return False
         return True
 
     def create(self, path: str, data: bytes) -> bool:
         """Write an object that must not exist; False if it does."""
-        import obstore
-        from obstore.exceptions import AlreadyExistsError, BaseError
-
         mark = secrets.token_hex(16)
         try:
             obstore.put(self._store, path, data, attributes={_MARK: mark}, mode="create", use_multipart=False)
@@ -137,20 +137,16 @@ class Bucket:
 
     def put(self, path: str, data: bytes) -> None:
         """Write an object, over another one if need be."""
-        import obstore
-
         obstore.put(self._store, path, data, mode="overwrite")
 
     def delete(self, paths: Sequence[str]) -> None:
         """Delete objects; missing ones are no error."""
-        import obstore
-
         if not paths:
             return
         try:
             obstore.delete(self._store, paths)
         except FileNotFoundError as error:
-            if is_missing_bucket(error):
+            if _is_missing_bucket(error):
                 raise
             if len(paths) > 1:  # Google and Azure stop at the first that is missing
                 for path in paths:
@@ -158,50 +154,20 @@ class Bucket:
 
     def _bears(self, path: str, mark: str) -> bool:
         """Whether the object is the one that was put with this mark."""
-        import obstore
-
         try:
             return obstore.get(self._store, path, options={"head": True}).attributes.get(_MARK) == mark
         except FileNotFoundError:
             return False
 
-    def _require_bucket(self) -> None:
-        """Raise if the bucket is missing: the answer to a look at one object does not tell."""
-        import obstore
 
-        next(iter(obstore.list(self._store, "-")), None)
-
-
-def failures() -> tuple[type[Exception], ...]:
-    """What obstore raises when a store fails."""
-    from obstore.exceptions import BaseError
-
-    return (BaseError, OSError, ValueError)
-
-
-def is_missing_bucket(error: BaseException) -> bool:
+def _is_missing_bucket(error: BaseException) -> bool:
     """Whether a store says that the bucket, not the object, is missing."""
     return any(code in str(error) for code in ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not"))
 
 
-def polars_options(address: Address, options: Mapping[str, str]) -> dict[str, Any]:
-    """The options as Polars takes them.
-
-    S3 credentials of the environment are spelled out: left to itself Polars looks for them with boto3 first.
-    """
-    found = _environment("aws_", _S3) if address.scheme == "s3" else {}
-    limits = {**_TIMEOUTS, "max_retries": _MAX_RETRIES}
-    return {**limits, "retry_timeout_ms": _RETRY_SECONDS * 1000, **found, **options}
-
-
-def delta_options(options: Mapping[str, str]) -> dict[str, str]:
-    """The options as delta-rs takes them."""
-    limits = {**_TIMEOUTS, "max_retries": str(_MAX_RETRIES)}
-    return {**limits, "retry_timeout": f"{_RETRY_SECONDS}s", **options}
-
-
-def store_arguments(address: Address, options: Mapping[str, str]) -> dict[str, Any]:
-    """The options as obstore's stores take them: of the store, of its HTTP client, and how often to try."""
+def _open(address: Address, options: Mapping[str, str]) -> S3Store | GCSStore | AzureStore:
+    """A store with the options as obstore takes them: its own, those of its HTTP client, and how often to try."""
+    kinds: dict[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore, "abfss": AzureStore}
     family = _PREFIXES[address.scheme]
     config = {"account_name": address.account} if address.account else {}
     # Client options that are handed over replace those that obstore would read from the environment.
@@ -213,26 +179,19 @@ def store_arguments(address: Address, options: Mapping[str, str]) -> dict[str, A
         else:
             config[name] = value
     retry = {"max_retries": _MAX_RETRIES, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)}
-    return {"config": config, "client_options": client, "retry_config": retry}
-
-
-def _environment(family: str, names: Iterable[str], *, prefixed: bool = True) -> dict[str, str]:
-    """Options that the environment gives."""
-    found = {name: os.environ.get(f"{family}{name}".upper()) for name in names}
-    return {f"{family}{name}" if prefixed else name: value for name, value in found.items() if value}
-
-
-def _open(address: Address, options: Mapping[str, str]) -> "S3Store | GCSStore | AzureStore":
-    from obstore.exceptions import UnknownConfigurationKeyError
-    from obstore.store import AzureStore, GCSStore, S3Store
-
-    kinds: dict[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore, "abfss": AzureStore}
+    arguments = {"config": config, "client_options": client, "retry_config": retry}
     try:
         store: S3Store | GCSStore | AzureStore = kinds[address.scheme](
-            address.bucket, prefix=address.prefix or None, **store_arguments(address, options)
+            address.bucket, prefix=address.prefix or None, **arguments
         )
     except UnknownConfigurationKeyError as error:
         unknown = str(error).partition("\n")[0]
         msg = f"{address.root}: {unknown} Storage options are those of delta-rs, for example aws_endpoint_url"
         raise UsageError(msg) from error
     return store
+
+
+def _environment(family: str, names: Iterable[str], *, prefixed: bool = True) -> dict[str, str]:
+    """Options that the environment gives."""
+    found = {name: os.environ.get(f"{family}{name}".upper()) for name in names}
+    return {f"{family}{name}" if prefixed else name: value for name, value in found.items() if value}

@@ -1,4 +1,4 @@
-"""A table's data files as the log lists them, and what is told to the log of a new one."""
+"""A table's data files: as the log lists them, and as new ones are written for it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import errno
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from io import BytesIO
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from lake.storage.encoding import FileStatistics
+
 
 _DIGEST_BYTES = 16
 CLEAN = "clean"
@@ -55,7 +56,7 @@ class FileEntry:
     high: Mapping[str, Any]
     """Maximum, likewise."""
     emptied: frozenset[int] = frozenset()
-    """Write attempts whose rows in it were all forgotten (`lake.storage.replaced`)."""
+    """Write attempts whose rows in it were all forgotten (`Replacements`)."""
 
     @property
     def only_write_id(self) -> int | None:
@@ -108,13 +109,6 @@ def write_file(objects: Objects, table: Table, rows: Iterator[pa.Table], stem: s
 
     The digest of its bytes is part of its name: a bit that flips later would decode to another value, and nobody would
     know (`digest_in_name`).
-
-    Args:
-        objects: where the lake lies.
-        table: whose rows they are.
-        rows: in order, in pieces.
-        stem: how its name begins.
-        at: now.
     """
     from lake.storage import encoding
 
@@ -123,17 +117,14 @@ def write_file(objects: Objects, table: Table, rows: Iterator[pa.Table], stem: s
     try:
         statistics = encoding.write(cast("IO[bytes]", sink), rows, table)
         size = sink.tell()
-        path = sink.finish(_mark(statistics.write_ids))
+        writes = statistics.write_ids
+        # What the log cannot tell of several write attempts, the name does: their sum (`lake.read.lost_rows`).
+        path = sink.finish(f"{ids.to_text(sum(writes) % WRITE_SUMS)}-" if len(writes) > 1 else "")
     except BaseException:
         sink.abandon()
         raise
     add = AddAction(path, size, {}, int(at.timestamp() * 1000), True, _statistics_json(statistics))
     return Written(add, statistics.rows, at)
-
-
-def _mark(write_ids: Set[int]) -> str:
-    """What the name of a file tells of its write attempts, if the log cannot: their sum (`lake.read.lost_rows`)."""
-    return f"{ids.to_text(sum(write_ids) % WRITE_SUMS)}-" if len(write_ids) > 1 else ""
 
 
 class _Sink:
@@ -191,11 +182,7 @@ def digest_in_name(name: str) -> str | None:
 
 
 def digest_of(objects: Objects, place: str) -> str:
-    """The digest of a file's bytes as they are now.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-    """
+    """The digest of a file's bytes as they are now. Raises FileNotFoundError: there is no such file."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     if objects.folder is None:
         if (data := objects.get(place)) is None:
@@ -209,23 +196,14 @@ def digest_of(objects: Objects, place: str) -> str:
 
 
 def listed(objects: Objects, table: Table, handle: DeltaTable) -> list[FileEntry]:
-    """The live files of a table at the handle's version, by path.
-
-    Args:
-        objects: where the lake lies.
-        table: its spec.
-        handle: at some version.
-
-    Raises:
-        LakeAccessError: a file that lies outside the table's folder, or that needs another reader than ours.
-    """
+    """The live files at a version, by path. Raises LakeAccessError: one outside the folder, or for other readers."""
     version = handle.version()
-    if "deletionVectors" in (handle.protocol().reader_features or ()) or _maps_columns(handle):
-        msg = (
+    maps_columns = handle.metadata().configuration.get("delta.columnMapping.mode", "none") != "none"
+    if maps_columns or "deletionVectors" in (handle.protocol().reader_features or ()):
+        raise LakeAccessError(
             f"table `{table.name}` of {objects.root} at version {version} may have deletion vectors or mapped columns: "
             "another tool wrote it, and no reader here applies them. Rewrite it there without, or restore a backup"
         )
-        raise LakeAccessError(msg)
     # Read as it comes: turned into a pyarrow table it would import pandas, a third of a second.
     actions = handle.get_add_actions(flatten=True)
     present = set(actions.schema.names)
@@ -260,22 +238,8 @@ def listed(objects: Objects, table: Table, handle: DeltaTable) -> list[FileEntry
     return sorted(entries, key=lambda entry: entry.path)
 
 
-def _maps_columns(handle: DeltaTable) -> bool:
-    return handle.metadata().configuration.get("delta.columnMapping.mode", "none") != "none"
-
-
 def added_in(objects: Objects, table: Table, log: bytes, version: int) -> list[FileEntry]:
-    """The files that one commit added.
-
-    Args:
-        objects: where the lake lies.
-        table: whose.
-        log: its entry in the log.
-        version: for errors.
-
-    Raises:
-        LakeAccessError: a file that lies outside the table's folder.
-    """
+    """The files that one commit added. Raises LakeAccessError: a file that lies outside the table's folder."""
     adds = [add for line in log.splitlines() if (add := msgspec.json.decode(line).get("add")) is not None]
     names = _names(objects, table, version, [add["path"] for add in adds])
     entries = []
@@ -289,21 +253,16 @@ def added_in(objects: Objects, table: Table, log: bytes, version: int) -> list[F
 
 
 def _names(objects: Objects, table: Table, version: int, paths: Sequence[str]) -> list[str]:
-    """Files below the table's folder, as a log names them; whoever wrote it must not lead readers elsewhere.
-
-    Raises:
-        LakeAccessError: an absolute path, a URI, `..`, a pattern, or a link that leads out of the lake.
-    """
+    """Files of the table's folder, as a log names them. Raises LakeAccessError: one may lead readers elsewhere."""
     names = [unquote(path) for path in paths]
     links = _links(objects, table.name)
     for name in names:
         if not _NAME.fullmatch(name) or not links.isdisjoint((name, "")):
-            msg = (
+            raise LakeAccessError(
                 f"table `{table.name}` of {objects.root} at version {version} names {name!r}, which is no file in its "
                 "own folder, so nothing of the table is read. The log was tampered with, or this is a clone that "
                 "points to its original: restore it from a backup, or copy the files as well"
             )
-            raise LakeAccessError(msg)
     return names
 
 
@@ -341,15 +300,74 @@ def _is_sorted(frame: pl.DataFrame, keys: Sequence[str]) -> bool:
 
 def _statistics_json(statistics: FileStatistics) -> str:
     """What the log says of a file, as Delta spells it."""
+    low, high = (
+        {name: value for name, value in values.items() if value is not None}
+        for values in (statistics.low, statistics.high)
+    )
+    known = {"numRecords": statistics.rows, "minValues": low, "maxValues": high, "nullCount": statistics.nulls}
+    return msgspec.json.encode(known).decode()
 
-    def known(values: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in values.items() if value is not None}
 
-    return msgspec.json.encode(
-        {
-            "numRecords": statistics.rows,
-            "minValues": known(statistics.low),
-            "maxValues": known(statistics.high),
-            "nullCount": statistics.nulls,
-        }
-    ).decode()
+_REPLACED = "_trajlake/replaced"
+
+
+class Replacement(msgspec.Struct, frozen=True, kw_only=True):
+    """A deleted file and the one that holds its other rows."""
+
+    old: str
+    """Its path below the lake."""
+    new: str | None
+    """Name of the other in the same table; None if no row is left."""
+    rows: int
+    bytes: int
+    emptied: tuple[int, ...]
+    """Write attempts that have no row left in it: they were accepted all the same."""
+
+
+class Replacements:
+    """What `forget` put in the place of files of earlier versions: the same rows without the forgotten episodes'.
+
+    A log is never rewritten, so an earlier version goes on naming files that held something forgotten and are deleted.
+    Whoever opens such a version is led to the files without it; named snapshots and interrupted runs keep the rest of
+    what they held, and know how much was taken from them. A record is published before its file is deleted.
+    """
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self._read: dict[str, list[Replacement]] = {}
+
+    def publish(self, replaced: Sequence[Replacement]) -> None:
+        """Let readers of earlier versions know, before the old files are deleted."""
+        if replaced:
+            self._objects.put(f"{_REPLACED}/{ids.to_text(ids.fresh_id())}.json", msgspec.json.encode(replaced))
+
+    def known(self) -> dict[str, Replacement]:
+        """Replacements by the old file's path; each record is read once."""
+        for found in self._objects.list(_REPLACED):
+            if found.path not in self._read and (data := self._objects.get(found.path)) is not None:
+                self._read[found.path] = msgspec.json.decode(data, type=list[Replacement])
+        return {one.old: one for path in sorted(self._read) for one in self._read[path]}
+
+
+def applied(
+    objects: Objects, name: str, entries: Iterable[FileEntry], known: Mapping[str, Replacement]
+) -> tuple[list[FileEntry], list[FileEntry]]:
+    """Files of a version as they are read now, by path, and those of which nothing is left.
+
+    A replacement may have been replaced again. What the log says of ranges still holds: they only shrink.
+    """
+    if not known:
+        return list(entries), []
+    there, gone = [], []
+    for entry in entries:
+        found = entry
+        while (one := known.get(f"{name}/{found.name}")) is not None:
+            emptied = found.emptied | frozenset(one.emptied)
+            if one.new is None:
+                gone.append(replace(found, emptied=emptied))
+                break
+            path = objects.uri(f"{name}/{one.new}")
+            found = replace(found, path=path, name=one.new, rows=one.rows, bytes=one.bytes, emptied=emptied)
+        else:
+            there.append(found)
+    return sorted(there, key=lambda entry: entry.path), gone

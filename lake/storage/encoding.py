@@ -43,13 +43,7 @@ def arrow(frame: pl.DataFrame, table: Table) -> pa.Table:
 
 
 def write(sink: IO[bytes] | str, batches: Iterator[pa.Table], table: Table) -> FileStatistics:
-    """Write a Parquet file.
-
-    Args:
-        sink: a path or an open binary file.
-        batches: the rows in order, in pieces of any size, each with the table's schema.
-        table: whose columns they are.
-    """
+    """Write a Parquet file of rows in order, in pieces of any size, each with the table's schema."""
     statistics = FileStatistics(0, {}, {}, {}, set())
     with pq.ParquetWriter(sink, table.arrow(), **_settings(table)) as writer:
         for data in _row_groups(batches):

@@ -2,13 +2,6 @@
 
 Everything in a lake that is not a Delta table's own read or write goes through here: looking for a lake, commits of
 compaction, pins, orphans. A local lake uses file operations and never loads obstore.
-
-Objects in a local folder, with the guarantees of an object store and nothing but file operations.
-
-An object is written to a staging file beside its place and linked or renamed into it, so a process that is killed
-leaves a staging file, never half an object. The link fails if the name is taken: that is put-if-absent, and it is
-what delta-rs does, so either may race the other. Staging files are named as object_store names its own
-(`NAME#DIGITS`), which delta-rs and every listing skip.
 """
 
 import os
@@ -25,19 +18,21 @@ from urllib.parse import quote
 from lake.errors import TrajlakeError
 from lake.storage import addresses
 from lake.storage.addresses import explained
-from lake.storage.buckets import Bucket, delta_options, failures, polars_options
 
 if TYPE_CHECKING:
     from lake.storage.bucket_files import BucketFiles
+    from lake.storage.buckets import Bucket
 
 _STAGING = re.compile(r"#\d+$")
 
 
 class Folder:
-    """The objects under a local folder.
+    """The objects under a local folder, with the guarantees of an object store and nothing but file operations.
 
-    Args:
-        root: absolute path; made by the first write.
+    An object is written to a staging file beside its place and linked or renamed into it, so a process that is killed
+    leaves a staging file, never half an object. The link fails if the name is taken: that is put-if-absent, and it is
+    what delta-rs does, so either may race the other. Staging files are named as object_store names its own
+    (`NAME#DIGITS`), which delta-rs and every listing skip.
     """
 
     def __init__(self, root: str) -> None:
@@ -76,10 +71,10 @@ class Folder:
 
     def exists(self, path: str) -> bool:
         """Whether there is such an object."""
-        return self._path(path).is_file()
+        return Path(self._root, path).is_file()
 
     def create(self, path: str, data: bytes) -> bool:
-        """Write an object that must not exist; False if it does."""
+        """Write an object if there is none, atomically; False if it exists. Of several that race, one succeeds."""
         try:
             self._place(path, data, os.link)
         except FileExistsError:
@@ -94,10 +89,10 @@ class Folder:
         """Delete objects; missing ones are no error."""
         for path in paths:
             with suppress(FileNotFoundError, NotADirectoryError):
-                self._path(path).unlink()
+                Path(self._root, path).unlink()
 
     def _place(self, path: str, data: bytes, move: Callable[[Path, Path], None]) -> None:
-        target = self._path(path)
+        target = Path(self._root, path)
         staging = target.with_name(f"{target.name}#{secrets.randbits(63)}")
         try:
             try:
@@ -108,9 +103,6 @@ class Folder:
             move(staging, target)
         finally:
             staging.unlink(missing_ok=True)
-
-    def _path(self, path: str) -> Path:
-        return Path(self._root, path)
 
 
 _SECRET = re.compile(
@@ -125,17 +117,13 @@ _SHORTEST_SECRET = 4
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An object that a listing found.
-
-    Attributes:
-        path: relative to the root, with slashes.
-        bytes: its size.
-        modified: when it was written, by the store's clock, UTC.
-    """
+    """An object that a listing found."""
 
     path: str
+    """Relative to the root, with slashes."""
     bytes: int
     modified: datetime
+    """By the store's clock, UTC."""
 
 
 class Objects:
@@ -158,12 +146,15 @@ class Objects:
     def __init__(self, root: str | Path, options: Mapping[str, str] | None = None) -> None:
         self._address = addresses.parse(root)
         self._options = {name.lower(): str(value) for name, value in (options or {}).items()}
-        self._floor: Folder | Bucket
-        with self._explaining():
-            if self._address.scheme:
-                self._floor = Bucket(self._address, self._options)
-            else:
-                self._floor = Folder(self._address.root)
+        self._failures: tuple[type[Exception], ...] = (OSError,)
+        self._bucket: Bucket | None = None
+        if self._address.scheme:
+            from lake.storage import buckets
+
+            self._failures = buckets.FAILURES
+            with self._explaining():
+                self._bucket = buckets.Bucket(self._address, self._options)
+        self._floor = self._bucket or Folder(self._address.root)
 
     def __repr__(self) -> str:
         return f"Objects({self.root!r})"
@@ -185,12 +176,12 @@ class Objects:
     @property
     def delta_options(self) -> dict[str, str]:
         """Storage options for delta-rs; empty for a local folder."""
-        return delta_options(self._options) if self._address.scheme else {}
+        return self._bucket.delta_options if self._bucket else {}
 
     @property
     def polars_options(self) -> dict[str, Any]:
         """Storage options for Polars; empty for a local folder."""
-        return polars_options(self._address, self._options) if self._address.scheme else {}
+        return self._bucket.polars_options if self._bucket else {}
 
     def uri(self, path: str) -> str:
         """Full address of an object: an absolute path, or scheme://bucket/key."""
@@ -200,7 +191,6 @@ class Objects:
         """Objects under a folder, by path; none if the folder is missing.
 
         Args:
-            prefix: the folder; empty for the root.
             staging: also what writers that were killed left half-written beside their target; only a local folder
                 can have such files.
         """
@@ -225,11 +215,7 @@ class Objects:
             return self._floor.exists(path)
 
     def create(self, path: str, data: bytes) -> bool:
-        """Write an object only if there is none, atomically; of several that race, exactly one succeeds.
-
-        Returns:
-            False if the object exists.
-        """
+        """Write an object if there is none, atomically; False if it exists. Of several that race, one succeeds."""
         with self._explaining():
             return self._floor.create(path, data)
 
@@ -253,20 +239,24 @@ class Objects:
         Returns:
             None for a local folder, which needs none.
         """
-        if isinstance(self._floor, Folder):
+        if (bucket := self._bucket) is None:
             return None
         from lake.storage.bucket_files import BucketFiles
 
-        return BucketFiles(self._address.scheme, lambda: sizes, self._read)
+        def read(uri: str, start: int, end: int) -> bytes:
+            with self._explaining():
+                return bucket.read(uri.removeprefix(f"{self.root}/"), start, end)
 
-    def _read(self, uri: str, start: int, end: int) -> bytes:
-        assert isinstance(self._floor, Bucket)
-        with self._explaining():
-            return self._floor.read(uri.removeprefix(f"{self.root}/"), start, end)
+        return BucketFiles(self._address.scheme, sizes, read)
 
     def redacted(self, text: str) -> str:
         """A text with every secret of the options and of the environment replaced by ***."""
-        for secret in self._secrets():
+        environment = {name: value for name, value in os.environ.items() if name.upper().startswith(_FAMILIES)}
+        given = [*environment.items(), *self._options.items()]
+        values = {value for name, value in given if _SECRET.search(name) and not _PLACE.search(name)}
+        secrets = {value for value in values if len(value) >= _SHORTEST_SECRET}
+        # As they are and as a URL spells them, the longest first.
+        for secret in sorted(secrets | {quote(value, safe="") for value in secrets}, key=len, reverse=True):
             text = text.replace(secret, "***")
         return text
 
@@ -284,16 +274,5 @@ class Objects:
             yield
         except TrajlakeError:
             raise
-        except self._failures() as error:
+        except self._failures as error:
             raise self.explained(error) from None
-
-    def _failures(self) -> tuple[type[Exception], ...]:
-        return failures() if self._address.scheme else (OSError,)
-
-    def _secrets(self) -> tuple[str, ...]:
-        """Values to hide, longest first; as they are and as a URL spells them."""
-        environment = {name: value for name, value in os.environ.items() if name.upper().startswith(_FAMILIES)}
-        given = [*environment.items(), *self._options.items()]
-        values = {value for name, value in given if _SECRET.search(name) and not _PLACE.search(name)}
-        long = {value for value in values if len(value) >= _SHORTEST_SECRET}
-        return tuple(sorted(long | {quote(value, safe="") for value in long}, key=len, reverse=True))

@@ -25,13 +25,21 @@ from deltalake.transaction import AddAction, RemoveAction
 from lake import ids
 from lake.errors import LakeAccessError, NotALakeError, TrajlakeError
 from lake.storage.addresses import with_engine_errors
-from lake.storage.commits import CommitLostError, commit, until_committed
-from lake.storage.creation import MadeTables, make_table
-from lake.storage.data_files import FileEntry, Staged, Written, added_in, listed, sorted_rows, stem, write_file
-from lake.storage.log_check import NOTE, LogCheck, damaged_log
-from lake.storage.migrations import made_with_lake, migrate, missing_table, require_known
+from lake.storage.commits import NOTE, CommitLostError, LogCheck, commit, damaged_log, until_committed
+from lake.storage.data_files import (
+    FileEntry,
+    Replacements,
+    Staged,
+    Written,
+    added_in,
+    applied,
+    listed,
+    sorted_rows,
+    stem,
+    write_file,
+)
+from lake.storage.migrations import MadeTables, made_with_lake, make_table, migrate, missing_table, require_known
 from lake.storage.objects import Objects
-from lake.storage.replaced import Replacements, applied
 from lake.tables import EPISODES, FORMAT_VERSION, TABLES
 
 if TYPE_CHECKING:
@@ -172,20 +180,23 @@ class Store:
         return Staged(frame, self._write(name, sorted_rows(frame, TABLES[name])))
 
     def append_episodes(self, staged: Staged, checked_version: int, *, job_id: int | None = None) -> None:
-        """Append staged rows to `episodes` as a compare-and-swap on the version the caller has checked.
-
-        Raises:
-            CommitLostError: another writer was first.
-        """
+        """Append to `episodes` as a compare-and-swap on the version that was checked. Raises CommitLostError."""
         self._append_if(EPISODES.name, staged, checked_version, job_id)
 
     def append_terminal(self, staged: Staged, checked_version: int, *, job_id: int) -> None:
-        """Append a job's terminal row to `jobs` as a compare-and-swap on the version the caller has checked.
-
-        Raises:
-            CommitLostError: another job ended, or dead writes were dropped: check again, retry.
-        """
+        """Append a terminal row likewise. Raises CommitLostError: a job ended, or dead writes were dropped: retry."""
         self._append_if("jobs", staged, checked_version, job_id)
+
+    def _append_if(self, name: str, staged: Staged, checked_version: int, job_id: int | None) -> None:
+        with self._lock:
+            handle = self._handles[name]
+            # Only what is not newer than the caller's look is a base for its commit.
+            base = handle if handle.version() == checked_version else self._at(name, checked_version)
+            staged.written = self._fresh(name, staged.written, staged.rows)
+            note = self._note("append", job_id, rows=staged.written.rows)
+            # If it fails the file stays: over a network a commit may have arrived although it was reported lost.
+            self._commit(base, name, [staged.written.add], note, [self._next(base, name)])
+        self._kept(name, staged.written, staged.rows)
 
     def added(self, name: str, since: int, until: int) -> list[FileEntry]:
         """Files that a few commits after a version brought, up to another; all files where that cannot be told."""
@@ -227,17 +238,11 @@ class Store:
         """Replace files by one that holds the given rows, in one commit.
 
         Args:
-            name: the table.
             version: at which the removed files are live.
-            removed: the files that go.
             rows: what takes their place, in pieces; none at all leaves nothing in their place.
             operation: what this is called in the history.
             clean_since: versions of `episodes` and `jobs` at which all these rows are visible.
             erases: rows are gone for good, so writers of `episodes` must look again at what is there.
-            job_id: the job that does it.
-
-        Returns:
-            The new file; there is none if it has no rows.
 
         Raises:
             CommitLostError: another rewrite was first.
@@ -275,17 +280,6 @@ class Store:
         with self._lock, self._translated(name):
             commits = [] if self.refresh(name) == -1 else self._handles[name].history(limit)
         return [commit | {"note": commit.get(NOTE) or {}} for commit in commits]
-
-    def _append_if(self, name: str, staged: Staged, checked_version: int, job_id: int | None) -> None:
-        with self._lock:
-            handle = self._handles[name]
-            # Only what is not newer than the caller's look is a base for its commit.
-            base = handle if handle.version() == checked_version else self._at(name, checked_version)
-            staged.written = self._fresh(name, staged.written, staged.rows)
-            note = self._note("append", job_id, rows=staged.written.rows)
-            # If it fails the file stays: over a network a commit may have arrived although it was reported lost.
-            self._commit(base, name, [staged.written.add], note, [self._next(base, name)])
-        self._kept(name, staged.written, staged.rows)
 
     def _kept(self, name: str, written: Written, frame: pl.DataFrame) -> str:
         """The name of a committed file, written again if it is gone.
@@ -326,11 +320,6 @@ class Store:
         note: dict[str, Any],
         marks: list[Transaction] | None = None,
     ) -> None:
-        """Commit on top of a handle's version.
-
-        Raises:
-            CommitLostError: another process was first.
-        """
         with self._translated(name):
             commit(handle, name, actions, {NOTE: note}, marks)
         self._logs[name].wrote(handle.version())
@@ -351,17 +340,14 @@ class Store:
                 for other in there:  # those of an older format, which are on no list: before the first is migrated
                     self._made.add(other)
                 for other in there:
-                    self._migrate(other)
+                    with self._translated(other):
+                        version = require_known(self._handles[other], f"table `{other}` of {self.root}")
+                        if version < FORMAT_VERSION and migrate(partial(self._open, other), TABLES[other]):
+                            self._handles[other] = self._open(other)
                 self._prepared = True
             if name not in self._handles and self.refresh(name) == -1:
                 self._create(name)
             self._made.add(name)
-
-    def _migrate(self, name: str) -> None:
-        with self._translated(name):
-            version = require_known(self._handles[name], f"table `{name}` of {self.root}")
-            if version < FORMAT_VERSION and migrate(partial(self._open, name), TABLES[name]):
-                self._handles[name] = self._open(name)
 
     def _create(self, name: str) -> None:
         with self._translated(name):

@@ -3,8 +3,6 @@
 The types are few on purpose. Everything here is stored by Delta's oldest protocol (no unsigned integers, no column
 mapping, no deletion vectors), so any engine reads a lake. Free-form payloads are JSON strings; what is filtered or
 aggregated has a column of its own.
-
-Columns that several tables share, spelled once.
 """
 
 from __future__ import annotations
@@ -57,70 +55,40 @@ class Type(StrEnum):
         return self.value.startswith("list<")
 
 
-_SQL: dict[Type, str] = {
-    Type.ID: "BIGINT",
-    Type.INT: "BIGINT",
-    Type.SMALL_INT: "INTEGER",
-    Type.FLOAT: "DOUBLE",
-    Type.BOOL: "BOOLEAN",
-    Type.TEXT: "VARCHAR",
-    Type.WORD: "VARCHAR",
-    Type.JSON: "VARCHAR",
-    Type.TIME: "TIMESTAMP WITH TIME ZONE",
-    Type.BYTES: "BLOB",
-    Type.IDS: "BIGINT[]",
-    Type.TOKENS: "INTEGER[]",
-    Type.LOGPROBS: "FLOAT[]",
-    Type.MASK: "BOOLEAN[]",
+_ENGINES: dict[Type, tuple[str, str, str]] = {
+    Type.ID: ("BIGINT", "int64", "Int64"),
+    Type.INT: ("BIGINT", "int64", "Int64"),
+    Type.SMALL_INT: ("INTEGER", "int32", "Int32"),
+    Type.FLOAT: ("DOUBLE", "float64", "Float64"),
+    Type.BOOL: ("BOOLEAN", "bool_", "Boolean"),
+    Type.TEXT: ("VARCHAR", "string", "String"),
+    Type.WORD: ("VARCHAR", "string", "String"),
+    Type.JSON: ("VARCHAR", "string", "String"),
+    Type.TIME: ("TIMESTAMP WITH TIME ZONE", "", ""),
+    Type.BYTES: ("BLOB", "binary", "Binary"),
+    Type.IDS: ("BIGINT[]", "int64", "Int64"),
+    Type.TOKENS: ("INTEGER[]", "int32", "Int32"),
+    Type.LOGPROBS: ("FLOAT[]", "float32", "Float32"),
+    Type.MASK: ("BOOLEAN[]", "bool_", "Boolean"),
 }
+"""Names of the types in DuckDB, Arrow and Polars; for the latter two, those of a list's elements."""
 _WITH_STATISTICS = frozenset(("write_id", "run_id", "group_id", "episode_id", "job_id", "series_id"))
 
 
 @cache
-def _arrow() -> dict[Type, pa.DataType]:
+def _arrow(kind: Type) -> pa.DataType:
     import pyarrow as pa
 
-    def list_of(element: pa.DataType) -> pa.DataType:
-        return pa.list_(pa.field("element", element, nullable=False))
-
-    return {
-        Type.ID: pa.int64(),
-        Type.INT: pa.int64(),
-        Type.SMALL_INT: pa.int32(),
-        Type.FLOAT: pa.float64(),
-        Type.BOOL: pa.bool_(),
-        Type.TEXT: pa.string(),
-        Type.WORD: pa.string(),
-        Type.JSON: pa.string(),
-        Type.TIME: pa.timestamp("us", tz="UTC"),
-        Type.BYTES: pa.binary(),
-        Type.IDS: list_of(pa.int64()),
-        Type.TOKENS: list_of(pa.int32()),
-        Type.LOGPROBS: list_of(pa.float32()),
-        Type.MASK: list_of(pa.bool_()),
-    }
+    plain = pa.timestamp("us", tz="UTC") if kind is Type.TIME else getattr(pa, _ENGINES[kind][1])()
+    return pa.list_(pa.field("element", plain, nullable=False)) if kind.is_list else plain
 
 
 @cache
-def _polars() -> dict[Type, pl.DataType]:
+def _polars(kind: Type) -> pl.DataType:
     import polars as pl
 
-    return {
-        Type.ID: pl.Int64(),
-        Type.INT: pl.Int64(),
-        Type.SMALL_INT: pl.Int32(),
-        Type.FLOAT: pl.Float64(),
-        Type.BOOL: pl.Boolean(),
-        Type.TEXT: pl.String(),
-        Type.WORD: pl.String(),
-        Type.JSON: pl.String(),
-        Type.TIME: pl.Datetime("us", "UTC"),
-        Type.BYTES: pl.Binary(),
-        Type.IDS: pl.List(pl.Int64),
-        Type.TOKENS: pl.List(pl.Int32),
-        Type.LOGPROBS: pl.List(pl.Float32),
-        Type.MASK: pl.List(pl.Boolean),
-    }
+    plain: pl.DataType = pl.Datetime("us", "UTC") if kind is Type.TIME else getattr(pl, _ENGINES[kind][2])()
+    return pl.List(plain) if kind.is_list else plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +106,7 @@ class Column:
     @property
     def sql_type(self) -> str:
         """The column's type in DuckDB."""
-        return _SQL[self.type]
+        return _ENGINES[self.type][0]
 
 
 class Visibility(StrEnum):
@@ -159,27 +127,20 @@ class Table:
     """What one row is."""
     key: tuple[str, ...]
     """The columns that identify a visible row."""
-    visibility: Visibility
     sort: tuple[str, ...]
     """Order of rows inside a file."""
     row_bytes: int
     """Typical uncompressed row width; row groups are sized by it."""
     columns: tuple[Column, ...]
+    visibility: Visibility = Visibility.ACCEPTED
     distinct: bool = False
     """A set: rows of one key are one row for readers, so writing the same fact twice changes nothing."""
     hides_retracted: bool = False
     """Rows of retracted episodes do not exist for readers."""
 
     def column(self, name: str) -> Column:
-        """The column of that name.
-
-        Raises:
-            KeyError: no such column.
-        """
-        for column in self.columns:
-            if column.name == name:
-                return column
-        raise KeyError(name)
+        """The column of that name. Raises KeyError: no such column."""
+        return {column.name: column for column in self.columns}[name]
 
     @property
     def statistics(self) -> tuple[str, ...]:
@@ -198,15 +159,13 @@ class Table:
         """The table as an Arrow schema, required columns not nullable (Delta's schema is rendered from it)."""
         import pyarrow as pa
 
-        types = _arrow()
-        return pa.schema([pa.field(c.name, types[c.type], nullable=not c.required) for c in self.columns])
+        return pa.schema([pa.field(c.name, _arrow(c.type), nullable=not c.required) for c in self.columns])
 
     def polars(self) -> pl.Schema:
         """The table as a Polars schema."""
         import polars as pl
 
-        types = _polars()
-        return pl.Schema({c.name: types[c.type] for c in self.columns})
+        return pl.Schema({c.name: _polars(c.type) for c in self.columns})
 
     def sql(self) -> str:
         """The table as DuckDB DDL."""

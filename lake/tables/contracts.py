@@ -45,21 +45,18 @@ def conform(frame: pl.DataFrame, table: Table) -> pl.DataFrame:
     """
     schema = table.polars()
     if unknown := [name for name in frame.columns if name not in schema]:
-        msg = f"table `{table.name}` has no column {_names(unknown)}; its columns: {_names(table.names)}"
-        raise ContractError(msg)
+        raise ContractError(f"table `{table.name}` has no column {_names(unknown)}; its columns: {_names(table.names)}")
     if missing := [c.name for c in table.columns if c.required and c.name not in frame.columns]:
         msg = f"table `{table.name}` needs column {_names(missing)}; the frame has {_names(frame.columns)}"
         raise ContractError(msg)
     for name, found in frame.schema.items():
         if not _castable(found, table.column(name)):
-            msg = f"table `{table.name}`, column `{name}`: the frame has {found}; valid: {schema[name]}"
-            raise ContractError(msg)
+            raise ContractError(f"table `{table.name}`, column `{name}`: the frame has {found}; valid: {schema[name]}")
     filled = frame.with_columns(pl.lit(None).alias(c.name) for c in table.columns if c.name not in frame.columns)
     try:
         typed = filled.select(pl.col(name).cast(dtype) for name, dtype in schema.items())
     except pl.exceptions.PolarsError as error:
-        msg = f"table `{table.name}`: {str(error).partition(chr(10))[0]}"
-        raise ContractError(msg) from error
+        raise ContractError(f"table `{table.name}`: {str(error).partition(chr(10))[0]}") from error
     for column in _suspicious(typed, table):
         _check(typed, table, column)
     return typed
@@ -123,11 +120,11 @@ def _fail(bad: pl.DataFrame, table: Table, column: Column, fault: str, valid: st
         f"{name}={ids.to_text(value) if table.column(name).type is Type.ID and value is not None else value}"
         for name, value in ((name, row[name]) for name in table.key)
     )
+    rows = "1 row" if bad.height == 1 else f"{bad.height} rows"
     value = "" if row[column.name] is None else f" ({row[column.name]!r:.80})"
-    msg = (
-        f"table `{table.name}`, column `{column.name}`, row {key}: {fault}{value} in {bad.height} rows; valid: {valid}"
+    raise ContractError(
+        f"table `{table.name}`, column `{column.name}`, row {key}: {fault}{value} in {rows}; valid: {valid}"
     )
-    raise ContractError(msg)
 
 
 def _names(names: list[str]) -> str:

@@ -66,7 +66,6 @@ STEPS = Table(
     name="steps",
     grain="One row per decision (LLM call).",
     key=("episode_id", "step_index"),
-    visibility=Visibility.ACCEPTED,
     hides_retracted=True,
     sort=("run_id", "group_id", "episode_id", "step_index"),
     row_bytes=2048,
@@ -109,7 +108,6 @@ TOKENS = Table(
     name="tokens",
     grain="One row per decision and encoding: the exact tokens around one action.",
     key=("episode_id", "step_index", "encoding_id"),
-    visibility=Visibility.ACCEPTED,
     hides_retracted=True,
     sort=("run_id", "group_id", "episode_id", "encoding_id", "step_index"),
     row_bytes=2048,
@@ -189,7 +187,6 @@ SPANS = Table(
     name="spans",
     grain="One raw trace event of whatever ran the agent: a prompt, a tool, a reward, coordination, reasoning.",
     key=("episode_id", "trace_id", "span_id"),
-    visibility=Visibility.ACCEPTED,
     hides_retracted=True,
     sort=("run_id", "group_id", "episode_id", "started_at"),
     row_bytes=512,
@@ -215,7 +212,6 @@ BLOBS = Table(
     name="blobs",
     grain="A payload too big for a row (an image, a list of tools, a long text), once a write, referred to by hash.",
     key=("blob_id",),
-    visibility=Visibility.ACCEPTED,
     distinct=True,
     sort=("blob_id",),
     row_bytes=65536,
@@ -233,7 +229,6 @@ RETRACTIONS = Table(
     name="retractions",
     grain="One reason why readers no longer see an episode: superseded by a retry, taken back by a person, forgotten.",
     key=("episode_id", "kind"),
-    visibility=Visibility.ACCEPTED,
     distinct=True,
     sort=("episode_id",),
     row_bytes=64,
@@ -247,3 +242,5 @@ RETRACTIONS = Table(
         Column("reason", Type.TEXT, "The reason a person gave."),
     ),
 )
+
+FACTS = (EPISODES, STEPS, TOKENS, SPANS, BLOBS, REJECTS, RETRACTIONS)

@@ -97,3 +97,5 @@ METRICS = Table(
         WRITE_ID,
     ),
 )
+
+LINEAGE = (JOBS, BATCHES, CHECKPOINTS, METRICS)

@@ -26,12 +26,10 @@ class Commit(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """What came of it."""
+    """The rows that nobody else has committed, and the job; None if there was nothing left to write."""
 
     kept: pl.DataFrame
-    """Those of the rows that nobody else has committed."""
     job_id: int | None
-    """None if there was nothing left to write."""
 
 
 def commit_unclaimed(
@@ -46,12 +44,9 @@ def commit_unclaimed(
     """Commit rows whose episodes are still in the lake and which others have not committed meanwhile, as one job.
 
     Args:
-        lake: where to write.
         rows: with `episode_id`, and all columns of what is claimed.
         claimed: what others have committed by a snapshot, by the columns that there may be one row of.
         made: what to write, from the rows that are left and the episodes that are still there.
-        refusal: says that others were faster.
-        **job: see `Lake.job`.
 
     Raises:
         ConflictError: others were faster again and again.

@@ -1,10 +1,8 @@
-"""Which episodes a lake holds: what a writer looks up before it commits.
+"""Which episodes a lake holds, and which were forgotten: what a writer looks up before it commits.
 
 Brought up to date from the files added since the last look, and kept as a few sorted runs that are merged when they
 grow alike (a log-structured merge), so a batch costs what it brings, not what is there: 100 bytes an episode in
 memory, logarithmic time a lookup.
-
-Which episodes were forgotten: erased, and not to be taken again.
 """
 
 from collections.abc import Iterable
@@ -15,7 +13,6 @@ import polars as pl
 
 from lake.errors import LakeAccessError
 from lake.read.parquet import collected, scan
-from lake.storage.data_files import FileEntry
 from lake.storage.store import Store
 from lake.tables import EPISODES, JOBS, RETRACTIONS
 
@@ -24,9 +21,6 @@ class Tombstones:
     """The forgotten episodes of a lake, brought up to date from the files added since the last look.
 
     A tombstone counts once the job that set it has succeeded, as it does for readers.
-
-    Args:
-        store: the lake's tables.
     """
 
     def __init__(self, store: Store) -> None:
@@ -36,11 +30,7 @@ class Tombstones:
         self._forgotten: set[int] = set()
 
     def refresh(self) -> set[int]:
-        """The episode_ids of all forgotten episodes.
-
-        Raises:
-            LakeAccessError: a file is missing or damaged.
-        """
+        """The episode_ids of all forgotten episodes. Raises LakeAccessError: a file is missing or damaged."""
         options = self._store.objects.polars_options
         _, entries = self._store.files(RETRACTIONS.name)
         if fresh := [entry.path for entry in entries if entry.path not in self._seen]:
@@ -91,11 +81,7 @@ class _Run:
 
 
 class EpisodeIndex:
-    """The episodes of a lake by id and by group, and the ids that were forgotten.
-
-    Args:
-        store: the lake's tables.
-    """
+    """The episodes of a lake by id and by group, and the ids that were forgotten."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -108,15 +94,11 @@ class EpisodeIndex:
         self._forgotten: set[int] = set()
 
     def refresh(self) -> int:
-        """Bring the index to the newest version of `episodes`, and return that version.
-
-        Raises:
-            LakeAccessError: a file is missing or damaged.
-        """
+        """Come to the newest version of `episodes`, and return it. Raises LakeAccessError: a damaged file."""
         while True:
             version = self._store.refresh(EPISODES.name)
             try:
-                self._add([entry.path for entry in self._new(version) if entry.path not in self._seen])
+                self._add(version)
             except LakeAccessError:
                 # Erased, or compacted and deleted, while it was being read? Then there is a version without it.
                 if self._version is None and self._store.refresh(EPISODES.name) == version:
@@ -128,17 +110,19 @@ class EpisodeIndex:
             self._forgotten = self._tombstones.refresh()
             return version
 
-    def _new(self, version: int) -> list[FileEntry]:
-        """Files since the last look, or all of them."""
+    def _add(self, version: int) -> None:
+        """Take in the files since the last look, or all of them."""
         if self._version is None:
-            return self._store.files(EPISODES.name, version)[1]
-        return self._store.added(EPISODES.name, self._version, version)
-
-    def _add(self, paths: list[str]) -> None:
-        if paths:
+            entries = self._store.files(EPISODES.name, version)[1]
+        else:
+            entries = self._store.added(EPISODES.name, self._version, version)
+        if paths := [entry.path for entry in entries if entry.path not in self._seen]:
             rows = scan(paths, EPISODES, self._store.objects.polars_options).select(_COLUMNS)
             self._runs.append(_Run.of(collected(rows)))
-            self._merge()
+            # Every run stays at least twice as long as the next.
+            while len(self._runs) > 1 and self._runs[-2].rows_E.height < 2 * self._runs[-1].rows_E.height:
+                last, before = self._runs.pop(), self._runs.pop()
+                self._runs.append(_Run.of(pl.concat([before.rows_E, last.rows_E])))
             self._seen.update(paths)
 
     def contents(self, episode_ids: Iterable[int]) -> dict[int, int]:
@@ -156,9 +140,3 @@ class EpisodeIndex:
     def is_forgotten(self, episode_id: int) -> bool:
         """Whether the episode was erased and must not come back."""
         return episode_id in self._forgotten
-
-    def _merge(self) -> None:
-        """Keep every run at least twice as long as the next."""
-        while len(self._runs) > 1 and self._runs[-2].rows_E.height < 2 * self._runs[-1].rows_E.height:
-            last, before = self._runs.pop(), self._runs.pop()
-            self._runs.append(_Run.of(pl.concat([before.rows_E, last.rows_E])))

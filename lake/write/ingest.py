@@ -1,9 +1,8 @@
 """Ingest: a file of trajectories into the lake, in batches, exactly once, with every record accounted for.
 
 Records in = new + already present + rejects; the figures stand in the job's terminal row. Killed and started again, a
-job skips what is present. The batch size changes nothing but speed.
-
-`-` as a file: standard input, and pipes like it, spooled to disk so that formats can be sniffed.
+job skips what is present. The batch size changes nothing but speed. Standard input and named pipes are spooled to disk,
+so that formats can be sniffed.
 """
 
 import gc
@@ -20,28 +19,19 @@ from typing import Any, BinaryIO
 import msgspec
 
 from lake.errors import UsageError
-from lake.formats import FORMATS
-from lake.formats.registry import Item, choose
+from lake.formats import FORMATS, Item, choose
 from lake.formats.source import Meter, Source, stem
 from lake.lake import Lake
 from lake.records import EpisodeRecord, Reject, printable
 from lake.write.jobs import Job
 
 PATIENCE_SECONDS = 1.0
-"""How long nothing may come from a named pipe before that is told."""
+"""How long a named pipe may stay silent before the user hears of it."""
 
 
 @contextmanager
 def spooled(name: str, stdin: BinaryIO, tell: Callable[[str], None] = lambda _: None) -> Iterator[Path]:
-    """The path of a file; `-` stands for standard input, held in a temporary file named `stdin`.
-
-    What can be read only once, a named pipe or the shell's `<(command)`, is held in a temporary file too.
-
-    Args:
-        name: of the file.
-        stdin: standard input.
-        tell: is told, once, that a named pipe keeps us waiting.
-    """
+    """The path of a file; stdin (`-`) and pipes are held in a temporary one. `tell` hears of a pipe that waits."""
     source = Path(name)
     if name != "-" and not source.is_fifo():
         yield source
@@ -115,8 +105,11 @@ class Copies:
         rollout = hash(("rollout", group, record.rollout_index, record.agent_id))
         if rollout in self._seen:
             return
-        decisions = self._decisions(record)
-        content = rollout if decisions is None else hash(("content", group, decisions))
+        content = rollout
+        steps = [step for step in record.steps if step.is_active]
+        if all(step.state is not None for step in steps):
+            decisions = ((s.state, s.action, self._calls(s.tool_calls) if s.tool_calls else None) for s in steps)
+            content = hash(("content", group, *decisions))
         size, repeated = self._groups.get(group, (0, 0))
         self._groups[group] = (size + 1, repeated + (content in self._seen))
         self._seen |= {rollout, content}
@@ -136,17 +129,6 @@ class Copies:
     def count(self) -> int:
         """Episodes that repeat an earlier one of their group."""
         return sum(repeated for _, repeated in self._groups.values())
-
-    def _decisions(self, record: EpisodeRecord) -> int | None:
-        content: list[Any] = []
-        for step in record.steps:
-            if not step.is_active:
-                continue
-            if step.state is None:
-                return None
-            calls = step.tool_calls
-            content += (step.state, step.action, self._calls(calls) if calls else None)
-        return hash(tuple(content))
 
     def _calls(self, calls: list[Any]) -> bytes:
         return self._encode([{**call, "id": None} if isinstance(call, dict) else call for call in calls])
@@ -171,28 +153,21 @@ def ingest(
     batch_size: int = BATCH_EPISODES,
     progress: Callable[[Progress], None] | None = None,
 ) -> Report:
-    """Read a file into a lake.
+    """Read a file into a lake; the counts are of records, and of the new episodes' steps.
 
     The job's parameters are the file's name and size, its format and the run: nothing that depends on the machine.
 
     Args:
-        lake: where to.
-        path: the file.
         run_id: run of records that name none; the file's stem unless given.
-        format_name: the file's format; sniffed unless given.
         batch_size: episodes a commit at most.
         progress: called between batches, at most every 10 seconds.
-
-    Returns:
-        Counts of records, and of episodes and steps that are new.
 
     Raises:
         FormatError: the file is missing, empty or of no known format.
         UsageError: a batch size below 1, or an empty run.
     """
     if batch_size < 1:
-        msg = f"the batch size is {batch_size}; valid: 1 or more"
-        raise UsageError(msg)
+        raise UsageError(f"the batch size is {batch_size}; valid: 1 or more")
     path = Path(path)
     report = prepare(path, run_id=run_id, format_name=format_name)
     meter, size = Meter(), path.stat().st_size
@@ -222,12 +197,11 @@ def ingest(
 
 
 def prepare(path: Path, *, run_id: str | None = None, format_name: str | None = None) -> Report:
-    """As what a file would be read, with all counts 0; needs no lake and raises what `ingest` would."""
+    """The report of a file before any record is read; needs no lake and raises what `ingest` would."""
     fmt = choose(path, format_name)
     run = printable(stem(path) if run_id is None else run_id)
     if not run.strip():
-        msg = "the run's name is empty; give --run NAME"
-        raise UsageError(msg)
+        raise UsageError("the run's name is empty; give --run NAME")
     return Report(source=printable(path.name), format=fmt.name, run_id=run)
 
 

@@ -8,26 +8,27 @@ job leaves nothing visible and is simply run again.
 import inspect
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from importlib import metadata
-from types import FunctionType, ModuleType, TracebackType
-from typing import Any, Self
+from types import FunctionType, ModuleType
+from typing import Any, Literal, Self
 
 import msgspec
 import polars as pl
 
 from lake import ids
-from lake.errors import ConflictError, TrajlakeError
+from lake.errors import ConflictError, ContractError, TrajlakeError
 from lake.read.parquet import collected, scan
 from lake.records import EpisodeRecord, Reject, check, excerpt, identify, printable, retyped, shown
-from lake.storage.commits import CommitLostError, condemned, until_committed
+from lake.storage.commits import CommitLostError, revoked, until_committed
+from lake.storage.objects import Objects
 from lake.storage.store import Store
-from lake.tables import TABLES
+from lake.tables import TABLES, WRITTEN_BY_JOBS
 from lake.tables.columns import Visibility
 from lake.tables.contracts import conform
 from lake.write.index import Tombstones
-from lake.write.job_parts import JobPart, Written
 from lake.write.rows import json_text
 from lake.write.writer import EpisodeWriter
 
@@ -45,12 +46,67 @@ class Counts(msgspec.Struct):
     rejected: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What one append of a job put into a table."""
+
+    table: str
+    write_id: int
+    file: str
+    """Name of the data file below the table's folder."""
+    rows: int
+
+
+class JobPart:
+    """The right to write rows of a running job from another thread or process, where it opens the lake again.
+
+    A part appends under a fresh write_id of its own, so a part that is lost (its process was killed, or its answer was)
+    leaves rows that nobody sees, and is simply run again: only what `Job.take` got is accepted with the job.
+    """
+
+    def __init__(self, store: Store, stamps: Mapping[str, int]) -> None:
+        self._store = store
+        self._stamps = dict(stamps)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By the lake's address, not by open handles."""
+        return _reopen, (self._store.objects, self._stamps)
+
+    @property
+    def objects(self) -> Objects:
+        """Where the lake lies."""
+        return self._store.objects
+
+    def write(self, name: str, frame: pl.DataFrame) -> Written | None:
+        """Append rows to a table under a fresh write_id, stamped with the job; None where there are none.
+
+        Args:
+            name: a judgement or lineage table, or `tokens`.
+            frame: the table's columns without write_id, job_id, series_id and attempt, which are filled in.
+
+        Raises:
+            ContractError: the frame breaks the table's contract, or the table is not written this way.
+        """
+        if name not in WRITTEN_BY_JOBS:
+            valid = ", ".join(WRITTEN_BY_JOBS)
+            raise ContractError(f"`write` has no table `{name}`; valid: {valid}. Episodes are written by `record`")
+        if frame.is_empty():
+            return None
+        table = TABLES[name]
+        stamps = {"write_id": ids.fresh_id(), **self._stamps}
+        stamped = frame.with_columns(pl.lit(v).alias(k) for k, v in stamps.items() if k in table.names)
+        file = self._store.append(name, conform(stamped, table), job_id=stamps["job_id"])
+        return Written(name, stamps["write_id"], file, frame.height)
+
+
+def _reopen(objects: Objects, stamps: Mapping[str, int]) -> JobPart:
+    return JobPart(Store(objects), stamps)
+
+
 class Job:
     """A running job. Use as a context: leaving it writes the terminal row.
 
     Args:
-        store: the lake's tables.
-        writer: the lake's episode writer.
         kind: ingest, collect, score, credit, render, train, ...
         parameters: resolved configuration, JSON-able.
         series: the part of the parameters that decides whether two results are comparable; all of them unless given.
@@ -59,7 +115,6 @@ class Job:
         fingerprint: hash of everything the job reads (`Snapshot.fingerprint`).
         snapshot: table versions the job reads.
         job_id: of an earlier attempt that is resumed; no second started row is written.
-        attempt: number of this attempt.
         guard: called before the terminal row of a success, on a lake in which no other terminal row can come between;
             raises ConflictError where the job's result must not stand beside what is there by now.
         after: called with the tables that were written to, once the job has succeeded.
@@ -113,12 +168,11 @@ class Job:
 
     def __enter__(self) -> Self:
         if not self._resumed:
-            self._start()
+            row = self._row("started") | {"accepted_write_ids": []}
+            self._store.append("jobs", _jobs_frame(row), job_id=self.job_id)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             try:
                 self._end("succeeded")
@@ -135,11 +189,7 @@ class Job:
             error.add_note(f"the job's terminal row could not be written either: {second}")
 
     def record(self, records: Sequence[EpisodeRecord | Mapping[str, Any]]) -> Counts:
-        """Record episodes exactly once. Records that are wrong, and conflicts, go to `rejects`.
-
-        Args:
-            records: episodes, as records or as mappings of the same names; those without a run_id get the job's.
-        """
+        """Record episodes exactly once. Records that are wrong, and conflicts, go to `rejects`."""
         good: list[EpisodeRecord] = []
         positions: list[int] = []
         bad: list[Reject] = []
@@ -162,19 +212,14 @@ class Job:
         return counts
 
     def record_checked(self, records: Sequence[EpisodeRecord], positions: Sequence[int]) -> Counts:
-        """Record episodes that passed `lake.records.check`.
-
-        Args:
-            records: episodes; those without a run_id get the job's.
-            positions: where each stands in its source, for rejects.
-        """
+        """Record episodes that passed `lake.records.check`; positions tell where each stands in its source."""
         for record in records:
             if record.run_id is None:
                 record.run_id = self.run_id
         outcome = self._writer.write(records, job_id=self.job_id)
         self._touched.update(("episodes", "steps", "tokens") if outcome.new else ())
-        rejects = [_conflict(records[i], positions[i]) for i in outcome.conflicts]
-        rejects += [_forgotten(records[i], positions[i]) for i in outcome.forgotten]
+        rejects = [_reject(records[i], positions[i], "conflict") for i in outcome.conflicts]
+        rejects += [_reject(records[i], positions[i], "forgotten") for i in outcome.forgotten]
         if rejects:
             first = records[(outcome.conflicts + outcome.forgotten)[0]]
             self.reject(rejects, first.source_uri or "recorder", first.source_format)
@@ -201,15 +246,7 @@ class Job:
         self.write("rejects", pl.DataFrame(rows, schema_overrides={"run_id": pl.String, "episode_id": pl.Int64}))
 
     def write(self, name: str, frame: pl.DataFrame) -> None:
-        """Append rows to a table under a fresh write_id, stamped with the job.
-
-        Args:
-            name: a judgement or lineage table, or `tokens`.
-            frame: the table's columns without write_id, job_id, series_id and attempt, which are filled in.
-
-        Raises:
-            ContractError: the frame breaks the table's contract, or the table is not written this way.
-        """
+        """Append rows to a table under a fresh write_id, stamped with the job; see `JobPart.write`."""
         if (written := self.part().write(name, frame)) is not None:
             self.take(written)
 
@@ -232,17 +269,8 @@ class Job:
         """The time by the lake's clock."""
         return self._store.clock()
 
-    def _start(self) -> None:
-        row = self._row("started") | {"accepted_write_ids": []}
-        self._store.append("jobs", _jobs_frame(row), job_id=self.job_id)
-
     def _end(self, event: str, error: str | None = None) -> None:
-        """Write the terminal row, after every other terminal row that stands by then.
-
-        Raises:
-            ConflictError: a success whose rows are gone (taken for a crashed writer's and dropped), or whose guard
-                refuses it.
-        """
+        """Write the terminal row, after all others. Raises ConflictError: rows are gone, or the guard refuses."""
         counts = dict(self.counts)
         row = self._row(event) | {
             "seconds": time.monotonic() - self._began,
@@ -273,19 +301,17 @@ class Job:
 
         Maintenance drops old dead writes, and what a job made of an episode that was forgotten meanwhile must go too.
         """
-        if not condemned(self._store.objects).isdisjoint(self._accepted):
-            msg = (
+        if not revoked(self._store.objects).isdisjoint(self._accepted):
+            raise ConflictError(
                 f"rows of job {ids.to_text(self.job_id)} were dropped as dead before it ended: it was stopped for "
                 "longer than vacuum waits. Nothing of it is visible; run it again"
             )
-            raise ConflictError(msg)
         forgotten = Tombstones(self._store).refresh()
         if forgotten and any(self._holds(name, file, forgotten) for name, file in self._files):
-            msg = (
+            raise ConflictError(
                 f"job {ids.to_text(self.job_id)} wrote rows of episodes that were forgotten while it ran. Nothing of "
                 "it is visible; run it again"
             )
-            raise ConflictError(msg)
 
     def _holds(self, name: str, file: str, episode_ids: Collection[int]) -> bool:
         """Whether a file of ours has rows of some episodes; not if `forget` has replaced it by one without them."""
@@ -304,29 +330,16 @@ def _jobs_frame(row: dict[str, Any]) -> pl.DataFrame:
     return conform(pl.DataFrame([row], schema=TABLES["jobs"].polars()), TABLES["jobs"])
 
 
-def _conflict(record: EpisodeRecord, position: int) -> Reject:
-    return Reject(
-        position=position,
-        reason="conflict",
-        message=f"{_spelled(record)} is present with other content; give it another --run or a higher attempt",
-        raw=excerpt(msgspec.json.encode(record).decode()),
-        episode_id=identify(record, record.run_id or "").episode_id,
-    )
-
-
-def _forgotten(record: EpisodeRecord, position: int) -> Reject:
-    # Without its text: it was erased for a reason.
-    return Reject(
-        position=position,
-        reason="forgotten",
-        message=f"{_spelled(record)} was erased with `trajlake forget` and is not taken again",
-        raw="",
-        episode_id=identify(record, record.run_id or "").episode_id,
-    )
-
-
-def _spelled(record: EpisodeRecord) -> str:
-    return f"run {record.run_id!r}, task {record.task_id!r}, rollout {record.rollout_index}, attempt {record.attempt}"
+def _reject(record: EpisodeRecord, position: int, reason: Literal["conflict", "forgotten"]) -> Reject:
+    key = f"run {record.run_id!r}, task {record.task_id!r}, rollout {record.rollout_index}, attempt {record.attempt}"
+    fault = {
+        "conflict": "is present with other content; give it another --run or a higher attempt",
+        "forgotten": "was erased with `trajlake forget` and is not taken again",
+    }
+    # What was forgotten is kept without its text: it was erased for a reason.
+    raw = excerpt(msgspec.json.encode(record).decode()) if reason == "conflict" else ""
+    episode_id = identify(record, record.run_id or "").episode_id
+    return Reject(position=position, reason=reason, message=f"{key} {fault[reason]}", raw=raw, episode_id=episode_id)
 
 
 def code_hash(code: Sequence[Code]) -> str:

@@ -1,10 +1,9 @@
-"""From records to table frames: the one place that knows how an episode becomes rows of three tables.
+"""From records to table frames: the one place that knows how an episode becomes rows.
 
-Payloads too big for a row: images and texts over 64 KB move to `blobs` and are referred to by hash.
-
-In a JSON column, a long text (an image as a data URI is one) is replaced by the text `blob:sha256:<64 digits>`, and a
-document that is long without holding a long text (a list of tools) is replaced as a whole. What a step's `state` and
-`action` say stays in the row: they are what SQL and credit look at. `inlined` puts everything back, byte for byte.
+Payloads too big for a row, images and texts over 64 KB, move to `blobs` and are referred to by hash. In a JSON column,
+a long text (an image as a data URI is one) is replaced by the text `blob:sha256:<64 digits>`, and a document that is
+long without holding a long text (a list of tools) is replaced as a whole. What a step's `state` and `action` say stays
+in the row: they are what SQL and credit look at. `inlined` puts everything back, byte for byte.
 
 A write attempt stores a payload once, for its own episodes and for no others: so whether a payload is still needed is
 known without looking at any other write, and erasure races with nobody.
@@ -13,7 +12,7 @@ known without looking at any other write, and erasure races with nobody.
 import hashlib
 import re
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC
 from operator import attrgetter
 from typing import Any
 
@@ -48,29 +47,17 @@ class Blob(msgspec.Struct, frozen=True):
         return int(self.sha256[:16], 16) & ids.MASK
 
 
-class Moved(msgspec.Struct):
-    """Frames without their big payloads, and the payloads."""
-
-    episodes: pl.DataFrame
-    steps: pl.DataFrame
-    blobs: dict[int, Blob]
-
-
-def moved_out(episodes: pl.DataFrame, steps: pl.DataFrame, tables: tuple[Table, Table]) -> Moved:
-    """Move big payloads out of frames of `episodes` and `steps`; `episodes.blob_ids` says which an episode refers to.
-
-    Args:
-        episodes: rows of `episodes`.
-        steps: their steps.
-        tables: the specs of both.
-    """
+def moved_out(
+    episodes: pl.DataFrame, steps: pl.DataFrame, tables: tuple[Table, Table]
+) -> tuple[pl.DataFrame, pl.DataFrame, list[Blob]]:
+    """Move big payloads out of frames of `episodes` and `steps`; `episodes.blob_ids` names them."""
     blobs: dict[int, Blob] = {}
     used: dict[int, set[int]] = {}
     frames = [_without(frame, table, blobs, used) for frame, table in zip((episodes, steps), tables, strict=True)]
     if used:
         lists = [sorted(used[key]) if key in used else None for key in episodes["episode_id"]]
         frames[0] = frames[0].with_columns(pl.Series("blob_ids", lists, dtype=pl.List(pl.Int64)))
-    return Moved(frames[0], frames[1], blobs)
+    return frames[0], frames[1], list(blobs.values())
 
 
 def blobs_frame(blobs: Sequence[Blob], write_id: int) -> pl.DataFrame:
@@ -100,13 +87,7 @@ def inlined(snapshot: Snapshot, frame: pl.DataFrame, columns: Sequence[str]) -> 
 
 
 def put_back(frame: pl.DataFrame, columns: Sequence[str], find: Callable[[list[str]], pl.DataFrame]) -> pl.DataFrame:
-    """As `inlined`, for whoever reads blobs another way.
-
-    Args:
-        frame: rows with JSON columns.
-        columns: which of them to look at.
-        find: gives the rows (sha256, media_type, payload) of `blobs` for some hashes.
-    """
+    """As `inlined`; `find` gives the rows (sha256, media_type, payload) of `blobs` for some hashes."""
     found = {
         sha256
         for name in columns
@@ -115,7 +96,12 @@ def put_back(frame: pl.DataFrame, columns: Sequence[str], find: Callable[[list[s
     }
     if not found:
         return frame
-    known = {sha256: _literal(media_type, payload) for sha256, media_type, payload in find(sorted(found)).iter_rows()}
+    known = {
+        # A document stood as it is, a text as a JSON string.
+        sha256: text if media_type == _DOCUMENT else msgspec.json.encode(text).decode()
+        for sha256, media_type, payload in find(sorted(found)).iter_rows()
+        for text in [payload.decode()]
+    }
 
     def back(text: str | None) -> str | None:
         return text and _REFERENCE.sub(lambda match: known.get(match[1], match[0]), text)
@@ -123,12 +109,6 @@ def put_back(frame: pl.DataFrame, columns: Sequence[str], find: Callable[[list[s
     return frame.with_columns(
         pl.Series(name, [back(text) for text in frame[name]], dtype=pl.String) for name in columns
     )
-
-
-def _literal(media_type: str, payload: bytes) -> str:
-    """JSON text that a payload stood as."""
-    text = payload.decode()
-    return text if media_type == _DOCUMENT else msgspec.json.encode(text).decode()
 
 
 def _without(frame: pl.DataFrame, table: Table, blobs: dict[int, Blob], used: dict[int, set[int]]) -> pl.DataFrame:
@@ -142,20 +122,16 @@ def _without(frame: pl.DataFrame, table: Table, blobs: dict[int, Blob], used: di
         values = texts.to_list()
         for row in long:
             moved: list[Blob] = []
-            values[row] = _shortened(values[row], moved)
+            text = msgspec.json.encode(_replaced(msgspec.json.decode(values[row]), moved)).decode()
+            if len(text.encode()) > LIMIT:
+                # Without its long texts it is still too long: it moves as a whole.
+                moved.clear()
+                text = msgspec.json.encode(_moved(values[row], _DOCUMENT, moved)).decode()
+            values[row] = text
             blobs.update((blob.blob_id, blob) for blob in moved)
             used.setdefault(frame["episode_id"][row], set()).update(blob.blob_id for blob in moved)
         frame = frame.with_columns(pl.Series(column.name, values, dtype=pl.String))
     return frame
-
-
-def _shortened(text: str, moved: list[Blob]) -> str:
-    """A document with its long texts replaced, or replaced as a whole if that is not enough."""
-    short = msgspec.json.encode(_replaced(msgspec.json.decode(text), moved)).decode()
-    if len(short.encode()) <= LIMIT:
-        return short
-    moved.clear()
-    return msgspec.json.encode(_moved(text, _DOCUMENT, moved)).decode()
 
 
 def _replaced(value: Any, moved: list[Blob]) -> Any:
@@ -164,7 +140,9 @@ def _replaced(value: Any, moved: list[Blob]) -> Any:
     if isinstance(value, list):
         return [_replaced(item, moved) for item in value]
     if isinstance(value, str) and len(value) > LIMIT // 4 and len(value.encode()) > LIMIT:
-        return _moved(value, _media_type(value), moved)
+        # A data URI says what it is; its payload is the URI as it stood.
+        found = re.match(r"data:([\w.+-]+/[\w.+-]+)[;,]", value)
+        return _moved(value, found[1] if found and found[1] != _DOCUMENT else _TEXT, moved)
     return value
 
 
@@ -173,12 +151,6 @@ def _moved(text: str, media_type: str, moved: list[Blob]) -> str:
     blob = Blob(hashlib.sha256(payload).hexdigest(), media_type, payload)
     moved.append(blob)
     return f"blob:sha256:{blob.sha256}"
-
-
-def _media_type(text: str) -> str:
-    """Of a data URI, what it says of itself; the payload is the URI as it stood."""
-    found = re.match(r"data:([\w.+-]+/[\w.+-]+)[;,]", text)
-    return found[1] if found and found[1] != _DOCUMENT else _TEXT
 
 
 _ENCODER = msgspec.json.Encoder()
@@ -224,35 +196,22 @@ def steps_frame(records: Sequence[EpisodeRecord], identities: Sequence[Identity]
 def spans_frame(records: Sequence[EpisodeRecord], identities: Sequence[Identity], write_id: int) -> pl.DataFrame:
     """One row per span of every record, columns of `spans`."""
     spans: list[SpanRecord] = []
-    columns: dict[str, list[Any]] = {name: [] for name in ("episode_id", "group_id", "run_id", "write_id")}
+    columns: dict[str, list[Any]] = {name: [] for name in ("episode_id", "group_id", "run_id")}
     for record, identity in zip(records, identities, strict=True):
         n = len(record.spans)
         spans += record.spans
-        for name, value in (
-            ("episode_id", identity.episode_id),
-            ("group_id", identity.group_id),
-            ("run_id", record.run_id),
-            ("write_id", write_id),
-        ):
-            columns[name] += [value] * n
+        columns["episode_id"] += [identity.episode_id] * n
+        columns["group_id"] += [identity.group_id] * n
+        columns["run_id"] += [record.run_id] * n
+    columns["write_id"] = [write_id] * len(spans)
     return _fill(SPANS, spans, columns)
 
 
 def tokens_frame(records: Sequence[EpisodeRecord], identities: Sequence[Identity], write_id: int) -> pl.DataFrame:
     """One row per step that carries tokens, columns of `tokens`, provenance `engine`."""
     tokens_S: list[TokensRecord] = []
-    columns: dict[str, list[Any]] = {
-        name: []
-        for name in (
-            "episode_id",
-            "step_index",
-            "group_id",
-            "run_id",
-            "encoding_id",
-            "prefix_step_index",
-            "prefix_length",
-        )
-    }
+    columns: dict[str, list[Any]] = {name: [] for name in ("episode_id", "group_id", "run_id")}
+    columns |= {name: [] for name in ("step_index", "encoding_id", "prefix_step_index", "prefix_length")}
     for record, identity in zip(records, identities, strict=True):
         carried = [(index, step.tokens) for index, step in enumerate(record.steps) if step.tokens is not None]
         if not carried:
@@ -305,15 +264,9 @@ def _series(column: Column, values: list[Any], dtype: pl.DataType) -> pl.Series:
         texts = [None if value is None else encode(value) for value in values]
         return pl.Series(column.name, texts, dtype=pl.Binary).cast(pl.String)
     if column.type is Type.TIME:
-        values = [_utc(value) for value in values]
+        # A time without a zone is taken as UTC.
+        values = [v and (v.astimezone(UTC) if v.tzinfo else v.replace(tzinfo=UTC)) for v in values]
     return pl.Series(column.name, values, dtype=dtype, strict=False)
-
-
-def _utc(value: datetime | None) -> datetime | None:
-    """A time in UTC; one without a zone is taken as UTC."""
-    if value is None:
-        return None
-    return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 def _maybe_id(text: str | None) -> int | None:

@@ -14,18 +14,23 @@ batching, beside any number of writers, adds nothing twice.
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from typing import TYPE_CHECKING
 
 import polars as pl
 
 from lake import ids
+from lake.errors import UsageError
+from lake.read.snapshot import Snapshot
 from lake.records import EpisodeRecord, Identity, identify
-from lake.storage.commits import CommitLostError, condemned, until_committed
+from lake.storage.commits import CommitLostError, revoked, until_committed
 from lake.storage.store import Store
-from lake.tables import TABLES
+from lake.tables import RETRACTIONS, TABLES
 from lake.tables.contracts import conform
 from lake.write.index import EpisodeIndex
 from lake.write.rows import blobs_frame, episodes_frame, moved_out, spans_frame, steps_frame, tokens_frame
+
+if TYPE_CHECKING:
+    from lake.write.jobs import Job
 
 _Slot = tuple[int, int, str | None]
 """group_id, rollout_index and agent_id: what a retry shares with its predecessor."""
@@ -46,11 +51,7 @@ class Outcome:
 
 
 class EpisodeWriter:
-    """Appends records to a lake's fact tables exactly once.
-
-    Args:
-        store: the lake's tables.
-    """
+    """Appends records to a lake's fact tables exactly once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -81,17 +82,23 @@ class EpisodeWriter:
         """Write a batch under its write_id; False if that had to be abandoned."""
         superseded = self._superseded(batch)
         rows = (batch.records, batch.identities, batch.write_id)
-        moved = moved_out(episodes_frame(*rows), steps_frame(*rows), (TABLES["episodes"], TABLES["steps"]))
+        tables = (TABLES["episodes"], TABLES["steps"])
+        episodes, steps, blobs = moved_out(episodes_frame(*rows), steps_frame(*rows), tables)
+        # Predecessor -> successor.
+        pairs = {"episode_id": list(superseded), "superseded_by": list(superseded.values())}
+        retractions = pl.DataFrame(pairs, schema=dict.fromkeys(pairs, pl.Int64)).with_columns(
+            write_id=pl.lit(batch.write_id), kind=pl.lit("superseded"), at=pl.lit(self._store.clock())
+        )
         for name, frame in (
-            ("blobs", blobs_frame(list(moved.blobs.values()), batch.write_id)),
+            ("blobs", blobs_frame(blobs, batch.write_id)),
             ("spans", spans_frame(*rows)),
             ("tokens", tokens_frame(*rows)),
-            ("steps", moved.steps),
-            ("retractions", _retractions_frame(superseded, batch.write_id, self._store.clock())),
+            ("steps", steps),
+            ("retractions", retractions),
         ):
             if frame.height:
                 self._store.append(name, conform(frame, TABLES[name]), job_id=batch.job_id)
-        staged = self._store.stage("episodes", conform(moved.episodes, TABLES["episodes"]))
+        staged = self._store.stage("episodes", conform(episodes, TABLES["episodes"]))
         checked = version
 
         def commit() -> bool:
@@ -102,21 +109,15 @@ class EpisodeWriter:
                 lost, checked = checked, self._index.refresh()
                 if self._store.holds("episodes", batch.write_id, lost):
                     return True
-                if not self._still_holds(batch, superseded):
+                # Long after their writer stopped, children are dropped as dead; their write attempt is revoked before.
+                is_taken = self._index.contents(batch.episode_ids) or batch.write_id in revoked(self._store.objects)
+                is_forgotten = any(map(self._index.is_forgotten, batch.episode_ids))
+                if is_taken or is_forgotten or self._superseded(batch) != superseded:
                     return False
                 raise
             return True
 
         return until_committed(commit)
-
-    def _still_holds(self, batch: "_Batch", superseded: dict[int, int]) -> bool:
-        """Whether a batch whose commit was lost may try again as it is.
-
-        Long after their writer stopped, children are dropped as dead; their write attempt is condemned before.
-        """
-        if self._index.contents(batch.episode_ids) or any(map(self._index.is_forgotten, batch.episode_ids)):
-            return False
-        return self._superseded(batch) == superseded and batch.write_id not in condemned(self._store.objects)
 
     def _superseded(self, batch: "_Batch") -> dict[int, int]:
         """Episodes that the batch's retries replace, or that retries already there replace -> their successors."""
@@ -174,8 +175,25 @@ class _Batch:
         return [identity.episode_id for identity in self.identities]
 
 
-def _retractions_frame(superseded: dict[int, int], write_id: int, at: datetime) -> pl.DataFrame:
-    """Rows of `retractions`: predecessor -> successor."""
-    columns = {"episode_id": list(superseded), "superseded_by": list(superseded.values())}
-    frame = pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.Int64))
-    return frame.with_columns(write_id=pl.lit(write_id), kind=pl.lit("superseded"), at=pl.lit(at))
+def known_episodes(snapshot: Snapshot, episode_ids: Sequence[int]) -> pl.DataFrame:
+    """episode_id, group_id, run_id, write_id of episodes, also retracted ones. Raises UsageError: none, or unknown."""
+    if not episode_ids:
+        raise UsageError("no episodes are named; give ids, or a condition that some episodes meet")
+    wanted = pl.Series("episode_id", sorted(set(episode_ids)), dtype=pl.Int64)
+    columns = ["episode_id", "group_id", "run_id", "write_id"]
+    found = snapshot.scan_all("episodes").filter(pl.col("episode_id").is_in(wanted.implode())).select(columns).collect()
+    if unknown := sorted(set(wanted) - set(found["episode_id"])):
+        more = f" (+{len(unknown) - 3} more)" if len(unknown) > 3 else ""
+        msg = f"the lake holds no episode {', '.join(map(ids.to_text, unknown[:3]))}{more}; nothing was changed"
+        raise UsageError(msg)
+    return found
+
+
+def write_retractions(job: "Job", episode_ids: Sequence[int], kind: str, reason: str | None) -> None:
+    """Hide episodes from readers, in a job: kind `retracted`, or `forgotten` for what is going to be erased.
+
+    The rows stay, and old snapshots still show them: what an update was trained on can always be looked at.
+    """
+    at = job.now()
+    frame = pl.DataFrame({"episode_id": sorted(set(episode_ids))}, schema={"episode_id": pl.Int64})
+    job.write(RETRACTIONS.name, frame.with_columns(kind=pl.lit(kind), at=pl.lit(at), reason=pl.lit(reason, pl.String)))

@@ -6,8 +6,8 @@ import polars as pl
 
 from lake.errors import DataRefusedError
 from lake.judgements import seeded_draws
-from lake.judgements.groupings import grouping_job
 from lake.judgements.predicates import select_where
+from lake.judgements.selections import grouping_job
 from lake.lake import Lake
 from lake.read.snapshot import Snapshot
 from pipelines.groupings import definition, steps

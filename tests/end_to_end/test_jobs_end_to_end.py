@@ -45,7 +45,7 @@ def test_every_job_from_a_file_to_a_trained_policy(tmp_path: Path, monkeypatch: 
     source = write_lines(tmp_path / "episodes.jsonl", [*sample_episodes(), b"no record\n"])
     (tmp_path / "rewards.toml").write_text(REWARD)
     functions = module(tmp_path, FUNCTIONS)
-    assert "24 episodes, 72 steps, 1 rejects (0 already present)" in run("ingest", source, "--run", RUN)
+    assert "24 episodes, 72 steps, 1 reject (0 already present)" in run("ingest", source, "--run", RUN)
     assert "24 already present" in run("ingest", source, "--run", RUN)
     run("score", f"{functions}:brief")
     with serving() as judge:

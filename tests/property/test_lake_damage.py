@@ -16,9 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import lake
-from lake.formats import FORMATS, json_array
+from lake.formats import FORMATS, Item, json_array
 from lake.formats.jsonl import read_line
-from lake.formats.registry import Item
 from lake.records import EpisodeRecord, Reject, identify
 from lake.tables import TABLES
 from lake.tables.contracts import conform

@@ -17,7 +17,7 @@ from typing import Any
 import polars as pl
 
 import lake
-from lake.write.job_parts import JobPart, Written
+from lake.write.jobs import JobPart, Written
 from pipelines.credit import GiGPO
 from pipelines.credit.estimators.credit_rows import CreditRows
 from pipelines.credit.inputs.batch import StepBatch

@@ -11,7 +11,7 @@ import lake
 from lake import Lake
 from lake.cli.options import readable
 from lake.errors import DataRefusedError, UsageError
-from lake.judgements.groupings import grouping_job, read_grouping
+from lake.judgements.selections import grouping_job, read_grouping
 from pipelines.groupings import (
     DropFailed,
     Grouping,

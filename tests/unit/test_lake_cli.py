@@ -84,7 +84,7 @@ def test_ingest_takes_several_files_and_says_how_to_see_rejects(cli: Cli, tmp_pa
     bad = write_lines(tmp_path / "bad.jsonl", [episode("b"), b'{"task_id": 5}\n', b"[]\n", line(episode("c"))[:-9]])
     done = cli("ingest", file, bad, "--lake", tmp_path / "lake")
     assert done.code == 0
-    assert "bad.jsonl: 1 episodes, 2 steps, 3 rejects (0 already present) in run bad" in done.out
+    assert "bad.jsonl: 1 episode, 2 steps, 3 rejects (0 already present) in run bad" in done.out
     assert done.out.count("\n") == 2
     assert done.err.splitlines()[1].startswith("3 of 4 records were rejected; see: trajlake sql")
     hint = cli(
@@ -128,7 +128,7 @@ def test_a_format_that_is_named_is_used(cli: Cli, tmp_path: Path) -> None:
     """The first line is damaged, so the file does not look like JSONL."""
     file = write_lines(tmp_path / "damaged.jsonl", [b'_id": "cut off"}\n', episode()])
     assert "no known format" in cli("ingest", file, "--lake", tmp_path / "lake").fault
-    assert "1 episodes, 2 steps, 1 rejects" in cli("ingest", file, "--lake", tmp_path / "lake", "--format", "jsonl").out
+    assert "1 episode, 2 steps, 1 reject" in cli("ingest", file, "--lake", tmp_path / "lake", "--format", "jsonl").out
 
 
 def test_names_that_are_no_utf8_are_shown_escaped(tmp_path: Path, file: Path) -> None:

@@ -130,7 +130,7 @@ def test_a_named_pipe_without_a_writer_is_told_and_then_read(tmp_path: Path) -> 
         pipe.write_bytes(line(episode()))
         out, err = child.communicate()
     assert (child.returncode, err) == (0, "")
-    assert "1 episodes, 2 steps, 0 rejects" in out
+    assert "1 episode, 2 steps, 0 rejects" in out
 
 
 def test_waiting_for_a_named_pipe_can_be_interrupted(tmp_path: Path) -> None:

@@ -86,29 +86,29 @@ def test_vacuum_reports_every_table_and_a_dry_run_says_so(cli: Cli, lk: Lake) ->
 
 def test_retract_hides_what_is_named_and_counts_what_was_hidden(cli: Cli, lk: Lake) -> None:
     done = cli("retract", shown(lk, "a"), "--reason", "it cheated", "--lake", lk.uri)
-    assert (done.code, done.out, done.err) == (0, "1 episodes retracted (0 were already)\n", "")
+    assert (done.code, done.out, done.err) == (0, "1 episode retracted (already retracted: 0)\n", "")
     assert tasks(lk) == ["b"]
     assert lk.scan("retractions").collect()["reason"].to_list() == ["it cheated"]
     again = cli("retract", shown(lk, "a").upper(), shown(lk, "b"), "--lake", lk.uri)
-    assert again.out == "1 episodes retracted (1 were already)\n"
+    assert again.out == "1 episode retracted (already retracted: 1)\n"
     assert tasks(lk) == []
 
 
 def test_retract_takes_a_condition(cli: Cli, lk: Lake) -> None:
     done = cli("retract", "--where", "task_id = 'a' OR env_return > 0", "--lake", lk.uri)
-    assert done.out == "1 episodes retracted (0 were already)\n"
+    assert done.out == "1 episode retracted (already retracted: 0)\n"
     assert tasks(lk) == ["b"]
 
 
 def test_forget_erases_when_told_not_to_ask(cli: Cli, lk: Lake) -> None:
     name = shown(lk, "a")
     done = cli("forget", name, "--yes", "--reason", "asked for", "--lake", lk.uri)
-    says = "1 episodes erased; rows: episodes 1, steps 2, tokens 2; 3 old files deleted\n"
+    says = "1 episode erased; rows: episodes 1, steps 2, tokens 2; 3 old files deleted\n"
     assert (done.code, done.out, done.err) == (0, says, "")
     assert tasks(lk) == ["b"]
     assert assert_whole(lk.snapshot()) == 1
     again = cli("forget", name, "--yes", "--lake", lk.uri)
-    assert again.out == "1 episodes erased; rows: none left; 0 old files deleted\n"
+    assert again.out == "1 episode erased; rows: none left; 0 old files deleted\n"
 
 
 @pytest.mark.parametrize(("answer", "left"), [(b"y\n", ["b"]), (b"n\n", ["a", "b"]), (b"\x04", ["a", "b"])])
@@ -118,10 +118,10 @@ def test_forget_asks_and_nothing_is_erased_without_a_yes(cli: Cli, lk: Lake, ans
     os.write(keyboard, answer)
     with os.fdopen(keyboard, "wb"), os.fdopen(line) as terminal:
         done = cli("forget", shown(lk, "a"), "--lake", lk.uri, stdin=terminal)
-    assert f"Erase 1 episodes of {lk.uri} for good? [y/N]" in done.err
+    assert f"Erase 1 episode of {lk.uri} for good? [y/N]" in done.err
     assert tasks(lk) == left
     if left == ["b"]:
-        assert (done.code, done.out[:18]) == (0, "1 episodes erased;")
+        assert (done.code, done.out[:17]) == (0, "1 episode erased;")
     else:
         assert (done.code, done.out) == (1, "")
         assert "Traceback" not in done.err
@@ -165,7 +165,7 @@ def test_what_was_forgotten_is_told_wherever_the_snapshot_is_named(cli: Cli, lk:
     args = ("--lake", lk.uri, "--format", "json")
     (listed,) = rows(cli("snapshot", "list", *args).out)
     assert (listed["episodes"], listed["forgotten"]) == (1, 1)
-    note = "kept is not whole: 1 episodes were forgotten since\n"
+    note = "kept is not whole: 1 episode forgotten since\n"
     for command in (("sql", "SELECT task_id FROM episodes", "--as-of", "kept"), ("diff", "kept")):
         done = cli(*command, *args)
         assert (done.code, done.err) == (0, note)
@@ -176,10 +176,10 @@ def test_what_was_forgotten_is_told_wherever_the_snapshot_is_named(cli: Cli, lk:
 
 def test_forget_by_a_condition_reaches_what_is_retracted(cli: Cli, lk: Lake) -> None:
     args = ("--where", "task_id = 'a'", "--lake", lk.uri)
-    assert cli("retract", *args).out == "1 episodes retracted (0 were already)\n"
+    assert cli("retract", *args).out == "1 episode retracted (already retracted: 0)\n"
     again = cli("retract", *args)
     assert (again.code, again.out) == (0, "0 episodes retracted: no visible one meets the condition\n")
-    assert cli("forget", *args, "--yes").out.startswith("1 episodes erased; rows: episodes 1, steps 2")
+    assert cli("forget", *args, "--yes").out.startswith("1 episode erased; rows: episodes 1, steps 2")
     assert cli("forget", *args, "--yes").out == "0 episodes erased: none meets the condition\n"
     assert tasks(lk) == ["b"]
 

@@ -167,7 +167,7 @@ def test_lists_may_be_empty_and_hold_any_token_id(value: list[int]) -> None:
 
 @pytest.mark.parametrize("column", [column.name for column in METRICS.columns if column.required])
 def test_a_null_where_a_value_is_needed_is_refused(column: str) -> None:
-    refused(metric(**{column: None}), "metrics", f"column `{column}`", "is NULL in 1 rows", "NULL is not allowed")
+    refused(metric(**{column: None}), "metrics", f"column `{column}`", "is NULL in 1 row", "NULL is not allowed")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

@@ -52,7 +52,7 @@ def test_a_whole_lake_is_fine(lk: Lake) -> None:
     assert findings.equals(diagnose(lk.uri))
     assert findings["check"].is_unique().all()
     space = dict(findings.select("check", "detail").iter_rows())["disk use"]
-    assert "episodes 0.0 MB in 1 files" in space
+    assert "episodes 0.0 MB in 1 file" in space
 
 
 def test_an_episode_without_some_of_its_steps(lk: Lake) -> None:
@@ -139,7 +139,7 @@ def test_many_small_files_bring_advice(lk: Lake, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_rival_package_is_named(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "find_rivals", lambda: ["`lake` comes from lake-1.0"])
+    monkeypatch.setattr(doctor, "installation_faults", lambda: ["`lake` comes from lake-1.0"])
     assert wrong(lk) == {"the four packages are ours": "`lake` comes from lake-1.0"}
 
 
@@ -224,7 +224,7 @@ def test_a_log_that_lacks_a_commit(lk: Lake, name: str, state: str) -> None:
     if state == "empty":
         entry.touch()
     found = " ".join(diagnose(lk.uri).filter(pl.col("verdict") == "wrong")["detail"])
-    says = (f"commit 1 of `{name}` is {state}", f"table {name} is damaged", "jobs retracted 1 episodes")
+    says = (f"commit 1 of `{name}` is {state}", f"table {name} is damaged", "jobs retracted 1 episode")
     assert any(text in found for text in says)
 
 

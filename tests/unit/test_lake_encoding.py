@@ -42,7 +42,7 @@ VALUES: dict[Type, st.SearchStrategy[Any]] = {
 
 def table_of(*columns: Column, row_bytes: int = 64) -> Table:
     names = tuple(column.name for column in columns)
-    return Table("made_up", "One row.", names[:1], Visibility.ALWAYS, names[:1], row_bytes, columns)
+    return Table("made_up", "One row.", names[:1], names[:1], row_bytes, columns, Visibility.ALWAYS)
 
 
 ONE_OF_EACH = table_of(*(Column(type_.name.lower(), type_, "A column.") for type_ in Type))

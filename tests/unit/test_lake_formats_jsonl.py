@@ -12,8 +12,7 @@ import pytest
 
 import lake
 from lake.errors import FormatError
-from lake.formats import FORMATS, jsonl, sniff
-from lake.formats.registry import choose, named
+from lake.formats import FORMATS, choose, jsonl
 from lake.formats.source import Meter
 from lake.records import EpisodeRecord, Reject, identify
 from lake.write.ingest import ingest
@@ -281,7 +280,6 @@ def test_a_line_above_the_limit_is_a_reject_and_is_never_in_memory(
 def test_a_file_is_known_by_its_first_characters(tmp_path: Path, content: bytes, name: str) -> None:
     path = tmp_path / "anything.txt"
     path.write_bytes(content)
-    assert sniff(path).name == name
     assert choose(path).name == name
 
 
@@ -292,7 +290,7 @@ def test_a_file_of_no_known_format_is_an_error_that_lists_them(tmp_path: Path, c
     path = tmp_path / "unknown"
     path.write_bytes(content)
     with pytest.raises(FormatError, match=r"no known format; known: tau_bench = .*; jsonl = .*--format"):
-        sniff(path)
+        choose(path)
     assert choose(path, "jsonl") is FORMATS["jsonl"], "who is sure may name it"
 
 
@@ -315,4 +313,4 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
 def test_an_unknown_name_is_an_error_that_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="no format 'parquet'; known: tau_bench"):
         choose(write_lines(tmp_path / "f", [GOOD]), "parquet")
-    assert named("jsonl").read is jsonl.read
+    assert FORMATS["jsonl"].read is jsonl.read

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 from lake.errors import FormatError
-from lake.formats import FORMATS, sniff
-from lake.formats.registry import Item
+from lake.formats import FORMATS, Item, choose
 from lake.formats.source import stem
 from lake.records import Reject
 from lake.write.ingest import prepare
@@ -48,7 +47,7 @@ def test_a_packed_file_reads_like_its_text(tmp_path: Path, ending: str, name: st
     assert len(plain) == 300
     assert comparable(read(path, pack(text), name)) == plain
     assert comparable(read(path, pack(text[:half]) + pack(text[half:]), name)) == plain, "several pieces are one text"
-    assert sniff(path).name == name
+    assert choose(path).name == name
     assert prepare(path).run_id == prepare(tmp_path / "runs.json").run_id == "runs"
 
 
@@ -84,7 +83,7 @@ def test_a_packed_file_of_which_nothing_can_be_read_is_an_error(tmp_path: Path, 
     path = tmp_path / f"f.{ending}"
     path.write_bytes(PACKERS[ending](LINES)[:12])
     with pytest.raises(FormatError, match=r"is cut.*nothing of it can be read"):
-        sniff(path)
+        choose(path)
 
 
 def test_only_endings_of_packed_files_are_taken_off_twice() -> None:

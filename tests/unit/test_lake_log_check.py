@@ -158,7 +158,7 @@ def test_steps_that_are_accepted_and_gone_are_told_by_every_reader(cli: Cli, lk:
         for name in ("steps", "episodes"):
             gone.compact(name)
     gone.append([episode("d")], run_id="run")  # which takes the lost commit's number
-    says = "lacks 2 steps of 1 episodes: "
+    says = "lacks 2 steps of 1 episode: "
     for read in (lambda: gone.scan("steps"), lambda: gone.sql("SELECT count(*) FROM trajectory")):
         with pytest.raises(LakeAccessError, match=f"table `steps` of .* at version . {says}.*run run, task c"):
             read()

@@ -18,7 +18,7 @@ from pathlib import Path
 import grimp
 import pytest
 
-from lake.care.doctor import LAYERS, find_rivals, misplaced_layers, rival_owners
+from lake.care.doctor import LAYERS, foreign_owners, installation_faults, misplaced_layers
 from testkit.lakes import build_lake
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,12 +48,12 @@ def fresh_python(code: str, *, cwd: Path = ROOT, path: str = "") -> list[str]:
 
 
 def test_this_installation_has_no_rival() -> None:
-    assert find_rivals() == []
+    assert installation_faults() == []
 
 
 def test_a_distribution_that_owns_a_layer_is_a_rival() -> None:
     owners = {"trainer": ["Trajlake", "coqui-tts-trainer", "trajlake"], "lake": ["trajlake"], "torch": ["torch"]}
-    (problem,) = rival_owners(owners)
+    (problem,) = foreign_owners(owners)
     assert "`trainer`" in problem
     assert "pip uninstall coqui-tts-trainer" in problem
 
@@ -67,7 +67,7 @@ def test_an_installed_rival_is_found(tmp_path: Path) -> None:
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: rival-trainer\nVersion: 1.0\n")
     (metadata / "top_level.txt").write_text("trainer\n")
 
-    code = "from lake.care.doctor import find_rivals; print(*find_rivals(), sep='|')"
+    code = "from lake.care.doctor import installation_faults; print(*installation_faults(), sep='|')"
     found = fresh_python(code, cwd=tmp_path, path=str(tmp_path))
     owned, shadowed = " ".join(found).split("|")
     assert "`trainer` is also installed by `rival-trainer`" in owned

@@ -206,5 +206,5 @@ def test_rows_are_made_of_answers_and_of_nothing_else() -> None:
 def test_nothing_else_of_erasure_changed() -> None:
     """The doomed rows of other tables are told by nothing but themselves."""
     wanted = pl.Series("episode_id", [1], dtype=pl.Int64)
-    assert erasure._of_episodes("scores", wanted).tell is None
-    assert erasure._of_requests(pl.Series([2]), wanted).tell is not None
+    assert erasure._of_episodes("scores", wanted).reveals is None
+    assert erasure._of_requests(pl.Series([2]), wanted).reveals is not None

@@ -10,7 +10,7 @@ from streamlit.testing.v1 import AppTest  # noqa: TID253 - the viewer's own test
 
 from pipelines.credit import GiGPO
 from viewer.choices import describe
-from viewer.queries.base import Window
+from viewer.queries import Window
 from viewer.transcript import scale_of
 
 

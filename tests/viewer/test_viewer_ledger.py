@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.credit import Flag
-from viewer import ledger
+from viewer import transcript
 from viewer.theme import NEGATIVE, POSITIVE
 
 VALUES = st.floats(-1e6, 1e6)
@@ -22,7 +22,7 @@ def drawn(bar: str) -> tuple[float, float, str] | None:
 
 @given(VALUES, VALUES.map(abs))
 def test_a_bar_stays_in_its_track_and_starts_at_the_centre(value: float, largest: float) -> None:
-    found = drawn(ledger._bar(value, largest))
+    found = drawn(transcript._bar(value, largest))
     assert found is not None
     left, width, colour = found
     assert 0 <= left <= 50
@@ -43,11 +43,11 @@ def test_a_bar_stays_in_its_track_and_starts_at_the_centre(value: float, largest
     ],
 )
 def test_bars(value: float | None, largest: float, bar: tuple[float, float, str] | None) -> None:
-    assert drawn(ledger._bar(value, largest)) == bar
+    assert drawn(transcript._bar(value, largest)) == bar
 
 
 def test_unknown_and_0_are_drawn_differently() -> None:
-    unknown, zero = ledger._line("A", "0", None, 1.0), ledger._line("A", "0", 0.0, 1.0)
+    unknown, zero = transcript._line("A", "0", None, 1.0), transcript._line("A", "0", 0.0, 1.0)
     assert "unknown" in unknown
     assert "dashed" in unknown
     assert "unknown" not in zero
@@ -70,10 +70,10 @@ def test_terms_disagree_only_if_both_are_known_and_signed(
     a_episode: float | None, a_step: float | None, opposite: bool
 ) -> None:
     row: dict[str, Any] = {"a_episode": a_episode, "a_step": a_step}
-    assert ledger.disagree(row) is opposite
+    assert transcript.disagree(row) is opposite
 
 
 def test_every_flag_of_the_credit_jobs_is_explained() -> None:
     """The viewer knows no estimator; this keeps its words in step with theirs."""
-    assert set(ledger._FLAGS) == set(Flag)
-    assert all(explanation for _, _, explanation in ledger._FLAGS.values())
+    assert set(transcript._FLAGS) == set(Flag)
+    assert all(explanation for _, _, explanation in transcript._FLAGS.values())

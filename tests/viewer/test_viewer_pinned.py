@@ -15,8 +15,7 @@ from lake.errors import QueryError, UsageError
 from testkit.lakes import RUN, build_lake, rollout
 from viewer import pinned
 from viewer.launch import ENVIRONMENT
-from viewer.queries import runs
-from viewer.queries.base import Reads
+from viewer.queries import Reads, runs
 
 
 @pytest.fixture

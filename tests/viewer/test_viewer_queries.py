@@ -12,14 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lake import Lake, Snapshot, ids
-from lake.judgements.credit import Credit, find_credit, jobs_of
+from lake.judgements.credit import Credit, covering, find_credit, jobs_of
 from lake.tables import STATUSES
 from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
 from testkit.lakes import RUN, add_credit, add_training, build_lake, full_lake, rollout, siblings
 from viewer.pinned import Reader
-from viewer.queries import credit, episodes, groups, lineage, runs, training
-from viewer.queries.base import Window, like
+from viewer.queries import Window, episodes, groups, like, lineage, runs, training
 from viewer.queries.episodes import EpisodeFilter, Order
 from viewer.queries.groups import GroupFilter, Signal
 
@@ -371,9 +370,9 @@ def test_the_ledger_is_what_the_job_wrote(snap: Reader, snapshot: Snapshot, fact
     row = find(facts, task_id="mixed", rollout_index=1, collection_round=0)
     mine = (pl.col("episode_id") == row["episode_id"]) & (pl.col("series_id") == credit_job.series_id)
     expected = snapshot.scan("advantages").filter(mine).sort("step_index").collect()
-    found = credit.ledger(snap, row["episode_id"], credit_job)
+    found = training.advantages(snap, row["episode_id"], credit_job)
     assert found.equals(expected.select(found.columns))
-    assert credit.ledger(snap, 1, credit_job).is_empty()
+    assert training.advantages(snap, 1, credit_job).is_empty()
 
 
 def test_a_series_counts_with_its_newest_job(tmp_path: Path) -> None:
@@ -382,14 +381,14 @@ def test_a_series_counts_with_its_newest_job(tmp_path: Path) -> None:
     snap = lk.snapshot()
     of_jobs = [find_credit(snap, ids.to_text(job)) for job in (old, new, other)]
     (row,) = snap.sql("SELECT episode_id, group_id FROM episodes WHERE task_id = 'mixed' LIMIT 1").to_dicts()
-    for found in (credit.of_episode(snap, row["episode_id"]), credit.of_group(snap, row["group_id"])):
+    for found in (covering(snap, episode_id=row["episode_id"]), covering(snap, group_id=row["group_id"])):
         assert [one.credit.series_id for one in found] == [of_jobs[2].series_id, of_jobs[1].series_id]
         assert [one.is_current for one in found] == [True, False]
     series = found[1].credit
-    assert credit.find(snap, series.text) == series
-    assert credit.find(snap, ids.to_text(old)) == of_jobs[0]
-    assert credit.find(snap, "0000000000007") is None
-    ledgers = [credit.ledger(snap, row["episode_id"], one) for one in (series, of_jobs[1])]
+    assert training.credit_named(snap, series.text) == series
+    assert training.credit_named(snap, ids.to_text(old)) == of_jobs[0]
+    assert training.credit_named(snap, "0000000000007") is None
+    ledgers = [training.advantages(snap, row["episode_id"], one) for one in (series, of_jobs[1])]
     assert ledgers[0].equals(ledgers[1])
 
 
@@ -397,13 +396,13 @@ def test_a_failed_credit_job_is_no_choice(tmp_path: Path) -> None:
     lk = build_lake(tmp_path)
     with pytest.raises(ZeroDivisionError), lk.job(kind="credit") as job:
         raise ZeroDivisionError
-    assert credit.find(lk.snapshot(), ids.to_text(job.job_id)) is None
+    assert training.credit_named(lk.snapshot(), ids.to_text(job.job_id)) is None
 
 
 def test_summary_of_a_credit_job(snap: Reader, snapshot: Snapshot, credit_job: Credit) -> None:
     rows = snapshot.scan("advantages").collect().to_dicts()
     known = [row["advantage"] for row in rows if row["advantage"] is not None]
-    found = credit.summary(snap, jobs_of(snap, credit_job)[0])
+    found = training.credit_summary(snap, jobs_of(snap, credit_job)[0])
     assert found["steps"] == len(rows)
     assert found["undefined"] == len(rows) - len(known) > 0
     assert (found["positive"], found["negative"], found["zero"]) == (

@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 
 import lake
-from lake.judgements.credit import jobs_of
+from lake.judgements.credit import covering, jobs_of
 from lake.records import EpisodeRecord, StepRecord
 from testkit.lakes import add_credit
 from viewer.pinned import Reader
-from viewer.queries import credit, episodes, groups, lineage, runs
-from viewer.queries.base import Window
+from viewer.queries import Window, episodes, groups, lineage, runs, training
 from viewer.queries.episodes import EpisodeFilter, Order
 from viewer.queries.groups import GroupFilter, Signal
 
@@ -70,10 +69,10 @@ def test_runs_and_groups(reader: Reader) -> None:
 
 def test_one_episode_and_its_group(reader: Reader) -> None:
     row = episodes.page(reader, EpisodeFilter(), Order.TASK, Window(1, EPISODES // 2)).row(0, named=True)
-    (chosen,) = [one.credit for one in credit.of_episode(reader, row["episode_id"])]
-    assert credit.ledger(reader, row["episode_id"], chosen).height == 1
+    (chosen,) = [one.credit for one in covering(reader, episode_id=row["episode_id"])]
+    assert training.advantages(reader, row["episode_id"], chosen).height == 1
     assert episodes.steps(reader, row["episode_id"], Window(10)).height == 1
     assert groups.siblings(reader, row["group_id"], chosen, Window()).height == SIBLINGS
     assert groups.anchors(reader, row["group_id"], chosen, Window())["episodes"].to_list() == [SIBLINGS]
-    assert credit.summary(reader, jobs_of(reader, chosen)[0])["steps"] == EPISODES
+    assert training.credit_summary(reader, jobs_of(reader, chosen)[0])["steps"] == EPISODES
     assert lineage.jobs_total(reader, None, None) == 2

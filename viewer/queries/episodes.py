@@ -1,9 +1,6 @@
-"""The list of episodes: filter, order, pages, and the neighbours of one episode in that order.
+"""The list of episodes (filter, order, pages, neighbours), and one episode: facts, a page of steps, a text in full."""
 
-One episode: its facts, a page of its steps, and one text in full.
-"""
-
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import Literal
@@ -11,7 +8,7 @@ from typing import Literal
 import polars as pl
 
 from lake.write.rows import put_back
-from viewer.queries.base import Params, Reads, Row, Window, like, only_row
+from viewer.queries import Params, Reads, Row, Window, like, only_row
 
 TEXT = 3000
 """Characters of a text that a transcript shows at first."""
@@ -36,29 +33,18 @@ def episode(lake: Reads, episode_id: int) -> Row | None:
 
 def document(lake: Reads, episode_id: int, column: EpisodeColumn, limit: int = JSON) -> tuple[str | None, int]:
     """A document of an episode, cut after `limit` characters, and its whole length."""
-    query = (
-        f"SELECT left({column}, $limit) AS d, coalesce(length({column}), 0) AS n FROM episodes WHERE episode_id = $e"
-    )
-    row = _whole(lake, lake.sql(query, {"e": episode_id, "limit": limit}), {"d": "n"}, limit).row(0)
+    cut = f"left({column}, $limit) AS d, coalesce(length({column}), 0) AS n"
+    found = lake.sql(f"SELECT {cut} FROM episodes WHERE episode_id = $e", {"e": episode_id, "limit": limit})
+    row = _whole(lake, found, {"d": "n"}, limit).row(0)
     return row[0], int(row[1])
 
 
 def steps(lake: Reads, episode_id: int, window: Window) -> pl.DataFrame:
-    """A page of an episode's steps in order.
-
-    Returns:
-        step_index, facts of the step, and its texts state, action, reasoning, context, tool_calls, each cut, with its
-        whole length in `*_length`.
-    """
+    """A page of an episode's steps in order, with their texts cut, each with its whole length in `*_length`."""
+    limits = {"state": "text", "action": "text", "reasoning": "text", "context": "json", "tool_calls": "json"}
     cut = ", ".join(
         f"left({name}, ${limit}) AS {name}, coalesce(length({name}), 0) AS {name}_length"
-        for name, limit in [
-            ("state", "text"),
-            ("action", "text"),
-            ("reasoning", "text"),
-            ("context", "json"),
-            ("tool_calls", "json"),
-        ]
+        for name, limit in limits.items()
     )
     query = f"""
         SELECT step_index, state_hash, reward, is_action_valid, is_active, trainable, is_copied_context, state_role,
@@ -140,12 +126,12 @@ _CLAUSES = {
     "group": "e.group_id = $group",
     "low": "e.env_return >= $low",
     "high": "e.env_return <= $high",
-    "round": "e.collection_round = $round",
-    "version": "e.policy_version = $version",
+    "collection_round": "e.collection_round = $collection_round",
+    "policy_version": "e.policy_version = $policy_version",
     "update": """e.episode_id IN (
         SELECT episode_id FROM trained_batches WHERE job_id = $job AND optimizer_step = $update
     )""",
-    "held": "e.episode_id IN (SELECT unnest($held::BIGINT[]))",
+    "text": "e.episode_id IN (SELECT unnest($text::BIGINT[]))",
 }
 
 
@@ -185,21 +171,14 @@ class Place:
 
 
 def page(lake: Reads, wanted: EpisodeFilter, order: Order, window: Window) -> pl.DataFrame:
-    """A page of the list.
-
-    Returns:
-        episode_id, group_id, run_id, task_id, rollout_index, attempt, collection_round, policy, policy_version,
-        status, env_return, num_steps, completion_tokens, stop_reason.
-    """
+    """A page of the list."""
     where, params = _conditions(lake, wanted)
-    return lake.sql(
-        f"""
+    query = f"""
         SELECT episode_id, group_id, run_id, task_id, rollout_index, attempt, collection_round, policy, policy_version,
                status, env_return, num_steps, completion_tokens, stop_reason
         FROM episodes AS e WHERE {where} ORDER BY {_ORDERS[order]} LIMIT $limit OFFSET $offset
-        """,
-        params | window.params(),
-    )
+        """
+    return lake.sql(query, params | window.params())
 
 
 def totals(lake: Reads, wanted: EpisodeFilter) -> Row:
@@ -216,18 +195,14 @@ def totals(lake: Reads, wanted: EpisodeFilter) -> Row:
 def place(lake: Reads, wanted: EpisodeFilter, order: Order, episode_id: int) -> Place | None:
     """Position of an episode in the list; None if the filter leaves it out."""
     where, params = _conditions(lake, wanted)
-    found = only_row(
-        lake.sql(
-            f"""
-            SELECT * FROM (
-                SELECT e.episode_id, row_number() OVER list AS position, count(*) OVER () AS total,
-                       lag(e.episode_id) OVER list AS previous, lead(e.episode_id) OVER list AS next
-                FROM episodes AS e WHERE {where} WINDOW list AS (ORDER BY {_ORDERS[order]})
-            ) WHERE episode_id = $episode
-            """,
-            params | {"episode": episode_id},
-        )
-    )
+    query = f"""
+        SELECT * FROM (
+            SELECT e.episode_id, row_number() OVER list AS position, count(*) OVER () AS total,
+                   lag(e.episode_id) OVER list AS previous, lead(e.episode_id) OVER list AS next
+            FROM episodes AS e WHERE {where} WINDOW list AS (ORDER BY {_ORDERS[order]})
+        ) WHERE episode_id = $episode
+        """
+    found = only_row(lake.sql(query, params | {"episode": episode_id}))
     return Place(found["position"], found["total"], found["previous"], found["next"]) if found else None
 
 
@@ -252,19 +227,13 @@ def holding(lake: Reads, text: str, run: str | None) -> tuple[int, ...]:
 def _conditions(lake: Reads, wanted: EpisodeFilter) -> tuple[str, Params]:
     """The WHERE clause of a filter over `episodes AS e`, and its parameters."""
     job, update = wanted.update or (None, None)
-    values: Params = {
-        "run": wanted.run,
+    values: Params = asdict(wanted) | {
         "task": None if wanted.task is None else like(wanted.task),
         "status": list(wanted.status) or None,
-        "group": wanted.group,
-        "low": wanted.low,
-        "high": wanted.high,
-        "round": wanted.collection_round,
-        "version": wanted.policy_version,
         "update": update,
-        "held": None if wanted.text is None else list(holding(lake, wanted.text, wanted.run)),
+        "text": None if wanted.text is None else list(holding(lake, wanted.text, wanted.run)),
     }
-    params = {name: value for name, value in values.items() if value is not None}
+    params = {name: values[name] for name in _CLAUSES if values[name] is not None}
     clauses = [_CLAUSES[name] for name in params]
     if update is not None:
         params["job"] = job

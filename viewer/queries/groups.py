@@ -9,7 +9,7 @@ from enum import StrEnum
 import polars as pl
 
 from lake.judgements.credit import Credit
-from viewer.queries.base import EXCERPT, Params, Reads, Row, Window, count, like, only_row
+from viewer.queries import EXCERPT, Params, Reads, Row, Window, count, like, only_row
 
 _GROUPS = """
     SELECT group_id, any_value(run_id) AS run_id, any_value(task_id) AS task_id,
@@ -46,12 +46,7 @@ class GroupFilter:
 
 
 def page(lake: Reads, wanted: GroupFilter, window: Window) -> pl.DataFrame:
-    """A page of the groups by run, round and task.
-
-    Returns:
-        group_id, run_id, task_id, collection_round, seed, size, expected_size, scored, mean_return, sd_return (sample
-        deviation), lowest, highest, first_version, last_version, mean_steps, signal.
-    """
+    """A page of the groups by run, round and task; sd_return is the sample deviation."""
     query, params = _filtered(wanted)
     order = "run_id, collection_round NULLS FIRST, TRY_CAST(task_id AS BIGINT) NULLS LAST, task_id, group_id"
     return lake.sql(f"SELECT * FROM ({query}) ORDER BY {order} LIMIT $limit OFFSET $offset", params | window.params())
@@ -69,12 +64,7 @@ def group(lake: Reads, group_id: int) -> Row | None:
 
 
 def siblings(lake: Reads, group_id: int, credit: Credit | None, window: Window) -> pl.DataFrame:
-    """The siblings of a group by rollout.
-
-    Returns:
-        episode_id, rollout_index, attempt, status, env_return, num_steps, policy_version, a_episode (of the first step)
-        and mean_advantage of the chosen credit (NULL without one).
-    """
+    """The siblings of a group by rollout; a_episode (of the first step), mean_advantage: NULL without credit."""
     chosen = credit.rows if credit else "(SELECT * FROM advantages WHERE false)"
     query = f"""
         SELECT e.episode_id, e.rollout_index, e.attempt, e.status, e.env_return, e.num_steps, e.policy_version,
@@ -99,9 +89,7 @@ def anchor_shares(lake: Reads, group_id: int, credit: Credit) -> Row:
 def anchors(lake: Reads, group_id: int, credit: Credit, window: Window) -> pl.DataFrame:
     """Anchor states that two or more episodes of a group passed, the most shared first.
 
-    Returns:
-        anchor_key, size (steps), episodes, actions (distinct), lowest, highest, spread (of the return-to-go), mean_step
-        (mean step index), state (cut), is_error (a state is an error text).
+    size is in steps, actions are distinct ones; lowest, highest and spread are of the return-to-go.
     """
     query = f"""
         SELECT a.anchor_key, count(*) AS size, count(DISTINCT a.episode_id) AS episodes,
@@ -130,12 +118,7 @@ def anchors_total(lake: Reads, group_id: int, credit: Credit) -> int:
 
 
 def visits(lake: Reads, group_id: int, anchor_key: int, credit: Credit, window: Window) -> pl.DataFrame:
-    """The steps of a group that were taken from an anchor state, by rollout and step.
-
-    Returns:
-        episode_id, rollout_index, step_index, action and tool_calls (cut), reward, return_to_go, a_step, advantage,
-        env_return.
-    """
+    """The steps of a group that were taken from an anchor state, by rollout and step; texts are cut."""
     query = f"""
         SELECT a.episode_id, e.rollout_index, a.step_index, left(s.action, {EXCERPT}) AS action,
                left(s.tool_calls, {EXCERPT}) AS tool_calls, s.reward, a.return_to_go, a.a_step, a.advantage,
@@ -151,17 +134,14 @@ def visits(lake: Reads, group_id: int, anchor_key: int, credit: Credit, window: 
 
 def _filtered(wanted: GroupFilter) -> tuple[str, Params]:
     """SQL of the groups of a filter, and its parameters."""
-    clauses, params = ["true"], Params()
-    if wanted.run is not None:
-        clauses.append("run_id = $run")
-        params["run"] = wanted.run
-    if wanted.task is not None:
-        clauses.append(r"task_id LIKE $task ESCAPE '\'")
-        params["task"] = like(wanted.task)
-    if wanted.collection_round is not None:
-        clauses.append("collection_round = $round")
-        params["round"] = wanted.collection_round
-    query = f"{_GROUPS} WHERE {' AND '.join(clauses)} GROUP BY group_id"
+    task = None if wanted.task is None else like(wanted.task)
+    clauses = {
+        "run": ("run_id = $run", wanted.run),
+        "task": (r"task_id LIKE $task ESCAPE '\'", task),
+        "round": ("collection_round = $round", wanted.collection_round),
+    }
+    params: Params = {name: value for name, (_, value) in clauses.items() if value is not None}
+    query = f"{_GROUPS} WHERE {' AND '.join(clauses[name][0] for name in params) or 'true'} GROUP BY group_id"
     if wanted.signal is not None:
         query = f"SELECT * FROM ({query}) WHERE signal = $signal"
         params["signal"] = str(wanted.signal)

@@ -2,18 +2,14 @@
 
 import polars as pl
 
-from viewer.queries.base import EXCERPT, Params, Reads, Row, Window, count, only_row
+from viewer.queries import EXCERPT, Params, Reads, Row, Window, count, only_row
 
 DOCUMENT = 100_000
 """Characters of a document that a page shows."""
 
 
 def jobs_page(lake: Reads, kind: str | None, status: str | None, window: Window) -> pl.DataFrame:
-    """A page of the jobs, newest first.
-
-    Returns:
-        job_id, kind, status, run_id, parameters, started_at, seconds, rows_in, rows_out, rows_dropped, error (cut).
-    """
+    """A page of the jobs, newest first."""
     where, params = _conditions(kind=kind, status=status)
     query = f"""
         SELECT job_id, kind, status, run_id, parameters, started_at, seconds, rows_in, rows_out, rows_dropped,
@@ -46,11 +42,7 @@ def job(lake: Reads, job_id: int) -> Row | None:
 
 
 def rejects_page(lake: Reads, reason: str | None, run: str | None, window: Window) -> pl.DataFrame:
-    """A page of the rejects, newest first.
-
-    Returns:
-        reject_id, at, run_id, source_uri, source_format, position, reason, message (cut).
-    """
+    """A page of the rejects, newest first."""
     where, params = _conditions(reason=reason, run_id=run)
     query = f"""
         SELECT reject_id, "at", run_id, source_uri, source_format, position, reason, left(message, {EXCERPT}) AS message

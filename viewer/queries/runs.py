@@ -8,7 +8,7 @@ from typing import Literal
 
 import polars as pl
 
-from viewer.queries.base import Params, Reads, Row, Window, count
+from viewer.queries import Params, Reads, Row, Window, count
 
 Axis = Literal["collection_round", "policy_version"]
 
@@ -58,11 +58,7 @@ def exists(lake: Reads, run: str) -> bool:
 
 
 def page(lake: Reads, success_at: float, window: Window) -> pl.DataFrame:
-    """A page of the runs, the most recently recorded first.
-
-    Returns:
-        run_id, environment, policy, episodes, tasks, groups, success, mean_return, mean_steps, dead_share, rounds.
-    """
+    """A page of the runs, the most recently recorded first."""
     query = f"""
         SELECT e.run_id, any_value(e.environment) AS environment, any_value(e.policy) AS policy,
                count(*) AS episodes, count(DISTINCT e.task_id) AS tasks, any_value(g.groups) AS groups,
@@ -92,11 +88,9 @@ def axes(lake: Reads, run: str) -> list[Axis]:
 
 
 def curve(lake: Reads, run: str, axis: Axis, success_at: float) -> pl.DataFrame:
-    """Outcomes of a run along an axis, at most `POINTS` points.
+    """Outcomes of a run along an axis, in order of x, the first value of each of at most `POINTS` points.
 
-    Returns:
-        x (first value of the point), episodes, scored, success, low, high (interval of success), mean_return, sd_return
-        (sample deviation, NULL of one), mean_steps, truncated_share, dead_share; in order of x.
+    low and high are the interval of success; sd_return is the sample deviation, NULL of one.
     """
     query = f"""
         WITH span AS (

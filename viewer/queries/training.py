@@ -1,25 +1,23 @@
-"""Training: metrics of a job, what each of its optimizer steps consumed, and the advantages that were consumed."""
+"""Training: metrics of a job, what each of its optimizer steps consumed, and advantages: named, by step, in figures.
+
+Which rows a choice of credit means is decided in `lake.judgements.credit`, as for every other reader of the lake.
+"""
 
 import json
 from dataclasses import replace
 
 import polars as pl
 
-from lake.judgements.credit import Credit
-from viewer.queries.base import Params, Reads, Row, Window, count, only_row
-from viewer.queries.credit import find
+from lake.errors import DataRefusedError, UsageError
+from lake.judgements.credit import Credit, find_credit
+from viewer.queries import Params, Reads, Row, Window, count, only_row
 
 POINTS = 1000
 """Points of a curve at most: beyond, neighbouring steps are put together by their mean."""
 
 
 def jobs(lake: Reads, limit: int = 500) -> pl.DataFrame:
-    """Jobs with metrics or batches, newest first.
-
-    Returns:
-        job_id, kind, run_id, parameters, status, started_at, seconds, updates (optimizer steps with a batch), metrics
-        (names of metrics).
-    """
+    """Jobs with metrics or batches, newest first, with the numbers of updates with a batch and of metrics' names."""
     query = """
         SELECT r.job_id, r.kind, r.run_id, r.parameters, r.status, r.started_at, r.seconds,
                coalesce(b.updates, 0) AS updates, coalesce(m.metrics, 0) AS metrics
@@ -68,7 +66,7 @@ def credit_of(lake: Reads, job_id: int) -> Credit | None:
         return None
     named = json.loads(row["parameters"] or "{}").get("advantages")
     read = json.loads(row["input_snapshot"] or "{}").get("jobs", row["sequence"])
-    credit = find(lake, named if isinstance(named, str) else None, read)
+    credit = credit_named(lake, named if isinstance(named, str) else None, read)
     if credit is None:
         return None
     if credit.before is None:
@@ -79,16 +77,13 @@ def credit_of(lake: Reads, job_id: int) -> Credit | None:
 
 
 def consumption(lake: Reads, job_id: int, credit: Credit | None) -> pl.DataFrame:
-    """What the updates of a job consumed, at most `POINTS` points.
+    """What the updates of a job consumed, in order, at most `POINTS` points; NULL where there is no credit.
 
-    Returns:
-        step, episodes, groups, action_tokens, mean_return, dead_share (of steps whose group is dead), mean_size (mean
-        |advantage|), positive, negative, undefined (shares of the steps); NULL where there is no credit; in order.
+    dead_share, positive, negative and undefined are shares of the steps; mean_size is the mean |advantage|.
     """
-    query, params = _consumed(job_id, credit)
-    return lake.sql(
-        f"""
-        WITH consumed AS ({query}),
+    consumed, params = _consumed(job_id, credit)
+    query = f"""
+        WITH consumed AS ({consumed}),
         span AS (SELECT min(optimizer_step) AS first,
                         greatest(1, ceil((max(optimizer_step) - min(optimizer_step) + 1) / {POINTS}))::BIGINT AS width
                  FROM consumed),
@@ -104,29 +99,20 @@ def consumption(lake: Reads, job_id: int, credit: Credit | None) -> pl.DataFrame
                total_size / nullif(defined, 0) AS mean_size, positive / credited AS positive,
                negative / credited AS negative, (credited - defined) / credited AS undefined
         FROM sums ORDER BY step
-        """,
-        params,
-    )
+        """
+    return lake.sql(query, params)
 
 
 def batch(lake: Reads, job_id: int, update: int, credit: Credit | None, window: Window) -> pl.DataFrame:
-    """Episodes that an optimizer step consumed, the largest mean |advantage| first.
-
-    Returns:
-        episode_id, group_id, run_id, task_id, rollout_index, policy_version, status, env_return, first_step, last_step,
-        action_tokens, credit_job (whose advantages these are), a_episode, mean_advantage, lowest, highest, mean_size,
-        undefined, dead.
-    """
-    query, params = _consumed(job_id, credit, "AND b.optimizer_step = $update")
-    return lake.sql(
-        f"""
+    """Episodes that an optimizer step consumed, the largest mean |advantage| first; credit_job computed it."""
+    consumed, params = _consumed(job_id, credit, "AND b.optimizer_step = $update")
+    query = f"""
         SELECT episode_id, group_id, run_id, task_id, rollout_index, policy_version, status, env_return, first_step,
                last_step, action_tokens, credit_job, a_episode, mean_advantage, lowest, highest,
                total_size / nullif(defined, 0) AS mean_size, credited - defined AS undefined, dead > 0 AS dead
-        FROM ({query}) ORDER BY mean_size DESC NULLS LAST, episode_id LIMIT $limit OFFSET $offset
-        """,
-        params | {"update": update} | window.params(),
-    )
+        FROM ({consumed}) ORDER BY mean_size DESC NULLS LAST, episode_id LIMIT $limit OFFSET $offset
+        """
+    return lake.sql(query, params | {"update": update} | window.params())
 
 
 def batch_total(lake: Reads, job_id: int, update: int) -> int:
@@ -177,3 +163,37 @@ def _consumed(job_id: int, credit: Credit | None, where: str = "") -> tuple[str,
         GROUP BY ALL
         """
     return query, params
+
+
+def credit_named(lake: Reads, wanted: str | None = None, before: int | None = None) -> Credit | None:
+    """The advantages that a text names (the current ones for None), also as of a version of `jobs`; None if none do."""
+    try:
+        return find_credit(lake, wanted, before=before)
+    except (UsageError, DataRefusedError):
+        return None
+
+
+def advantages(lake: Reads, episode_id: int, credit: Credit) -> pl.DataFrame:
+    """Advantages of an episode's steps: step_index and the columns of `advantages`, by step."""
+    query = f"""
+        SELECT step_index, group_id, defined, anchor_key, return_to_go, a_episode, a_step, advantage, group_size,
+               anchor_size, anchor_episodes, flags
+        FROM {credit.rows} WHERE episode_id = $episode ORDER BY step_index
+        """
+    return lake.sql(query, {"episode": episode_id})
+
+
+def credit_summary(lake: Reads, job_id: int) -> Row:
+    """What the advantages that a credit job computed look like.
+
+    undefined counts NULL, shared the steps whose anchor holds two episodes or more; mean_size is the mean |advantage|.
+    """
+    query = """
+        SELECT count(*) AS steps, count(*) FILTER (NOT defined) AS undefined,
+               count(*) FILTER (advantage > 0) AS positive, count(*) FILTER (advantage < 0) AS negative,
+               count(*) FILTER (advantage = 0) AS zero, count(DISTINCT group_id) AS groups,
+               count(DISTINCT group_id) FILTER (list_contains(string_split(flags, ','), 'dead_group')) AS dead_groups,
+               count(*) FILTER (anchor_episodes > 1) AS shared, avg(abs(advantage)) AS mean_size
+        FROM advantages WHERE job_id = $job
+        """
+    return lake.sql(query, {"job": job_id}).row(0, named=True)

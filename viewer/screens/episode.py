@@ -4,13 +4,13 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
-from viewer import chat, choices, figures, ledger, links, transcript
-from viewer.components import badge, header, not_found, number_column, page_switch, status_badge, table, wanted_id
-from viewer.links import Page, given_int, parameters
+from lake.judgements.credit import covering
+from viewer import choices, figures, links, plain, transcript
+from viewer import components as ui
+from viewer.links import Page, given_int
 from viewer.pinned import read
 from viewer.plain import chip, number, signed, visible, word
-from viewer.queries import credit, episodes
-from viewer.queries.base import Row, Window
+from viewer.queries import Row, Window, episodes, training
 from viewer.queries.episodes import EpisodeFilter
 
 # Steps on a page. (A string here would be printed: Streamlit shows stray expressions of its scripts.)
@@ -19,11 +19,11 @@ STEPS = 10
 
 def show() -> None:
     """The page."""
-    episode_id = wanted_id("episode", Page.EPISODES, "All episodes")
+    episode_id = ui.wanted_id("episode", Page.EPISODES, "All episodes")
     facts = read(episodes.episode, episode_id)
     if facts is None:
-        not_found(f"This lake holds no episode {chip(ids.to_text(episode_id))}.", Page.EPISODES, "All episodes")
-    header(f"Episode {chip(links.episode(facts), links.NAME)}")
+        ui.not_found(f"This lake holds no episode {chip(ids.to_text(episode_id))}.", Page.EPISODES, "All episodes")
+    ui.header(f"Episode {chip(links.episode(facts), links.NAME)}")
     _place(episode_id)
     _facts(facts)
     options, rows = _credit(facts)
@@ -40,25 +40,20 @@ def _place(episode_id: int) -> None:
     wanted, order = choices.carried()
     place = read(episodes.place, wanted, order, episode_id)
     with st.container(horizontal=True, vertical_alignment="center"):
-        st.page_link(
-            Page.EPISODES,
-            label="Back to the list",
-            icon=":material/arrow_back:",
-            query_params=choices.parameters(wanted, order),
-        )
+        here = choices.parameters(wanted, order)
+        st.page_link(Page.EPISODES, label="Back to the list", icon=":material/arrow_back:", query_params=here)
         if place is None:
             st.caption("This episode is not in the filtered list.")
             return
-        _neighbour("Previous", place.previous, ":material/chevron_left:", "k")
-        _neighbour("Next", place.next, ":material/chevron_right:", "j")
+        _neighbour("Previous", place.previous, "left", "k")
+        _neighbour("Next", place.next, "right", "j")
         filtered = " that match the filter" if wanted != EpisodeFilter() else ""
         st.caption(f"{place.position:,} of {place.total:,} episodes{filtered}")
 
 
-def _neighbour(label: str, target: int | None, icon: str, shortcut: str) -> None:
-    pressed = st.button(
-        label, icon=icon, key=label.lower(), disabled=target is None, shortcut=shortcut, type="tertiary"
-    )
+def _neighbour(label: str, target: int | None, side: str, key: str) -> None:
+    icon = f":material/chevron_{side}:"
+    pressed = st.button(label, icon=icon, key=label.lower(), disabled=target is None, shortcut=key, type="tertiary")
     if pressed and target is not None:
         st.query_params["episode"] = ids.to_text(target)
         st.query_params.pop("step", None)
@@ -67,32 +62,23 @@ def _neighbour(label: str, target: int | None, icon: str, shortcut: str) -> None
 
 def _facts(facts: Row) -> None:
     with st.container(horizontal=True, gap="small", vertical_alignment="center"):
-        status_badge(facts["status"])
-        for label, name in (("policy", "policy"), ("environment", "environment")):
+        ui.status_badge(facts["status"])
+        for name in ("policy", "environment"):
             if facts[name] is not None:
-                st.markdown(f":gray[{label}] {chip(facts[name])}", width="content")
+                ui.fact(name, chip(facts[name]))
         if facts["policy_version"] is not None:
-            st.markdown(f":gray[policy version] {facts['policy_version']}", width="content")
+            ui.fact("policy version", facts["policy_version"])
         if facts["stop_reason"]:
-            st.markdown(f":gray[stopped by] {chip(facts['stop_reason'])}", width="content")
-        st.page_link(
-            Page.GROUP,
-            label=f"Group of task {chip(facts['task_id'])}",
-            icon=":material/workspaces:",
-            query_params=parameters(group=ids.to_text(facts["group_id"])),
-        )
+            ui.fact("stopped by", chip(facts["stop_reason"]))
+        group = ids.to_text(facts["group_id"])
+        ui.link(Page.GROUP, f"Group of task {chip(facts['task_id'])}", "workspaces", group=group)
         if facts["parent_episode_id"] is not None:
             parent = read(episodes.episode, facts["parent_episode_id"])
-            known_as = ids.to_text(facts["parent_episode_id"]) if parent is None else links.episode(parent)
-            st.page_link(
-                Page.EPISODE,
-                label=f"{word(facts['relation'] or 'child')} of episode {chip(known_as)}",
-                icon=":material/account_tree:",
-                query_params=parameters(
-                    episode=ids.to_text(facts["parent_episode_id"]), step=facts["parent_step_index"]
-                ),
-            )
-        st.markdown(f":gray[id] {chip(ids.to_text(facts['episode_id']))}", width="content")
+            parent_id = ids.to_text(facts["parent_episode_id"])
+            name = chip(parent_id if parent is None else links.episode(parent))
+            label = f"{word(facts['relation'] or 'child')} of episode {name}"
+            ui.link(Page.EPISODE, label, "account_tree", episode=parent_id, step=facts["parent_step_index"])
+        ui.fact("id", chip(ids.to_text(facts["episode_id"])))
     if facts["error"]:
         st.error("The rollout ended with an error.", icon=":material/error:")
         st.code(visible(facts["error"]), language=None, wrap_lines=True)
@@ -102,7 +88,7 @@ def _credit(facts: Row) -> tuple[transcript.Options, pl.DataFrame]:
     """What of the transcript is shown, with which advantages; and those advantages by step."""
     episode_id = facts["episode_id"]
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        chosen = choices.credit(read(credit.of_episode, episode_id), "episode")
+        chosen = choices.credit(read(covering, episode_id=episode_id), "episode")
         options = transcript.Options(
             reasoning=st.toggle("Reasoning", value=True, key="reasoning", bind="query-params"),
             tools=st.toggle("Tool calls", value=True, key="tools", bind="query-params"),
@@ -110,7 +96,7 @@ def _credit(facts: Row) -> tuple[transcript.Options, pl.DataFrame]:
         )
     if chosen is not None:
         st.caption(f"Advantages by {chip(chosen.title, 300)}.")
-    rows = read(credit.ledger, episode_id, chosen) if chosen else pl.DataFrame()
+    rows = read(training.advantages, episode_id, chosen) if chosen else pl.DataFrame()
     return options, rows
 
 
@@ -120,7 +106,7 @@ def _figures(facts: Row, rows: pl.DataFrame) -> None:
         parts = [("Return", number(facts["env_return"])), ("Steps", number(facts["num_steps"]))]
         if rows.height:
             first = rows.row(0, named=True)
-            split = sum(ledger.disagree(row) for row in rows.iter_rows(named=True))
+            split = sum(transcript.disagree(row) for row in rows.iter_rows(named=True))
             parts += [
                 ("A_E", signed(first["a_episode"])),
                 ("Siblings scored", number(first["group_size"])),
@@ -129,18 +115,17 @@ def _figures(facts: Row, rows: pl.DataFrame) -> None:
                 ("Terms disagree", number(split)),
             ]
         for label, value in parts:
-            st.markdown(f":gray[{label}] **{value}**", width="content")
+            ui.fact(label, f"**{value}**")
         if rows.height and "dead_group" in rows["flags"][0].split(","):
-            badge("dead group", "orange", icon=":material/block:", explanation="All scored siblings scored the same.")
+            why = "All scored siblings scored the same."
+            ui.badge("dead group", "orange", icon=":material/block:", explanation=why)
 
 
 def _steps_window(facts: Row) -> tuple[Window, int | None]:
     """The page of steps to show, and the step that is marked: the one that the address names."""
     selected = given_int("step")
     if selected is not None and selected >= facts["num_steps"]:
-        st.warning(
-            f"The episode has steps 0 to {facts['num_steps'] - 1}, no step {selected}.", icon=":material/search_off:"
-        )
+        ui.missing(f"The episode has steps 0 to {facts['num_steps'] - 1}, no step {selected}.")
         selected = None
     return Window.page((selected or 0) // STEPS + 1, STEPS), selected
 
@@ -161,11 +146,14 @@ def _transcript(
     episode_id = facts["episode_id"]
     pages = -(-facts["num_steps"] // STEPS)
     if pages > 1:
-        _step_pager(facts["num_steps"], pages, window)
+        with st.container(horizontal=True, vertical_alignment="center"):
+            last = min(window.offset + STEPS, facts["num_steps"])
+            st.caption(f"Steps {window.offset} to {last - 1} of {facts['num_steps']}", width="stretch")
+            ui.page_switch(pages, window.offset // STEPS + 1, "step", lambda chosen: (chosen - 1) * STEPS)
     if window.offset == 0:
         document, length = read(episodes.document, episode_id, "initial_messages")
         states = read(episodes.steps, episode_id, Window(1))["state"].to_list()
-        first = [m for m in chat.messages(document, length) if chat.content(m)[: episodes.TEXT] not in states]
+        first = [m for m in plain.messages(document, length) if plain.content(m)[: episodes.TEXT] not in states]
         transcript.messages(first, "first")
     by_step = {row["step_index"]: row for row in rows.iter_rows(named=True)}
     scale = transcript.scale_of(rows, read(episodes.rewards, episode_id))
@@ -176,31 +164,17 @@ def _transcript(
         transcript.mark(selected)
     if window.offset + window.limit >= facts["num_steps"]:
         document, length = read(episodes.document, episode_id, "final_observation")
-        if last := chat.messages(document, length):
+        if after := plain.messages(document, length):
             st.caption("After the last step")
-            transcript.messages(last, "last")
-
-
-def _step_pager(num_steps: int, pages: int, window: Window) -> None:
-    with st.container(horizontal=True, vertical_alignment="center"):
-        last = min(window.offset + STEPS, num_steps)
-        st.caption(f"Steps {window.offset} to {last - 1} of {num_steps}", width="stretch")
-        page_switch(pages, window.offset // STEPS + 1, "step", lambda chosen: (chosen - 1) * STEPS)
+            transcript.messages(after, "last")
 
 
 def _scores(episode_id: int) -> None:
     frame = read(episodes.scores, episode_id)
-    if frame.is_empty():
-        return
-    st.subheader("Scores", anchor=False)
-    columns = {
-        "scorer": "Scorer",
-        "step_index": "Step",
-        "value": number_column("Value"),
-        "reason": "Reason",
-        "error": "Error",
-    }
-    table(frame, "scores", columns)
+    if frame.height:
+        st.subheader("Scores", anchor=False)
+        columns = {"scorer": "Scorer", "step_index": "Step", "value": ui.number_column("Value")}
+        ui.table(frame, "scores", columns | {"reason": "Reason", "error": "Error"})
 
 
 show()

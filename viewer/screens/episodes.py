@@ -7,18 +7,8 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 from lake import ids
 from lake.tables import STATUSES
 from viewer import choices
-from viewer.components import (
-    count_column,
-    empty,
-    first_page,
-    header,
-    id_column,
-    name_column,
-    number_column,
-    pager,
-    table,
-)
-from viewer.links import Page, given, parameters
+from viewer import components as ui
+from viewer.links import Page, given
 from viewer.pinned import read
 from viewer.plain import chip, number
 from viewer.queries import episodes
@@ -27,23 +17,23 @@ from viewer.queries.episodes import EpisodeFilter, Order
 _COLUMNS = {
     "run_id": "Run",
     "task_id": "Task",
-    "rollout_index": count_column("Rollout"),
-    "collection_round": count_column("Round"),
-    "policy_version": count_column("Policy version"),
+    "rollout_index": ui.count_column("Rollout"),
+    "collection_round": ui.count_column("Round"),
+    "policy_version": ui.count_column("Policy version"),
     "status": "Status",
-    "env_return": number_column("Return", "A dash means not scored, which is not 0."),
-    "num_steps": count_column("Steps"),
-    "stop_reason": name_column("Stopped by"),
-    "episode_id": id_column("Episode"),
-    "group_id": id_column("Group"),
+    "env_return": ui.number_column("Return", "A dash means not scored, which is not 0."),
+    "num_steps": ui.count_column("Steps"),
+    "stop_reason": ui.name_column("Stopped by"),
+    "episode_id": ui.id_column("Episode"),
+    "group_id": ui.id_column("Group"),
 }
 
 
 def show() -> None:
     """The page."""
-    header("Episodes")
+    ui.header("Episodes")
     if not read(episodes.totals, EpisodeFilter())["episodes"]:
-        empty("This lake holds no episodes yet.", "trajlake ingest FILE --lake LAKE      # or: trajlake demo")
+        ui.empty("This lake holds no episodes yet.", "trajlake ingest FILE --lake LAKE      # or: trajlake demo")
         return
     wanted, order = _filter()
     if wanted.text is not None:
@@ -54,16 +44,16 @@ def show() -> None:
     if not totals["episodes"]:
         st.info("No episode matches these filters.", icon=":material/filter_alt_off:")
         return
-    window = pager(
+    window = ui.pager(
         totals["episodes"],
         f"episodes in {number(totals['groups'])} groups, mean return {number(totals['mean_return'])} "
         f"({number(totals['scored'])} scored), mean steps {number(totals['mean_steps'], 1)}",
     )
     frame = read(episodes.page, wanted, order, window)
-    clicked = table(frame, "episodes", _COLUMNS, opens="Open the episode")
+    clicked = ui.table(frame, "episodes", _COLUMNS, opens="Open the episode")
     if clicked is not None:
         chosen = ids.to_text(frame["episode_id"][clicked])
-        st.switch_page(Page.EPISODE, query_params=parameters(episode=chosen, list=choices.packed(wanted, order)))
+        ui.go(Page.EPISODE, episode=chosen, list=choices.packed(wanted, order))
 
 
 def _filter() -> tuple[EpisodeFilter, Order]:
@@ -75,17 +65,14 @@ def _filter() -> tuple[EpisodeFilter, Order]:
         with first[1]:
             task = choices.task()
         with first[2]:
-            status = st.multiselect(
-                "Status", STATUSES, key="status", bind="query-params", placeholder="any", on_change=first_page
-            )
+            status = st.multiselect("Status", STATUSES, key="status", placeholder="any", **ui.FILTER)
         with first[3]:
             text = st.text_input(
                 "Text in a state, an action or reasoning",
                 key="text",
-                bind="query-params",
                 placeholder="search, whatever the case",
                 icon=":material/search:",
-                on_change=first_page,
+                **ui.FILTER,
             )
         second = st.columns([1.1, 1.1, 1.1, 1.1, 2, 1.5, 1.4], vertical_alignment="bottom")
         low = _number(second[0].number_input, "Return from", "min")
@@ -94,7 +81,7 @@ def _filter() -> tuple[EpisodeFilter, Order]:
         version = _number(second[3].number_input, "Policy version", "version", step=1)
         group = _group(second[4].text_input)
         order = second[5].selectbox("Order", list(map(str, Order)), key="sort", bind="query-params")
-        unscored = second[6].toggle("Unscored only", key="unscored", bind="query-params", on_change=first_page)
+        unscored = second[6].toggle("Unscored only", key="unscored", **ui.FILTER)
     wanted = EpisodeFilter(
         run=run,
         task=task,
@@ -112,13 +99,13 @@ def _filter() -> tuple[EpisodeFilter, Order]:
 
 
 def _number(widget: Callable[..., float | None], label: str, key: str, step: float = 0.1) -> float | None:
-    return widget(label, value=None, step=step, key=key, bind="query-params", placeholder="any", on_change=first_page)
+    return widget(label, value=None, step=step, key=key, placeholder="any", **ui.FILTER)
 
 
 def _group(widget: Callable[..., str | None]) -> int | None:
-    text = (widget("Group", key="group", bind="query-params", placeholder="id", on_change=first_page) or "").strip()
+    text = (widget("Group", key="group", placeholder="id", **ui.FILTER) or "").strip()
     if text and not ids.is_text(text):
-        st.warning(f"{chip(text)} is not an id: ids have 13 characters of base32.", icon=":material/search_off:")
+        ui.missing(f"{chip(text)} is not an id: ids have 13 characters of base32.")
     return ids.from_text(text) if ids.is_text(text) else None
 
 
@@ -127,15 +114,13 @@ def _update() -> tuple[int, int] | None:
     try:
         update = choices.update_from_address()
     except ValueError:
-        st.warning(f"{chip(given('job'))} is not the id of a job.", icon=":material/search_off:")
+        ui.missing(f"{chip(given('job'))} is not the id of a job.")
         return None
     if update is None:
         return None
     with st.container(horizontal=True, vertical_alignment="center"):
-        here = parameters(job=ids.to_text(update[0]), update=update[1])
-        st.page_link(
-            Page.TRAINING, label=f"Batch of update {update[1]}", icon=":material/model_training:", query_params=here
-        )
+        job = ids.to_text(update[0])
+        ui.link(Page.TRAINING, f"Batch of update {update[1]}", "model_training", job=job, update=update[1])
         if st.button("Show all episodes", icon=":material/close:", type="tertiary"):
             for name in ("job", "update"):
                 st.query_params.pop(name, None)

@@ -4,8 +4,8 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
 from viewer import choices
-from viewer.components import count_column, empty, first_page, header, id_column, number_column, pager, table
-from viewer.links import Page, parameters
+from viewer import components as ui
+from viewer.links import Page
 from viewer.pinned import read
 from viewer.queries import groups
 from viewer.queries.groups import GroupFilter, Signal
@@ -13,36 +13,36 @@ from viewer.queries.groups import GroupFilter, Signal
 _COLUMNS = {
     "run_id": "Run",
     "task_id": "Task",
-    "collection_round": count_column("Round"),
+    "collection_round": ui.count_column("Round"),
     "signal": st.column_config.TextColumn(
         "Signal", help="live: outcomes differ. dead: all the same. unjudged: < 2 scored."
     ),
-    "size": count_column("Siblings"),
-    "scored": count_column("Scored"),
-    "mean_return": number_column("Mean return"),
-    "sd_return": number_column("Std", "Sample standard deviation."),
-    "lowest": number_column("Lowest"),
-    "highest": number_column("Highest"),
-    "mean_steps": number_column("Mean steps", format="%.1f"),
-    "group_id": id_column("Group"),
+    "size": ui.count_column("Siblings"),
+    "scored": ui.count_column("Scored"),
+    "mean_return": ui.number_column("Mean return"),
+    "sd_return": ui.number_column("Std", "Sample standard deviation."),
+    "lowest": ui.number_column("Lowest"),
+    "highest": ui.number_column("Highest"),
+    "mean_steps": ui.number_column("Mean steps", format="%.1f"),
+    "group_id": ui.id_column("Group"),
 }
 
 
 def show() -> None:
     """The page."""
-    header("Groups")
+    ui.header("Groups")
     if not read(groups.total, GroupFilter()):
-        empty("This lake holds no groups yet.", "trajlake ingest FILE --lake LAKE      # or: trajlake demo")
+        ui.empty("This lake holds no groups yet.", "trajlake ingest FILE --lake LAKE      # or: trajlake demo")
         return
     wanted = _filter()
     total = read(groups.total, wanted)
     if not total:
         st.info("No group matches these filters.", icon=":material/filter_alt_off:")
         return
-    frame = read(groups.page, wanted, pager(total, "groups"))
-    clicked = table(frame, "groups", _COLUMNS, opens="Open the group")
+    frame = read(groups.page, wanted, ui.pager(total, "groups"))
+    clicked = ui.table(frame, "groups", _COLUMNS, opens="Open the group")
     if clicked is not None:
-        st.switch_page(Page.GROUP, query_params=parameters(group=ids.to_text(frame["group_id"][clicked])))
+        ui.go(Page.GROUP, group=ids.to_text(frame["group_id"][clicked]))
 
 
 def _filter() -> GroupFilter:
@@ -53,19 +53,9 @@ def _filter() -> GroupFilter:
         with columns[1]:
             task = choices.task()
         with columns[2]:
-            round_ = st.number_input(
-                "Round",
-                value=None,
-                step=1,
-                key="round",
-                bind="query-params",
-                placeholder="any",
-                on_change=first_page,
-            )
+            round_ = st.number_input("Round", value=None, step=1, key="round", placeholder="any", **ui.FILTER)
         with columns[3]:
-            signal = st.segmented_control(
-                "Signal", list(map(str, Signal)), key="signal", bind="query-params", on_change=first_page
-            )
+            signal = st.segmented_control("Signal", list(map(str, Signal)), key="signal", **ui.FILTER)
     return GroupFilter(run, task, Signal(signal) if signal else None, None if round_ is None else int(round_))
 
 

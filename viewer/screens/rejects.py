@@ -3,8 +3,8 @@
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
-from viewer.components import count_column, first_page, header, id_column, pager, table
-from viewer.links import Page, given, parameters
+from viewer import components as ui
+from viewer.links import Page, given
 from viewer.pinned import read
 from viewer.plain import chip, number, visible, word
 from viewer.queries import lineage
@@ -12,38 +12,31 @@ from viewer.queries import lineage
 _COLUMNS = {
     "reason": "Reason",
     "source_uri": "Source",
-    "position": count_column("Position", "Line number from 1 (JSONL), or index from 0 in an array."),
+    "position": ui.count_column("Position", "Line number from 1 (JSONL), or index from 0 in an array."),
     "message": st.column_config.TextColumn("Message", width="large"),
     "source_format": "Format",
     "run_id": "Run",
     "at": st.column_config.DatetimeColumn("At (UTC)", format="YYYY-MM-DD HH:mm:ss", timezone="UTC"),
-    "reject_id": id_column("Reject"),
+    "reject_id": ui.id_column("Reject"),
 }
 
 
 def show() -> None:
     """The page."""
-    header("Rejects")
+    ui.header("Rejects")
     reasons = read(lineage.reject_reasons)
     if not reasons:
         st.success("Every input record was taken: there are no rejects.", icon=":material/check_circle:")
         return
-    reason = st.segmented_control(
-        "Reason",
-        list(reasons),
-        format_func=word,
-        key="reason",
-        bind="query-params",
-        on_change=first_page,
-    )
+    reason = st.segmented_control("Reason", list(reasons), format_func=word, key="reason", **ui.FILTER)
     st.caption(", ".join(f"{chip(name)} {number(count)}" for name, count in reasons.items()))
     run = given("run")
     total = read(lineage.rejects_total, reason, run)
     if not total:
         st.info("No reject matches.", icon=":material/filter_alt_off:")
         return
-    frame = read(lineage.rejects_page, reason, run, pager(total, "rejects"))
-    clicked = table(frame, "rejects", _COLUMNS, opens="Show its text")
+    frame = read(lineage.rejects_page, reason, run, ui.pager(total, "rejects"))
+    clicked = ui.table(frame, "rejects", _COLUMNS, opens="Show its text")
     if clicked is not None:
         st.query_params["reject"] = ids.to_text(frame["reject_id"][clicked])
         st.rerun()
@@ -58,7 +51,7 @@ def _raw() -> None:
         return
     found = read(lineage.reject, ids.from_text(text)) if ids.is_text(text) else None
     if found is None:
-        st.warning(f"This lake holds no reject {chip(text)}.", icon=":material/search_off:")
+        ui.missing(f"This lake holds no reject {chip(text)}.")
         return
     place = f"position {number(found['position'])} of " if found["position"] is not None else ""
     st.subheader(f"Reject: {place}{chip(found['source_uri'])}", anchor=False)
@@ -68,12 +61,7 @@ def _raw() -> None:
     )
     if found["raw_length"] > len(found["raw"]):
         st.caption(f"The first {len(found['raw']):,} of {found['raw_length']:,} characters.")
-    st.page_link(
-        Page.JOB,
-        label="The job that rejected it",
-        icon=":material/account_tree:",
-        query_params=parameters(job=ids.to_text(found["job_id"])),
-    )
+    ui.link(Page.JOB, "The job that rejected it", "account_tree", job=ids.to_text(found["job_id"]))
 
 
 show()

@@ -6,13 +6,12 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
+from viewer import components as ui
 from viewer import figures, links
-from viewer.components import count_column, empty, header, number_column, pager, share_column, table, tiles
-from viewer.links import Page, given, parameters
+from viewer.links import Page, given
 from viewer.pinned import read
 from viewer.plain import chip, number, percent, word
-from viewer.queries import runs, training
-from viewer.queries.base import Window
+from viewer.queries import Window, runs, training
 
 _AXES: dict[runs.Axis, str] = {"collection_round": "Collection round", "policy_version": "Policy version"}
 _MOST_METRICS = 6
@@ -21,48 +20,39 @@ _TASKS = 12
 
 def show() -> None:
     """The page."""
-    header("Runs")
+    ui.header("Runs")
     facts = read(runs.overview)
     if not facts["episodes"]:
-        empty("This lake holds no episodes yet.", "trajlake ingest FILE --lake LAKE      # or: trajlake demo")
+        ui.empty("This lake holds no episodes yet.", "trajlake ingest FILE --lake LAKE      # or: trajlake demo")
         return
     _overview(facts)
     first, success_at = _list()
     asked = given("run")
     if asked is not None and not read(runs.exists, asked):
-        st.warning(f"There is no run {chip(asked)} in this lake.", icon=":material/search_off:")
+        ui.missing(f"There is no run {chip(asked)} in this lake.")
         asked = None
     _run(asked or first, success_at)
 
 
 def _overview(facts: dict[str, Any]) -> None:
     dead = facts["dead_groups"] / facts["judged_groups"] if facts["judged_groups"] else None
-    tiles(
-        [
-            ("Episodes", number(facts["episodes"]), None),
-            ("Steps", number(facts["steps"]), "Decisions of the policies."),
-            ("Runs", number(facts["runs"]), None),
-            ("Tasks", number(facts["tasks"]), None),
-            ("Groups", number(facts["groups"]), "Siblings collected from the identical start."),
-            (
-                "Dead groups",
-                percent(dead),
-                "Of groups with two scored siblings or more: those that all scored the same.",
-            ),
-            ("Unscored", number(facts["episodes"] - facts["scored"]), "Episodes without a return."),
-            ("Rejects", number(facts["rejects"]), "Input records that could not be taken."),
-        ]
+    ui.tiles(
+        ("Episodes", number(facts["episodes"])),
+        ("Steps", number(facts["steps"]), "Decisions of the policies."),
+        ("Runs", number(facts["runs"])),
+        ("Tasks", number(facts["tasks"])),
+        ("Groups", number(facts["groups"]), "Siblings collected from the identical start."),
+        ("Dead groups", percent(dead), "Of groups with two scored siblings or more: those that all scored the same."),
+        ("Unscored", number(facts["episodes"] - facts["scored"]), "Episodes without a return."),
+        ("Rejects", number(facts["rejects"]), "Input records that could not be taken."),
     )
 
 
 def _list() -> tuple[str, float]:
-    """The list of runs: the run to show if none is asked for, and the return that counts as success.
-
-    That is the first with several rounds: it has curves.
-    """
+    """The list of runs: the first with several rounds, which has curves, and the return that counts as success."""
     with st.container(horizontal=True, vertical_alignment="center"):
         with st.container():
-            window = pager(read(runs.total), "runs")
+            window = ui.pager(read(runs.total), "runs")
         st.caption("Success means a return of at least", width="content")
         success_at = st.number_input(
             "Success means a return of at least",
@@ -75,23 +65,19 @@ def _list() -> tuple[str, float]:
             label_visibility="collapsed",
         )
     frame = read(runs.page, success_at, window)
-    clicked = table(
-        frame,
-        "runs",
-        {
-            "run_id": "Run",
-            "environment": "Environment",
-            "policy": "Policy",
-            "episodes": count_column("Episodes"),
-            "tasks": count_column("Tasks"),
-            "rounds": count_column("Rounds"),
-            "success": share_column("Success", "Share of scored episodes."),
-            "mean_return": number_column("Mean return"),
-            "mean_steps": number_column("Mean steps", format="%.1f"),
-            "dead_share": share_column("Dead groups", "Of groups with two scored siblings or more."),
-        },
-        opens="Show the run",
-    )
+    columns = {
+        "run_id": "Run",
+        "environment": "Environment",
+        "policy": "Policy",
+        "episodes": ui.count_column("Episodes"),
+        "tasks": ui.count_column("Tasks"),
+        "rounds": ui.count_column("Rounds"),
+        "success": ui.share_column("Success", "Share of scored episodes."),
+        "mean_return": ui.number_column("Mean return"),
+        "mean_steps": ui.number_column("Mean steps", format="%.1f"),
+        "dead_share": ui.share_column("Dead groups", "Of groups with two scored siblings or more."),
+    }
+    clicked = ui.table(frame, "runs", columns, opens="Show the run")
     if clicked is not None:
         st.query_params["run"] = frame["run_id"][clicked]
         st.rerun()
@@ -101,9 +87,8 @@ def _list() -> tuple[str, float]:
 def _run(run: str, success_at: float) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         st.subheader(f"Run {chip(run)}", anchor=False, width="stretch")
-        here = parameters(run=run)
-        st.page_link(Page.EPISODES, label="Episodes", icon=":material/format_list_bulleted:", query_params=here)
-        st.page_link(Page.GROUPS, label="Groups", icon=":material/workspaces:", query_params=here)
+        ui.link(Page.EPISODES, "Episodes", "format_list_bulleted", run=run)
+        ui.link(Page.GROUPS, "Groups", "workspaces", run=run)
     axes = read(runs.axes, run)
     if axes:
         _curves(run, axes, success_at)
@@ -143,20 +128,16 @@ def _tasks(run: str, success_at: float) -> None:
     with right:
         frame = read(runs.tasks, run, success_at, Window(_TASKS))
         st.caption(f"The {frame.height} hardest of {number(int(histogram['tasks'].sum()))} tasks")
-        clicked = table(
-            frame,
-            "tasks",
-            {
-                "task_id": "Task",
-                "episodes": count_column("Episodes"),
-                "scored": count_column("Scored"),
-                "success": share_column("Success"),
-                "mean_return": number_column("Mean return"),
-            },
-            opens="List its episodes",
-        )
+        columns = {
+            "task_id": "Task",
+            "episodes": ui.count_column("Episodes"),
+            "scored": ui.count_column("Scored"),
+            "success": ui.share_column("Success"),
+            "mean_return": ui.number_column("Mean return"),
+        }
+        clicked = ui.table(frame, "tasks", columns, opens="List its episodes")
         if clicked is not None:
-            st.switch_page(Page.EPISODES, query_params=parameters(run=run, task=frame["task_id"][clicked]))
+            ui.go(Page.EPISODES, run=run, task=frame["task_id"][clicked])
 
 
 def _metrics(run: str) -> None:
@@ -168,12 +149,7 @@ def _metrics(run: str) -> None:
     name = links.job(kind, parameters_text)
     with st.container(horizontal=True, vertical_alignment="center"):
         st.subheader(f"Metrics of {word(kind)}{f' {chip(name)}' if name else ''}", anchor=False, width="stretch")
-        st.page_link(
-            Page.TRAINING,
-            label="Training, with the batch of every update",
-            icon=":material/model_training:",
-            query_params=parameters(job=ids.to_text(job_id)),
-        )
+        ui.link(Page.TRAINING, "Training, with the batch of every update", "model_training", job=ids.to_text(job_id))
     frame = read(training.metrics, job_id)
     shown = figures.by_interest(frame["name"].unique())[:_MOST_METRICS]
     grid = st.columns(3)

@@ -7,21 +7,10 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
 from lake.judgements.credit import Credit
+from lake.read.text_table import counted
 from viewer import choices, figures, links
-from viewer.components import (
-    advantage_column,
-    count_column,
-    empty,
-    header,
-    id_column,
-    not_found,
-    number_column,
-    pager,
-    status_badge,
-    table,
-    tiles,
-)
-from viewer.links import Page, given, given_int, parameters
+from viewer import components as ui
+from viewer.links import Page, given, given_int
 from viewer.pinned import read
 from viewer.plain import chip, number, one_line
 from viewer.queries import training
@@ -33,12 +22,11 @@ _MOST_METRICS = 36
 
 def show() -> None:
     """The page."""
-    header("Training")
+    ui.header("Training")
     jobs = read(training.jobs)
     if jobs.is_empty():
-        empty(
-            "No training job has written to this lake yet.", "trajlake train --lake LAKE ...      # or: trajlake demo"
-        )
+        advice = "trajlake train --lake LAKE ...      # or: trajlake demo"
+        ui.empty("No training job has written to this lake yet.", advice)
         return
     job_id = _job(jobs)
     credit = read(training.credit_of, job_id)
@@ -55,7 +43,7 @@ def _job(jobs: pl.DataFrame) -> int:
     options = [ids.to_text(job) for job in jobs["job_id"]]
     asked = given("job")
     if asked is not None and asked.lower() not in options:
-        not_found(f"This lake holds no training job {chip(asked)}.", Page.TRAINING, "The newest training job")
+        ui.not_found(f"This lake holds no training job {chip(asked)}.", Page.TRAINING, "The newest training job")
     rows = dict(zip(options, jobs.iter_rows(named=True), strict=True))
     newest = next((option for option in options if rows[option]["updates"]), options[0])
 
@@ -63,7 +51,7 @@ def _job(jobs: pl.DataFrame) -> int:
         row = rows[option]
         run = one_line(row["run_id"] or row["kind"])
         what = one_line(links.job(row["kind"], row["parameters"]) or "")
-        updates = f"{row['updates']} updates"
+        updates = counted(row["updates"], "update")
         parts = (f"{row['started_at']:%d %b %H:%M:%S}", run, what, updates, row["status"], option)
         return "  ".join(filter(None, parts))
 
@@ -71,22 +59,11 @@ def _job(jobs: pl.DataFrame) -> int:
         st.query_params["job"] = st.session_state["training-job"]
         st.query_params.pop("update", None)
 
-    chosen = st.selectbox(
-        "Job",
-        options,
-        index=options.index(asked.lower() if asked else newest),
-        format_func=label,
-        key="training-job",
-        on_change=remember,
-    )
+    index = options.index(asked.lower() if asked else newest)
+    chosen = st.selectbox("Job", options, index=index, format_func=label, key="training-job", on_change=remember)
     with st.container(horizontal=True, vertical_alignment="center"):
-        status_badge(rows[chosen]["status"])
-        st.page_link(
-            Page.JOB,
-            label="Parameters and lineage",
-            icon=":material/account_tree:",
-            query_params=parameters(job=chosen),
-        )
+        ui.status_badge(rows[chosen]["status"])
+        ui.link(Page.JOB, "Parameters and lineage", "account_tree", job=chosen)
     return ids.from_text(chosen)
 
 
@@ -99,7 +76,7 @@ def _update(job_id: int) -> int | None:
     first, last = bounds
     asked = given_int("update")
     if asked is not None and not first <= asked <= last:
-        st.warning(f"The job has updates {first} to {last}, no update {asked}.", icon=":material/search_off:")
+        ui.missing(f"The job has updates {first} to {last}, no update {asked}.")
         asked = None
     return asked
 
@@ -154,7 +131,10 @@ def _consumption(job_id: int, credit: Credit | None, update: int | None) -> None
     if frame.is_empty():
         return
     st.subheader("What the updates consumed", anchor=False)
-    st.caption(_credit_words(credit))
+    if credit is None:
+        st.caption("No credit job covered what this job consumed: returns only.")
+    else:
+        st.caption(f"With the advantages of {chip(credit.title, 300)}, as they were when the job read them.")
     titles = {"mean_return": "Mean return of the batch"}
     if credit is not None:
         titles |= {"mean_size": "Mean |advantage|", "dead_share": "Steps of dead groups"}
@@ -164,13 +144,6 @@ def _consumption(job_id: int, credit: Credit | None, update: int | None) -> None
         _clickable(grid[position], figures.metric(values, title, update), f"consumed-{column}", update)
     if credit is not None:
         grid[3].altair_chart(figures.signs(frame, update), key="signs")
-
-
-def _credit_words(credit: Credit | None) -> str:
-    """Whose advantages are shown."""
-    if credit is None:
-        return "No credit job covered what this job consumed: returns only."
-    return f"With the advantages of {chip(credit.title, 300)}, as they were when the job read them."
 
 
 def _batch(job_id: int, update: int, credit: Credit | None) -> None:
@@ -183,46 +156,40 @@ def _batch(job_id: int, update: int, credit: Credit | None) -> None:
             _choose(update - 1)
         if st.button("Next", icon=":material/chevron_right:", type="tertiary", disabled=update >= last, shortcut="j"):
             _choose(update + 1)
-        st.page_link(
+        ui.link(
             Page.EPISODES,
-            label="As a filtered list of episodes",
-            icon=":material/format_list_bulleted:",
-            query_params=parameters(job=ids.to_text(job_id), update=update),
+            "As a filtered list of episodes",
+            "format_list_bulleted",
+            job=ids.to_text(job_id),
+            update=update,
         )
     values = read(training.metrics_at, job_id, update)
-    tiles([(chip(name), number(values[name], 4), None) for name in figures.by_interest(values)[:8]])
+    ui.tiles(*((chip(name), number(values[name], 4)) for name in figures.by_interest(values)[:8]))
     total = read(training.batch_total, job_id, update)
-    frame = read(training.batch, job_id, update, credit, pager(total, "episodes, largest mean |A| first"))
-    clicked = table(
-        frame,
-        "batch",
-        {
-            "run_id": "Run",
-            "task_id": "Task",
-            "rollout_index": count_column("Rollout"),
-            "policy_version": count_column("Policy version"),
-            "status": "Status",
-            "env_return": number_column("Return", "A dash means not scored, which is not 0."),
-            "a_episode": advantage_column("A_E"),
-            "mean_advantage": advantage_column("Mean A"),
-            "lowest": advantage_column("Lowest A"),
-            "highest": advantage_column("Highest A"),
-            "undefined": count_column("Unknown A", "Steps whose advantage is not known."),
-            "dead": st.column_config.CheckboxColumn("Dead group"),
-            "action_tokens": count_column("Tokens", "Tokens that carried loss."),
-            "episode_id": id_column("Episode"),
-            "group_id": id_column("Group"),
-        },
-        opens="Open the episode",
-    )
+    frame = read(training.batch, job_id, update, credit, ui.pager(total, "episodes, largest mean |A| first"))
+    columns = {
+        "run_id": "Run",
+        "task_id": "Task",
+        "rollout_index": ui.count_column("Rollout"),
+        "policy_version": ui.count_column("Policy version"),
+        "status": "Status",
+        "env_return": ui.number_column("Return", "A dash means not scored, which is not 0."),
+        "a_episode": ui.advantage_column("A_E"),
+        "mean_advantage": ui.advantage_column("Mean A"),
+        "lowest": ui.advantage_column("Lowest A"),
+        "highest": ui.advantage_column("Highest A"),
+        "undefined": ui.count_column("Unknown A", "Steps whose advantage is not known."),
+        "dead": st.column_config.CheckboxColumn("Dead group"),
+        "action_tokens": ui.count_column("Tokens", "Tokens that carried loss."),
+        "episode_id": ui.id_column("Episode"),
+        "group_id": ui.id_column("Group"),
+    }
+    clicked = ui.table(frame, "batch", columns, opens="Open the episode")
     if clicked is not None:
-        values = parameters(
-            episode=ids.to_text(frame["episode_id"][clicked]),
-            step=frame["first_step"][clicked],
-            credit=None if frame["credit_job"][clicked] is None else ids.to_text(frame["credit_job"][clicked]),
-            list=choices.packed(EpisodeFilter(update=(job_id, update))),
-        )
-        st.switch_page(Page.EPISODE, query_params=values)
+        row = frame.row(clicked, named=True)
+        credit_id = None if row["credit_job"] is None else ids.to_text(row["credit_job"])
+        here = choices.packed(EpisodeFilter(update=(job_id, update)))
+        ui.go(Page.EPISODE, episode=ids.to_text(row["episode_id"]), step=row["first_step"], credit=credit_id, list=here)
 
 
 def _checkpoints(job_id: int) -> None:
@@ -231,13 +198,13 @@ def _checkpoints(job_id: int) -> None:
         return
     with st.expander(f"Checkpoints ({frame.height})", icon=":material/save:"):
         columns: dict[str, Any] = {
-            "optimizer_step": count_column("Updates"),
-            "policy_version": count_column("Policy version"),
+            "optimizer_step": ui.count_column("Updates"),
+            "policy_version": ui.count_column("Policy version"),
             "at": st.column_config.DatetimeColumn("Saved at"),
             "uri": "Folder",
             "sha256": "Weights",
         }
-        table(frame, "checkpoints", columns)
+        ui.table(frame, "checkpoints", columns)
 
 
 show()

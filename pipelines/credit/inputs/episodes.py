@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import polars as pl
 
 from lake.errors import DataRefusedError
-from lake.judgements.groupings import read_grouping
 from lake.judgements.predicates import select_where
 from lake.judgements.scores import ENV_RETURN, episode_scores, other_versions, reasons, step_score_jobs, version_of
+from lake.judgements.selections import read_grouping
 from lake.read.parquet import collected
 from lake.read.show import one_line
 from lake.read.snapshot import Snapshot
