@@ -4,10 +4,9 @@ An executor maps a function over items and gives the results in the order of the
 if the process that had it is gone, so a task must be one that may run again: what it writes counts only once its result
 is used (`lake.write.job_parts`). Results never depend on the executor: tasks share nothing.
 
-On a Ray cluster each part is one task, run again where a worker dies. Ray is an optional extra and imported here alone,
-when an executor is made. A cluster that is running is used as it is
-(`RAY_ADDRESS`, or `ray start`); otherwise Ray starts one on this machine and it ends with the process. The lake has to
-be where every node can reach it: a bucket, or a folder that all of them mount.
+Ray is an optional extra, imported when an executor is made. A cluster that is running is used (`RAY_ADDRESS`, or `ray
+start`); otherwise Ray starts one on this machine and it ends with the process. The lake has to be where every node can
+reach it: a bucket, or a folder that all of them mount.
 """
 
 import multiprocessing
@@ -38,25 +37,17 @@ class Executor(Protocol):
     def map(self, task: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """Results of `task` for each item, in the items' order.
 
-        Args:
-            task: a function of a module. It must be one that may run twice for an item.
-            items: what to run it on; with `task` and the results they travel to other processes, where there are any.
-
-        Raises:
-            WorkerLostError: the process of an item died again and again.
-            Exception: whatever the task raises, once; items that have not started by then are not run.
+        The task is a function of a module that may run twice for an item; it, items and results may travel to other
+        processes. WorkerLostError if the process of an item died again and again; else whatever the task raises, once:
+        items that have not started by then are not run.
         """
 
 
 class LocalExecutor:
-    """Threads of this process, or processes of this machine.
+    """Threads of this process, or processes of this machine; at most 4 workers, a core each, unless given.
 
     Polars, NumPy and Parquet leave Python's lock, so threads compute one item while another is written. Processes are
     for tasks that spend their time in Python, such as similarity anchors; each takes half a second to start.
-
-    Args:
-        workers: items at once; None takes a core each, at most 4.
-        processes: run them in processes.
     """
 
     def __init__(self, workers: int | None = None, *, processes: bool = False) -> None:
@@ -137,15 +128,9 @@ def _windowed(pool: Pool, task: Callable[[Item], Result], items: list[Item], wid
 
 
 class RayExecutor:
-    """Ray tasks; see `Executor`.
+    """Ray tasks; a core of the cluster each, unless `workers` is given. MissingExtraError if Ray is not installed.
 
-    Args:
-        workers: items at once; None takes a core of the cluster each.
-        address: of a running cluster; None asks the environment, then starts one on this machine.
-
-    Raises:
-        MissingExtraError: ray is not installed.
-        UsageError: workers below 1.
+    `address` is that of a running cluster; None asks the environment, then starts one on this machine.
     """
 
     def __init__(self, workers: int | None = None, *, address: str | None = None) -> None:
@@ -208,12 +193,7 @@ EXECUTORS: tuple[ExecutorName, ...] = ("local", "processes", "ray")
 
 
 def executor_named(name: str, workers: int | None = None) -> Executor:
-    """The executor that a command line names: `local`, `processes` or `ray`.
-
-    Raises:
-        UsageError: another name, or workers below 1.
-        MissingExtraError: ray is not installed.
-    """
+    """The executor that a command line names: `local`, `processes` or `ray`; UsageError for another name."""
     if name == "ray":
         return RayExecutor(workers)
     if name not in EXECUTORS:

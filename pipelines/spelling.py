@@ -10,17 +10,11 @@ from lake.errors import UsageError
 
 
 def spelled(text: str, kinds: Mapping[str, type[BaseModel]], noun: str) -> dict[str, Any]:
-    """One part as the mapping that its model validates.
+    """One part as the mapping that its model validates; UsageError if there is no such kind or option.
 
-    Args:
-        text: `subsample:size=8,draws=4`; `dead_groups`; `max_steps=30`, where only one kind has such an option; or
-            `min_reward=0.5`, where a kind has a main one. Values are JSON if they parse as JSON, else text; lists are
-            written `a|b`.
-        kinds: name -> model; the model's `kind` field says the same.
-        noun: what a part is called in messages.
-
-    Raises:
-        UsageError: no such kind or option.
+    `subsample:size=8,draws=4`; `dead_groups`; `max_steps=30`, where only one kind has such an option; or
+    `min_reward=0.5`, where a kind has a main one. Values are JSON if they parse as JSON, else text; lists are written
+    `a|b`. `noun` is what a part is called in messages.
     """
     head, colon, tail = (part.strip() for part in text.partition(":"))
     key, equals, _ = head.partition("=")

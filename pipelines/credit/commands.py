@@ -21,11 +21,7 @@ class CreditGroup(click.Group):
         return [*sorted(ESTIMATORS), *VERBS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
-        """The command of an estimator or a verb.
-
-        Raises:
-            UsageError: neither; of an estimator that is refused, with the reason.
-        """
+        """The command of an estimator or a verb; UsageError if it is neither, or refused, with the reason."""
         if cmd_name in VERBS:
             module, _, attribute = VERBS[cmd_name][0].partition(":")
             command: click.Command = getattr(import_module(module), attribute)

@@ -5,6 +5,7 @@ import inspect
 import shlex
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
@@ -157,7 +158,6 @@ def _field_docstrings(owner: type) -> dict[str, str]:
 
 
 def _run(estimator: "type[Estimator]", **given: Any) -> None:
-    """Build the configuration, run the job, report."""
     import lake
     from pipelines.credit.health.integrity import IntegrityConfig
     from pipelines.credit.job import run_credit, with_step_source
@@ -177,7 +177,9 @@ def _run(estimator: "type[Estimator]", **given: Any) -> None:
             # A preset's sum of rewards is then the score itself.
             chosen = chosen.model_copy(update={"episode_source": "score"})
     executor = executor_named(given.pop("executor"), given.pop("workers"))
-    report = run_credit(target, chosen, integrity=integrity, executor=executor, notice=_say, **given)
+    report = run_credit(
+        target, chosen, integrity=integrity, executor=executor, notice=partial(click.echo, err=True), **given
+    )
     if open_source and getattr(chosen, "step_source", None) == "terminal_score":
         click.echo("no step rewards are recorded: the episode score is the last step's reward", err=True)
     _report(report, shlex.quote(uri))
@@ -195,22 +197,13 @@ def _preset(estimator: str, name: str | None) -> Mapping[str, Any]:
     return PRESETS[estimator][name]
 
 
-def _say(line: str) -> None:
-    click.echo(line, err=True)
-
-
 def _report(report: "CreditReport", lake: str) -> None:
-    """What was done, in words.
-
-    Args:
-        report: of the job.
-        lake: its address, for the commands that are proposed.
-    """
+    """What was done, in words; LAKE in the commands that are proposed becomes the lake's address."""
     from lake import ids
     from pipelines.credit.flags import in_words
 
     def tell(line: str) -> None:
-        _say(line.replace("--lake LAKE", f"--lake {lake}"))
+        click.echo(line.replace("--lake LAKE", f"--lake {lake}"), err=True)
 
     for line in report.findings:
         tell(line)

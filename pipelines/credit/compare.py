@@ -1,14 +1,11 @@
-"""Two credit jobs side by side, before a GPU is spent.
+"""Two credit jobs side by side, before a GPU is spent; and a control for learning claims.
 
 Where they agree, which steps have opposite signs, which groups are live in one of them alone. Everything is aggregated
-by DuckDB over the tables (`pipelines/sql/compare_*.sql`): what comes back is a row per level, a row per group and a few
-examples; joins that outgrow the memory spill to a temporary folder.
+by DuckDB over the tables (`pipelines/sql/compare_*.sql`); joins that outgrow the memory spill to a temporary folder.
 
-A control for learning claims: the advantages of a credit job, shuffled among its steps.
-
-If training on shuffled advantages does as well as on the real ones, the credit taught nothing. The shuffle is a credit
-job of its own, because an advantage that no table holds cannot reach a gradient. Steps of dead groups keep theirs: a
-trainer that leaves dead groups out must see the same number of steps either way.
+The control: if training on shuffled advantages does as well as on the real ones, the credit taught nothing. The shuffle
+is a credit job of its own, because an advantage that no table holds cannot reach a gradient. Steps of dead groups keep
+theirs: a trainer that leaves dead groups out must see the same number of steps either way.
 """
 
 from dataclasses import dataclass
@@ -91,12 +88,7 @@ def compare(snapshot: Snapshot, one: str, two: str, *, examples: int = 10, memor
 
 
 def compare_sql(name: str, **parts: str) -> str:
-    """A shipped query with the parts that no parameter can be: relations and columns, never a user's text.
-
-    Args:
-        name: level, groups or examples.
-        parts: one, two (relations); level (a column) or state (an expression).
-    """
+    """The query level, groups or examples, with the parts that no parameter can be: never a user's text."""
     text = (files("pipelines") / "sql" / f"compare_{name}.sql").read_text(encoding="utf-8")
     return text.format(**parts)
 
@@ -119,15 +111,9 @@ _STAMPS = ["job_id", "series_id", "write_id"]
 
 
 def shuffle_advantages(lake: Lake, job_id: int, seed: int) -> tuple[int, int]:
-    """Write a credit job whose live rows are a permutation of another's.
+    """Write a credit job whose live rows are a permutation of another's: its job_id and series_id.
 
-    Args:
-        lake: where both are.
-        job_id: the credit job to shuffle.
-        seed: decides the permutation, together with the rows themselves.
-
-    Returns:
-        job_id and series_id of the new job.
+    The seed decides the permutation, together with the rows themselves.
     """
     snapshot = lake.snapshot()
     of = find_credit(snapshot, ids.to_text(job_id))

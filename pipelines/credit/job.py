@@ -142,8 +142,7 @@ def run_credit(
             has no value for any chosen episode.
 
     Raises:
-        DataRefusedError: no episode is selected, not one advantage of the series is defined, or a check that refuses
-            found something.
+        DataRefusedError: no episode is selected, no advantage is defined, or a check that refuses found something.
         UsageError: a bad predicate, an unknown scorer or grouping.
         ContractError: steps that break the estimator's contract, naming the episode.
         WorkerLostError: worker processes died again and again.
@@ -160,7 +159,11 @@ def run_credit(
     with job:
         task = Task(plan.estimator, integrity, rewards, purity, job.part())
         todo = plan.episodes.join(changes.changed, on="group_id", how="semi", maintain_order="left")
-        results = _collected(job, executor, task, _ranges(plan, task, todo, executor, memory_gb, notice))
+        results = []
+        for result in executor.map(run_range, _ranges(plan, task, todo, executor, memory_gb, notice)):
+            if result.written is not None:
+                job.take(result.written)
+            results.append(result)
         return _finish(job, plan, changes, results)
 
 
@@ -242,23 +245,17 @@ def _ranges(
     yield from ((task, part) for part in plan_ranges(plan.snapshot, episodes, rows, judgements, units))
 
 
-def _collected(job: Job, executor: Executor, task: Task, items: Iterator[tuple[Task, Range]]) -> list[RangeResult]:
-    """Results of all ranges; what they wrote is accepted by the job."""
-    results = []
-    for result in executor.map(run_range, items):
-        if result.written is not None:
-            job.take(result.written)
-        results.append(result)
-    return results
-
-
 def _finish(job: Job, plan: _Plan, changes: Changes, results: list[RangeResult]) -> CreditReport:
     """Write what was found of the groups, and the figures of the terminal row."""
     report = IntegrityReport.merged([result.integrity for result in results])
     report.raise_refused()
     unknown = sum((result.unknown for result in results), Counter[str]())
-    _write_groups(job, changes, [result.groups for result in results])
     computed = [result.groups for result in results]
+    if computed:
+        hashes = changes.changed.select("group_id", "input_fingerprint")
+        # A group none of whose episodes has a row in `advantages` counts as one without episodes.
+        job.write("credit_groups", pl.concat(computed).join(hashes, on="group_id").with_columns(_EPISODES))
+    job.write("credit_groups", empty_rows(changes.removed))
     summary = summary_of(pl.concat([frame.select(DIAGNOSED) for frame in (changes.kept, *computed)]))
     if summary.steps and summary.undefined_steps == summary.steps:
         raise DataRefusedError(_nothing_defined(plan.estimator, summary, unknown))
@@ -272,7 +269,7 @@ def _finish(job: Job, plan: _Plan, changes: Changes, results: list[RangeResult])
         summary=summary,
         groups_computed=changes.changed.height,
         groups_kept=changes.kept.height,
-        groups_ended=changes.ended.height,
+        groups_ended=changes.removed.height,
         steps_computed=rows_out,
         findings=tuple(report.lines()),
         unknown=dict(unknown),
@@ -281,17 +278,6 @@ def _finish(job: Job, plan: _Plan, changes: Changes, results: list[RangeResult])
     job.counts |= {"rows_in": rows_out, "rows_out": rows_out, "rows_dropped": 0, **figures}
     job.counts |= {**summary.model_dump(mode="json"), **report.counts()}
     return done
-
-
-def _write_groups(job: Job, changes: Changes, computed: list[pl.DataFrame]) -> None:
-    """One row of `credit_groups` for each group that changed or ended.
-
-    A group none of whose episodes has a row in `advantages` is one without episodes: earlier rows of it end.
-    """
-    if computed:
-        hashes = changes.changed.select("group_id", "input_fingerprint")
-        job.write("credit_groups", pl.concat(computed).join(hashes, on="group_id").with_columns(_EPISODES))
-    job.write("credit_groups", empty_rows(changes.ended))
 
 
 def _nothing_defined(estimator: Estimator, summary: CreditDiagnosis, unknown: Counter[str]) -> str:

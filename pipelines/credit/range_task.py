@@ -42,6 +42,11 @@ class Task:
     """Look at the actions and error texts of shared anchors."""
     part: JobPart
 
+    @property
+    def looks_at_anchors(self) -> bool:
+        """Whether what was done and seen at each step is asked for, and there are states to look at."""
+        return self.purity and hasattr(self.estimator, "anchors")
+
 
 @dataclass(frozen=True, slots=True)
 class RangeResult:
@@ -65,12 +70,9 @@ class Columns:
 
 
 def columns_read(estimator: Estimator) -> Columns:
-    """The columns of `steps` and of `episodes` that an estimator needs.
+    """The columns of `steps` and of `episodes` that an estimator needs; UsageError if there is no such column.
 
     A name that both tables have is the step's, unless the estimator asks for the episode's.
-
-    Raises:
-        UsageError: it asks for a column of `episodes` that there is not.
     """
     in_steps = TABLES["steps"].names
     needs = estimator.needed([*in_steps, *(name for name in TABLES["episodes"].names if name not in in_steps)])
@@ -88,11 +90,7 @@ def columns_read(estimator: Estimator) -> Columns:
 
 
 def run_range(item: tuple[Task, Range]) -> RangeResult:
-    """Compute and write the advantages of a range.
-
-    Raises:
-        ContractError: steps that break the estimator's contract, naming the episode.
-    """
+    """Compute and write the advantages of a range; ContractError for steps that break the estimator's contract."""
     task, part = item
     steps, episodes = read_range(task, part)
     rows = task.estimator.advantages(steps.lazy()).collect()
@@ -113,7 +111,7 @@ def read_range(task: Task, part: Range) -> tuple[pl.DataFrame, pl.DataFrame]:
     asked = [_hashed(name) if name == _START and name not in columns.of_episodes else name for name in extras]
     read = read_rows("episodes", part.files["episodes"], options, ("episode_id", *asked), episodes)
     episodes = episodes.join(read, on="episode_id", how="left", maintain_order="left")
-    seen = seen_at_steps(PURITY_COLUMNS) if _looks_at_anchors(task) else []
+    seen = seen_at_steps(PURITY_COLUMNS) if task.looks_at_anchors else []
     of_steps = [name for name in columns.of_steps if name not in [expression.meta.output_name() for expression in seen]]
     steps = read_rows("steps", part.files["steps"], options, (*of_steps, *seen), episodes)
     given = ["episode_score", *(COMPONENT + name for name in columns.needs.components), *columns.of_episodes]
@@ -125,14 +123,9 @@ def read_range(task: Task, part: Range) -> tuple[pl.DataFrame, pl.DataFrame]:
     return steps, episodes
 
 
-def _looks_at_anchors(task: Task) -> bool:
-    """Whether what was done and seen at each step is asked for, and there are states to look at."""
-    return task.purity and hasattr(task.estimator, "anchors")
-
-
 def _seen(task: Task, steps: pl.DataFrame, rows: pl.DataFrame) -> pl.LazyFrame | None:
     """What was done and seen at each step of the range; None if nobody asks, or no state is compared."""
-    if not _looks_at_anchors(task) or rows["anchor_key"].null_count() == rows.height:
+    if not task.looks_at_anchors or rows["anchor_key"].null_count() == rows.height:
         return None
     return steps.lazy().select("episode_id", "step_index", "taken", "state_is_error")
 

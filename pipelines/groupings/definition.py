@@ -58,14 +58,10 @@ class Members(NamedTuple):
 
 
 def regroup(grouping: Grouping, episodes: pl.DataFrame) -> Members:
-    """Members of the groups that a definition makes.
+    """Members of the groups that a definition makes of episodes: episode_id, group_id (collected), and its facts.
 
     A new group's id is the hash of (definition, original group, draw); for merged runs the original group is the hash
     of what their starts have in common. It depends on nothing else, so a group keeps its id when it grows.
-
-    Args:
-        grouping: the definition.
-        episodes: episode_id, group_id (collected), and the facts that the definition reads; one row per episode.
     """
     members = episodes.with_columns(collected_group_id=pl.col("group_id"), draw=pl.lit(0, pl.Int32))
     notes: list[tuple[str, str, int]] = []

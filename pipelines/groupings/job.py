@@ -44,17 +44,11 @@ class GroupingReport:
 
 
 def run_grouping(lake: Lake, grouping: Grouping, *, where: str | None = None, force: bool = False) -> GroupingReport:
-    """Form groups under another definition and write them to `groupings`.
-
-    Args:
-        lake: where to read and write.
-        grouping: the definition.
-        where: SQL predicate over `episodes`; None takes all.
-        force: write even if the same episodes and definition have a result.
+    """Form groups under another definition and write them to `groupings`, unless there is such a result already.
 
     Raises:
         DataRefusedError: no episode is selected, or the definition leaves none in a group.
-        UsageError: a bad predicate.
+        UsageError: `where`, a SQL predicate over `episodes`, is none.
     """
     snapshot = lake.snapshot()
     episodes = _episodes(snapshot, grouping, where)

@@ -3,14 +3,6 @@
 Members are rows `episode_id`, `group_id` (of this step, at first the collected one), `draw`, and the facts that the
 steps of the definition ask for. A step may drop rows, change `group_id`, or repeat rows under another `draw`; it never
 looks at anything but its rows.
-
-Drop failed: groups without the rollouts that ended in a fault.
-
-Merge runs: one group of all rollouts that started alike, whichever run they belong to.
-
-Staleness cap: groups without the rollouts of policies that are too old.
-
-Subsample: each group as it would have been with fewer rollouts.
 """
 
 from abc import ABC, abstractmethod
@@ -51,20 +43,11 @@ class Step(BaseModel, ABC):
 
     @abstractmethod
     def apply(self, members: pl.DataFrame) -> Regrouped:
-        """Regroup.
-
-        Args:
-            members: episode_id, group_id, draw, and the facts.
-        """
+        """The members (episode_id, group_id, draw, and the facts) regrouped."""
 
 
 def without(members: pl.DataFrame, reasons: dict[str, pl.Expr]) -> Regrouped:
-    """Members that no test marks, and how many each test left out (the first that applies counts).
-
-    Args:
-        members: rows.
-        reasons: words -> a boolean expression; NULL counts as false.
-    """
+    """Members that no test marks (NULL is false), and how many each left out, in words; the first counts."""
     left, notes = members, {}
     for words, test in reasons.items():
         kept = left.filter(~test.fill_null(value=False))

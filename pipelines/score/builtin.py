@@ -16,12 +16,7 @@ _EFFECTIVE = frozenset(("name", "arguments", "commit_seconds", "commit_episodes"
 
 
 class BuiltIn:
-    """A scorer of `pipelines.score.scorers`.
-
-    Args:
-        scorer: with its options.
-        config: how it is run: its name, and how often scores are committed; nothing else has an effect.
-    """
+    """A scorer of `pipelines.score.scorers`; of the config its name and how often it commits have an effect."""
 
     is_grouped = False
     printed = ""
@@ -48,11 +43,7 @@ class BuiltIn:
         return True
 
     def score(self, snapshot: Snapshot, episodes: pl.DataFrame) -> Iterator[Scored]:
-        """Score episodes, a part at a time, in the order of the files; see `UserFunction.score`.
-
-        Raises:
-            UsageError: an option names something that the lake does not have.
-        """
+        """Score episodes, a part at a time, in the order of the files; UsageError if an option finds nothing here."""
         self.scorer.check(snapshot)
         for part in parts(episodes):
             rows = self.scorer.scores(read_inputs(snapshot, part, self.scorer.reads()))

@@ -1,12 +1,8 @@
 """A user's function as a scorer: what it declares, its version, its consent, and the calls that score episodes.
 
 Nothing of it runs here. What it declares is read in the sandbox; a function that requires the network is refused unless
-the user allows it, and runs in a worker process without walls then.
-
-Keys out of what a function says: whatever quotes one, `***` is kept.
-
-A function that asks a model has the key in its environment. It may return it, raise it or print it, mostly by accident;
-none of that reaches a table, a log or a terminal.
+the user allows it, and runs in a worker process without walls then. Such a function has the key of its model in its
+environment and may return it, raise it or print it, mostly by accident: `***` is kept in its place.
 """
 
 import os
@@ -48,22 +44,13 @@ _MASK = "***"
 
 
 def keys_in(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The values that are keys, by the names of their variables; longest first.
-
-    Args:
-        environment: what a function is given.
-    """
+    """The values that are keys, by the names of their variables; longest first."""
     values = {value.strip() for name, value in environment.items() if _NAMED.search(name)}
     return tuple(sorted((value for value in values if len(value) >= _SHORTEST), key=lambda key: (-len(key), key)))
 
 
 def masked(data: Any, keys: tuple[str, ...]) -> Any:
-    """JSON data, or a text, without keys; one that is cut off at either end of a text is masked too.
-
-    Args:
-        data: of any depth that JSON has.
-        keys: of `keys_in`.
-    """
+    """JSON data of any depth, or a text, without keys; one that is cut off at either end of a text is masked too."""
     if not keys:
         return data
     if isinstance(data, str):
@@ -96,10 +83,6 @@ Unit = list[Rollout]
 
 class UserFunction:
     """A reward function from a user's file.
-
-    Args:
-        source: where it is.
-        config: how it is run.
 
     Raises:
         UsageError: it bears a built-in's name, requires the network and that is not allowed, cannot be imported, or
@@ -172,14 +155,9 @@ class UserFunction:
             return False
 
     def score(self, snapshot: Snapshot, episodes: pl.DataFrame) -> Iterator[Scored]:
-        """Score episodes, and give what there is every half second at least, be it nothing.
+        """Score episodes (run_id, group_id, episode_id, num_steps), and give what there is every half second at least.
 
-        Args:
-            snapshot: where to read.
-            episodes: run_id, group_id, episode_id, num_steps.
-
-        Raises:
-            LakeAccessError: a file of the lake is missing or damaged.
+        LakeAccessError if a file of the lake is missing or damaged.
         """
         source = FunctionSource(str(self.source.path), self.source.name, self.mode, _ADAPTER)
         limits = self._limits()

@@ -32,6 +32,7 @@ from pipelines.score.source import find_source
 KIND = "score"
 _ORDER = (*KEYS, "step_index")
 """Of rows in a file: as the lake's own."""
+_COUNTED = ("known", "failed", "unscored", "steps", "known_steps", "overtaken")
 _TEXTS = 100
 """Different errors and reasons of a commit that are counted; some functions never say the same twice."""
 
@@ -103,14 +104,9 @@ class Progress:
 
 
 def scorer_of(target: str | Scorer | Work, config: ScoreConfig) -> Work:
-    """What `trajlake score TARGET` runs.
+    """What `trajlake score TARGET` runs: `module.py:function`, a built-in scorer's name, or what works as a scorer.
 
-    Args:
-        target: `module.py:function`, the name of a built-in scorer, one made by hand, or anything that works as one.
-        config: how it is run.
-
-    Raises:
-        UsageError: neither; the message says what is valid.
+    UsageError if it is neither, with what is valid.
     """
     if isinstance(target, Scorer):
         return BuiltIn(target, config)
@@ -142,7 +138,7 @@ def run_score(
 
     Args:
         lake: where to read and write.
-        target: `module.py:function`, the name of a built-in scorer, or one made by hand; see `scorer_of`.
+        target: see `scorer_of`.
         where: SQL predicate over `episodes`; None takes all. A group-wise function gets all siblings of these.
         config: how it is run.
         retry_failed: score again those that have an error, and nothing else.
@@ -197,15 +193,11 @@ class _Run:
     """Jobs whose scores do not count as another run's: those known at the start, and our own."""
     job_ids: list[int] = field(default_factory=list)
     done: int = 0
-    known: int = 0
-    failed: int = 0
     unmatched: int = 0
-    steps: int = 0
-    known_steps: int = 0
-    unscored: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    """Of all commits, see `_counts`."""
     errors: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
-    overtaken: int = 0
     answers: int = 0
     examples: list[str] = field(default_factory=list)
     waiting: int = 0
@@ -228,7 +220,7 @@ class _Run:
                     self.commit()
                     told = time.monotonic()
                     if progress is not None:
-                        progress(Progress(self.done, len(pending.episodes), self.failed, self.seconds))
+                        progress(Progress(self.done, len(pending.episodes), self.counts["failed"], self.seconds))
         finally:
             self.commit()
 
@@ -252,16 +244,11 @@ class _Run:
             selected=pending.selected,
             present=pending.present,
             standing_failures=pending.failed,
-            scored=self.done - self.overtaken,
-            known=self.known,
-            failed=self.failed,
-            unscored=self.unscored,
+            scored=self.done - self.counts["overtaken"],
             errors=dict(self.errors.most_common(EXAMPLES)),
             reasons=dict(self.reasons.most_common(EXAMPLES)),
             unmatched=self.unmatched,
-            steps=self.steps,
-            known_steps=self.known_steps,
-            overtaken=self.overtaken,
+            **{name: self.counts[name] for name in _COUNTED},
             answers=self.answers,
             seconds=self.seconds,
             examples=self.examples,
@@ -272,8 +259,7 @@ class _Run:
     def commit(self) -> None:
         """Make what was scored visible, without what another run has scored or someone has taken out meanwhile.
 
-        Raises:
-            ConflictError: that happens again and again, or the scorer's source has changed.
+        ConflictError if that happens again and again, or the scorer's source has changed.
         """
         if not self._parts:
             return
@@ -292,14 +278,8 @@ class _Run:
             return taken(now, self.series_id, episode_ids, frozenset(self.jobs)).to_frame()
 
         def made(kept: pl.DataFrame, present: pl.Series) -> Commit:
-            rows_in = kept["episode_id"].n_unique()
-            counts = _counts(kept) | {
-                "overtaken": len(episode_ids) - rows_in,
-                "rows_in": rows_in,
-                "rows_out": len(kept),
-            }
             named = kept.with_columns(scorer=pl.lit(self.work.name), scorer_version=pl.lit(self.series["version"]))
-            return Commit({"scores": named} | _told_of(responses, present), counts)
+            return Commit({"scores": named} | _told_of(responses, present), _counts(kept, len(episode_ids)))
 
         refusal = f"another run has scored the same episodes with {self.work.name} meanwhile"
         job = {"kind": KIND, "parameters": self.parameters, "series": self.series, "snapshot": self.snapshot}
@@ -307,15 +287,9 @@ class _Run:
         if job_id is not None:
             self.jobs.add(job_id)
             self.job_ids.append(job_id)
-        counts = _counts(kept) | {"overtaken": len(episode_ids) - kept["episode_id"].n_unique()}
-        self.known += counts["known"]
-        self.failed += counts["failed"]
-        self.unscored += counts["unscored"]
-        self.steps += counts["steps"]
-        self.known_steps += counts["known_steps"]
+        self.counts.update(_counts(kept, len(episode_ids)))
         self.errors.update(_texts(kept, pl.col("error").is_not_null(), "error"))
         self.reasons.update(_texts(kept, pl.col("value").is_null() & pl.col("error").is_null(), "reason"))
-        self.overtaken += counts["overtaken"]
         self.answers += sum(part.answers for part in self._parts)
         self._parts = []
         self.waiting = 0
@@ -329,19 +303,23 @@ def _told_of(responses: pl.DataFrame | None, present: pl.Series) -> dict[str, pl
     return {"responses": responses.join(gone, on="request_id", how="anti")}
 
 
-def _counts(scores: pl.DataFrame) -> dict[str, int]:
-    """Episodes with a score (of steps, for a scorer that judges steps alone), with an error, without either; steps."""
+def _counts(scores: pl.DataFrame, asked: int) -> dict[str, int]:
+    """What was committed. known: episodes with a score (of steps, for a scorer that judges steps alone)."""
     is_whole, is_known = pl.col("step_index").is_null(), pl.col("value").is_not_null()
     whole = scores.filter(is_whole)
     of_steps = scores.join(whole, on="episode_id", how="anti")
     known = pl.concat([rows.filter(is_known)["episode_id"].unique() for rows in (whole, of_steps)])
     failed = scores.filter(pl.col("error").is_not_null())["episode_id"].unique()
+    episodes = scores["episode_id"].n_unique()
     return {
         "known": len(known),
         "failed": len(failed),
-        "unscored": scores["episode_id"].n_unique() - pl.concat([known, failed]).n_unique(),
+        "unscored": episodes - pl.concat([known, failed]).n_unique(),
         "steps": scores["step_index"].count(),
         "known_steps": scores.filter(~is_whole & is_known).height,
+        "overtaken": asked - episodes,
+        "rows_in": episodes,
+        "rows_out": len(scores),
     }
 
 

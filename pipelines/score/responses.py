@@ -1,7 +1,6 @@
-"""The judges' answers in the lake: what is known of some episodes, and rows for what was asked anew.
+"""The judges' answers in the lake, each once for every episode that its question told something of.
 
-An answer stands in `responses` once for every episode that its question told something of, so that erasing any of them
-finds it.
+So erasing any of them finds it.
 """
 
 from collections import defaultdict
@@ -27,12 +26,7 @@ SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
 
 
 def known_answers(snapshot: Snapshot, episode_ids: pl.Series) -> dict[int, dict[str, str]]:
-    """Stored answers by the episode they concern: request id (text) -> answer.
-
-    Args:
-        snapshot: where to read.
-        episode_ids: int64 [E].
-    """
+    """Stored answers by the episode they concern: request id (text) -> answer."""
     rows = snapshot.scan("responses").filter(pl.col("episode_id").is_in(episode_ids.implode()))
     found: dict[int, dict[str, str]] = defaultdict(dict)
     for episode_id, request_id, answer in collected(rows.select("episode_id", "request_id", "answer")).iter_rows():
@@ -41,13 +35,7 @@ def known_answers(snapshot: Snapshot, episode_ids: pl.Series) -> dict[int, dict[
 
 
 def response_rows(answers: Sequence[Mapping[str, Any]], episode_ids: Sequence[int], at: datetime) -> pl.DataFrame:
-    """Rows of `responses` for the new answers of one call.
-
-    Args:
-        answers: as a worker brought them back; what is no answer is left out, as workers may say anything.
-        episode_ids: the episodes of the call, in its order.
-        at: when.
-    """
+    """Rows of `responses` for the new answers of one call; what is no answer is left out: workers may say anything."""
     rows = []
     for answer in answers:
         request_id, text, model = (answer.get(name) for name in ("request_id", "answer", "model"))

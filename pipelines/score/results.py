@@ -147,11 +147,7 @@ def _wrapped(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """What a function returned, as JSON data: results of our own, of pydantic models, numbers of numpy.
-
-    Args:
-        value: a result, a number, a dictionary, or a list of these.
-    """
+    """What a function returned, or a list of it, as JSON data: results of our own, pydantic models, numpy's numbers."""
     if isinstance(value, msgspec.Struct):
         return msgspec.to_builtins(value, enc_hook=_encoded)
     if isinstance(value, list | tuple):
@@ -173,14 +169,10 @@ def _encoded(value: Any) -> Any:
 
 
 def checked(value: Any) -> EvaluateResult:
-    """A result from whatever a function returned for one rollout.
+    """A result from what a function returned for one rollout: a result, a number (the score), or a result's fields.
 
-    Args:
-        value: an `EvaluateResult`, a number (the score), or a dictionary with the fields of an `EvaluateResult`.
-
-    Raises:
-        TypeError: something else.
-        ValueError: a score or a step reward that is NaN or infinite, or fields of a wrong type.
+    TypeError for something else; ValueError for a score or a step reward that is NaN or infinite, or fields of a wrong
+    type.
     """
     if isinstance(value, bool | int | float):
         result = EvaluateResult(score=_number(value))

@@ -38,12 +38,7 @@ class Resolved:
 def resolve(snapshot: Snapshot, definition: RewardDefinition) -> Resolved:
     """Find the version of each component: the one asked for, or the one that is current.
 
-    Args:
-        snapshot: where to read.
-        definition: the reward.
-
-    Raises:
-        UsageError: a scorer, or a version of it, that has scored nothing; or the reward's name is a scorer's.
+    UsageError if a scorer, or that version of it, has scored nothing; or if the reward's name is a scorer's.
     """
     jobs = _succeeded(snapshot)
     _require_free(snapshot, definition.name, jobs)
@@ -72,12 +67,6 @@ def outdated(snapshot: Snapshot, resolved: Resolved, series_id: int, episodes: p
 
     A job sees exactly the terminal rows below the version of `jobs` that it read, and every terminal row carries the
     version that it was appended to (`sequence`): comparing the two needs no clock and misses no race.
-
-    Args:
-        snapshot: where to read.
-        resolved: the components.
-        series_id: of the reward's jobs.
-        episodes: rows with episode_id.
     """
     jobs = snapshot.scan("jobs").filter(pl.col("event") == "started", pl.col("series_id") == series_id)
     seen = pl.col("input_snapshot").str.json_path_match("$.jobs").cast(pl.Int64)
@@ -95,16 +84,10 @@ def outdated(snapshot: Snapshot, resolved: Resolved, series_id: int, episodes: p
 
 
 def component_rows(snapshot: Snapshot, resolved: Resolved, episodes: pl.DataFrame) -> pl.DataFrame:
-    """Scores of the components side by side.
+    """Scores of the components side by side, of episodes (episode_id, group_id, run_id) that fit in memory.
 
-    Args:
-        snapshot: where to read.
-        resolved: the components.
-        episodes: episode_id, group_id and run_id; a part of the lake that fits in memory.
-
-    Returns:
-        episode_id, step_index and, for each component, its alias (float64) and `error of <alias>` (NULL where known):
-        a row per episode, and at level `both` a row per step that a component scored. Sorted.
+    episode_id, step_index and, for each component, its alias (float64) and `error of <alias>` (NULL where known): a row
+    per episode, and at level `both` a row per step that a component scored. Sorted.
     """
     definition = resolved.definition
     scores = _rows(snapshot, resolved, episodes)

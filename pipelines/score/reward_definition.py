@@ -1,7 +1,4 @@
-"""What a reward is made of: weighted components or one SQL expression over them, from TOML.
-
-Rubric agreement: how near a generated rubric's scores are to those of the rubric it should have been.
-"""
+"""What a reward is made of: weighted components or one SQL expression over them, from TOML."""
 
 from typing import Any, Literal, Self
 
@@ -126,26 +123,14 @@ class RewardDefinition(BaseModel):
             raise ValueError(str(error)) from error
 
     def versioned(self, versions: dict[str, str]) -> str:
-        """Version of the reward: hash of the definition and of its components' versions, as 13 characters.
-
-        Args:
-            versions: alias -> version of each component.
-        """
+        """Version of the reward: hash of its definition and its components' versions (by alias), as 13 characters."""
         definition = msgspec.json.encode(self.model_dump(mode="json"), order="deterministic").decode()
         resolved = [versions[component.alias] for component in self.components]
         return ids.to_text(ids.key_hash("reward", definition, *resolved))
 
 
 def load_reward(path: str, name: str) -> RewardDefinition:
-    """The reward [reward.NAME] of a TOML file.
-
-    Args:
-        path: the file; other sections are left alone.
-        name: of the reward.
-
-    Raises:
-        UsageError: no such file or section, or a definition that is wrong.
-    """
+    """The reward [reward.NAME] of a TOML file; UsageError without such a file or section, or for a wrong definition."""
     rewards = from_file(path, ("reward",))
     if name in rewards and not isinstance(rewards[name], dict):
         msg = f"{path}: {name} = {rewards[name]!r:.60} is no reward; write a section [reward.{name}] with `components`"
@@ -171,13 +156,8 @@ def rubric_agreement(
 
     g and t are scores of the same outputs under the generated and the true rubric, by two scorers (LLM judges, say).
 
-    Args:
-        name: of the reward.
-        generated: scorer (or scorer@version) that applies the generated rubric.
-        true: scorer that applies the true one.
-        distance: which of the two.
-        terms: scorer of quality, efficiency and coverage (`rubric_terms`); None leaves them out.
-        terms_weight: its weight.
+    `generated` and `true` are scorers, or scorer@version, that apply the two rubrics; `terms` is one of quality,
+    efficiency and coverage (`rubric_terms`), None leaves them out.
     """
     agreement = "-power(generated - true_score, 2)" if distance == "squared" else "-abs(generated - true_score)"
     components = [Component(scorer=generated, name="generated"), Component(scorer=true, name="true_score")]

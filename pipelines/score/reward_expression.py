@@ -39,14 +39,9 @@ _NUMBERS = frozenset(("BOOLEAN", "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "FL
 
 
 class Expression:
-    """A checked expression.
+    """A checked expression over the components `names`.
 
-    Args:
-        text: SQL.
-        names: the components that it may name.
-
-    Raises:
-        UsageError: it is not one expression, uses what it may not, names another column, or gives no number.
+    UsageError if it is not one expression, uses what it may not, names another column, or gives no number.
     """
 
     def __init__(self, text: str, names: Sequence[str]) -> None:
@@ -65,11 +60,7 @@ class Expression:
                 raise _refused(text, f"it gives {kind}, not a number")
 
     def values(self, components: pl.DataFrame) -> pl.Series:
-        """Its value in every row, float64; NULL where SQL says so, or where it cannot be computed.
-
-        Args:
-            components: a Float64 column for each name.
-        """
+        """Its value in every row, float64, from Float64 components; NULL where SQL says so, or it has none."""
         placed = components.select(self._names).with_row_index("place")
         query = f"SELECT place, TRY(CAST(({self.text}\n) AS DOUBLE)) AS value FROM components"
         with _connection() as connection:

@@ -30,7 +30,6 @@ class RewardFunction:
     """A user's function with what it declares.
 
     Args:
-        function: the function, or an `async` one.
         mode: what one call judges; by its parameters' names (batch-wise with `rollouts_messages`) unless given.
         requires_network: it asks a model over the network, and runs outside the sandbox, if the user allows it.
         step_index: what its `StepOutput.step_index` counts: steps, messages, or whichever fits.
@@ -38,9 +37,7 @@ class RewardFunction:
         timeout: seconds for one call, for functions that ask over the network.
         requirements: packages that it needs, for whoever sets up the machine.
 
-    Raises:
-        TypeError: no function.
-        ValueError: an unknown mode or meaning of `step_index`.
+    TypeError if it is no function, ValueError for an unknown mode or meaning of `step_index`.
     """
 
     def __init__(
@@ -96,11 +93,8 @@ class RewardFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function: an `EvaluateResult`, or a list of them (awaitable if the function is async).
 
-        Arguments that the function does not take are left out.
-
-        Raises:
-            TypeError: it returned something else, or a list of another length.
-            ValueError: it returned a number that is not finite.
+        Arguments that the function does not take are left out. TypeError if it returned something else, or a list of
+        another length; ValueError for a number that is not finite.
         """
         positional = self._positional or [self.argument]
         kwargs |= zip(positional, args, strict=False)
@@ -227,10 +221,7 @@ def reward_function(
 ) -> RewardFunction | Callable[[Callable[..., Any]], RewardFunction]:
     """Declare a function as a reward function; with or without arguments, which are those of `RewardFunction`.
 
-    Args:
-        function: what is decorated.
-        id: taken for compatibility, and of no effect: a scorer is known by its function's name.
-        **declared: see `RewardFunction`.
+    `id` is taken for compatibility, and of no effect: a scorer is known by its function's name.
     """
     if function is not None:
         return RewardFunction(function, **declared)
@@ -238,11 +229,7 @@ def reward_function(
 
 
 def as_reward_function(found: Any) -> RewardFunction:
-    """A module's attribute as a reward function, decorated or not.
-
-    Raises:
-        TypeError: it is no function.
-    """
+    """A module's attribute as a reward function, decorated or not; TypeError if it is no function."""
     return found if isinstance(found, RewardFunction) else RewardFunction(cast("Callable[..., Any]", found))
 
 

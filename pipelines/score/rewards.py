@@ -2,8 +2,6 @@
 
 The components stay as they are. A reward's version is the hash of its definition and of its components' versions; its
 metrics are the components' values. Only episodes whose components changed since the reward's last job are computed.
-
-From the components' scores to a reward: the weighted sum, or the expression, and what an unknown score means.
 """
 
 import sys
@@ -31,16 +29,10 @@ from pipelines.score.rows import EXAMPLES
 
 
 def rewarded(components: pl.DataFrame, definition: RewardDefinition) -> pl.DataFrame:
-    """Rewards of rows with the components' scores.
+    """Rewards of rows with the components' scores: value, reason, error and metrics (as in `scores`), in their order.
 
-    Args:
-        components: from `component_rows`; or any frame with a Float64 column of each component's name, and optionally
-            `error of NAME`.
-        definition: the reward.
-
-    Returns:
-        The other columns, with value, reason, error and metrics (as in `scores`); in the same order. An unknown
-        component that leaves no reward is its reason; a formula that gives no number of known ones is an error.
+    Takes `component_rows`; or any frame with a Float64 column of each component's name, and optionally `error of NAME`.
+    An unknown component that leaves no reward is its reason; a formula that gives no number of known ones is an error.
     """
     aliases = [component.alias for component in definition.components]
     errors = {
@@ -130,16 +122,10 @@ class RewardReport(BaseModel):
 def run_reward(
     lake: Lake, definition: RewardDefinition, *, where: str | None = None, force: bool = False
 ) -> RewardReport:
-    """Compose a reward and write it to `scores` under its name.
-
-    Args:
-        lake: where to read and write.
-        definition: the reward.
-        where: SQL predicate over `episodes`; None takes all.
-        force: compute every episode, whether its components changed or not.
+    """Compose a reward and write it to `scores` under its name; `force` also where no component changed.
 
     Raises:
-        UsageError: a bad predicate, or a component that has scored nothing.
+        UsageError: a bad predicate over `episodes`, or a component that has scored nothing.
         DataRefusedError: no episode is selected.
         ContractError: a score job wrote a component of an episode or step twice.
     """

@@ -1,9 +1,7 @@
-"""From the lake's rows to the arguments of a reward function, as JSON, in bounded memory.
+"""From the lake's rows to the arguments of a reward function, as JSON, in bounded memory; and their check.
 
 Episodes come in parts that follow the order of the files (run, group, episode), so a part touches few of them. A
 conversation is put together from texts that are JSON already: nothing is decoded but to be counted.
-
-What a reward function is called with, checked before anything runs: by the lake, and by its user's `--arg`.
 """
 
 from collections import defaultdict
@@ -84,11 +82,7 @@ class Rollout:
 
 
 def parts(episodes: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """Rows of chosen episodes in the order of the files, groups whole, a bounded number of steps at a time.
-
-    Args:
-        episodes: run_id, group_id, episode_id, num_steps, and what else is needed later.
-    """
+    """Rows of chosen episodes in the order of the files, groups whole, a bounded number of steps at a time."""
     ordered = episodes.sort(*KEYS)
     starts = [0]
     size = steps = 0
@@ -108,15 +102,9 @@ def parts(episodes: pl.DataFrame) -> Iterator[pl.DataFrame]:
 
 
 def read_rollouts(snapshot: Snapshot, part: pl.DataFrame, wanted: Collection[str]) -> list[Rollout]:
-    """The episodes of a part, in its order.
+    """The episodes of a part (run_id, group_id, episode_id), in its order, with the wanted ones of `ARGUMENTS`.
 
-    Args:
-        snapshot: where to read.
-        part: run_id, group_id, episode_id of some episodes.
-        wanted: names of the arguments that the function takes; of `ARGUMENTS`, the others are left out.
-
-    Raises:
-        LakeAccessError: a file is missing or damaged, or a message in it is no JSON.
+    LakeAccessError if a file is missing or damaged, or a message in it is no JSON.
     """
     documents = [*_CHAT, *(name for name in _DOCUMENTS if name in wanted)]
     heads = _rows(snapshot, "episodes", part, ("episode_id", "group_id", *_PLAIN, *documents), documents)

@@ -4,8 +4,6 @@ Every rollout gets one row for the episode, whatever happened, and one for every
 score is NULL. `error` says why something is missing: the function failed or said so itself, or its step outputs match
 no step; a row with an error is what `--retry-failed` takes up.
 
-Align: which step of an episode a function's step outputs mean.
-
 `StepOutput.step_index` is the step's number (0, 1, 2, ...) or the index of its assistant message in `messages`: people
 write both. A function may declare which (`step_index="step"` or `"message"`); otherwise whatever fits all outputs of an
 episode is taken, and where both do or neither does, nothing is guessed: the outputs are reported. So is every output
@@ -51,14 +49,7 @@ class Aligned:
 def align(
     outputs: Sequence[StepOutput], steps_S: Sequence[int], messages_S: Sequence[int], meaning: StepIndex = "auto"
 ) -> Aligned:
-    """Map step outputs to steps.
-
-    Args:
-        outputs: of one episode.
-        steps_S: numbers of its active steps, in order.
-        messages_S: index in `messages` of each step's assistant message.
-        meaning: what `step_index` counts.
-    """
+    """Map the step outputs of an episode to its active steps, by their number or assistant message's index."""
     numbers = [_number(output.step_index) for output in outputs]
     of_message = dict(zip(messages_S, steps_S, strict=True))
     of_step = {step: step for step in steps_S}
@@ -174,16 +165,10 @@ def add_result(
     reading: Reading,
     siblings: int | None = None,
 ) -> None:
-    """Add the rows of one rollout.
+    """Add the rows of one rollout, from what the function returned for it (JSON data) or why it returned nothing.
 
-    Args:
-        scored: where they go.
-        rollout: whose.
-        value: what the function returned for it, as JSON data.
-        error: why it returned nothing; None if it did.
-        reading: how to read it.
-        siblings: of a group-wise call: how many rollouts it judged. Kept with the metrics: a group that has lost one,
-            even one that was forgotten, is another group.
+    `siblings`: how many rollouts a group-wise call judged. Kept with the metrics: a group that has lost one, even one
+    that was forgotten, is another group.
     """
     result = EvaluateResult(error=error) if error is not None else _read(value)
     fault = result.error

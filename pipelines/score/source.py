@@ -37,11 +37,7 @@ class Source:
 def find_source(target: str) -> Source:
     """The source behind `module.py:function`.
 
-    Args:
-        target: path of a module's file, a colon, the function's name.
-
-    Raises:
-        UsageError: no such form, no such file, no such function, or a syntax error; the message says which.
+    UsageError for another form, no such file, no such function, or a syntax error; the message says which.
     """
     file, colon, name = target.rpartition(":")
     if not colon or not file.endswith(".py") or not name.isidentifier():
@@ -105,10 +101,7 @@ def _statements(node: ast.AST) -> Iterator[ast.stmt]:
 
 
 def _imported(folder: Path, tree: ast.Module, path: Path) -> dict[str, str]:
-    """Relative path -> text of all modules of a folder that a module of it imports, directly or not.
-
-    An import anywhere counts, also inside a function.
-    """
+    """Relative path -> text of all modules of a folder that one of it imports, directly or not, functions included."""
     found: dict[str, str] = {}
     queue = [(tree, path)]
     while queue:

@@ -39,25 +39,14 @@ class Filter(BaseModel, ABC):
 
     @abstractmethod
     def drops(self, episodes: pl.DataFrame, steps: pl.LazyFrame) -> pl.DataFrame:
-        """What it drops.
+        """Rows of `DROPS`, episodes at most once: what it drops of the episodes that are left (their facts).
 
-        Args:
-            episodes: the facts of the episodes that are left, one row each.
-            steps: the active steps that are left, of these episodes and maybe of others: episode_id, step_index, and
-                the columns of the table `steps`, lazily.
-
-        Returns:
-            Rows of `DROPS`; episodes at most once.
+        The active steps that are left, of these episodes and maybe of others, have the columns of `steps`, lazily.
         """
 
 
 def dropped(episodes: pl.DataFrame, *tests: tuple[pl.Expr, pl.Expr]) -> pl.DataFrame:
-    """Whole episodes that a test marks; the first test that applies gives the reason.
-
-    Args:
-        episodes: facts.
-        tests: (a boolean expression in which NULL is false, the reason).
-    """
+    """Whole episodes that a test marks (NULL is false); the first test that applies gives the reason."""
     reason = pl.coalesce(*(pl.when(test).then(words) for test, words in tests), pl.lit(None, pl.String))
     marked = episodes.select("episode_id", pl.lit(None, pl.Int32).alias("step_index"), reason.alias("reason"))
     return marked.filter(pl.col("reason").is_not_null())

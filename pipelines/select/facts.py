@@ -2,10 +2,6 @@
 
 Always there: episode_id, group_id (the group that filters compare in: as collected, or as a credit job used it),
 collected_group_id, run_id, task_id, write_id, status, num_steps, score (float64, NULL = unscored).
-
-The score of an episode as filters see it: the environment's return, a scorer's or a reward's value.
-
-Episodes as a credit job saw them: its groups, and whether those have a signal.
 """
 
 import polars as pl
@@ -20,15 +16,9 @@ from pipelines.credit.flags import STATE
 
 
 def with_scores(snapshot: Snapshot, episodes: pl.DataFrame, score: str) -> pl.DataFrame:
-    """Episodes with `score` (float64, NULL = unscored) in place of `env_return`.
+    """Episodes with `score` (float64, NULL = unscored) in place of `env_return`: that, or a scorer's or reward's value.
 
-    Args:
-        snapshot: where to read.
-        episodes: rows with episode_id and env_return.
-        score: `env_return`, or a scorer or reward as NAME (its current version) or NAME@VERSION.
-
-    Raises:
-        UsageError: nothing of that name scored an episode.
+    By NAME (its current version) or NAME@VERSION; UsageError if nothing of that name scored an episode.
     """
     if score == ENV_RETURN:
         return episodes.rename({ENV_RETURN: "score"})
@@ -82,26 +72,14 @@ CREDIT_STATE = "credit_state"
 
 
 def read_episodes(snapshot: Snapshot, where: str | None) -> pl.DataFrame:
-    """Keys, status, length and environment return of the selected episodes.
-
-    Raises:
-        UsageError: a bad predicate.
-        DataRefusedError: no episode is selected.
-    """
+    """Keys, status, length and environment return of the selected episodes; raises as `select_where`."""
     return select_where(snapshot, (*_KEYS, "group_id AS collected_group_id"), where)
 
 
 def read_facts(
     snapshot: Snapshot, episodes: pl.DataFrame, needed: frozenset[str], *, everything: bool = False
 ) -> pl.DataFrame:
-    """Episodes with the facts that filters need.
-
-    Args:
-        snapshot: where to read.
-        episodes: from `read_episodes`.
-        needed: names of facts.
-        everything: these are all episodes of the snapshot, so nobody else's rows need to be kept out.
-    """
+    """Episodes with the facts that filters need; `everything`: they are all episodes of the snapshot."""
     tables = {
         "episodes": OF_EPISODES,
         "(SELECT * FROM steps WHERE is_active)": OF_STEPS,
@@ -123,13 +101,7 @@ def read_facts(
 def with_credit(snapshot: Snapshot, episodes: pl.DataFrame, credit: Credit) -> pl.DataFrame:
     """Those of the episodes that a credit job covered, with its group_id and the group's `credit_state`.
 
-    Args:
-        snapshot: where to read.
-        episodes: rows with episode_id and group_id, which is replaced.
-        credit: whose advantages.
-
-    Raises:
-        DataRefusedError: it covered none of them.
+    DataRefusedError if it covered none of them.
     """
     rows = f"FROM {credit.rows}"
     groups = snapshot.sql(

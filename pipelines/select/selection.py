@@ -50,17 +50,10 @@ class Outcome:
 
 
 def apply(selection: Selection, episodes: pl.DataFrame, steps: pl.LazyFrame) -> Outcome:
-    """Apply the filters in order.
+    """Apply the filters in order to the episodes' facts (`pipelines.select.facts`) and the table `steps`.
 
     An episode none of whose active steps is left is dropped as a whole by the filter that took the last one.
-
-    Args:
-        selection: the filters.
-        episodes: facts, one row per episode; see `pipelines.select.facts`.
-        steps: the table `steps`, of these episodes and maybe others.
-
-    Raises:
-        ContractError: a filter named a row twice, or one that was gone.
+    ContractError if a filter named a row twice, or one that was gone.
     """
     left = episodes
     active = steps.filter(pl.col("is_active"))

@@ -376,7 +376,7 @@ def test_closing_ends_calls_that_are_under_way(rewards: Path) -> None:
 
     asking = threading.Thread(target=ask)
     asking.start()
-    while sandbox._seats[0]._worker is None:
+    while sandbox._slots[0]._worker is None:
         time.sleep(0.01)
     sandbox.close()
     asking.join(20)

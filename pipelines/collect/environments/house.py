@@ -2,14 +2,11 @@
 
 Small enough to play 100,000 steps a second, rich enough to need memory: the task is told once, the map and the places
 of things must be remembered, and the only reward is 1.0 at the end. An observation names the room, what is seen, the
-chest, the hands and, last, the exits (the words that matter for the next action stand next to it). An action that is
-malformed or has no effect costs a step and is answered "That does not work." in front of the view: alone, the sentence
-would make unlike situations look alike.
+chest, the hands and, last, the exits. An action that is malformed or has no effect costs a step and is answered "That
+does not work." in front of the view: alone, the sentence would make unlike situations look alike.
 
-The world of the house: rooms on a grid, and where the key, the chest and the goal are.
-
-A world is drawn from a seed alone. Which split it belongs to is decided by a hash of the world itself, so that the
-held-out worlds are disjoint from the training worlds whatever seeds are used: seeds only say where drawing starts.
+A world is drawn from a seed alone. A hash of the world decides its split, so that the held-out worlds are disjoint from
+the training worlds whatever seeds are used.
 """
 
 import json
@@ -159,11 +156,7 @@ class House:
         return self._answer(self._game, f"Bring the treasure to the {world.goal}. {self._game.view()}")
 
     def step(self, action: str) -> Outcome:
-        """Take an action.
-
-        Raises:
-            RuntimeError: no running episode.
-        """
+        """Take an action; RuntimeError if no episode is running."""
         game = self._game
         if game is None or self._is_over(game):
             msg = "the house has no running episode; call reset(seed) first"

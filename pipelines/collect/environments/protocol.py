@@ -1,11 +1,8 @@
-"""The text environment protocol: what the collector needs from an environment, and nothing else.
+"""Text environments: the protocol. An environment is a small state machine that speaks text.
 
-An environment is a small state machine that speaks text. `reset(seed)` draws a start, the same one for the same seed
-in every process; `step(action)` answers an action. What a learner must not see (which actions would be admitted, the
-hash of the start) travels in `Info`, beside the text.
-
-The conversation a policy sees is one user message per observation. The reward of an action is known after it, so
-`Outcome.reward` belongs to the action that led to the outcome.
+`reset(seed)` draws a start, the same one for the same seed in every process; `step(action)` answers an action. What a
+learner must not see (which actions would be admitted, the hash of the start) travels in `Info`, beside the text. The
+conversation a policy sees is one user message per observation.
 """
 
 from dataclasses import dataclass
@@ -34,7 +31,7 @@ class Outcome(NamedTuple):
     observation: str
     """What the policy sees; the anchor state of its next decision."""
     reward: float
-    """Reward of the action just taken; 0.0 from `reset`."""
+    """Reward of the action that led here; 0.0 from `reset`."""
     done: bool
     """No further action is taken: the environment ended the episode or the horizon is reached."""
     info: Info
@@ -53,9 +50,5 @@ class Environment(Protocol):
         ...
 
     def step(self, action: str) -> Outcome:
-        """Take an action. Malformed and inadmissible actions are answered, never raised.
-
-        Raises:
-            RuntimeError: no running episode (before `reset`, or after the end).
-        """
+        """Take an action; malformed and inadmissible ones are answered. RuntimeError if no episode is running."""
         ...

@@ -1,4 +1,4 @@
-"""The policy protocol: batched, conversational, and free of any environment.
+"""Policies: the batched protocol, conversational and free of any environment.
 
 A policy starts a session over many rollouts at once and is then asked, turn by turn, for the decisions of those that
 still run. It gets only what was added since its last decision, so a policy with a cache never reads a token twice.
@@ -59,10 +59,7 @@ class Session(Protocol):
     """Many rollouts played side by side by one policy."""
 
     def act(self, turns: Sequence[Turn]) -> list[Decision]:
-        """Decide for the rollouts that still run, in the order of `turns`.
-
-        A rollout that is missing from `turns` has ended and does not come back.
-        """
+        """Decide for the rollouts that still run, in the order of `turns`; one that is missing has ended for good."""
         ...
 
 

@@ -1,9 +1,8 @@
 """A scripted player of the house: reactive, with its own map, and as imperfect as asked for.
 
-It reads nothing but the observations, like a model would: it keeps a map of the exits it has seen and taken, walks to
-the nearest unexplored exit while something is missing, and with probability `noise` takes a uniformly random
-admissible action instead. Its traces warm a policy up; they are imperfect on purpose, so that there is something left
-to learn.
+It reads nothing but the observations, like a model would: it walks to the nearest unexplored exit while something is
+missing, and with probability `noise` takes a uniformly random admissible action instead. Its traces warm a policy up,
+and leave something to learn.
 """
 
 import random

@@ -1,10 +1,8 @@
 """What to take out of the states' texts: counters, and texts that say nothing of where the agent is.
 
-Found in the texts and in what came before and after them (`anchor_counters`, `anchor_errors` say by which criteria),
-and put together as a definition that `credit` takes as it is. Never applied by itself: the person decides, who knows
-what the texts mean.
-
-Texts that say nothing of where the agent is, such as "You can't see any such thing.": false anchors.
+Put together as a definition that `credit` takes as it is, and never applied by itself: whoever knows what the texts
+mean decides. `counters.py` says what a counter is. Error texts such as "You can't see any such thing." are false
+anchors.
 
 No mark of a converter is read, and no list of phrases: such a text gives itself away by what comes before and after it.
 It is one if all of this holds, over the steps where it follows another text (its entries):
@@ -47,25 +45,21 @@ SAME_NEXT, REPEATS, PAIRS, UNDECIDED = 0.5, 0.5, 5, 3
 
 @dataclass(frozen=True, slots=True)
 class ErrorText:
-    """A text that many different states lead to.
-
-    Attributes:
-        text: the state, as it is after the substitutions that it was looked for with.
-        steps: how many have it.
-        states_before: distinct states that it follows.
-        actions_before: distinct actions that led to it.
-        pairs: steps of one group, two by two, that came to it from different states and then did the same.
-        same_next: share of them that met the same next text; None of none.
-        usual: that share after all other texts: how far this world repeats itself.
-    """
+    """A text that many different states lead to."""
 
     text: str
+    """The state, after the substitutions that it was looked for with."""
     steps: int
     states_before: int
+    """Distinct states that it follows."""
     actions_before: int
+    """Distinct actions that led to it."""
     pairs: int
+    """Pairs of steps of a group that came to it from different states and then did the same."""
     same_next: float | None
+    """Share of these pairs that met the same next text."""
     usual: float
+    """That share after all other texts: how far this world repeats itself."""
 
     @property
     def is_decided(self) -> bool:
@@ -115,9 +109,8 @@ def _widely_reached(entries: pl.DataFrame, steps: int) -> pl.DataFrame:
 def _pairs(rows: pl.DataFrame, passing: pl.Series) -> tuple[pl.DataFrame, float]:
     """Pairs of steps of a group in one place that did the same, and those of them that met the same next text.
 
-    Returns:
-        Per passing place, of pairs that came from different states: place, pairs, same. And over all other places the
-        share of the pairs that met the same next text: how far this world repeats itself; 0 without any pair.
+    Per passing place, of pairs that came from different states: place, pairs, same. And over all other places the
+    share of the pairs that met the same next text (0 without any pair).
     """
     told = pl.when(~pl.col("place").is_in(passing.implode())).then("place")
     rows = rows.with_columns(told.forward_fill().over("episode_id").alias("last_told"), told.alias("told"))
@@ -149,14 +142,7 @@ _EXCERPT = 58
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What was found; `definition` is None where there is nothing to take out.
-
-    Attributes:
-        counters: numbers that grow or fall with the steps.
-        error_texts: texts that forget the state.
-        undecided: texts that many states lead to, of which it is not known whether they forget it.
-        definition: the texts without the counters, and without anchors at the error texts.
-    """
+    """What was found; `definition` (without the counters, no anchors at error texts) is None if nothing was."""
 
     counters: tuple[Counter, ...]
     error_texts: tuple[ErrorText, ...]
@@ -184,11 +170,7 @@ class Advice:
 
 
 def advise(walks: Walks) -> Advice:
-    """Look for counters, and then for error texts in what is left.
-
-    Args:
-        walks: steps, with `state`.
-    """
+    """Look for counters, and then for error texts in what is left. The walks hold `state`."""
     counters = find_counters(walks)
     codes_N, texts_V = walks.texts()
     stages: list[Substitutions | NoErrors] = []

@@ -34,8 +34,7 @@ class Chain(Definition):
 
     Text stages: substitutions, json, function, no_errors with a pattern. Filters by mark or role: no_errors,
     tool_results. Key stages: similarity, columns, last_states; without one the key is the exact text that is left. A
-    filter before last_states takes states out of the windows (a window with one is unknown); after it, it only takes
-    rows out.
+    filter before last_states makes windows with a left-out state unknown; after it, it only takes rows out.
     """
 
     kind: Literal["chain"] = "chain"

@@ -123,7 +123,7 @@ def anchors(
 
 
 def _copies(walks: "Walks", lake: str) -> "Iterator[str]":
-    """What is to be said of episodes that are copies of a sibling."""
+    """What to say of episodes that are copies of a sibling."""
     found = walks.copies()
     having = found.filter(found["copies"] > 0)
     if having.is_empty():

@@ -1,18 +1,20 @@
 """What every anchor definition is: a small frozen configuration, stored with the job, that gives each step a key.
 
-A definition is also a stage: `apply` takes the states as they are so far and returns them changed, so that a chain of
-definitions is a definition. Three sorts: text stages (a text becomes another), filters (some states become unknown) and
-key stages (the key is decided, the texts are gone).
+A definition is also a stage: `apply` takes the states so far and returns them changed, so that a chain of definitions
+is a definition. Three sorts: text stages (a text becomes another), filters (some states become unknown) and key stages
+(the key is decided, the texts are gone).
 """
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self, TypeAlias
 
 import polars as pl
 from pydantic import BaseModel, ConfigDict
 
 from pipelines.credit.anchors.states import States
 from pipelines.credit.inputs.batch import Bools, StepBatch
+
+Reads: TypeAlias = Literal["nothing", "state", "text"]
 
 
 class Definition(BaseModel, ABC):
@@ -24,16 +26,18 @@ class Definition(BaseModel, ABC):
     """Name of the definition."""
     makes_key: ClassVar[bool] = False
     """A key stage: nothing after it can read texts."""
+    reads: ClassVar[Reads] = "nothing"
+    """What the stage looks at, unless its options decide that."""
 
     @property
     def reads_text(self) -> bool:
         """Whether the stage looks at the texts of states."""
-        return False
+        return self.reads == "text"
 
     @property
     def reads_state(self) -> bool:
         """Whether the stage's result depends on the state at all."""
-        return self.reads_text
+        return self.reads_text or self.reads == "state"
 
     @property
     def _needs_state(self) -> bool:
@@ -49,11 +53,7 @@ class Definition(BaseModel, ABC):
         return ()
 
     def columns(self, present: list[str]) -> tuple[str, ...]:
-        """Input columns, of `steps` or `episodes`.
-
-        Args:
-            present: names there are. The state's stored hash is preferred, so that no text is read in vain.
-        """
+        """Input columns, of `steps` or `episodes`, out of those present; a stored hash spares reading the text."""
         state: tuple[str, ...] = ()
         if self._needs_state:
             hashed = "state_hash" in present
@@ -61,14 +61,9 @@ class Definition(BaseModel, ABC):
         return tuple(dict.fromkeys((*state, *self.inputs())))
 
     def keys(self, batch: StepBatch, included_N: Bools) -> pl.Series:
-        """Key of each row: 63 bits, the same on every machine.
+        """Key of each row (Int64, 63 bits, the same on every machine); NULL where the state is unknown or left out.
 
-        Args:
-            batch: rows in canonical order; its frame holds `columns()`.
-            included_N: rows whose episode takes part. Only similarity looks at it.
-
-        Returns:
-            Int64 series `anchor_key` over the rows; NULL where the state is unknown or left out.
+        Rows are in canonical order and hold `columns()`. `included_N` marks rows whose episode takes part.
         """
         states = States.of(batch, included_N, reads_state=self._needs_state, reads_text=self.reads_text)
         return self.apply(states).keys()

@@ -10,7 +10,7 @@ import polars as pl
 from pydantic import Field
 
 from lake.ids import bytes_hash
-from pipelines.credit.anchors.definition import Definition
+from pipelines.credit.anchors.definition import Definition, Reads
 from pipelines.credit.anchors.states import States
 from pipelines.credit.inputs.batch import Segments
 
@@ -30,11 +30,7 @@ class LastStates(Definition):
     short: Literal["keep", "unknown"] = "keep"
     """What the first k - 1 steps of an episode get: the key of the states there are, or none."""
     makes_key: ClassVar[bool] = True
-
-    @property
-    def reads_state(self) -> bool:
-        """States, through their keys."""
-        return True
+    reads: ClassVar[Reads] = "state"
 
     def apply(self, states: States) -> States:
         """Keys of the windows."""
@@ -46,16 +42,9 @@ class LastStates(Definition):
 
 
 def history_keys(keys_N: pl.Series, episodes: Segments, k: int) -> pl.Series:
-    """Key of the last k keys inside each row's episode, of fewer at its beginning.
+    """Key of the last k keys inside each row's episode, of fewer at its beginning: Int64, NULL if any of them is NULL.
 
-    Args:
-        keys_N: Int64; NULL is unknown.
-        episodes: rows -> episodes, rows in step order.
-        k: length of the window, at least 1.
-
-    Returns:
-        Int64 series: for k = 1 the keys as they are; else the hash of the window's keys, 8 bytes each, little-endian,
-        oldest first. NULL where the window holds a NULL.
+    For k = 1 the keys as they are; else the hash of the window's keys, 8 bytes each, little-endian, oldest first.
     """
     if k == 1:
         return keys_N

@@ -1,18 +1,16 @@
 """JSON-canonical states: tool results that say the same in another order or spelling.
 
-One spelling for each JSON value: keys sorted, no spaces, one form for each number, chosen fields left out.
-
-Numbers are compared as numbers, exactly: 1, 1.0, 1e0 and 10e-1 are the same, and so are 0.1 and 0.10; nothing goes
-through a float, so that no two different numbers become one. (RFC 8785 writes them as doubles, which do.)
+Keys sorted, no spaces, chosen fields left out, numbers compared exactly: 1, 1.0, 1e0 and 10e-1 are the same, and so are
+0.1 and 0.10; nothing goes through a float, so that no two different numbers become one (under RFC 8785 they do).
 """
 
 import json
 from collections.abc import Sequence
-from typing import Any, Literal, NoReturn, Self
+from typing import Any, ClassVar, Literal, NoReturn, Self
 
 from pydantic import Field, model_validator
 
-from pipelines.credit.anchors.definition import Definition
+from pipelines.credit.anchors.definition import Definition, Reads
 from pipelines.credit.anchors.states import States, map_distinct
 
 DEEPEST = 100
@@ -28,17 +26,15 @@ class _Number(str):
 
 
 def canonical_json(text: str, names: frozenset[str] = frozenset(), paths: Paths = ()) -> str | None:
-    """The canonical form of a JSON text.
+    """The canonical form of a JSON text, in ASCII; of equal keys in one object the last one counts.
+
+    None if the text is not JSON (NaN and Infinity are not), or nested more than 100 levels deep.
 
     Args:
         text: any text.
         names: keys left out wherever they occur.
         paths: fields left out at one place: keys from the root on; `*` stands for any key and any list item, a number
             for one list item.
-
-    Returns:
-        JSON in ASCII; None if the text is not JSON (NaN and Infinity are not), or nested more than 100 levels deep. Of
-        equal keys in one object the last one counts.
     """
     try:
         value = json.loads(text, parse_int=_number, parse_float=_number, parse_constant=_refuse)
@@ -108,10 +104,7 @@ class CanonicalJson(Definition):
                 raise ValueError(msg)
         return self
 
-    @property
-    def reads_text(self) -> bool:
-        """Texts are rewritten."""
-        return True
+    reads: ClassVar[Reads] = "text"
 
     def apply(self, states: States) -> States:
         """Each distinct text in canonical form."""

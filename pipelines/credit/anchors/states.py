@@ -18,29 +18,21 @@ from pipelines.credit.inputs.batch import Bools, StepBatch
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """What is known of each row's state so far. NULL is unknown or left out: the row is nobody's anchor.
-
-    Attributes:
-        batch: the rows.
-        included_N: rows whose episode takes part.
-        codes_N: Int64, equal for equal states. A key, once there are no texts; else a row of `texts_V`.
-        texts_V: columns `code` (distinct) and `text`; None where no definition reads texts, or a key is decided.
-    """
+    """What is known of each row's state so far. NULL is unknown or left out: the row is nobody's anchor."""
 
     batch: StepBatch
     included_N: Bools
+    """Rows whose episode takes part."""
     codes_N: pl.Series
+    """Int64, equal for equal states. A key, once there are no texts; else a row of `texts_V`."""
     texts_V: pl.DataFrame | None
+    """Columns `code` (distinct) and `text`; None where no definition reads texts, or a key is decided."""
 
     @classmethod
     def of(cls, batch: StepBatch, included_N: Bools, *, reads_state: bool, reads_text: bool) -> Self:
-        """The states as the table `steps` has them.
+        """The states as the table `steps` has them: from `state_hash` or `state` or both, if they are read.
 
-        Args:
-            batch: its frame holds `state_hash` or `state` or both, if they are read.
-            included_N: rows whose episode takes part.
-            reads_state: the state matters; else all rows count as one known state, whatever the frame holds.
-            reads_text: a definition is going to look at the texts.
+        Without `reads_state` all rows count as one known state, whatever the frame holds.
         """
         frame, texts_V = batch.frame, None
         if not reads_state:
@@ -58,11 +50,7 @@ class States:
         return cls(batch, included_N, codes_N, texts_V)
 
     def rewritten(self, rewrite: Callable[[pl.Series], pl.Series]) -> Self:
-        """Every distinct text replaced.
-
-        Args:
-            rewrite: from a String series to another of the same length; NULL where the state is not known.
-        """
+        """Every distinct text replaced, by a function between String series; NULL where the state is not known."""
         texts_V = self.texts()
         return replace(self, texts_V=texts_V.with_columns(rewrite(texts_V["text"]).alias("text")))
 
@@ -83,11 +71,7 @@ class States:
         return self.texts_V
 
     def keys(self) -> pl.Series:
-        """Key of each row: the hash of its text, or what `keyed` was given.
-
-        Returns:
-            Int64 series named `anchor_key`; NULL where the state is not known.
-        """
+        """Key of each row, Int64 `anchor_key`: the hash of its text, or what `keyed` was given; NULL where unknown."""
         if self.texts_V is None:
             return self.codes_N.alias("anchor_key")
         keys_V = hash_texts(self.texts_V["text"])
@@ -95,29 +79,14 @@ class States:
 
 
 def hash_texts(texts_V: pl.Series) -> pl.Series:
-    """63-bit hash of each text (`lake.ids.text_hash`), computed once per distinct text.
-
-    Args:
-        texts_V: String series; NULL stays NULL.
-
-    Returns:
-        Int64 series.
-    """
+    """63-bit hash of each text (`lake.ids.text_hash`), computed once per distinct text; NULL stays NULL."""
     distinct = texts_V.drop_nulls().unique()
     hashes = pl.Series("hash", map(bytes_hash, distinct.cast(pl.Binary)), dtype=pl.Int64)
     return _looked_up(texts_V, distinct, hashes)
 
 
 def map_distinct(texts_V: pl.Series, function: Callable[[list[str]], list[str | None]]) -> pl.Series:
-    """A Python function of texts, given each distinct text once.
-
-    Args:
-        texts_V: String series; NULL stays NULL.
-        function: from texts to as many texts, None where the state is not known.
-
-    Returns:
-        String series.
-    """
+    """A Python function of texts, given each distinct text once; None, and NULL, where the state is not known."""
     distinct = texts_V.drop_nulls().unique(maintain_order=True)
     return _looked_up(texts_V, distinct, pl.Series("found", function(distinct.to_list()), dtype=pl.String))
 

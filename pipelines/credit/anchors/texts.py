@@ -1,22 +1,20 @@
-"""Exact text: the definition of the GiGPO paper.
+"""Definitions by text: exact text (the GiGPO paper's), substitutions, and filters.
 
-Regular-expression substitutions: strip what varies without mattering, such as counters, times and ids.
+Substitutions strip what varies without mattering, such as counters, times and ids. The expressions are those of Rust's
+regex crate, run by Polars: they take time linear in the text, whatever the expression. For that they have no
+look-around and no back-references; one that would compile to more than 10 MB is refused.
 
-The expressions are those of Rust's regex crate, run by Polars: they take time linear in the text, whatever the
-expression, so that no text and no expression can make them hang. For that they have no look-around and no
-back-references; an expression that would compile to more than 10 MB is refused.
-
-Filters: states that are nobody's anchor, whatever they say. They lose their key, and A_S is exactly 0 there.
+Filters take states out, whatever they say: they lose their key, and A_S is exactly 0 there.
 """
 
 import re
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import polars as pl
 from polars.exceptions import ComputeError
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pipelines.credit.anchors.definition import Definition
+from pipelines.credit.anchors.definition import Definition, Reads
 from pipelines.credit.anchors.states import States
 
 
@@ -29,10 +27,7 @@ class ExactText(Definition):
     kind: Literal["exact"] = "exact"
     """Name of the definition."""
 
-    @property
-    def reads_state(self) -> bool:
-        """The state is all there is."""
-        return True
+    reads: ClassVar[Reads] = "state"
 
     def apply(self, states: States) -> States:
         """The states as they are."""
@@ -47,11 +42,7 @@ _REFERENCE = re.compile(r"\$(?:\$|\{(?P<braced>[^}]*)\}|(?P<bare>[0-9A-Za-z_]+))
 
 
 def check_pattern(pattern: str) -> list[str]:
-    """Names and numbers of a pattern's groups, `0` (all of it) included.
-
-    Raises:
-        ValueError: not an expression, or too big; says what is valid.
-    """
+    """Names and numbers of a pattern's groups, `0` (all of it) included; ValueError if it cannot be used."""
     try:
         probe = pl.DataFrame({"text": [""]}).select(pl.col("text").str.extract_groups(pattern))
     except ComputeError as error:
@@ -95,11 +86,7 @@ class Substitutions(Definition):
     """Name of the definition."""
     substitutions: tuple[Substitution, ...] = Field(min_length=1)
     """What to replace, in order."""
-
-    @property
-    def reads_text(self) -> bool:
-        """Texts are rewritten."""
-        return True
+    reads: ClassVar[Reads] = "text"
 
     def apply(self, states: States) -> States:
         """Each distinct text, rewritten."""

@@ -1,8 +1,7 @@
 """Estimators: steps in, advantages out. One file each, the formula in the class docstring.
 
-`ESTIMATORS` names them all and loads none: a class is imported when it is asked for.
-
-Estimators that are asked for and not offered: each with the reason and with what to use in its place.
+`ESTIMATORS` names them all and loads none: a class is imported when it is asked for. `REFUSED` has those that are asked
+for and not offered.
 """
 
 import ast
@@ -104,11 +103,7 @@ def one_line(name: str) -> str:
 
 
 def estimator_class(name: str) -> "type[Estimator]":
-    """The class of a name.
-
-    Raises:
-        UsageError: the name is refused (with the reason and what to use instead), or not known (with those that are).
-    """
+    """The class of a name; UsageError if it is refused (with what to use instead) or unknown (with those that are)."""
     from lake.errors import UsageError
 
     if name in REFUSED:

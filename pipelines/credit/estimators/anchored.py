@@ -22,24 +22,21 @@ from pipelines.credit.inputs.columns import InputNeeds
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What is compared.
-
-    Attributes:
-        score_E: R of each episode, NaN where unknown.
-        excluded_E: episodes that take no part.
-        anchor_key: anchor key of each row, NULL where unknown.
-        step_score_N: S of each row, NaN where unknown.
-        member_N: rows of episodes that take part, with a known anchor.
-        anchorless_N: rows of episodes that take part and have no anchor: the state is not known, or the definition
-            leaves it out. They are compared with nothing, which gives exactly 0.
-    """
+    """What is compared."""
 
     score_E: Floats
+    """R of each episode, NaN where unknown."""
     excluded_E: Bools
+    """Episodes that take no part."""
     anchor_key: pl.Series
+    """NULL where unknown."""
     step_score_N: Floats
+    """S of each row, NaN where unknown."""
     member_N: Bools
+    """Rows of episodes that take part, with a known anchor."""
     anchorless_N: Bools
+    """Rows of episodes that take part and have no anchor: the state is not known, or the definition leaves it out. They
+    are compared with nothing, which gives exactly 0."""
 
 
 @dataclass(frozen=True, slots=True)

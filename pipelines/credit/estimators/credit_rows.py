@@ -14,26 +14,19 @@ from pipelines.credit.inputs.batch import Bools, Floats, StepBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditRows:
-    """Advantages over the rows of a batch, and what they rest on. What an estimator does not compute is None.
-
-    Attributes:
-        advantage_N: NaN where unknown.
-        size_P: siblings of each group that take part.
-        flags: rows of each flag.
-        return_N: return-to-go, NaN where unknown.
-        a_episode_N: A_E.
-        a_step_N: A_S.
-        anchor_key: anchor key of each row, NULL where unknown.
-        anchors: sizes of the anchor groups.
-    """
+    """Advantages over the rows of a batch, and what they rest on. What an estimator does not compute is None."""
 
     advantage_N: Floats
+    """NaN where unknown."""
     size_P: npt.NDArray[np.int32]
+    """Siblings of each group that take part."""
     flags: Mapping[Flag, Bools]
     return_N: Floats | None = None
+    """Return-to-go, NaN where unknown."""
     a_episode_N: Floats | None = None
     a_step_N: Floats | None = None
     anchor_key: pl.Series | None = None
+    """NULL where unknown."""
     anchors: StepCredit | None = None
 
     def frame(self, batch: StepBatch) -> pl.DataFrame:

@@ -1,4 +1,4 @@
-"""Centring and scaling inside a group: the one normalisation that all estimators share.
+"""Centring and scaling inside a group, and discounted returns: what all estimators share.
 
 `mean_norm`: x - mean. `mean_std_norm`: (x - mean) / (std + 1e-6), with the sample standard deviation (n - 1).
 `leave_one_out`: x minus the mean of the others, which is n / (n - 1) * (x - mean). `mean_ratio`: (x - mean) / (mean +
@@ -6,15 +6,7 @@
 A group whose values agree to 1e-9 gives exactly 0: in the reference code float noise over a tiny deviation turns equal
 scores into advantages of 0.5.
 
-Axes: `_N` rows (or episodes), `_K` groups.
-
-Discounted return-to-go, the quantity every estimator starts from.
-
-Computed from the end, the k-th row from the end of all episodes at once: the same operations in the same order as the
-obvious loop, so the result equals it bit for bit at any length and any discount. Power-scaled window sums underflow
-(gamma = 0.95 fails beyond 13,600 steps, in float64) and differences of prefix sums lose all digits.
-
-Axes: `_N` rows, `_E` episodes, `_T` steps from the end.
+Axes: `_N` rows (or episodes), `_E` episodes, `_K` groups, `_T` steps from the end.
 """
 
 from dataclasses import dataclass
@@ -36,29 +28,21 @@ TIE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Statistics of the members of each group.
-
-    Attributes:
-        count_K: members.
-        mean_K: their mean; 0 without members.
-        std_K: standard deviation; 0 for tied groups and for fewer than two members.
-        tied_K: at least two members, all equal: max - min <= 1e-9 * max(1, |max|).
-    """
+    """Statistics of the members of each group."""
 
     count_K: Ints
     mean_K: Floats
+    """0 without members."""
     std_K: Floats
+    """0 for tied groups and for fewer than two members."""
     tied_K: Bools
+    """At least two members, all equal: max - min <= 1e-9 * max(1, |max|)."""
 
     @classmethod
     def of(cls, values_N: Floats, member_N: Bools, groups: Segments, ddof: Literal[0, 1] = 1) -> Self:
         """Statistics per group over the rows where `member_N` is true; other values are not looked at.
 
-        Args:
-            values_N: any values.
-            member_N: rows that take part.
-            groups: the groups, as runs of rows.
-            ddof: 1 for the sample deviation, 0 for the population's.
+        `ddof`: 1 for the sample deviation, 0 for the population's.
         """
         count_K = groups.count(member_N)
         all_members = bool(member_N.all())  # the usual case, in which nothing has to be masked
@@ -78,17 +62,9 @@ class Moments:
     def normalise(
         self, values_N: Floats, member_N: Bools, groups: Segments, norm: Scaling, singleton: Singleton
     ) -> Floats:
-        """Advantages of the members; NaN for every other row.
+        """Advantages (float64) of the members, from the values the statistics were taken from; NaN for other rows.
 
-        Args:
-            values_N: the values the statistics were taken from.
-            member_N: rows that take part.
-            groups: the groups, as runs of rows.
-            norm: how to centre and scale, see above.
-            singleton: a group of one member gives exactly 0 (`zero`), or its value with mean 0 and std 1 (`raw`).
-
-        Returns:
-            float64 array over the rows.
+        A group of one member gives exactly 0 (`zero`), or its value with mean 0 and std 1 (`raw`).
         """
         raw_K = (self.count_K == 1) & (singleton == "raw")
         result_N: Floats = values_N - groups.spread(np.where(raw_K, 0.0, self.mean_K))
@@ -106,13 +82,11 @@ class Moments:
 def discounted_returns(rewards_N: Floats, episodes: Segments, gamma: float) -> Floats:
     """G_t = r_t + gamma * G_{t+1}, and G of an episode's last row is its reward. Nothing is bootstrapped.
 
-    Args:
-        rewards_N: rewards, NaN where unknown; each episode's rows are consecutive and in step order.
-        episodes: the episodes, as runs of rows.
-        gamma: discount in [0, 1].
-
-    Returns:
-        G_N in the unit of the rewards; NaN at an unknown reward and at all earlier steps of its episode.
+    In the unit of the rewards, each episode's in consecutive rows in step order; NaN at an unknown reward and at all
+    earlier steps of its episode. Computed from the end, the k-th row from the end of all episodes at once: the same
+    operations in the same order as the obvious loop, so the bits are the same at any length and discount. Power-scaled
+    window sums underflow (gamma = 0.95 fails beyond 13,600 steps, in float64), differences of prefix sums lose all
+    digits.
     """
     lengths_E = episodes.lengths_K
     longest_first_E = np.argsort(-lengths_E, kind="stable")

@@ -1,11 +1,8 @@
-"""Options that estimators share, each spelled once, and what follows from them.
+"""Options that estimators share, each spelled once, and what follows from them; presets that follow other code.
 
 An estimator inherits those it has: a score per episode (`ScoreOptions`), returns of steps (`ReturnOptions`), a batch
-(`BatchOptions`). Axes: `_N` rows, `_E` episodes.
-
-Options under which an estimator gives the numbers of other code, by the name of that code.
-
-They stand beside the estimators and not in them: a preset decides nothing that the options of a job do not say.
+(`BatchOptions`). Presets stand beside the estimators: they decide nothing that the options of a job do not say. Axes:
+`_N` rows, `_E` episodes.
 """
 
 from abc import ABC
@@ -51,9 +48,7 @@ class RewardOptions(Estimator, ABC):
     def _excluded_E(self, batch: StepBatch, given_E: Floats) -> Bools:
         """Episodes that take part in nothing: aborted or failed without a score, or truncated if so chosen.
 
-        Args:
-            batch: the steps.
-            given_E: the score that somebody gave each episode. What a broken rollout has collected is none.
+        `given_E` is the score that somebody gave each episode. What a broken rollout has collected is none.
         """
         excluded_E: Bools = batch.broken_E & np.isnan(given_E)
         return excluded_E | batch.truncated_E if self.truncated == "exclude" else excluded_E

@@ -1,9 +1,7 @@
 """What every estimator is: a frozen configuration that turns a frame of steps into a frame of advantages.
 
-The job over a lake knows estimators by this class alone: `needed()` says which columns to read, `advantages()`
-computes, `incremental` says whether groups may be computed apart from each other, `code()` which sources decide the
-numbers. An estimator file holds its options, its formula and `credit()`; selecting, checking, sorting and the output
-are done here.
+The job over a lake knows estimators by this class alone. An estimator file holds its options, its formula and
+`credit()`; selecting, checking, sorting and the output are done here.
 """
 
 from abc import ABC, abstractmethod
@@ -18,8 +16,6 @@ from pydantic import BaseModel, ConfigDict
 from pipelines.credit.estimators.credit_rows import CreditRows
 from pipelines.credit.inputs.batch import StepBatch
 from pipelines.credit.inputs.columns import InputNeeds, output_schema, select_inputs
-
-__all__ = ["STATE_COLUMNS", "Estimator", "InputNeeds"]
 
 STATE_COLUMNS = ("state", "state_hash")
 """What the table `steps` holds of a state."""
@@ -37,11 +33,7 @@ class Estimator(BaseModel, ABC):
 
     @abstractmethod
     def needed(self, present: Sequence[str] = STATE_COLUMNS) -> InputNeeds:
-        """Columns that must be there.
-
-        Args:
-            present: column names of the input, from which the anchor definition may choose.
-        """
+        """Columns that must be there; an anchor definition may choose among those that are present."""
 
     @abstractmethod
     def credit(self, batch: StepBatch) -> CreditRows:

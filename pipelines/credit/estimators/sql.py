@@ -1,9 +1,8 @@
 """The SQL twins, for people who work in DuckDB: GiGPO and the estimators that share one comparison of siblings.
 
-A query stands in `pipelines/sql/NAME.sql`. What the twins have in common stands once, in `pipelines/sql/parts/`: a line
-`-- include PART` stands for its text. The check of the steps is such a part, so that no twin credits what the job
-refuses. Options travel as prepared parameters, the input relation by name; what stands for absent columns is fixed
-text.
+A query stands in `pipelines/sql/NAME.sql`; a line `-- include PART` stands for a text in `pipelines/sql/parts/`. The
+check of the steps is such a part, so that no twin credits what the job refuses. Options travel as prepared parameters,
+the input relation by name; what stands for absent columns is fixed text.
 """
 
 import re
@@ -40,11 +39,7 @@ _DEFAULTS = {
 
 
 def estimator_sql(config: Estimator) -> str:
-    """Text of the query that computes an estimator, header comment included: its input, options and output.
-
-    Raises:
-        UsageError: the estimator has no SQL twin.
-    """
+    """Text of the query that computes an estimator, header comment included; UsageError if it has no SQL twin."""
     if config.name not in TWINS:
         msg = f"{config.name} has no SQL twin; those that have: {', '.join(TWINS)}"
         raise UsageError(msg)
@@ -52,16 +47,10 @@ def estimator_sql(config: Estimator) -> str:
 
 
 def estimator_relation(connection: duckdb.DuckDBPyConnection, config: Estimator, steps: str) -> duckdb.DuckDBPyRelation:
-    """Advantages of the rows of a table or view, as `config.advantages` gives them.
+    """Advantages of the rows of a table or view, as `config.advantages` gives them, in canonical order.
 
-    Args:
-        connection: where `steps` is found.
-        config: the estimator. Anchors must be exact text.
-        steps: name of a relation with the columns that the query's header lists; those that the configuration does
-            not need may be absent.
-
-    Returns:
-        The rows, sorted by (group_id, episode_id, step_index).
+    The relation has the columns that the query's header lists; those that the configuration does not need may be
+    absent.
 
     Raises:
         UsageError: the estimator has no SQL twin, its anchors are not exact text, or the relation lacks a column.

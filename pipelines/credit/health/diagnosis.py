@@ -1,7 +1,5 @@
 """A credit job in a few figures and, where they look wrong, in words: what to read before training on it.
 
-What a table of advantages looks like: the figures to read before training on it.
-
 A dead group teaches nothing about the outcome; a step whose state no sibling shares has no step advantage. Healthy
 GiGPO training has fewer than 35 % singleton anchors; where almost no state is shared, the text needs normalising first.
 """
@@ -45,15 +43,7 @@ class CreditSummary(BaseModel):
 
 
 def summarise(advantages: pl.LazyFrame) -> CreditSummary:
-    """Count what the advantages of one job rest on.
-
-    Args:
-        advantages: rows as an estimator returns them (`episode_id`, `group_id`, `advantage`, `group_size`,
-            `anchor_episodes`, `flags`).
-
-    Returns:
-        The counts.
-    """
+    """Count what the advantages of one job, as an estimator returns them, rest on."""
     flags = advantages.select(pl.col("flags").unique()).collect()["flags"].to_list()
     dead = pl.col("flags").is_in(_carrying(Flag.DEAD_GROUP, flags))
     single = pl.col("flags").is_in(_carrying(Flag.SINGLETON_ANCHOR, flags))
@@ -149,13 +139,9 @@ class CreditDiagnosis(CreditSummary):
 
 
 def diagnose(groups: pl.LazyFrame) -> CreditDiagnosis:
-    """Add up the groups of a credit job.
+    """Add up one row per group with the `DIAGNOSED` columns of `credit_groups`; those without episodes do not count.
 
-    Args:
-        groups: `DIAGNOSED` columns of `credit_groups`, one row per group; those with `episodes` = 0 do not count.
-
-    Returns:
-        The figures; those of actions and error texts are None if no group has them.
+    Figures of actions and error texts are None if no group has them.
     """
     scored, dead = pl.col("scored"), pl.col("is_dead")
     row = (

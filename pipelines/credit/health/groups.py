@@ -3,11 +3,7 @@
 Three questions per group. Do its outcomes differ (a dead group teaches nothing)? Do its steps meet in the same states
 (a step alone in its state has no step advantage)? And are those states what they seem? Where everyone took the same
 action nothing is compared, a text reached by many different actions is hardly one situation, an error text is none.
-
-Columnar, over one range of a job at a time. The last question needs texts (actions) of the steps that share a state,
-and is answered only if they are given.
-
-Figures of each group over advantages in canonical order.
+The last question needs texts (actions) of the steps that share a state, and is answered only if they are given.
 
 By segment reductions: a group-by would cost as much again as the advantages themselves.
 
@@ -26,16 +22,11 @@ from pipelines.credit.inputs.batch import Bools, Floats, Segments
 
 
 def of_steps(rows: pl.DataFrame) -> pl.DataFrame:
-    """Per group: its advantages and its anchors.
+    """Per group of rows in canonical order: its advantages and its anchors.
 
-    An anchor of n member rows is counted as n times 1/n: no grouping by anchor is needed.
-
-    Args:
-        rows: advantages as an estimator returns them, sorted by (group_id, episode_id, step_index).
-
-    Returns:
-        group_id, is_dead, steps, defined_steps, advantage_mean, _std, _min, _max, anchors, singleton_steps,
-        shared_steps, anchor_episodes_mean, sign_disagreements; NULL where there is nothing to take a figure of.
+    group_id, is_dead, steps, defined_steps, advantage_mean, _std, _min, _max, anchors, singleton_steps, shared_steps,
+    anchor_episodes_mean, sign_disagreements; NULL where there is nothing to take a figure of. An anchor of n member
+    rows is counted as n times 1/n: no grouping by anchor is needed.
     """
     groups = _runs(rows, "group_id")
     advantage_N, a_step_N = _floats(rows["advantage"]), _floats(rows["a_step"])
@@ -64,11 +55,7 @@ def of_steps(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def of_episodes(rows: pl.DataFrame) -> pl.DataFrame:
-    """Per episode: episode_id, and takes_part (it is scored, not excluded, and the estimator found out anything of it).
-
-    Args:
-        rows: as for `of_steps`.
-    """
+    """Per episode: episode_id, and takes_part (scored, not excluded, and the estimator found out anything of it)."""
     episodes = _runs(rows, "episode_id")
     first = rows.select("episode_id", "flags")[episodes.starts_K]
     found_N = rows.select(pl.any_horizontal(pl.col("a_episode", "a_step", "advantage").is_not_null())).to_series()
@@ -125,20 +112,15 @@ def group_diagnostics(
     steps: pl.LazyFrame | None = None,
     findings: pl.DataFrame | None = None,
 ) -> pl.LazyFrame:
-    """Figures of each group, over whole groups.
+    """Figures of each group, over whole groups: the columns of `credit_groups` but those the job fills in, by group_id.
 
     Args:
         advantages: rows as an estimator returns them, sorted by (group_id, episode_id, step_index).
         episodes: `episode_id`, `group_id` (the one the estimator used), `episode_score`, and where known `run_id` and
             `policy_version`. `score_*` are figures of `episode_score`, also where the estimator used another score.
         steps: `episode_id`, `step_index`, and any of `action`, `tool_calls` and `state_is_error`, or what
-            `pipelines.credit.health.purity.seen_at_steps` makes of them; what is not there is not read, and the figures
-            that need it are NULL.
+            `seen_at_steps` makes of them; figures that need what is not there are NULL.
         findings: `group_id` and `findings`, as `check_groups` gives them.
-
-    Returns:
-        One row per group of `episodes`, sorted by group_id: the columns of the table `credit_groups` without those the
-        job fills in.
     """
     rows = advantages.collect()
     groups = _outcomes(of_episodes(rows).lazy(), episodes)

@@ -1,12 +1,8 @@
-"""Integrity of groups: what must hold before the members of a group are compared, checked and told, never hoped for.
+"""Integrity of groups: what must hold before the members of a group are compared, checked and told.
 
 A baseline over the wrong siblings is silent: groups of one made a whole framework's baseline vanish, and nobody could
 see the groups. Each check is off, a warning or a refusal, and what it finds also lands in the group's row of
-`credit_groups`. Checks are pure; they read ids, numbers and hashes, and of texts only the initial messages.
-
-A check whose columns are not there, or are NULL, says nothing: unknown is not wrong.
-
-What integrity checks found: by finding for people, by group for the table `credit_groups`.
+`credit_groups`. A check whose columns are not there, or are NULL, says nothing: unknown is not wrong.
 """
 
 from collections.abc import Callable, Sequence
@@ -116,11 +112,7 @@ class Problem(BaseModel):
     """The first of them, by id: the task, and the figures."""
 
     def line(self, episodes: int) -> str:
-        """The finding in words.
-
-        Args:
-            episodes: that were looked at.
-        """
+        """The finding in words; `episodes` were looked at."""
         finding = FINDINGS[self.finding]
         what = finding.what.format(counted=self.counted, episodes=episodes)
         more = ", ..." if self.groups > len(self.examples) else ""
@@ -131,20 +123,15 @@ class Problem(BaseModel):
 
 @dataclass(frozen=True)
 class IntegrityReport:
-    """What the checks found.
-
-    Attributes:
-        checked: groups looked at.
-        episodes: their episodes.
-        problems: the findings that some group has, by name.
-        findings: `group_id`, and `findings`: names joined by commas, sorted. Groups without any are left out. Sorted
-            by group_id.
-    """
+    """What the checks found."""
 
     checked: int
+    """Groups looked at."""
     episodes: int
     problems: tuple[Problem, ...]
+    """The findings that some group has, by name."""
     findings: pl.DataFrame
+    """`group_id`, and `findings`: names joined by commas, sorted; groups without any left out. Sorted by group_id."""
 
     @classmethod
     def merged(cls, reports: Sequence["IntegrityReport"]) -> "IntegrityReport":
@@ -169,11 +156,7 @@ class IntegrityReport:
         return [problem.line(self.episodes) for problem in self.problems]
 
     def raise_refused(self) -> None:
-        """Stop if a check that refuses has found something.
-
-        Raises:
-            DataRefusedError: names the findings, their groups and what to do.
-        """
+        """DataRefusedError if a check that refuses has found something: the findings, their groups, what to do."""
         refused = [problem for problem in self.problems if problem.action == "refuse"]
         if refused:
             told = ". ".join(problem.line(self.episodes) for problem in refused)
@@ -191,8 +174,6 @@ def _joined(problems: list[Problem]) -> Problem:
     groups, counted = (sum(getattr(problem, name) for problem in problems) for name in ("groups", "counted"))
     return problems[0].model_copy(update={"groups": groups, "counted": counted, "examples": tuple(examples[:shown])})
 
-
-__all__ = ["Action", "IntegrityConfig", "IntegrityReport", "Problem", "check_groups"]
 
 _UNKNOWN = pl.lit(None, pl.UInt32)
 _WRONG = {
@@ -240,17 +221,14 @@ class IntegrityConfig(BaseModel):
 def check_groups(
     episodes: pl.LazyFrame, steps: pl.LazyFrame | None = None, config: IntegrityConfig | None = None
 ) -> IntegrityReport:
-    """Check the groups of a credit job. Whole groups at a time; reports of several calls can be merged.
+    """Check the groups of a credit job, whole ones at a time; reports of several calls can be merged.
 
     Args:
         episodes: one row per episode: `episode_id`, `group_id` (the one the job uses), and where known `task_id`,
             `expected_group_size`, `policy`, `policy_version`, `num_steps`, `initial_messages`, `episode_score`.
         steps: all their steps, inactive ones included: `episode_id`, `step_index`, and where known `state_hash`; or
-            `pipelines.credit.inputs.ranges.episode_figures` of them, which is needed to find copies.
+            `ranges.episode_figures` of them, which is needed to find copies.
         config: what to check.
-
-    Returns:
-        The report. Nothing is raised here: `raise_refused` does.
     """
     config = config or IntegrityConfig()
     groups = _figures(episodes, steps, config).collect().sort("group_id")

@@ -1,7 +1,5 @@
 """What was done at each step, and what that shows of shared anchors and of siblings.
 
-Of an anchor: did everyone act alike, by how many ways did they come, was it an error? Of an episode: is it a copy?
-
 Texts are hashed while they are read, so that none is kept, and rows are gathered by anchor the way estimators gather
 them: a join and a group-by would cost twice what the advantages cost.
 
@@ -26,11 +24,7 @@ _FIGURES = {"taken": ("one_action_anchors", "last_actions_mean"), "state_is_erro
 
 
 def seen_at_steps(present: Sequence[str]) -> list[pl.Expr]:
-    """What is looked at of each step, to select from the table `steps`: `taken` (UInt64) and `state_is_error`.
-
-    Args:
-        present: which of `action`, `tool_calls` and `state_is_error` there are; `taken` as it is, if it is there.
-    """
+    """What to select from `steps`, where it is present: `taken` (UInt64, maybe there already) and `state_is_error`."""
     found = []
     if "taken" in present:
         found.append(pl.col("taken"))
@@ -42,16 +36,11 @@ def seen_at_steps(present: Sequence[str]) -> list[pl.Expr]:
 
 
 def purity(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Figures of the shared anchors of each group.
+    """Figures of the shared anchors: one row for each group that has one.
 
-    Args:
-        rows: advantages in canonical order.
-        steps: episode_id, step_index and what `seen_at_steps` gives, inactive steps included. Fastest in the order of
-            the rows.
-
-    Returns:
-        group_id, with `taken` one_action_anchors and last_actions_mean, with `state_is_error` error_anchors and
-        error_steps: one row for each group that has a shared anchor.
+    group_id, with `taken` one_action_anchors and last_actions_mean, with `state_is_error` error_anchors and
+    error_steps. Rows are advantages in canonical order; the steps have episode_id, step_index and what `seen_at_steps`
+    gives, inactive ones included: fastest in the order of the rows.
     """
     shared_N = rows.select((pl.col("anchor_episodes") >= 2) & pl.col("anchor_key").is_not_null()).to_series()
     facts, rows = _beside(rows, steps).drop(_STEP), rows.select("group_id", "anchor_key")
@@ -84,12 +73,9 @@ def purity(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
 def decisions(steps: pl.DataFrame) -> pl.DataFrame:
     """What each episode saw and did, as one hash: equal for exact copies, and by chance for one pair in 2^64.
 
-    Args:
-        steps: active ones, `episode_id`, `state_hash` and `taken`; the rows of an episode together, in step order.
-
-    Returns:
-        episode_id and decisions (UInt64): NULL where a state or an action is not known, for what is unknown equals
-        nothing. It serves within one process only.
+    Takes active steps: `episode_id`, `state_hash` and `taken`; the rows of an episode together, in step order. Gives
+    episode_id and decisions (UInt64, good for one process): NULL where a state or an action is not known, for what is
+    unknown equals nothing.
     """
     if steps.is_empty():
         return pl.DataFrame(schema={"episode_id": steps.schema["episode_id"], "decisions": pl.UInt64})
@@ -112,11 +98,7 @@ def decisions(steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def choice(present: list[str]) -> pl.Expr:
-    """A hash of what a step did: its text and its tool calls, without the ids of the calls.
-
-    Args:
-        present: which of `action` and `tool_calls` there are. The hash serves within one process only.
-    """
+    """A hash, good for one process, of what a step did: its text and its tool calls, without the ids of the calls."""
     parts = []
     if "action" in present:
         parts.append(pl.col("action").hash())
@@ -129,8 +111,7 @@ def choice(present: list[str]) -> pl.Expr:
 def without_call_ids(tool_calls_S: pl.Series) -> pl.Series:
     """Tool calls without their ids, which a server draws at random: with them every call differs from every other.
 
-    Args:
-        tool_calls_S: JSON lists of calls; NULL stays NULL. What is no such list stays as it is.
+    What is no JSON list of calls stays as it is.
     """
     with_ids = tool_calls_S.filter(tool_calls_S.str.contains('"id"', literal=True)).unique()
     if with_ids.is_empty():

@@ -1,12 +1,10 @@
 """Batches of episodes, over which some estimators normalise: everything that one value of the batch key gathers.
 
+Computed together are whole groups, and whole batches. Two groups belong together if they have episodes of one batch,
+and so do those that a third one links: the parts of the graph whose nodes are batches and whose edges are groups with
+episodes of several.
+
 Axes: `_N` the units that are normalised (rows or episodes), `_M` the same gathered by batch, `_K` batches.
-
-What a batch-normalised estimator has to compute together: whole groups, and whole batches.
-
-Two groups belong together if they have episodes of one batch, and so do those that a third one links: the parts of the
-graph whose nodes are batches and whose edges are groups with episodes of several. Where a batch is a run, a round or a
-policy version, and groups keep to one, every batch is a part of its own.
 """
 
 from dataclasses import dataclass
@@ -24,32 +22,26 @@ from pipelines.credit.inputs.batch import Bools, Floats, Segments, scatter
 
 @dataclass(frozen=True, slots=True)
 class Whitened:
-    """Values with mean 0 and deviation 1 over their batch.
-
-    Attributes:
-        values_N: NaN for units that take no part.
-        single_N: the unit is the only one of its batch.
-        tied_N: the batch has two or more units, all equal.
-    """
+    """Values with mean 0 and deviation 1 over their batch."""
 
     values_N: Floats
+    """NaN for units that take no part."""
     single_N: Bools
+    """The unit is the only one of its batch."""
     tied_N: Bools
+    """The batch has two or more units, all equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """The partition of units by batch key. Units whose key is NULL belong to no batch.
-
-    Attributes:
-        order_M: unit number of each gathered unit; inside a batch units stay in canonical order.
-        runs: gathered units -> batches.
-        known_N: the unit's key is not NULL.
-    """
+    """The partition of units by batch key. Units whose key is NULL belong to no batch."""
 
     order_M: npt.NDArray[np.int64]
+    """Unit number of each gathered unit; inside a batch units stay in canonical order."""
     runs: Segments
+    """Gathered units -> batches."""
     known_N: Bools
+    """The unit's key is not NULL."""
 
     @classmethod
     def of(cls, key_N: pl.Series) -> Self:
@@ -82,16 +74,7 @@ class Batches:
 
 
 def batch_units(snapshot: Snapshot, episodes: pl.DataFrame, batch_key: str) -> pl.DataFrame:
-    """The parts of a job that can be computed apart.
-
-    Args:
-        snapshot: where the key is read, if the episodes do not have it.
-        episodes: rows of `select_episodes`.
-        batch_key: a column of `episodes`.
-
-    Returns:
-        group_id and unit, one row per group; groups with equal units have to be computed together.
-    """
+    """The parts of a job that can be computed apart: group_id and unit, one row per group; equal units go together."""
     if batch_key not in episodes.columns:
         keys = collected(snapshot.scan("episodes").select("episode_id", batch_key))
         episodes = episodes.select("group_id", "episode_id").join(keys, on="episode_id", how="left")

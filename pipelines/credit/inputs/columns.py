@@ -1,13 +1,8 @@
-"""The columns a credit estimator reads and writes, and the check that an input has them.
+"""The columns a credit estimator reads and writes, and the check that an input has them and may be used.
 
-Checked on the schema alone, before anything is read. What the values must satisfy is in `checks.py` and `extras.py`.
-
-What the values of a credit input must satisfy, checked with a few vectorised passes.
-
-The reference code takes row order for time and lets NaN through: both go wrong in silence. Here every fault is an
-error that names the episode and says what to do. NULL is not a fault: it means unknown.
-
-Checks of the columns that only some estimators read: value estimates, lengths, component scores, batch keys.
+Columns are checked on the schema, before anything is read; values with a few vectorised passes. The reference code
+takes row order for time and lets NaN through: both go wrong in silence. Here every fault is an error that names the
+episode and says what to do. NULL is not a fault: it means unknown.
 """
 
 from collections.abc import Callable
@@ -27,11 +22,7 @@ COMPONENT = "score_"
 
 @dataclass(frozen=True, slots=True)
 class InputNeeds:
-    """Columns an estimator's configuration reads, beyond what every job gives.
-
-    Every job gives the keys, and, where it has them, `reward`, `episode_score`, `status`, `is_active` and
-    `is_action_valid`.
-    """
+    """Columns an estimator reads beyond the keys, and what jobs give where they have it (those of `_DEFAULTS`)."""
 
     step_columns: tuple[str, ...] = ()
     """Of the table `steps`; `reward` is named if it must be there."""
@@ -93,17 +84,9 @@ _DEFAULTS = {
 def select_inputs(steps: pl.LazyFrame, needs: InputNeeds) -> pl.LazyFrame:
     """The columns an estimator reads, in one type each, with the optional ones filled in.
 
-    Args:
-        steps: one row per step.
-        needs: columns required beyond the keys.
-
-    Returns:
-        Keys, `reward` and `episode_score` (float64, NULL if absent), `status` (all completed if absent), `is_active`,
-        `is_action_valid` (NULL and absent mean true), and the other needed columns: numbers as float64, the rest as
-        they are.
-
-    Raises:
-        ContractError: a column is missing or has a type that cannot be meant.
+    Keys, `reward` and `episode_score` (float64, NULL if absent), `status` (all completed if absent), `is_active`,
+    `is_action_valid` (NULL and absent mean true), and the other needed columns: numbers as float64, the rest as they
+    are. ContractError if a column is missing or has a type that cannot be meant.
     """
     schema = steps.collect_schema()
     missing = [name for name in needs.required if name not in schema]
@@ -230,11 +213,9 @@ def _two_groups(frame: pl.DataFrame) -> str:
 
 
 def check_extras(frame: pl.DataFrame, needs: InputNeeds) -> None:
-    """Check the columns beyond the usual ones in active rows sorted by `KEYS`.
+    """ContractError if an active row sorted by `KEYS` has, in the columns beyond the usual ones, a faulty number.
 
-    Raises:
-        ContractError: a number that is NaN, infinite or beyond 1e100, or a value of the whole episode that changes
-            within it.
+    Faulty is NaN, infinite or beyond 1e100, and a value of the whole episode that changes within it.
     """
     names = dict.fromkeys((*needs.step_columns, *needs.of_episodes))
     floats = [name for name in names if name != "reward" and frame.schema[name] == pl.Float64]

@@ -2,11 +2,8 @@
 
 Where scores come from is one choice per job: the return the environment reported, or the values of a scorer or reward,
 which has a row in `scores` under its name. An episode without a value has NULL, never 0. Siblings are compared under
-one version of a scorer (`lake.judgements.scores` says which).
-
-A scorer that says nothing of any chosen episode: which version was taken, why it says nothing, and which others are.
-
-Its advantages are NULL, which is right and seldom meant: a function that failed on every row was the last to run.
+one version of a scorer (`lake.judgements.scores` says which). One that has no value for any chosen episode is told of:
+that is seldom meant, as a function that failed on every row was the last to run.
 """
 
 from collections.abc import Iterator, Mapping
@@ -46,20 +43,14 @@ class Sources:
 
 
 def select_episodes(snapshot: Snapshot, sources: Sources, components: tuple[str, ...] = ()) -> pl.DataFrame:
-    """Episodes of a credit job.
+    """Episodes of a credit job; `components` are scorers or rewards that an estimator weighs one by one.
 
-    Args:
-        snapshot: where to read.
-        sources: which episodes, and whose scores.
-        components: scorers or rewards an estimator weighs one by one.
-
-    Returns:
-        One row per episode, sorted by (group_id, episode_id): episode_id, group_id (the one the job uses),
-        collected_group_id, run_id, status, write_id, num_steps, episode_score, a float64 column `score_<name>` per
-        component, and `reward_job` where step rewards come from a scorer.
+    One row per episode, sorted by (group_id, episode_id): episode_id, group_id (the one the job uses),
+    collected_group_id, run_id, status, write_id, num_steps, episode_score, a float64 column `score_<name>` per
+    component, and `reward_job` where step rewards come from a scorer.
 
     Raises:
-        UsageError: a predicate that is no predicate, a scorer that scored nothing, an unknown grouping.
+        UsageError: a bad predicate, a scorer that scored nothing, an unknown grouping.
         DataRefusedError: no episode is selected.
     """
     episodes = select_where(snapshot, _COLUMNS, sources.where).with_columns(collected_group_id="group_id")
@@ -88,25 +79,14 @@ def select_episodes(snapshot: Snapshot, sources: Sources, components: tuple[str,
 
 
 def scorer_versions(snapshot: Snapshot, sources: Sources, components: tuple[str, ...] = ()) -> dict[str, str]:
-    """Which version of each scorer or reward a job takes: name as it was given -> version. Unknown ones are left out.
-
-    Args:
-        snapshot: where to read.
-        sources: whose scores and rewards.
-        components: scorers or rewards an estimator weighs one by one.
-    """
+    """The version of each scorer or reward a job takes, by its name as it was given; unknown ones are left out."""
     named = dict.fromkeys((sources.score, sources.rewards, *components))
     versions = {name: version_of(snapshot, name) for name in named if name not in (ENV_RETURN, ENV_REWARD)}
     return {name: version for name, version in versions.items() if version is not None}
 
 
 def namesakes(snapshot: Snapshot, sources: Sources) -> Iterator[str]:
-    """A line if `env_return` is a scorer's name, too: what the environment recorded is taken; how to take the other.
-
-    Args:
-        snapshot: where to read.
-        sources: whose scores were asked for.
-    """
+    """A line if `env_return` is a scorer's name, too: what the environment recorded is taken; how to take the other."""
     version = version_of(snapshot, ENV_RETURN) if sources.score == ENV_RETURN else None
     if version is not None:
         yield (
@@ -116,11 +96,7 @@ def namesakes(snapshot: Snapshot, sources: Sources) -> Iterator[str]:
 
 
 def records_step_rewards(snapshot: Snapshot, sources: Sources) -> bool:
-    """Whether any step of the selected episodes has a reward.
-
-    Raises:
-        As `select_episodes`.
-    """
+    """Whether any step of the selected episodes has a reward; raises as `select_episodes`."""
     if sources.rewards != ENV_REWARD:
         return True
     episodes = select_where(snapshot, ("episode_id",), sources.where)
@@ -145,15 +121,7 @@ def unvalued(
     versions: Mapping[str, str],
     components: tuple[str, ...],
 ) -> Iterator[str]:
-    """A line for each scorer or reward without a value.
-
-    Args:
-        snapshot: where to read.
-        sources: whose scores and rewards were taken.
-        episodes: as `select_episodes` found them.
-        versions: of `scorer_versions`.
-        components: scorers or rewards an estimator weighs one by one.
-    """
+    """A line for each scorer or reward without a value for any of the `select_episodes`."""
     silent = [name for name in components if _is_empty(episodes[COMPONENT + name])]
     if sources.score != ENV_RETURN and _is_empty(episodes["episode_score"]):
         silent.append(sources.score)

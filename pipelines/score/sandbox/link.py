@@ -1,9 +1,7 @@
 """One worker process, seen from outside: start it, ask it, and end it at the first sign of trouble.
 
 The parent keeps the time, counts the worker's threads, reads no more than a reply may have, and keeps the end of what
-it prints. There is no way to talk a worker out of trouble: it is killed, and the caller decides what to ask its heir.
-
-The place of one worker: it is started when needed, replaced when worn or dead, and the failing call is found.
+it prints. A worker in trouble is killed and replaced.
 
 When a worker dies, the calls it had not answered are asked again one at a time. A call is blamed only if a fresh worker
 died of it alone (or if it ran out of its own time): so a leak of a hundred calls before is not held against it. That
@@ -52,13 +50,7 @@ class _DeadError(Exception):
 
 
 class Worker:
-    """A worker process; start it, ask it, close it.
-
-    Attributes:
-        served: calls it has answered.
-        printed: the last PRINTED_BYTES of what it printed.
-        facts: what its function is.
-    """
+    """A worker process; start it, ask it, close it. `served` counts its answers, `printed` is the end of its prints."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
@@ -92,11 +84,7 @@ class Worker:
         return self._worn or old or self.served >= limits.recycle_rows
 
     def start(self) -> Death | None:
-        """Wait until the function is loaded, or say why it is not.
-
-        Raises:
-            SandboxUnavailableError: the process could not be locked in.
-        """
+        """Wait until the function is loaded, or say why it is not; SandboxUnavailableError if it is not locked in."""
         sequence = secrets.randbits(64)
         limit = self._launch.limits.start_seconds
         locked = False
@@ -125,11 +113,8 @@ class Worker:
     ) -> tuple[list[Outcome], Death | None]:
         """Outcomes in order; fewer than calls, and the reason, if the worker did not survive them.
 
-        Without a reason the worker itself wants no more calls, as one has left a thread behind.
-
-        Args:
-            calls: each its encoded keyword arguments.
-            heard: told the next outcomes as soon as they are there.
+        Without a reason the worker itself wants no more calls, as one has left a thread behind. `heard` is told the
+        next outcomes as soon as they are there.
         """
         sequence = secrets.randbits(64)
         mode = self._launch.function.mode
@@ -272,8 +257,8 @@ _STARTS = 2
 """Attempts to start a worker whose function neither loads nor says why."""
 
 
-class Seat:
-    """One worker at a time."""
+class WorkerSlot:
+    """The place of one worker: it is started when needed, replaced when worn or dead, and the failing call is found."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
@@ -289,14 +274,9 @@ class Seat:
         return bytes(self._printed + now)[-PRINTED_BYTES:]
 
     def score(self, calls: list[bytes], found: list[Outcome] | None = None) -> list[Outcome]:
-        """One outcome per call, in order.
+        """One outcome per call (encoded keyword arguments), in order, added to `found`; another thread may look on.
 
-        Args:
-            calls: each its encoded keyword arguments.
-            found: empty; it is filled as outcomes come, and what stands in it stays. Another thread may look on.
-
-        Raises:
-            SandboxUnavailableError: a worker could not be locked in.
+        SandboxUnavailableError if a worker could not be locked in.
         """
         found = [] if found is None else found
         singly = False

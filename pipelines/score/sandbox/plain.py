@@ -1,7 +1,4 @@
-"""What user code returned, as plain JSON data; and why it is none. Runs in the worker.
-
-What to tell about an exception of a user's function. Runs in the worker.
-"""
+"""What user code returned as plain JSON data, or why it is none; and what to tell of its exceptions. In the worker."""
 
 import sysconfig
 from pathlib import Path
@@ -25,12 +22,7 @@ def plain(value: Any, mode: str) -> Any:
     Structs (EvaluateResult), dataclasses, pydantic models and numpy values are converted; a number on its own, whatever
     its type, becomes a float.
 
-    Args:
-        value: what the function returned.
-        mode: pointwise, batch or group; the latter two return a list.
-
-    Raises:
-        NoResultError: it cannot be converted, or it is no list where there must be one.
+    In the modes batch and group it returns a list. NoResultError if it cannot be converted, or is no such list.
     """
     if mode == "pointwise":
         if type(value) is float or isinstance(value, _PLAIN):
@@ -90,12 +82,7 @@ _DEEPEST = 100
 
 
 def failure(error: BaseException, *, locked: bool) -> Failure:
-    """An exception's type, its text, and the innermost line of the user's own that it passed.
-
-    Args:
-        error: what was raised.
-        locked: it was raised in the sandbox.
-    """
+    """An exception's type, its text, and the innermost line of the user's own that it passed."""
     if isinstance(error, NoResultError):
         return "invalid", str(error)[: frames.TEXT]
     if isinstance(error, MemoryError):

@@ -3,11 +3,9 @@
 What it sends is believed by nobody. It is written to keep honest functions apart from accidents (prints, exceptions,
 changed arguments, exits), not to stop hostile ones: those are stopped by the lock around the process and by the parent.
 
-What a call has left behind in its worker, put back before the next call begins. Runs in the worker.
-
 A timer that goes off later raises in whatever row is scored then. So timers, signal handlers, blocked signals and trace
-functions are as they were when the module was loaded, at the end of every call. A thread cannot be taken back: its
-worker is replaced. Everything else that a process shares (modules, globals, caches) is the function's own to keep.
+functions are put back at the end of every call, as they were when the module was loaded. A thread cannot be taken back:
+its worker is replaced. All else that a process shares (modules, globals, caches) is the function's own to keep.
 """
 
 import _thread
@@ -65,13 +63,9 @@ class Leftovers:
         return _thread._count() > self._threads
 
     def clear(self) -> bool:
-        """Put everything back.
+        """Put everything back; false if only a fresh worker is without what was left behind.
 
-        Returns:
-            Whether that worked: else only a fresh worker is without what was left behind.
-
-        Raises:
-            BaseException: what a handler of the call's own raises, for the last time.
+        Raises what a handler of the call's own raises, for the last time.
         """
         self._stop_timers()
         pthread_sigmask(SIG_SETMASK, self._mask)
@@ -280,8 +274,7 @@ async def _awaited(value: Any) -> Any:
 def _answer(user: _User, requests: int, replies: int) -> bool:
     """Read one request, and answer all its calls in order, or those up to one that left something for good behind.
 
-    Returns:
-        Whether more may be asked.
+    False if no more may be asked.
     """
     sequence, rows = frames.read_request(requests)
     ready: list[bytes] = []

@@ -1,9 +1,4 @@
-"""How efficiently several agents came to an answer.
-
-Votes of agents in coordination spans, and who won.
-
-Whether agents voted for the answer that won.
-"""
+"""Votes of agents in coordination spans: who won, who voted for the winner, and how efficiently they agreed."""
 
 from types import ModuleType
 from typing import ClassVar, Literal
@@ -51,11 +46,7 @@ def votes(spans: pl.DataFrame) -> pl.DataFrame:
 def winners(cast: pl.DataFrame, episodes: pl.DataFrame, winner: Winner, path: str) -> pl.DataFrame:
     """episode_id, winner, votes (final ones) and leading (votes of the winner), in the order of the episodes.
 
-    Args:
-        cast: from `votes`.
-        episodes: episode_id, and extra if the winner is written there.
-        winner: who has more final votes than anyone else (nobody, if tied), or what `extra` says.
-        path: JSONPath in `extra`.
+    The winner has more final votes than anyone else (nobody, if tied), or is what `extra` says at the JSONPath.
     """
     final = cast.filter(pl.col("is_final") & pl.col("voted_for").is_not_null())
     counts = final.group_by("episode_id", "voted_for").agg(n=pl.len())

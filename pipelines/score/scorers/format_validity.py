@@ -1,13 +1,10 @@
-"""Whether answers, or all actions, have the form that was asked for.
+"""Whether answers, or all actions, have the form that was asked for: a regular expression, JSON, a JSON schema, tags.
 
-A small part of JSON Schema (2020-12): enough to say what an answer must hold, nothing that is slow or reaches out.
-
-The package jsonschema validates. It ignores keywords that it does not know, follows `$ref` and matches `pattern` by
-backtracking, so a schema has to obey a schema of ours first: any keyword that is not listed is refused. A rule that
-does nothing is a bug that looks like a success. Left out on purpose: pattern (use the rule `regex`), $ref, and the
-combinators; what is left takes time linear in the value and visits nothing but the value.
-
-Rules that a text obeys or not: a regular expression, JSON, a JSON schema, tags.
+JSON schemas are a small part of JSON Schema (2020-12): enough to say what an answer must hold, nothing that is slow or
+reaches out. The package jsonschema validates. It ignores keywords that it does not know, follows `$ref` and matches
+`pattern` by backtracking, so a schema has to obey a schema of ours first: any keyword that is not listed is refused. A
+rule that does nothing is a bug that looks like a success. Left out on purpose: pattern (use the rule `regex`), $ref,
+and the combinators; what is left takes time linear in the value and visits nothing but the value.
 """
 
 from functools import cache
@@ -50,11 +47,7 @@ _KEYWORDS: dict[str, Any] = {
 
 
 def validator(schema: dict[str, Any]) -> "Draft202012Validator":
-    """What tells whether a value obeys a schema, by `is_valid`.
-
-    Args:
-        schema: in which `fault` finds nothing.
-    """
+    """What tells whether a value obeys a schema without a fault, by `is_valid`."""
     # Imported here: most jobs check no schema, and the two take as long to load as the scorers.
     from jsonschema import Draft202012Validator
     from referencing import Registry

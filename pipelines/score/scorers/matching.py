@@ -1,7 +1,4 @@
-"""The answer equals, or contains, what the ground truth says.
-
-How much the answer resembles what the ground truth says.
-"""
+"""Whether the answer equals, or contains, what the ground truth says, or how much it resembles it."""
 
 from difflib import SequenceMatcher
 from typing import ClassVar, Literal
@@ -125,11 +122,7 @@ class FuzzyMatch(TruthScorer):
 
 
 def token_f1(pairs: pl.DataFrame) -> pl.DataFrame:
-    """Pairs with `similarity`: the F1 of the words they have in common, each as often as both have it.
-
-    Args:
-        pairs: words_a and words_b (lists of texts) among other columns; rows keep their order.
-    """
+    """Pairs with `similarity`: the F1 of the words_a and words_b (lists) in common, each as often as both have it."""
     numbered = pairs.with_row_index("pair")
     counts = [
         numbered.select("pair", word=side)

@@ -1,10 +1,6 @@
-"""Texts made comparable: normalisation as expressions over a whole column.
+"""Texts made comparable, the answer of an episode, and the ground truth that it is compared with.
 
 Whitespace is Unicode's White_Space, punctuation is ASCII's (Python's `string.punctuation`), as in the SQuAD script.
-
-The answer of an episode: which text that is, and what its absence means.
-
-What an answer is compared with: the texts of the ground truth, and the frame of a scorer that compares.
 """
 
 from abc import abstractmethod
@@ -168,11 +164,7 @@ class TruthScorer(AnswerScorer):
 
     @abstractmethod
     def compared(self, pairs: pl.DataFrame) -> pl.DataFrame:
-        """Verdicts: episode_id, value, why (what failed; NULL where there is a value), metrics of the pairs' episodes.
-
-        Args:
-            pairs: episode_id, answer, truth, and both normalised (a, b); a row per truth.
-        """
+        """Verdicts of (answer, truth, both normalised as a, b) pairs: episode_id, value, why not (or NULL), metrics."""
 
     def _outcome(self) -> list[pl.Expr]:
         """value, reason, error and metrics of an episode."""
@@ -191,18 +183,11 @@ class TruthScorer(AnswerScorer):
 
 
 def truths(episodes: pl.DataFrame, path: str) -> pl.DataFrame:
-    """What each episode's ground truth says.
+    """What each episode's ground truth (JSON) says at a path: keys and positions separated by dots.
 
-    JSON has no fixed shape, so each distinct text is decoded once in Python; siblings share theirs.
-
-    Args:
-        episodes: episode_id and ground_truth (JSON).
-        path: keys and positions separated by dots; empty for the whole.
-
-    Returns:
-        episode_id, truths (list of texts, NULL if there are none), truth_reason (why there are none), truth_error (why
-        they cannot be read); in the order of the episodes. Numbers and booleans are their JSON text; a list gives its
-        elements, nested lists and objects left out.
+    episode_id, truths (list of texts, NULL if there are none), truth_reason (why there are none), truth_error (why they
+    cannot be read); in the order of the episodes. Numbers and booleans are their JSON text; a list gives its elements,
+    nested lists and objects left out. Each distinct text is decoded once in Python; siblings share theirs.
     """
     distinct = episodes.get_column("ground_truth").unique().drop_nulls()
     read = [_truths(text, path) for text in distinct.to_list()]

@@ -1,11 +1,8 @@
 """Whether tools answered, and with what: a reward per call, for steps and for the episode.
 
-How useful a tool's result looks: the quality factors of MassGen's RewardComputer.
-
-What became of each tool call: the result in the messages after it, or in the tracer's spans.
-
-Messages are JSON of no fixed shape. They are decoded row by row in Python, only where a step calls tools or a message
-is a tool's; everything after that is expressions. O(messages).
+What became of each call is in the messages after it, or in the tracer's spans. Messages are JSON of no fixed shape.
+They are decoded row by row in Python, only where a step calls tools or a message is a tool's; everything after that is
+expressions. O(messages).
 """
 
 from collections.abc import Callable, Iterator
@@ -25,11 +22,7 @@ _NOTHING = ("", "0", "0.0", "-0.0", "false", "[]", "{}")
 
 
 def quality(calls: pl.DataFrame) -> pl.DataFrame:
-    """Calls with `quality`, 0 to 1, in the order given. O(characters); only results of search and code are parsed.
-
-    Args:
-        calls: tool and result (text, or JSON) among other columns.
-    """
+    """Calls with `quality`, 0 to 1 (MassGen's factors), by tool and result; only search and code results are parsed."""
     tool = pl.col("tool").str.to_lowercase().fill_null("")
     judge = (
         pl.when(tool.str.contains("search", literal=True))
@@ -117,12 +110,9 @@ _ANSWERS = pl.Schema(
 
 
 def from_messages(steps: pl.DataFrame, episodes: pl.DataFrame, error_pattern: str) -> pl.DataFrame:
-    """Calls of `steps.tool_calls` with the tool messages that follow: by id, those without an id by position.
+    """Calls of active steps with the tool messages that follow: by id, those without an id by position.
 
-    Args:
-        steps: episode_id, step_index, tool_calls, context, is_active (inactive steps call nothing).
-        episodes: episode_id, final_observation: the messages after the last step.
-        error_pattern: regular expression of a result that is an exception.
+    After an episode's last step they are in `final_observation`. A result that `error_pattern` finds is an exception.
     """
     ordered = steps.sort("episode_id", "step_index").join(
         episodes.select("episode_id", "final_observation"), on="episode_id", how="left", maintain_order="left"
@@ -155,9 +145,7 @@ def from_messages(steps: pl.DataFrame, episodes: pl.DataFrame, error_pattern: st
 def from_spans(spans: pl.DataFrame) -> pl.DataFrame:
     """Tool spans: an error, or `success: false`, is an exception; a null result answered nothing.
 
-    Args:
-        spans: episode_id, step_index, kind, name, error, attributes (`tool_name`, `result`, `success`, `error`), and
-            started_at, which orders the calls of a step.
+    attributes has `tool_name`, `result`, `success`, `error`; started_at orders the calls of a step.
     """
     attribute = pl.col("attributes").str.json_path_match
     failed = pl.col("error").is_not_null() | (attribute("$.success") == "false") | has("attributes", "error")

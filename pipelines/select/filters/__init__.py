@@ -1,7 +1,4 @@
-"""Filters, one file each. `FILTERS` maps their names to their classes, `AnyFilter` validates one from a mapping.
-
-Combined: several filters asked about the same rows, instead of one after the other.
-"""
+"""Filters, one file each. `FILTERS` maps their names to their classes, `AnyFilter` validates one from a mapping."""
 
 from typing import Annotated, Literal
 

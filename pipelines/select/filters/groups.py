@@ -1,11 +1,4 @@
-"""Dead groups: siblings that all scored the same say nothing about the outcome.
-
-"Reward has non-zero deviation" elsewhere; dynamic sampling in DAPO (arXiv 2503.14476).
-
-Response diversity: a group whose rollouts did the same explores nothing.
-
-Dedup: the same rollout twice teaches it twice.
-"""
+"""Filters of groups: dead ones, those without variety, and copies."""
 
 from typing import Literal
 
@@ -20,11 +13,12 @@ _TOLERANCE = 1e-9
 
 
 class DeadGroups(Filter):
-    """Drops groups without signal as a whole.
+    """Drops groups without signal as a whole: siblings that all scored the same say nothing about the outcome.
 
     A group is dead when two or more siblings are scored and max - min <= 1e-9 max(1, |max|) over their scores: sums of
     equal rewards differ in the last digit. The decision rests on the scored siblings that the filters before it left.
     Where the selection names a credit job, its groups and its flags decide instead: what the trainer would see.
+    "Reward has non-zero deviation" elsewhere; dynamic sampling in DAPO (arXiv 2503.14476).
     """
 
     kind: Literal["dead_groups"] = "dead_groups"

@@ -1,11 +1,4 @@
-"""Status: how an episode may have ended.
-
-Minimum reward: episodes worth imitating (filtered behaviour cloning, RFT, STaR).
-
-Top q: the best episodes of each task, so that easy tasks do not dominate (rejection sampling with a cap).
-
-Success balance: no task may drown its few failures in successes, or the other way round.
-"""
+"""Filters by how an episode ended: its status, and its score."""
 
 from typing import ClassVar, Literal, Self
 
@@ -33,7 +26,7 @@ class Status(Filter):
 
 
 class MinReward(Filter):
-    """Keeps episodes with a score of at least `at_least`."""
+    """Keeps episodes with a score of at least `at_least` (filtered behaviour cloning, RFT, STaR)."""
 
     kind: Literal["min_reward"] = "min_reward"
     """Name of the filter."""
@@ -53,8 +46,9 @@ class MinReward(Filter):
 class TopQ(Filter):
     """Keeps the `count` best episodes of a task, or the best `fraction` of them (rounded up, so never none).
 
-    Best means the highest score; equal scores are ordered by lots drawn from (seed, episode_id). A fraction is one of
-    what the filters before it left: applied again it takes a share of that share. A count is not affected by that.
+    Best means the highest score; equal scores are ordered by a number drawn from (seed, episode_id). A fraction is one
+    of what the filters before it left: applied again it takes a share of that share. A count is not affected by that.
+    Easy tasks do not dominate: rejection sampling with a cap.
     """
 
     kind: Literal["top_q"] = "top_q"
@@ -99,8 +93,7 @@ class SuccessBalance(Filter):
     """Keeps, per task, at most `max_ratio` episodes of the more frequent outcome for each of the other.
 
     Success is a score of at least `success`. Of the more frequent outcome max(1, floor(max_ratio x the other)) episodes
-    stay, those with the smallest lots drawn from (seed, episode_id). A task with one outcome alone has no balance to
-    strike and is left as it is, unless `one_sided = "drop"`.
+    stay, drawn from (seed, episode_id). A task with one outcome alone is left as it is, unless `one_sided = "drop"`.
     """
 
     kind: Literal["success_balance"] = "success_balance"
