@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from lake import ids
 from lake.records import EpisodeRecord, StepRecord
-from pipelines.collect.environments.protocol import Environment, Outcome
-from pipelines.collect.policies.protocol import Decision, Message, Policy, PolicyCard, Turn
+from pipelines.collect.environments import Environment, Outcome
+from pipelines.collect.policies import Decision, Message, Policy, PolicyCard, Turn
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,6 @@ from pipelines.credit.incremental import (
     summary_of,
     total_fingerprint,
 )
-from pipelines.credit.inputs.batches import batch_units
 from pipelines.credit.inputs.episodes import (
     ENV_REWARD,
     Sources,
@@ -46,6 +45,7 @@ from pipelines.credit.inputs.episodes import (
 from pipelines.credit.inputs.ranges import (
     MEMORY_GB,
     Range,
+    batch_units,
     beyond_budget,
     budget_rows,
     bytes_per_step,

@@ -15,9 +15,8 @@ from lake.tables import TABLES
 from lake.write.job_parts import JobPart, Written
 from pipelines.credit.estimators.protocol import Estimator
 from pipelines.credit.flags import count_unknown
-from pipelines.credit.health.groups import group_diagnostics
+from pipelines.credit.health.groups import group_diagnostics, seen_at_steps
 from pipelines.credit.health.integrity import IntegrityConfig, IntegrityReport, check_groups
-from pipelines.credit.health.purity import seen_at_steps
 from pipelines.credit.inputs.columns import COMPONENT, InputNeeds
 from pipelines.credit.inputs.episodes import ENV_REWARD, REWARD_JOB
 from pipelines.credit.inputs.ranges import Range, arranged, episode_figures, read_rows

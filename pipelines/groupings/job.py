@@ -10,12 +10,11 @@ from lake.judgements.groupings import grouping_job
 from lake.judgements.predicates import select_where
 from lake.lake import Lake
 from lake.read.snapshot import Snapshot
-from pipelines.groupings import definition, steps
-from pipelines.groupings.definition import Grouping, regroup
-from pipelines.groupings.steps import FIRST_CONTEXT
+from pipelines.groupings import definition
+from pipelines.groupings.definition import FIRST_CONTEXT, Grouping, regroup
 
 KIND = "group"
-_CODE = (definition, seeded_draws, steps)
+_CODE = (definition, seeded_draws)
 """Modules whose source decides the groups."""
 _KEYS = ("episode_id", "group_id", "run_id", "write_id")
 _CONTEXTS = """

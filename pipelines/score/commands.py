@@ -9,8 +9,7 @@ from lake.cli.options import lake_option
 
 if TYPE_CHECKING:
     from lake.lake import Lake
-    from pipelines.score.config import ScoreConfig
-    from pipelines.score.functions import Work
+    from pipelines.score.functions import ScoreConfig, Work
     from pipelines.score.job import Progress, ScoreReport
 
 
@@ -107,7 +106,7 @@ def _options(
 ) -> "ScoreConfig":
     """Options from the file, then from --set, then from their own flags."""
     from lake.settings import from_file, from_pairs, validated
-    from pipelines.score.config import ScoreConfig
+    from pipelines.score.functions import ScoreConfig
 
     found = from_file(config, ("score",)) if config else {}
     found |= from_pairs(settings) | given

@@ -14,14 +14,19 @@ from typing import Any, Protocol
 
 import msgspec
 import polars as pl
+from pydantic import BaseModel, ConfigDict, Field
 
 from lake import ids
 from lake.errors import UsageError
 from lake.read.snapshot import Snapshot
-from pipelines.score import judging
-from pipelines.score.config import NETWORK_SECONDS, ScoreConfig
-from pipelines.score.responses import known_answers, response_rows
-from pipelines.score.reward_function import STEP_INDICES, Mode
+from lake.settings import NAME
+from pipelines.score.reward_function import (
+    KNOWN_ANSWERS,
+    NEW_ANSWERS,
+    STEP_INDICES,
+    Mode,
+    StepIndex,
+)
 from pipelines.score.rollouts import (
     ARGUMENTS,
     RENAMED,
@@ -32,10 +37,44 @@ from pipelines.score.rollouts import (
     parts,
     read_rollouts,
 )
-from pipelines.score.rows import Reading, Scored, add_result
+from pipelines.score.rows import Reading, Scored, add_result, known_answers, response_rows
 from pipelines.score.sandbox import FunctionSource, Outcome, Sandbox, SandboxLimits, inspect_function
 from pipelines.score.scorers import SCORERS
 from pipelines.score.source import Source, find_source
+
+NETWORK_SECONDS = 300.0
+"""Wall-clock seconds of one call of a function that asks over the network, unless it declares a `timeout`."""
+
+
+class ScoreConfig(BaseModel):
+    """Options of a score run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: str | None = Field(None, pattern=NAME, max_length=200)
+    """Name under which the scores are kept; the function's own unless given."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments for the function beside those that the lake gives, or options of a built-in scorer."""
+    step_index: StepIndex | None = None
+    """What step outputs count: `step` numbers, `message` indices, or `auto`, whichever fits; unless given, what the
+    function declares."""
+    default_step_reward: float | None = None
+    """Reward of steps that the function gave none; without it they have no row."""
+    batch_size: int = Field(64, ge=1)
+    """Rollouts in one call of a batch-wise function. Siblings stay together where they fit."""
+    allow_network: bool = False
+    """Consent: functions that require the network may run without a sandbox. Read them first."""
+    concurrency: int = Field(8, ge=1, le=256)
+    """Calls in flight at once, of functions that require the network; one that declares its own counts instead."""
+    environment: tuple[str, ...] = ("OPENAI_API_KEY", "OPENAI_BASE_URL")
+    """Names of environment variables that functions which require the network are given, if they are set."""
+    commit_seconds: float = Field(15.0, gt=0)
+    """Scores are committed at least so often; a kill loses what came after the last commit, and nothing else."""
+    commit_episodes: int = Field(4096, ge=1)
+    """Scores are committed at the latest after so many episodes."""
+    limits: SandboxLimits = Field(default_factory=SandboxLimits)
+    """What the sandbox allows."""
+
 
 _NAMED = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 _SHORTEST = 8
@@ -234,7 +273,7 @@ class UserFunction:
         """The call's keyword arguments, as JSON."""
         arguments = dict(self.config.arguments)
         if self.needs_network:
-            arguments[judging.ARGUMENT] = {
+            arguments[KNOWN_ANSWERS] = {
                 request: answer for rollout in unit for request, answer in known.get(rollout.episode_id, {}).items()
             }
         call = one_call(unit[0], arguments) if self.mode == "pointwise" else joint_call(unit, arguments)
@@ -291,9 +330,9 @@ def _answers_apart(value: Any) -> tuple[Any, list[dict[str, Any]]]:
     found: Any = []
     if isinstance(value, dict):
         value = dict(value)
-        found = value.pop(judging.RESULT, [])
-    elif isinstance(value, list) and value and isinstance(value[-1], dict) and judging.RESULT in value[-1]:
-        found = value[-1][judging.RESULT]
+        found = value.pop(NEW_ANSWERS, [])
+    elif isinstance(value, list) and value and isinstance(value[-1], dict) and NEW_ANSWERS in value[-1]:
+        found = value[-1][NEW_ANSWERS]
         value = value[:-1]
     return value, [answer for answer in found if isinstance(answer, dict)] if isinstance(found, list) else []
 

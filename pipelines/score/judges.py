@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from lake import ids
-from pipelines.score import judging
+from pipelines.score.reward_function import current_run
 
 STATUSES_TO_REPEAT = frozenset((408, 409, 425, 429))
 """Beside all of 500 and above."""
@@ -200,7 +200,7 @@ class Judge:
         messages = [{"role": "user", "content": question}] if isinstance(question, str) else list(question)
         body = {"model": self.model, "messages": messages, **options}
         request_id = self.request_id(body, sample)
-        run = judging.current()
+        run = current_run()
         if run is not None and request_id in run.known:
             return run.known[request_id]
         key = self._key()

@@ -12,12 +12,49 @@ called by hand, with dictionaries or `Message`s, and returns `EvaluateResult`s.
 """
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import partial, update_wrapper
 from typing import Any, Literal, cast, overload
 
-from pipelines.score import judging
 from pipelines.score.results import EvaluateResult, Message, checked, plain
+
+KNOWN_ANSWERS = "judge_known"
+"""Keyword argument that brings stored answers: request id (text) -> answer. `RewardFunction` takes it out."""
+NEW_ANSWERS = "judge_answers"
+"""Key of the result that takes the new answers back."""
+
+
+@dataclass
+class JudgeRun:
+    """Answers known before the call, and got during it."""
+
+    known: dict[str, str] = field(default_factory=dict)
+    """request id -> answer."""
+    fresh: list[dict[str, Any]] = field(default_factory=list)
+    """New answers: request_id, model, answer, about, prompt_tokens, completion_tokens."""
+
+
+_CURRENT: ContextVar[JudgeRun | None] = ContextVar("trajlake_judging", default=None)
+
+
+def current_run() -> JudgeRun | None:
+    """The run that a judge is asked in; None where the function was called by hand."""
+    return _CURRENT.get()
+
+
+@contextmanager
+def judge_run(known: dict[str, str]) -> Iterator[JudgeRun]:
+    """A run around one call."""
+    run = JudgeRun(known=dict(known))
+    token = _CURRENT.set(run)
+    try:
+        yield run
+    finally:
+        _CURRENT.reset(token)
+
 
 Mode = Literal["pointwise", "batch", "group"]
 MODES: tuple[Mode, ...] = ("pointwise", "batch", "group")
@@ -98,7 +135,7 @@ class RewardFunction:
         """
         positional = self._positional or [self.argument]
         kwargs |= zip(positional, args, strict=False)
-        known = kwargs.pop(judging.ARGUMENT, None)
+        known = kwargs.pop(KNOWN_ANSWERS, None)
         if known is None:
             return self._call(kwargs, args[len(positional) :])
         return self._judging_later(known, kwargs) if self.is_async else self._judging(known, kwargs)
@@ -155,7 +192,7 @@ class RewardFunction:
     def _judging(self, known: dict[str, str], kwargs: dict[str, Any]) -> Any:
         """A call whose judges know stored answers, and whose result brings the new ones."""
         count = len(kwargs.get(self.argument) or ())
-        with judging.judging(known) as run:
+        with judge_run(known) as run:
             try:
                 value = plain(self._call(kwargs))
             except Exception as error:
@@ -164,7 +201,7 @@ class RewardFunction:
 
     async def _judging_later(self, known: dict[str, str], kwargs: dict[str, Any]) -> Any:
         count = len(kwargs.get(self.argument) or ())
-        with judging.judging(known) as run:
+        with judge_run(known) as run:
             try:
                 value = plain(await self._call(kwargs))
             except Exception as error:
@@ -235,8 +272,8 @@ def as_reward_function(found: Any) -> RewardFunction:
 
 def _with_answers(value: Any, fresh: list[dict[str, Any]]) -> Any:
     if isinstance(value, list):
-        return [*value, {judging.RESULT: fresh}]
-    return value | {judging.RESULT: fresh}
+        return [*value, {NEW_ANSWERS: fresh}]
+    return value | {NEW_ANSWERS: fresh}
 
 
 def _is_chat(value: Any) -> bool:

@@ -17,8 +17,7 @@ from lake.errors import LakeAccessError, UsageError
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
 from lake.write.rows import inlined
-from pipelines.score import judging
-from pipelines.score.reward_function import Mode
+from pipelines.score.reward_function import KNOWN_ANSWERS, Mode
 
 KEYS = ("run_id", "group_id", "episode_id")
 """Order of the lake's files."""
@@ -251,7 +250,7 @@ def check_arguments(
             function does not take or the lake gives.
     """
     given = given_arguments(mode)
-    if taken := sorted(arguments.keys() & (given | {judging.ARGUMENT})):
+    if taken := sorted(arguments.keys() & (given | {KNOWN_ANSWERS})):
         msg = f"{_named(taken)} of `{name}` comes from the lake and cannot be set; take another name for yours"
         raise UsageError(msg)
     unknown = sorted(arguments.keys() - set(parameters))

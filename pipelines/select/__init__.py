@@ -23,8 +23,7 @@ from pipelines.select.filters import (
     SuccessBalance,
     TopQ,
 )
-from pipelines.select.job import SelectReport, run_select
-from pipelines.select.selection import Outcome, Selection, apply
+from pipelines.select.job import Outcome, Selection, SelectReport, apply, run_select
 
 __all__ = [
     "FILTERS",

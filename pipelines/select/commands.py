@@ -75,7 +75,7 @@ def _selection(name: str | None, filters: tuple[str, ...], config: str | None) -
     from lake.errors import UsageError
     from lake.settings import from_file, validated
     from pipelines.select.filters import FILTERS
-    from pipelines.select.selection import Selection
+    from pipelines.select.job import Selection
     from pipelines.spelling import spelled
 
     found: dict[str, Any] = from_file(config, ["select"]) if config else {}

@@ -310,7 +310,7 @@ def test_a_group_that_ended_is_not_in_later_jobs(tmp_path: Path) -> None:
 def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
     from pipelines import COMMANDS
 
-    monkeypatch.setitem(COMMANDS, "compare", ("pipelines.credit.commands_compare:compare", "Compare."))
+    monkeypatch.setitem(COMMANDS, "compare", ("pipelines.credit.commands:compare", "Compare."))
     return runner(monkeypatch, capsys)
 
 

@@ -35,7 +35,7 @@ def names(modules: tuple[ModuleType, ...]) -> set[str]:
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_an_estimators_code_is_its_own_and_what_it_imports(name: str) -> None:
     found = names(deciding_modules(*ESTIMATORS[name].code()))
-    assert {"inputs.batch", "inputs.columns", "estimators.credit_rows", f"estimators.{name}"} <= found
+    assert {"inputs.batch", "inputs.columns", "estimators.protocol", f"estimators.{name}"} <= found
     assert not found & set(HOW_A_JOB_RUNS), "how a job runs decides no number"
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from lake import ids
 from lake.records import check, identify
-from pipelines.collect.environments.house import REFUSAL, House, HouseConfig, Split, vocabulary
-from pipelines.collect.policies.scripted import HouseScript
+from pipelines.collect.environments.house import REFUSAL, House, HouseConfig, HouseScript, Split, vocabulary
 from pipelines.collect.policies.transformers_policy import SamplingConfig, TransformersPolicy
 from pipelines.collect.rollouts import GroupConfig, Start, collect_groups, distinct_seeds, play
 from testkit.copies import empty_lake

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from lake import Lake
 from lake.errors import TrajlakeError, UsageError
 from pipelines.score.commands import _tell, score
-from pipelines.score.config import ScoreConfig
+from pipelines.score.functions import ScoreConfig
 from pipelines.score.job import run_score, scorer_of
 from pipelines.score.rows import Scored
 from pipelines.score.sandbox.plain import NO_NETWORK

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from lake import ids
 from lake.errors import DataRefusedError
 from lake.records import TokensRecord
-from pipelines.collect.policies.protocol import Decision, Message, PolicyCard, Session, Turn
+from pipelines.collect.policies import Decision, Message, PolicyCard, Session, Turn
 
 if TYPE_CHECKING:
     import torch

@@ -7,8 +7,7 @@ from pydantic import Field, model_validator
 
 from lake.errors import ContractError
 from lake.ids import key_hash
-from pipelines.credit.anchors.definition import Definition
-from pipelines.credit.anchors.states import States
+from pipelines.credit.anchors.definition import Definition, States
 
 STATE = "state"
 """Stands for the state as it is at this stage: with a chain, after what stands before."""

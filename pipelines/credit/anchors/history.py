@@ -10,8 +10,7 @@ import polars as pl
 from pydantic import Field
 
 from lake.ids import bytes_hash
-from pipelines.credit.anchors.definition import Definition, Reads
-from pipelines.credit.anchors.states import States
+from pipelines.credit.anchors.definition import Definition, Reads, States
 from pipelines.credit.inputs.batch import Segments
 
 

@@ -10,8 +10,7 @@ from typing import Any, ClassVar, Literal, NoReturn, Self
 
 from pydantic import Field, model_validator
 
-from pipelines.credit.anchors.definition import Definition, Reads
-from pipelines.credit.anchors.states import States, map_distinct
+from pipelines.credit.anchors.definition import Definition, Reads, States, map_distinct
 
 DEEPEST = 100
 """Levels of nesting above which a text does not count as JSON: one limit for every machine."""

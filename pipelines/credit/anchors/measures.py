@@ -27,9 +27,9 @@ from pipelines.credit.anchors import (
     Substitutions,
     ToolResults,
 )
-from pipelines.credit.anchors.states import States
+from pipelines.credit.anchors.definition import States
 from pipelines.credit.estimators.protocol import STATE_COLUMNS
-from pipelines.credit.health.purity import choice, decisions
+from pipelines.credit.health.groups import choice, decisions
 from pipelines.credit.inputs.batch import Bools, StepBatch
 from pipelines.credit.inputs.columns import KEYS, InputNeeds, select_inputs
 

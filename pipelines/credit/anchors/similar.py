@@ -37,8 +37,7 @@ import numpy.typing as npt
 import polars as pl
 from pydantic import Field
 
-from pipelines.credit.anchors.definition import Definition, Reads
-from pipelines.credit.anchors.states import States, hash_texts
+from pipelines.credit.anchors.definition import Definition, Reads, States, hash_texts
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Codes: TypeAlias = npt.NDArray[np.uint32]

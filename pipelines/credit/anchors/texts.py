@@ -14,8 +14,7 @@ import polars as pl
 from polars.exceptions import ComputeError
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pipelines.credit.anchors.definition import Definition, Reads
-from pipelines.credit.anchors.states import States
+from pipelines.credit.anchors.definition import Definition, Reads, States
 
 
 class ExactText(Definition):

@@ -5,8 +5,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from lake.errors import ContractError, UsageError
-from pipelines.credit.anchors.definition import Definition, Reads
-from pipelines.credit.anchors.states import States, map_distinct
+from pipelines.credit.anchors.definition import Definition, Reads, States, map_distinct
 
 
 class UserFunction(Definition):

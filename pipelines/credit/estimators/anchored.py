@@ -11,9 +11,8 @@ from pydantic import Field, model_validator
 
 from pipelines.credit.anchors import Anchors, ExactText
 from pipelines.credit.estimators.anchor_groups import Revisits, StepCredit
-from pipelines.credit.estimators.credit_rows import CreditRows
 from pipelines.credit.estimators.options import ReturnOptions, ScoreOptions
-from pipelines.credit.estimators.protocol import STATE_COLUMNS
+from pipelines.credit.estimators.protocol import STATE_COLUMNS, CreditRows
 from pipelines.credit.estimators.siblings import EpisodeCredit, sibling_flags
 from pipelines.credit.flags import Flag
 from pipelines.credit.inputs.batch import Bools, Floats, StepBatch

@@ -6,9 +6,9 @@ import numpy as np
 import polars as pl
 
 from pipelines.credit.estimators.anchor_groups import AnchorGroups
-from pipelines.credit.estimators.credit_rows import CreditRows
 from pipelines.credit.estimators.normalise import Norm
 from pipelines.credit.estimators.options import ReturnOptions
+from pipelines.credit.estimators.protocol import CreditRows
 from pipelines.credit.flags import Flag
 from pipelines.credit.inputs.batch import StepBatch
 

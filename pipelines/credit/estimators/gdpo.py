@@ -7,9 +7,8 @@ from typing import ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from pipelines.credit.estimators.credit_rows import CreditRows
 from pipelines.credit.estimators.normalise import Moments
-from pipelines.credit.estimators.protocol import STATE_COLUMNS
+from pipelines.credit.estimators.protocol import STATE_COLUMNS, CreditRows
 from pipelines.credit.estimators.siblings import Comparison, WhitenedSiblings, credit_of_episodes
 from pipelines.credit.inputs.batch import Bools, Floats, StepBatch
 from pipelines.credit.inputs.columns import COMPONENT, InputNeeds

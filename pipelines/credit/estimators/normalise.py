@@ -1,4 +1,4 @@
-"""Centring and scaling inside a group, and discounted returns: what all estimators share.
+"""Centring and scaling inside a group or a batch, and discounted returns: what all estimators share.
 
 `mean_norm`: x - mean. `mean_std_norm`: (x - mean) / (std + 1e-6), with the sample standard deviation (n - 1).
 `leave_one_out`: x minus the mean of the others, which is n / (n - 1) * (x - mean). `mean_ratio`: (x - mean) / (mean +
@@ -6,15 +6,18 @@
 A group whose values agree to 1e-9 gives exactly 0: in the reference code float noise over a tiny deviation turns equal
 scores into advantages of 0.5.
 
-Axes: `_N` rows (or episodes), `_E` episodes, `_K` groups, `_T` steps from the end.
+Axes: `_N` rows (or episodes), `_E` episodes, `_K` groups or batches, `_M` rows gathered by batch, `_T` steps from the
+end.
 """
 
 from dataclasses import dataclass
 from typing import Literal, Self, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
+import polars as pl
 
-from pipelines.credit.inputs.batch import Bools, Floats, Ints, Segments
+from pipelines.credit.inputs.batch import Bools, Floats, Ints, Segments, scatter
 
 Norm: TypeAlias = Literal["mean_norm", "mean_std_norm"]
 Scaling: TypeAlias = Literal["mean_norm", "mean_std_norm", "leave_one_out", "mean_ratio"]
@@ -77,6 +80,59 @@ class Moments:
         result_N[groups.spread(self.tied_K | ((self.count_K == 1) & ~raw_K))] = 0.0
         result_N[~member_N] = np.nan
         return result_N
+
+
+@dataclass(frozen=True, slots=True)
+class Whitened:
+    """Values with mean 0 and deviation 1 over their batch."""
+
+    values_N: Floats
+    """NaN for units that take no part."""
+    single_N: Bools
+    """The unit is the only one of its batch."""
+    tied_N: Bools
+    """The batch has two or more units, all equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """The partition of units by batch key. Units whose key is NULL belong to no batch."""
+
+    order_M: npt.NDArray[np.int64]
+    """Unit number of each gathered unit; inside a batch units stay in canonical order."""
+    runs: Segments
+    """Gathered units -> batches."""
+    known_N: Bools
+    """The unit's key is not NULL."""
+
+    @classmethod
+    def of(cls, key_N: pl.Series) -> Self:
+        """Gather units by their key."""
+        keys = key_N.alias("batch").to_frame()
+        order = keys.select(pl.arg_sort_by("batch", maintain_order=True)).to_series()
+        gathered = key_N.gather(order)
+        opens_M = gathered.ne_missing(gathered.shift()).to_numpy().copy()
+        opens_M[0] = True
+        return cls(order.cast(pl.Int64).to_numpy(), Segments.opening_at(opens_M), key_N.is_not_null().to_numpy())
+
+    def whiten(self, values_N: Floats, member_N: Bools) -> Whitened:
+        """(x - mean) / (std + 1e-6) over the members of each batch; exactly 0 where they are all equal, or only one."""
+        values_M, member_M, moments = self._moments(values_N, member_N)
+        whitened_M = moments.normalise(values_M, member_M, self.runs, "mean_std_norm", "zero")
+        return Whitened(
+            scatter(whitened_M, self.order_M),
+            scatter(member_M & self.runs.spread(moments.count_K == 1), self.order_M),
+            scatter(member_M & self.runs.spread(moments.tied_K), self.order_M),
+        )
+
+    def deviation(self, values_N: Floats, member_N: Bools) -> Floats:
+        """Sample deviation of the members of each unit's batch; NaN for units of no batch."""
+        deviation_N = scatter(self.runs.spread(self._moments(values_N, member_N)[2].std_K), self.order_M)
+        return np.where(self.known_N, deviation_N, np.nan)
+
+    def _moments(self, values_N: Floats, member_N: Bools) -> tuple[Floats, Bools, Moments]:
+        values_M, member_M = values_N[self.order_M], (member_N & self.known_N)[self.order_M]
+        return values_M, member_M, Moments.of(values_M, member_M, self.runs)
 
 
 def discounted_returns(rewards_N: Floats, episodes: Segments, gamma: float) -> Floats:

@@ -15,11 +15,10 @@ import numpy.typing as npt
 import polars as pl
 from pydantic import Field, model_validator
 
-from pipelines.credit.estimators.normalise import discounted_returns
+from pipelines.credit.estimators.normalise import Batches, discounted_returns
 from pipelines.credit.estimators.protocol import STATE_COLUMNS, Estimator
 from pipelines.credit.flags import Flag
 from pipelines.credit.inputs.batch import Bools, Floats, StepBatch
-from pipelines.credit.inputs.batches import Batches
 from pipelines.credit.inputs.columns import InputNeeds
 
 ALL = "all"

@@ -5,8 +5,8 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from pipelines.credit.estimators.credit_rows import CreditRows
 from pipelines.credit.estimators.options import BatchOptions, ReturnOptions
+from pipelines.credit.estimators.protocol import CreditRows
 from pipelines.credit.flags import Flag
 from pipelines.credit.inputs.batch import StepBatch
 

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from pipelines.credit.estimators.credit_rows import CreditRows
 from pipelines.credit.estimators.normalise import Moments, Scaling, Singleton
 from pipelines.credit.estimators.options import BatchOptions, ScoreOptions
+from pipelines.credit.estimators.protocol import CreditRows
 from pipelines.credit.flags import Flag
 from pipelines.credit.inputs.batch import Bools, Floats, StepBatch
 

@@ -24,7 +24,7 @@ from lake.read.parquet import collected, scan_pruned
 from lake.read.snapshot import Snapshot
 from lake.read.visibility import DataFile
 from lake.tables import TABLES
-from pipelines.credit.health.purity import decisions
+from pipelines.credit.health.groups import decisions
 from pipelines.credit.inputs.batch import Ints, Segments
 
 MEMORY_GB = 2.0
@@ -117,6 +117,43 @@ def plan_ranges(
         Range(part, {name: found.holding(part) for name, found in files.items()})
         for _, part in sorted(parts.items(), key=lambda item: item[0])
     ]
+
+
+def batch_units(snapshot: Snapshot, episodes: pl.DataFrame, batch_key: str) -> pl.DataFrame:
+    """The parts of a job that can be computed apart: group_id and unit, one row per group; equal units go together.
+
+    Two groups belong together if they have episodes of one batch, and so do those that a third one links: the parts of
+    the graph whose nodes are batches and whose edges are groups with episodes of several.
+    """
+    if batch_key not in episodes.columns:
+        keys = collected(snapshot.scan("episodes").select("episode_id", batch_key))
+        episodes = episodes.select("group_id", "episode_id").join(keys, on="episode_id", how="left")
+    # The first row of each batch is its number: equality is a group-by's, of whatever type the key is.
+    rows = episodes.select("group_id", key=pl.col(batch_key)).with_row_index("row")
+    number = pl.when(pl.col("key").is_not_null()).then(pl.col("row").min().over("key"))
+    of_groups = rows.select("group_id", number.cast(pl.Int64).alias("batch")).unique()
+    first = of_groups.group_by("group_id").agg(pl.col("batch").min().alias("first"))
+    links = of_groups.join(first, on="group_id").filter(pl.col("batch") != pl.col("first")).select("first", "batch")
+    heads = _heads(links.unique().rows())
+    moved = pl.DataFrame(list(heads.items()), schema={"first": pl.Int64, "head": pl.Int64}, orient="row")
+    units = first.join(moved, on="first", how="left").with_row_index("place")
+    alone = -1 - pl.col("place").cast(pl.Int64)  # no episode of the group is in a batch
+    return units.select("group_id", unit=pl.coalesce("head", "first", alone))
+
+
+def _heads(links: list[tuple[int, int]]) -> dict[int, int]:
+    """For each linked batch, the one that stands for its part."""
+    above: dict[int, int] = {}
+
+    def head(batch: int) -> int:
+        while above.setdefault(batch, batch) != batch:
+            above[batch] = above[above[batch]]
+            batch = above[batch]
+        return batch
+
+    for one, other in links:
+        above[head(one)] = head(other)
+    return {batch: head(batch) for batch in list(above)}
 
 
 def longest_unit(episodes: pl.DataFrame, units: pl.DataFrame | None) -> int:

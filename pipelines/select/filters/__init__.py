@@ -8,8 +8,7 @@ from pydantic import Field
 from pipelines.select.base import DROPS, Filter
 from pipelines.select.filters.groups import DeadGroups, Dedup, Diversity
 from pipelines.select.filters.lengths import Length, OverLong
-from pipelines.select.filters.outcomes import MinReward, Status, SuccessBalance, TopQ
-from pipelines.select.filters.staleness import Staleness
+from pipelines.select.filters.outcomes import MinReward, Staleness, Status, SuccessBalance, TopQ
 
 SimpleFilter = (
     DeadGroups | MinReward | Diversity | Length | OverLong | Staleness | SuccessBalance | TopQ | Dedup | Status

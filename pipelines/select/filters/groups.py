@@ -6,8 +6,7 @@ import polars as pl
 from pydantic import Field
 
 from lake import ids
-from pipelines.select.base import DROPS, UNKNOWN, Filter, Unknown, dropped, shown, unknown_test
-from pipelines.select.facts import CREDIT_STATE
+from pipelines.select.base import CREDIT_STATE, DROPS, UNKNOWN, Filter, Unknown, dropped, shown, unknown_test
 
 _TOLERANCE = 1e-9
 
