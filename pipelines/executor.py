@@ -54,24 +54,19 @@ class LocalExecutor:
         if workers is not None and workers < 1:
             msg = f"{workers} workers can do nothing; give 1 or more"
             raise UsageError(msg)
-        self._workers = workers or min(4, len(os.sched_getaffinity(0)))
+        self.workers = workers or min(4, len(os.sched_getaffinity(0)))
         self._processes = processes
-
-    @property
-    def workers(self) -> int:
-        """Items that run at once."""
-        return self._workers
 
     def map(self, task: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """See `Executor.map`."""
         todo = list(items)
         if self._processes and todo:
             yield from self._map_processes(task, todo)
-        elif self._workers == 1 or len(todo) < 2:
+        elif self.workers == 1 or len(todo) < 2:
             yield from map(task, todo)
         else:
-            with ThreadPoolExecutor(self._workers) as pool:
-                yield from _windowed(pool, task, todo, self._workers)
+            with ThreadPoolExecutor(self.workers) as pool:
+                yield from _windowed(pool, task, todo, self.workers)
 
     def _map_processes(self, task: Callable[[Item], Result], items: list[Item]) -> Iterator[Result]:
         """As `map`; when a process is lost, what had not come back runs again in new ones."""
@@ -80,9 +75,9 @@ class LocalExecutor:
             before = done
             # Not forked: Polars' threads would be copied in the middle of their work.
             context = multiprocessing.get_context("spawn")
-            with ProcessPoolExecutor(min(self._workers, len(items)), context, initializer=_end_with_parent) as pool:
+            with ProcessPoolExecutor(min(self.workers, len(items)), context, initializer=_end_with_parent) as pool:
                 try:
-                    for result in _windowed(pool, task, items[done:], self._workers):
+                    for result in _windowed(pool, task, items[done:], self.workers):
                         done += 1
                         yield result
                 except BrokenProcessPool as error:
@@ -142,12 +137,7 @@ class RayExecutor:
             address = address or os.environ.get("RAY_ADDRESS")
             here = {} if address else {"num_cpus": workers, "include_dashboard": False}
             self._ray.init(address=address, log_to_driver=False, logging_level="error", **here)
-        self._workers = workers or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
-
-    @property
-    def workers(self) -> int:
-        """Items that run at once."""
-        return self._workers
+        self.workers = workers or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
     def map(self, task: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """See `Executor.map`."""
@@ -159,7 +149,7 @@ class RayExecutor:
         done = 0
         try:
             while True:
-                while len(running) < 2 * self._workers and (item := next(waiting, None)) is not None:
+                while len(running) < 2 * self.workers and (item := next(waiting, None)) is not None:
                     running.append(remote.remote(item))
                 if not running:
                     return

@@ -188,7 +188,6 @@ def collect_groups(
 
 
 def _claim(task_id: str, seed: int, seed_of: dict[str, int]) -> None:
-    """Note a group's task, which no other group of the round may have."""
     if task_id in seed_of:
         msg = f"start seeds {seed_of[task_id]} and {seed} draw the same world; take them from distinct_seeds()"
         raise ValueError(msg)

@@ -269,7 +269,6 @@ def _run(estimator: "type[Estimator]", **given: Any) -> None:
 
 
 def _preset(estimator: str, name: str | None) -> Mapping[str, Any]:
-    """The options of a preset; none without a name."""
     from lake.errors import UsageError
     from pipelines.credit.estimators.options import PRESETS
 
@@ -332,7 +331,6 @@ def _options(config: str | None, section: str, pairs: tuple[str, ...], valid: li
 
 
 def _built(model: Any, options: dict[str, Any], name: str) -> Any:
-    """A configuration, or what is wrong with the options."""
     from pydantic import ValidationError
 
     from lake.errors import UsageError

@@ -80,7 +80,12 @@ def compare(snapshot: Snapshot, one: str, two: str, *, examples: int = 10, memor
         )
         groups = ask("groups", {"zero": ZERO}, state=STATE)
         if groups.filter(~pl.col("change").is_in(["only_1", "only_2"])).is_empty():
-            raise DataRefusedError(_nothing_shared(*chosen, levels.row(0, named=True)))
+            counts = levels.row(0, named=True)
+            msg = (
+                f"{chosen[0].title} and {chosen[1].title} have no group in common ({counts['covered_1']} and "
+                f"{counts['covered_2']} steps); compare jobs over the same episodes"
+            )
+            raise DataRefusedError(msg)
         found = ask("examples", {"examples": examples})
     shown = [_excerpt(*row) for row in found.select("action", "tool_calls").rows()]
     told = found.drop("tool_calls").with_columns(pl.Series("action", shown, dtype=pl.String))
@@ -93,15 +98,7 @@ def compare_sql(name: str, **parts: str) -> str:
     return text.format(**parts)
 
 
-def _nothing_shared(one: Credit, two: Credit, counts: dict[str, Any]) -> str:
-    return (
-        f"{one.title} and {two.title} have no group in common ({counts['covered_1']} and {counts['covered_2']} steps); "
-        "compare jobs over the same episodes"
-    )
-
-
 def _excerpt(action: str, calls: str | None) -> str:
-    """What the policy did, as one line."""
     said = " ".join(printable(" ".join([action, *tool_calls(calls)])).split())
     return said if len(said) <= _EXCERPT else f"{said[: _EXCERPT - 3]}..."
 

@@ -150,7 +150,7 @@ def run_credit(
     integrity = integrity or IntegrityConfig()
     checks = ids.key_hash("checks", integrity.model_dump_json(exclude={"examples"}), purity)
     sources = Sources(where=where, only=only, score=score, rewards=rewards, grouping=grouping)
-    plan = _planned(lake.snapshot(), _pinned(estimator), sources, checks, notice)
+    plan = _planned(lake.snapshot(), estimator, sources, checks, notice)
     job = _job(lake, plan)
     changes = find_changes(plan.snapshot, job.series_id, plan.groups, partial=only is not None, force=force)
     if changes.nothing:
@@ -171,6 +171,8 @@ def _planned(
     snapshot: Snapshot, estimator: Estimator, sources: Sources, checks: int, notice: Callable[[str], None] | None
 ) -> _Plan:
     """The selected episodes, what each group is computed from, and what to say of their scores."""
+    if anchors := getattr(estimator, "anchors", None):
+        estimator = estimator.model_copy(update={"anchors": anchors.pinned()})
     components = columns_read(estimator).needs.components
     episodes = select_episodes(snapshot, sources, components)
     groups = group_fingerprints(episodes, of_batch=not estimator.incremental, checks=checks)
@@ -193,12 +195,6 @@ def with_step_source(
         return estimator
     recorded = records_step_rewards(lake.snapshot(), Sources(where=where, score=score, rewards=rewards))
     return estimator.model_copy(update={"step_source": "rewards" if recorded else "terminal_score"})
-
-
-def _pinned(estimator: Estimator) -> Estimator:
-    """The estimator with an anchor definition that names the code of a user's function by its hash."""
-    pinned = getattr(getattr(estimator, "anchors", None), "pinned", None)
-    return estimator if pinned is None else estimator.model_copy(update={"anchors": pinned()})
 
 
 def _job(lake: Lake, plan: _Plan) -> Job:
@@ -281,7 +277,6 @@ def _finish(job: Job, plan: _Plan, changes: Changes, results: list[RangeResult])
 
 
 def _nothing_defined(estimator: Estimator, summary: CreditDiagnosis, unknown: Counter[str]) -> str:
-    """Why a job without one advantage is refused, and what to do."""
     why = "; ".join(in_words(unknown))
     return (
         f"{estimator.name} defines none of {summary.steps} advantages in {summary.groups} groups, so the job "

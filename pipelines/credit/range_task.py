@@ -107,7 +107,9 @@ def read_range(task: Task, part: Range) -> tuple[pl.DataFrame, pl.DataFrame]:
     columns = columns_read(task.estimator)
     episodes = part.episodes
     extras = [name for name in dict.fromkeys((*columns.of_episodes, *_CHECKED)) if name not in episodes.columns]
-    asked = [_hashed(name) if name == _START and name not in columns.of_episodes else name for name in extras]
+    # Hashed while it is read, so that no text is kept. The hash serves within one range only.
+    hashed = pl.when(pl.col(_START).is_not_null()).then(pl.col(_START).hash()).alias(_START)
+    asked = [hashed if name == _START and name not in columns.of_episodes else name for name in extras]
     read = read_rows("episodes", part.files["episodes"], options, ("episode_id", *asked), episodes)
     episodes = episodes.join(read, on="episode_id", how="left", maintain_order="left")
     seen = seen_at_steps(PURITY_COLUMNS) if task.looks_at_anchors else []
@@ -129,11 +131,6 @@ def _seen(task: Task, steps: pl.DataFrame, rows: pl.DataFrame) -> pl.LazyFrame |
     return steps.lazy().select("episode_id", "step_index", "taken", "state_is_error")
 
 
-def _hashed(name: str) -> pl.Expr:
-    """A text as a hash, taken while it is read: no text is kept. It serves within one range only."""
-    return pl.when(pl.col(name).is_not_null()).then(pl.col(name).hash()).alias(name)
-
-
 def _with_scored_rewards(task: Task, part: Range, steps: pl.DataFrame) -> pl.DataFrame:
     """The steps with a scorer's values as rewards; NULL for steps that it did not score."""
     wanted = part.episodes.select("episode_id", pl.col(REWARD_JOB).alias("job_id"))
@@ -151,7 +148,6 @@ def _with_scored_rewards(task: Task, part: Range, steps: pl.DataFrame) -> pl.Dat
 
 
 def _with_runs(rows: pl.DataFrame, episodes: pl.DataFrame) -> pl.DataFrame:
-    """Rows with their episode's run_id, in the same order."""
     runs = episodes["run_id"].unique()
     if len(runs) == 1:
         return rows.with_columns(run_id=pl.lit(runs[0]))

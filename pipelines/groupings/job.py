@@ -92,7 +92,6 @@ def _reusable(lake: Lake, series_id: int, fingerprint: int, name: str) -> int | 
 
 
 def _episodes(snapshot: Snapshot, grouping: Grouping, where: str | None) -> pl.DataFrame:
-    """Keys and facts of the selected episodes."""
     columns = dict.fromkeys((*_KEYS, *(fact for fact in grouping.facts if fact != FIRST_CONTEXT)))
     episodes = select_where(snapshot, tuple(columns), where)
     if FIRST_CONTEXT not in grouping.facts:

@@ -76,7 +76,6 @@ def score(
 
 
 def _require_alone(reward: str, target: str | None, flags: dict[str, Any]) -> None:
-    """Refuse what --reward does not heed."""
     from lake.errors import UsageError
 
     if target is not None:
@@ -183,7 +182,6 @@ def _tell(report: "ScoreReport") -> None:
 
 
 def _tell_faults(report: "ScoreReport") -> None:
-    """Why scores are missing, and what else is worth a look."""
     from lake.read.show import one_line, printable
 
     for reason, count in report.reasons.items():

@@ -38,7 +38,8 @@ from pipelines.score.rollouts import (
     read_rollouts,
 )
 from pipelines.score.rows import Reading, Scored, add_result, known_answers, response_rows
-from pipelines.score.sandbox import FunctionSource, Outcome, Sandbox, SandboxLimits, inspect_function
+from pipelines.score.sandbox.contract import FunctionSource, Outcome, SandboxLimits
+from pipelines.score.sandbox.pool import Sandbox, inspect_function
 from pipelines.score.scorers import SCORERS
 from pipelines.score.source import Source, find_source
 
@@ -270,7 +271,6 @@ class UserFunction:
         return groups if self.mode == "group" else _filled(groups, self.config.batch_size)
 
     def _call(self, unit: Unit, known: dict[int, dict[str, str]]) -> bytes:
-        """The call's keyword arguments, as JSON."""
         arguments = dict(self.config.arguments)
         if self.needs_network:
             arguments[KNOWN_ANSWERS] = {
@@ -304,7 +304,6 @@ class UserFunction:
 
 
 def _texts(value: Any) -> list[str]:
-    """Names from what a worker says."""
     return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
 
 

@@ -24,7 +24,8 @@ from pipelines.score.functions import ScoreConfig, UserFunction, Work
 from pipelines.score.pending import Pending, confirm, find_pending, taken
 from pipelines.score.rollouts import KEYS, parts
 from pipelines.score.rows import EXAMPLES, SCHEMA, Scored, example
-from pipelines.score.scorers import SCORERS, Scorer, read_inputs
+from pipelines.score.scorers import SCORERS, read_inputs
+from pipelines.score.scorers.protocol import Scorer
 from pipelines.score.source import find_source
 
 _EFFECTIVE = frozenset(("name", "arguments", "commit_seconds", "commit_episodes"))

@@ -160,7 +160,6 @@ def plain(value: Any) -> Any:
 
 
 def _encoded(value: Any) -> Any:
-    """Data of an object of another library."""
     for method in ("model_dump", "tolist"):
         if callable(found := getattr(value, method, None)):
             return plain(found())
@@ -183,10 +182,11 @@ def checked(value: Any) -> EvaluateResult:
         if isinstance(data, bool | int | float):
             return checked(data)
         if not isinstance(data, dict) or data.keys().isdisjoint(_DECISIVE):
+            named = f"a dictionary with keys {sorted(data)[:8]}" if isinstance(data, dict) else type(value).__name__
             msg = (
                 'returned None; where there is no score, return EvaluateResult(score=None, reason="...")'
                 if data is None
-                else f"returned {_named(value, data)}; valid: a number, an EvaluateResult, or a dictionary with "
+                else f"returned {named}; valid: a number, an EvaluateResult, or a dictionary with "
                 "`score` or `step_outputs`"
             )
             raise TypeError(msg)
@@ -197,10 +197,6 @@ def checked(value: Any) -> EvaluateResult:
             raise ValueError(msg) from error
     _require_finite(result)
     return result
-
-
-def _named(value: Any, data: Any) -> str:
-    return f"a dictionary with keys {sorted(data)[:8]}" if isinstance(data, dict) else type(value).__name__
 
 
 def _number(value: float) -> float:

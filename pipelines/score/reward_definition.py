@@ -118,7 +118,6 @@ def _parsed(connection: duckdb.DuckDBPyConnection, text: str) -> dict[str, Any]:
 
 
 def _parts(tree: Any) -> Iterator[dict[str, Any]]:
-    """Every expression of a tree."""
     stack = [tree]
     while stack:
         part = stack.pop()

@@ -121,7 +121,6 @@ def component_rows(snapshot: Snapshot, resolved: Resolved, episodes: pl.DataFram
 
 
 def _beside(keys: pl.DataFrame, scores: pl.DataFrame, resolved: Resolved, *, of_steps: bool) -> pl.DataFrame:
-    """Keys with the scores of every component."""
     for part in resolved.definition.components:
         same_step = of_steps and part.of == "same"
         on = ["episode_id", "step_index"] if same_step else ["episode_id"]
@@ -161,7 +160,6 @@ def _of(scores: pl.DataFrame, part: Component, resolved: Resolved) -> pl.DataFra
 
 
 def _rows(snapshot: Snapshot, resolved: Resolved, episodes: pl.DataFrame) -> pl.DataFrame:
-    """Rows of the components' newest jobs."""
     groups = episodes.get_column("group_id")
     newest = resolved.newest.join(episodes.select("episode_id"), on="episode_id", how="semi")
     rows = snapshot.scan("scores").filter(
@@ -181,7 +179,6 @@ def _succeeded(snapshot: Snapshot) -> pl.DataFrame:
 
 
 def _require_free(snapshot: Snapshot, name: str, jobs: pl.DataFrame) -> None:
-    """Check that no scorer writes under the reward's name."""
     rows = snapshot.scan("scores").filter(pl.col("scorer") == name).select(pl.col("job_id").unique())
     kinds = collected(rows.join(jobs.lazy(), on="job_id")).get_column("kind").unique().to_list()
     if others := sorted(set(kinds) - {"reward"}):
@@ -366,7 +363,6 @@ class _Counts:
 
 
 def _write(job: Job, snapshot: Snapshot, resolved: Resolved, todo: pl.DataFrame) -> _Counts:
-    """Compute and write, a part at a time."""
     counts = _Counts()
     for part in todo.iter_slices(EPISODES_A_PART):
         composed = rewarded(component_rows(snapshot, resolved, part), resolved.definition)
@@ -379,7 +375,6 @@ def _write(job: Job, snapshot: Snapshot, resolved: Resolved, todo: pl.DataFrame)
 
 
 def _state(resolved: Resolved, todo: pl.DataFrame) -> int:
-    """Hash of which jobs' scores are read."""
     used = resolved.newest.join(todo.select("episode_id"), on="episode_id", how="semi").sort(
         "scorer", "scorer_version", "episode_id"
     )

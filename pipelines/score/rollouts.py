@@ -254,7 +254,7 @@ def check_arguments(
         msg = f"{_named(taken)} of `{name}` comes from the lake and cannot be set; take another name for yours"
         raise UsageError(msg)
     unknown = sorted(arguments.keys() - set(parameters))
-    own = _own(parameters, given)
+    own = ", ".join(each for each in parameters if each not in given) or "none"
     if filled := sorted(arguments.keys() & set(fixed)):
         msg = f"{_named(filled)} of `{name}` is filled by functools.partial; leave it out there to set it"
         raise UsageError(msg)
@@ -284,10 +284,6 @@ def check_arguments(
 def _names_of(mode: Mode) -> str:
     """What a call of this mode can take by name, in the order of the guide."""
     return ", ".join(ARGUMENTS if mode == "pointwise" else (RENAMED.get(name, name) for name in ARGUMENTS))
-
-
-def _own(parameters: Sequence[str], given: Collection[str]) -> str:
-    return ", ".join(each for each in parameters if each not in given) or "none"
 
 
 def _named(names: Sequence[str]) -> str:

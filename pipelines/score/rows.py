@@ -82,7 +82,6 @@ def align(
 
 
 def _number(step_index: object) -> int | None:
-    """The index as a number; a text of digits is one."""
     if isinstance(step_index, bool):
         return None
     if isinstance(step_index, int):
@@ -174,7 +173,10 @@ def add_result(
     `siblings`: how many rollouts a group-wise call judged. Kept with the metrics: a group that has lost one, even one
     that was forgotten, is another group.
     """
-    result = EvaluateResult(error=error) if error is not None else _read(value)
+    try:
+        result = EvaluateResult(error=error) if error is not None else checked(value)
+    except (TypeError, ValueError) as fault_of_value:
+        result = EvaluateResult(error=f"the function {fault_of_value}")
     fault = result.error
     if fault is None and not result.is_score_valid:
         fault = "the function says that its score is not valid" + (f": {result.reason}" if result.reason else "")
@@ -206,13 +208,6 @@ def add_result(
 def example(episode_id: int, error: str) -> str:
     """An error with its episode, for a summary."""
     return f"episode {ids.to_text(episode_id)}: {error}"
-
-
-def _read(value: Any) -> EvaluateResult:
-    try:
-        return checked(value)
-    except (TypeError, ValueError) as error:
-        return EvaluateResult(error=f"the function {error}")
 
 
 def _metrics(result: EvaluateResult, siblings: int | None) -> str | None:

@@ -53,7 +53,6 @@ def find_source(target: str) -> Source:
 
 
 def _told(path: Path) -> str:
-    """The functions a module has, as a sentence."""
     tree, _ = _parsed(path.resolve(), str(path))
     names = [n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     return f"Its functions: {', '.join(names)}" if names else "It has no functions"

@@ -17,8 +17,17 @@ from lake.read.snapshot import Snapshot
 from lake.settings import NAME
 from lake.write.jobs import Job
 from pipelines.select import base
-from pipelines.select.base import DROPS, UNKNOWN, read_episodes, read_facts, scores_hash, with_credit, with_scores
-from pipelines.select.filters import AnyFilter, Combined, Filter
+from pipelines.select.base import (
+    DROPS,
+    UNKNOWN,
+    Filter,
+    read_episodes,
+    read_facts,
+    scores_hash,
+    with_credit,
+    with_scores,
+)
+from pipelines.select.filters import AnyFilter, Combined
 
 _KEYS = ["episode_id", "step_index"]
 
@@ -91,7 +100,6 @@ def apply(selection: Selection, episodes: pl.DataFrame, steps: pl.LazyFrame) -> 
 
 
 def _emptied(single: pl.DataFrame, steps_left: pl.LazyFrame, label: str) -> pl.DataFrame:
-    """Episodes that lose their last active steps."""
     if single.is_empty():
         return single.clear()
     lost = single.group_by("episode_id").agg(lost=pl.len())
@@ -110,7 +118,6 @@ def _check(label: str, whole: pl.DataFrame, single: pl.DataFrame, left: pl.DataF
 
 
 def _steps(left: pl.DataFrame, gone: pl.DataFrame) -> int:
-    """Steps of the episodes that are left, without those that were dropped singly."""
     return int(left["num_steps"].sum()) - gone.join(left, on="episode_id", how="semi").height
 
 
@@ -252,7 +259,6 @@ def _reusable(lake: Lake, series_id: int, fingerprint: int, name: str) -> int | 
 
 
 def _nothing_left(chosen: Selection, episodes: pl.DataFrame, outcome: Outcome) -> str:
-    """The counts of every filter; what is unknown is told apart, as no looser limit keeps it."""
     why = ", ".join(f"{label} {n}" for label, n in outcome.report.select("filter", "dropped_episodes").rows() if n)
     left = f"selection {chosen.name!r} leaves none of {episodes.height} episodes (dropped: {why})"
     is_unknown = pl.col("reason").str.contains_any(list(UNKNOWN.values()))

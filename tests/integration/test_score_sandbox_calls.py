@@ -16,8 +16,10 @@ import pytest
 
 import lake
 from lake.errors import UsageError
-from pipelines.score.sandbox import FunctionSource, Sandbox, SandboxLimits, inspect_function, launch, link
+from pipelines.score.sandbox import launch, link
+from pipelines.score.sandbox.contract import FunctionSource, SandboxLimits
 from pipelines.score.sandbox.levels import obstacle
+from pipelines.score.sandbox.pool import Sandbox, inspect_function
 
 pytestmark = pytest.mark.skipif(
     obstacle("strong") is not None, reason=f"no strong isolation here: {obstacle('strong')}"

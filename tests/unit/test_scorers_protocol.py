@@ -15,8 +15,9 @@ from lake import EpisodeRecord, StepRecord
 from lake.errors import ContractError
 from lake.tables import TABLES
 from pipelines.score import scorers
-from pipelines.score.scorers import SCORERS, SCORES, Columns, EnvReturn, Scorer, ScorerInputs, read_inputs
+from pipelines.score.scorers import SCORERS, Columns, EnvReturn, Scorer, ScorerInputs, read_inputs
 from pipelines.score.scorers.length import Length
+from pipelines.score.scorers.protocol import SCORES
 from pipelines.score.scorers.tool_success import ToolSuccess
 from testkit.scorer_frames import assert_sound, inputs, scored, values
 

@@ -318,7 +318,7 @@ class _Player:
         if self._came_from is not None and self._came_from[0] != room:
             before, direction = self._came_from
             self._exits[before][direction] = room
-            known[_back(direction)] = before
+            known[OPPOSITE[direction]] = before
         things = seen | ({"chest"} if chest != "No chest" else set())
         self._seen_in = {thing: place for thing, place in self._seen_in.items() if place != room}
         self._seen_in |= dict.fromkeys(things - {"nothing"}, room)
@@ -341,8 +341,3 @@ class _Player:
             frontier = {place for exits in self._exits.values() for place in exits.values() if place[0] == _FRONTIER}
             way = shortest_path(self._exits, room, frontier)
         return f"go {way[0]}" if way else "look"
-
-
-def _back(direction: str) -> str:
-    dx, dy = OFFSETS[direction]
-    return next(name for name, offset in OFFSETS.items() if offset == (-dx, -dy))

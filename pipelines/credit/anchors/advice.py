@@ -29,7 +29,6 @@ What this cannot tell: an answer that hides the state and is asked for by one co
 carried; and an error text that repeats what was said, which is another text each time.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import polars as pl
@@ -181,18 +180,13 @@ def advise(walks: Walks) -> Advice:
     found = find_error_texts(walks, texts_V, codes_N)
     error_texts = [one for one in found if one.is_decided]
     if error_texts:
-        stages.append(NoErrors(pattern=_any_of([one.text for one in error_texts])))
+        texts = "|".join(escape(one.text) for one in error_texts)
+        stages.append(NoErrors(pattern=rf"\A(?:{texts})\z"))
     definition: Anchors | None = Chain(steps=tuple(stages)) if len(stages) > 1 else stages[0] if stages else None
     return Advice(tuple(counters), tuple(error_texts), tuple(one for one in found if not one.is_decided), definition)
 
 
-def _any_of(texts: Sequence[str]) -> str:
-    """A pattern that matches these texts, whole, and no others."""
-    return rf"\A(?:{'|'.join(escape(text) for text in texts)})\z"
-
-
 def _reached(found: ErrorText) -> str:
-    """A text and how differently it was reached."""
     return (
         f'"{in_a_line(found.text)}", {found.steps} steps, after {found.states_before} different states by '
         f"{found.actions_before} different actions"

@@ -123,7 +123,6 @@ def anchors(
 
 
 def _copies(walks: "Walks", lake: str) -> "Iterator[str]":
-    """What to say of episodes that are copies of a sibling."""
     found = walks.copies()
     having = found.filter(found["copies"] > 0)
     if having.is_empty():
@@ -138,7 +137,6 @@ def _copies(walks: "Walks", lake: str) -> "Iterator[str]":
 
 
 def _suggested(advice: "Advice", measured: "pl.DataFrame", lake: str) -> "Iterator[str]":
-    """What was found in the texts, and the command that does without it."""
     from pipelines.credit.anchors.advice import NAME
 
     yield from advice.lines()

@@ -315,7 +315,6 @@ class _Clusters:
         return text
 
     def _index(self, cluster: int) -> Index:
-        """The index of a cluster's first member, made when it is first needed."""
         if cluster not in self._indices:
             self._indices[cluster] = Index.of(codes(self._firsts[cluster]))
         return self._indices[cluster]

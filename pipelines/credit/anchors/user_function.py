@@ -65,7 +65,8 @@ class UserFunction(Definition):
         return states.rewritten(lambda texts_V: map_distinct(texts_V, self._called))
 
     def _called(self, texts: list[str]) -> list[str | None]:
-        from pipelines.score.sandbox import FunctionSource, Outcome, Sandbox, SandboxLimits
+        from pipelines.score.sandbox.contract import FunctionSource, Outcome, SandboxLimits
+        from pipelines.score.sandbox.pool import Sandbox
 
         def text_of(text: str, outcome: Outcome) -> str | None:
             if outcome.kind == "ok" and (outcome.value is None or isinstance(outcome.value, str)):

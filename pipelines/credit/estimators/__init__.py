@@ -46,59 +46,47 @@ REFUSED: dict[str, Refusal] = {
 """Name -> why it is refused."""
 
 
-__all__ = ["ESTIMATORS", "estimator_class", "one_line"]
-
-
-_HERE = Path(__file__).parent
-
-
 class _Registry(Mapping[str, "type[Estimator]"]):
     """Name -> class, imported on first use. Iterating gives the names alone."""
 
-    def __init__(self, homes: dict[str, str]) -> None:
-        self._homes = homes
+    def __init__(self, classes: dict[str, str]) -> None:
+        self._classes = classes
 
     def __getitem__(self, name: str) -> "type[Estimator]":
-        module, attribute = self._homes[name].split(":")
-        found: type[Estimator] = getattr(import_module(f"{__name__}.{module}"), attribute)
+        found: type[Estimator] = getattr(import_module(f"{__name__}.{name}"), self._classes[name])
         return found
 
-    def file(self, name: str) -> Path:
-        """The source file of a class."""
-        return _HERE / f"{self._homes[name].split(':')[0]}.py"
-
     def __iter__(self) -> Iterator[str]:
-        return iter(self._homes)
+        return iter(self._classes)
 
     def __len__(self) -> int:
-        return len(self._homes)
+        return len(self._classes)
 
 
-_REGISTRY = _Registry(
+ESTIMATORS: Mapping[str, "type[Estimator]"] = _Registry(
     {
-        "batch_std": "batch_std:BatchStd",
-        "discounted_grpo": "discounted_grpo:DiscountedGRPO",
-        "dr_grpo": "dr_grpo:DrGRPO",
-        "gae": "gae:GAE",
-        "gdpo": "gdpo:GDPO",
-        "gigpo": "gigpo:GiGPO",
-        "gigpo_loo": "gigpo_loo:GiGPOLOO",
-        "grpo": "grpo:GRPO",
-        "hgpo": "hgpo:HGPO",
-        "maxrl": "maxrl:MaxRL",
-        "opo": "opo:OPO",
-        "reinforce_pp": "reinforce_pp:ReinforcePP",
-        "reinforce_pp_baseline": "reinforce_pp_baseline:ReinforcePPBaseline",
-        "rloo": "rloo:RLOO",
+        "batch_std": "BatchStd",
+        "discounted_grpo": "DiscountedGRPO",
+        "dr_grpo": "DrGRPO",
+        "gae": "GAE",
+        "gdpo": "GDPO",
+        "gigpo": "GiGPO",
+        "gigpo_loo": "GiGPOLOO",
+        "grpo": "GRPO",
+        "hgpo": "HGPO",
+        "maxrl": "MaxRL",
+        "opo": "OPO",
+        "reinforce_pp": "ReinforcePP",
+        "reinforce_pp_baseline": "ReinforcePPBaseline",
+        "rloo": "RLOO",
     }
 )
-ESTIMATORS: Mapping[str, "type[Estimator]"] = _REGISTRY
 """Every estimator by name."""
 
 
 def one_line(name: str) -> str:
     """What an estimator is: the first line of its module, which is read and not imported."""
-    text = ast.get_docstring(ast.parse(_REGISTRY.file(name).read_text(encoding="utf-8"))) or ""
+    text = ast.get_docstring(ast.parse(Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8"))) or ""
     return text.partition("\n")[0]
 
 

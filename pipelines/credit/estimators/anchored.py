@@ -81,7 +81,7 @@ class AnchoredEstimator(ScoreOptions, ReturnOptions, ABC):
         episode, step = compared.episode, compared.step
         flags = {
             **self._fate_flags(batch, excluded_E),
-            **self._return_flags(return_N),
+            Flag.UNKNOWN_RETURN: np.isnan(return_N),
             **sibling_flags(batch, score_E, episode),
             **anchor_flags(step),
             Flag.LEFT_OUT: left_out_N,

@@ -51,7 +51,7 @@ class DiscountedGRPO(ReturnOptions):
         speaks_N = ~np.isnan(step.a_step_N) & ~step.single_N & ~step.tied_N
         flags = {
             **self._fate_flags(batch, excluded_E),
-            **self._return_flags(return_N),
+            Flag.UNKNOWN_RETURN: np.isnan(return_N),
             Flag.CONSTANT_STEP: step.tied_N,
             Flag.DEAD_GROUP: batch.groups.spread((size_P >= 2) & ~batch.groups.any(speaks_N)),
             Flag.SINGLETON_GROUP: batch.groups.spread(size_P == 1),

@@ -62,7 +62,7 @@ class GAE(ReturnOptions):
         unknown_N = np.isnan(discounted_returns(next_value_N - value_N, batch.episodes, 1.0))
         flags = {
             **self._fate_flags(batch, excluded_E),
-            **self._return_flags(return_N),
+            Flag.UNKNOWN_RETURN: np.isnan(return_N),
             Flag.UNKNOWN_VALUE: unknown_N,
         }
         return CreditRows(

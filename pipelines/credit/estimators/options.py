@@ -39,7 +39,6 @@ class RewardOptions(Estimator, ABC):
         return InputNeeds()
 
     def _rewards_N(self, batch: StepBatch) -> Floats:
-        """The `reward` column, with the default where it is NULL and a default was given."""
         if self.default_step_reward is None:
             return batch.reward_N
         return np.where(np.isnan(batch.reward_N), self.default_step_reward, batch.reward_N)
@@ -57,7 +56,6 @@ class RewardOptions(Estimator, ABC):
         return batch.episodes.spread(batch.truncated_E) & (self.truncated == "mask")
 
     def _fate_flags(self, batch: StepBatch, excluded_E: Bools) -> Mapping[Flag, Bools]:
-        """What became of the episodes."""
         return {
             Flag.EXCLUDED: batch.episodes.spread(excluded_E),
             Flag.MASKED: self._masked_N(batch),
@@ -114,10 +112,6 @@ class ReturnOptions(RewardOptions, ABC):
         """Return-to-go G, NaN where unknown."""
         return discounted_returns(self._step_rewards_N(batch), batch.episodes, self.gamma)
 
-    def _return_flags(self, return_N: Floats) -> Mapping[Flag, Bools]:
-        """What is not known of the returns."""
-        return {Flag.UNKNOWN_RETURN: np.isnan(return_N)}
-
     def _siblings_P(self, batch: StepBatch, return_N: Floats, excluded_E: Bools) -> npt.NDArray[np.int32]:
         """Trajectories of each group that take part and whose whole return is known."""
         return batch.siblings.count(~excluded_E & ~np.isnan(return_N[batch.episodes.starts_K]))
@@ -151,11 +145,9 @@ class BatchOptions(RewardOptions, ABC):
         return replace(needs, episode_columns=(*needs.episode_columns, self.batch_key))
 
     def _batches_N(self, batch: StepBatch) -> Batches:
-        """The batches, of rows."""
         return Batches.of(self._keys_N(batch))
 
     def _batches_E(self, batch: StepBatch) -> Batches:
-        """The batches, of episodes."""
         return Batches.of(self._keys_N(batch).gather(batch.episodes.starts_K))
 
     def _keys_N(self, batch: StepBatch) -> pl.Series:

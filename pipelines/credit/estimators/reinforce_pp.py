@@ -36,7 +36,7 @@ class ReinforcePP(BatchOptions, ReturnOptions):
         whitened = batches.whiten(return_N, ~batch.episodes.spread(excluded_E) & ~np.isnan(return_N))
         flags = {
             **self._fate_flags(batch, excluded_E),
-            **self._return_flags(return_N),
+            Flag.UNKNOWN_RETURN: np.isnan(return_N),
             Flag.CONSTANT_BATCH: whitened.tied_N,
             Flag.SINGLETON_BATCH: whitened.single_N,
             Flag.UNKNOWN_BATCH: ~batches.known_N,

@@ -84,7 +84,6 @@ def _completed(connection: duckdb.DuckDBPyConnection, config: Estimator, text: s
 
 
 def _text(name: str) -> str:
-    """A query with the text of its parts."""
     folder = files("pipelines") / "sql"
     text = (folder / f"{name}.sql").read_text(encoding="utf-8")
     return _INCLUDE.sub(lambda line: (folder / "parts" / f"{line[1]}.sql").read_text(encoding="utf-8"), text)

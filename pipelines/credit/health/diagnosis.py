@@ -155,14 +155,10 @@ def diagnose(groups: pl.LazyFrame) -> CreditDiagnosis:
             (scored == 1).sum().alias("singleton_groups"),
             (scored == 0).sum().alias("unscored_groups"),
             (pl.col("anchors") > 0).any().alias("has_anchors"),
-            *(_known_sum(name) for name in _KNOWN),
+            # The sum of the known values; NULL if there are none.
+            *(pl.when(pl.col(n).count() > 0).then(pl.col(n).cast(pl.Int64).sum()).alias(n) for n in _KNOWN),
         )
         .collect()
         .row(0, named=True)
     )
     return CreditDiagnosis.model_validate(row)
-
-
-def _known_sum(name: str) -> pl.Expr:
-    """The sum of the known values; NULL if there are none."""
-    return pl.when(pl.col(name).count() > 0).then(pl.col(name).cast(pl.Int64).sum()).alias(name)

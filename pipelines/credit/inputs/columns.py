@@ -182,7 +182,6 @@ def check_steps(frame: pl.DataFrame) -> None:
 
 
 def _message(fault: str, frame: pl.DataFrame, faults: pl.LazyFrame) -> str:
-    """Say what is wrong with the first row that has the fault, and what to do."""
     row = frame.filter(faults.select(fault).collect().to_series()).row(0, named=True)
     before = f"steps: episode {row['episode_id']!r}"
     at = f"{before}, step_index {row['step_index']}"
@@ -202,7 +201,6 @@ def _message(fault: str, frame: pl.DataFrame, faults: pl.LazyFrame) -> str:
 
 
 def _two_groups(frame: pl.DataFrame) -> str:
-    """Name the first episode that occurs in more than one group."""
     groups = frame.group_by("episode_id").agg(pl.col("group_id").unique().sort())
     row = groups.filter(pl.col("group_id").list.len() > 1).sort("episode_id").row(0, named=True)
     return (
@@ -221,21 +219,16 @@ def check_extras(frame: pl.DataFrame, needs: InputNeeds) -> None:
     floats = [name for name in names if name != "reward" and frame.schema[name] == pl.Float64]
     if not floats and not needs.of_episodes:
         return
+    within = pl.col("episode_id") == pl.col("episode_id").shift()
     faults = frame.lazy().select(
         *((~(pl.col(name).abs() <= LARGEST)).fill_null(value=False).alias(f"{name} is not finite") for name in floats),
-        *(_changes(name).alias(f"{name} changes") for name in needs.of_episodes),
+        *((within & pl.col(n).ne_missing(pl.col(n).shift())).alias(f"{n} changes") for n in needs.of_episodes),
     )
     for fault, rows in faults.sum().collect().row(0, named=True).items():
         if rows:
             row = frame.filter(faults.select(fault).collect().to_series()).row(0, named=True)
             name, kind = fault.split(" ", 1)
             raise ContractError(_row_message(row, name, kind))
-
-
-def _changes(name: str) -> pl.Expr:
-    """Rows that continue an episode with another value."""
-    within = pl.col("episode_id") == pl.col("episode_id").shift()
-    return within & pl.col(name).ne_missing(pl.col(name).shift())
 
 
 def _row_message(row: dict[str, object], name: str, kind: str) -> str:

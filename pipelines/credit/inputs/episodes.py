@@ -105,7 +105,6 @@ def records_step_rewards(snapshot: Snapshot, sources: Sources) -> bool:
 
 
 def _regrouped(snapshot: Snapshot, episodes: pl.DataFrame, grouping: str) -> pl.DataFrame:
-    """The episodes of a grouping, in its groups."""
     groups = read_grouping(snapshot, grouping).select("episode_id", "group_id")
     found = episodes.drop("group_id").join(groups, on="episode_id")
     if found.is_empty():
@@ -136,7 +135,6 @@ def _is_empty(values: pl.Series) -> bool:
 
 
 def _any_step(snapshot: Snapshot, sources: Sources, episodes: pl.DataFrame) -> bool:
-    """Whether a step of theirs has a reward."""
     rows = snapshot.scan("scores").filter(
         pl.col("scorer") == sources.rewards.partition("@")[0],
         pl.col("step_index").is_not_null(),

@@ -303,7 +303,6 @@ def _ranks(ids_R: Ints, ids_E: Ints) -> Ints:
 
 
 def _rows_of(starts_R: Ints, lengths_R: Ints) -> Ints:
-    """Row numbers of runs, one run after the other."""
     before_R = np.cumsum(lengths_R) - lengths_R
     rows_N: Ints = np.arange(lengths_R.sum()) + np.repeat(starts_R - before_R, lengths_R)
     return rows_N

@@ -8,6 +8,7 @@ died of it alone (or if it ran out of its own time): so a leak of a hundred call
 costs one more death than the failing calls themselves, where halving would cost the logarithm of the batch.
 """
 
+import fcntl
 import os
 import secrets
 import signal
@@ -73,7 +74,8 @@ class Worker:
         )
         assert self._process.stdin is not None
         with suppress(OSError):
-            _widen(self._process.stdin.fileno())
+            # A pipe that holds a whole request: fewer turns.
+            fcntl.fcntl(self._process.stdin.fileno(), _F_SETPIPE_SZ, _PIPE_BYTES)
         self._pipes = ChildPipes(self._process)
 
     @property
@@ -186,7 +188,6 @@ class Worker:
         return 0, replies.hello_length(header, sequence)
 
     def _wait(self, deadline: float, limit: float) -> None:
-        """Read and write what can be, for a moment."""
         now = time.monotonic()
         if now >= deadline:
             raise _DeadError("timeout", f"it took longer than {limit:g} s")
@@ -233,13 +234,6 @@ class Worker:
         most = self._launch.limits.max_threads
         if (count := _threads(self._process.pid, wrapped=self._launch.level == "bwrap")) > most:
             raise _DeadError("killed", f"it started {count} threads; it may have {most} (max_threads)")
-
-
-def _widen(handle: int) -> None:
-    """A pipe that holds a whole request: fewer turns."""
-    import fcntl
-
-    fcntl.fcntl(handle, _F_SETPIPE_SZ, _PIPE_BYTES)
 
 
 def _threads(pid: int, *, wrapped: bool) -> int:
@@ -354,11 +348,8 @@ class WorkerSlot:
     def _retire(self) -> None:
         if self._worker is not None:
             self._worker.close()
-            self._keep(self._worker)
+            self._printed = (self._printed + self._worker.printed)[-PRINTED_BYTES:]
             self._worker = None
-
-    def _keep(self, worker: Worker) -> None:
-        self._printed = (self._printed + worker.printed)[-PRINTED_BYTES:]
 
 
 def _first_starved(outcomes: list[Outcome]) -> int | None:

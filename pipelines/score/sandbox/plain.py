@@ -56,7 +56,6 @@ def _builtins(value: Any) -> Any:
 
 
 def _converted(value: Any) -> Any:
-    """A value of a type that is not known here."""
     for method in ("model_dump", "tolist", "to_dict"):
         if callable(convert := getattr(value, method, None)):
             return convert()
@@ -93,7 +92,8 @@ def failure(error: BaseException, *, locked: bool) -> Failure:
         text = type(error).__name__
     place = ""
     for file, line in _passed(error.__traceback__):
-        if _is_own(file):
+        # The user's code: neither ours, nor installed, nor of the standard library.
+        if file.endswith(".py") and not file.startswith((*_OURS, *_INSTALLED)):
             place = f" ({Path(file).name}, line {line})"
     if locked and _wanted_network(error):
         place += NO_NETWORK
@@ -108,11 +108,6 @@ def _passed(trace: TracebackType | None) -> list[tuple[str, int]]:
         found.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
         trace = trace.tb_next
     return found
-
-
-def _is_own(file: str) -> bool:
-    """Whether code is the user's: neither ours, nor installed, nor of the standard library."""
-    return file.endswith(".py") and not file.startswith((*_OURS, *_INSTALLED))
 
 
 def _wanted_network(error: BaseException) -> bool:

@@ -64,7 +64,9 @@ class Sandbox:
         ahead: deque[list[Future[list[Outcome]]]] = deque()
         for batch in batches:
             ahead.append(self._submit(batch))
-            while ahead and (_done(ahead[0]) or sum(map(len, ahead)) > _AHEAD * self._limits.workers):
+            while ahead and (
+                all(part.done() for part in ahead[0]) or sum(map(len, ahead)) > _AHEAD * self._limits.workers
+            ):
                 yield [outcome for part in ahead.popleft() for outcome in part.result()]
         while ahead:
             yield [outcome for part in ahead.popleft() for outcome in part.result()]
@@ -142,10 +144,6 @@ class _Message(Generic[T]):
         """What has come since the last time."""
         first, self.told = self.told, len(self.found)
         return list(zip(self.marks[first : self.told], self.found[first : self.told], strict=True))
-
-
-def _done(parts: list[Future[list[Outcome]]]) -> bool:
-    return all(part.done() for part in parts)
 
 
 def _encoded(call: Call) -> bytes:

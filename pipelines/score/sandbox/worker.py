@@ -186,7 +186,6 @@ def _offer_event_loops() -> None:
 
 
 def _function(path: str, name: str) -> Callable[..., Any]:
-    """Import the module, and find the function."""
     module = _module(Path(path))
     found = getattr(module, name, None)
     if callable(found):

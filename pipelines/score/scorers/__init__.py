@@ -14,7 +14,7 @@ from pipelines.score.scorers.format_validity import FormatValidity
 from pipelines.score.scorers.kl_in_reward import KlInReward
 from pipelines.score.scorers.length import Length
 from pipelines.score.scorers.matching import ExactMatch, FuzzyMatch
-from pipelines.score.scorers.protocol import SCORES, Columns, Scorer, ScorerInputs
+from pipelines.score.scorers.protocol import Columns, Scorer, ScorerInputs
 from pipelines.score.scorers.restart import Restart
 from pipelines.score.scorers.rubric_terms import RubricTerms
 from pipelines.score.scorers.tool_success import ToolSuccess
@@ -41,27 +41,6 @@ def read_inputs(snapshot: Snapshot, episodes: pl.Series | pl.DataFrame, columns:
         frames[name] = inlined(snapshot, rows, texts) if texts and name in ("episodes", "steps") else rows
     return ScorerInputs(**frames)
 
-
-__all__ = [
-    "SCORERS",
-    "SCORES",
-    "AnswerQuality",
-    "Columns",
-    "Coordination",
-    "EnvReturn",
-    "ExactMatch",
-    "FormatValidity",
-    "FuzzyMatch",
-    "KlInReward",
-    "Length",
-    "Restart",
-    "RubricTerms",
-    "Scorer",
-    "ScorerInputs",
-    "ToolSuccess",
-    "Voting",
-    "read_inputs",
-]
 
 SCORERS: dict[str, type[Scorer]] = {
     scorer.name: scorer

@@ -168,7 +168,10 @@ class Coordination(AnswerScorer):
             inputs.episodes.with_columns(tokens=pl.col("prompt_tokens") + pl.col("completion_tokens"))
             .join(rounds, on="episode_id", how="left", maintain_order="left")
             .join(won, on="episode_id", how="left", maintain_order="left")
-            .with_columns(consensus=pl.when(pl.col("votes") > 0).then(agreed), quality=pl.lit(self._constant()))
+            .with_columns(
+                consensus=pl.when(pl.col("votes") > 0).then(agreed),
+                quality=pl.lit(None if self.quality == "answer" else float(self.quality)),
+            )
         )
         if self.quality == "answer":
             judged = self.answers(inputs).select("episode_id", quality=0.3 * structure() + 0.4 * depth())
@@ -183,9 +186,6 @@ class Coordination(AnswerScorer):
             reason=pl.when(unknown.list.len() > 0).then(pl.format("unknown: {}", unknown.list.join(", "))),
             metrics=pl.struct(names).struct.json_encode(),
         )
-
-    def _constant(self) -> float | None:
-        return None if self.quality == "answer" else float(self.quality)
 
 
 def reward() -> pl.Expr:

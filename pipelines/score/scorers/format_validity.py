@@ -164,7 +164,7 @@ class Tags(BaseModel):
         rules = [text.str.count_matches(mark, literal=True) == 1 for mark in marks]
         rules += [one < other for one, other in pairwise(places)]
         if self.only:
-            inner = r"\s*".join(f"<{tag}>(?s:.*)</{tag}>" for tag in map(_escaped, self.tags))
+            inner = r"\s*".join(f"<{tag}>(?s:.*)</{tag}>" for tag in (tag.replace(".", r"\.") for tag in self.tags))
             rules.append(text.str.contains(rf"\A\s*{inner}\s*\z"))
         obeyed = pl.all_horizontal(rule.fill_null(False) for rule in rules)
         return texts.to_frame("text").select(pl.when(text.is_not_null()).then(obeyed)).to_series()
@@ -192,10 +192,6 @@ def _test(text: str, test: Any) -> bool:
         return bool(test(msgspec.json.decode(text)))
     except (msgspec.DecodeError, RecursionError):
         return False
-
-
-def _escaped(tag: str) -> str:
-    return tag.replace(".", r"\.")
 
 
 _STEPS = ("action", "is_active", "is_copied_context", "tool_calls")

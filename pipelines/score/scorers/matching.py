@@ -95,7 +95,6 @@ class FuzzyMatch(TruthScorer):
         )
 
     def _measured(self, pairs: pl.DataFrame) -> pl.DataFrame:
-        """Pairs with their similarity."""
         if self.measure == "difflib":
             return pairs.with_columns(similarity=self._difflib(pairs))
         pairs = pairs.with_columns(words_a=words(pl.col("a")), words_b=words(pl.col("b")))

@@ -126,7 +126,6 @@ class AnswerScorer(Scorer):
 
 
 def _has_group(pattern: str) -> bool:
-    """Whether a pattern has a group to extract."""
     try:
         pl.Series([""]).str.extract(pattern, 1)
     except pl.exceptions.ComputeError:
@@ -167,7 +166,6 @@ class TruthScorer(AnswerScorer):
         """Verdicts of (answer, truth, both normalised as a, b) pairs: episode_id, value, why not (or NULL), metrics."""
 
     def _outcome(self) -> list[pl.Expr]:
-        """value, reason, error and metrics of an episode."""
         error = pl.coalesce("truth_error", "why")
         unanswered = pl.col("answer").is_null() & pl.coalesce("truth_error", "truth_reason").is_null()
         return [

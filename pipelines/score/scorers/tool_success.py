@@ -212,7 +212,7 @@ def _objects(text: str | None) -> list[dict[str, Any]]:
 
 
 def _text(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else _json(value)
+    return value if value is None or isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _content(value: Any) -> str | None:
@@ -220,10 +220,6 @@ def _content(value: Any) -> str | None:
     if isinstance(value, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in value):
         return "\n".join(part["text"] for part in value)
     return _text(value)
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
 
 
 _MESSAGES = Columns(episodes=("final_observation",), steps=("tool_calls", "context", "is_active"))

@@ -1,6 +1,6 @@
 """Filters, one file each. `FILTERS` maps their names to their classes, `AnyFilter` validates one from a mapping."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import polars as pl
 from pydantic import Field
@@ -66,36 +66,6 @@ def _joined(rows: pl.DataFrame) -> pl.DataFrame:
 
 AnyFilter = Annotated[SimpleFilter | Combined, Field(discriminator="kind")]
 FILTERS: dict[str, type[Filter]] = {
-    cls.model_fields["kind"].default: cls
-    for cls in (
-        DeadGroups,
-        MinReward,
-        Diversity,
-        Length,
-        OverLong,
-        Staleness,
-        SuccessBalance,
-        TopQ,
-        Dedup,
-        Status,
-        Combined,
-    )
+    cls.model_fields["kind"].default: cls for cls in (*get_args(SimpleFilter), Combined)
 }
 """Name -> class, in the order of the documentation."""
-
-__all__ = [
-    "FILTERS",
-    "AnyFilter",
-    "Combined",
-    "DeadGroups",
-    "Dedup",
-    "Diversity",
-    "Filter",
-    "Length",
-    "MinReward",
-    "OverLong",
-    "Staleness",
-    "Status",
-    "SuccessBalance",
-    "TopQ",
-]
