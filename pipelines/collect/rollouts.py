@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count as integers
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from lake import ids
 from lake.records import EpisodeRecord, StepRecord
@@ -120,10 +120,8 @@ def _record(rollout: _Rollout, card: PolicyCard) -> EpisodeRecord:
     )
 
 
-class GroupConfig(BaseModel):
+class GroupConfig(BaseModel, frozen=True, extra="forbid"):
     """How rollouts are grouped and batched."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     group_size: int = Field(default=8, ge=1)
     """Siblings per start."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import polars as pl
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
+from pydantic import BaseModel, Field, SerializeAsAny
 
 from lake import ids
 from lake.errors import DataRefusedError
@@ -60,10 +60,8 @@ KIND = "credit"
 _EPISODES = pl.when(pl.col("steps") > 0).then("episodes").otherwise(0).alias("episodes")
 
 
-class CreditReport(BaseModel):
+class CreditReport(BaseModel, frozen=True, arbitrary_types_allowed=True):
     """What a credit job did."""
-
-    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
 
     job_id: int
     """The job that ran; where every group was unchanged, the newest of those that hold the groups' advantages."""

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import msgspec
 import polars as pl
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from lake import ids
 from lake.judgements.seeded_draws import draw_lots
@@ -26,10 +26,8 @@ class Regrouped:
     """What it left out or left alone, in words, with the number of rows (each draw counted)."""
 
 
-class Step(BaseModel, ABC):
+class Step(BaseModel, ABC, frozen=True, extra="forbid"):
     """Base of the steps: a frozen configuration with one method."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     facts: ClassVar[tuple[str, ...]] = ()
     """Columns of `episodes`, or FIRST_CONTEXT, that the step reads."""
@@ -184,10 +182,8 @@ AnyStep = Annotated[DropFailed | MergeRuns | StalenessCap | Subsample, Field(dis
 STEPS = {step.model_fields["kind"].default: step for step in (DropFailed, MergeRuns, StalenessCap, Subsample)}
 
 
-class Grouping(BaseModel):
+class Grouping(BaseModel, frozen=True, extra="forbid"):
     """Groups under another definition than the one they were collected with."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern=NAME)
     """What estimators call it. With several draws each has a name of its own: `NAME/0`, `NAME/1`, ..."""

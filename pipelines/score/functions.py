@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 import polars as pl
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from lake import ids
 from lake.errors import UsageError
@@ -47,10 +47,8 @@ NETWORK_SECONDS = 300.0
 """Wall-clock seconds of one call of a function that asks over the network, unless it declares a `timeout`."""
 
 
-class ScoreConfig(BaseModel):
+class ScoreConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """Options of a score run."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: str | None = Field(None, pattern=NAME, max_length=200)
     """Name under which the scores are kept; the function's own unless given."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import polars as pl
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from lake.errors import ConflictError, UsageError
 from lake.lake import Lake
@@ -80,10 +80,8 @@ _TEXTS = 100
 """Different errors and reasons of a commit that are counted; some functions never say the same twice."""
 
 
-class ScoreReport(BaseModel):
+class ScoreReport(BaseModel, frozen=True):
     """What a score run did."""
-
-    model_config = ConfigDict(frozen=True)
 
     scorer: str
     version: str

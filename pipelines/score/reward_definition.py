@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 import duckdb
 import msgspec
 import polars as pl
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from lake import ids
 from lake.errors import UsageError
@@ -137,10 +137,8 @@ def _refused(text: str, why: str) -> UsageError:
 _RESERVED = frozenset(("episode_id", "step_index", "value", "place"))
 
 
-class Component(BaseModel):
+class Component(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """One scorer's share of a reward."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     scorer: str = Field(min_length=1)
     """Name in `scores.scorer`, or name@version; without a version, the one that was written last."""
@@ -183,14 +181,12 @@ class Component(BaseModel):
         return self.name or self.scorer_name
 
 
-class RewardDefinition(BaseModel):
+class RewardDefinition(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """A reward: sum of weight * score over the components, or an expression over their scores.
 
     With `on_null = "renormalise"` the weights of the known components are scaled up to the sum of all weights:
     sum over known of w v * (sum of w / sum over known of w). Without any known component it stays unknown.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$", max_length=200)
     """Its name, in TOML and in `scores.scorer`."""

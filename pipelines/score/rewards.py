@@ -12,7 +12,7 @@ from operator import add
 from typing import Any
 
 import polars as pl
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from lake import ids
 from lake.errors import ContractError, UsageError
@@ -256,10 +256,8 @@ EPISODES_A_PART = 50_000
 _KEYS = ("run_id", "group_id", "episode_id")
 
 
-class RewardReport(BaseModel):
+class RewardReport(BaseModel, frozen=True):
     """What a reward job did."""
-
-    model_config = ConfigDict(frozen=True)
 
     job_id: int | None
     """The job; None if there was nothing to do."""

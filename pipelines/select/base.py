@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
 
 import polars as pl
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from lake import ids
 from lake.errors import DataRefusedError
@@ -31,10 +31,8 @@ UNKNOWN = {
 """Fact -> the reason of a drop because it is NULL, which `unknown = "keep"` spares."""
 
 
-class Filter(BaseModel, ABC):
+class Filter(BaseModel, ABC, frozen=True, extra="forbid"):
     """Base of the filters."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: str
     """Name of the filter."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 import polars as pl
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from lake.errors import ContractError, DataRefusedError
 from lake.judgements import seeded_draws
@@ -32,10 +32,8 @@ from pipelines.select.filters import AnyFilter, Combined
 _KEYS = ["episode_id", "step_index"]
 
 
-class Selection(BaseModel):
+class Selection(BaseModel, frozen=True, extra="forbid"):
     """What is kept of the episodes, and why the rest is not."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern=NAME)
     """What trainers and people call it."""

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from lake import ids
 from pipelines.collect.environments import Info, Outcome
@@ -134,10 +134,8 @@ SENTENCES = frozenset(f"{verb} {thing}".strip() for verb, things in VERBS.items(
 """Every well-formed action."""
 
 
-class HouseConfig(BaseModel):
+class HouseConfig(BaseModel, frozen=True, extra="forbid"):
     """What a house is like."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     rooms: int = Field(default=3, ge=2, le=len(ROOM_NAMES))
     """Number of rooms."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from lake import ids
 from lake.errors import DataRefusedError
@@ -115,10 +115,8 @@ class ContextRenderer:
         return str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
 
 
-class SamplingConfig(BaseModel):
+class SamplingConfig(BaseModel, frozen=True, extra="forbid"):
     """How actions are sampled. There is no top-p or top-k: truncation would bias the ratios of the trainer."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     temperature: float = Field(default=1.0, gt=0)
     """Divides the logits."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self, TypeAlias
 
 import polars as pl
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from lake.ids import bytes_hash
 from pipelines.credit.inputs.batch import Bools, StepBatch
@@ -112,10 +112,8 @@ def _looked_up(wanted: pl.Series, keys: pl.Series, values: pl.Series) -> pl.Seri
 Reads: TypeAlias = Literal["nothing", "state", "text"]
 
 
-class Definition(BaseModel, ABC):
+class Definition(BaseModel, ABC, frozen=True, extra="forbid"):
     """Base of all anchor definitions. JSON: an object with its `kind` and its options."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: str
     """Name of the definition."""

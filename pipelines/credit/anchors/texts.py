@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, Self
 
 import polars as pl
 from polars.exceptions import ComputeError
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from pipelines.credit.anchors.definition import Definition, Reads, States
 
@@ -54,10 +54,8 @@ def check_pattern(pattern: str) -> list[str]:
     return ["0", *fields, *(str(number) for number in range(1, len(fields) + 1))]
 
 
-class Substitution(BaseModel):
+class Substitution(BaseModel, frozen=True, extra="forbid"):
     """One pattern and what its matches become."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     pattern: str = Field(min_length=1)
     """Regular expression; all its matches are replaced, left to right, without overlap."""

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from pipelines.credit.estimators.anchor_groups import StepCredit
 from pipelines.credit.flags import Flag, join_flags
@@ -66,10 +66,8 @@ STATE_COLUMNS = ("state", "state_hash")
 """What the table `steps` holds of a state."""
 
 
-class Estimator(BaseModel, ABC):
+class Estimator(BaseModel, ABC, frozen=True, extra="forbid", allow_inf_nan=False):
     """Base of all estimators."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: ClassVar[str]
     """Its name on the command line and in a job's parameters."""

@@ -5,15 +5,13 @@ GiGPO training has fewer than 35 % singleton anchors; where almost no state is s
 """
 
 import polars as pl
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from pipelines.credit.flags import Flag
 
 
-class CreditSummary(BaseModel):
+class CreditSummary(BaseModel, frozen=True, extra="forbid"):
     """Counts over the rows of one credit job."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     episodes: int
     """Distinct episodes."""

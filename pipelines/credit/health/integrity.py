@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import polars as pl
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from lake import ids
 from lake.errors import DataRefusedError
@@ -95,10 +95,8 @@ FINDINGS = {
 _NO_FINDINGS = pl.DataFrame(schema={"group_id": pl.Int64, "findings": pl.String})
 
 
-class Problem(BaseModel):
+class Problem(BaseModel, frozen=True, extra="forbid"):
     """One finding, over all groups."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     finding: str
     """Its name."""
@@ -191,10 +189,8 @@ _NAMING = (pl.when(pl.col("task").is_null()).then(0).when(pl.col("tasks") == 1).
 """The order of the names that `_named` gives."""
 
 
-class IntegrityConfig(BaseModel):
+class IntegrityConfig(BaseModel, frozen=True, extra="forbid"):
     """What to check, and what to do about it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     complete: Action = "warn"
     """As many episodes as the collector meant to run (`expected_group_size`). Findings: `incomplete`, `oversized`."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 Mode = Literal["pointwise", "batch", "group"]
 Kind = Literal["ok", "exception", "timeout", "memory", "killed", "invalid"]
@@ -24,10 +24,8 @@ class FunctionSource:
     worker applies it."""
 
 
-class SandboxLimits(BaseModel):
+class SandboxLimits(BaseModel, frozen=True, extra="forbid"):
     """What one function may use, and how strongly it must be held."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     seconds_per_row: float = Field(10.0, gt=0)
     """Wall-clock seconds of one call, kept by the parent; a worker past it is killed. A batch or group function is one

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeA
 
 import msgspec
 import polars as pl
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from pipelines.score.scorers import texts
 from pipelines.score.scorers.protocol import Columns, ScorerInputs
@@ -75,10 +75,8 @@ def _of_schemas() -> "Draft202012Validator":
     return validator({"type": "object", "properties": _KEYWORDS, "additionalProperties": False})
 
 
-class Regex(BaseModel):
+class Regex(BaseModel, frozen=True, extra="forbid"):
     """The text matches a regular expression (Rust's syntax; linear time on every text)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["regex"] = "regex"
     """Name of the rule."""
@@ -99,10 +97,8 @@ class Regex(BaseModel):
         return texts.str.contains(rf"\A(?:{self.pattern})\z" if self.full else self.pattern)
 
 
-class Json(BaseModel):
+class Json(BaseModel, frozen=True, extra="forbid"):
     """The text is JSON (RFC 8259), and of a type."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["json"] = "json"
     """Name of the rule."""
@@ -114,10 +110,8 @@ class Json(BaseModel):
         return _decoded(texts, lambda value: self.type == "any" or isinstance(value, _CONTAINERS[self.type]))
 
 
-class JsonSchema(BaseModel):
+class JsonSchema(BaseModel, frozen=True, extra="forbid"):
     """The text is JSON that obeys a small JSON schema; see `json_schema` for the keywords."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["json_schema"] = "json_schema"
     """Name of the rule."""
@@ -135,10 +129,8 @@ class JsonSchema(BaseModel):
         return _decoded(texts, validator(self.schema_).is_valid)
 
 
-class Tags(BaseModel):
+class Tags(BaseModel, frozen=True, extra="forbid"):
     """Every tag is opened once and closed once, one after the other, in the order given."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["tags"] = "tags"
     """Name of the rule."""

@@ -14,7 +14,7 @@ from typing import ClassVar, final
 
 import msgspec
 import polars as pl
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from lake import ids
 from lake.errors import ContractError
@@ -79,14 +79,12 @@ class ScorerInputs:
     """Token counts of their steps, in any order."""
 
 
-class Scorer(BaseModel, ABC):
+class Scorer(BaseModel, ABC, frozen=True, extra="forbid", allow_inf_nan=False):
     """Base of the built-in scorers: a configuration, a version, and `scores`.
 
     To add one: a file of its own in this package, formula and source in the class's docstring, `name`, `columns` and
     `helpers` as class variables, `_score`, and a line in `SCORERS`.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: ClassVar[str]
     """Name in the registry, and in `scores.scorer` unless the job gives another."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 import polars as pl
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, model_validator
 
 from pipelines.score.scorers.protocol import Columns, Scorer, ScorerInputs
 
@@ -16,10 +16,8 @@ _PUNCTUATION = r"[!-/:-@\[-`{-~]"
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 
 
-class Normalise(BaseModel):
+class Normalise(BaseModel, frozen=True, extra="forbid"):
     """What is taken for the same text. With all five on: the SQuAD evaluation (arXiv 1606.05250), after NFKC."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     unicode: bool = True
     """Unicode's compatibility form NFKC: full-width digits, ligatures and the like become plain."""
