@@ -14,10 +14,10 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor as Pool
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, Literal, Protocol, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from lake.errors import MissingExtraError, UsageError, WorkerLostError
 
@@ -66,7 +66,9 @@ class LocalExecutor:
             yield from map(task, todo)
         else:
             with ThreadPoolExecutor(self.workers) as pool:
-                yield from _windowed(pool, task, todo, self.workers)
+                yield from _windowed(
+                    lambda item: pool.submit(task, item), Future.result, Future.cancel, todo, self.workers
+                )
 
     def _map_processes(self, task: Callable[[Item], Result], items: list[Item]) -> Iterator[Result]:
         """As `map`; when a process is lost, what had not come back runs again in new ones."""
@@ -77,7 +79,9 @@ class LocalExecutor:
             context = multiprocessing.get_context("spawn")
             with ProcessPoolExecutor(min(self.workers, len(items)), context, initializer=_end_with_parent) as pool:
                 try:
-                    for result in _windowed(pool, task, items[done:], self.workers):
+                    for result in _windowed(
+                        lambda item: pool.submit(task, item), Future.result, Future.cancel, items[done:], self.workers
+                    ):
                         done += 1
                         yield result
                 except BrokenProcessPool as error:
@@ -106,20 +110,26 @@ def lost(done: int, items: int) -> str:
     )
 
 
-def _windowed(pool: Pool, task: Callable[[Item], Result], items: list[Item], width: int) -> Iterator[Result]:
+def _windowed(
+    start: Callable[[Any], Any],
+    result: Callable[[Any], Any],
+    cancel: Callable[[Any], Any],
+    items: list[Any],
+    width: int,
+) -> Iterator[Any]:
     """Results in order, with at most one item waiting per worker; after an error nothing more is started."""
-    running: deque[Future[Result]] = deque()
+    running: deque[Any] = deque()
     waiting = iter(items)
     try:
         while True:
             while len(running) < 2 * width and (item := next(waiting, None)) is not None:
-                running.append(pool.submit(task, item))
+                running.append(start(item))
             if not running:
                 return
-            yield running.popleft().result()
+            yield result(running.popleft())
     finally:
-        for future in running:
-            future.cancel()
+        for handle in running:
+            cancel(handle)
 
 
 class RayExecutor:
@@ -144,29 +154,17 @@ class RayExecutor:
         todo = list(items)
         # What a task raises is its own affair and not tried again; a worker that dies is.
         remote = self._ray.remote(num_cpus=1, max_retries=TRIES - 1, retry_exceptions=False)(task)
-        running: deque[Any] = deque()
-        waiting = iter(todo)
+        cancel = partial(self._ray.cancel, force=True)
+        errors = self._ray.exceptions
         done = 0
         try:
-            while True:
-                while len(running) < 2 * self.workers and (item := next(waiting, None)) is not None:
-                    running.append(remote.remote(item))
-                if not running:
-                    return
-                yield self._result(running.popleft(), done, len(todo))
+            for result in _windowed(remote.remote, self._ray.get, cancel, todo, self.workers):
+                yield result
                 done += 1
-        finally:
-            for reference in running:
-                self._ray.cancel(reference, force=True)
-
-    def _result(self, reference: Any, done: int, items: int) -> Any:
-        errors = self._ray.exceptions
-        try:
-            return self._ray.get(reference)
         except errors.RayTaskError as error:
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
         except (errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError) as error:
-            raise WorkerLostError(lost(done, items)) from error
+            raise WorkerLostError(lost(done, len(todo))) from error
 
 
 def _ray() -> Any:
@@ -178,8 +176,7 @@ def _ray() -> Any:
     return ray
 
 
-ExecutorName = Literal["local", "processes", "ray"]
-EXECUTORS: tuple[ExecutorName, ...] = ("local", "processes", "ray")
+EXECUTORS = ("local", "processes", "ray")
 
 
 def executor_named(name: str, workers: int | None = None) -> Executor:

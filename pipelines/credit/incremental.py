@@ -94,8 +94,7 @@ def group_fingerprints(episodes: pl.DataFrame, *, of_batch: bool = False, checks
         of_batch: every group depends on all of them, as under a batch-normalised estimator.
         checks: hash of what the job looks for in a group beside its advantages: other checks are another answer.
     """
-    first_E = episodes.select(pl.col("group_id").ne_missing(pl.col("group_id").shift())).to_series().to_numpy()
-    groups = Segments.opening_at(first_E)
+    groups = Segments.of(episodes, "group_id")
     hash_E = np.zeros(episodes.height, np.uint64)
     for column in (*_FACTS, *sorted(set(episodes.columns) - {*_FACTS, *_NOT_INPUTS})):
         hash_E = splitmix64(hash_E ^ _words(episodes[column]))
@@ -201,8 +200,3 @@ def empty_rows(groups: pl.DataFrame) -> pl.DataFrame:
 def summary_of(groups: pl.DataFrame) -> CreditDiagnosis:
     """The figures of a job, from one row of `credit_groups` for each of its groups."""
     return diagnose(groups.lazy().filter(pl.col("steps") > 0))
-
-
-def newest_job_of(groups: pl.DataFrame) -> int:
-    """The newest job among those that computed some groups."""
-    return int(groups.sort("ended")["job_id"][-1])

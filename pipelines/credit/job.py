@@ -29,7 +29,6 @@ from pipelines.credit.incremental import (
     empty_rows,
     find_changes,
     group_fingerprints,
-    newest_job_of,
     summary_of,
     total_fingerprint,
 )
@@ -290,7 +289,7 @@ def _unchanged(plan: _Plan, job: Job, changes: Changes) -> CreditReport:
         with job:
             job.counts |= {"rows_in": 0, "rows_out": 0, "groups_computed": 0, "groups_kept": changes.kept.height}
     return CreditReport(
-        job_id=newest_job_of(changes.kept),
+        job_id=int(changes.kept.sort("ended")["job_id"][-1]),
         series_id=job.series_id,
         skipped=True,
         estimator=plan.estimator,

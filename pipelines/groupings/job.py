@@ -71,7 +71,9 @@ def run_grouping(lake: Lake, grouping: Grouping, *, where: str | None = None, fo
         snapshot=snapshot,
     )
     report = GroupingReport(job.job_id, job.series_id, skipped=False, table=_sizes(named), notes=notes)
-    if not force and (found := _reusable(lake, job.series_id, snapshot.fingerprint(episodes), grouping.name)):
+    found = None if force else lake.find_job(KIND, job.series_id, snapshot.fingerprint(episodes))
+    # A job need not run again if it is of this definition and input, and the newest of its name, which readers take.
+    if found is not None and found == grouping_job(lake.snapshot(), grouping.name):
         return GroupingReport(found, job.series_id, skipped=True, table=report.table, notes=notes)
     with job:
         job.write("groupings", named.drop("draw"))
@@ -83,12 +85,6 @@ def run_grouping(lake: Lake, grouping: Grouping, *, where: str | None = None, fo
             "notes": {f"{kind}: {words}": count for kind, words, count in notes},
         }
     return report
-
-
-def _reusable(lake: Lake, series_id: int, fingerprint: int, name: str) -> int | None:
-    """The job that need not run again: of this definition and input, and the newest of its name, which readers take."""
-    found = lake.find_job(KIND, series_id, fingerprint)
-    return found if found is not None and found == grouping_job(lake.snapshot(), name) else None
 
 
 def _episodes(snapshot: Snapshot, grouping: Grouping, where: str | None) -> pl.DataFrame:

@@ -9,7 +9,7 @@ from lake.cli.options import lake_option
 
 if TYPE_CHECKING:
     from lake.lake import Lake
-    from pipelines.score.functions import ScoreConfig, Work
+    from pipelines.score.functions import ScoreConfig
     from pipelines.score.job import Progress, ScoreReport
 
 
@@ -59,13 +59,20 @@ def score(
         _require_alone(reward, target, flags | {"--retry-failed": retry_failed, "--allow-network": allow_network})
         _score_reward(lake.open(lake_uri), reward, config, where, force=force)
         return
-    from pipelines.score.job import run_score
+    from lake.errors import UsageError
+    from pipelines.score.job import run_score, scorer_of
 
     given = {"name": name, "default_step_reward": default_step_reward, "allow_network": allow_network or None}
     options = _options(config, settings, arguments, {key: value for key, value in given.items() if value is not None})
+    if target is None:
+        msg = "give what to score with: module.py:function, a built-in scorer, or --reward NAME --config FILE"
+        raise UsageError(msg)
+    work = scorer_of(target, options)
+    for note in work.notes:
+        click.echo(note, err=True)
     report = run_score(
         lake.open(lake_uri),
-        _work(target, options),
+        work,
         where=where,
         config=options,
         retry_failed=retry_failed,
@@ -84,20 +91,6 @@ def _require_alone(reward: str, target: str | None, flags: dict[str, Any]) -> No
     if idle := [flag for flag, value in flags.items() if value or isinstance(value, float)]:
         msg = f"of no effect on a reward: {', '.join(idle)}; everything that decides it is in --config FILE"
         raise UsageError(msg)
-
-
-def _work(target: str | None, options: "ScoreConfig") -> "Work":
-    """What is run; what its user may not mean is said before it runs."""
-    from lake.errors import UsageError
-    from pipelines.score.job import scorer_of
-
-    if target is None:
-        msg = "give what to score with: module.py:function, a built-in scorer, or --reward NAME --config FILE"
-        raise UsageError(msg)
-    work = scorer_of(target, options)
-    for note in work.notes:
-        click.echo(note, err=True)
-    return work
 
 
 def _options(

@@ -6,13 +6,13 @@ metrics are the components' values. Only episodes whose components changed since
 
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from typing import Any
 
 import polars as pl
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from lake import ids
 from lake.errors import ContractError, UsageError
@@ -26,6 +26,7 @@ from lake.write.jobs import Job
 from pipelines.score import reward_definition
 from pipelines.score.pending import confirm
 from pipelines.score.reward_definition import Component, Expression, RewardDefinition, load_reward
+from pipelines.score.rollouts import KEYS
 from pipelines.score.rows import EXAMPLES
 
 _SCORER = ["scorer", "scorer_version"]
@@ -253,7 +254,6 @@ __all__ = ["Component", "RewardDefinition", "RewardReport", "load_reward", "rewa
 KIND = "reward"
 EPISODES_A_PART = 50_000
 """Episodes that are computed at once."""
-_KEYS = ("run_id", "group_id", "episode_id")
 
 
 class RewardReport(BaseModel, frozen=True):
@@ -272,19 +272,19 @@ class RewardReport(BaseModel, frozen=True):
     """Episodes that were asked for."""
     unchanged: int
     """Those of them whose reward stands."""
-    rows: int
+    rows: int = 0
     """Rows written, of episodes and of steps."""
-    known: int
+    known: int = 0
     """Episodes with a reward, of those that were computed."""
-    unknown: int
+    unknown: int = 0
     """Those without."""
-    known_steps: int
+    known_steps: int = 0
     """Steps with a reward, of those that a component scored."""
-    unknown_steps: int
+    unknown_steps: int = 0
     """Those without."""
     made_current: bool = False
     """Nothing was written, and another version was current: this one is again."""
-    reasons: dict[str, int]
+    reasons: dict[str, int] = Field(default_factory=dict)
     """Why episodes have none: the most frequent reasons with their numbers of episodes, most frequent first."""
 
 
@@ -299,7 +299,7 @@ def run_reward(
         ContractError: a score job wrote a component of an episode or step twice.
     """
     snapshot = lake.snapshot()
-    episodes = select_where(snapshot, (*_KEYS, "write_id"), where).sort(_KEYS)
+    episodes = select_where(snapshot, (*KEYS, "write_id"), where).sort(KEYS)
     resolved = resolve(snapshot, definition)
     series = {"reward": definition.name, "version": resolved.version}
     code = (reward_definition, sys.modules[__name__])
@@ -313,7 +313,6 @@ def run_reward(
         skipped=todo.is_empty(),
         episodes=episodes.height,
         unchanged=episodes.height - todo.height,
-        **_Counts().told(),
     )
     plain = series | {"definition": definition.model_dump(mode="json"), "components": resolved.spelled, "where": where}
     if todo.is_empty():
@@ -326,50 +325,35 @@ def run_reward(
         kind=KIND, parameters=parameters, series=series, code=code, fingerprint=fingerprint, snapshot=snapshot
     )
     with job:
-        counts = _write(job, snapshot, resolved, todo).told()
+        counts = _write(job, snapshot, resolved, todo)
         told = {name: counts[name] for name in ("known", "known_steps")}
         job.counts |= {"rows_in": episodes.height, "rows_out": counts["rows"], "unchanged": report.unchanged, **told}
     return report.model_copy(update={"job_id": job.job_id, **counts})
 
 
-@dataclass
-class _Counts:
-    """What was written, added up part by part."""
-
-    sizes: Counter[tuple[bool, bool]] = field(default_factory=Counter)
-    """(of a step, with a value) -> rows."""
-    reasons: Counter[str] = field(default_factory=Counter)
-
-    def add(self, rows: pl.DataFrame) -> None:
-        """Take a part."""
-        is_step, is_known = pl.col("step_index").is_not_null(), pl.col("value").is_not_null()
-        sizes = rows.group_by(is_step.alias("step"), is_known.alias("known")).len()
-        self.sizes.update({(step, known): count for step, known, count in sizes.iter_rows()})
-        why = rows.filter(~is_step & ~is_known).group_by(pl.coalesce("error", "reason"), maintain_order=True).len()
-        self.reasons.update(dict(why.iter_rows()))
-
-    def told(self) -> dict[str, Any]:
-        """The fields of a report."""
-        return {
-            "rows": self.sizes.total(),
-            "known": self.sizes[False, True],
-            "unknown": self.sizes[False, False],
-            "known_steps": self.sizes[True, True],
-            "unknown_steps": self.sizes[True, False],
-            "reasons": dict(self.reasons.most_common(EXAMPLES)),
-        }
-
-
-def _write(job: Job, snapshot: Snapshot, resolved: Resolved, todo: pl.DataFrame) -> _Counts:
-    counts = _Counts()
+def _write(job: Job, snapshot: Snapshot, resolved: Resolved, todo: pl.DataFrame) -> dict[str, Any]:
+    """Compute and write, a part at a time; the fields of the report that are counts."""
+    sizes: Counter[tuple[bool, bool]] = Counter()  # (of a step, with a value) -> rows
+    reasons: Counter[str] = Counter()
+    is_step, is_known = pl.col("step_index").is_not_null(), pl.col("value").is_not_null()
     for part in todo.iter_slices(EPISODES_A_PART):
         composed = rewarded(component_rows(snapshot, resolved, part), resolved.definition)
-        frame = composed.join(part.select(_KEYS), on="episode_id", how="left", maintain_order="left").with_columns(
+        rows = composed.join(part.select(KEYS), on="episode_id", how="left", maintain_order="left").with_columns(
             scorer=pl.lit(resolved.definition.name), scorer_version=pl.lit(resolved.version)
         )
-        job.write("scores", frame.sort("run_id", "group_id", "episode_id", "step_index", nulls_last=False))
-        counts.add(frame)
-    return counts
+        job.write("scores", rows.sort("run_id", "group_id", "episode_id", "step_index", nulls_last=False))
+        counted = rows.group_by(is_step.alias("step"), is_known.alias("known")).len()
+        sizes.update({(step, known): count for step, known, count in counted.iter_rows()})
+        why = rows.filter(~is_step & ~is_known).group_by(pl.coalesce("error", "reason"), maintain_order=True).len()
+        reasons.update(dict(why.iter_rows()))
+    return {
+        "rows": sizes.total(),
+        "known": sizes[False, True],
+        "unknown": sizes[False, False],
+        "known_steps": sizes[True, True],
+        "unknown_steps": sizes[True, False],
+        "reasons": dict(reasons.most_common(EXAMPLES)),
+    }
 
 
 def _state(resolved: Resolved, todo: pl.DataFrame) -> int:

@@ -191,8 +191,10 @@ def run_select(
     kept = int(outcome.report["episodes_left"][-1])
     if not kept:
         raise DataRefusedError(_nothing_left(chosen, episodes, outcome))
-    found = None if force else _reusable(lake, job.series_id, fingerprint, chosen.name)
-    if found is None:
+    found = None if force else lake.find_job(KIND, job.series_id, fingerprint)
+    # A job need not run again if it is of these filters and inputs, and the newest of its name, which readers take.
+    if found is None or found != selection_job(lake.snapshot(), chosen.name):
+        found = None
         _write(job, chosen.name, episodes, outcome)
     return SelectReport(
         job_id=job.job_id if found is None else found,
@@ -248,12 +250,6 @@ def _code(chosen: Selection) -> list[ModuleType]:
     parts += [inner for part in chosen.filters if isinstance(part, Combined) for inner in part.filters]
     used = sorted({type(part).__module__ for part in parts})
     return [*_CODE, *(sys.modules[name] for name in used)]
-
-
-def _reusable(lake: Lake, series_id: int, fingerprint: int, name: str) -> int | None:
-    """The job that need not run again: of these filters and inputs, and the newest of its name, which readers take."""
-    found = lake.find_job(KIND, series_id, fingerprint)
-    return found if found is not None and found == selection_job(lake.snapshot(), name) else None
 
 
 def _nothing_left(chosen: Selection, episodes: pl.DataFrame, outcome: Outcome) -> str:

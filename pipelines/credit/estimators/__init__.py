@@ -53,7 +53,8 @@ class _Registry(Mapping[str, "type[Estimator]"]):
         self._classes = classes
 
     def __getitem__(self, name: str) -> "type[Estimator]":
-        found: type[Estimator] = getattr(import_module(f"{__name__}.{name}"), self._classes[name])
+        attribute = self._classes[name]
+        found: type[Estimator] = getattr(import_module(f"{__name__}.{name}"), attribute)
         return found
 
     def __iter__(self) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Literal, Self, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -38,13 +38,8 @@ class Scores:
     are compared with nothing, which gives exactly 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """Both sides, and A of every row, NaN where a term that counts is unknown."""
-
-    episode: EpisodeCredit
-    step: StepCredit
-    advantage_N: Floats
+Compared: TypeAlias = tuple[EpisodeCredit, StepCredit, Floats]
+"""Both sides, and A of every row, NaN where a term that counts is unknown."""
 
 
 class AnchoredEstimator(ScoreOptions, ReturnOptions, ABC):
@@ -77,8 +72,8 @@ class AnchoredEstimator(ScoreOptions, ReturnOptions, ABC):
         anchorless_N = included_N & ~known_N
         left_out_N = anchorless_N & _state_is_known_N(batch)
         member_N = included_N & known_N
-        compared = self._compare(batch, Scores(score_E, excluded_E, anchor_key, step_score_N, member_N, anchorless_N))
-        episode, step = compared.episode, compared.step
+        scores = Scores(score_E, excluded_E, anchor_key, step_score_N, member_N, anchorless_N)
+        episode, step, advantage_N = self._compare(batch, scores)
         flags = {
             **self._fate_flags(batch, excluded_E),
             Flag.UNKNOWN_RETURN: np.isnan(return_N),
@@ -88,7 +83,7 @@ class AnchoredEstimator(ScoreOptions, ReturnOptions, ABC):
             Flag.UNKNOWN_STATE: ~known_N & ~left_out_N,
         }
         return CreditRows(
-            advantage_N=np.where(self._masked_N(batch), np.nan, compared.advantage_N),
+            advantage_N=np.where(self._masked_N(batch), np.nan, advantage_N),
             size_P=episode.size_P,
             flags=flags,
             return_N=return_N,
@@ -132,7 +127,7 @@ class TwoLevelEstimator(AnchoredEstimator, ABC):
             (weight * a_N for weight, a_N in zip(weights, advantages, strict=True) if weight != 0.0),
             start=np.zeros_like(step.a_step_N),
         )
-        return Compared(episode, step, advantage_N)
+        return episode, step, advantage_N
 
 
 def _state_is_known_N(batch: StepBatch) -> Bools:

@@ -76,7 +76,7 @@ class HGPO(AnchoredEstimator):
             a_episode_N = episode.a_episode_N
             self._add(a_episode_N, np.ones(len(sum_N), np.bool_), 1.0, sum_N, weight_N)
             advantage_N = np.where(unknown_N | np.isnan(a_episode_N), np.nan, _quotient(sum_N, weight_N))
-        return Compared(episode, replace(state, a_step_N=a_step_N), advantage_N)
+        return episode, replace(state, a_step_N=a_step_N), advantage_N
 
     def _level(self, batch: StepBatch, scores: Scores, key: pl.Series) -> StepCredit:
         member_N = scores.member_N & key.is_not_null().to_numpy()

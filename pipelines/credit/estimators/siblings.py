@@ -5,7 +5,7 @@ Axes: `_N` rows, `_E` episodes, `_P` task groups.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -78,19 +78,15 @@ def _scaled_penalty(siblings: Moments, norm: Scaling, singleton: Singleton, pena
     return penalty_P
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Episode advantages, and flags beyond the usual ones that say what they rest on."""
-
-    episode: EpisodeCredit
-    flags: Mapping[Flag, Bools] = field(default_factory=dict)
+Compared: TypeAlias = tuple[EpisodeCredit, Mapping[Flag, Bools]]
+"""Episode advantages, and flags beyond the usual ones that say what they rest on."""
 
 
 class SiblingEstimator(ScoreOptions, ABC):
     """Base of the estimators whose advantage is `a_episode`; `a_step`, anchors and returns are not computed."""
 
     @abstractmethod
-    def _compare(self, batch: StepBatch, score_E: Floats, excluded_E: Bools) -> Comparison:
+    def _compare(self, batch: StepBatch, score_E: Floats, excluded_E: Bools) -> Compared:
         """Episode advantages from scores (NaN where unknown) of the episodes that are not excluded."""
 
     def credit(self, batch: StepBatch) -> CreditRows:
@@ -100,13 +96,8 @@ class SiblingEstimator(ScoreOptions, ABC):
     def _rows_of(self, batch: StepBatch, score_E: Floats, given_E: Floats) -> CreditRows:
         """The rows, from the scores that are compared and those that somebody gave (see `_excluded_E`)."""
         excluded_E = self._excluded_E(batch, given_E)
-        compared = self._compare(batch, score_E, excluded_E)
-        episode = compared.episode
-        flags = {
-            **self._fate_flags(batch, excluded_E),
-            **sibling_flags(batch, score_E, episode),
-            **compared.flags,
-        }
+        episode, own_flags = self._compare(batch, score_E, excluded_E)
+        flags = {**self._fate_flags(batch, excluded_E), **sibling_flags(batch, score_E, episode), **own_flags}
         advantage_N = np.where(self._masked_N(batch), np.nan, episode.a_episode_N)
         return CreditRows(advantage_N=advantage_N, size_P=episode.size_P, flags=flags, a_episode_N=episode.a_episode_N)
 
@@ -116,8 +107,8 @@ class ScaledSiblings(SiblingEstimator, ABC):
 
     scaling: ClassVar[Scaling]
 
-    def _compare(self, batch: StepBatch, score_E: Floats, excluded_E: Bools) -> Comparison:
-        return Comparison(episode_credit(batch, score_E, excluded_E, norm=self.scaling))
+    def _compare(self, batch: StepBatch, score_E: Floats, excluded_E: Bools) -> Compared:
+        return episode_credit(batch, score_E, excluded_E, norm=self.scaling), {}
 
 
 class PenalisedSiblings(SiblingEstimator, ABC):
@@ -132,18 +123,17 @@ class PenalisedSiblings(SiblingEstimator, ABC):
     invalid_action_penalty: float = Field(default=0.0, ge=0.0)
     """c, in the unit of the scores: taken from the score of a row whose action was malformed, as in GiGPO."""
 
-    def _compare(self, batch: StepBatch, score_E: Floats, excluded_E: Bools) -> Comparison:
-        return Comparison(
-            episode_credit(
-                batch,
-                score_E,
-                excluded_E,
-                norm=self.scaling,
-                baseline=self.baseline,
-                singleton=self.singleton,
-                penalty=self.invalid_action_penalty,
-            )
+    def _compare(self, batch: StepBatch, score_E: Floats, excluded_E: Bools) -> Compared:
+        episode = episode_credit(
+            batch,
+            score_E,
+            excluded_E,
+            norm=self.scaling,
+            baseline=self.baseline,
+            singleton=self.singleton,
+            penalty=self.invalid_action_penalty,
         )
+        return episode, {}
 
 
 def sibling_flags(batch: StepBatch, score_E: Floats, episode: EpisodeCredit) -> Mapping[Flag, Bools]:

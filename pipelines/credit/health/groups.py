@@ -20,7 +20,7 @@ from lake.tables import TABLES
 from pipelines.credit.estimators.anchor_groups import gathered
 from pipelines.credit.flags import Flag
 from pipelines.credit.inputs import batch
-from pipelines.credit.inputs.batch import Bools, Floats, Segments
+from pipelines.credit.inputs.batch import Bools, Floats, Segments, floats
 
 _STEP = ["episode_id", "step_index"]
 _ODD = np.array([0xD6E8FEB86659FD93, 0xA0761D6478BD642F, 0xE7037ED1A0B428DB], np.uint64)
@@ -54,8 +54,7 @@ def purity(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     if rows.is_empty():
         names = [name for column, figures in _FIGURES.items() if column in facts.columns for name in figures]
         return rows.select("group_id", *(pl.lit(None, pl.Float64).alias(name) for name in names))
-    opens_S = rows.select(pl.col("group_id").ne_missing(pl.col("group_id").shift())).to_series().to_numpy()
-    groups = Segments.opening_at(opens_S)
+    groups = Segments.of(rows, "group_id")
     order_M, opens_M = gathered(groups, rows["anchor_key"])
     anchors = Segments.opening_at(opens_M)
     opens_group_M = np.zeros(len(opens_M), np.bool_)
@@ -84,8 +83,7 @@ def decisions(steps: pl.DataFrame) -> pl.DataFrame:
     """
     if steps.is_empty():
         return pl.DataFrame(schema={"episode_id": steps.schema["episode_id"], "decisions": pl.UInt64})
-    opens_N = steps.select(pl.col("episode_id").ne_missing(pl.col("episode_id").shift())).to_series().to_numpy()
-    episodes = Segments.opening_at(opens_N)
+    episodes = Segments.of(steps, "episode_id")
     unknown_N = (steps["state_hash"].is_null() | steps["taken"].is_null()).to_numpy()
     state_N = steps["state_hash"].fill_null(0).to_numpy().astype(np.uint64)
     place_N = (np.arange(len(steps)) - episodes.spread(episodes.starts_K)).astype(np.uint64)
@@ -158,8 +156,8 @@ def of_steps(rows: pl.DataFrame) -> pl.DataFrame:
     anchor_episodes_mean, sign_disagreements; NULL where there is nothing to take a figure of. An anchor of n member
     rows is counted as n times 1/n: no grouping by anchor is needed.
     """
-    groups = _runs(rows, "group_id")
-    advantage_N, a_step_N = _floats(rows["advantage"]), _floats(rows["a_step"])
+    groups = Segments.of(rows, "group_id")
+    advantage_N, a_step_N = floats(rows["advantage"]), floats(rows["a_step"])
     size_N, episodes_N = rows["anchor_size"].to_numpy(), rows["anchor_episodes"].to_numpy()
     member_N = ~np.isnan(a_step_N) & (size_N > 0) & ~_carry(rows["flags"], Flag.REVISIT)
     shared_N = episodes_N >= 2
@@ -167,7 +165,7 @@ def of_steps(rows: pl.DataFrame) -> pl.DataFrame:
     shared_part_N = np.where(shared_N, part_N, 0.0)
     shared_P = np.round(groups.sum(shared_part_N))
     met_P = np.round(groups.sum(shared_part_N * episodes_N))
-    disagree_N = _floats(rows["a_episode"]) * a_step_N < 0
+    disagree_N = floats(rows["a_episode"]) * a_step_N < 0
     return pl.DataFrame(
         {
             "group_id": rows["group_id"].gather(groups.starts_K),
@@ -186,7 +184,7 @@ def of_steps(rows: pl.DataFrame) -> pl.DataFrame:
 
 def of_episodes(rows: pl.DataFrame) -> pl.DataFrame:
     """Per episode: episode_id, and takes_part (scored, not excluded, and the estimator found out anything of it)."""
-    episodes = _runs(rows, "episode_id")
+    episodes = Segments.of(rows, "episode_id")
     first = rows.select("episode_id", "flags")[episodes.starts_K]
     found_N = rows.select(pl.any_horizontal(pl.col("a_episode", "a_step", "advantage").is_not_null())).to_series()
     takes_part_E = episodes.any(found_N.to_numpy()) & ~_carry(first["flags"], Flag.EXCLUDED, Flag.UNSCORED)
@@ -217,17 +215,6 @@ def _spread_of(values_N: Floats, groups: Segments) -> dict[str, pl.Series]:
 
 def _known(values_P: Floats, known_P: Bools) -> pl.Series:
     return pl.Series(np.where(known_P, values_P, np.nan), nan_to_null=True)
-
-
-def _floats(column: pl.Series) -> Floats:
-    return column.fill_null(np.nan).to_numpy()
-
-
-def _runs(rows: pl.DataFrame, name: str) -> Segments:
-    values = rows[name]
-    opens_N = values.ne_missing(values.shift()).to_numpy().copy()
-    opens_N[:1] = True
-    return Segments.opening_at(opens_N)
 
 
 FILLED_IN_BY_THE_JOB = ("job_id", "series_id", "write_id", "input_fingerprint")

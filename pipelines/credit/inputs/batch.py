@@ -44,6 +44,12 @@ class Segments:
         starts_K = np.flatnonzero(first_N)
         return cls(starts_K, np.diff(starts_K, append=len(first_N)))
 
+    @classmethod
+    def of(cls, frame: pl.DataFrame, name: str) -> Self:
+        """Runs of equal values of a column."""
+        column = pl.col(name)
+        return cls.opening_at(frame.select(column.ne_missing(column.shift())).to_series().to_numpy())
+
     @property
     def last_K(self) -> Ints:
         """Index of each run's last row."""
@@ -177,7 +183,7 @@ class StepBatch:
             return None
         if needs is not None:
             check_extras(frame, needs)
-        episodes, groups = _runs(frame, "episode_id"), _runs(frame, "group_id")
+        episodes, groups = Segments.of(frame, "episode_id"), Segments.of(frame, "group_id")
         firsts = frame.select("episode_score", "status").gather(episodes.starts_K)
         opens_group_N = np.zeros(len(frame), np.bool_)
         opens_group_N[groups.starts_K] = True
@@ -186,20 +192,20 @@ class StepBatch:
             episodes=episodes,
             groups=groups,
             siblings=Segments.opening_at(opens_group_N[episodes.starts_K]),
-            reward_N=_floats(frame["reward"]),
+            reward_N=floats(frame["reward"]),
             invalid_N=~frame["is_action_valid"].to_numpy(),
-            score_E=_floats(firsts["episode_score"]),
+            score_E=floats(firsts["episode_score"]),
             truncated_E=(firsts["status"] == "truncated").to_numpy(),
             broken_E=firsts["status"].is_in(["aborted", "failed"]).to_numpy(),
         )
 
     def step_numbers(self, name: str) -> Floats:
         """A numeric column of the frame, NaN where NULL."""
-        return _floats(self.frame[name])
+        return floats(self.frame[name])
 
     def episode_numbers(self, name: str) -> Floats:
         """A numeric column whose value belongs to the whole episode: one per episode, NaN where NULL."""
-        return _floats(self.frame[name].gather(self.episodes.starts_K))
+        return floats(self.frame[name].gather(self.episodes.starts_K))
 
 
 def _is_sorted(frame: pl.DataFrame) -> bool:
@@ -212,10 +218,6 @@ def _is_sorted(frame: pl.DataFrame) -> bool:
     return bool(frame.lazy().select(ascending.slice(1).fill_null(value=False).all()).collect().item())
 
 
-def _runs(frame: pl.DataFrame, name: str) -> Segments:
-    column = pl.col(name)
-    return Segments.opening_at(frame.select(column.ne_missing(column.shift())).to_series().to_numpy())
-
-
-def _floats(column: pl.Series) -> Floats:
+def floats(column: pl.Series) -> Floats:
+    """The column's values, NaN where NULL."""
     return column.fill_null(np.nan).to_numpy()

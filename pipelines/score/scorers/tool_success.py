@@ -91,18 +91,6 @@ _RATINGS: dict[str, Callable[[], pl.Expr]] = {
 }
 
 
-RESULTS = pl.Schema(
-    {
-        "episode_id": pl.Int64,
-        "step_index": pl.Int32,
-        "call": pl.Int32,
-        "tool": pl.String,
-        "outcome": pl.String,
-        "result": pl.String,
-    }
-)
-"""One row per call, `call` counting within the step. outcome: `result` (as text or JSON), `none` (it answered null),
-`exception`, or `unknown` (nothing is recorded)."""
 _CALLS = pl.Schema({"row": pl.UInt32, "call": pl.Int32, "call_id": pl.String, "tool": pl.String})
 _ANSWERS = pl.Schema(
     {"row": pl.UInt32, "answer": pl.Int32, "call_id": pl.String, "null": pl.Boolean, "text": pl.String}
@@ -112,7 +100,9 @@ _ANSWERS = pl.Schema(
 def from_messages(steps: pl.DataFrame, episodes: pl.DataFrame, error_pattern: str) -> pl.DataFrame:
     """Calls of active steps with the tool messages that follow: by id, those without an id by position.
 
-    After an episode's last step they are in `final_observation`. A result that `error_pattern` finds is an exception.
+    After an episode's last step they are in `final_observation`. One row per call: episode_id, step_index, call (in
+    the step), tool, outcome, result. outcome: `result` (as text or JSON), `none` (it answered null), `exception`
+    (`error_pattern` finds the result), or `unknown` (nothing is recorded).
     """
     ordered = steps.sort("episode_id", "step_index").join(
         episodes.select("episode_id", "final_observation"), on="episode_id", how="left", maintain_order="left"
