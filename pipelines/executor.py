@@ -52,7 +52,7 @@ class LocalExecutor:
 
     def __init__(self, workers: int | None = None, *, processes: bool = False) -> None:
         if workers is not None and workers < 1:
-            msg = f"{workers} workers can do nothing; give 1 or more"
+            msg = f"{workers} workers; valid: 1 or more"
             raise UsageError(msg)
         self.workers = workers or min(4, len(os.sched_getaffinity(0)))
         self._processes = processes
@@ -140,7 +140,7 @@ class RayExecutor:
 
     def __init__(self, workers: int | None = None, *, address: str | None = None) -> None:
         if workers is not None and workers < 1:
-            msg = f"{workers} workers can do nothing; give 1 or more"
+            msg = f"{workers} workers; valid: 1 or more"
             raise UsageError(msg)
         self._ray = _ray()
         if not self._ray.is_initialized():

@@ -1,4 +1,4 @@
-"""Parts of a definition as people spell them on the command line: `KIND`, `KIND:KEY=VALUE,...`, `KEY=VALUE`."""
+"""What commands read and say: parts of a definition as `KIND`, `KIND:KEY=VALUE,...` or `KEY=VALUE`; counted nouns."""
 
 from collections.abc import Mapping
 from typing import Any, get_origin
@@ -54,3 +54,8 @@ def _value(text: str) -> Any:
 
 def _valid(kinds: Mapping[str, type[BaseModel]]) -> str:
     return f"Valid: {', '.join(kinds)}"
+
+
+def count_of(count: int, noun: str) -> str:
+    """`1 group`, `2 groups`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

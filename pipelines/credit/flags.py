@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from pipelines.credit.inputs.batch import Bools
+from pipelines.spelling import count_of
 
 STATE = """
 CASE
@@ -98,4 +99,6 @@ def count_unknown(rows: pl.DataFrame) -> Counter[str]:
 def in_words(unknown: Mapping[str, int]) -> list[str]:
     """A line per reason that `count_unknown` found, the most frequent first."""
     ordered = sorted(unknown.items(), key=lambda item: (-item[1], item[0]))
-    return [f"advantages unknown in {steps} steps, {flag}: {_REMEDIES[Flag(flag)]}" for flag, steps in ordered]
+    return [
+        f"advantages unknown in {count_of(steps, 'step')}, {flag}: {_REMEDIES[Flag(flag)]}" for flag, steps in ordered
+    ]

@@ -54,6 +54,7 @@ from pipelines.credit.inputs.ranges import (
 )
 from pipelines.credit.range_task import RangeResult, Task, columns_read, run_range
 from pipelines.executor import Executor, LocalExecutor
+from pipelines.spelling import count_of
 
 KIND = "credit"
 _EPISODES = pl.when(pl.col("steps") > 0).then("episodes").otherwise(0).alias("episodes")
@@ -276,9 +277,9 @@ def _finish(job: Job, plan: _Plan, changes: Changes, results: list[RangeResult])
 def _nothing_defined(estimator: Estimator, summary: CreditDiagnosis, unknown: Counter[str]) -> str:
     why = "; ".join(in_words(unknown))
     return (
-        f"{estimator.name} defines none of {summary.steps} advantages in {summary.groups} groups, so the job "
-        f"failed and nothing of it counts. {why + '. ' if why else ''}Give the estimator what it needs, or take "
-        "another: `trajlake credit -h`"
+        f"{estimator.name} defines none of {count_of(summary.steps, 'advantage')} in "
+        f"{count_of(summary.groups, 'group')}, so the job failed and nothing of it counts. "
+        f"{why + '. ' if why else ''}Give the estimator what it needs, or take another: `trajlake credit -h`"
     )
 
 

@@ -113,6 +113,7 @@ def _score_reward(lk: "Lake", reward: str, config: str | None, where: str | None
     from lake.errors import UsageError
     from lake.read.show import one_line
     from pipelines.score.rewards import load_reward, run_reward
+    from pipelines.spelling import count_of
 
     if config is None:
         msg = f"--reward {reward} needs --config FILE, a TOML file with the section [reward.{reward}]"
@@ -122,10 +123,12 @@ def _score_reward(lk: "Lake", reward: str, config: str | None, where: str | None
     made = ", ".join(f"{alias} = {component}" for alias, component in report.components.items())
     click.echo(f"reward {reward}@{report.version}: {made}")
     steps = report.known_steps + report.unknown_steps
-    of_steps = f"; {steps} steps: {report.known_steps} known, {report.unknown_steps} unknown" if steps else ""
+    of_steps = (
+        f"; {count_of(steps, 'step')}: {report.known_steps} known, {report.unknown_steps} unknown" if steps else ""
+    )
     click.echo(
-        f"{report.episodes} episodes: {report.known} known, {report.unknown} unknown, {report.unchanged} unchanged"
-        + of_steps
+        f"{count_of(report.episodes, 'episode')}: {report.known} known, {report.unknown} unknown, {report.unchanged} "
+        f"unchanged{of_steps}"
     )
     if definition.level == "both" and not steps and not report.skipped:
         click.echo('level is "both", but no component has scored a step: no step has a reward', err=True)
@@ -136,32 +139,34 @@ def _score_reward(lk: "Lake", reward: str, config: str | None, where: str | None
     if report.job_id is not None and not report.skipped:
         click.echo(f"job {ids.to_text(report.job_id)}, series {ids.to_text(report.series_id)}")
     if report.unknown and not report.known and not report.known_steps:
-        _end_in_vain(f"reward {reward} is unknown everywhere", report.reasons)
+        _fail_without_scores(f"reward {reward} is unknown everywhere", report.reasons)
 
 
 def _show(progress: "Progress") -> None:
     """A line on stderr after every commit, and every `commit_seconds`."""
     rate = progress.done / progress.seconds if progress.seconds > 0 else 0.0
-    told = f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}"
-    text = f"{progress.done} of {progress.total} episodes scored, {progress.failed} with errors, {told} a second"
+    speed = f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}"
+    text = f"{progress.done} of {progress.total} episodes scored, {progress.failed} with errors, {speed} a second"
     click.echo(text, err=True)
     sys.stderr.flush()
 
 
 def _tell(report: "ScoreReport") -> None:
     from lake import ids
+    from pipelines.spelling import count_of
 
     click.echo(f"scorer {report.scorer}@{report.version}")
     if report.made_current:
         click.echo(f"{report.scorer}@{report.version} is current again", err=True)
     if not report.scored and not report.overtaken:
         click.echo(f"nothing to do: {report.present} of {report.selected} episodes have been scored")
-        if report.standing_failures:
-            click.echo(f"--retry-failed scores {report.standing_failures} again that ended with errors", err=True)
+        if report.failed_before:
+            click.echo(f"--retry-failed scores the {report.failed_before} that ended with errors again", err=True)
         return
     click.echo(
-        f"{report.scored} episodes scored in {report.seconds:.1f} s: {report.known} with a score, {report.unscored} "
-        f"without, {report.failed} with errors; {report.steps} steps; {report.present} were scored before"
+        f"{count_of(report.scored, 'episode')} scored in {report.seconds:.1f} s: {report.known} with a score, "
+        f"{report.unscored} without, {report.failed} with errors; {count_of(report.steps, 'step')}; "
+        f"{report.present} were scored before"
     )
     if report.overtaken:
         click.echo(f"{report.overtaken} were scored by another run, or taken out of the lake, meanwhile", err=True)
@@ -170,26 +175,27 @@ def _tell(report: "ScoreReport") -> None:
         click.echo("--retry-failed scores again those with errors", err=True)
     if report.job_ids:
         click.echo(f"jobs {' '.join(map(ids.to_text, report.job_ids))}, series {ids.to_text(report.series_id)}")
-    if report.is_barren and report.failed:
-        _end_in_vain(f"no episode has a score: {report.failed} of {report.scored} failed", report.errors)
+    if report.has_no_values and report.failed:
+        _fail_without_scores(f"no episode has a score: {report.failed} of {report.scored} failed", report.errors)
 
 
 def _tell_faults(report: "ScoreReport") -> None:
     from lake.read.show import one_line, printable
+    from pipelines.spelling import count_of
 
     for reason, count in report.reasons.items():
         click.echo(f"  {count} without a score: {one_line(reason)}", err=True)
     if report.unmatched:
         click.echo(f"{report.unmatched} step outputs match no step", err=True)
     if report.answers:
-        click.echo(f"{report.answers} answers of judges were asked anew", err=True)
+        click.echo(f"{count_of(report.answers, 'new answer')} of judges", err=True)
     for example in report.examples:
         click.echo(f"  {one_line(example)}", err=True)
     if report.printed:
         click.echo(f"the function printed:\n{printable(report.printed).rstrip()}", err=True)
 
 
-def _end_in_vain(what: str, reasons: dict[str, int]) -> None:
+def _fail_without_scores(what: str, reasons: dict[str, int]) -> None:
     """One line with the most frequent reason, and an exit status for whoever runs this in a script."""
     from lake.read.show import one_line
 

@@ -92,7 +92,7 @@ class ScoreReport(BaseModel, frozen=True):
     """Episodes that were asked for."""
     present: int
     """Those that had their score already."""
-    standing_failures: int
+    failed_before: int
     """Those of them with an error, or with a sibling in the same call that has one."""
     scored: int
     """Episodes with new rows."""
@@ -125,7 +125,7 @@ class ScoreReport(BaseModel, frozen=True):
     """Nothing was written, and another version was current: this one is again."""
 
     @property
-    def is_barren(self) -> bool:
+    def has_no_values(self) -> bool:
         """Episodes were scored, and neither they nor their steps have a value."""
         return self.scored > 0 and not self.known and not self.known_steps
 
@@ -284,7 +284,7 @@ class _Run:
             job_ids=self.job_ids,
             selected=pending.selected,
             present=pending.present,
-            standing_failures=pending.failed,
+            failed_before=pending.failed,
             scored=self.done - self.counts["overtaken"],
             errors=dict(self.errors.most_common(EXAMPLES)),
             reasons=dict(self.reasons.most_common(EXAMPLES)),

@@ -81,16 +81,16 @@ def test_an_unknown_name_is_answered_with_the_known_ones(cli: Cli) -> None:
 def test_a_job_is_told_in_words_and_the_next_one_does_only_what_is_new(cli: Cli, lk: Lake) -> None:
     first = cli("credit", "gigpo", "--lake", lk.uri)
     assert "the episode score is the last step's reward" in first.err
-    assert "2 episodes, 2 steps in 1 groups: 1 live, 0 dead, 0 singleton, 0 unscored" in first.out
+    assert "2 episodes, 2 steps in 1 group: 1 live, 0 dead, 0 singleton, 0 unscored" in first.out
     assert "100.0% of the steps are in a state that a sibling visited; 0 advantages undefined" in first.out
-    assert "1 groups computed, 0 unchanged, 0 without episodes now" in first.out
+    assert "1 group computed, 0 unchanged, 0 removed" in first.out
     assert "gigpo is the current credit: series " in first.out
     again = cli("credit", "gigpo", "--lake", lk.uri).out
     assert again.startswith("nothing changed since job ")
     assert "; gigpo is still the current credit" in again
     lk.append(rollouts("b", [0.5]))
     second = cli("credit", "gigpo", "--lake", lk.uri)
-    assert "1 groups computed, 1 unchanged, 0 without episodes now" in second.out
+    assert "1 group computed, 1 unchanged, 0 removed" in second.out
     assert "singleton: fewer than two scored episodes, so no baseline, in 1 group" in second.err
     assert "2 groups computed" in cli("credit", "gigpo", "--lake", lk.uri, "--force").out
 
@@ -148,7 +148,7 @@ def test_an_estimator_that_needs_a_batch_says_so(cli: Cli, lk: Lake) -> None:
 
 def test_executors_and_budgets_are_options(cli: Cli, lk: Lake) -> None:
     done = cli("credit", "grpo", "--lake", lk.uri, "--executor", "local", "--workers", "1", "--memory", "0.5")
-    assert "1 groups computed" in done.out
+    assert "1 group computed" in done.out
     assert cli("credit", "grpo", "--lake", lk.uri, "--memory", "0").code == 2
 
 

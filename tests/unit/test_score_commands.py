@@ -58,7 +58,7 @@ def test_a_run_is_summed_up_and_its_faults_are_told(lk: Lake, tmp_path: Path) ->
     assert [row["value"] for row in rows] == [5.0, 2.0, 0.5, 0.5]
     again = run(lk, target, "--arg", "words=5", "--default-step-reward", "0.5")
     assert again.stdout.splitlines()[1] == "nothing to do: 6 of 6 episodes have been scored"
-    assert again.stderr == "--retry-failed scores 6 again that ended with errors\n"
+    assert again.stderr == "--retry-failed scores the 6 that ended with errors again\n"
     assert "6 episodes scored" in run(lk, target, "--where", "true").stdout, "other options are another version"
 
 
@@ -207,7 +207,7 @@ def test_a_run_in_which_every_call_failed_ends_with_the_most_frequent_reason(lk:
     )
     again = run(lk, target)
     assert again.exit_code == 0, "nothing ran"
-    assert again.stderr == "--retry-failed scores 6 again that ended with errors\n"
+    assert again.stderr == "--retry-failed scores the 6 that ended with errors again\n"
     assert run(lk, target, "--retry-failed").exit_code == 1
 
 

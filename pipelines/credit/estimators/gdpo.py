@@ -45,7 +45,7 @@ class GDPO(WhitenedSiblings):
     @model_validator(mode="after")
     def _some_components(self) -> Self:
         if not self.components or 0.0 in self.components.values():
-            given = "one has the weight 0, so it has no say" if self.components else "none is named"
+            given = "one has the weight 0" if self.components else "none is named"
             msg = (
                 f"gdpo adds several rewards and {given}. Give a weight for each scorer, for example "
                 'components={"success": 1.0, "format": 0.2}'
