@@ -142,7 +142,12 @@ class RayExecutor:
         if workers is not None and workers < 1:
             msg = f"{workers} workers; valid: 1 or more"
             raise UsageError(msg)
-        self._ray = _ray()
+        try:
+            import ray
+        except ImportError as error:
+            msg = 'Ray is not installed; the local executor needs nothing, or: pip install "trajlake[ray]"'
+            raise MissingExtraError(msg) from error
+        self._ray: Any = ray
         if not self._ray.is_initialized():
             address = address or os.environ.get("RAY_ADDRESS")
             here = {} if address else {"num_cpus": workers, "include_dashboard": False}
@@ -165,15 +170,6 @@ class RayExecutor:
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
         except (errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError) as error:
             raise WorkerLostError(lost(done, len(todo))) from error
-
-
-def _ray() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        msg = 'Ray is not installed; the local executor needs nothing, or: pip install "trajlake[ray]"'
-        raise MissingExtraError(msg) from error
-    return ray
 
 
 EXECUTORS = ("local", "processes", "ray")

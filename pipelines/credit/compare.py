@@ -56,17 +56,9 @@ class Comparison:
 def compare(snapshot: Snapshot, one: str, two: str, *, examples: int = 10, memory: str | None = None) -> Comparison:
     """Compare the advantages of two credit jobs, step by step and group by group.
 
-    Args:
-        snapshot: where they are.
-        one: an estimator's name, or the id of a credit series or job, or its beginning. A job means its series as it
-            was when the job ended.
-        two: another, likewise.
-        examples: steps to show at most.
-        memory: limit for DuckDB, for example `2GB`; None leaves it its own (80 % of the machine's).
-
-    Raises:
-        UsageError: no such estimator, series or job.
-        DataRefusedError: no step is covered by both.
+    Each is an estimator's name, or the id of a credit series or job, or its beginning. A job means its series as it was
+    when the job ended. `memory` limits DuckDB, for example `2GB`; None leaves it its own (80 % of the machine's).
+    UsageError if there is no such estimator, series or job; DataRefusedError if no step is covered by both.
     """
     chosen = find_credit(snapshot, one, place="compare"), find_credit(snapshot, two, place="compare")
     sources = {"one": chosen[0].rows, "two": chosen[1].rows}
@@ -108,10 +100,7 @@ _STAMPS = ["job_id", "series_id", "write_id"]
 
 
 def shuffle_advantages(lake: Lake, job_id: int, seed: int) -> tuple[int, int]:
-    """Write a credit job whose live rows are a permutation of another's: its job_id and series_id.
-
-    The seed decides the permutation, together with the rows themselves.
-    """
+    """Write a credit job (job_id, series_id) whose live rows are a permutation of another's, drawn by the seed."""
     snapshot = lake.snapshot()
     of = find_credit(snapshot, ids.to_text(job_id))
     rows = collected(snapshot.scan("advantages").filter(pl.col("job_id") == job_id).drop(_STAMPS))

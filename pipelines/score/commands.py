@@ -64,6 +64,7 @@ def score(
 
     given = {"name": name, "default_step_reward": default_step_reward, "allow_network": allow_network or None}
     options = _options(config, settings, arguments, {key: value for key, value in given.items() if value is not None})
+    lk = lake.open(lake_uri)
     if target is None:
         msg = "give what to score with: module.py:function, a built-in scorer, or --reward NAME --config FILE"
         raise UsageError(msg)
@@ -71,7 +72,7 @@ def score(
     for note in work.notes:
         click.echo(note, err=True)
     report = run_score(
-        lake.open(lake_uri),
+        lk,
         work,
         where=where,
         config=options,

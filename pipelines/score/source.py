@@ -35,10 +35,7 @@ class Source:
 
 
 def find_source(target: str) -> Source:
-    """The source behind `module.py:function`.
-
-    UsageError for another form, no such file, no such function, or a syntax error; the message says which.
-    """
+    """The source behind `module.py:function`; UsageError if there is none, or it has a syntax error."""
     file, colon, name = target.rpartition(":")
     if not colon or not file.endswith(".py") or not name.isidentifier():
         msg = f"{target!r} names no reward function; write module.py:function"

@@ -153,10 +153,7 @@ def read_facts(
 
 
 def with_credit(snapshot: Snapshot, episodes: pl.DataFrame, credit: Credit) -> pl.DataFrame:
-    """Those of the episodes that a credit job covered, with its group_id and the group's `credit_state`.
-
-    DataRefusedError if it covered none of them.
-    """
+    """The episodes that a credit job covered, with its group_id and `credit_state`; DataRefusedError if it is none."""
     rows = f"FROM {credit.rows}"
     groups = snapshot.sql(
         f"SELECT e.episode_id, e.group_id, g.state AS {CREDIT_STATE}"

@@ -90,10 +90,7 @@ class ContextRenderer:
         self._context = lru_cache(maxsize=1 << 16)(self._render)
 
     def context(self, messages: Sequence[Message], is_first: bool) -> list[int]:
-        """Token ids that the messages since the last decision and the generation prompt add.
-
-        DataRefusedError if the template does not render an earlier assistant turn as it was generated.
-        """
+        """Token ids that the new messages and the generation prompt add; DataRefusedError if the template rewrites."""
         return list(self._context(msgspec.json.encode(messages, order="deterministic"), is_first))
 
     def _render(self, encoded: bytes, is_first: bool) -> tuple[int, ...]:

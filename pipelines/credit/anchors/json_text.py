@@ -29,11 +29,8 @@ def canonical_json(text: str, names: frozenset[str] = frozenset(), paths: Paths 
 
     None if the text is not JSON (NaN and Infinity are not), or nested more than 100 levels deep.
 
-    Args:
-        text: any text.
-        names: keys left out wherever they occur.
-        paths: fields left out at one place: keys from the root on; `*` stands for any key and any list item, a number
-            for one list item.
+    `names` are keys left out wherever they occur, `paths` fields left out at one place: keys from the root on; `*`
+    stands for any key and any list item, a number for one list item.
     """
     try:
         value = json.loads(text, parse_int=_number, parse_float=_number, parse_constant=_refuse)

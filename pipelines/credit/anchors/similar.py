@@ -138,10 +138,7 @@ class _Window(NamedTuple):
 
 
 def reaches(a: str, b: str, index: Index, needed: int, a_T: Codes) -> bool:
-    """Whether the matching blocks that difflib finds in two texts hold at least so many characters.
-
-    `index` is of `b`, `a_T` are the code points of `a`.
-    """
+    """Whether the blocks that difflib finds in `a` (code points a_T) and the indexed `b` hold `needed` characters."""
     found, room = 0, min(len(a), len(b))
     windows = [(_Window(-room, 0, len(a), 0, len(b)), Runs.of(a_T, index))]
     while windows and found < needed <= found + room:

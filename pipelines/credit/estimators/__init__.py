@@ -6,7 +6,6 @@ for and not offered.
 
 import ast
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,35 +14,23 @@ if TYPE_CHECKING:
     from pipelines.credit.estimators.protocol import Estimator
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """An estimator this project does not offer."""
-
-    reason: str
-    """Why not."""
-    instead: str
-    """What to use."""
-
-
-_TOKEN_GAE = Refusal(
-    reason="a value per token needs a critic's forward pass over every token, which no lake stores; credit is computed "
-    "from tables, one row per step",
-    instead="`gae` works on turns: one stored value per step (steps.value_estimate) and one for the final observation",
+_TOKEN_GAE = (
+    "a value per token needs a critic's forward pass over every token, which no lake stores; credit is computed from "
+    "tables, one row per step. Instead: `gae` works on turns: one stored value per step (steps.value_estimate) and one "
+    "for the final observation"
 )
-_TOKEN_KL = Refusal(
-    reason="a KL term per token depends on the weights being trained and on the reference, so it is part of the loss, "
-    "not of a stored advantage",
-    instead="for KL in the reward, the step scorer `kl_in_reward` over the table `ratios` (the k1 estimate, summed "
-    "over an action's tokens), as a component of a reward; for KL in the loss, the trainer's loss",
+_TOKEN_KL = (
+    "a KL term per token depends on the weights being trained and on the reference, so it is part of the loss, not of "
+    "a stored advantage. Instead: for KL in the reward, the step scorer `kl_in_reward` over the table `ratios` (the k1 "
+    "estimate, summed over an action's tokens), as a component of a reward; for KL in the loss, the trainer's loss"
 )
-
-REFUSED: dict[str, Refusal] = {
+REFUSED = {
     "token_gae": _TOKEN_GAE,
     "ppo": _TOKEN_GAE,
     "token_kl": _TOKEN_KL,
     "kl": _TOKEN_KL,
 }
-"""Name -> why it is refused."""
+"""Name -> why this project does not offer it, and what to use instead."""
 
 
 class _Registry(Mapping[str, "type[Estimator]"]):
@@ -96,8 +83,7 @@ def estimator_class(name: str) -> "type[Estimator]":
     from lake.errors import UsageError
 
     if name in REFUSED:
-        refusal = REFUSED[name]
-        msg = f"{name} is not offered: {refusal.reason}. Instead: {refusal.instead}."
+        msg = f"{name} is not offered: {REFUSED[name]}."
         raise UsageError(msg)
     if name not in ESTIMATORS:
         msg = f"no estimator {name!r}; valid: {', '.join(ESTIMATORS)}"

@@ -43,10 +43,7 @@ class Moments:
 
     @classmethod
     def of(cls, values_N: Floats, member_N: Bools, groups: Segments, ddof: Literal[0, 1] = 1) -> Self:
-        """Statistics per group over the rows where `member_N` is true; other values are not looked at.
-
-        `ddof`: 1 for the sample deviation, 0 for the population's.
-        """
+        """Statistics per group of the member rows alone; `ddof` 1 gives the sample deviation, 0 the population's."""
         count_K = groups.count(member_N)
         all_members = bool(member_N.all())  # the usual case, in which nothing has to be masked
 
@@ -83,18 +80,6 @@ class Moments:
 
 
 @dataclass(frozen=True, slots=True)
-class Whitened:
-    """Values with mean 0 and deviation 1 over their batch."""
-
-    values_N: Floats
-    """NaN for units that take no part."""
-    single_N: Bools
-    """The unit is the only one of its batch."""
-    tied_N: Bools
-    """The batch has two or more units, all equal."""
-
-
-@dataclass(frozen=True, slots=True)
 class Batches:
     """The partition of units by batch key. Units whose key is NULL belong to no batch."""
 
@@ -115,15 +100,16 @@ class Batches:
         opens_M[0] = True
         return cls(order.cast(pl.Int64).to_numpy(), Segments.opening_at(opens_M), key_N.is_not_null().to_numpy())
 
-    def whiten(self, values_N: Floats, member_N: Bools) -> Whitened:
-        """(x - mean) / (std + 1e-6) over the members of each batch; exactly 0 where they are all equal, or only one."""
+    def whiten(self, values_N: Floats, member_N: Bools) -> tuple[Floats, Bools, Bools]:
+        """(x - mean) / (std + 1e-6) over the members of each batch; exactly 0 where they are all equal, or only one.
+
+        NaN for units that take no part. Then which unit is the only one of its batch, or one of several equal ones.
+        """
         values_M, member_M, moments = self._moments(values_N, member_N)
         whitened_M = moments.normalise(values_M, member_M, self.runs, "mean_std_norm", "zero")
-        return Whitened(
-            scatter(whitened_M, self.order_M),
-            scatter(member_M & self.runs.spread(moments.count_K == 1), self.order_M),
-            scatter(member_M & self.runs.spread(moments.tied_K), self.order_M),
-        )
+        single_M = member_M & self.runs.spread(moments.count_K == 1)
+        tied_M = member_M & self.runs.spread(moments.tied_K)
+        return scatter(whitened_M, self.order_M), scatter(single_M, self.order_M), scatter(tied_M, self.order_M)
 
     def deviation(self, values_N: Floats, member_N: Bools) -> Floats:
         """Sample deviation of the members of each unit's batch; NaN for units of no batch."""

@@ -163,7 +163,7 @@ class WhitenedSiblings(BatchOptions, SiblingEstimator, ABC):
         the batch mean is 0 only up to rounding where batches hold whole groups.
         """
         batches = self._batches_E(batch)
-        whitened_E = batches.whiten(compared_E, member_E).values_N
+        whitened_E, _, _ = batches.whiten(compared_E, member_E)
         silent_E = batch.siblings.spread(silent_P) & ~np.isnan(whitened_E)
         flags = {Flag.UNKNOWN_BATCH: batch.episodes.spread(~batches.known_N)}
         return np.where(silent_E, 0.0, whitened_E), flags

@@ -63,10 +63,7 @@ _TRIAL_MODULE = "keyword"
 
 
 def choose(limits: SandboxLimits) -> Level:
-    """The strongest level that can be had here, up to `max_level`.
-
-    SandboxUnavailableError if it is weaker than `min_level`: what is missing, why, and how to accept less.
-    """
+    """The strongest level that can be had here, up to `max_level`; SandboxUnavailableError if below `min_level`."""
     if ORDER.index(limits.max_level) < ORDER.index(limits.min_level):
         msg = f"max_level={limits.max_level!r} is weaker than min_level={limits.min_level!r}; lower min_level as well"
         raise SandboxUnavailableError(msg)

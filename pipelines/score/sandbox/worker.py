@@ -63,10 +63,7 @@ class Leftovers:
         return _thread._count() > self._threads
 
     def clear(self) -> bool:
-        """Put everything back; false if only a fresh worker is without what was left behind.
-
-        Raises what a handler of the call's own raises, for the last time.
-        """
+        """Put everything back; false if only a fresh worker will do. Raises what a handler of the call's own raises."""
         self._stop_timers()
         pthread_sigmask(SIG_SETMASK, self._mask)
         now = [getsignal(number) for number in self._numbers]
@@ -271,10 +268,7 @@ async def _awaited(value: Any) -> Any:
 
 
 def _answer(user: _User, requests: int, replies: int) -> bool:
-    """Read one request, and answer all its calls in order, or those up to one that left something for good behind.
-
-    False if no more may be asked.
-    """
+    """Answer the calls of one request in order; false after one that left something behind for good."""
     sequence, rows = frames.read_request(requests)
     ready: list[bytes] = []
     sent = size = 0
