@@ -8,7 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipelines.credit.anchors import Anchors, ExactText, SimilarText
+    from pipelines.credit.anchors import Anchors
+    from pipelines.credit.anchors.similar import SimilarText
+    from pipelines.credit.anchors.texts import ExactText
     from pipelines.credit.estimators import ESTIMATORS
     from pipelines.credit.estimators.gigpo import GiGPO
     from pipelines.credit.flags import Flag

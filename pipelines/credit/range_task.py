@@ -97,7 +97,10 @@ def run_range(item: tuple[Task, Range]) -> RangeResult:
     written = task.part.write(
         "advantages", _with_runs(rows, episodes).with_columns(defined=pl.col("advantage").is_not_null())
     )
-    groups = group_diagnostics(rows.lazy(), episodes.lazy(), _seen(task, steps, rows), report.findings)
+    seen = None
+    if task.looks_at_anchors and rows["anchor_key"].null_count() < rows.height:
+        seen = steps.lazy().select("episode_id", "step_index", "taken", "state_is_error")
+    groups = group_diagnostics(rows.lazy(), episodes.lazy(), seen, report.findings)
     return RangeResult(written, collected(groups), report, count_unknown(rows))
 
 
@@ -122,13 +125,6 @@ def read_range(task: Task, part: Range) -> tuple[pl.DataFrame, pl.DataFrame]:
     if task.rewards != ENV_REWARD:
         steps = _with_scored_rewards(task, part, steps)
     return steps, episodes
-
-
-def _seen(task: Task, steps: pl.DataFrame, rows: pl.DataFrame) -> pl.LazyFrame | None:
-    """What was done and seen at each step of the range; None if nobody asks, or no state is compared."""
-    if not task.looks_at_anchors or rows["anchor_key"].null_count() == rows.height:
-        return None
-    return steps.lazy().select("episode_id", "step_index", "taken", "state_is_error")
 
 
 def _with_scored_rewards(task: Task, part: Range, steps: pl.DataFrame) -> pl.DataFrame:

@@ -1,4 +1,8 @@
-"""A grouping's definition: a name and steps that are applied in order. Order matters and is part of the definition."""
+"""A grouping's definition: a name and steps that are applied in order, which is part of the definition.
+
+Members are rows `episode_id`, `group_id` (of this step, at first the collected one), `draw`, and the facts that the
+steps ask for. A step may drop rows, change `group_id`, or repeat rows under another `draw`; it looks at nothing else.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field

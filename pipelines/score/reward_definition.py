@@ -1,4 +1,9 @@
-"""What a reward is made of: weighted components or one SQL expression over them, from TOML."""
+"""What a reward is made of: weighted components or one SQL expression over them, from TOML.
+
+The expression is text from a file, so DuckDB's own parser takes it apart before it is run, and only what an arithmetic
+formula needs is let through: constants, the components' names, comparisons, CASE, and a list of functions. What is run
+then sees one table in memory: no file, no network, no setting can be reached.
+"""
 
 import json
 from collections.abc import Iterator, Sequence

@@ -9,6 +9,9 @@
 Pointwise functions are called with one rollout, batch-wise ones with some, group-wise ones with all siblings of one
 task group. A function takes what it needs by name, in whatever order it has its parameters. A decorated function can be
 called by hand, with dictionaries or `Message`s, and returns `EvaluateResult`s.
+
+A function that requires the network runs in a worker process, which has no lake: a call brings the stored answers of
+judges to its episodes, and its result takes the new ones back; the user's function sees neither.
 """
 
 import inspect

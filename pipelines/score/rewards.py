@@ -58,7 +58,9 @@ def resolve(snapshot: Snapshot, definition: RewardDefinition) -> Resolved:
 
     UsageError if a scorer, or that version of it, has scored nothing; or if the reward's name is a scorer's.
     """
-    jobs = _succeeded(snapshot)
+    # Jobs of before sequences were written come first.
+    succeeded = snapshot.scan("jobs").filter(pl.col("event") == "succeeded").group_by("job_id")
+    jobs = collected(succeeded.agg(pl.col("kind").first(), pl.col("sequence").fill_null(-1).max()))
     _require_free(snapshot, definition.name, jobs)
     names = sorted({component.scorer_name for component in definition.components})
     rows = snapshot.scan("scores").filter(pl.col("scorer").is_in(names))
@@ -171,12 +173,6 @@ def _rows(snapshot: Snapshot, resolved: Resolved, episodes: pl.DataFrame) -> pl.
     keys = [*_SCORER, "episode_id", "job_id"]
     wanted = rows.join(newest.select(keys).lazy(), on=keys, how="semi")
     return collected(wanted.select(*_SCORER, "episode_id", "step_index", "value", "reason", "error"))
-
-
-def _succeeded(snapshot: Snapshot) -> pl.DataFrame:
-    """job_id, kind and sequence of succeeded jobs; those of before sequences were written come first."""
-    jobs = snapshot.scan("jobs").filter(pl.col("event") == "succeeded")
-    return collected(jobs.group_by("job_id").agg(pl.col("kind").first(), pl.col("sequence").fill_null(-1).max()))
 
 
 def _require_free(snapshot: Snapshot, name: str, jobs: pl.DataFrame) -> None:

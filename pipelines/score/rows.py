@@ -1,4 +1,4 @@
-"""From what a function returned for a rollout to rows of `scores`.
+"""From what a function returned for a rollout to rows of `scores`, and judges' answers in `responses`.
 
 Every rollout gets one row for the episode, whatever happened, and one for every step that was rewarded. An unknown
 score is NULL. `error` says why something is missing: the function failed or said so itself, or its step outputs match
@@ -8,6 +8,8 @@ no step; a row with an error is what `--retry-failed` takes up.
 write both. A function may declare which (`step_index="step"` or `"message"`); otherwise whatever fits all outputs of an
 episode is taken, and where both do or neither does, nothing is guessed: the outputs are reported. So is every output
 that means no step, or a step that has one already.
+
+An answer stands once for every episode that its question told something of: erasing any of them finds it.
 """
 
 from collections import defaultdict
@@ -188,7 +190,10 @@ def add_result(
     score = None if fault is not None else result.score
     told = "; ".join(text for text in (fault, found.error) if text) or None
     row = keys | {"step_index": None, "value": score, "reason": _text(result.reason), "error": _text(told)}
-    scored.rows.append(row | {"metrics": _metrics(result, siblings)})
+    extras = {name: value for name in _EXTRAS if (value := getattr(result, name)) is not None}
+    if siblings is not None:
+        extras[SIBLINGS] = siblings
+    scored.rows.append(row | {"metrics": _json(dict(result.metrics) | extras)})
     outputs = dict(found.outputs)
     if result.error is None and reading.default_step_reward is not None:
         default = reading.default_step_reward
@@ -208,12 +213,6 @@ def add_result(
 def example(episode_id: int, error: str) -> str:
     """An error with its episode, for a summary."""
     return f"episode {ids.to_text(episode_id)}: {error}"
-
-
-def _metrics(result: EvaluateResult, siblings: int | None) -> str | None:
-    extras = {name: found for name in _EXTRAS if (found := getattr(result, name)) is not None}
-    counted = {} if siblings is None else {SIBLINGS: siblings}
-    return _json(dict(result.metrics) | extras | counted)
 
 
 def _json(value: Any) -> str | None:

@@ -1,8 +1,12 @@
 """What a filter is: a frozen configuration that says which rows it drops, and why, with the figures.
 
-A filter sees the episodes that the filters before it left, as a narrow frame of facts, and
-their steps. It returns drops only; whatever it does not name stays. Unknown is never 0: a fact that is NULL is dropped
-with a reason of its own, or kept where the filter says `unknown = "keep"`.
+A filter sees the episodes that the filters before it left, as a narrow frame of facts, and their steps. It returns
+drops only; whatever it does not name stays. Unknown is never 0: a fact that is NULL is dropped with a reason of its
+own, or kept where the filter says `unknown = "keep"`.
+
+Facts are read with SQL, so that texts never leave the database. Always there: episode_id, group_id (the group that
+filters compare in: as collected, or as a credit job used it), collected_group_id, run_id, task_id, write_id, status,
+num_steps, score (float64, NULL = unscored).
 """
 
 from abc import ABC, abstractmethod

@@ -81,7 +81,10 @@ def apply(selection: Selection, episodes: pl.DataFrame, steps: pl.LazyFrame) -> 
         found = part.drops(left, steps_left).select(list(DROPS))
         whole, single = (found.filter(pl.col("step_index").is_null() == whole) for whole in (True, False))
         whole = pl.concat([whole, _emptied(single, steps_left, label)])
-        _check(label, whole, single, left)
+        unknown = pl.concat([whole, single]).join(left, on="episode_id", how="anti")
+        if unknown.height or whole["episode_id"].is_duplicated().any() or single.select(_KEYS).is_duplicated().any():
+            msg = f"filter {label} dropped a row twice, or one that was not there; a filter names each row once"
+            raise ContractError(msg)
         before = _steps(left, gone)
         left = left.join(whole, on="episode_id", how="anti", maintain_order="left")
         gone = pl.concat([gone, single.select(_KEYS)])
@@ -105,14 +108,6 @@ def _emptied(single: pl.DataFrame, steps_left: pl.LazyFrame, label: str) -> pl.D
     words = pl.format("{} dropped the last {} of its steps", pl.lit(label), pl.col("lost"))
     empty = had.filter(pl.col("had") == pl.col("lost")).collect(engine="streaming")
     return empty.select("episode_id", step_index=pl.lit(None, pl.Int32), reason=words)
-
-
-def _check(label: str, whole: pl.DataFrame, single: pl.DataFrame, left: pl.DataFrame) -> None:
-    """A filter names a row once, and only rows that are left."""
-    strangers = pl.concat([whole, single]).join(left, on="episode_id", how="anti")
-    if strangers.height or whole["episode_id"].is_duplicated().any() or single.select(_KEYS).is_duplicated().any():
-        msg = f"filter {label} dropped a row twice, or one that was not there; a filter names each row once"
-        raise ContractError(msg)
 
 
 def _steps(left: pl.DataFrame, gone: pl.DataFrame) -> int:

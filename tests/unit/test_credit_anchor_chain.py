@@ -13,11 +13,11 @@ from pipelines.credit.anchors import (
     LastStates,
     NoErrors,
     SimilarText,
-    Substitution,
     Substitutions,
     ToolResults,
     UserFunction,
 )
+from pipelines.credit.anchors.texts import Substitution
 from testkit.anchor_keys import keys_of, partition, steps_frame, texts
 from testkit.shared import CHECKOUT
 

@@ -2,19 +2,17 @@
 
 A definition gives every step a key; steps of one task group with equal keys form an anchor group. Keys are 63-bit
 hashes, stable across processes and machines, never Python's equality (where 1 == 1.0 == True). A NULL key is an unknown
-state. One small file per definition; docs/guides/which-anchor.md says which to choose.
+state. docs/guides/which-anchor.md says which to choose.
 """
 
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
-from pipelines.credit.anchors.chosen_columns import ChosenColumns
 from pipelines.credit.anchors.definition import Definition, States
-from pipelines.credit.anchors.history import LastStates, history_keys
-from pipelines.credit.anchors.json_text import CanonicalJson
+from pipelines.credit.anchors.key_stages import ChosenColumns, LastStates
 from pipelines.credit.anchors.similar import SimilarText
-from pipelines.credit.anchors.texts import ExactText, NoErrors, Substitution, Substitutions, ToolResults
+from pipelines.credit.anchors.texts import CanonicalJson, ExactText, NoErrors, Substitutions, ToolResults
 from pipelines.credit.anchors.user_function import UserFunction
 
 Single: TypeAlias = (
@@ -85,23 +83,6 @@ class Chain(Definition):
         """Every stage pinned."""
         return self.model_copy(update={"steps": tuple(stage.pinned() for stage in self.steps)})
 
-
-__all__ = [
-    "Anchors",
-    "CanonicalJson",
-    "Chain",
-    "ChosenColumns",
-    "Definition",
-    "ExactText",
-    "LastStates",
-    "NoErrors",
-    "SimilarText",
-    "Substitution",
-    "Substitutions",
-    "ToolResults",
-    "UserFunction",
-    "history_keys",
-]
 
 Anchors: TypeAlias = Annotated[Chain | Single, Field(discriminator="kind")]
 """An anchor definition; as JSON for example `{"kind": "exact"}` or `{"kind": "similarity", "threshold": 0.9}`."""

@@ -33,9 +33,10 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from pipelines.credit.anchors import Anchors, Chain, NoErrors, Substitutions
+from pipelines.credit.anchors import Anchors, Chain
 from pipelines.credit.anchors.counters import Counter, escape, find_counters
 from pipelines.credit.anchors.measures import Walks, after, before
+from pipelines.credit.anchors.texts import NoErrors, Substitutions
 
 LONGEST, ENTRIES, COMMON = 300, 10, 0.005
 STATES_BEFORE, ACTIONS_BEFORE = 4.0, 3.0

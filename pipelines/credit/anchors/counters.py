@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from pipelines.credit.anchors import Substitution, Substitutions
 from pipelines.credit.anchors.measures import Walks
+from pipelines.credit.anchors.texts import Substitution, Substitutions
 
 COMMON, CHANGES, TURNS, HIDDEN, ELSEWHERE = 0.05, 0.8, 0.02, 0.02, 0.1
 MOVES, LONG = 20, 2

@@ -2,7 +2,10 @@
 
 A definition is also a stage: `apply` takes the states so far and returns them changed, so that a chain of definitions
 is a definition. Three sorts: text stages (a text becomes another), filters (some states become unknown) and key stages
-(the key is decided, the texts are gone).
+(the key is decided, the texts are gone). Texts are long and repeat, so nothing touches a row's text: rows carry a code
+(the stored `state_hash` where there is one), and a table holds each code's text once.
+
+Axes: `_N` rows in canonical order, `_V` distinct texts.
 """
 
 from abc import ABC, abstractmethod

@@ -16,18 +16,10 @@ from lake.judgements.predicates import select_where
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
 from lake.tables import TABLES
-from pipelines.credit.anchors import (
-    Anchors,
-    CanonicalJson,
-    Chain,
-    ExactText,
-    LastStates,
-    NoErrors,
-    Substitution,
-    Substitutions,
-    ToolResults,
-)
+from pipelines.credit.anchors import Anchors, Chain
 from pipelines.credit.anchors.definition import States
+from pipelines.credit.anchors.key_stages import LastStates
+from pipelines.credit.anchors.texts import CanonicalJson, ExactText, NoErrors, Substitution, Substitutions, ToolResults
 from pipelines.credit.estimators.protocol import STATE_COLUMNS
 from pipelines.credit.health.groups import choice, decisions
 from pipelines.credit.inputs.batch import Bools, StepBatch

@@ -9,7 +9,8 @@ import numpy as np
 import polars as pl
 from pydantic import Field, model_validator
 
-from pipelines.credit.anchors import Anchors, ExactText
+from pipelines.credit.anchors import Anchors
+from pipelines.credit.anchors.texts import ExactText
 from pipelines.credit.estimators.anchor_groups import Revisits, StepCredit
 from pipelines.credit.estimators.options import ReturnOptions, ScoreOptions
 from pipelines.credit.estimators.protocol import STATE_COLUMNS, CreditRows

@@ -12,7 +12,7 @@ from typing import Any
 import duckdb
 
 from lake.errors import UsageError
-from pipelines.credit.anchors import ExactText
+from pipelines.credit.anchors.texts import ExactText
 from pipelines.credit.estimators.protocol import Estimator
 
 _INCLUDE = re.compile(r"^-- include (\w+)\n", re.MULTILINE)
@@ -43,7 +43,9 @@ def estimator_sql(config: Estimator) -> str:
     if config.name not in TWINS:
         msg = f"{config.name} has no SQL twin; those that have: {', '.join(TWINS)}"
         raise UsageError(msg)
-    return _text(TWINS[config.name][0])
+    folder = files("pipelines") / "sql"
+    text = (folder / f"{TWINS[config.name][0]}.sql").read_text(encoding="utf-8")
+    return _INCLUDE.sub(lambda line: (folder / "parts" / f"{line[1]}.sql").read_text(encoding="utf-8"), text)
 
 
 def estimator_relation(connection: duckdb.DuckDBPyConnection, config: Estimator, steps: str) -> duckdb.DuckDBPyRelation:
@@ -81,9 +83,3 @@ def _completed(connection: duckdb.DuckDBPyConnection, config: Estimator, text: s
         raise UsageError(msg)
     filled = [f"{value} AS {name}" for name, value in _DEFAULTS.items() if name not in present]
     return text.replace(_INPUT, f"(SELECT *, {', '.join(filled)} FROM {_INPUT})") if filled else text
-
-
-def _text(name: str) -> str:
-    folder = files("pipelines") / "sql"
-    text = (folder / f"{name}.sql").read_text(encoding="utf-8")
-    return _INCLUDE.sub(lambda line: (folder / "parts" / f"{line[1]}.sql").read_text(encoding="utf-8"), text)

@@ -5,9 +5,10 @@ Three questions per group. Do its outcomes differ (a dead group teaches nothing)
 action nothing is compared, a text reached by many different actions is hardly one situation, an error text is none.
 The last question needs texts (actions) of the steps that share a state, and is answered only if they are given.
 
-By segment reductions: a group-by would cost as much again as the advantages themselves.
+By segment reductions, and rows gathered by anchor as estimators gather them: group-bys and joins would cost several
+times the advantages themselves. Texts are hashed while they are read, so that none is kept.
 
-Axes: `_N` rows, `_E` episodes, `_P` groups.
+Axes: `_N` rows, `_E` episodes, `_P` groups, `_S` rows in a shared anchor, `_M` these gathered by anchor, `_K` anchors.
 """
 
 from collections.abc import Iterator, Sequence

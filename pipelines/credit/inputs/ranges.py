@@ -249,7 +249,8 @@ def arranged(steps: pl.DataFrame, episodes: pl.DataFrame, columns: Sequence[str]
         order_R = np.lexsort((steps["step_index"].to_numpy()[starts_R], rank_R))
         order_R = order_R[rank_R[order_R] >= 0]
         starts_R, lengths_R, rank_R = starts_R[order_R], lengths_R[order_R], rank_R[order_R]
-        steps = steps[_rows_of(starts_R, lengths_R)]
+        before_R = np.cumsum(lengths_R) - lengths_R
+        steps = steps[np.arange(lengths_R.sum()) + np.repeat(starts_R - before_R, lengths_R)]
     rank_N = np.repeat(rank_R, lengths_R).astype(np.uint32)
     index_N = steps["step_index"].to_numpy()
     if ((index_N[1:] < index_N[:-1]) & (rank_N[1:] == rank_N[:-1])).any():  # along a z-order curve they may
@@ -300,9 +301,3 @@ def _ranks(ids_R: Ints, ids_E: Ints) -> Ints:
     rank_R: Ints = sorter_E[found_R]
     rank_R[ids_E[rank_R] != ids_R] = -1
     return rank_R
-
-
-def _rows_of(starts_R: Ints, lengths_R: Ints) -> Ints:
-    before_R = np.cumsum(lengths_R) - lengths_R
-    rows_N: Ints = np.arange(lengths_R.sum()) + np.repeat(starts_R - before_R, lengths_R)
-    return rows_N

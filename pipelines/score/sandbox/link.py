@@ -193,7 +193,10 @@ class Worker:
             raise _DeadError("timeout", f"it took longer than {limit:g} s")
         if now >= self._watched + _WATCH_SECONDS:
             self._watched = now
-            self._watch()
+            # The kernel does not count the threads of root.
+            most = self._launch.limits.max_threads
+            if (count := _threads(self._process.pid, wrapped=self._launch.level == "bwrap")) > most:
+                raise _DeadError("killed", f"it started {count} threads; it may have {most} (max_threads)")
         for stream, data in self._pipes.turn(min(deadline - now, _WATCH_SECONDS)):
             if stream == "stderr":
                 self._print(data)
@@ -228,12 +231,6 @@ class Worker:
         self._listen_to_the_end()
         text = self.printed.decode("utf-8", "replace").strip().rpartition("\n")[2]
         return f"; it last printed: {replies.printable(text[:300])}" if text else ""
-
-    def _watch(self) -> None:
-        """Kill a worker of too many threads: the kernel does not count those of root."""
-        most = self._launch.limits.max_threads
-        if (count := _threads(self._process.pid, wrapped=self._launch.level == "bwrap")) > most:
-            raise _DeadError("killed", f"it started {count} threads; it may have {most} (max_threads)")
 
 
 def _threads(pid: int, *, wrapped: bool) -> int:
@@ -277,7 +274,9 @@ class WorkerSlot:
         while len(found) < len(calls):
             worker = self._ready()
             if worker is None:
-                found += [self._unloaded()] * (len(calls) - len(found))
+                assert self._broken is not None
+                error = f"`{self._launch.function.name}` cannot be loaded: {self._broken.reason}"
+                found += [Outcome(None, error, self._broken.kind, 0.0)] * (len(calls) - len(found))
                 break
             last = len(found) + 1 if singly else len(calls)
             before = len(found)
@@ -339,11 +338,6 @@ class WorkerSlot:
                 # What it says itself is true of the next one too; a process that died may have had bad luck.
                 self._broken = death if death.kind == "exception" or attempt == _STARTS - 1 else None
         return self._worker
-
-    def _unloaded(self) -> Outcome:
-        assert self._broken is not None
-        name = self._launch.function.name
-        return Outcome(None, f"`{name}` cannot be loaded: {self._broken.reason}", self._broken.kind, 0.0)
 
     def _retire(self) -> None:
         if self._worker is not None:

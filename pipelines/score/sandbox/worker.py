@@ -118,7 +118,8 @@ def main() -> None:
     try:
         function = _function(orders["path"], orders["name"])
         if orders["adapter"]:
-            function = _adapted(function, orders["adapter"])
+            module, _, name = orders["adapter"].partition(":")
+            function = getattr(importlib.import_module(module), name)(function)
         hello = _facts(function)
     except BaseException as error:  # user code ran: whatever it raised is told
         kind, text = failure(error, locked=orders["locked"])
@@ -191,12 +192,6 @@ def _function(path: str, name: str) -> Callable[..., Any]:
     what = "is no function" if found is not None else "does not exist"
     msg = f"`{name}` {what} in {path}; functions there: {', '.join(sorted(there)) or 'none'}"
     raise LookupError(msg)
-
-
-def _adapted(function: Callable[..., Any], adapter: str) -> Callable[..., Any]:
-    module, _, name = adapter.partition(":")
-    made = getattr(importlib.import_module(module), name)(function)
-    return cast("Callable[..., Any]", made)
 
 
 def _module(path: Path) -> ModuleType:

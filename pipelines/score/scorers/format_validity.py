@@ -169,21 +169,17 @@ _CONTAINERS: dict[str, type] = {"object": dict, "array": list}
 
 def _decoded(texts: pl.Series, test: Any) -> pl.Series:
     """What a test says of each text's JSON value; false for a text that is none. Each distinct text is read once."""
+
+    def obeys(text: str) -> bool:
+        try:
+            return bool(test(msgspec.json.decode(text)))
+        except (msgspec.DecodeError, RecursionError):
+            return False
+
     distinct = texts.unique().drop_nulls().alias("text")
-    known = pl.DataFrame(
-        {"text": distinct, "obeyed": [_test(text, test) for text in distinct.to_list()]}, schema=_KNOWN
-    )
+    obeyed = pl.Series("obeyed", map(obeys, distinct.to_list()), dtype=pl.Boolean)
+    known = pl.DataFrame([distinct, obeyed])
     return texts.to_frame("text").join(known, on="text", how="left", maintain_order="left").get_column("obeyed")
-
-
-_KNOWN = pl.Schema({"text": pl.String, "obeyed": pl.Boolean})
-
-
-def _test(text: str, test: Any) -> bool:
-    try:
-        return bool(test(msgspec.json.decode(text)))
-    except (msgspec.DecodeError, RecursionError):
-        return False
 
 
 _STEPS = ("action", "is_active", "is_copied_context", "tool_calls")

@@ -1,4 +1,4 @@
-"""Filters by how an episode ended: its status, and its score."""
+"""Filters by how an episode ended (its status, its score), and by the age of its policy."""
 
 from typing import ClassVar, Literal, Self
 
