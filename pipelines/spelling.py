@@ -24,8 +24,8 @@ def spelled(text: str, kinds: Mapping[str, type[BaseModel]], noun: str) -> dict[
             return spelled(f"{key}:{main}{text.strip().removeprefix(key).lstrip()}", kinds, noun)
         owners = [kind for kind, model in kinds.items() if key in set(model.model_fields) - {"kind"}]
         if len(owners) != 1:
-            said = f"belongs to {' and '.join(owners)}: write KIND:{key}=..." if owners else "is no option of any"
-            msg = f"--{noun} {text!r}: {key!r} {said}. {_valid(kinds)}"
+            why = f"belongs to {' and '.join(owners)}: write KIND:{key}=..." if owners else "is no option of any"
+            msg = f"--{noun} {text!r}: {key!r} {why}. {_valid(kinds)}"
             raise UsageError(msg)
         head, tail = owners[0], text
     elif head not in kinds:

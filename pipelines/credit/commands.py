@@ -251,11 +251,11 @@ def _run(estimator: "type[Estimator]", **given: Any) -> None:
     uri = given.pop("lake_uri")
     target = lake.open(uri)
     config = given.pop("config")
-    said = _options(config, estimator.name, given.pop("settings"), list(estimator.model_fields))
-    chosen = _built(estimator, {**_preset(estimator.name, given.pop("preset", None)), **said}, estimator.name)
+    settings = _options(config, estimator.name, given.pop("settings"), list(estimator.model_fields))
+    chosen = _built(estimator, {**_preset(estimator.name, given.pop("preset", None)), **settings}, estimator.name)
     checks = _options(config, "integrity", given.pop("checks"), list(IntegrityConfig.model_fields))
     integrity = _built(IntegrityConfig, checks, "credit.integrity")
-    open_source = "step_source" not in said and said.get("episode_source", "score") == "score"
+    open_source = "step_source" not in settings and settings.get("episode_source", "score") == "score"
     if open_source:
         chosen = with_step_source(target, chosen, given["where"], given["score"], given["rewards"])
         if getattr(chosen, "step_source", None) == "terminal_score":

@@ -80,8 +80,8 @@ def compare(snapshot: Snapshot, one: str, two: str, *, examples: int = 10, memor
             raise DataRefusedError(msg)
         found = ask("examples", {"examples": examples})
     shown = [_excerpt(*row) for row in found.select("action", "tool_calls").rows()]
-    told = found.drop("tool_calls").with_columns(pl.Series("action", shown, dtype=pl.String))
-    return Comparison(*chosen, levels, groups, told)
+    steps = found.drop("tool_calls").with_columns(pl.Series("action", shown, dtype=pl.String))
+    return Comparison(*chosen, levels, groups, steps)
 
 
 def compare_sql(name: str, **parts: str) -> str:
@@ -91,8 +91,8 @@ def compare_sql(name: str, **parts: str) -> str:
 
 
 def _excerpt(action: str, calls: str | None) -> str:
-    said = " ".join(printable(" ".join([action, *tool_calls(calls)])).split())
-    return said if len(said) <= _EXCERPT else f"{said[: _EXCERPT - 3]}..."
+    line = " ".join(printable(" ".join([action, *tool_calls(calls)])).split())
+    return line if len(line) <= _EXCERPT else f"{line[: _EXCERPT - 3]}..."
 
 
 _VALUES = ["return_to_go", "a_episode", "a_step", "advantage"]

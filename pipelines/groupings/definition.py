@@ -33,6 +33,8 @@ class Regrouped:
 class Step(BaseModel, ABC, frozen=True, extra="forbid"):
     """Base of the steps: a frozen configuration with one method."""
 
+    kind: str
+    """Name of the step."""
     facts: ClassVar[tuple[str, ...]] = ()
     """Columns of `episodes`, or FIRST_CONTEXT, that the step reads."""
 
@@ -66,7 +68,6 @@ class DropFailed(Step):
     """
 
     kind: Literal["drop_failed"] = "drop_failed"
-    """Name of the step."""
     statuses: tuple[Status, ...] = Field(("failed", "aborted"), min_length=1)
     """How an episode that is left out ended."""
     facts: ClassVar[tuple[str, ...]] = ("status",)
@@ -86,7 +87,6 @@ class MergeRuns(Step):
     """
 
     kind: Literal["merge_runs"] = "merge_runs"
-    """Name of the step."""
     context: Literal["identical", "any"] = "identical"
     """Whether first contexts must be equal. `any` is for environments whose first message is sampled, such as the
     simulated users of tau-bench: there task and seed alone say what a start is."""
@@ -127,7 +127,6 @@ class StalenessCap(Step):
     """
 
     kind: Literal["staleness_cap"] = "staleness_cap"
-    """Name of the step."""
     max_behind: int = Field(ge=0)
     """Versions behind the newest one of the group."""
     unknown: Literal["drop", "keep"] = "drop"
@@ -156,7 +155,6 @@ class Subsample(Step):
     """
 
     kind: Literal["subsample"] = "subsample"
-    """Name of the step."""
     size: int = Field(ge=1)
     """Members a group keeps."""
     draws: int = Field(1, ge=1, le=1000)

@@ -78,9 +78,9 @@ def score(
         config=options,
         retry_failed=retry_failed,
         force=force,
-        progress=_show,
+        progress=_print_progress,
     )
-    _tell(report)
+    _print_report(report)
 
 
 def _require_alone(reward: str, target: str | None, flags: dict[str, Any]) -> None:
@@ -143,7 +143,7 @@ def _score_reward(lk: "Lake", reward: str, config: str | None, where: str | None
         _fail_without_scores(f"reward {reward} is unknown everywhere", report.reasons)
 
 
-def _show(progress: "Progress") -> None:
+def _print_progress(progress: "Progress") -> None:
     """A line on stderr after every commit, and every `commit_seconds`."""
     rate = progress.done / progress.seconds if progress.seconds > 0 else 0.0
     speed = f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}"
@@ -152,7 +152,7 @@ def _show(progress: "Progress") -> None:
     sys.stderr.flush()
 
 
-def _tell(report: "ScoreReport") -> None:
+def _print_report(report: "ScoreReport") -> None:
     from lake import ids
     from pipelines.spelling import count_of
 
@@ -171,7 +171,7 @@ def _tell(report: "ScoreReport") -> None:
     )
     if report.overtaken:
         click.echo(f"{report.overtaken} were scored by another run, or taken out of the lake, meanwhile", err=True)
-    _tell_faults(report)
+    _print_faults(report)
     if report.failed:
         click.echo("--retry-failed scores again those with errors", err=True)
     if report.job_ids:
@@ -180,7 +180,7 @@ def _tell(report: "ScoreReport") -> None:
         _fail_without_scores(f"no episode has a score: {report.failed} of {report.scored} failed", report.errors)
 
 
-def _tell_faults(report: "ScoreReport") -> None:
+def _print_faults(report: "ScoreReport") -> None:
     from lake.read.show import one_line, printable
     from pipelines.spelling import count_of
 

@@ -210,8 +210,8 @@ class UserFunction:
             for answered in sandbox.stream(calls()):
                 scored = Scored()
                 for unit, outcome in answered:
-                    said = replace(outcome, value=masked(outcome.value, keys), error=masked(outcome.error, keys))
-                    self._add(scored, unit, said, reading)
+                    clean = replace(outcome, value=masked(outcome.value, keys), error=masked(outcome.error, keys))
+                    self._add(scored, unit, clean, reading)
                 self.printed = masked(sandbox.printed, keys)
                 yield scored
 
@@ -292,8 +292,8 @@ class UserFunction:
             return
         values: list[Any] = value if isinstance(value, list) else []
         if error is None and len(values) != len(unit):
-            told = f"{len(values)} results" if isinstance(value, list) else "no list"
-            error = f"the function returned {told} for {len(unit)} rollouts; valid: a list with one for each, in order"
+            got = f"{len(values)} results" if isinstance(value, list) else "no list"
+            error = f"the function returned {got} for {len(unit)} rollouts; valid: a list with one for each, in order"
         if error is not None:
             values = [None] * len(unit)
         siblings = len(unit) if self.mode == "group" else None

@@ -253,13 +253,13 @@ class _Run:
 
     def score(self, pending: Pending, config: ScoreConfig, progress: Callable[[Progress], None] | None) -> None:
         """Score what is pending, committed by number and by time; interrupted or not, what has been scored stays."""
-        told = time.monotonic()
+        committed_at = time.monotonic()
         try:
             for scored in self.work.score(self.snapshot, pending.episodes):
                 self.add(scored)
-                if self.waiting >= config.commit_episodes or time.monotonic() - told >= config.commit_seconds:
+                if self.waiting >= config.commit_episodes or time.monotonic() - committed_at >= config.commit_seconds:
                     self.commit()
-                    told = time.monotonic()
+                    committed_at = time.monotonic()
                     if progress is not None:
                         progress(Progress(self.done, len(pending.episodes), self.counts["failed"], self.seconds))
         finally:
@@ -320,7 +320,7 @@ class _Run:
 
         def made(kept: pl.DataFrame, present: pl.Series) -> Commit:
             named = kept.with_columns(scorer=pl.lit(self.work.name), scorer_version=pl.lit(self.series["version"]))
-            return Commit({"scores": named} | _told_of(responses, present), _counts(kept, len(episode_ids)))
+            return Commit({"scores": named} | _kept_responses(responses, present), _counts(kept, len(episode_ids)))
 
         refusal = f"another run has scored the same episodes with {self.work.name} meanwhile"
         job = {"kind": KIND, "parameters": self.parameters, "series": self.series, "snapshot": self.snapshot}
@@ -336,7 +336,7 @@ class _Run:
         self.waiting = 0
 
 
-def _told_of(responses: pl.DataFrame | None, present: pl.Series) -> dict[str, pl.DataFrame]:
+def _kept_responses(responses: pl.DataFrame | None, present: pl.Series) -> dict[str, pl.DataFrame]:
     """Answers of judges; one that told something of an episode that was taken out goes for its siblings, too."""
     if responses is None:
         return {}

@@ -65,8 +65,8 @@ def post(url: str, body: bytes, key: str | None, timeout: float) -> bytes:
             raise _refused(error.code, error.read(4096), error.headers, key) from None
     except (TimeoutError, URLError, HTTPException, OSError) as error:
         reason = getattr(error, "reason", error)
-        told = "no answer in time" if isinstance(reason, TimeoutError) else f"{type(error).__name__}: {reason}"
-        raise BusyError(redacted(told, key)) from None
+        text = "no answer in time" if isinstance(reason, TimeoutError) else f"{type(error).__name__}: {reason}"
+        raise BusyError(redacted(text, key)) from None
     if len(data) > _LARGEST:
         msg = f"{url} answered with more than {_LARGEST >> 20} MB"
         raise JudgeError(msg)
@@ -79,13 +79,13 @@ def redacted(text: str, key: str | None) -> str:
 
 
 def _refused(status: int, body: bytes, headers: Any, key: str | None) -> JudgeError:
-    said = redacted(" ".join(body.decode("utf-8", "replace").split()), key)[:_SHOWN]
-    told = f"HTTP {status}" + (f": {said}" if said else "")
+    quoted = redacted(" ".join(body.decode("utf-8", "replace").split()), key)[:_SHOWN]
+    text = f"HTTP {status}" + (f": {quoted}" if quoted else "")
     if status in STATUSES_TO_REPEAT or status >= 500:
-        return BusyError(told, _seconds(headers.get("Retry-After")))
+        return BusyError(text, _seconds(headers.get("Retry-After")))
     if 300 <= status < 400:
-        return JudgeError(f"{told} (redirects are not followed: give the judge its final address)")
-    return JudgeError(told)
+        return JudgeError(f"{text} (redirects are not followed: give the judge its final address)")
+    return JudgeError(text)
 
 
 def _seconds(text: str | None) -> float | None:

@@ -32,8 +32,8 @@ def confirm(lake: Lake, scorer: str, version: str, **job: Any) -> bool:
     current = version_of(snapshot, scorer)
     if current in (None, version) or version_of(snapshot, f"{scorer}@{version}") is None:
         return False
-    told = job.pop("parameters") | {"confirms": f"{scorer}@{version}"}
-    with lake.job(parameters=told, snapshot=snapshot, **job) as written:
+    parameters = job.pop("parameters") | {"confirms": f"{scorer}@{version}"}
+    with lake.job(parameters=parameters, snapshot=snapshot, **job) as written:
         written.counts |= {"rows_in": 0, "rows_out": 0}
     return True
 

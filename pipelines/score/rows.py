@@ -104,8 +104,8 @@ def _ambiguous(number: int, of_step: dict[int, int], of_message: dict[int, int])
 def _unknown(step_index: object, steps_S: Sequence[int], messages_S: Sequence[int]) -> str:
     if not steps_S:
         return f"step_index {step_index!r}: the episode has no steps"
-    said = f"{', '.join(map(str, messages_S[:EXAMPLES]))}{', ...' if len(messages_S) > EXAMPLES else ''}"
-    return f"step_index {step_index!r}: valid are steps {steps_S[0]} to {steps_S[-1]}, or messages {said}"
+    shown = f"{', '.join(map(str, messages_S[:EXAMPLES]))}{', ...' if len(messages_S) > EXAMPLES else ''}"
+    return f"step_index {step_index!r}: valid are steps {steps_S[0]} to {steps_S[-1]}, or messages {shown}"
 
 
 SCHEMA = {
@@ -222,8 +222,8 @@ def _json(value: Any) -> str | None:
 def _text(text: Any) -> str | None:
     if text is None:
         return None
-    said = printable(str(text))
-    return said if len(said) <= LONGEST_TEXT else f"{said[:LONGEST_TEXT]} ... [{len(said)} characters]"
+    shown = printable(str(text))
+    return shown if len(shown) <= LONGEST_TEXT else f"{shown[:LONGEST_TEXT]} ... [{len(shown)} characters]"
 
 
 RESPONSES: dict[str, pl.DataType | type[pl.DataType]] = {

@@ -39,17 +39,17 @@ def find_source(target: str) -> Source:
     file, colon, name = target.rpartition(":")
     if not colon or not file.endswith(".py") or not name.isidentifier():
         msg = f"{target!r} names no reward function; write module.py:function"
-        raise UsageError(msg if not target.endswith(".py") else f"{msg}. {_told(Path(target))}")
+        raise UsageError(msg if not target.endswith(".py") else f"{msg}. {_functions_of(Path(target))}")
     path = Path(file).resolve()
     tree, text = _parsed(path, file)
     bound = set(_bound(tree))
     if name not in bound and "*" not in bound:
-        msg = f"{file} has no function `{name}`. {_told(path)}"
+        msg = f"{file} has no function `{name}`. {_functions_of(path)}"
         raise UsageError(msg)
     return Source(path, name, (("", text), *sorted(_imported(path.parent, tree, path).items())))
 
 
-def _told(path: Path) -> str:
+def _functions_of(path: Path) -> str:
     tree, _ = _parsed(path.resolve(), str(path))
     names = [n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     return f"Its functions: {', '.join(names)}" if names else "It has no functions"
@@ -69,8 +69,8 @@ def _parsed(path: Path, shown: str) -> tuple[ast.Module, str]:
         return ast.parse(text), text
     except (SyntaxError, ValueError, RecursionError) as error:
         place = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        told = error.msg if isinstance(error, SyntaxError) else str(error)
-        msg = f"{shown}{place}: {told}"
+        fault = error.msg if isinstance(error, SyntaxError) else str(error)
+        msg = f"{shown}{place}: {fault}"
         raise UsageError(msg) from error
 
 

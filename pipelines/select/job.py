@@ -254,9 +254,9 @@ def _nothing_left(chosen: Selection, episodes: pl.DataFrame, outcome: Outcome) -
     unknown = outcome.rows.filter(pl.col("step_index").is_null() & is_unknown.fill_null(value=False))
     if unknown.is_empty():
         return f"{left}; loosen a filter"
-    told = unknown.group_by("filter", "reason", maintain_order=True).len().head(_REASONS).rows()
+    causes = unknown.group_by("filter", "reason", maintain_order=True).len().head(_REASONS).rows()
     return (
-        f"{left}. Of these {', '.join(f'{label} dropped {n} for {reason!r}' for label, reason, n in told)}; to keep "
+        f"{left}. Of these {', '.join(f'{label} dropped {n} for {reason!r}' for label, reason, n in causes)}; to keep "
         "what is unknown, say so in the filter: --filter KIND:KEY=VALUE,unknown=keep"
         + ("" if unknown.height == episodes.height else ". Or loosen a filter")
     )

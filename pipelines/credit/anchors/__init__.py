@@ -40,7 +40,6 @@ class Chain(Definition):
     """
 
     kind: Literal["chain"] = "chain"
-    """Name of the definition."""
     steps: tuple[Stage, ...] = Field(min_length=1)
     """The definitions, first to last."""
     makes_key: ClassVar[bool] = True

@@ -19,11 +19,11 @@ It is one if all of this holds, over the steps where it follows another text (it
    place. The state that a step came from is the last one that does not itself pass 1 and 2; steps that such a text
    follows are left out, for what makes no sense makes none anywhere.
 
-With fewer pairs, or where nothing repeats itself, 3 is not known: such a text is told as undecided, unless three pairs
-or more (`UNDECIDED`) speak against it. On the text game of examples/, over seven draws, the error texts meet the same
-next text in at most 7 % of their pairs and rooms in all; on the demo's house, where nothing is an error alone, no text
-passes 2 (at most 2.2 effective actions); on tau-bench the empty answer and `[]` pass 2 (85 and 12), with one pair each,
-and stay undecided.
+With fewer pairs, or where nothing repeats itself, 3 is not known: such a text is reported as undecided, unless three
+pairs or more (`UNDECIDED`) speak against it. On the text game of examples/, over seven draws, the error texts meet the
+same next text in at most 7 % of their pairs and rooms in all; on the demo's house, where nothing is an error alone, no
+text passes 2 (at most 2.2 effective actions); on tau-bench the empty answer and `[]` pass 2 (85 and 12), with one pair
+each, and stay undecided.
 
 What this cannot tell: an answer that hides the state and is asked for by one command, such as a list of what is
 carried; and an error text that repeats what was said, which is another text each time.
@@ -112,9 +112,9 @@ def _pairs(rows: pl.DataFrame, passing: pl.Series) -> tuple[pl.DataFrame, float]
     Per passing place, of pairs that came from different states: place, pairs, same. And over all other places the
     share of the pairs that met the same next text (0 without any pair).
     """
-    told = pl.when(~pl.col("place").is_in(passing.implode())).then("place")
-    rows = rows.with_columns(told.forward_fill().over("episode_id").alias("last_told"), told.alias("told"))
-    rows = rows.with_columns(before("last_told").alias("origin"), after("told").alias("goes"))
+    state = pl.when(~pl.col("place").is_in(passing.implode())).then("place")
+    rows = rows.with_columns(state.forward_fill().over("episode_id").alias("last_state"), state.alias("state"))
+    rows = rows.with_columns(before("last_state").alias("origin"), after("state").alias("goes"))
     rows = rows.drop_nulls(["goes", "taken"])
     widely = rows.join(passing.to_frame(), on="place", how="semi").drop_nulls("origin")
 
@@ -126,7 +126,7 @@ def _pairs(rows: pl.DataFrame, passing: pl.Series) -> tuple[pl.DataFrame, float]
     found = alike(widely)
     for names in (("origin",), ("goes",), ("origin", "goes")):
         found = found.join(alike(widely, *names), on="place")
-    elsewhere = rows.filter(pl.col("told").is_not_null())
+    elsewhere = rows.filter(pl.col("state").is_not_null())
     pairs, same = (int(alike(elsewhere, *names).drop("place").to_series().sum()) for names in ((), ("goes",)))
     return found.select(
         "place",

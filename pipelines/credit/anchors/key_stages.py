@@ -34,7 +34,6 @@ class ChosenColumns(Definition):
     """
 
     kind: Literal["columns"] = "columns"
-    """Name of the definition."""
     names: tuple[str, ...] = Field(min_length=1)
     """The columns. Not those that hold the action or what came of it."""
     nulls: Literal["unknown", "value"] = "unknown"
@@ -108,7 +107,6 @@ class LastStates(Definition):
     """
 
     kind: Literal["last_states"] = "last_states"
-    """Name of the definition."""
     k: int = Field(default=2, ge=1, le=64)
     """Number of states. 1 is the state alone."""
     short: Literal["keep", "unknown"] = "keep"

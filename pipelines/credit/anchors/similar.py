@@ -325,7 +325,6 @@ class SimilarText(Definition):
     """
 
     kind: Literal["similarity"] = "similarity"
-    """Name of the definition."""
     threshold: float = Field(default=0.95, gt=0.0, le=1.0)
     """Smallest `difflib.SequenceMatcher(None, text, first_member).ratio()` that joins a cluster."""
     makes_key: ClassVar[bool] = True

@@ -30,7 +30,6 @@ class ExactText(Definition):
     """
 
     kind: Literal["exact"] = "exact"
-    """Name of the definition."""
 
     reads: ClassVar[Reads] = "state"
 
@@ -86,7 +85,6 @@ class Substitutions(Definition):
     """Substitutions in the state text, one after the other; each sees what the one before left."""
 
     kind: Literal["substitutions"] = "substitutions"
-    """Name of the definition."""
     substitutions: tuple[Substitution, ...] = Field(min_length=1)
     """What to replace, in order."""
     reads: ClassVar[Reads] = "text"
@@ -108,7 +106,6 @@ class ToolResults(Definition):
     """Only what a tool answered is a state: messages of users differ in wording, answers of tools do not."""
 
     kind: Literal["tool_results"] = "tool_results"
-    """Name of the definition."""
     roles: tuple[str, ...] = Field(default=("tool",), min_length=1)
     """Values of `state_role` that count. A NULL role does not."""
 
@@ -128,7 +125,6 @@ class NoErrors(Definition):
     """
 
     kind: Literal["no_errors"] = "no_errors"
-    """Name of the definition."""
     pattern: str | None = Field(default=None, min_length=1)
     """Regular expression (syntax as for substitutions); texts with a match are errors. None: the stored mark."""
 
@@ -232,7 +228,6 @@ class CanonicalJson(Definition):
     """Two steps share an anchor if their states are the same JSON value: order of keys, spaces and 1 or 1.0 aside."""
 
     kind: Literal["json"] = "json"
-    """Name of the definition."""
     drop: tuple[str, ...] = Field(default=())
     """Fields to leave out: `name` wherever it occurs, or `$.a.b` at one place (`*` for any key or list item)."""
     otherwise: Literal["text", "unknown"] = "text"

@@ -16,7 +16,6 @@ class UserFunction(Definition):
     """
 
     kind: Literal["function"] = "function"
-    """Name of the definition."""
     source: str
     """Where it is: `module.py:name`."""
     version: str | None = Field(default=None)

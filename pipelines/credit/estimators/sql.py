@@ -75,10 +75,10 @@ def _completed(connection: duckdb.DuckDBPyConnection, config: Estimator, text: s
     present = connection.sql("FROM query_table($steps) LIMIT 0", params={"steps": steps}).columns
     required = config.needed((STATE_HASH,)).required
     if missing := [name for name in required if name not in present]:
-        told = "; the twin compares states by that hash, not by text" if STATE_HASH in missing else ""
+        hint = "; the twin compares states by that hash, not by text" if STATE_HASH in missing else ""
         msg = (
             f"{steps}: column {', '.join(missing)} is missing (found: {', '.join(present)}). The SQL twin of "
-            f"{config.name} reads {', '.join(required)}{told}"
+            f"{config.name} reads {', '.join(required)}{hint}"
         )
         raise UsageError(msg)
     filled = [f"{value} AS {name}" for name, value in _DEFAULTS.items() if name not in present]

@@ -194,8 +194,8 @@ def of_episodes(rows: pl.DataFrame) -> pl.DataFrame:
 
 def _carry(texts_N: pl.Series, *flags: Flag) -> Bools:
     """Whether each row has one of some flags; every distinct text is looked at once, and most often none has."""
-    having = [text for text in texts_N.unique() if not set(flags).isdisjoint(text.split(","))]
-    carry_N: Bools = texts_N.is_in(having).to_numpy() if having else np.zeros(len(texts_N), np.bool_)
+    flagged = [text for text in texts_N.unique() if not set(flags).isdisjoint(text.split(","))]
+    carry_N: Bools = texts_N.is_in(flagged).to_numpy() if flagged else np.zeros(len(texts_N), np.bool_)
     return carry_N
 
 

@@ -157,10 +157,10 @@ class IntegrityReport:
         """DataRefusedError if a check that refuses has found something: the findings, their groups, what to do."""
         refused = [problem for problem in self.problems if problem.action == "refuse"]
         if refused:
-            told = ". ".join(problem.line(self.episodes) for problem in refused)
+            lines = ". ".join(problem.line(self.episodes) for problem in refused)
             checks = sorted({FINDINGS[problem.finding].check for problem in refused})
             options = " ".join(f"--check {check}=warn" for check in checks)
-            msg = f"of {count_of(self.checked, 'group')}: {told}. To compute all the same: {options}"
+            msg = f"of {count_of(self.checked, 'group')}: {lines}. To compute all the same: {options}"
             raise DataRefusedError(msg)
 
 
@@ -231,17 +231,17 @@ def check_groups(
     actions: dict[str, Action] = {name: getattr(config, finding.check) for name, finding in FINDINGS.items()}
     problems = []
     for name in (name for name, action in actions.items() if action != "off"):
-        having = groups.filter(_WRONG[name])
-        if having.height:
-            rows = having.sort(*_NAMING, "group_id").head(config.examples).iter_rows(named=True)
+        affected = groups.filter(_WRONG[name])
+        if affected.height:
+            rows = affected.sort(*_NAMING, "group_id").head(config.examples).iter_rows(named=True)
             shown = tuple(f"{_named(row)}: {FINDINGS[name].figures(row)}" for row in rows)
             counted = FINDINGS[name].counted
             problems.append(
                 Problem(
                     finding=name,
                     action=actions[name],
-                    groups=having.height,
-                    counted=int(having[counted].sum()) if counted else 0,
+                    groups=affected.height,
+                    counted=int(affected[counted].sum()) if counted else 0,
                     examples=shown,
                 )
             )

@@ -121,12 +121,12 @@ def unvalued(
     components: tuple[str, ...],
 ) -> Iterator[str]:
     """A line for each scorer or reward without a value for any of the `select_episodes`."""
-    silent = [name for name in components if _is_empty(episodes[COMPONENT + name])]
+    without_values = [name for name in components if _is_empty(episodes[COMPONENT + name])]
     if sources.score != ENV_RETURN and _is_empty(episodes["episode_score"]):
-        silent.append(sources.score)
+        without_values.append(sources.score)
     if sources.rewards != ENV_REWARD and not _any_step(snapshot, sources, episodes):
-        silent.append(sources.rewards)
-    for name in dict.fromkeys(name for name in silent if name in versions):
+        without_values.append(sources.rewards)
+    for name in dict.fromkeys(name for name in without_values if name in versions):
         yield _line(snapshot, name.partition("@")[0], versions[name], episodes)
 
 
@@ -148,11 +148,11 @@ def _any_step(snapshot: Snapshot, sources: Sources, episodes: pl.DataFrame) -> b
 def _line(snapshot: Snapshot, scorer: str, version: str, episodes: pl.DataFrame) -> str:
     scored = reasons(snapshot, scorer, version).join(episodes.select("episode_id"), on="episode_id", how="semi")
     counted = scored.drop_nulls("why")["why"].value_counts(sort=True).sort("count", "why", descending=[True, False])
-    told = f"{scorer}@{version} has no value for any of the {episodes.height} chosen episodes"
+    message = f"{scorer}@{version} has no value for any of the {episodes.height} chosen episodes"
     if scored.is_empty():
-        told += ", which it has not scored"
+        message += ", which it has not scored"
     elif counted.height:
         why, count = counted.row(0)
-        told += f", most often ({count}) because: {one_line(why)}"
+        message += f", most often ({count}) because: {one_line(why)}"
     others = ", ".join(f"{scorer}@{other}" for other in other_versions(snapshot, scorer, version))
-    return f"{told}. {f'Other versions: {others}' if others else 'There is no other version'}"
+    return f"{message}. {f'Other versions: {others}' if others else 'There is no other version'}"

@@ -52,7 +52,7 @@ class Launch:
     renewal_seconds: float = _RENEWAL_SECONDS
     """Age at which it is replaced, so that no honest worker comes near its limit of processor time."""
 
-    def told(self, sequence: int) -> bytes:
+    def orders_for(self, sequence: int) -> bytes:
         """What a new worker reads from stdin: how to lock itself in, and what to load."""
         orders = {**asdict(self.function), "locked": "seccomp" in LAYERS[self.level]}
         return self.orders + frames.request(sequence, [json.dumps(orders).encode()])

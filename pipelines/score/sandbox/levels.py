@@ -111,5 +111,5 @@ def obstacle(level: Level) -> str | None:
         return f"{sys.executable} could not be started: {error}"
     if done.returncode == 0:
         return None
-    said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-    return f"a trial failed: {said or f'exit status {done.returncode}'}"
+    last_line = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+    return f"a trial failed: {last_line or f'exit status {done.returncode}'}"

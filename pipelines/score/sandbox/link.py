@@ -91,7 +91,7 @@ class Worker:
         limit = self._launch.limits.start_seconds
         locked = False
         try:
-            self._post(self._launch.told(sequence))
+            self._post(self._launch.orders_for(sequence))
             self._reply(sequence, limit, 0, 0)
             locked = True
             self.facts = replies.facts(self._reply(sequence, limit, 0, 0)[1])

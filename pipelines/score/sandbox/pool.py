@@ -138,12 +138,12 @@ class _Message(Generic[T]):
     found: list[Outcome]
     """Filled by the worker's thread."""
     future: Future[list[Outcome]]
-    told: int = 0
+    reported: int = 0
 
     def news(self) -> list[tuple[T, Outcome]]:
         """What has come since the last time."""
-        first, self.told = self.told, len(self.found)
-        return list(zip(self.marks[first : self.told], self.found[first : self.told], strict=True))
+        first, self.reported = self.reported, len(self.found)
+        return list(zip(self.marks[first : self.reported], self.found[first : self.reported], strict=True))
 
 
 def _encoded(call: Call) -> bytes:

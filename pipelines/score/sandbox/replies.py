@@ -71,9 +71,9 @@ def body_length(header: bytes, sequence: int, first: int, most: int) -> tuple[in
     `first` is the place of the first of the calls, `most` of them, without an outcome yet. ForgedReplyError if it is no
     reply to this request, or longer than one may be.
     """
-    told, place, count, length = frames.REPLY.unpack(header)
+    answered, place, count, length = frames.REPLY.unpack(header)
     worn, count = bool(count & frames.WORN), count & ~frames.WORN
-    if told != sequence or place != first or not 1 <= count <= most:
+    if answered != sequence or place != first or not 1 <= count <= most:
         msg = "its worker sent bytes that are no reply to the request"
         raise ForgedReplyError(msg)
     if length > frames.REPLY_BYTES:
@@ -84,8 +84,8 @@ def body_length(header: bytes, sequence: int, first: int, most: int) -> tuple[in
 
 def hello_length(header: bytes, sequence: int) -> int:
     """Bytes of the reply to a worker's orders; ForgedReplyError if it is none, or longer than one may be."""
-    told, place, count, length = frames.REPLY.unpack(header)
-    if told != sequence or place or count or length > frames.REPLY_BYTES:
+    answered, place, count, length = frames.REPLY.unpack(header)
+    if answered != sequence or place or count or length > frames.REPLY_BYTES:
         msg = "its worker sent bytes that do not say what the function is"
         raise ForgedReplyError(msg)
     return int(length)

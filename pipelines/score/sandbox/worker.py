@@ -110,8 +110,8 @@ class _User(NamedTuple):
 def main() -> None:
     """Load the function that the orders name, say what it is, and answer calls until the parent hangs up."""
     requests, replies = _hidden_streams()
-    sequence, (told,) = frames.read_request(requests)
-    orders = json.loads(bytes(told))
+    sequence, (packed,) = frames.read_request(requests)
+    orders = json.loads(bytes(packed))
     frames.write_all(replies, frames.REPLY.pack(sequence, 0, 0, 0))
     if orders["locked"]:
         _offer_event_loops()

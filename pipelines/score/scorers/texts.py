@@ -144,9 +144,9 @@ class TruthScorer(AnswerScorer):
     def _score(self, inputs: ScorerInputs) -> pl.DataFrame:
         plain = self.normalise.apply
         answered = self.answers(inputs).with_columns(a=plain(pl.col("answer")))
-        told = truths(inputs.episodes, self.truth_path)
+        truth = truths(inputs.episodes, self.truth_path)
         pairs = (
-            told.drop_nulls("truths")
+            truth.drop_nulls("truths")
             .select("episode_id", truth="truths")
             .explode("truth", empty_as_null=False, keep_nulls=False)
             .with_columns(b=plain(pl.col("truth")))
@@ -154,7 +154,7 @@ class TruthScorer(AnswerScorer):
             .join(answered.drop_nulls("answer"), on="episode_id")
         )
         return (
-            answered.join(told, on="episode_id", how="left", maintain_order="left")
+            answered.join(truth, on="episode_id", how="left", maintain_order="left")
             .join(self.compared(pairs), on="episode_id", how="left", maintain_order="left")
             .select("episode_id", *self._outcome())
         )

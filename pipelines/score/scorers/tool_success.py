@@ -293,10 +293,10 @@ class ToolSuccess(Scorer):
 def _means(calls: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     """keys, value, reason, missing (why it is unknown) and metrics: the mean of the calls' rewards."""
     reward, outcome = pl.col("reward"), pl.col("outcome")
-    told = pl.format("{}: {}", pl.col("tool").fill_null("?"), pl.coalesce(reward.cast(pl.String), pl.lit("unknown")))
+    listed = pl.format("{}: {}", pl.col("tool").fill_null("?"), pl.coalesce(reward.cast(pl.String), pl.lit("unknown")))
     return calls.group_by(keys).agg(
         value=pl.when(reward.null_count() == 0).then(reward.mean()),
-        reason=told.sort_by("call").str.join(", "),
+        reason=listed.sort_by("call").str.join(", "),
         missing=pl.when(reward.null_count() > 0).then(
             pl.format("{} of {} tool calls have no recorded result", reward.null_count(), pl.len())
         ),

@@ -24,7 +24,6 @@ class Combined(Filter):
     """
 
     kind: Literal["combined"] = "combined"
-    """Name of the filter."""
     filters: tuple[Annotated[SimpleFilter, Field(discriminator="kind")], ...] = Field(min_length=1)
     """The filters."""
     keep: Literal["all", "any"] = "all"

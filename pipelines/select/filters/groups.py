@@ -21,7 +21,6 @@ class DeadGroups(Filter):
     """
 
     kind: Literal["dead_groups"] = "dead_groups"
-    """Name of the filter."""
     singletons: Unknown = "drop"
     """Groups with one scored sibling, which has nothing to be compared with."""
     unknown: Unknown = "drop"
@@ -55,7 +54,6 @@ class Diversity(Filter):
     """
 
     kind: Literal["diversity"] = "diversity"
-    """Name of the filter."""
     min_distinct: int = Field(2, ge=1)
     """Distinct responses a group needs."""
     min_share: float = Field(0.0, ge=0, le=1)
@@ -68,11 +66,11 @@ class Diversity(Filter):
     def drops(self, episodes: pl.DataFrame, steps: pl.LazyFrame) -> pl.DataFrame:
         """Episodes of groups that are too uniform."""
         distinct, size = (e.over("group_id") for e in (pl.col("actions").n_unique(), pl.len()))
-        said = pl.format("{} distinct responses of {} siblings", distinct, size)
+        summary = pl.format("{} distinct responses of {} siblings", distinct, size)
         return dropped(
             episodes,
-            (distinct < self.min_distinct, pl.format("{}, below {}", said, self.min_distinct)),
-            (distinct < self.min_share * size, pl.format("{}, below {} of them", said, shown(self.min_share))),
+            (distinct < self.min_distinct, pl.format("{}, below {}", summary, self.min_distinct)),
+            (distinct < self.min_share * size, pl.format("{}, below {} of them", summary, shown(self.min_share))),
         )
 
 
@@ -87,7 +85,6 @@ class Dedup(Filter):
     """
 
     kind: Literal["dedup"] = "dedup"
-    """Name of the filter."""
     by: Literal["actions", "decisions"] = "actions"
     """What is compared."""
     within: Literal["group", "task", "all"] = "task"

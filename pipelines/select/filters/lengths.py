@@ -20,7 +20,6 @@ class Length(Filter):
     """
 
     kind: Literal["length"] = "length"
-    """Name of the filter."""
     min_steps: int | None = Field(None, ge=0)
     """Fewest steps of an episode."""
     max_steps: int | None = Field(None, ge=0)
@@ -93,7 +92,6 @@ class OverLong(Filter):
     """
 
     kind: Literal["over_long"] = "over_long"
-    """Name of the filter."""
     episodes: Literal["drop", "keep"] = "drop"
     """Episodes with status truncated."""
     finish_reasons: tuple[str, ...] = ("length", "max_tokens")

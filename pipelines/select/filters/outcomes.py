@@ -15,7 +15,6 @@ class Status(Filter):
     """Keeps episodes whose status is one of `keep`."""
 
     kind: Literal["status"] = "status"
-    """Name of the filter."""
     primary: ClassVar[str | None] = "keep"
     keep: tuple[Ending, ...] = Field(("completed", "truncated"), min_length=1)
     """The endings that stay."""
@@ -29,7 +28,6 @@ class MinReward(Filter):
     """Keeps episodes with a score of at least `at_least` (filtered behaviour cloning, RFT, STaR)."""
 
     kind: Literal["min_reward"] = "min_reward"
-    """Name of the filter."""
     primary: ClassVar[str | None] = "at_least"
     at_least: float
     """Smallest score that stays."""
@@ -52,7 +50,6 @@ class TopQ(Filter):
     """
 
     kind: Literal["top_q"] = "top_q"
-    """Name of the filter."""
     primary: ClassVar[str | None] = "fraction"
     fraction: float | None = Field(None, gt=0, le=1)
     """Share of a task's scored episodes that stays."""
@@ -97,7 +94,6 @@ class SuccessBalance(Filter):
     """
 
     kind: Literal["success_balance"] = "success_balance"
-    """Name of the filter."""
     primary: ClassVar[str | None] = "max_ratio"
     max_ratio: float = Field(1.0, ge=1)
     """Episodes of the more frequent outcome for each of the other."""
@@ -145,7 +141,6 @@ class Staleness(Filter):
     """
 
     kind: Literal["staleness"] = "staleness"
-    """Name of the filter."""
     primary: ClassVar[str | None] = "max_behind"
     max_behind: int = Field(ge=0)
     """Versions behind."""
