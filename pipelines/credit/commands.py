@@ -244,6 +244,8 @@ def _field_docstrings(owner: type) -> dict[str, str]:
 
 def _run(estimator: "type[Estimator]", **given: Any) -> None:
     import lake
+    from lake.errors import UsageError
+    from pipelines.credit.estimators.options import PRESETS
     from pipelines.credit.health.integrity import IntegrityConfig
     from pipelines.credit.job import run_credit, with_step_source
     from pipelines.executor import executor_named
@@ -252,7 +254,14 @@ def _run(estimator: "type[Estimator]", **given: Any) -> None:
     target = lake.open(uri)
     config = given.pop("config")
     settings = _options(config, estimator.name, given.pop("settings"), list(estimator.model_fields))
-    chosen = _built(estimator, {**_preset(estimator.name, given.pop("preset", None)), **settings}, estimator.name)
+    preset: Mapping[str, Any] = {}
+    if (name := given.pop("preset", None)) is not None:
+        presets = PRESETS[estimator.name]
+        if name not in presets:
+            msg = f"{estimator.name} has no preset {name!r}; valid: {', '.join(presets)}"
+            raise UsageError(msg)
+        preset = presets[name]
+    chosen = _built(estimator, {**preset, **settings}, estimator.name)
     checks = _options(config, "integrity", given.pop("checks"), list(IntegrityConfig.model_fields))
     integrity = _built(IntegrityConfig, checks, "credit.integrity")
     open_source = "step_source" not in settings and settings.get("episode_source", "score") == "score"
@@ -268,18 +277,6 @@ def _run(estimator: "type[Estimator]", **given: Any) -> None:
     if open_source and getattr(chosen, "step_source", None) == "terminal_score":
         click.echo("no step rewards are recorded: the episode score is the last step's reward", err=True)
     _report(report, shlex.quote(uri))
-
-
-def _preset(estimator: str, name: str | None) -> Mapping[str, Any]:
-    from lake.errors import UsageError
-    from pipelines.credit.estimators.options import PRESETS
-
-    if name is None:
-        return {}
-    if name not in PRESETS[estimator]:
-        msg = f"{estimator} has no preset {name!r}; valid: {', '.join(PRESETS[estimator])}"
-        raise UsageError(msg)
-    return PRESETS[estimator][name]
 
 
 def _report(report: "CreditReport", lake: str) -> None:

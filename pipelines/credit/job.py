@@ -252,7 +252,13 @@ def _finish(job: Job, plan: _Plan, changes: Changes, results: list[RangeResult])
     job.write("credit_groups", empty_rows(changes.removed))
     summary = summary_of(pl.concat([frame.select(DIAGNOSED) for frame in (changes.kept, *computed)]))
     if summary.steps and summary.undefined_steps == summary.steps:
-        raise DataRefusedError(_nothing_defined(plan.estimator, summary, unknown))
+        why = "; ".join(in_words(unknown))
+        msg = (
+            f"{plan.estimator.name} defines none of {count_of(summary.steps, 'advantage')} in "
+            f"{count_of(summary.groups, 'group')}, so the job failed and nothing of it counts. "
+            f"{why + '. ' if why else ''}Give the estimator what it needs, or take another: `trajlake credit -h`"
+        )
+        raise DataRefusedError(msg)
     rows_out = sum(result.written.rows for result in results if result.written is not None)
     done = CreditReport(
         job_id=job.job_id,
@@ -272,15 +278,6 @@ def _finish(job: Job, plan: _Plan, changes: Changes, results: list[RangeResult])
     job.counts |= {"rows_in": rows_out, "rows_out": rows_out, "rows_dropped": 0, **figures}
     job.counts |= {**summary.model_dump(mode="json"), **report.counts()}
     return done
-
-
-def _nothing_defined(estimator: Estimator, summary: CreditDiagnosis, unknown: Counter[str]) -> str:
-    why = "; ".join(in_words(unknown))
-    return (
-        f"{estimator.name} defines none of {count_of(summary.steps, 'advantage')} in "
-        f"{count_of(summary.groups, 'group')}, so the job failed and nothing of it counts. "
-        f"{why + '. ' if why else ''}Give the estimator what it needs, or take another: `trajlake credit -h`"
-    )
 
 
 def _unchanged(plan: _Plan, job: Job, changes: Changes) -> CreditReport:

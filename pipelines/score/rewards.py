@@ -54,10 +54,7 @@ class Resolved:
 
 
 def resolve(snapshot: Snapshot, definition: RewardDefinition) -> Resolved:
-    """Find the version of each component: the one asked for, or the one that is current.
-
-    UsageError if a scorer, or that version of it, has scored nothing; or if the reward's name is a scorer's.
-    """
+    """Find each component's version, asked for or current; UsageError if it has scored nothing, or for a taken name."""
     # Jobs of before sequences were written come first.
     succeeded = snapshot.scan("jobs").filter(pl.col("event") == "succeeded").group_by("job_id")
     jobs = collected(succeeded.agg(pl.col("kind").first(), pl.col("sequence").fill_null(-1).max()))

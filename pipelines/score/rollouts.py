@@ -62,7 +62,6 @@ RENAMED = {"messages": "rollouts_messages", "ground_truth": "ground_truth_list"}
 """Arguments that batch- and group-wise functions know under another name."""
 _ENCODER = msgspec.json.Encoder()
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
-_NULL = msgspec.Raw(b"null")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +100,7 @@ def parts(episodes: pl.DataFrame) -> Iterator[pl.DataFrame]:
 
 
 def read_rollouts(snapshot: Snapshot, part: pl.DataFrame, wanted: Collection[str]) -> list[Rollout]:
-    """The episodes of a part (run_id, group_id, episode_id), in its order, with the wanted ones of `ARGUMENTS`.
-
-    LakeAccessError if a file is missing or damaged, or a message in it is no JSON.
-    """
+    """The episodes of a part, in its order, with the wanted `ARGUMENTS`; LakeAccessError for a file that is damaged."""
     documents = [*_CHAT, *(name for name in _DOCUMENTS if name in wanted)]
     heads = _rows(snapshot, "episodes", part, ("episode_id", "group_id", *_PLAIN, *documents), documents)
     heads = part.select("episode_id").join(heads, on="episode_id", how="inner", maintain_order="left")
@@ -158,7 +154,7 @@ def _rollout(head: dict[str, Any], rows: list[dict[str, Any]], wanted: Collectio
     values: dict[str, Any] = {"messages": _array(messages)}
     values |= {name: ids.to_text(head[name]) for name in _IDS}
     values |= {name: head[name] for name in _PLAIN}
-    values |= {name: _raw(head[name]) for name in _DOCUMENTS if name in wanted}
+    values |= {n: msgspec.Raw((head[n] or "null").encode()) for n in _DOCUMENTS if n in wanted}
     if "steps" in wanted:
         values["steps"] = _array([_step(row, place) for row, place in zip(rows, places, strict=True)])
     arguments = {name: value for name, value in values.items() if name in wanted}
@@ -203,10 +199,6 @@ def _step(row: dict[str, Any], place: int) -> bytes:
 
 def _listed(text: str | None) -> list[Any]:
     return _LIST.decode(text) if text else []
-
-
-def _raw(text: str | None) -> msgspec.Raw:
-    return msgspec.Raw(text.encode()) if text else _NULL
 
 
 def _array(items: Sequence[bytes | msgspec.Raw]) -> msgspec.Raw:

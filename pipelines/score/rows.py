@@ -123,7 +123,6 @@ SCHEMA = {
 LONGEST_TEXT = 8192
 """Characters of a reason or an error that are kept."""
 DEFAULT_REASON = "default step reward"
-"""Errors that are spelled out in the summary."""
 SIBLINGS = "siblings"
 """Key of the metrics that holds how many rollouts a group-wise call judged."""
 _EXTRAS = ("trajectory_info", "final_control_plane_info", "agg_score", "standard_error")

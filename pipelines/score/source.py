@@ -1,10 +1,9 @@
 """Where a reward function's source is, and its version, read without running a line of it.
 
-The version is a hash of the module's text and of every module that it imports, directly or not, from its own folder.
-It is found by parsing: a user's module is imported in the sandbox and nowhere else. It is the text that is hashed, with
-line ends made equal: the same files have the same version on every machine and in every checkout, and any other change
-makes a new version, a comment's too. What was run is then exactly what a version stands for; deciding which changes
-matter is left to nobody's guess. Not seen: imports by computed names, installed packages, and data files.
+The version is a hash of the module's text and of every module that it imports, directly or not, from its own folder,
+found by parsing. Line ends are made equal: the same files have the same version on every machine and in every checkout,
+and any other change makes a new version, a comment's too: deciding which changes matter is left to nobody's guess. Not
+seen: imports by computed names, installed packages, and data files.
 """
 
 import ast

@@ -2,7 +2,6 @@
 
 import sys
 from dataclasses import dataclass
-from types import ModuleType
 
 import polars as pl
 from pydantic import BaseModel, Field
@@ -174,11 +173,14 @@ def run_select(
     }
     fingerprint = snapshot.fingerprint(episodes, **inputs)
     series = chosen.model_dump(mode="json") | {"score": score, "credit": None if rows is None else rows.text}
+    parts: list[Filter] = list(chosen.filters)
+    parts += [inner for part in chosen.filters if isinstance(part, Combined) for inner in part.filters]
+    used = sorted({type(part).__module__ for part in parts})
     job = lake.job(
         kind=KIND,
         parameters=series | {"where": where},
         series=series,
-        code=_code(chosen),
+        code=[*_CODE, *(sys.modules[name] for name in used)],
         fingerprint=fingerprint,
         snapshot=snapshot,
     )
@@ -237,14 +239,6 @@ def _outcome(
         orient="row",
     )
     return Outcome(pl.concat([rows, outcome.rows]), pl.concat([first, outcome.report]))
-
-
-def _code(chosen: Selection) -> list[ModuleType]:
-    """The modules that decide, each once: those of the filters that are used among them."""
-    parts: list[Filter] = list(chosen.filters)
-    parts += [inner for part in chosen.filters if isinstance(part, Combined) for inner in part.filters]
-    used = sorted({type(part).__module__ for part in parts})
-    return [*_CODE, *(sys.modules[name] for name in used)]
 
 
 def _nothing_left(chosen: Selection, episodes: pl.DataFrame, outcome: Outcome) -> str:

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from lake import Lake
 from lake.errors import TrajlakeError, UsageError
-from pipelines.score.commands import _tell, score
+from pipelines.score.commands import _print_report, score
 from pipelines.score.functions import ScoreConfig
 from pipelines.score.job import run_score, scorer_of
 from pipelines.score.rows import Scored
@@ -335,5 +335,5 @@ def test_a_run_that_wrote_nothing_names_no_jobs(lk: Lake, tmp_path: Path) -> Non
     report = run_score(lk, Overtaken())  # type: ignore[arg-type]
     assert (report.scored, report.overtaken, report.job_ids, report.made_current) == (0, 6, [], False)
     with CliRunner().isolation() as (out, *_):
-        _tell(report)
+        _print_report(report)
         assert b"jobs" not in out.getvalue()

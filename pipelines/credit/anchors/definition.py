@@ -34,10 +34,7 @@ class States:
 
     @classmethod
     def of(cls, batch: StepBatch, included_N: Bools, *, reads_state: bool, reads_text: bool) -> Self:
-        """The states as the table `steps` has them: from `state_hash` or `state` or both, if they are read.
-
-        Without `reads_state` all rows count as one known state, whatever the frame holds.
-        """
+        """The states as the table `steps` has them; without `reads_state` all rows count as one known state."""
         frame, texts_V = batch.frame, None
         if not reads_state:
             codes_N = pl.repeat(0, frame.height, dtype=pl.Int64, eager=True)

@@ -56,7 +56,19 @@ class Walks:
             msg = "there are no active steps to measure anchors on; collect or ingest episodes first"
             raise DataRefusedError(msg)
         included_N = ~batch.episodes.spread(batch.broken_E & np.isnan(batch.score_E))
-        return cls(batch, included_N, _facts(batch, included_N, extras))
+        actions = [name for name in ACTIONS if name in extras]
+        rows = batch.frame.select(
+            pl.Series("group_id", batch.groups.ids_N()),
+            pl.Series("episode_id", batch.episodes.ids_N()),
+            pl.Series("included", included_N),
+            (choice(actions) if actions else pl.lit(None, pl.UInt64)).alias("taken"),
+            (
+                pl.col("state_is_error").cast(pl.Boolean) if "state_is_error" in extras else pl.lit(None, pl.Boolean)
+            ).alias("is_error"),
+            pl.Series("score", batch.episodes.spread(batch.score_E), nan_to_null=True),
+            pl.lit(bool(actions)).alias("has_actions"),
+        )
+        return cls(batch, included_N, rows.with_columns(before("taken").alias("led_here")))
 
     def texts(self) -> tuple[pl.Series, pl.DataFrame]:
         """The states: a code of each row's text (NULL: unknown), and `code` and `text` of each distinct one."""
@@ -70,22 +82,6 @@ class Walks:
         known = pl.col("decisions").drop_nulls()
         figures = groups.join(decisions(steps), on="episode_id").group_by("group_id", maintain_order=True)
         return figures.agg(episodes=pl.len(), copies=known.len() - known.n_unique())
-
-
-def _facts(batch: StepBatch, included_N: Bools, extras: list[str]) -> pl.DataFrame:
-    actions = [name for name in ACTIONS if name in extras]
-    rows = batch.frame.select(
-        pl.Series("group_id", batch.groups.ids_N()),
-        pl.Series("episode_id", batch.episodes.ids_N()),
-        pl.Series("included", included_N),
-        (choice(actions) if actions else pl.lit(None, pl.UInt64)).alias("taken"),
-        (pl.col("state_is_error").cast(pl.Boolean) if "state_is_error" in extras else pl.lit(None, pl.Boolean)).alias(
-            "is_error"
-        ),
-        pl.Series("score", batch.episodes.spread(batch.score_E), nan_to_null=True),
-        pl.lit(bool(actions)).alias("has_actions"),
-    )
-    return rows.with_columns(before("taken").alias("led_here"))
 
 
 def before(name: str) -> pl.Expr:
@@ -111,12 +107,6 @@ CANDIDATES: dict[str, Anchors] = {
     "last 2 states": LastStates(k=2),
 }
 """What is measured where nothing is asked for: cheap definitions that show what the texts are like."""
-
-
-def measure_anchors(steps: pl.LazyFrame, definitions: Mapping[str, Anchors]) -> pl.DataFrame:
-    """Figures of each definition over the same steps; see `Walks.of` and `measure`."""
-    present = steps.collect_schema().names()
-    return measure(Walks.of(steps, columns_of(definitions.values(), present)), definitions)
 
 
 def columns_of(definitions: Iterable[Anchors], present: list[str]) -> tuple[str, ...]:

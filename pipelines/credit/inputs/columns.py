@@ -228,11 +228,9 @@ def check_extras(frame: pl.DataFrame, needs: InputNeeds) -> None:
         if rows:
             row = frame.filter(faults.select(fault).collect().to_series()).row(0, named=True)
             name, kind = fault.split(" ", 1)
-            raise ContractError(_row_message(row, name, kind))
-
-
-def _row_message(row: dict[str, object], name: str, kind: str) -> str:
-    at = f"steps: episode {row['episode_id']!r}, step_index {row['step_index']}: {name} {row[name]!r}"
-    if kind == "changes":
-        return f"{at} differs from the step before. It belongs to the whole episode; join it by episode_id."
-    return f"{at} is not a finite number below 1e100. Write NULL where it is not known, or repair the source."
+            msg = f"steps: episode {row['episode_id']!r}, step_index {row['step_index']}: {name} {row[name]!r} "
+            if kind == "changes":
+                msg += "differs from the step before. It belongs to the whole episode; join it by episode_id."
+            else:
+                msg += "is not a finite number below 1e100. Write NULL where it is not known, or repair the source."
+            raise ContractError(msg)

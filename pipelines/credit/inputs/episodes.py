@@ -55,7 +55,14 @@ def select_episodes(snapshot: Snapshot, sources: Sources, components: tuple[str,
     """
     episodes = select_where(snapshot, _COLUMNS, sources.where).with_columns(collected_group_id="group_id")
     if sources.grouping is not None:
-        episodes = _regrouped(snapshot, episodes, sources.grouping)
+        groups = read_grouping(snapshot, sources.grouping).select("episode_id", "group_id")
+        episodes = episodes.drop("group_id").join(groups, on="episode_id")
+        if episodes.is_empty():
+            msg = (
+                f"no selected episode is in the grouping {sources.grouping!r}; leave --where out, or run "
+                "`trajlake group` again"
+            )
+            raise DataRefusedError(msg)
     if sources.only is not None:
         wanted = select_where(snapshot, ("episode_id",), sources.only, "only")
         groups = episodes.join(wanted, on="episode_id", how="semi").select(pl.col("group_id").unique())
@@ -102,15 +109,6 @@ def records_step_rewards(snapshot: Snapshot, sources: Sources) -> bool:
     episodes = select_where(snapshot, ("episode_id",), sources.where)
     steps = snapshot.scan("steps").filter(pl.col("reward").is_not_null()).select("episode_id")
     return not collected(steps.join(episodes.lazy(), on="episode_id", how="semi").head(1)).is_empty()
-
-
-def _regrouped(snapshot: Snapshot, episodes: pl.DataFrame, grouping: str) -> pl.DataFrame:
-    groups = read_grouping(snapshot, grouping).select("episode_id", "group_id")
-    found = episodes.drop("group_id").join(groups, on="episode_id")
-    if found.is_empty():
-        msg = f"no selected episode is in the grouping {grouping!r}; leave --where out, or run `trajlake group` again"
-        raise DataRefusedError(msg)
-    return found
 
 
 def unvalued(

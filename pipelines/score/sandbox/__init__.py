@@ -28,8 +28,7 @@ What holds it (`lake.locked.isolation`; the level is `Sandbox.level` and belongs
 
 Below `SandboxLimits.min_level` nothing runs. What remains at level strong: a function can lie about its own scores,
 those of the other calls of its request included; it can learn that a file exists, how large and how old it is, not
-what is in it; it can burn processor time until its deadline. Memory between calls of one worker is shared, so a
-function can remember earlier calls: never share a worker between two functions, which is why a `Sandbox` has one.
-Timers, signal handlers and tasks end with their call, and a thread that does not costs its worker (`leftovers`).
-Workers die with their parent.
+what is in it; it can burn processor time until its deadline. Workers remember earlier calls in their memory, which is
+why a `Sandbox` has one function. Timers, signal handlers and tasks end with their call, and a thread that does not
+costs its worker. Workers die with their parent.
 """

@@ -20,9 +20,8 @@ def plain(value: Any, mode: str) -> Any:
     """Numbers, text, None, lists and dicts with text keys, from whatever stands for them.
 
     Structs (EvaluateResult), dataclasses, pydantic models and numpy values are converted; a number on its own, whatever
-    its type, becomes a float.
-
-    In the modes batch and group it returns a list. NoResultError if it cannot be converted, or is no such list.
+    its type, becomes a float. In the modes batch and group the value must be a list. NoResultError if it is not, or
+    cannot be converted.
     """
     if mode == "pointwise":
         if type(value) is float or isinstance(value, _PLAIN):
