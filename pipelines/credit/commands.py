@@ -64,7 +64,7 @@ def credit() -> None:
 @click.option(
     "--examples", type=click.IntRange(0, 100_000), default=10, show_default=True, help="Steps to show at most."
 )
-@click.option("--memory-limit", metavar="SIZE", help="Memory of the queries, for example 2GB; beyond it they spill.")
+@click.option("--memory-limit", metavar="SIZE", help="Memory, e.g. 2GB; beyond it queries spill.  [default: 80 %]")
 @as_of_option
 @format_option
 def compare(
@@ -153,7 +153,7 @@ _OPTIONS: tuple[Decorator, ...] = (
         show_default=True,
         help="Look at actions and error texts of shared states, for credit_groups; their texts are read.",
     ),
-    click.option("--force", is_flag=True, help="Compute all groups, changed or not."),
+    click.option("--force", is_flag=True, help="Compute all groups; else those that changed."),
     click.option(
         "--executor",
         type=click.Choice(["local", "processes", "ray"]),

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 @click.argument("target", required=False)
 @lake_option
 @click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\".  [default: all]")
-@click.option("--reward", metavar="NAME", help="Instead of TARGET: a weighted reward, [reward.NAME] of --config.")
+@click.option("--reward", metavar="NAME", help="Instead of TARGET: the weighted reward [reward.NAME] of --config.")
 @click.option("--name", help="Name under which the scores are kept.  [default: the function's]")
-@click.option("--arg", "arguments", multiple=True, metavar="KEY=VALUE", help="An argument for the function.")
-@click.option("--retry-failed", is_flag=True, help="Score again the episodes that have an error, and nothing else.")
-@click.option("--force", is_flag=True, help="Score all, whether they have a score or not.")
-@click.option("--default-step-reward", type=float, help="Reward of steps that the function gave none.")
-@click.option("--allow-network", is_flag=True, help="Let a function that requires the network run, without a sandbox.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of [score], e.g. batch_size=16.")
-@click.option("--config", type=click.Path(dir_okay=False), help="TOML file with the options under [score].")
+@click.option("--arg", "arguments", multiple=True, metavar="KEY=VALUE", help="For the function.  [default: its own]")
+@click.option("--retry-failed", is_flag=True, help="Only score again the episodes that have an error.")
+@click.option("--force", is_flag=True, help="Score all; else those without a score.")
+@click.option("--default-step-reward", type=float, help="For steps the function gave no reward.  [default: no row]")
+@click.option("--allow-network", is_flag=True, help="Run a function that requires the network, outside the sandbox.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Option of [score], e.g. batch_size=16.")
+@click.option("--config", type=click.Path(dir_okay=False), help="TOML file with [score].  [default: none]")
 def score(
     target: str | None,
     lake_uri: str,

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     "filters",
     multiple=True,
     metavar="FILTER[:KEY=VALUE,...]",
-    help="A filter, e.g. dead_groups, length:min_steps=2,max_steps=30, or max_steps=30. In order.",
+    help="A filter: dead_groups, length:min_steps=2,max_steps=30, max_steps=30.  [default: --config's]",
 )
-@click.option("--config", type=click.Path(dir_okay=False), help="TOML file; its section [select] has name and filters.")
+@click.option("--config", type=click.Path(dir_okay=False), help="TOML: name and filters in [select].  [default: none]")
 @click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\".  [default: all]")
 @click.option(
     "--score", help="What rewards are: env_return, a scorer or a reward.  [default: the credit job's, or env_return]"
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     help="Compare within the groups of these advantages: an estimator's name, or (the beginning of) a credit series' "
     "or job's id.  [default: the groups as collected]",
 )
-@click.option("--force", is_flag=True, help="Write even if the same inputs and filters have a result.")
+@click.option("--force", is_flag=True, help="Write even if there is a result of the same input; else do nothing.")
 @format_option
 def select(
     name: str | None,
