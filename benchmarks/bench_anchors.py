@@ -90,7 +90,7 @@ def substitutions(steps: int, characters: int) -> None:
     import polars as pl
 
     from lake.ids import text_hash
-    from pipelines.credit.anchors import Substitution, Substitutions
+    from pipelines.credit.anchors.texts import Substitution, Substitutions
     from pipelines.credit.inputs.batch import StepBatch
     from pipelines.credit.inputs.columns import InputNeeds, select_inputs
 

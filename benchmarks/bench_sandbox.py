@@ -82,7 +82,8 @@ def in_process(messages: list[dict[str, str]], rows: int) -> Cost:
 
 def sandboxed(path: Path, messages: Any, rows: int, size: int) -> Cost:
     """The same in a worker that has started; its end is in the processor time, its start too."""
-    from pipelines.score.sandbox import FunctionSource, Sandbox, SandboxLimits
+    from pipelines.score.sandbox.contract import FunctionSource, SandboxLimits
+    from pipelines.score.sandbox.pool import Sandbox
 
     limits = SandboxLimits(min_level="none", rows_per_batch=size)
 
@@ -123,7 +124,8 @@ def compare(path: Path, rows: int, repeat: int) -> None:
 
 def starts(path: Path, repeat: int) -> None:
     """Print how long the first answer of a new worker takes."""
-    from pipelines.score.sandbox import FunctionSource, Sandbox, SandboxLimits
+    from pipelines.score.sandbox.contract import FunctionSource, SandboxLimits
+    from pipelines.score.sandbox.pool import Sandbox
 
     seconds = []
     for _ in range(repeat * 4):
@@ -137,7 +139,7 @@ def starts(path: Path, repeat: int) -> None:
 
 def level() -> str:
     """The strongest isolation of this machine."""
-    from pipelines.score.sandbox import SandboxLimits
+    from pipelines.score.sandbox.contract import SandboxLimits
     from pipelines.score.sandbox.levels import choose
 
     return choose(SandboxLimits(min_level="none"))

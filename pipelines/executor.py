@@ -4,10 +4,9 @@ An executor maps a function over items and gives the results in the order of the
 if the process that had it is gone, so a task must be one that may run again: what it writes counts only once its result
 is used (`lake.write.jobs`). Results never depend on the executor: tasks share nothing.
 
-On a Ray cluster each part is one task, run again where a worker dies. Ray is an optional extra and imported here alone,
-when an executor is made. A cluster that is running is used as it is
-(`RAY_ADDRESS`, or `ray start`); otherwise Ray starts one on this machine and it ends with the process. The lake has to
-be where every node can reach it: a bucket, or a folder that all of them mount.
+Ray is an optional extra, imported when an executor is made. A cluster that is running is used (`RAY_ADDRESS`, or `ray
+start`); otherwise Ray starts one on this machine and it ends with the process. The lake has to be where every node can
+reach it: a bucket, or a folder that all of them mount.
 """
 
 import multiprocessing
@@ -15,10 +14,10 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor as Pool
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, Literal, Protocol, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from lake.errors import MissingExtraError, UsageError, WorkerLostError
 
@@ -38,49 +37,38 @@ class Executor(Protocol):
     def map(self, task: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """Results of `task` for each item, in the items' order.
 
-        Args:
-            task: a function of a module. It must be one that may run twice for an item.
-            items: what to run it on; with `task` and the results they travel to other processes, where there are any.
-
-        Raises:
-            WorkerLostError: the process of an item died again and again.
-            Exception: whatever the task raises, once; items that have not started by then are not run.
+        The task is a function of a module that may run twice for an item; it, items and results may travel to other
+        processes. WorkerLostError if the process of an item died again and again; else whatever the task raises, once:
+        items that have not started by then are not run.
         """
 
 
 class LocalExecutor:
-    """Threads of this process, or processes of this machine.
+    """Threads of this process, or processes of this machine; at most 4 workers, a core each, unless given.
 
     Polars, NumPy and Parquet leave Python's lock, so threads compute one item while another is written. Processes are
     for tasks that spend their time in Python, such as similarity anchors; each takes half a second to start.
-
-    Args:
-        workers: items at once; None takes a core each, at most 4.
-        processes: run them in processes.
     """
 
     def __init__(self, workers: int | None = None, *, processes: bool = False) -> None:
         if workers is not None and workers < 1:
-            msg = f"{workers} workers can do nothing; give 1 or more"
+            msg = f"{workers} workers; valid: 1 or more"
             raise UsageError(msg)
-        self._workers = workers or min(4, len(os.sched_getaffinity(0)))
+        self.workers = workers or min(4, len(os.sched_getaffinity(0)))
         self._processes = processes
-
-    @property
-    def workers(self) -> int:
-        """Items that run at once."""
-        return self._workers
 
     def map(self, task: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """See `Executor.map`."""
         todo = list(items)
         if self._processes and todo:
             yield from self._map_processes(task, todo)
-        elif self._workers == 1 or len(todo) < 2:
+        elif self.workers == 1 or len(todo) < 2:
             yield from map(task, todo)
         else:
-            with ThreadPoolExecutor(self._workers) as pool:
-                yield from _windowed(pool, task, todo, self._workers)
+            with ThreadPoolExecutor(self.workers) as pool:
+                yield from _windowed(
+                    lambda item: pool.submit(task, item), Future.result, Future.cancel, todo, self.workers
+                )
 
     def _map_processes(self, task: Callable[[Item], Result], items: list[Item]) -> Iterator[Result]:
         """As `map`; when a process is lost, what had not come back runs again in new ones."""
@@ -89,9 +77,11 @@ class LocalExecutor:
             before = done
             # Not forked: Polars' threads would be copied in the middle of their work.
             context = multiprocessing.get_context("spawn")
-            with ProcessPoolExecutor(min(self._workers, len(items)), context, initializer=_end_with_parent) as pool:
+            with ProcessPoolExecutor(min(self.workers, len(items)), context, initializer=_end_with_parent) as pool:
                 try:
-                    for result in _windowed(pool, task, items[done:], self._workers):
+                    for result in _windowed(
+                        lambda item: pool.submit(task, item), Future.result, Future.cancel, items[done:], self.workers
+                    ):
                         done += 1
                         yield result
                 except BrokenProcessPool as error:
@@ -120,100 +110,73 @@ def lost(done: int, items: int) -> str:
     )
 
 
-def _windowed(pool: Pool, task: Callable[[Item], Result], items: list[Item], width: int) -> Iterator[Result]:
+def _windowed(
+    start: Callable[[Any], Any],
+    result: Callable[[Any], Any],
+    cancel: Callable[[Any], Any],
+    items: list[Any],
+    width: int,
+) -> Iterator[Any]:
     """Results in order, with at most one item waiting per worker; after an error nothing more is started."""
-    running: deque[Future[Result]] = deque()
+    running: deque[Any] = deque()
     waiting = iter(items)
     try:
         while True:
             while len(running) < 2 * width and (item := next(waiting, None)) is not None:
-                running.append(pool.submit(task, item))
+                running.append(start(item))
             if not running:
                 return
-            yield running.popleft().result()
+            yield result(running.popleft())
     finally:
-        for future in running:
-            future.cancel()
+        for handle in running:
+            cancel(handle)
 
 
 class RayExecutor:
-    """Ray tasks; see `Executor`.
+    """Ray tasks; a core of the cluster each, unless `workers` is given. MissingExtraError if Ray is not installed.
 
-    Args:
-        workers: items at once; None takes a core of the cluster each.
-        address: of a running cluster; None asks the environment, then starts one on this machine.
-
-    Raises:
-        MissingExtraError: ray is not installed.
-        UsageError: workers below 1.
+    `address` is that of a running cluster; None asks the environment, then starts one on this machine.
     """
 
     def __init__(self, workers: int | None = None, *, address: str | None = None) -> None:
         if workers is not None and workers < 1:
-            msg = f"{workers} workers can do nothing; give 1 or more"
+            msg = f"{workers} workers; valid: 1 or more"
             raise UsageError(msg)
-        self._ray = _ray()
+        try:
+            import ray
+        except ImportError as error:
+            msg = 'Ray is not installed; the local executor needs nothing, or: pip install "trajlake[ray]"'
+            raise MissingExtraError(msg) from error
+        self._ray: Any = ray
         if not self._ray.is_initialized():
             address = address or os.environ.get("RAY_ADDRESS")
             here = {} if address else {"num_cpus": workers, "include_dashboard": False}
             self._ray.init(address=address, log_to_driver=False, logging_level="error", **here)
-        self._workers = workers or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
-
-    @property
-    def workers(self) -> int:
-        """Items that run at once."""
-        return self._workers
+        self.workers = workers or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
     def map(self, task: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """See `Executor.map`."""
         todo = list(items)
         # What a task raises is its own affair and not tried again; a worker that dies is.
         remote = self._ray.remote(num_cpus=1, max_retries=TRIES - 1, retry_exceptions=False)(task)
-        running: deque[Any] = deque()
-        waiting = iter(todo)
+        cancel = partial(self._ray.cancel, force=True)
+        errors = self._ray.exceptions
         done = 0
         try:
-            while True:
-                while len(running) < 2 * self._workers and (item := next(waiting, None)) is not None:
-                    running.append(remote.remote(item))
-                if not running:
-                    return
-                yield self._result(running.popleft(), done, len(todo))
+            for result in _windowed(remote.remote, self._ray.get, cancel, todo, self.workers):
+                yield result
                 done += 1
-        finally:
-            for reference in running:
-                self._ray.cancel(reference, force=True)
-
-    def _result(self, reference: Any, done: int, items: int) -> Any:
-        errors = self._ray.exceptions
-        try:
-            return self._ray.get(reference)
         except errors.RayTaskError as error:
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
         except (errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError) as error:
-            raise WorkerLostError(lost(done, items)) from error
+            raise WorkerLostError(lost(done, len(todo))) from error
 
 
-def _ray() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        msg = 'Ray is not installed; the local executor needs nothing, or: pip install "trajlake[ray]"'
-        raise MissingExtraError(msg) from error
-    return ray
-
-
-ExecutorName = Literal["local", "processes", "ray"]
-EXECUTORS: tuple[ExecutorName, ...] = ("local", "processes", "ray")
+EXECUTORS = ("local", "processes", "ray")
 
 
 def executor_named(name: str, workers: int | None = None) -> Executor:
-    """The executor that a command line names: `local`, `processes` or `ray`.
-
-    Raises:
-        UsageError: another name, or workers below 1.
-        MissingExtraError: ray is not installed.
-    """
+    """The executor that a command line names: `local`, `processes` or `ray`; UsageError for another name."""
     if name == "ray":
         return RayExecutor(workers)
     if name not in EXECUTORS:

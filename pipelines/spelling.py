@@ -1,4 +1,4 @@
-"""Parts of a definition as people spell them on the command line: `KIND`, `KIND:KEY=VALUE,...`, `KEY=VALUE`."""
+"""What commands read and say: parts of a definition as `KIND`, `KIND:KEY=VALUE,...` or `KEY=VALUE`; counted nouns."""
 
 from collections.abc import Mapping
 from typing import Any, get_origin
@@ -10,17 +10,11 @@ from lake.errors import UsageError
 
 
 def spelled(text: str, kinds: Mapping[str, type[BaseModel]], noun: str) -> dict[str, Any]:
-    """One part as the mapping that its model validates.
+    """One part as the mapping that its model validates; UsageError if there is no such kind or option.
 
-    Args:
-        text: `subsample:size=8,draws=4`; `dead_groups`; `max_steps=30`, where only one kind has such an option; or
-            `min_reward=0.5`, where a kind has a main one. Values are JSON if they parse as JSON, else text; lists are
-            written `a|b`.
-        kinds: name -> model; the model's `kind` field says the same.
-        noun: what a part is called in messages.
-
-    Raises:
-        UsageError: no such kind or option.
+    `subsample:size=8,draws=4`; `dead_groups`; `max_steps=30`, where only one kind has such an option; or
+    `min_reward=0.5`, where a kind has a main one. Values are JSON if they parse as JSON, else text; lists are written
+    `a|b`. `noun` is what a part is called in messages.
     """
     head, colon, tail = (part.strip() for part in text.partition(":"))
     key, equals, _ = head.partition("=")
@@ -30,8 +24,8 @@ def spelled(text: str, kinds: Mapping[str, type[BaseModel]], noun: str) -> dict[
             return spelled(f"{key}:{main}{text.strip().removeprefix(key).lstrip()}", kinds, noun)
         owners = [kind for kind, model in kinds.items() if key in set(model.model_fields) - {"kind"}]
         if len(owners) != 1:
-            said = f"belongs to {' and '.join(owners)}: write KIND:{key}=..." if owners else "is no option of any"
-            msg = f"--{noun} {text!r}: {key!r} {said}. {_valid(kinds)}"
+            why = f"belongs to {' and '.join(owners)}: write KIND:{key}=..." if owners else "is no option of any"
+            msg = f"--{noun} {text!r}: {key!r} {why}. {_valid(kinds)}"
             raise UsageError(msg)
         head, tail = owners[0], text
     elif head not in kinds:
@@ -60,3 +54,8 @@ def _value(text: str) -> Any:
 
 def _valid(kinds: Mapping[str, type[BaseModel]]) -> str:
     return f"Valid: {', '.join(kinds)}"
+
+
+def count_of(count: int, noun: str) -> str:
+    """`1 group`, `2 groups`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

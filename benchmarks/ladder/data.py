@@ -15,8 +15,7 @@ from benchmarks.ladder.settings import LadderSettings
 from benchmarks.ladder.starts import Part, Starts
 from lake import ids
 from lake.lake import Lake
-from pipelines.collect.environments.house import Split, vocabulary
-from pipelines.collect.policies.scripted import HouseScript
+from pipelines.collect.environments.house import HouseScript, Split, vocabulary
 from pipelines.credit.job import run_credit
 from pipelines.select import DeadGroups, Selection, run_select
 from trainer.config import TrainConfig

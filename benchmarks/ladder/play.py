@@ -7,7 +7,7 @@ from benchmarks.ladder.settings import LadderSettings
 from lake.records import EpisodeRecord
 from pipelines.collect import GroupConfig, collect_groups
 from pipelines.collect.environments.house import House, HouseConfig, Split
-from pipelines.collect.policies.protocol import Policy
+from pipelines.collect.policies import Policy
 from pipelines.collect.policies.transformers_policy import SamplingConfig, TransformersPolicy
 from trainer.online.loop import Player
 

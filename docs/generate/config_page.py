@@ -80,10 +80,12 @@ def _ancestry(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> list[ast.
 
 
 def _all_fields(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> list[tuple[ast.AnnAssign, str]]:
-    """Fields in pydantic's order: inherited ones first, each in its last version."""
+    """Fields in pydantic's order: inherited ones first, each in its last version, with the last meaning given."""
     found: dict[str, tuple[ast.AnnAssign, str]] = {}
     for ancestor in reversed(_ancestry(node, classes)):
-        found.update({ast.unparse(field.target): (field, meaning) for field, meaning in _fields(ancestor)})
+        for field, meaning in _fields(ancestor):
+            name = ast.unparse(field.target)
+            found[name] = field, meaning or (found[name][1] if name in found else "")
     return [pair for pair in found.values() if "ClassVar" not in ast.unparse(pair[0].annotation)]
 
 

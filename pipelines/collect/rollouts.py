@@ -1,25 +1,23 @@
-"""Playing rollouts: many environments and one policy, in lock-step.
+"""Playing rollouts: many environments and one policy in lock-step, in groups from identical starts.
 
-A rollout is played here and written down as an `EpisodeRecord`; nothing is scored or filtered. Rollouts that end drop
-out of the batch. Wall-clock times are left out of the records on purpose: with them, playing the same seeds again
-would not give the same episode, and recording it again would be a conflict instead of a replay.
+A rollout is written down as an `EpisodeRecord`; nothing is scored or filtered. Wall-clock times are left out on
+purpose: with them, playing the same seeds again would not give the same episode, and recording it again would be a
+conflict instead of a replay.
 
-Groups of rollouts from one identical start: what group-relative advantages are computed over.
-
-A group is the siblings of one start seed in one collection round. Everything is a function of the seeds: the same
-round of the same run with the same policy gives the same episodes, whatever is played beside them.
+A group is the siblings of one start seed in one collection round: what group-relative advantages are computed over.
+Everything is a function of the seeds, whatever is played beside it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count as integers
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from lake import ids
 from lake.records import EpisodeRecord, StepRecord
-from pipelines.collect.environments.protocol import Environment, Outcome
-from pipelines.collect.policies.protocol import Decision, Message, Policy, PolicyCard, Turn
+from pipelines.collect.environments import Environment, Outcome
+from pipelines.collect.policies import Decision, Message, Policy, PolicyCard, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +70,8 @@ class _Rollout:
         self.outcome = after
 
 
-def play(
-    environments_E: Sequence[Environment],
-    starts_E: Sequence[Start],
-    policy: Policy,
-) -> list[EpisodeRecord]:
-    """Play one rollout per environment to its end.
-
-    Args:
-        environments_E: one instance per rollout.
-        starts_E: where each begins.
-        policy: decides for all of them, one turn at a time.
-
-    Returns:
-        One record per rollout, in order, without the facts of its run and group.
-    """
+def play(environments_E: Sequence[Environment], starts_E: Sequence[Start], policy: Policy) -> list[EpisodeRecord]:
+    """Play one rollout per environment to its end: records in order, without the facts of their run and group."""
     card = policy.card
     session = policy.start([start.rollout_seed for start in starts_E])
     rollouts_E = [_begin(env, start) for env, start in zip(environments_E, starts_E, strict=True)]
@@ -135,10 +120,8 @@ def _record(rollout: _Rollout, card: PolicyCard) -> EpisodeRecord:
     )
 
 
-class GroupConfig(BaseModel):
+class GroupConfig(BaseModel, frozen=True, extra="forbid"):
     """How rollouts are grouped and batched."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     group_size: int = Field(default=8, ge=1)
     """Siblings per start."""
@@ -174,16 +157,13 @@ def collect_groups(
     Args:
         make_environment: a fresh environment; siblings get one each.
         policy: who plays.
-        seeds_P: start seeds, one group each; their worlds must differ (`distinct_seeds`).
+        seeds_P: start seeds, one group each. ValueError if two draw the same world (see `distinct_seeds`).
         config: group size and batching.
-        run_seed: seed of the run: other seeds give other samples from the same starts.
-        collection_round: number of the round; part of the group's key.
+        run_seed: other seeds give other samples from the same starts.
+        collection_round: part of the group's key.
 
     Yields:
         The siblings of one start, in order of their rollout index; groups in order of `seeds_P`.
-
-    Raises:
-        ValueError: two starts with the same world.
     """
     size = config.group_size
     seed_of: dict[str, int] = {}
@@ -206,7 +186,6 @@ def collect_groups(
 
 
 def _claim(task_id: str, seed: int, seed_of: dict[str, int]) -> None:
-    """Note a group's task, which no other group of the round may have."""
     if task_id in seed_of:
         msg = f"start seeds {seed_of[task_id]} and {seed} draw the same world; take them from distinct_seeds()"
         raise ValueError(msg)

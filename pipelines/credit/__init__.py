@@ -1,15 +1,16 @@
 """Credit: what every step of a trajectory contributed, as a table of advantages.
 
-`GiGPO(...).advantages(steps)` is a pure function from a lazy frame of steps to a lazy frame of advantages; it knows no
-lake, and neither does any other estimator of `ESTIMATORS`. `summarise` says what a result looks like.
-`estimator_sql` has GiGPO and four others in DuckDB SQL. Names load on first use: `trajlake credit -h` needs none.
+`GiGPO(...).advantages(steps)` is a pure function from a lazy frame of steps to a lazy frame of advantages, and so is
+every other estimator of `ESTIMATORS`. Names load on first use: `trajlake credit -h` needs none.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipelines.credit.anchors import Anchors, ExactText, SimilarText
+    from pipelines.credit.anchors import Anchors
+    from pipelines.credit.anchors.similar import SimilarText
+    from pipelines.credit.anchors.texts import ExactText
     from pipelines.credit.estimators import ESTIMATORS
     from pipelines.credit.estimators.gigpo import GiGPO
     from pipelines.credit.flags import Flag

@@ -1,48 +1,44 @@
-"""Command `credit`: advantages over a lake, one command per estimator, and what is done with finished jobs.
+"""Command `credit`: advantages over a lake, one command per estimator, and `compare` for finished jobs.
 
-The names come from the registry, so listing them imports no estimator.
+The names come from the registry, so listing them imports no estimator. An estimator's command has options of the job,
+options of the estimator, and the report in words.
 """
 
-from importlib import import_module
+import ast
+import inspect
+import shlex
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
-VERBS = {"compare": ("pipelines.credit.commands_compare:compare", "Compare two credit jobs.")}
-"""Name -> command and its line of help, beside the estimators."""
+from lake.cli.options import as_of_option, echo_rows, format_option, lake_option, opened
+from pipelines.credit.estimators import ESTIMATORS, estimator_class, one_line
+
+if TYPE_CHECKING:
+    from pipelines.credit.estimators.protocol import Estimator
+    from pipelines.credit.job import CreditReport
 
 
 class CreditGroup(click.Group):
-    """Estimators and verbs in one space of names."""
+    """Estimators and commands in one space of names."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Estimators, then verbs."""
-        from pipelines.credit.estimators import ESTIMATORS
-
-        return [*sorted(ESTIMATORS), *VERBS]
+        """Estimators, then commands."""
+        return [*sorted(ESTIMATORS), *self.commands]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
-        """The command of an estimator or a verb.
-
-        Raises:
-            UsageError: neither; of an estimator that is refused, with the reason.
-        """
-        if cmd_name in VERBS:
-            module, _, attribute = VERBS[cmd_name][0].partition(":")
-            command: click.Command = getattr(import_module(module), attribute)
-            return command
-        from pipelines.credit.commands_estimator import estimator_command
-        from pipelines.credit.estimators import estimator_class
-
-        return estimator_command(estimator_class(cmd_name))
+        """The command of a name; UsageError if there is none, or the estimator is refused, with the reason."""
+        return self.commands.get(cmd_name) or estimator_command(estimator_class(cmd_name))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Estimators with the first line of their docstring, and verbs."""
-        from pipelines.credit.estimators import ESTIMATORS, one_line
-
+        """Estimators with the first line of their docstring, and commands."""
         with formatter.section("Estimators"):
             formatter.write_dl([(name, one_line(name)) for name in sorted(ESTIMATORS)])
         with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in VERBS.items()])
+            formatter.write_dl([(name, command.get_short_help_str()) for name, command in self.commands.items()])
 
 
 @click.group(cls=CreditGroup, subcommand_metavar="ESTIMATOR|COMMAND [OPTIONS]")
@@ -52,3 +48,298 @@ def credit() -> None:
     Only groups whose episodes, scores or parameters changed since the series' last job are computed.
     `trajlake credit ESTIMATOR -h` lists an estimator's options.
     """
+
+
+@credit.command(short_help="Compare two credit jobs.")
+@click.argument("one", metavar="CREDIT1")
+@click.argument("two", metavar="CREDIT2")
+@lake_option
+@click.option(
+    "--rows",
+    type=click.Choice(["levels", "signal", "groups", "examples"]),
+    default="levels",
+    show_default=True,
+    help="What to print: agreement by level, numbers of live and other groups, every group, or the largest changes.",
+)
+@click.option(
+    "--examples", type=click.IntRange(0, 100_000), default=10, show_default=True, help="Steps to show at most."
+)
+@click.option("--memory-limit", metavar="SIZE", help="Memory, e.g. 2GB; beyond it queries spill.  [default: 80 %]")
+@as_of_option
+@format_option
+def compare(
+    one: str,
+    two: str,
+    lake_uri: str,
+    rows: str,
+    examples: int,
+    memory_limit: str | None,
+    as_of: str | None,
+    output_format: str,
+) -> None:
+    """Compare two sets of advantages.
+
+    CREDIT is an estimator's name (its newest series), or the id of a credit series or job, or its beginning. A job
+    means its series as it was when the job ended. Columns ending in _1 are of CREDIT1, those in _2 of CREDIT2. A group
+    is live if two or more of its episodes are scored and their scores differ.
+    """
+    import polars as pl
+
+    from pipelines.credit.compare import compare as compare_jobs
+    from pipelines.spelling import count_of
+
+    found = compare_jobs(opened(lake_uri, as_of), one, two, examples=examples, memory=memory_limit)
+    steps = found.levels.row(0, named=True)
+    share = "-" if steps["flip_share"] is None else f"{steps['flip_share']:.1%}"
+    changes = dict(found.groups["change"].value_counts().iter_rows())
+    for number, side in enumerate((found.one, found.two), start=1):
+        click.echo(f"{number}: {side.title}", err=True)
+    shared = count_of(steps["shared"], "step")
+    click.echo(f"{shared} defined in both, {steps['flips']} ({share}) with opposite signs", err=True)
+    gained, lost = (changes.get(change, 0) for change in ("gained", "lost"))
+    click.echo(f"{count_of(found.groups.height, 'group')}: {lost} live in 1 only, {gained} live in 2 only", err=True)
+    frame: pl.DataFrame = getattr(found, rows)
+    if rows == "levels" and output_format == "table":
+        # Three columns are read, twenty are not.
+        frame = frame.transpose(include_header=True, header_name="measure", column_names="level")
+    echo_rows(frame, output_format)
+
+
+_ANCHORS = (
+    ". A definition of anchors is easier written in a file: anchors = {...} under [credit.NAME] for --config FILE; "
+    "`trajlake anchors --anchors FILE` tries one, as JSON"
+)
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+_OPTIONS: tuple[Decorator, ...] = (
+    lake_option,
+    click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\".  [default: all]"),
+    click.option(
+        "--score",
+        default="env_return",
+        show_default=True,
+        help="Episode score: env_return, or a scorer or reward, @VERSION or not.",
+    ),
+    click.option(
+        "--rewards",
+        default="env_reward",
+        show_default=True,
+        help="Step rewards: env_reward, or a scorer or reward, @VERSION or not.",
+    ),
+    click.option(
+        "--grouping", help="Compare in the groups of this definition (`trajlake group`).  [default: as collected]"
+    ),
+    click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="An option of the estimator, e.g. gamma=0.9; listed below.  [default: as listed]",
+    ),
+    click.option(
+        "--config",
+        type=click.Path(dir_okay=False),
+        help="TOML file: options in [credit.NAME], checks in [credit.integrity].  [default: none]",
+    ),
+    click.option(
+        "--check",
+        "checks",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="An integrity check, e.g. singleton=refuse.  [default: every check's own]",
+    ),
+    click.option(
+        "--purity/--no-purity",
+        default=True,
+        show_default=True,
+        help="Look at actions and error texts of shared states, for credit_groups; their texts are read.",
+    ),
+    click.option("--force", is_flag=True, help="Compute all groups; else those that changed."),
+    click.option(
+        "--executor",
+        type=click.Choice(["local", "processes", "ray"]),
+        default="local",
+        show_default=True,
+        help="Where groups are computed: threads, processes of this machine, or a Ray cluster.",
+    ),
+    click.option(
+        "--workers", type=click.IntRange(min=1), help="Ranges of groups computed at once.  [default: a core each]"
+    ),
+    click.option(
+        "--memory",
+        "memory_gb",
+        type=click.FloatRange(min=0, min_open=True),
+        default=2.0,
+        show_default=True,
+        help="GB that the ranges computed at once may take together.",
+    ),
+)
+
+
+def estimator_command(estimator: "type[Estimator]") -> click.Command:
+    """The command that runs an estimator over a lake."""
+    from pipelines.credit.estimators.options import PRESETS
+
+    def run(**options: Any) -> None:
+        _run(estimator, **options)
+
+    options = list(_OPTIONS)
+    if presets := PRESETS.get(estimator.name):
+        text = f"Options as in other code: {', '.join(presets)}; --set and --config win.  [default: none]"
+        options.append(click.option("--preset", metavar="NAME", help=text))
+    for option in reversed(options):
+        run = option(run)
+    line = one_line(estimator.name)
+    command = click.command(name=estimator.name, cls=_EstimatorCommand, help=line, short_help=line)(run)
+    command.estimator = estimator
+    return command
+
+
+class _EstimatorCommand(click.Command):
+    """A command whose help lists the estimator's own options too."""
+
+    estimator: "type[Estimator]"
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Options of the command, then those of the estimator with default and meaning."""
+        super().format_options(ctx, formatter)
+        with formatter.section("Options of the estimator, for --set and --config"):
+            formatter.write_dl(list(_option_lines(self.estimator)), col_max=24)
+
+
+def _option_lines(estimator: "type[Estimator]") -> Iterator[tuple[str, str]]:
+    """Each option with its meaning, the docstring under its field, its words if it is one of a few, and its default."""
+    meanings: dict[str, str] = {}
+    for owner in reversed(estimator.__mro__):
+        if owner.__module__.startswith("pipelines."):
+            meanings |= _field_docstrings(owner)
+    for name, field in estimator.model_fields.items():
+        words = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+        valid = f"  [{'|'.join(words)}]" if words else ""
+        # Of what has to be given the docstring says so: the default is there to be refused in words.
+        required = meanings[name].endswith("Required.")
+        default = "" if required else f"  [default: {_in_words(field.get_default(call_default_factory=True))}]"
+        yield name, f"{meanings[name]}{valid}{default}"
+
+
+def _in_words(value: Any) -> str:
+    """A default as it is written for --set."""
+    from pydantic_core import to_json
+
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else to_json(value).decode()
+
+
+def _field_docstrings(owner: type) -> dict[str, str]:
+    """The docstring under each field of a class, which Python throws away, from its source."""
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+    assert isinstance(node, ast.ClassDef)
+    found = {}
+    for field, below in zip(node.body, node.body[1:], strict=False):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = " ".join(text.split())
+    return found
+
+
+def _run(estimator: "type[Estimator]", **given: Any) -> None:
+    import lake
+    from lake.errors import UsageError
+    from pipelines.credit.estimators.options import PRESETS
+    from pipelines.credit.health.integrity import IntegrityConfig
+    from pipelines.credit.job import run_credit, with_step_source
+    from pipelines.executor import executor_named
+
+    uri = given.pop("lake_uri")
+    target = lake.open(uri)
+    config = given.pop("config")
+    settings = _options(config, estimator.name, given.pop("settings"), list(estimator.model_fields))
+    preset: Mapping[str, Any] = {}
+    if (name := given.pop("preset", None)) is not None:
+        presets = PRESETS[estimator.name]
+        if name not in presets:
+            msg = f"{estimator.name} has no preset {name!r}; valid: {', '.join(presets)}"
+            raise UsageError(msg)
+        preset = presets[name]
+    chosen = _built(estimator, {**preset, **settings}, estimator.name)
+    checks = _options(config, "integrity", given.pop("checks"), list(IntegrityConfig.model_fields))
+    integrity = _built(IntegrityConfig, checks, "credit.integrity")
+    open_source = "step_source" not in settings and settings.get("episode_source", "score") == "score"
+    if open_source:
+        chosen = with_step_source(target, chosen, given["where"], given["score"], given["rewards"])
+        if getattr(chosen, "step_source", None) == "terminal_score":
+            # A preset's sum of rewards is then the score itself.
+            chosen = chosen.model_copy(update={"episode_source": "score"})
+    executor = executor_named(given.pop("executor"), given.pop("workers"))
+    report = run_credit(
+        target, chosen, integrity=integrity, executor=executor, notice=partial(click.echo, err=True), **given
+    )
+    if open_source and getattr(chosen, "step_source", None) == "terminal_score":
+        click.echo("no step rewards are recorded: the episode score is the last step's reward", err=True)
+    _report(report, shlex.quote(uri))
+
+
+def _report(report: "CreditReport", lake: str) -> None:
+    """What was done, in words; LAKE in the commands that are proposed becomes the lake's address."""
+    from lake import ids
+    from pipelines.credit.flags import in_words
+    from pipelines.spelling import count_of
+
+    def tell(line: str) -> None:
+        click.echo(line.replace("--lake LAKE", f"--lake {lake}"), err=True)
+
+    for line in report.findings:
+        tell(line)
+    if report.skipped:
+        click.echo(
+            f"nothing changed since job {ids.to_text(report.job_id)} (--force computes it again); "
+            f"{report.estimator.name} is {'now' if report.made_current else 'still'} the current credit"
+        )
+    summary = report.summary
+    click.echo(
+        f"{count_of(summary.episodes, 'episode')}, {count_of(summary.steps, 'step')} in "
+        f"{count_of(summary.groups, 'group')}: {summary.live_groups} live, {summary.dead_groups} dead, "
+        f"{summary.singleton_groups} singleton, {summary.unscored_groups} unscored"
+    )
+    if report.scorer_versions:
+        named = (f"{name.partition('@')[0]}@{version}" for name, version in report.scorer_versions.items())
+        click.echo(f"scores of {', '.join(dict.fromkeys(named))}")
+    share = f"{summary.shared_fraction:.1%} of the steps are in a state that a sibling visited; "
+    click.echo(f"{share if summary.has_anchors else ''}{count_of(summary.undefined_steps, 'advantage')} undefined")
+    for line in (*summary.warnings(), *in_words(report.unknown)):
+        tell(line)
+    if not report.skipped:
+        click.echo(
+            f"{count_of(report.groups_computed, 'group')} computed, {report.groups_kept} unchanged, "
+            f"{report.groups_ended} removed"
+        )
+        click.echo(
+            f"{report.estimator.name} is the current credit: series {ids.to_text(report.series_id)}, "
+            f"job {ids.to_text(report.job_id)}"
+        )
+
+
+def _options(config: str | None, section: str, pairs: tuple[str, ...], valid: list[str]) -> dict[str, Any]:
+    """Options from the file, then from KEY=VALUE pairs."""
+    from lake.errors import UsageError
+    from lake.settings import from_file, from_pairs
+
+    found = from_file(config, ("credit", section)) if config else {}
+    if unknown := set(found) - set(valid):
+        msg = f"{config}: [credit.{section}] has unknown options {sorted(unknown)}; valid: {', '.join(valid)}"
+        raise UsageError(msg)
+    return found | from_pairs(pairs)
+
+
+def _built(model: Any, options: dict[str, Any], name: str) -> Any:
+    from pydantic import ValidationError
+
+    from lake.errors import UsageError
+    from lake.settings import faults
+
+    try:
+        return model.model_validate(options)
+    except ValidationError as error:
+        advice = _ANCHORS if any("anchors" in found["loc"] for found in error.errors()) else ""
+        msg = f"{name}: {faults(error)}. Options: {', '.join(model.model_fields)}{advice}"
+        raise UsageError(msg) from error

@@ -1,14 +1,11 @@
-"""Two credit jobs side by side, before a GPU is spent.
+"""Two credit jobs side by side, before a GPU is spent; and a control for learning claims.
 
 Where they agree, which steps have opposite signs, which groups are live in one of them alone. Everything is aggregated
-by DuckDB over the tables (`pipelines/sql/compare_*.sql`): what comes back is a row per level, a row per group and a few
-examples; joins that outgrow the memory spill to a temporary folder.
+by DuckDB over the tables (`pipelines/sql/compare_*.sql`); joins that outgrow the memory spill to a temporary folder.
 
-A control for learning claims: the advantages of a credit job, shuffled among its steps.
-
-If training on shuffled advantages does as well as on the real ones, the credit taught nothing. The shuffle is a credit
-job of its own, because an advantage that no table holds cannot reach a gradient. Steps of dead groups keep theirs: a
-trainer that leaves dead groups out must see the same number of steps either way.
+The control: if training on shuffled advantages does as well as on the real ones, the credit taught nothing. The shuffle
+is a credit job of its own, because an advantage that no table holds cannot reach a gradient. Steps of dead groups keep
+theirs: a trainer that leaves dead groups out must see the same number of steps either way.
 """
 
 from dataclasses import dataclass
@@ -59,17 +56,9 @@ class Comparison:
 def compare(snapshot: Snapshot, one: str, two: str, *, examples: int = 10, memory: str | None = None) -> Comparison:
     """Compare the advantages of two credit jobs, step by step and group by group.
 
-    Args:
-        snapshot: where they are.
-        one: an estimator's name, or the id of a credit series or job, or its beginning. A job means its series as it
-            was when the job ended.
-        two: another, likewise.
-        examples: steps to show at most.
-        memory: limit for DuckDB, for example `2GB`; None leaves it its own (80 % of the machine's).
-
-    Raises:
-        UsageError: no such estimator, series or job.
-        DataRefusedError: no step is covered by both.
+    Each is an estimator's name, or the id of a credit series or job, or its beginning. A job means its series as it was
+    when the job ended. `memory` limits DuckDB, for example `2GB`; None leaves it its own (80 % of the machine's).
+    UsageError if there is no such estimator, series or job; DataRefusedError if no step is covered by both.
     """
     chosen = find_credit(snapshot, one, place="compare"), find_credit(snapshot, two, place="compare")
     sources = {"one": chosen[0].rows, "two": chosen[1].rows}
@@ -83,35 +72,27 @@ def compare(snapshot: Snapshot, one: str, two: str, *, examples: int = 10, memor
         )
         groups = ask("groups", {"zero": ZERO}, state=STATE)
         if groups.filter(~pl.col("change").is_in(["only_1", "only_2"])).is_empty():
-            raise DataRefusedError(_nothing_shared(*chosen, levels.row(0, named=True)))
+            counts = levels.row(0, named=True)
+            msg = (
+                f"{chosen[0].title} and {chosen[1].title} have no group in common ({counts['covered_1']} and "
+                f"{counts['covered_2']} steps); compare jobs over the same episodes"
+            )
+            raise DataRefusedError(msg)
         found = ask("examples", {"examples": examples})
     shown = [_excerpt(*row) for row in found.select("action", "tool_calls").rows()]
-    told = found.drop("tool_calls").with_columns(pl.Series("action", shown, dtype=pl.String))
-    return Comparison(*chosen, levels, groups, told)
+    steps = found.drop("tool_calls").with_columns(pl.Series("action", shown, dtype=pl.String))
+    return Comparison(*chosen, levels, groups, steps)
 
 
 def compare_sql(name: str, **parts: str) -> str:
-    """A shipped query with the parts that no parameter can be: relations and columns, never a user's text.
-
-    Args:
-        name: level, groups or examples.
-        parts: one, two (relations); level (a column) or state (an expression).
-    """
+    """The query level, groups or examples, with the parts that no parameter can be: never a user's text."""
     text = (files("pipelines") / "sql" / f"compare_{name}.sql").read_text(encoding="utf-8")
     return text.format(**parts)
 
 
-def _nothing_shared(one: Credit, two: Credit, counts: dict[str, Any]) -> str:
-    return (
-        f"{one.title} and {two.title} have no group in common ({counts['covered_1']} and {counts['covered_2']} steps); "
-        "compare jobs over the same episodes"
-    )
-
-
 def _excerpt(action: str, calls: str | None) -> str:
-    """What the policy did, as one line."""
-    said = " ".join(printable(" ".join([action, *tool_calls(calls)])).split())
-    return said if len(said) <= _EXCERPT else f"{said[: _EXCERPT - 3]}..."
+    line = " ".join(printable(" ".join([action, *tool_calls(calls)])).split())
+    return line if len(line) <= _EXCERPT else f"{line[: _EXCERPT - 3]}..."
 
 
 _VALUES = ["return_to_go", "a_episode", "a_step", "advantage"]
@@ -119,16 +100,7 @@ _STAMPS = ["job_id", "series_id", "write_id"]
 
 
 def shuffle_advantages(lake: Lake, job_id: int, seed: int) -> tuple[int, int]:
-    """Write a credit job whose live rows are a permutation of another's.
-
-    Args:
-        lake: where both are.
-        job_id: the credit job to shuffle.
-        seed: decides the permutation, together with the rows themselves.
-
-    Returns:
-        job_id and series_id of the new job.
-    """
+    """Write a credit job (job_id, series_id) whose live rows are a permutation of another's, drawn by the seed."""
     snapshot = lake.snapshot()
     of = find_credit(snapshot, ids.to_text(job_id))
     rows = collected(snapshot.scan("advantages").filter(pl.col("job_id") == job_id).drop(_STAMPS))

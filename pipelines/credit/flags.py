@@ -1,7 +1,4 @@
-"""Why an advantage is what it is: a closed vocabulary, stored as one short string per row.
-
-Why advantages are unknown, and what to do about each reason: the flags of the steps without one, counted.
-"""
+"""Why an advantage is what it is, or unknown: a closed vocabulary, stored as one short string per row."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -11,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from pipelines.credit.inputs.batch import Bools
+from pipelines.spelling import count_of
 
 STATE = """
 CASE
@@ -68,14 +66,7 @@ class Flag(StrEnum):
 
 
 def join_flags(masks_N: Mapping[Flag, Bools]) -> pl.Series:
-    """One string per row: the names of the flags that are set, sorted, comma-separated; empty if none.
-
-    Args:
-        masks_N: for each flag, a boolean array over the rows. All have the same length.
-
-    Returns:
-        A String series named `flags`.
-    """
+    """String series `flags`: for each row the names of the flags that are set, sorted, comma-separated; maybe empty."""
     num_rows = len(next(iter(masks_N.values())))
     flags = sorted(flag for flag, mask_N in masks_N.items() if mask_N.any())
     codes_N = np.zeros(num_rows, np.int32)
@@ -97,11 +88,7 @@ _REMEDIES = {
 
 
 def count_unknown(rows: pl.DataFrame) -> Counter[str]:
-    """Steps without an advantage by the flags that say why; a step with two such flags counts for both.
-
-    Args:
-        rows: as an estimator returns them: `advantage` and `flags`.
-    """
+    """Steps without an advantage by the flags that say why; a step with two such flags counts for both."""
     counted: Counter[str] = Counter()
     texts = rows.lazy().filter(pl.col("advantage").is_null()).group_by("flags").agg(pl.len()).collect()
     for text, steps in texts.iter_rows():
@@ -110,10 +97,8 @@ def count_unknown(rows: pl.DataFrame) -> Counter[str]:
 
 
 def in_words(unknown: Mapping[str, int]) -> list[str]:
-    """A line per reason, the most frequent first.
-
-    Args:
-        unknown: of `count_unknown`.
-    """
+    """A line per reason that `count_unknown` found, the most frequent first."""
     ordered = sorted(unknown.items(), key=lambda item: (-item[1], item[0]))
-    return [f"advantages unknown in {steps} steps, {flag}: {_REMEDIES[Flag(flag)]}" for flag, steps in ordered]
+    return [
+        f"advantages unknown in {count_of(steps, 'step')}, {flag}: {_REMEDIES[Flag(flag)]}" for flag, steps in ordered
+    ]

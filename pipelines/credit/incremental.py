@@ -1,23 +1,15 @@
 """Which groups a credit job has to compute: those whose input differs from the one of their newest rows.
 
 Every job leaves one row per group in `credit_groups`, with the hash of the group's input. The newest row of each group
-of the series is the state that the next job compares with: exact whatever happened between, whether episodes came, were
-retracted or scored again (and back), and whatever compaction did to the files. No step is read for it.
-
-A group can end: its grouping was defined anew, or its last episode was retracted. A job that finds this says so with a
-row without episodes, and the group's advantages no longer count (`latest_advantages`). A job that was told to look at
-some groups only ends none.
-
-Which modules decide an estimator's numbers: its own, and whatever of this package they import.
-
-A series is one estimator with one set of options and one code. The modules are found by reading the imports, so a
-helper that is added or split is covered without anybody having to list it.
-
-What a group is computed from, as one hash: equal hashes mean equal advantages.
+of the series is what the next job compares with: exact whatever happened between, whether episodes came, were retracted
+or scored again (and back), and whatever compaction did to the files. No step is read for it. A group that has no
+episodes any more gets a row that says so, and its advantages no longer count (`latest_advantages`); a job that was told
+to look at some groups only removes none.
 
 A group's hash covers its members as written (episode_id, write_id: facts never change under them), their scores to the
 bit, whose step scores are their rewards, and what is looked for in it (`checks`). It depends on neither order, files
-nor machine, and survives compaction. The estimator, its options and its code are the series' business, not the hash's.
+nor machine, and survives compaction. The estimator, its options and its code make the series: the code is that of the
+estimator's modules and of whatever of this package they import, found by reading the imports.
 
 Axes: `_E` episodes, `_P` groups.
 """
@@ -54,10 +46,7 @@ _COMMENT = re.compile(r"#[^\n]*")
 
 
 def deciding_modules(*roots: ModuleType) -> tuple[ModuleType, ...]:
-    """The given modules and every module of `pipelines.credit` that they import, directly or not, by name.
-
-    Imports inside functions count too.
-    """
+    """The given modules and every module of `pipelines.credit` that they import, directly, inside functions or not."""
     found: dict[str, ModuleType] = {}
     waiting = list(roots)
     while waiting:
@@ -98,18 +87,14 @@ Words = npt.NDArray[np.uint64]
 
 
 def group_fingerprints(episodes: pl.DataFrame, *, of_batch: bool = False, checks: int = 0) -> pl.DataFrame:
-    """Hash of each group's input.
+    """Hash of each group's input: group_id, input_fingerprint (63 bits), episodes, steps; sorted by group_id.
 
     Args:
         episodes: rows of `select_episodes`, sorted by (group_id, episode_id).
         of_batch: every group depends on all of them, as under a batch-normalised estimator.
         checks: hash of what the job looks for in a group beside its advantages: other checks are another answer.
-
-    Returns:
-        group_id, input_fingerprint (63 bits), episodes, steps: one row per group, sorted by group_id.
     """
-    first_E = episodes.select(pl.col("group_id").ne_missing(pl.col("group_id").shift())).to_series().to_numpy()
-    groups = Segments.opening_at(first_E)
+    groups = Segments.of(episodes, "group_id")
     hash_E = np.zeros(episodes.height, np.uint64)
     for column in (*_FACTS, *sorted(set(episodes.columns) - {*_FACTS, *_NOT_INPUTS})):
         hash_E = splitmix64(hash_E ^ _words(episodes[column]))
@@ -131,12 +116,7 @@ def group_fingerprints(episodes: pl.DataFrame, *, of_batch: bool = False, checks
 
 
 def total_fingerprint(groups: pl.DataFrame, **inputs: str | None) -> int:
-    """Hash of a whole job's input.
-
-    Args:
-        groups: of `group_fingerprints`.
-        inputs: everything else by name, for example the filter's text.
-    """
+    """Hash of a whole job's input: `group_fingerprints`, and everything else by name, such as the filter's text."""
     pairs_P2 = groups.select("group_id", "input_fingerprint").to_numpy()
     facts = ids.bytes_hash(pairs_P2.astype("<i8", order="C").tobytes())
     return ids.key_hash("credit", facts, *(part for name in sorted(inputs) for part in (name, inputs[name])))
@@ -163,47 +143,36 @@ ORDER BY ended_order(sequence, ended_at, job_id)
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a job of a series has to do.
-
-    Attributes:
-        changed: groups to compute: group_id, input_fingerprint, episodes, steps.
-        kept: rows of `credit_groups` of the other groups, as `newest_groups` reads them.
-        ended: group_id and run_id of groups that have no episodes any more.
-    """
+    """What a job of a series has to do."""
 
     changed: pl.DataFrame
+    """Groups to compute: group_id, input_fingerprint, episodes, steps."""
     kept: pl.DataFrame
-    ended: pl.DataFrame
+    """Rows of `credit_groups` of the other groups, as `newest_groups` reads them."""
+    removed: pl.DataFrame
+    """group_id and run_id of groups that have no episodes any more."""
 
     @property
     def nothing(self) -> bool:
         """Whether every group is unchanged."""
-        return self.changed.is_empty() and self.ended.is_empty()
+        return self.changed.is_empty() and self.removed.is_empty()
 
 
 def find_changes(
     snapshot: Snapshot, series_id: int, groups: pl.DataFrame, *, partial: bool = False, force: bool = False
 ) -> Changes:
-    """Compare groups with what the series holds.
-
-    Args:
-        snapshot: where to read.
-        series_id: of the job.
-        groups: of `group_fingerprints`, what there is now.
-        partial: `groups` are some of those that the series is about.
-        force: everything changed.
-    """
+    """Compare `group_fingerprints` with what the series holds; `partial`: they are some of its groups."""
     newest = newest_groups(snapshot, series_id)
     same = newest.join(groups, on=["group_id", "input_fingerprint"], how="semi")
     if force:
         same = same.clear()
-    ended = newest.filter(pl.col("episodes") > 0).join(groups, on="group_id", how="anti")
+    removed = newest.filter(pl.col("episodes") > 0).join(groups, on="group_id", how="anti")
     if partial:
-        ended = ended.clear()
+        removed = removed.clear()
     return Changes(
         changed=groups.join(same, on="group_id", how="anti", maintain_order="left"),
         kept=same,
-        ended=ended.select("group_id", "run_id").sort("group_id"),
+        removed=removed.select("group_id", "run_id").sort("group_id"),
     )
 
 
@@ -231,8 +200,3 @@ def empty_rows(groups: pl.DataFrame) -> pl.DataFrame:
 def summary_of(groups: pl.DataFrame) -> CreditDiagnosis:
     """The figures of a job, from one row of `credit_groups` for each of its groups."""
     return diagnose(groups.lazy().filter(pl.col("steps") > 0))
-
-
-def newest_job_of(groups: pl.DataFrame) -> int:
-    """The newest job among those that computed some groups."""
-    return int(groups.sort("ended")["job_id"][-1])

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import polars as pl
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
+from pydantic import BaseModel, Field, SerializeAsAny
 
 from lake import ids
 from lake.errors import DataRefusedError
@@ -29,11 +29,9 @@ from pipelines.credit.incremental import (
     empty_rows,
     find_changes,
     group_fingerprints,
-    newest_job_of,
     summary_of,
     total_fingerprint,
 )
-from pipelines.credit.inputs.batches import batch_units
 from pipelines.credit.inputs.episodes import (
     ENV_REWARD,
     Sources,
@@ -46,6 +44,7 @@ from pipelines.credit.inputs.episodes import (
 from pipelines.credit.inputs.ranges import (
     MEMORY_GB,
     Range,
+    batch_units,
     beyond_budget,
     budget_rows,
     bytes_per_step,
@@ -55,15 +54,14 @@ from pipelines.credit.inputs.ranges import (
 )
 from pipelines.credit.range_task import RangeResult, Task, columns_read, run_range
 from pipelines.executor import Executor, LocalExecutor
+from pipelines.spelling import count_of
 
 KIND = "credit"
 _EPISODES = pl.when(pl.col("steps") > 0).then("episodes").otherwise(0).alias("episodes")
 
 
-class CreditReport(BaseModel):
+class CreditReport(BaseModel, frozen=True, arbitrary_types_allowed=True):
     """What a credit job did."""
-
-    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
 
     job_id: int
     """The job that ran; where every group was unchanged, the newest of those that hold the groups' advantages."""
@@ -142,8 +140,7 @@ def run_credit(
             has no value for any chosen episode.
 
     Raises:
-        DataRefusedError: no episode is selected, not one advantage of the series is defined, or a check that refuses
-            found something.
+        DataRefusedError: no episode is selected, no advantage is defined, or a check that refuses found something.
         UsageError: a bad predicate, an unknown scorer or grouping.
         ContractError: steps that break the estimator's contract, naming the episode.
         WorkerLostError: worker processes died again and again.
@@ -151,7 +148,7 @@ def run_credit(
     integrity = integrity or IntegrityConfig()
     checks = ids.key_hash("checks", integrity.model_dump_json(exclude={"examples"}), purity)
     sources = Sources(where=where, only=only, score=score, rewards=rewards, grouping=grouping)
-    plan = _planned(lake.snapshot(), _pinned(estimator), sources, checks, notice)
+    plan = _planned(lake.snapshot(), estimator, sources, checks, notice)
     job = _job(lake, plan)
     changes = find_changes(plan.snapshot, job.series_id, plan.groups, partial=only is not None, force=force)
     if changes.nothing:
@@ -160,7 +157,11 @@ def run_credit(
     with job:
         task = Task(plan.estimator, integrity, rewards, purity, job.part())
         todo = plan.episodes.join(changes.changed, on="group_id", how="semi", maintain_order="left")
-        results = _collected(job, executor, task, _ranges(plan, task, todo, executor, memory_gb, notice))
+        results = []
+        for result in executor.map(run_range, _ranges(plan, task, todo, executor, memory_gb, notice)):
+            if result.written is not None:
+                job.take(result.written)
+            results.append(result)
         return _finish(job, plan, changes, results)
 
 
@@ -168,6 +169,8 @@ def _planned(
     snapshot: Snapshot, estimator: Estimator, sources: Sources, checks: int, notice: Callable[[str], None] | None
 ) -> _Plan:
     """The selected episodes, what each group is computed from, and what to say of their scores."""
+    if anchors := getattr(estimator, "anchors", None):
+        estimator = estimator.model_copy(update={"anchors": anchors.pinned()})
     components = columns_read(estimator).needs.components
     episodes = select_episodes(snapshot, sources, components)
     groups = group_fingerprints(episodes, of_batch=not estimator.incremental, checks=checks)
@@ -190,12 +193,6 @@ def with_step_source(
         return estimator
     recorded = records_step_rewards(lake.snapshot(), Sources(where=where, score=score, rewards=rewards))
     return estimator.model_copy(update={"step_source": "rewards" if recorded else "terminal_score"})
-
-
-def _pinned(estimator: Estimator) -> Estimator:
-    """The estimator with an anchor definition that names the code of a user's function by its hash."""
-    pinned = getattr(getattr(estimator, "anchors", None), "pinned", None)
-    return estimator if pinned is None else estimator.model_copy(update={"anchors": pinned()})
 
 
 def _job(lake: Lake, plan: _Plan) -> Job:
@@ -242,26 +239,26 @@ def _ranges(
     yield from ((task, part) for part in plan_ranges(plan.snapshot, episodes, rows, judgements, units))
 
 
-def _collected(job: Job, executor: Executor, task: Task, items: Iterator[tuple[Task, Range]]) -> list[RangeResult]:
-    """Results of all ranges; what they wrote is accepted by the job."""
-    results = []
-    for result in executor.map(run_range, items):
-        if result.written is not None:
-            job.take(result.written)
-        results.append(result)
-    return results
-
-
 def _finish(job: Job, plan: _Plan, changes: Changes, results: list[RangeResult]) -> CreditReport:
     """Write what was found of the groups, and the figures of the terminal row."""
     report = IntegrityReport.merged([result.integrity for result in results])
     report.raise_refused()
     unknown = sum((result.unknown for result in results), Counter[str]())
-    _write_groups(job, changes, [result.groups for result in results])
     computed = [result.groups for result in results]
+    if computed:
+        hashes = changes.changed.select("group_id", "input_fingerprint")
+        # A group none of whose episodes has a row in `advantages` counts as one without episodes.
+        job.write("credit_groups", pl.concat(computed).join(hashes, on="group_id").with_columns(_EPISODES))
+    job.write("credit_groups", empty_rows(changes.removed))
     summary = summary_of(pl.concat([frame.select(DIAGNOSED) for frame in (changes.kept, *computed)]))
     if summary.steps and summary.undefined_steps == summary.steps:
-        raise DataRefusedError(_nothing_defined(plan.estimator, summary, unknown))
+        why = "; ".join(in_words(unknown))
+        msg = (
+            f"{plan.estimator.name} defines none of {count_of(summary.steps, 'advantage')} in "
+            f"{count_of(summary.groups, 'group')}, so the job failed and nothing of it counts. "
+            f"{why + '. ' if why else ''}Give the estimator what it needs, or take another: `trajlake credit -h`"
+        )
+        raise DataRefusedError(msg)
     rows_out = sum(result.written.rows for result in results if result.written is not None)
     done = CreditReport(
         job_id=job.job_id,
@@ -272,7 +269,7 @@ def _finish(job: Job, plan: _Plan, changes: Changes, results: list[RangeResult])
         summary=summary,
         groups_computed=changes.changed.height,
         groups_kept=changes.kept.height,
-        groups_ended=changes.ended.height,
+        groups_ended=changes.removed.height,
         steps_computed=rows_out,
         findings=tuple(report.lines()),
         unknown=dict(unknown),
@@ -283,27 +280,6 @@ def _finish(job: Job, plan: _Plan, changes: Changes, results: list[RangeResult])
     return done
 
 
-def _write_groups(job: Job, changes: Changes, computed: list[pl.DataFrame]) -> None:
-    """One row of `credit_groups` for each group that changed or ended.
-
-    A group none of whose episodes has a row in `advantages` is one without episodes: earlier rows of it end.
-    """
-    if computed:
-        hashes = changes.changed.select("group_id", "input_fingerprint")
-        job.write("credit_groups", pl.concat(computed).join(hashes, on="group_id").with_columns(_EPISODES))
-    job.write("credit_groups", empty_rows(changes.ended))
-
-
-def _nothing_defined(estimator: Estimator, summary: CreditDiagnosis, unknown: Counter[str]) -> str:
-    """Why a job without one advantage is refused, and what to do."""
-    why = "; ".join(in_words(unknown))
-    return (
-        f"{estimator.name} defines none of {summary.steps} advantages in {summary.groups} groups, so the job "
-        f"failed and nothing of it counts. {why + '. ' if why else ''}Give the estimator what it needs, or take "
-        "another: `trajlake credit -h`"
-    )
-
-
 def _unchanged(plan: _Plan, job: Job, changes: Changes) -> CreditReport:
     """Nothing to compute. The series becomes the current one if another is: it is what was run last."""
     is_current = current_series(plan.snapshot) == job.series_id
@@ -311,7 +287,7 @@ def _unchanged(plan: _Plan, job: Job, changes: Changes) -> CreditReport:
         with job:
             job.counts |= {"rows_in": 0, "rows_out": 0, "groups_computed": 0, "groups_kept": changes.kept.height}
     return CreditReport(
-        job_id=newest_job_of(changes.kept),
+        job_id=int(changes.kept.sort("ended")["job_id"][-1]),
         series_id=job.series_id,
         skipped=True,
         estimator=plan.estimator,

@@ -15,9 +15,8 @@ from lake.tables import TABLES
 from lake.write.jobs import JobPart, Written
 from pipelines.credit.estimators.protocol import Estimator
 from pipelines.credit.flags import count_unknown
-from pipelines.credit.health.groups import group_diagnostics
+from pipelines.credit.health.groups import group_diagnostics, seen_at_steps
 from pipelines.credit.health.integrity import IntegrityConfig, IntegrityReport, check_groups
-from pipelines.credit.health.purity import seen_at_steps
 from pipelines.credit.inputs.columns import COMPONENT, InputNeeds
 from pipelines.credit.inputs.episodes import ENV_REWARD, REWARD_JOB
 from pipelines.credit.inputs.ranges import Range, arranged, episode_figures, read_rows
@@ -42,6 +41,11 @@ class Task:
     """Look at the actions and error texts of shared anchors."""
     part: JobPart
 
+    @property
+    def looks_at_anchors(self) -> bool:
+        """Whether what was done and seen at each step is asked for, and there are states to look at."""
+        return self.purity and hasattr(self.estimator, "anchors")
+
 
 @dataclass(frozen=True, slots=True)
 class RangeResult:
@@ -65,12 +69,9 @@ class Columns:
 
 
 def columns_read(estimator: Estimator) -> Columns:
-    """The columns of `steps` and of `episodes` that an estimator needs.
+    """The columns of `steps` and of `episodes` that an estimator needs; UsageError if there is no such column.
 
     A name that both tables have is the step's, unless the estimator asks for the episode's.
-
-    Raises:
-        UsageError: it asks for a column of `episodes` that there is not.
     """
     in_steps = TABLES["steps"].names
     needs = estimator.needed([*in_steps, *(name for name in TABLES["episodes"].names if name not in in_steps)])
@@ -88,11 +89,7 @@ def columns_read(estimator: Estimator) -> Columns:
 
 
 def run_range(item: tuple[Task, Range]) -> RangeResult:
-    """Compute and write the advantages of a range.
-
-    Raises:
-        ContractError: steps that break the estimator's contract, naming the episode.
-    """
+    """Compute and write the advantages of a range; ContractError for steps that break the estimator's contract."""
     task, part = item
     steps, episodes = read_range(task, part)
     rows = task.estimator.advantages(steps.lazy()).collect()
@@ -100,7 +97,10 @@ def run_range(item: tuple[Task, Range]) -> RangeResult:
     written = task.part.write(
         "advantages", _with_runs(rows, episodes).with_columns(defined=pl.col("advantage").is_not_null())
     )
-    groups = group_diagnostics(rows.lazy(), episodes.lazy(), _seen(task, steps, rows), report.findings)
+    seen = None
+    if task.looks_at_anchors and rows["anchor_key"].null_count() < rows.height:
+        seen = steps.lazy().select("episode_id", "step_index", "taken", "state_is_error")
+    groups = group_diagnostics(rows.lazy(), episodes.lazy(), seen, report.findings)
     return RangeResult(written, collected(groups), report, count_unknown(rows))
 
 
@@ -110,10 +110,12 @@ def read_range(task: Task, part: Range) -> tuple[pl.DataFrame, pl.DataFrame]:
     columns = columns_read(task.estimator)
     episodes = part.episodes
     extras = [name for name in dict.fromkeys((*columns.of_episodes, *_CHECKED)) if name not in episodes.columns]
-    asked = [_hashed(name) if name == _START and name not in columns.of_episodes else name for name in extras]
+    # Hashed while it is read, so that no text is kept. The hash serves within one range only.
+    hashed = pl.when(pl.col(_START).is_not_null()).then(pl.col(_START).hash()).alias(_START)
+    asked = [hashed if name == _START and name not in columns.of_episodes else name for name in extras]
     read = read_rows("episodes", part.files["episodes"], options, ("episode_id", *asked), episodes)
     episodes = episodes.join(read, on="episode_id", how="left", maintain_order="left")
-    seen = seen_at_steps(PURITY_COLUMNS) if _looks_at_anchors(task) else []
+    seen = seen_at_steps(PURITY_COLUMNS) if task.looks_at_anchors else []
     of_steps = [name for name in columns.of_steps if name not in [expression.meta.output_name() for expression in seen]]
     steps = read_rows("steps", part.files["steps"], options, (*of_steps, *seen), episodes)
     given = ["episode_score", *(COMPONENT + name for name in columns.needs.components), *columns.of_episodes]
@@ -123,23 +125,6 @@ def read_range(task: Task, part: Range) -> tuple[pl.DataFrame, pl.DataFrame]:
     if task.rewards != ENV_REWARD:
         steps = _with_scored_rewards(task, part, steps)
     return steps, episodes
-
-
-def _looks_at_anchors(task: Task) -> bool:
-    """Whether what was done and seen at each step is asked for, and there are states to look at."""
-    return task.purity and hasattr(task.estimator, "anchors")
-
-
-def _seen(task: Task, steps: pl.DataFrame, rows: pl.DataFrame) -> pl.LazyFrame | None:
-    """What was done and seen at each step of the range; None if nobody asks, or no state is compared."""
-    if not _looks_at_anchors(task) or rows["anchor_key"].null_count() == rows.height:
-        return None
-    return steps.lazy().select("episode_id", "step_index", "taken", "state_is_error")
-
-
-def _hashed(name: str) -> pl.Expr:
-    """A text as a hash, taken while it is read: no text is kept. It serves within one range only."""
-    return pl.when(pl.col(name).is_not_null()).then(pl.col(name).hash()).alias(name)
 
 
 def _with_scored_rewards(task: Task, part: Range, steps: pl.DataFrame) -> pl.DataFrame:
@@ -159,7 +144,6 @@ def _with_scored_rewards(task: Task, part: Range, steps: pl.DataFrame) -> pl.Dat
 
 
 def _with_runs(rows: pl.DataFrame, episodes: pl.DataFrame) -> pl.DataFrame:
-    """Rows with their episode's run_id, in the same order."""
     runs = episodes["run_id"].unique()
     if len(runs) == 1:
         return rows.with_columns(run_id=pl.lit(runs[0]))

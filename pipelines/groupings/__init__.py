@@ -8,18 +8,7 @@ writes rows to the table `groupings`; any estimator then takes them: `run_credit
 groups that episodes were collected in stay as they are.
 """
 
-from pipelines.groupings.definition import Grouping, Members, regroup
-from pipelines.groupings.job import GroupingReport, run_grouping
-from pipelines.groupings.steps import DropFailed, MergeRuns, StalenessCap, Subsample
+from pipelines.groupings.definition import DropFailed, Grouping, MergeRuns, StalenessCap, Subsample, regroup
+from pipelines.groupings.job import run_grouping
 
-__all__ = [
-    "DropFailed",
-    "Grouping",
-    "GroupingReport",
-    "Members",
-    "MergeRuns",
-    "StalenessCap",
-    "Subsample",
-    "regroup",
-    "run_grouping",
-]
+__all__ = ["DropFailed", "Grouping", "MergeRuns", "StalenessCap", "Subsample", "regroup", "run_grouping"]

@@ -14,11 +14,15 @@ if TYPE_CHECKING:
 @click.argument("name", required=False)
 @lake_option
 @click.option(
-    "--step", "steps", multiple=True, metavar="STEP[:KEY=VALUE,...]", help="A step, e.g. subsample:size=8,draws=4."
+    "--step",
+    "steps",
+    multiple=True,
+    metavar="STEP[:KEY=VALUE,...]",
+    help="E.g. subsample:size=8,draws=4.  [default: --config's]",
 )
-@click.option("--config", type=click.Path(dir_okay=False), help="TOML file; its section [group] has name and steps.")
+@click.option("--config", type=click.Path(dir_okay=False), help="TOML: name and steps in [group].  [default: none]")
 @click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\".  [default: all]")
-@click.option("--force", is_flag=True, help="Write even if the same episodes and definition have a result.")
+@click.option("--force", is_flag=True, help="Write even if there is a result of the same input; else do nothing.")
 @format_option
 def group(
     name: str | None,

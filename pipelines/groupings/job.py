@@ -10,12 +10,11 @@ from lake.judgements.predicates import select_where
 from lake.judgements.selections import grouping_job
 from lake.lake import Lake
 from lake.read.snapshot import Snapshot
-from pipelines.groupings import definition, steps
-from pipelines.groupings.definition import Grouping, regroup
-from pipelines.groupings.steps import FIRST_CONTEXT
+from pipelines.groupings import definition
+from pipelines.groupings.definition import FIRST_CONTEXT, Grouping, regroup
 
 KIND = "group"
-_CODE = (definition, seeded_draws, steps)
+_CODE = (definition, seeded_draws)
 """Modules whose source decides the groups."""
 _KEYS = ("episode_id", "group_id", "run_id", "write_id")
 _CONTEXTS = """
@@ -44,17 +43,11 @@ class GroupingReport:
 
 
 def run_grouping(lake: Lake, grouping: Grouping, *, where: str | None = None, force: bool = False) -> GroupingReport:
-    """Form groups under another definition and write them to `groupings`.
-
-    Args:
-        lake: where to read and write.
-        grouping: the definition.
-        where: SQL predicate over `episodes`; None takes all.
-        force: write even if the same episodes and definition have a result.
+    """Form groups under another definition and write them to `groupings`, unless there is such a result already.
 
     Raises:
         DataRefusedError: no episode is selected, or the definition leaves none in a group.
-        UsageError: a bad predicate.
+        UsageError: `where`, a SQL predicate over `episodes`, is none.
     """
     snapshot = lake.snapshot()
     episodes = _episodes(snapshot, grouping, where)
@@ -78,7 +71,9 @@ def run_grouping(lake: Lake, grouping: Grouping, *, where: str | None = None, fo
         snapshot=snapshot,
     )
     report = GroupingReport(job.job_id, job.series_id, skipped=False, table=_sizes(named), notes=notes)
-    if not force and (found := _reusable(lake, job.series_id, snapshot.fingerprint(episodes), grouping.name)):
+    found = None if force else lake.find_job(KIND, job.series_id, snapshot.fingerprint(episodes))
+    # A job need not run again if it is of this definition and input, and the newest of its name, which readers take.
+    if found is not None and found == grouping_job(lake.snapshot(), grouping.name):
         return GroupingReport(found, job.series_id, skipped=True, table=report.table, notes=notes)
     with job:
         job.write("groupings", named.drop("draw"))
@@ -92,14 +87,7 @@ def run_grouping(lake: Lake, grouping: Grouping, *, where: str | None = None, fo
     return report
 
 
-def _reusable(lake: Lake, series_id: int, fingerprint: int, name: str) -> int | None:
-    """The job that need not run again: of this definition and input, and the newest of its name, which readers take."""
-    found = lake.find_job(KIND, series_id, fingerprint)
-    return found if found is not None and found == grouping_job(lake.snapshot(), name) else None
-
-
 def _episodes(snapshot: Snapshot, grouping: Grouping, where: str | None) -> pl.DataFrame:
-    """Keys and facts of the selected episodes."""
     columns = dict.fromkeys((*_KEYS, *(fact for fact in grouping.facts if fact != FIRST_CONTEXT)))
     episodes = select_where(snapshot, tuple(columns), where)
     if FIRST_CONTEXT not in grouping.facts:

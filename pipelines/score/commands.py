@@ -9,8 +9,7 @@ from lake.cli.options import lake_option
 
 if TYPE_CHECKING:
     from lake.lake import Lake
-    from pipelines.score.config import ScoreConfig
-    from pipelines.score.functions import Work
+    from pipelines.score.functions import ScoreConfig
     from pipelines.score.job import Progress, ScoreReport
 
 
@@ -18,15 +17,15 @@ if TYPE_CHECKING:
 @click.argument("target", required=False)
 @lake_option
 @click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\".  [default: all]")
-@click.option("--reward", metavar="NAME", help="Instead of TARGET: a weighted reward, [reward.NAME] of --config.")
+@click.option("--reward", metavar="NAME", help="Instead of TARGET: the weighted reward [reward.NAME] of --config.")
 @click.option("--name", help="Name under which the scores are kept.  [default: the function's]")
-@click.option("--arg", "arguments", multiple=True, metavar="KEY=VALUE", help="An argument for the function.")
-@click.option("--retry-failed", is_flag=True, help="Score again the episodes that have an error, and nothing else.")
-@click.option("--force", is_flag=True, help="Score all, whether they have a score or not.")
-@click.option("--default-step-reward", type=float, help="Reward of steps that the function gave none.")
-@click.option("--allow-network", is_flag=True, help="Let a function that requires the network run, without a sandbox.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of [score], e.g. batch_size=16.")
-@click.option("--config", type=click.Path(dir_okay=False), help="TOML file with the options under [score].")
+@click.option("--arg", "arguments", multiple=True, metavar="KEY=VALUE", help="For the function.  [default: its own]")
+@click.option("--retry-failed", is_flag=True, help="Only score again the episodes that have an error.")
+@click.option("--force", is_flag=True, help="Score all; else those without a score.")
+@click.option("--default-step-reward", type=float, help="For steps the function gave no reward.  [default: no row]")
+@click.option("--allow-network", is_flag=True, help="Run a function that requires the network, outside the sandbox.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Option of [score], e.g. batch_size=16.")
+@click.option("--config", type=click.Path(dir_okay=False), help="TOML file with [score].  [default: none]")
 def score(
     target: str | None,
     lake_uri: str,
@@ -60,24 +59,31 @@ def score(
         _require_alone(reward, target, flags | {"--retry-failed": retry_failed, "--allow-network": allow_network})
         _score_reward(lake.open(lake_uri), reward, config, where, force=force)
         return
-    from pipelines.score.job import run_score
+    from lake.errors import UsageError
+    from pipelines.score.job import run_score, scorer_of
 
     given = {"name": name, "default_step_reward": default_step_reward, "allow_network": allow_network or None}
     options = _options(config, settings, arguments, {key: value for key, value in given.items() if value is not None})
+    lk = lake.open(lake_uri)
+    if target is None:
+        msg = "give what to score with: module.py:function, a built-in scorer, or --reward NAME --config FILE"
+        raise UsageError(msg)
+    work = scorer_of(target, options)
+    for note in work.notes:
+        click.echo(note, err=True)
     report = run_score(
-        lake.open(lake_uri),
-        _work(target, options),
+        lk,
+        work,
         where=where,
         config=options,
         retry_failed=retry_failed,
         force=force,
-        progress=_show,
+        progress=_print_progress,
     )
-    _tell(report)
+    _print_report(report)
 
 
 def _require_alone(reward: str, target: str | None, flags: dict[str, Any]) -> None:
-    """Refuse what --reward does not heed."""
     from lake.errors import UsageError
 
     if target is not None:
@@ -88,26 +94,12 @@ def _require_alone(reward: str, target: str | None, flags: dict[str, Any]) -> No
         raise UsageError(msg)
 
 
-def _work(target: str | None, options: "ScoreConfig") -> "Work":
-    """What is run; what its user may not mean is said before it runs."""
-    from lake.errors import UsageError
-    from pipelines.score.job import scorer_of
-
-    if target is None:
-        msg = "give what to score with: module.py:function, a built-in scorer, or --reward NAME --config FILE"
-        raise UsageError(msg)
-    work = scorer_of(target, options)
-    for note in work.notes:
-        click.echo(note, err=True)
-    return work
-
-
 def _options(
     config: str | None, settings: tuple[str, ...], arguments: tuple[str, ...], given: dict[str, Any]
 ) -> "ScoreConfig":
     """Options from the file, then from --set, then from their own flags."""
     from lake.settings import from_file, from_pairs, validated
-    from pipelines.score.config import ScoreConfig
+    from pipelines.score.functions import ScoreConfig
 
     found = from_file(config, ("score",)) if config else {}
     found |= from_pairs(settings) | given
@@ -122,6 +114,7 @@ def _score_reward(lk: "Lake", reward: str, config: str | None, where: str | None
     from lake.errors import UsageError
     from lake.read.show import one_line
     from pipelines.score.rewards import load_reward, run_reward
+    from pipelines.spelling import count_of
 
     if config is None:
         msg = f"--reward {reward} needs --config FILE, a TOML file with the section [reward.{reward}]"
@@ -131,10 +124,12 @@ def _score_reward(lk: "Lake", reward: str, config: str | None, where: str | None
     made = ", ".join(f"{alias} = {component}" for alias, component in report.components.items())
     click.echo(f"reward {reward}@{report.version}: {made}")
     steps = report.known_steps + report.unknown_steps
-    of_steps = f"; {steps} steps: {report.known_steps} known, {report.unknown_steps} unknown" if steps else ""
+    of_steps = (
+        f"; {count_of(steps, 'step')}: {report.known_steps} known, {report.unknown_steps} unknown" if steps else ""
+    )
     click.echo(
-        f"{report.episodes} episodes: {report.known} known, {report.unknown} unknown, {report.unchanged} unchanged"
-        + of_steps
+        f"{count_of(report.episodes, 'episode')}: {report.known} known, {report.unknown} unknown, {report.unchanged} "
+        f"unchanged{of_steps}"
     )
     if definition.level == "both" and not steps and not report.skipped:
         click.echo('level is "both", but no component has scored a step: no step has a reward', err=True)
@@ -145,61 +140,63 @@ def _score_reward(lk: "Lake", reward: str, config: str | None, where: str | None
     if report.job_id is not None and not report.skipped:
         click.echo(f"job {ids.to_text(report.job_id)}, series {ids.to_text(report.series_id)}")
     if report.unknown and not report.known and not report.known_steps:
-        _end_in_vain(f"reward {reward} is unknown everywhere", report.reasons)
+        _fail_without_scores(f"reward {reward} is unknown everywhere", report.reasons)
 
 
-def _show(progress: "Progress") -> None:
+def _print_progress(progress: "Progress") -> None:
     """A line on stderr after every commit, and every `commit_seconds`."""
     rate = progress.done / progress.seconds if progress.seconds > 0 else 0.0
-    told = f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}"
-    text = f"{progress.done} of {progress.total} episodes scored, {progress.failed} with errors, {told} a second"
+    speed = f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}"
+    text = f"{progress.done} of {progress.total} episodes scored, {progress.failed} with errors, {speed} a second"
     click.echo(text, err=True)
     sys.stderr.flush()
 
 
-def _tell(report: "ScoreReport") -> None:
+def _print_report(report: "ScoreReport") -> None:
     from lake import ids
+    from pipelines.spelling import count_of
 
     click.echo(f"scorer {report.scorer}@{report.version}")
     if report.made_current:
         click.echo(f"{report.scorer}@{report.version} is current again", err=True)
     if not report.scored and not report.overtaken:
         click.echo(f"nothing to do: {report.present} of {report.selected} episodes have been scored")
-        if report.standing_failures:
-            click.echo(f"--retry-failed scores {report.standing_failures} again that ended with errors", err=True)
+        if report.failed_before:
+            click.echo(f"--retry-failed scores the {report.failed_before} that ended with errors again", err=True)
         return
     click.echo(
-        f"{report.scored} episodes scored in {report.seconds:.1f} s: {report.known} with a score, {report.unscored} "
-        f"without, {report.failed} with errors; {report.steps} steps; {report.present} were scored before"
+        f"{count_of(report.scored, 'episode')} scored in {report.seconds:.1f} s: {report.known} with a score, "
+        f"{report.unscored} without, {report.failed} with errors; {count_of(report.steps, 'step')}; "
+        f"{report.present} were scored before"
     )
     if report.overtaken:
         click.echo(f"{report.overtaken} were scored by another run, or taken out of the lake, meanwhile", err=True)
-    _tell_faults(report)
+    _print_faults(report)
     if report.failed:
         click.echo("--retry-failed scores again those with errors", err=True)
     if report.job_ids:
         click.echo(f"jobs {' '.join(map(ids.to_text, report.job_ids))}, series {ids.to_text(report.series_id)}")
-    if report.is_barren and report.failed:
-        _end_in_vain(f"no episode has a score: {report.failed} of {report.scored} failed", report.errors)
+    if report.has_no_values and report.failed:
+        _fail_without_scores(f"no episode has a score: {report.failed} of {report.scored} failed", report.errors)
 
 
-def _tell_faults(report: "ScoreReport") -> None:
-    """Why scores are missing, and what else is worth a look."""
+def _print_faults(report: "ScoreReport") -> None:
     from lake.read.show import one_line, printable
+    from pipelines.spelling import count_of
 
     for reason, count in report.reasons.items():
         click.echo(f"  {count} without a score: {one_line(reason)}", err=True)
     if report.unmatched:
         click.echo(f"{report.unmatched} step outputs match no step", err=True)
     if report.answers:
-        click.echo(f"{report.answers} answers of judges were asked anew", err=True)
+        click.echo(f"{count_of(report.answers, 'new answer')} of judges", err=True)
     for example in report.examples:
         click.echo(f"  {one_line(example)}", err=True)
     if report.printed:
         click.echo(f"the function printed:\n{printable(report.printed).rstrip()}", err=True)
 
 
-def _end_in_vain(what: str, reasons: dict[str, int]) -> None:
+def _fail_without_scores(what: str, reasons: dict[str, int]) -> None:
     """One line with the most frequent reason, and an exit status for whoever runs this in a script."""
     from lake.read.show import one_line
 

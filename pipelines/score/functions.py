@@ -1,12 +1,8 @@
 """A user's function as a scorer: what it declares, its version, its consent, and the calls that score episodes.
 
 Nothing of it runs here. What it declares is read in the sandbox; a function that requires the network is refused unless
-the user allows it, and runs in a worker process without walls then.
-
-Keys out of what a function says: whatever quotes one, `***` is kept.
-
-A function that asks a model has the key in its environment. It may return it, raise it or print it, mostly by accident;
-none of that reaches a table, a log or a terminal.
+the user allows it, and runs in a worker process without walls then. Such a function has the key of its model in its
+environment and may return it, raise it or print it, mostly by accident: `***` is kept in its place.
 """
 
 import os
@@ -18,14 +14,19 @@ from typing import Any, Protocol
 
 import msgspec
 import polars as pl
+from pydantic import BaseModel, Field
 
 from lake import ids
 from lake.errors import UsageError
 from lake.read.snapshot import Snapshot
-from pipelines.score import judging
-from pipelines.score.config import NETWORK_SECONDS, ScoreConfig
-from pipelines.score.responses import known_answers, response_rows
-from pipelines.score.reward_function import STEP_INDICES, Mode
+from lake.settings import NAME
+from pipelines.score.reward_function import (
+    KNOWN_ANSWERS,
+    NEW_ANSWERS,
+    STEP_INDICES,
+    Mode,
+    StepIndex,
+)
 from pipelines.score.rollouts import (
     ARGUMENTS,
     RENAMED,
@@ -36,10 +37,43 @@ from pipelines.score.rollouts import (
     parts,
     read_rollouts,
 )
-from pipelines.score.rows import Reading, Scored, add_result
-from pipelines.score.sandbox import FunctionSource, Outcome, Sandbox, SandboxLimits, inspect_function
+from pipelines.score.rows import Reading, Scored, add_result, known_answers, response_rows
+from pipelines.score.sandbox.contract import FunctionSource, Outcome, SandboxLimits
+from pipelines.score.sandbox.pool import Sandbox, inspect_function
 from pipelines.score.scorers import SCORERS
 from pipelines.score.source import Source, find_source
+
+NETWORK_SECONDS = 300.0
+"""Wall-clock seconds of one call of a function that asks over the network, unless it declares a `timeout`."""
+
+
+class ScoreConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+    """Options of a score run."""
+
+    name: str | None = Field(None, pattern=NAME, max_length=200)
+    """Name under which the scores are kept; the function's own unless given."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments for the function beside those that the lake gives, or options of a built-in scorer."""
+    step_index: StepIndex | None = None
+    """What step outputs count: `step` numbers, `message` indices, or `auto`, whichever fits; unless given, what the
+    function declares."""
+    default_step_reward: float | None = None
+    """Reward of steps that the function gave none; without it they have no row."""
+    batch_size: int = Field(64, ge=1)
+    """Rollouts in one call of a batch-wise function. Siblings stay together where they fit."""
+    allow_network: bool = False
+    """Consent: functions that require the network may run without a sandbox. Read them first."""
+    concurrency: int = Field(8, ge=1, le=256)
+    """Calls in flight at once, of functions that require the network; one that declares its own counts instead."""
+    environment: tuple[str, ...] = ("OPENAI_API_KEY", "OPENAI_BASE_URL")
+    """Names of environment variables that functions which require the network are given, if they are set."""
+    commit_seconds: float = Field(15.0, gt=0)
+    """Scores are committed at least so often; a kill loses what came after the last commit, and nothing else."""
+    commit_episodes: int = Field(4096, ge=1)
+    """Scores are committed at the latest after so many episodes."""
+    limits: SandboxLimits = Field(default_factory=SandboxLimits)
+    """What the sandbox allows."""
+
 
 _NAMED = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 _SHORTEST = 8
@@ -48,22 +82,13 @@ _MASK = "***"
 
 
 def keys_in(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The values that are keys, by the names of their variables; longest first.
-
-    Args:
-        environment: what a function is given.
-    """
+    """The values that are keys, by the names of their variables; longest first."""
     values = {value.strip() for name, value in environment.items() if _NAMED.search(name)}
     return tuple(sorted((value for value in values if len(value) >= _SHORTEST), key=lambda key: (-len(key), key)))
 
 
 def masked(data: Any, keys: tuple[str, ...]) -> Any:
-    """JSON data, or a text, without keys; one that is cut off at either end of a text is masked too.
-
-    Args:
-        data: of any depth that JSON has.
-        keys: of `keys_in`.
-    """
+    """JSON data of any depth, or a text, without keys; one that is cut off at either end of a text is masked too."""
     if not keys:
         return data
     if isinstance(data, str):
@@ -96,10 +121,6 @@ Unit = list[Rollout]
 
 class UserFunction:
     """A reward function from a user's file.
-
-    Args:
-        source: where it is.
-        config: how it is run.
 
     Raises:
         UsageError: it bears a built-in's name, requires the network and that is not allowed, cannot be imported, or
@@ -172,14 +193,9 @@ class UserFunction:
             return False
 
     def score(self, snapshot: Snapshot, episodes: pl.DataFrame) -> Iterator[Scored]:
-        """Score episodes, and give what there is every half second at least, be it nothing.
+        """Score episodes (run_id, group_id, episode_id, num_steps), and give what there is every half second at least.
 
-        Args:
-            snapshot: where to read.
-            episodes: run_id, group_id, episode_id, num_steps.
-
-        Raises:
-            LakeAccessError: a file of the lake is missing or damaged.
+        LakeAccessError if a file of the lake is missing or damaged.
         """
         source = FunctionSource(str(self.source.path), self.source.name, self.mode, _ADAPTER)
         limits = self._limits()
@@ -194,8 +210,8 @@ class UserFunction:
             for answered in sandbox.stream(calls()):
                 scored = Scored()
                 for unit, outcome in answered:
-                    said = replace(outcome, value=masked(outcome.value, keys), error=masked(outcome.error, keys))
-                    self._add(scored, unit, said, reading)
+                    clean = replace(outcome, value=masked(outcome.value, keys), error=masked(outcome.error, keys))
+                    self._add(scored, unit, clean, reading)
                 self.printed = masked(sandbox.printed, keys)
                 yield scored
 
@@ -253,10 +269,9 @@ class UserFunction:
         return groups if self.mode == "group" else _filled(groups, self.config.batch_size)
 
     def _call(self, unit: Unit, known: dict[int, dict[str, str]]) -> bytes:
-        """The call's keyword arguments, as JSON."""
         arguments = dict(self.config.arguments)
         if self.needs_network:
-            arguments[judging.ARGUMENT] = {
+            arguments[KNOWN_ANSWERS] = {
                 request: answer for rollout in unit for request, answer in known.get(rollout.episode_id, {}).items()
             }
         call = one_call(unit[0], arguments) if self.mode == "pointwise" else joint_call(unit, arguments)
@@ -277,8 +292,8 @@ class UserFunction:
             return
         values: list[Any] = value if isinstance(value, list) else []
         if error is None and len(values) != len(unit):
-            told = f"{len(values)} results" if isinstance(value, list) else "no list"
-            error = f"the function returned {told} for {len(unit)} rollouts; valid: a list with one for each, in order"
+            got = f"{len(values)} results" if isinstance(value, list) else "no list"
+            error = f"the function returned {got} for {len(unit)} rollouts; valid: a list with one for each, in order"
         if error is not None:
             values = [None] * len(unit)
         siblings = len(unit) if self.mode == "group" else None
@@ -287,7 +302,6 @@ class UserFunction:
 
 
 def _texts(value: Any) -> list[str]:
-    """Names from what a worker says."""
     return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
 
 
@@ -313,9 +327,9 @@ def _answers_apart(value: Any) -> tuple[Any, list[dict[str, Any]]]:
     found: Any = []
     if isinstance(value, dict):
         value = dict(value)
-        found = value.pop(judging.RESULT, [])
-    elif isinstance(value, list) and value and isinstance(value[-1], dict) and judging.RESULT in value[-1]:
-        found = value[-1][judging.RESULT]
+        found = value.pop(NEW_ANSWERS, [])
+    elif isinstance(value, list) and value and isinstance(value[-1], dict) and NEW_ANSWERS in value[-1]:
+        found = value[-1][NEW_ANSWERS]
         value = value[:-1]
     return value, [answer for answer in found if isinstance(answer, dict)] if isinstance(found, list) else []
 

@@ -7,12 +7,12 @@ second finds the other's scores in the compare-and-swap of its terminal row, and
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import polars as pl
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from lake.errors import ConflictError, UsageError
 from lake.lake import Lake
@@ -20,26 +20,68 @@ from lake.read.snapshot import Snapshot
 from lake.settings import faults
 from lake.write import jobs
 from lake.write.claims import Commit, commit_unclaimed
-from pipelines.score.builtin import BuiltIn
-from pipelines.score.config import ScoreConfig
-from pipelines.score.functions import UserFunction, Work
+from pipelines.score.functions import ScoreConfig, UserFunction, Work
 from pipelines.score.pending import Pending, confirm, find_pending, taken
-from pipelines.score.rollouts import KEYS
-from pipelines.score.rows import EXAMPLES, Scored
-from pipelines.score.scorers import SCORERS, Scorer
+from pipelines.score.rollouts import KEYS, parts
+from pipelines.score.rows import EXAMPLES, SCHEMA, Scored, example
+from pipelines.score.scorers import SCORERS, read_inputs
+from pipelines.score.scorers.protocol import Scorer
 from pipelines.score.source import find_source
+
+_EFFECTIVE = frozenset(("name", "arguments", "commit_seconds", "commit_episodes"))
+"""Options of [score] that a built-in scorer heeds."""
+
+
+class BuiltIn:
+    """A scorer of `pipelines.score.scorers`; of the config its name and how often it commits have an effect."""
+
+    is_grouped = False
+    printed = ""
+
+    def __init__(self, scorer: Scorer, config: ScoreConfig | None = None) -> None:
+        self.scorer = scorer
+        config = config or ScoreConfig()
+        self.name = config.name or scorer.name
+        idle = sorted(config.model_fields_set - _EFFECTIVE)
+        self.notes: Sequence[str] = [f"{option} has no effect on a built-in scorer" for option in idle]
+
+    @property
+    def version(self) -> str:
+        """Hash of its source and options, as 13 characters."""
+        return self.scorer.version
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Its options."""
+        return {"builtin": self.scorer.name, "options": self.scorer.model_dump(mode="json", by_alias=True)}
+
+    def is_current(self) -> bool:
+        """It is loaded, and stays what it is."""
+        return True
+
+    def score(self, snapshot: Snapshot, episodes: pl.DataFrame) -> Iterator[Scored]:
+        """Score episodes, a part at a time, in the order of the files; UsageError if an option finds nothing here."""
+        self.scorer.check(snapshot)
+        for part in parts(episodes):
+            rows = self.scorer.scores(read_inputs(snapshot, part, self.scorer.reads()))
+            frame = rows.join(part.select(*KEYS), on="episode_id").with_columns(isolation=pl.lit(None, pl.String))
+            scored = Scored(episodes=len(part), frames=[frame.select(*SCHEMA)])
+            failed = frame.filter(pl.col("error").is_not_null())
+            for episode_id, error in failed.select("episode_id", "error").head(EXAMPLES).iter_rows():
+                scored.examples.append(example(episode_id, error))
+            yield scored
+
 
 KIND = "score"
 _ORDER = (*KEYS, "step_index")
 """Of rows in a file: as the lake's own."""
+_COUNTED = ("known", "failed", "unscored", "steps", "known_steps", "overtaken")
 _TEXTS = 100
 """Different errors and reasons of a commit that are counted; some functions never say the same twice."""
 
 
-class ScoreReport(BaseModel):
+class ScoreReport(BaseModel, frozen=True):
     """What a score run did."""
-
-    model_config = ConfigDict(frozen=True)
 
     scorer: str
     version: str
@@ -50,7 +92,7 @@ class ScoreReport(BaseModel):
     """Episodes that were asked for."""
     present: int
     """Those that had their score already."""
-    standing_failures: int
+    failed_before: int
     """Those of them with an error, or with a sibling in the same call that has one."""
     scored: int
     """Episodes with new rows."""
@@ -83,7 +125,7 @@ class ScoreReport(BaseModel):
     """Nothing was written, and another version was current: this one is again."""
 
     @property
-    def is_barren(self) -> bool:
+    def has_no_values(self) -> bool:
         """Episodes were scored, and neither they nor their steps have a value."""
         return self.scored > 0 and not self.known and not self.known_steps
 
@@ -103,14 +145,9 @@ class Progress:
 
 
 def scorer_of(target: str | Scorer | Work, config: ScoreConfig) -> Work:
-    """What `trajlake score TARGET` runs.
+    """What `trajlake score TARGET` runs: `module.py:function`, a built-in scorer's name, or what works as a scorer.
 
-    Args:
-        target: `module.py:function`, the name of a built-in scorer, one made by hand, or anything that works as one.
-        config: how it is run.
-
-    Raises:
-        UsageError: neither; the message says what is valid.
+    UsageError if it is neither, with what is valid.
     """
     if isinstance(target, Scorer):
         return BuiltIn(target, config)
@@ -142,7 +179,7 @@ def run_score(
 
     Args:
         lake: where to read and write.
-        target: `module.py:function`, the name of a built-in scorer, or one made by hand; see `scorer_of`.
+        target: see `scorer_of`.
         where: SQL predicate over `episodes`; None takes all. A group-wise function gets all siblings of these.
         config: how it is run.
         retry_failed: score again those that have an error, and nothing else.
@@ -197,15 +234,11 @@ class _Run:
     """Jobs whose scores do not count as another run's: those known at the start, and our own."""
     job_ids: list[int] = field(default_factory=list)
     done: int = 0
-    known: int = 0
-    failed: int = 0
     unmatched: int = 0
-    steps: int = 0
-    known_steps: int = 0
-    unscored: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    """Of all commits, see `_counts`."""
     errors: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
-    overtaken: int = 0
     answers: int = 0
     examples: list[str] = field(default_factory=list)
     waiting: int = 0
@@ -220,15 +253,15 @@ class _Run:
 
     def score(self, pending: Pending, config: ScoreConfig, progress: Callable[[Progress], None] | None) -> None:
         """Score what is pending, committed by number and by time; interrupted or not, what has been scored stays."""
-        told = time.monotonic()
+        committed_at = time.monotonic()
         try:
             for scored in self.work.score(self.snapshot, pending.episodes):
                 self.add(scored)
-                if self.waiting >= config.commit_episodes or time.monotonic() - told >= config.commit_seconds:
+                if self.waiting >= config.commit_episodes or time.monotonic() - committed_at >= config.commit_seconds:
                     self.commit()
-                    told = time.monotonic()
+                    committed_at = time.monotonic()
                     if progress is not None:
-                        progress(Progress(self.done, len(pending.episodes), self.failed, self.seconds))
+                        progress(Progress(self.done, len(pending.episodes), self.counts["failed"], self.seconds))
         finally:
             self.commit()
 
@@ -251,17 +284,12 @@ class _Run:
             job_ids=self.job_ids,
             selected=pending.selected,
             present=pending.present,
-            standing_failures=pending.failed,
-            scored=self.done - self.overtaken,
-            known=self.known,
-            failed=self.failed,
-            unscored=self.unscored,
+            failed_before=pending.failed,
+            scored=self.done - self.counts["overtaken"],
             errors=dict(self.errors.most_common(EXAMPLES)),
             reasons=dict(self.reasons.most_common(EXAMPLES)),
             unmatched=self.unmatched,
-            steps=self.steps,
-            known_steps=self.known_steps,
-            overtaken=self.overtaken,
+            **{name: self.counts[name] for name in _COUNTED},
             answers=self.answers,
             seconds=self.seconds,
             examples=self.examples,
@@ -272,8 +300,7 @@ class _Run:
     def commit(self) -> None:
         """Make what was scored visible, without what another run has scored or someone has taken out meanwhile.
 
-        Raises:
-            ConflictError: that happens again and again, or the scorer's source has changed.
+        ConflictError if that happens again and again, or the scorer's source has changed.
         """
         if not self._parts:
             return
@@ -292,14 +319,8 @@ class _Run:
             return taken(now, self.series_id, episode_ids, frozenset(self.jobs)).to_frame()
 
         def made(kept: pl.DataFrame, present: pl.Series) -> Commit:
-            rows_in = kept["episode_id"].n_unique()
-            counts = _counts(kept) | {
-                "overtaken": len(episode_ids) - rows_in,
-                "rows_in": rows_in,
-                "rows_out": len(kept),
-            }
             named = kept.with_columns(scorer=pl.lit(self.work.name), scorer_version=pl.lit(self.series["version"]))
-            return Commit({"scores": named} | _told_of(responses, present), counts)
+            return Commit({"scores": named} | _kept_responses(responses, present), _counts(kept, len(episode_ids)))
 
         refusal = f"another run has scored the same episodes with {self.work.name} meanwhile"
         job = {"kind": KIND, "parameters": self.parameters, "series": self.series, "snapshot": self.snapshot}
@@ -307,21 +328,15 @@ class _Run:
         if job_id is not None:
             self.jobs.add(job_id)
             self.job_ids.append(job_id)
-        counts = _counts(kept) | {"overtaken": len(episode_ids) - kept["episode_id"].n_unique()}
-        self.known += counts["known"]
-        self.failed += counts["failed"]
-        self.unscored += counts["unscored"]
-        self.steps += counts["steps"]
-        self.known_steps += counts["known_steps"]
+        self.counts.update(_counts(kept, len(episode_ids)))
         self.errors.update(_texts(kept, pl.col("error").is_not_null(), "error"))
         self.reasons.update(_texts(kept, pl.col("value").is_null() & pl.col("error").is_null(), "reason"))
-        self.overtaken += counts["overtaken"]
         self.answers += sum(part.answers for part in self._parts)
         self._parts = []
         self.waiting = 0
 
 
-def _told_of(responses: pl.DataFrame | None, present: pl.Series) -> dict[str, pl.DataFrame]:
+def _kept_responses(responses: pl.DataFrame | None, present: pl.Series) -> dict[str, pl.DataFrame]:
     """Answers of judges; one that told something of an episode that was taken out goes for its siblings, too."""
     if responses is None:
         return {}
@@ -329,19 +344,23 @@ def _told_of(responses: pl.DataFrame | None, present: pl.Series) -> dict[str, pl
     return {"responses": responses.join(gone, on="request_id", how="anti")}
 
 
-def _counts(scores: pl.DataFrame) -> dict[str, int]:
-    """Episodes with a score (of steps, for a scorer that judges steps alone), with an error, without either; steps."""
+def _counts(scores: pl.DataFrame, asked: int) -> dict[str, int]:
+    """What was committed. known: episodes with a score (of steps, for a scorer that judges steps alone)."""
     is_whole, is_known = pl.col("step_index").is_null(), pl.col("value").is_not_null()
     whole = scores.filter(is_whole)
     of_steps = scores.join(whole, on="episode_id", how="anti")
     known = pl.concat([rows.filter(is_known)["episode_id"].unique() for rows in (whole, of_steps)])
     failed = scores.filter(pl.col("error").is_not_null())["episode_id"].unique()
+    episodes = scores["episode_id"].n_unique()
     return {
         "known": len(known),
         "failed": len(failed),
-        "unscored": scores["episode_id"].n_unique() - pl.concat([known, failed]).n_unique(),
+        "unscored": episodes - pl.concat([known, failed]).n_unique(),
         "steps": scores["step_index"].count(),
         "known_steps": scores.filter(~is_whole & is_known).height,
+        "overtaken": asked - episodes,
+        "rows_in": episodes,
+        "rows_out": len(scores),
     }
 
 

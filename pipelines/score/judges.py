@@ -9,11 +9,7 @@
 
 Inside `trajlake score`, an answer that the lake holds for this very request is read, not asked again, and new ones are
 stored in `responses`. Keys come from environment variables and stay in the worker process that asks: no table, no log
-and no error holds one.
-
-One HTTP request of a judge: which faults are worth another try, and no key in any message.
-
-The standard library's client, with redirects refused: it would carry the key to wherever it is sent.
+and no error holds one, and redirects are refused, as one would carry the key to wherever it is sent.
 """
 
 import asyncio
@@ -27,7 +23,7 @@ from typing import Any
 import msgspec
 
 from lake import ids
-from pipelines.score import judging
+from pipelines.score.reward_function import current_run
 
 STATUSES_TO_REPEAT = frozenset((408, 409, 425, 429))
 """Beside all of 500 and above."""
@@ -40,12 +36,7 @@ class JudgeError(RuntimeError):
 
 
 class BusyError(JudgeError):
-    """A judge gave no answer this time.
-
-    Args:
-        reason: why.
-        after: seconds the server asks to wait.
-    """
+    """A judge gave no answer this time; `after`: seconds the server asks to wait."""
 
     def __init__(self, reason: str, after: float | None = None) -> None:
         super().__init__(reason)
@@ -53,17 +44,9 @@ class BusyError(JudgeError):
 
 
 def post(url: str, body: bytes, key: str | None, timeout: float) -> bytes:
-    """Body of the answer to a POST of JSON.
+    """Body of the answer to a POST of JSON, with the key as a bearer token; `timeout` seconds without a sign at most.
 
-    Args:
-        url: where.
-        body: the JSON.
-        key: sent as a bearer token.
-        timeout: seconds without a sign of the server.
-
-    Raises:
-        BusyError: a timeout, a lost connection, or a status that may pass.
-        JudgeError: any other status.
+    BusyError for a timeout, a lost connection, or a status that may pass; JudgeError for any other status.
     """
     # urllib takes 40 ms to import, and most workers never ask.
     from http.client import HTTPException
@@ -82,8 +65,8 @@ def post(url: str, body: bytes, key: str | None, timeout: float) -> bytes:
             raise _refused(error.code, error.read(4096), error.headers, key) from None
     except (TimeoutError, URLError, HTTPException, OSError) as error:
         reason = getattr(error, "reason", error)
-        told = "no answer in time" if isinstance(reason, TimeoutError) else f"{type(error).__name__}: {reason}"
-        raise BusyError(redacted(told, key)) from None
+        text = "no answer in time" if isinstance(reason, TimeoutError) else f"{type(error).__name__}: {reason}"
+        raise BusyError(redacted(text, key)) from None
     if len(data) > _LARGEST:
         msg = f"{url} answered with more than {_LARGEST >> 20} MB"
         raise JudgeError(msg)
@@ -96,13 +79,13 @@ def redacted(text: str, key: str | None) -> str:
 
 
 def _refused(status: int, body: bytes, headers: Any, key: str | None) -> JudgeError:
-    said = redacted(" ".join(body.decode("utf-8", "replace").split()), key)[:_SHOWN]
-    told = f"HTTP {status}" + (f": {said}" if said else "")
+    quoted = redacted(" ".join(body.decode("utf-8", "replace").split()), key)[:_SHOWN]
+    text = f"HTTP {status}" + (f": {quoted}" if quoted else "")
     if status in STATUSES_TO_REPEAT or status >= 500:
-        return BusyError(told, _seconds(headers.get("Retry-After")))
+        return BusyError(text, _seconds(headers.get("Retry-After")))
     if 300 <= status < 400:
-        return JudgeError(f"{told} (redirects are not followed: give the judge its final address)")
-    return JudgeError(told)
+        return JudgeError(f"{text} (redirects are not followed: give the judge its final address)")
+    return JudgeError(text)
 
 
 def _seconds(text: str | None) -> float | None:
@@ -149,7 +132,7 @@ class _Completion(msgspec.Struct):
 
 
 class Judge:
-    """A model behind an OpenAI-compatible server.
+    """A model behind an OpenAI-compatible server. ValueError for an address or numbers that make no sense.
 
     Args:
         model: its name.
@@ -162,9 +145,6 @@ class Judge:
         backoff: seconds before the second try; doubled from then on, with up to half of it in random addition. A
             server's Retry-After is honoured up to a minute.
         concurrency: requests in flight at once, in one worker.
-
-    Raises:
-        ValueError: an address that is no http address, or numbers below what makes sense.
     """
 
     def __init__(
@@ -215,13 +195,12 @@ class Judge:
             sample: number of the answer, where several to one question are wanted: each is asked and stored apart.
             **options: of the request, for example temperature=0, max_tokens=20, response_format={...}.
 
-        Raises:
-            JudgeError: no answer after all tries, one that makes no sense, or no key in the environment.
+        JudgeError if there is no answer after all tries, one that makes no sense, or no key in the environment.
         """
         messages = [{"role": "user", "content": question}] if isinstance(question, str) else list(question)
         body = {"model": self.model, "messages": messages, **options}
         request_id = self.request_id(body, sample)
-        run = judging.current()
+        run = current_run()
         if run is not None and request_id in run.known:
             return run.known[request_id]
         key = self._key()
@@ -248,12 +227,7 @@ class Judge:
         return answer
 
     def request_id(self, body: dict[str, Any], sample: int = 0) -> str:
-        """Key of a request: what is asked, of whom, with which options; never the key that pays for it.
-
-        Args:
-            body: of the request.
-            sample: see `ask_now`.
-        """
+        """Key of a request: what is asked, of whom, with which options; never the key that pays for it."""
         asked = msgspec.json.encode(body, order="deterministic").decode()
         return ids.to_text(ids.key_hash("request", self.base_url, asked, sample))
 

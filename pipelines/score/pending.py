@@ -4,11 +4,9 @@ Pointwise and batch-wise functions score episodes; one that has a row of this ve
 score groups as they stand: a group is done if the newest job that scored it scored exactly the siblings there are now,
 so one that has grown or lost a sibling is scored again, as a whole.
 
-A version that has nothing left to score, and whose user wants it nevertheless: it becomes the current one again.
-
 Which version of a scorer counts is decided by what ran last (view `scorer_versions`). Whoever takes an edit of a
 function back and scores with it finds everything scored already: no row is written, but a job that says which version
-it confirms. It is one row of `jobs`, written in one commit, and a run that finds its version current writes none.
+it confirms.
 """
 
 from dataclasses import dataclass
@@ -26,23 +24,16 @@ from pipelines.score.rows import SIBLINGS
 
 
 def confirm(lake: Lake, scorer: str, version: str, **job: Any) -> bool:
-    """Make a version current that scored something, if another is.
+    """Make a version current that scored something, if another is; whether that was done.
 
-    Args:
-        lake: where both are.
-        scorer: name of a scorer or reward.
-        version: of it.
-        **job: arguments of `Lake.job`: kind, series, code, parameters.
-
-    Returns:
-        Whether it was done. Nothing is written if the version is current, or has no score that may be seen.
+    `job` holds the arguments of `Lake.job`: kind, series, code, parameters.
     """
     snapshot = lake.snapshot()
     current = version_of(snapshot, scorer)
     if current in (None, version) or version_of(snapshot, f"{scorer}@{version}") is None:
         return False
-    told = job.pop("parameters") | {"confirms": f"{scorer}@{version}"}
-    with lake.job(parameters=told, snapshot=snapshot, **job) as written:
+    parameters = job.pop("parameters") | {"confirms": f"{scorer}@{version}"}
+    with lake.job(parameters=parameters, snapshot=snapshot, **job) as written:
         written.counts |= {"rows_in": 0, "rows_out": 0}
     return True
 
@@ -78,19 +69,10 @@ def find_pending(
     retry_failed: bool = False,
     force: bool = False,
 ) -> Pending:
-    """Episodes without a score of one series.
+    """Episodes without a score of one series: one version of a scorer, with its options.
 
-    Args:
-        snapshot: where to read.
-        where: SQL predicate over `episodes`; None takes all.
-        series_id: of the scorer's jobs: one version of it, with its options.
-        grouped: the function scores whole groups.
-        retry_failed: take the scored ones whose row has an error, and nothing else.
-        force: take all.
-
-    Raises:
-        UsageError: a bad predicate.
-        DataRefusedError: no episode is selected.
+    `grouped`: the function scores whole groups. `retry_failed`: take the scored ones whose row has an error, and
+    nothing else. `force`: take all. UsageError for a bad predicate, DataRefusedError if it selects nothing.
     """
     chosen = select_where(snapshot, COLUMNS, where)
     if grouped and where is not None:
@@ -115,14 +97,7 @@ def find_pending(
 
 
 def taken(snapshot: Snapshot, series_id: int, episode_ids: pl.Series, known: frozenset[int]) -> pl.Series:
-    """Those of some episodes that a job has scored meanwhile.
-
-    Args:
-        snapshot: where to read.
-        series_id: of the scorer's jobs.
-        episode_ids: int64 [E].
-        known: jobs that do not count: those known before, and our own.
-    """
+    """Those of some episodes (int64 [E]) that a job has scored meanwhile: none of the known ones, nor of our own."""
     rows = snapshot.scan("scores").filter(
         pl.col("series_id") == series_id,
         pl.col("episode_id").is_in(episode_ids.implode()),

@@ -147,11 +147,7 @@ def _wrapped(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """What a function returned, as JSON data: results of our own, of pydantic models, numbers of numpy.
-
-    Args:
-        value: a result, a number, a dictionary, or a list of these.
-    """
+    """What a function returned, or a list of it, as JSON data: results of our own, pydantic models, numpy's numbers."""
     if isinstance(value, msgspec.Struct):
         return msgspec.to_builtins(value, enc_hook=_encoded)
     if isinstance(value, list | tuple):
@@ -164,7 +160,6 @@ def plain(value: Any) -> Any:
 
 
 def _encoded(value: Any) -> Any:
-    """Data of an object of another library."""
     for method in ("model_dump", "tolist"):
         if callable(found := getattr(value, method, None)):
             return plain(found())
@@ -173,14 +168,10 @@ def _encoded(value: Any) -> Any:
 
 
 def checked(value: Any) -> EvaluateResult:
-    """A result from whatever a function returned for one rollout.
+    """A result from what a function returned for one rollout: a result, a number (the score), or a result's fields.
 
-    Args:
-        value: an `EvaluateResult`, a number (the score), or a dictionary with the fields of an `EvaluateResult`.
-
-    Raises:
-        TypeError: something else.
-        ValueError: a score or a step reward that is NaN or infinite, or fields of a wrong type.
+    TypeError for something else; ValueError for a score or a step reward that is NaN or infinite, or fields of a wrong
+    type.
     """
     if isinstance(value, bool | int | float):
         result = EvaluateResult(score=_number(value))
@@ -191,10 +182,11 @@ def checked(value: Any) -> EvaluateResult:
         if isinstance(data, bool | int | float):
             return checked(data)
         if not isinstance(data, dict) or data.keys().isdisjoint(_DECISIVE):
+            named = f"a dictionary with keys {sorted(data)[:8]}" if isinstance(data, dict) else type(value).__name__
             msg = (
                 'returned None; where there is no score, return EvaluateResult(score=None, reason="...")'
                 if data is None
-                else f"returned {_named(value, data)}; valid: a number, an EvaluateResult, or a dictionary with "
+                else f"returned {named}; valid: a number, an EvaluateResult, or a dictionary with "
                 "`score` or `step_outputs`"
             )
             raise TypeError(msg)
@@ -205,10 +197,6 @@ def checked(value: Any) -> EvaluateResult:
             raise ValueError(msg) from error
     _require_finite(result)
     return result
-
-
-def _named(value: Any, data: Any) -> str:
-    return f"a dictionary with keys {sorted(data)[:8]}" if isinstance(data, dict) else type(value).__name__
 
 
 def _number(value: float) -> float:

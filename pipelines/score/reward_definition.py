@@ -1,26 +1,149 @@
 """What a reward is made of: weighted components or one SQL expression over them, from TOML.
 
-Rubric agreement: how near a generated rubric's scores are to those of the rubric it should have been.
+The expression is text from a file, so DuckDB's own parser takes it apart before it is run, and only what an arithmetic
+formula needs is let through: constants, the components' names, comparisons, CASE, and a list of functions. What is run
+then sees one table in memory: no file, no network, no setting can be reached.
 """
 
+import json
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Self
 
+import duckdb
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+import polars as pl
+from pydantic import BaseModel, Field, model_validator
 
 from lake import ids
 from lake.errors import UsageError
 from lake.settings import from_file, validated
-from pipelines.score.reward_expression import Expression
 from pipelines.score.scorers import SCORERS
+
+OPERATORS = ("+", "-", "*", "/", "//", "%", "**", "^")
+ROUNDING = ("abs", "ceil", "ceiling", "floor", "round", "sign", "trunc", "greatest", "least")
+CURVES = ("cos", "exp", "ln", "log", "log10", "log2", "pow", "power", "sin", "sqrt", "tanh")
+CHOICES = ("coalesce", "if", "ifnull", "isfinite", "isinf", "isnan", "nullif")
+FUNCTIONS = frozenset((*OPERATORS, *ROUNDING, *CURVES, *CHOICES))
+"""Functions and operators that an expression may use."""
+MOST_CHARACTERS = 4_000
+_CLASSES = frozenset(("BETWEEN", "CASE", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "CONSTANT", "FUNCTION", "OPERATOR"))
+_BARE: dict[str, Any] = {
+    "type": "SELECT_NODE",
+    "modifiers": [],
+    "cte_map": {"map": []},
+    "where_clause": None,
+    "group_expressions": [],
+    "group_sets": [],
+    "aggregate_handling": "STANDARD_HANDLING",
+    "having": None,
+    "sample": None,
+    "qualify": None,
+}
+"""What a parsed SELECT of one expression has beside it: nothing."""
+_NUMBERS = frozenset(("BOOLEAN", "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "FLOAT", "DOUBLE"))
+
+
+class Expression:
+    """A checked expression over the components `names`.
+
+    UsageError if it is not one expression, uses what it may not, names another column, or gives no number.
+    """
+
+    def __init__(self, text: str, names: Sequence[str]) -> None:
+        self.text = text
+        self._names = tuple(names)
+        with _connection() as connection:
+            _check(connection, text, self._names)
+            unknown = pl.DataFrame(
+                {name: [None] for name in self._names}, schema=dict.fromkeys(self._names, pl.Float64)
+            )
+            try:
+                kind = str(_run(connection, f"SELECT typeof(({text}\n)) FROM components", unknown).fetchall()[0][0])
+            except duckdb.Error as error:
+                raise _refused(text, " ".join(str(error).split())) from error
+            if kind not in _NUMBERS and not kind.startswith("DECIMAL"):
+                raise _refused(text, f"it gives {kind}, not a number")
+
+    def values(self, components: pl.DataFrame) -> pl.Series:
+        """Its value in every row, float64, from Float64 components; NULL where SQL says so, or it has none."""
+        placed = components.select(self._names).with_row_index("place")
+        query = f"SELECT place, TRY(CAST(({self.text}\n) AS DOUBLE)) AS value FROM components"
+        with _connection() as connection:
+            found = pl.DataFrame(_run(connection, query, placed).to_arrow_table())
+        return found.sort("place").get_column("value").cast(pl.Float64)
+
+
+def _connection() -> duckdb.DuckDBPyConnection:
+    """A connection that reaches nothing but what is registered in it."""
+    settings: dict[str, str | bool | int | float | list[str]] = {
+        "enable_external_access": False,
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+        "allow_community_extensions": False,
+        "python_enable_replacements": False,
+        "temp_directory": "",
+    }
+    connection = duckdb.connect(":memory:", config=settings)
+    connection.execute("SET lock_configuration = true")
+    return connection
+
+
+def _run(connection: duckdb.DuckDBPyConnection, query: str, frame: pl.DataFrame) -> duckdb.DuckDBPyRelation:
+    connection.register("components", frame.to_arrow())
+    return connection.sql(query)
+
+
+def _check(connection: duckdb.DuckDBPyConnection, text: str, names: Sequence[str]) -> None:
+    if len(text) > MOST_CHARACTERS:
+        raise _refused(text, f"it has {len(text):,} characters; valid: at most {MOST_CHARACTERS:,}")
+    known = {name.lower() for name in names}
+    for part in _parts(_parsed(connection, text)):
+        kind = part["class"]
+        if kind not in _CLASSES:
+            raise _refused(text, f"it uses {kind}, which no formula over scores needs")
+        if kind == "FUNCTION" and (part["function_name"].lower() not in FUNCTIONS or part.get("schema")):
+            raise _refused(text, f"it uses {part['function_name']!r}; valid: {' '.join(sorted(FUNCTIONS))}")
+        if kind == "COLUMN_REF" and (len(part["column_names"]) > 1 or part["column_names"][0].lower() not in known):
+            name = ".".join(part["column_names"])
+            raise _refused(text, f"it names {name!r}; valid: the components {', '.join(names)}")
+
+
+def _parsed(connection: duckdb.DuckDBPyConnection, text: str) -> dict[str, Any]:
+    """The expression's tree, if the text is one expression and nothing else."""
+    found = connection.execute("SELECT json_serialize_sql($1)", [f"SELECT {text}\n"]).fetchall()[0][0]
+    parsed = json.loads(found)
+    if parsed["error"]:
+        raise _refused(text, " ".join(str(parsed.get("error_message")).split()))
+    nodes = [statement["node"] for statement in parsed["statements"]]
+    alone = len(nodes) == 1 and all(nodes[0].get(key) == value for key, value in _BARE.items())
+    if not alone or nodes[0]["from_table"]["type"] != "EMPTY" or len(nodes[0]["select_list"]) != 1:
+        raise _refused(text, "it is more than one expression")
+    tree: dict[str, Any] = nodes[0]["select_list"][0]
+    return tree
+
+
+def _parts(tree: Any) -> Iterator[dict[str, Any]]:
+    stack = [tree]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, dict):
+            if "class" in part:
+                yield part
+            stack += part.values()
+        elif isinstance(part, list):
+            stack += part
+
+
+def _refused(text: str, why: str) -> UsageError:
+    shown = text if len(text) <= 120 else f"{text[:117]}..."
+    return UsageError(f"sql {shown!r}: {why}. Write one numeric expression over the components' scores")
+
 
 _RESERVED = frozenset(("episode_id", "step_index", "value", "place"))
 
 
-class Component(BaseModel):
+class Component(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """One scorer's share of a reward."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     scorer: str = Field(min_length=1)
     """Name in `scores.scorer`, or name@version; without a version, the one that was written last."""
@@ -63,14 +186,12 @@ class Component(BaseModel):
         return self.name or self.scorer_name
 
 
-class RewardDefinition(BaseModel):
+class RewardDefinition(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """A reward: sum of weight * score over the components, or an expression over their scores.
 
     With `on_null = "renormalise"` the weights of the known components are scaled up to the sum of all weights:
     sum over known of w v * (sum of w / sum over known of w). Without any known component it stays unknown.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$", max_length=200)
     """Its name, in TOML and in `scores.scorer`."""
@@ -126,26 +247,14 @@ class RewardDefinition(BaseModel):
             raise ValueError(str(error)) from error
 
     def versioned(self, versions: dict[str, str]) -> str:
-        """Version of the reward: hash of the definition and of its components' versions, as 13 characters.
-
-        Args:
-            versions: alias -> version of each component.
-        """
+        """Version of the reward: hash of its definition and its components' versions (by alias), as 13 characters."""
         definition = msgspec.json.encode(self.model_dump(mode="json"), order="deterministic").decode()
         resolved = [versions[component.alias] for component in self.components]
         return ids.to_text(ids.key_hash("reward", definition, *resolved))
 
 
 def load_reward(path: str, name: str) -> RewardDefinition:
-    """The reward [reward.NAME] of a TOML file.
-
-    Args:
-        path: the file; other sections are left alone.
-        name: of the reward.
-
-    Raises:
-        UsageError: no such file or section, or a definition that is wrong.
-    """
+    """The reward [reward.NAME] of a TOML file; UsageError without such a file or section, or for a wrong definition."""
     rewards = from_file(path, ("reward",))
     if name in rewards and not isinstance(rewards[name], dict):
         msg = f"{path}: {name} = {rewards[name]!r:.60} is no reward; write a section [reward.{name}] with `components`"
@@ -171,13 +280,8 @@ def rubric_agreement(
 
     g and t are scores of the same outputs under the generated and the true rubric, by two scorers (LLM judges, say).
 
-    Args:
-        name: of the reward.
-        generated: scorer (or scorer@version) that applies the generated rubric.
-        true: scorer that applies the true one.
-        distance: which of the two.
-        terms: scorer of quality, efficiency and coverage (`rubric_terms`); None leaves them out.
-        terms_weight: its weight.
+    `generated` and `true` are scorers, or scorer@version, that apply the two rubrics; `terms` is one of quality,
+    efficiency and coverage (`rubric_terms`), None leaves them out.
     """
     agreement = "-power(generated - true_score, 2)" if distance == "squared" else "-abs(generated - true_score)"
     components = [Component(scorer=generated, name="generated"), Component(scorer=true, name="true_score")]

@@ -9,15 +9,55 @@
 Pointwise functions are called with one rollout, batch-wise ones with some, group-wise ones with all siblings of one
 task group. A function takes what it needs by name, in whatever order it has its parameters. A decorated function can be
 called by hand, with dictionaries or `Message`s, and returns `EvaluateResult`s.
+
+A function that requires the network runs in a worker process, which has no lake: a call brings the stored answers of
+judges to its episodes, and its result takes the new ones back; the user's function sees neither.
 """
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import partial, update_wrapper
 from typing import Any, Literal, cast, overload
 
-from pipelines.score import judging
 from pipelines.score.results import EvaluateResult, Message, checked, plain
+
+KNOWN_ANSWERS = "judge_known"
+"""Keyword argument that brings stored answers: request id (text) -> answer. `RewardFunction` takes it out."""
+NEW_ANSWERS = "judge_answers"
+"""Key of the result that takes the new answers back."""
+
+
+@dataclass
+class JudgeRun:
+    """Answers known before the call, and got during it."""
+
+    known: dict[str, str] = field(default_factory=dict)
+    """request id -> answer."""
+    fresh: list[dict[str, Any]] = field(default_factory=list)
+    """New answers: request_id, model, answer, about, prompt_tokens, completion_tokens."""
+
+
+_CURRENT: ContextVar[JudgeRun | None] = ContextVar("trajlake_judging", default=None)
+
+
+def current_run() -> JudgeRun | None:
+    """The run that a judge is asked in; None where the function was called by hand."""
+    return _CURRENT.get()
+
+
+@contextmanager
+def judge_run(known: dict[str, str]) -> Iterator[JudgeRun]:
+    """A run around one call."""
+    run = JudgeRun(known=dict(known))
+    token = _CURRENT.set(run)
+    try:
+        yield run
+    finally:
+        _CURRENT.reset(token)
+
 
 Mode = Literal["pointwise", "batch", "group"]
 MODES: tuple[Mode, ...] = ("pointwise", "batch", "group")
@@ -30,7 +70,6 @@ class RewardFunction:
     """A user's function with what it declares.
 
     Args:
-        function: the function, or an `async` one.
         mode: what one call judges; by its parameters' names (batch-wise with `rollouts_messages`) unless given.
         requires_network: it asks a model over the network, and runs outside the sandbox, if the user allows it.
         step_index: what its `StepOutput.step_index` counts: steps, messages, or whichever fits.
@@ -38,9 +77,7 @@ class RewardFunction:
         timeout: seconds for one call, for functions that ask over the network.
         requirements: packages that it needs, for whoever sets up the machine.
 
-    Raises:
-        TypeError: no function.
-        ValueError: an unknown mode or meaning of `step_index`.
+    TypeError if it is no function, ValueError for an unknown mode or meaning of `step_index`.
     """
 
     def __init__(
@@ -96,15 +133,12 @@ class RewardFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function: an `EvaluateResult`, or a list of them (awaitable if the function is async).
 
-        Arguments that the function does not take are left out.
-
-        Raises:
-            TypeError: it returned something else, or a list of another length.
-            ValueError: it returned a number that is not finite.
+        Arguments that the function does not take are left out. TypeError if it returned something else, or a list of
+        another length; ValueError for a number that is not finite.
         """
         positional = self._positional or [self.argument]
         kwargs |= zip(positional, args, strict=False)
-        known = kwargs.pop(judging.ARGUMENT, None)
+        known = kwargs.pop(KNOWN_ANSWERS, None)
         if known is None:
             return self._call(kwargs, args[len(positional) :])
         return self._judging_later(known, kwargs) if self.is_async else self._judging(known, kwargs)
@@ -161,7 +195,7 @@ class RewardFunction:
     def _judging(self, known: dict[str, str], kwargs: dict[str, Any]) -> Any:
         """A call whose judges know stored answers, and whose result brings the new ones."""
         count = len(kwargs.get(self.argument) or ())
-        with judging.judging(known) as run:
+        with judge_run(known) as run:
             try:
                 value = plain(self._call(kwargs))
             except Exception as error:
@@ -170,7 +204,7 @@ class RewardFunction:
 
     async def _judging_later(self, known: dict[str, str], kwargs: dict[str, Any]) -> Any:
         count = len(kwargs.get(self.argument) or ())
-        with judging.judging(known) as run:
+        with judge_run(known) as run:
             try:
                 value = plain(await self._call(kwargs))
             except Exception as error:
@@ -227,10 +261,7 @@ def reward_function(
 ) -> RewardFunction | Callable[[Callable[..., Any]], RewardFunction]:
     """Declare a function as a reward function; with or without arguments, which are those of `RewardFunction`.
 
-    Args:
-        function: what is decorated.
-        id: taken for compatibility, and of no effect: a scorer is known by its function's name.
-        **declared: see `RewardFunction`.
+    `id` is taken for compatibility, and of no effect: a scorer is known by its function's name.
     """
     if function is not None:
         return RewardFunction(function, **declared)
@@ -238,18 +269,14 @@ def reward_function(
 
 
 def as_reward_function(found: Any) -> RewardFunction:
-    """A module's attribute as a reward function, decorated or not.
-
-    Raises:
-        TypeError: it is no function.
-    """
+    """A module's attribute as a reward function, decorated or not; TypeError if it is no function."""
     return found if isinstance(found, RewardFunction) else RewardFunction(cast("Callable[..., Any]", found))
 
 
 def _with_answers(value: Any, fresh: list[dict[str, Any]]) -> Any:
     if isinstance(value, list):
-        return [*value, {judging.RESULT: fresh}]
-    return value | {judging.RESULT: fresh}
+        return [*value, {NEW_ANSWERS: fresh}]
+    return value | {NEW_ANSWERS: fresh}
 
 
 def _is_chat(value: Any) -> bool:

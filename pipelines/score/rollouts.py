@@ -1,9 +1,7 @@
-"""From the lake's rows to the arguments of a reward function, as JSON, in bounded memory.
+"""From the lake's rows to the arguments of a reward function, as JSON, in bounded memory; and their check.
 
 Episodes come in parts that follow the order of the files (run, group, episode), so a part touches few of them. A
 conversation is put together from texts that are JSON already: nothing is decoded but to be counted.
-
-What a reward function is called with, checked before anything runs: by the lake, and by its user's `--arg`.
 """
 
 from collections import defaultdict
@@ -19,8 +17,7 @@ from lake.errors import LakeAccessError, UsageError
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
 from lake.write.rows import inlined
-from pipelines.score import judging
-from pipelines.score.reward_function import Mode
+from pipelines.score.reward_function import KNOWN_ANSWERS, Mode
 
 KEYS = ("run_id", "group_id", "episode_id")
 """Order of the lake's files."""
@@ -65,7 +62,6 @@ RENAMED = {"messages": "rollouts_messages", "ground_truth": "ground_truth_list"}
 """Arguments that batch- and group-wise functions know under another name."""
 _ENCODER = msgspec.json.Encoder()
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
-_NULL = msgspec.Raw(b"null")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +80,7 @@ class Rollout:
 
 
 def parts(episodes: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """Rows of chosen episodes in the order of the files, groups whole, a bounded number of steps at a time.
-
-    Args:
-        episodes: run_id, group_id, episode_id, num_steps, and what else is needed later.
-    """
+    """Rows of chosen episodes in the order of the files, groups whole, a bounded number of steps at a time."""
     ordered = episodes.sort(*KEYS)
     starts = [0]
     size = steps = 0
@@ -108,16 +100,7 @@ def parts(episodes: pl.DataFrame) -> Iterator[pl.DataFrame]:
 
 
 def read_rollouts(snapshot: Snapshot, part: pl.DataFrame, wanted: Collection[str]) -> list[Rollout]:
-    """The episodes of a part, in its order.
-
-    Args:
-        snapshot: where to read.
-        part: run_id, group_id, episode_id of some episodes.
-        wanted: names of the arguments that the function takes; of `ARGUMENTS`, the others are left out.
-
-    Raises:
-        LakeAccessError: a file is missing or damaged, or a message in it is no JSON.
-    """
+    """The episodes of a part, in its order, with the wanted `ARGUMENTS`; LakeAccessError for a file that is damaged."""
     documents = [*_CHAT, *(name for name in _DOCUMENTS if name in wanted)]
     heads = _rows(snapshot, "episodes", part, ("episode_id", "group_id", *_PLAIN, *documents), documents)
     heads = part.select("episode_id").join(heads, on="episode_id", how="inner", maintain_order="left")
@@ -171,7 +154,7 @@ def _rollout(head: dict[str, Any], rows: list[dict[str, Any]], wanted: Collectio
     values: dict[str, Any] = {"messages": _array(messages)}
     values |= {name: ids.to_text(head[name]) for name in _IDS}
     values |= {name: head[name] for name in _PLAIN}
-    values |= {name: _raw(head[name]) for name in _DOCUMENTS if name in wanted}
+    values |= {n: msgspec.Raw((head[n] or "null").encode()) for n in _DOCUMENTS if n in wanted}
     if "steps" in wanted:
         values["steps"] = _array([_step(row, place) for row, place in zip(rows, places, strict=True)])
     arguments = {name: value for name, value in values.items() if name in wanted}
@@ -218,10 +201,6 @@ def _listed(text: str | None) -> list[Any]:
     return _LIST.decode(text) if text else []
 
 
-def _raw(text: str | None) -> msgspec.Raw:
-    return msgspec.Raw(text.encode()) if text else _NULL
-
-
 def _array(items: Sequence[bytes | msgspec.Raw]) -> msgspec.Raw:
     return msgspec.Raw(b"[" + b",".join(bytes(item) for item in items) + b"]")
 
@@ -263,11 +242,11 @@ def check_arguments(
             function does not take or the lake gives.
     """
     given = given_arguments(mode)
-    if taken := sorted(arguments.keys() & (given | {judging.ARGUMENT})):
+    if taken := sorted(arguments.keys() & (given | {KNOWN_ANSWERS})):
         msg = f"{_named(taken)} of `{name}` comes from the lake and cannot be set; take another name for yours"
         raise UsageError(msg)
     unknown = sorted(arguments.keys() - set(parameters))
-    own = _own(parameters, given)
+    own = ", ".join(each for each in parameters if each not in given) or "none"
     if filled := sorted(arguments.keys() & set(fixed)):
         msg = f"{_named(filled)} of `{name}` is filled by functools.partial; leave it out there to set it"
         raise UsageError(msg)
@@ -297,10 +276,6 @@ def check_arguments(
 def _names_of(mode: Mode) -> str:
     """What a call of this mode can take by name, in the order of the guide."""
     return ", ".join(ARGUMENTS if mode == "pointwise" else (RENAMED.get(name, name) for name in ARGUMENTS))
-
-
-def _own(parameters: Sequence[str], given: Collection[str]) -> str:
-    return ", ".join(each for each in parameters if each not in given) or "none"
 
 
 def _named(names: Sequence[str]) -> str:

@@ -1,25 +1,29 @@
-"""From what a function returned for a rollout to rows of `scores`.
+"""From what a function returned for a rollout to rows of `scores`, and judges' answers in `responses`.
 
 Every rollout gets one row for the episode, whatever happened, and one for every step that was rewarded. An unknown
 score is NULL. `error` says why something is missing: the function failed or said so itself, or its step outputs match
 no step; a row with an error is what `--retry-failed` takes up.
 
-Align: which step of an episode a function's step outputs mean.
-
 `StepOutput.step_index` is the step's number (0, 1, 2, ...) or the index of its assistant message in `messages`: people
 write both. A function may declare which (`step_index="step"` or `"message"`); otherwise whatever fits all outputs of an
 episode is taken, and where both do or neither does, nothing is guessed: the outputs are reported. So is every output
 that means no step, or a step that has one already.
+
+An answer stands once for every episode that its question told something of: erasing any of them finds it.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import msgspec
 import polars as pl
 
 from lake import ids
+from lake.read.parquet import collected
+from lake.read.snapshot import Snapshot
 from lake.records import printable
 from pipelines.score.results import EvaluateResult, StepOutput, checked
 from pipelines.score.reward_function import StepIndex
@@ -51,14 +55,7 @@ class Aligned:
 def align(
     outputs: Sequence[StepOutput], steps_S: Sequence[int], messages_S: Sequence[int], meaning: StepIndex = "auto"
 ) -> Aligned:
-    """Map step outputs to steps.
-
-    Args:
-        outputs: of one episode.
-        steps_S: numbers of its active steps, in order.
-        messages_S: index in `messages` of each step's assistant message.
-        meaning: what `step_index` counts.
-    """
+    """Map the step outputs of an episode to its active steps, by their number or assistant message's index."""
     numbers = [_number(output.step_index) for output in outputs]
     of_message = dict(zip(messages_S, steps_S, strict=True))
     of_step = {step: step for step in steps_S}
@@ -87,7 +84,6 @@ def align(
 
 
 def _number(step_index: object) -> int | None:
-    """The index as a number; a text of digits is one."""
     if isinstance(step_index, bool):
         return None
     if isinstance(step_index, int):
@@ -108,8 +104,8 @@ def _ambiguous(number: int, of_step: dict[int, int], of_message: dict[int, int])
 def _unknown(step_index: object, steps_S: Sequence[int], messages_S: Sequence[int]) -> str:
     if not steps_S:
         return f"step_index {step_index!r}: the episode has no steps"
-    said = f"{', '.join(map(str, messages_S[:EXAMPLES]))}{', ...' if len(messages_S) > EXAMPLES else ''}"
-    return f"step_index {step_index!r}: valid are steps {steps_S[0]} to {steps_S[-1]}, or messages {said}"
+    shown = f"{', '.join(map(str, messages_S[:EXAMPLES]))}{', ...' if len(messages_S) > EXAMPLES else ''}"
+    return f"step_index {step_index!r}: valid are steps {steps_S[0]} to {steps_S[-1]}, or messages {shown}"
 
 
 SCHEMA = {
@@ -127,7 +123,6 @@ SCHEMA = {
 LONGEST_TEXT = 8192
 """Characters of a reason or an error that are kept."""
 DEFAULT_REASON = "default step reward"
-"""Errors that are spelled out in the summary."""
 SIBLINGS = "siblings"
 """Key of the metrics that holds how many rollouts a group-wise call judged."""
 _EXTRAS = ("trajectory_info", "final_control_plane_info", "agg_score", "standard_error")
@@ -174,18 +169,15 @@ def add_result(
     reading: Reading,
     siblings: int | None = None,
 ) -> None:
-    """Add the rows of one rollout.
+    """Add the rows of one rollout, from what the function returned for it (JSON data) or why it returned nothing.
 
-    Args:
-        scored: where they go.
-        rollout: whose.
-        value: what the function returned for it, as JSON data.
-        error: why it returned nothing; None if it did.
-        reading: how to read it.
-        siblings: of a group-wise call: how many rollouts it judged. Kept with the metrics: a group that has lost one,
-            even one that was forgotten, is another group.
+    `siblings`: how many rollouts a group-wise call judged. Kept with the metrics: a group that has lost one, even one
+    that was forgotten, is another group.
     """
-    result = EvaluateResult(error=error) if error is not None else _read(value)
+    try:
+        result = EvaluateResult(error=error) if error is not None else checked(value)
+    except (TypeError, ValueError) as fault_of_value:
+        result = EvaluateResult(error=f"the function {fault_of_value}")
     fault = result.error
     if fault is None and not result.is_score_valid:
         fault = "the function says that its score is not valid" + (f": {result.reason}" if result.reason else "")
@@ -197,7 +189,10 @@ def add_result(
     score = None if fault is not None else result.score
     told = "; ".join(text for text in (fault, found.error) if text) or None
     row = keys | {"step_index": None, "value": score, "reason": _text(result.reason), "error": _text(told)}
-    scored.rows.append(row | {"metrics": _metrics(result, siblings)})
+    extras = {name: value for name in _EXTRAS if (value := getattr(result, name)) is not None}
+    if siblings is not None:
+        extras[SIBLINGS] = siblings
+    scored.rows.append(row | {"metrics": _json(dict(result.metrics) | extras)})
     outputs = dict(found.outputs)
     if result.error is None and reading.default_step_reward is not None:
         default = reading.default_step_reward
@@ -219,19 +214,6 @@ def example(episode_id: int, error: str) -> str:
     return f"episode {ids.to_text(episode_id)}: {error}"
 
 
-def _read(value: Any) -> EvaluateResult:
-    try:
-        return checked(value)
-    except (TypeError, ValueError) as error:
-        return EvaluateResult(error=f"the function {error}")
-
-
-def _metrics(result: EvaluateResult, siblings: int | None) -> str | None:
-    extras = {name: found for name in _EXTRAS if (found := getattr(result, name)) is not None}
-    counted = {} if siblings is None else {SIBLINGS: siblings}
-    return _json(dict(result.metrics) | extras | counted)
-
-
 def _json(value: Any) -> str | None:
     return printable(msgspec.json.encode(value).decode()) if value else None
 
@@ -239,5 +221,55 @@ def _json(value: Any) -> str | None:
 def _text(text: Any) -> str | None:
     if text is None:
         return None
-    said = printable(str(text))
-    return said if len(said) <= LONGEST_TEXT else f"{said[:LONGEST_TEXT]} ... [{len(said)} characters]"
+    shown = printable(str(text))
+    return shown if len(shown) <= LONGEST_TEXT else f"{shown[:LONGEST_TEXT]} ... [{len(shown)} characters]"
+
+
+RESPONSES: dict[str, pl.DataType | type[pl.DataType]] = {
+    "request_id": pl.Int64,
+    "episode_id": pl.Int64,
+    "model": pl.String,
+    "at": pl.Datetime("us", "UTC"),
+    "prompt_tokens": pl.Int64,
+    "completion_tokens": pl.Int64,
+    "answer": pl.String,
+}
+
+
+def known_answers(snapshot: Snapshot, episode_ids: pl.Series) -> dict[int, dict[str, str]]:
+    """Stored answers by the episode they concern: request id (text) -> answer."""
+    rows = snapshot.scan("responses").filter(pl.col("episode_id").is_in(episode_ids.implode()))
+    found: dict[int, dict[str, str]] = defaultdict(dict)
+    for episode_id, request_id, answer in collected(rows.select("episode_id", "request_id", "answer")).iter_rows():
+        found[episode_id][ids.to_text(request_id)] = answer
+    return dict(found)
+
+
+def response_rows(answers: Sequence[Mapping[str, Any]], episode_ids: Sequence[int], at: datetime) -> pl.DataFrame:
+    """Rows of `responses` for the new answers of one call; what is no answer is left out: workers may say anything."""
+    rows = []
+    for answer in answers:
+        request_id, text, model = (answer.get(name) for name in ("request_id", "answer", "model"))
+        if not (isinstance(request_id, str) and ids.is_text(request_id) and isinstance(text, str)):
+            continue
+        concerned = answer.get("about")
+        if not isinstance(concerned, list):
+            concerned = range(len(episode_ids))
+        for position in concerned:
+            if isinstance(position, int) and 0 <= position < len(episode_ids):
+                rows.append(
+                    {
+                        "request_id": ids.from_text(request_id),
+                        "episode_id": episode_ids[position],
+                        "model": str(model),
+                        "at": at,
+                        "prompt_tokens": _count(answer.get("prompt_tokens")),
+                        "completion_tokens": _count(answer.get("completion_tokens")),
+                        "answer": text,
+                    }
+                )
+    return pl.DataFrame(rows, schema=RESPONSES, orient="row")
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and 0 <= value < 2**63 else None

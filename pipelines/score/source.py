@@ -1,10 +1,9 @@
 """Where a reward function's source is, and its version, read without running a line of it.
 
-The version is a hash of the module's text and of every module that it imports, directly or not, from its own folder.
-It is found by parsing: a user's module is imported in the sandbox and nowhere else. It is the text that is hashed, with
-line ends made equal: the same files have the same version on every machine and in every checkout, and any other change
-makes a new version, a comment's too. What was run is then exactly what a version stands for; deciding which changes
-matter is left to nobody's guess. Not seen: imports by computed names, installed packages, and data files.
+The version is a hash of the module's text and of every module that it imports, directly or not, from its own folder,
+found by parsing. Line ends are made equal: the same files have the same version on every machine and in every checkout,
+and any other change makes a new version, a comment's too: deciding which changes matter is left to nobody's guess. Not
+seen: imports by computed names, installed packages, and data files.
 """
 
 import ast
@@ -35,29 +34,21 @@ class Source:
 
 
 def find_source(target: str) -> Source:
-    """The source behind `module.py:function`.
-
-    Args:
-        target: path of a module's file, a colon, the function's name.
-
-    Raises:
-        UsageError: no such form, no such file, no such function, or a syntax error; the message says which.
-    """
+    """The source behind `module.py:function`; UsageError if there is none, or it has a syntax error."""
     file, colon, name = target.rpartition(":")
     if not colon or not file.endswith(".py") or not name.isidentifier():
         msg = f"{target!r} names no reward function; write module.py:function"
-        raise UsageError(msg if not target.endswith(".py") else f"{msg}. {_told(Path(target))}")
+        raise UsageError(msg if not target.endswith(".py") else f"{msg}. {_functions_of(Path(target))}")
     path = Path(file).resolve()
     tree, text = _parsed(path, file)
     bound = set(_bound(tree))
     if name not in bound and "*" not in bound:
-        msg = f"{file} has no function `{name}`. {_told(path)}"
+        msg = f"{file} has no function `{name}`. {_functions_of(path)}"
         raise UsageError(msg)
     return Source(path, name, (("", text), *sorted(_imported(path.parent, tree, path).items())))
 
 
-def _told(path: Path) -> str:
-    """The functions a module has, as a sentence."""
+def _functions_of(path: Path) -> str:
     tree, _ = _parsed(path.resolve(), str(path))
     names = [n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     return f"Its functions: {', '.join(names)}" if names else "It has no functions"
@@ -77,8 +68,8 @@ def _parsed(path: Path, shown: str) -> tuple[ast.Module, str]:
         return ast.parse(text), text
     except (SyntaxError, ValueError, RecursionError) as error:
         place = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        told = error.msg if isinstance(error, SyntaxError) else str(error)
-        msg = f"{shown}{place}: {told}"
+        fault = error.msg if isinstance(error, SyntaxError) else str(error)
+        msg = f"{shown}{place}: {fault}"
         raise UsageError(msg) from error
 
 
@@ -105,10 +96,7 @@ def _statements(node: ast.AST) -> Iterator[ast.stmt]:
 
 
 def _imported(folder: Path, tree: ast.Module, path: Path) -> dict[str, str]:
-    """Relative path -> text of all modules of a folder that a module of it imports, directly or not.
-
-    An import anywhere counts, also inside a function.
-    """
+    """Relative path -> text of all modules of a folder that one of it imports, directly or not, functions included."""
     found: dict[str, str] = {}
     queue = [(tree, path)]
     while queue:

@@ -9,22 +9,11 @@ and the figures. A trainer takes it with `trajlake train --selection clean`.
 """
 
 from pipelines.select.base import Filter
-from pipelines.select.filters import (
-    FILTERS,
-    Combined,
-    DeadGroups,
-    Dedup,
-    Diversity,
-    Length,
-    MinReward,
-    OverLong,
-    Staleness,
-    Status,
-    SuccessBalance,
-    TopQ,
-)
-from pipelines.select.job import SelectReport, run_select
-from pipelines.select.selection import Outcome, Selection, apply
+from pipelines.select.filters import FILTERS, Combined
+from pipelines.select.filters.groups import DeadGroups, Dedup, Diversity
+from pipelines.select.filters.lengths import Length, OverLong
+from pipelines.select.filters.outcomes import MinReward, Staleness, Status, SuccessBalance, TopQ
+from pipelines.select.job import Outcome, Selection, SelectReport, apply, run_select
 
 __all__ = [
     "FILTERS",

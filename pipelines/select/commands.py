@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     "filters",
     multiple=True,
     metavar="FILTER[:KEY=VALUE,...]",
-    help="A filter, e.g. dead_groups, length:min_steps=2,max_steps=30, or max_steps=30. In order.",
+    help="A filter: dead_groups, length:min_steps=2,max_steps=30, max_steps=30.  [default: --config's]",
 )
-@click.option("--config", type=click.Path(dir_okay=False), help="TOML file; its section [select] has name and filters.")
+@click.option("--config", type=click.Path(dir_okay=False), help="TOML: name and filters in [select].  [default: none]")
 @click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\".  [default: all]")
 @click.option(
     "--score", help="What rewards are: env_return, a scorer or a reward.  [default: the credit job's, or env_return]"
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     help="Compare within the groups of these advantages: an estimator's name, or (the beginning of) a credit series' "
     "or job's id.  [default: the groups as collected]",
 )
-@click.option("--force", is_flag=True, help="Write even if the same inputs and filters have a result.")
+@click.option("--force", is_flag=True, help="Write even if there is a result of the same input; else do nothing.")
 @format_option
 def select(
     name: str | None,
@@ -62,11 +62,12 @@ def select(
     import lake
     from lake import ids
     from pipelines.select import run_select
+    from pipelines.spelling import count_of
 
     chosen = _selection(name, filters, config)
     report = run_select(lake.open(lake_uri), chosen, where=where, score=score, credit=credit, force=force)
     done = "nothing to do: this is the result of" if report.skipped else "written by"
-    click.echo(f"{chosen.name}: {report.kept} of {report.episodes} episodes kept", err=True)
+    click.echo(f"{chosen.name}: {report.kept} of {count_of(report.episodes, 'episode')} kept", err=True)
     click.echo(f"{done} job {ids.to_text(report.job_id)}", err=True)
     echo_rows(report.report, output_format)
 
@@ -75,7 +76,7 @@ def _selection(name: str | None, filters: tuple[str, ...], config: str | None) -
     from lake.errors import UsageError
     from lake.settings import from_file, validated
     from pipelines.select.filters import FILTERS
-    from pipelines.select.selection import Selection
+    from pipelines.select.job import Selection
     from pipelines.spelling import spelled
 
     found: dict[str, Any] = from_file(config, ["select"]) if config else {}

@@ -2,26 +2,119 @@
 
 import sys
 from dataclasses import dataclass
-from types import ModuleType
 
 import polars as pl
+from pydantic import BaseModel, Field
 
-from lake.errors import DataRefusedError
+from lake.errors import ContractError, DataRefusedError
 from lake.judgements import seeded_draws
 from lake.judgements.credit import Credit, find_credit, jobs_of
 from lake.judgements.scores import ENV_RETURN
 from lake.judgements.selections import selection_job
 from lake.lake import Lake
 from lake.read.snapshot import Snapshot
+from lake.settings import NAME
 from lake.write.jobs import Job
-from pipelines.select import base, facts, selection
-from pipelines.select.base import UNKNOWN
-from pipelines.select.facts import read_episodes, read_facts, scores_hash, with_credit, with_scores
-from pipelines.select.filters import Combined, Filter
-from pipelines.select.selection import Outcome, Selection, apply
+from pipelines.select import base
+from pipelines.select.base import (
+    DROPS,
+    UNKNOWN,
+    Filter,
+    read_episodes,
+    read_facts,
+    scores_hash,
+    with_credit,
+    with_scores,
+)
+from pipelines.select.filters import AnyFilter, Combined
+
+_KEYS = ["episode_id", "step_index"]
+
+
+class Selection(BaseModel, frozen=True, extra="forbid"):
+    """What is kept of the episodes, and why the rest is not."""
+
+    name: str = Field(pattern=NAME)
+    """What trainers and people call it."""
+    filters: tuple[AnyFilter, ...] = Field(min_length=1)
+    """Applied in order. The order is part of the selection: the best half of what is completed is not what is completed
+    of the best half."""
+
+    @property
+    def facts(self) -> frozenset[str]:
+        """What the filters read about episodes."""
+        return frozenset[str]().union(*(part.facts() for part in self.filters))
+
+    @property
+    def labels(self) -> list[str]:
+        """The filters' names in the table: their kind, with a number from the second of a kind on (`length#2`)."""
+        kinds = [part.kind for part in self.filters]
+        counts = [kinds[: n + 1].count(kind) for n, kind in enumerate(kinds)]
+        return [kind if count == 1 else f"{kind}#{count}" for kind, count in zip(kinds, counts, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a selection made of its episodes."""
+
+    rows: pl.DataFrame
+    """episode_id, step_index, kept, filter, reason. One row per episode (step_index NULL), kept or not, and one per
+    step that was dropped out of an episode that was kept up to then."""
+    report: pl.DataFrame
+    """One row per filter, in order: filter, dropped_episodes, dropped_steps (single ones and those of the dropped
+    episodes), episodes_left, steps_left."""
+
+
+def apply(selection: Selection, episodes: pl.DataFrame, steps: pl.LazyFrame) -> Outcome:
+    """Apply the filters in order to the episodes' facts (`pipelines.select.base`) and the table `steps`.
+
+    An episode none of whose active steps is left is dropped as a whole by the filter that took the last one.
+    ContractError if a filter named a row twice, or one that was gone.
+    """
+    left = episodes
+    active = steps.filter(pl.col("is_active"))
+    gone = pl.DataFrame(schema={name: DROPS[name] for name in _KEYS})
+    drops, report = [], []
+    for label, part in zip(selection.labels, selection.filters, strict=True):
+        steps_left = active if gone.is_empty() else active.join(gone.lazy(), on=_KEYS, how="anti")
+        found = part.drops(left, steps_left).select(list(DROPS))
+        whole, single = (found.filter(pl.col("step_index").is_null() == whole) for whole in (True, False))
+        whole = pl.concat([whole, _emptied(single, steps_left, label)])
+        unknown = pl.concat([whole, single]).join(left, on="episode_id", how="anti")
+        if unknown.height or whole["episode_id"].is_duplicated().any() or single.select(_KEYS).is_duplicated().any():
+            msg = f"filter {label} dropped a row twice, or one that was not there; a filter names each row once"
+            raise ContractError(msg)
+        before = _steps(left, gone)
+        left = left.join(whole, on="episode_id", how="anti", maintain_order="left")
+        gone = pl.concat([gone, single.select(_KEYS)])
+        drops.append(pl.concat([whole, single]).with_columns(filter=pl.lit(label)))
+        after = _steps(left, gone)
+        report.append((label, whole.height, before - after, left.height, after))
+    kept = left.select("episode_id", step_index=pl.lit(None, pl.Int32), reason=pl.lit(None, pl.String))
+    rows = pl.concat([*drops, kept.with_columns(filter=pl.lit(None, pl.String))])
+    columns = ["filter", "dropped_episodes", "dropped_steps", "episodes_left", "steps_left"]
+    return Outcome(
+        rows.select(*_KEYS, kept=pl.col("filter").is_null(), filter="filter", reason="reason"),
+        pl.DataFrame(report, schema=dict.fromkeys(columns, pl.Int64) | {"filter": pl.String}, orient="row"),
+    )
+
+
+def _emptied(single: pl.DataFrame, steps_left: pl.LazyFrame, label: str) -> pl.DataFrame:
+    if single.is_empty():
+        return single.clear()
+    lost = single.group_by("episode_id").agg(lost=pl.len())
+    had = steps_left.join(lost.lazy(), on="episode_id").group_by("episode_id", "lost").agg(had=pl.len())
+    words = pl.format("{} dropped the last {} of its steps", pl.lit(label), pl.col("lost"))
+    empty = had.filter(pl.col("had") == pl.col("lost")).collect(engine="streaming")
+    return empty.select("episode_id", step_index=pl.lit(None, pl.Int32), reason=words)
+
+
+def _steps(left: pl.DataFrame, gone: pl.DataFrame) -> int:
+    return int(left["num_steps"].sum()) - gone.join(left, on="episode_id", how="semi").height
+
 
 KIND = "select"
-_CODE = (base, facts, seeded_draws, selection)
+_CODE = (base, seeded_draws, sys.modules[__name__])
 """Modules whose source decides what is kept, beside those of the filters that are used."""
 _REASONS = 5
 """Reasons that a refusal spells out."""
@@ -80,11 +173,14 @@ def run_select(
     }
     fingerprint = snapshot.fingerprint(episodes, **inputs)
     series = chosen.model_dump(mode="json") | {"score": score, "credit": None if rows is None else rows.text}
+    parts: list[Filter] = list(chosen.filters)
+    parts += [inner for part in chosen.filters if isinstance(part, Combined) for inner in part.filters]
+    used = sorted({type(part).__module__ for part in parts})
     job = lake.job(
         kind=KIND,
         parameters=series | {"where": where},
         series=series,
-        code=_code(chosen),
+        code=[*_CODE, *(sys.modules[name] for name in used)],
         fingerprint=fingerprint,
         snapshot=snapshot,
     )
@@ -92,8 +188,10 @@ def run_select(
     kept = int(outcome.report["episodes_left"][-1])
     if not kept:
         raise DataRefusedError(_nothing_left(chosen, episodes, outcome))
-    found = None if force else _reusable(lake, job.series_id, fingerprint, chosen.name)
-    if found is None:
+    found = None if force else lake.find_job(KIND, job.series_id, fingerprint)
+    # A job need not run again if it is of these filters and inputs, and the newest of its name, which readers take.
+    if found is None or found != selection_job(lake.snapshot(), chosen.name):
+        found = None
         _write(job, chosen.name, episodes, outcome)
     return SelectReport(
         job_id=job.job_id if found is None else found,
@@ -143,31 +241,16 @@ def _outcome(
     return Outcome(pl.concat([rows, outcome.rows]), pl.concat([first, outcome.report]))
 
 
-def _code(chosen: Selection) -> list[ModuleType]:
-    """The modules that decide, each once: those of the filters that are used among them."""
-    parts: list[Filter] = list(chosen.filters)
-    parts += [inner for part in chosen.filters if isinstance(part, Combined) for inner in part.filters]
-    used = sorted({type(part).__module__ for part in parts})
-    return [*_CODE, *(sys.modules[name] for name in used)]
-
-
-def _reusable(lake: Lake, series_id: int, fingerprint: int, name: str) -> int | None:
-    """The job that need not run again: of these filters and inputs, and the newest of its name, which readers take."""
-    found = lake.find_job(KIND, series_id, fingerprint)
-    return found if found is not None and found == selection_job(lake.snapshot(), name) else None
-
-
 def _nothing_left(chosen: Selection, episodes: pl.DataFrame, outcome: Outcome) -> str:
-    """The counts of every filter; what is unknown is told apart, as no looser limit keeps it."""
     why = ", ".join(f"{label} {n}" for label, n in outcome.report.select("filter", "dropped_episodes").rows() if n)
     left = f"selection {chosen.name!r} leaves none of {episodes.height} episodes (dropped: {why})"
     is_unknown = pl.col("reason").str.contains_any(list(UNKNOWN.values()))
     unknown = outcome.rows.filter(pl.col("step_index").is_null() & is_unknown.fill_null(value=False))
     if unknown.is_empty():
         return f"{left}; loosen a filter"
-    told = unknown.group_by("filter", "reason", maintain_order=True).len().head(_REASONS).rows()
+    causes = unknown.group_by("filter", "reason", maintain_order=True).len().head(_REASONS).rows()
     return (
-        f"{left}. Of these {', '.join(f'{label} dropped {n} for {reason!r}' for label, reason, n in told)}; to keep "
+        f"{left}. Of these {', '.join(f'{label} dropped {n} for {reason!r}' for label, reason, n in causes)}; to keep "
         "what is unknown, say so in the filter: --filter KIND:KEY=VALUE,unknown=keep"
         + ("" if unknown.height == episodes.height else ". Or loosen a filter")
     )

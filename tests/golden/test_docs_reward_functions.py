@@ -12,7 +12,7 @@ import lake
 from lake import Lake
 from lake.cli import trajlake
 from lake.tables import TABLES
-from pipelines.score.config import ScoreConfig
+from pipelines.score.functions import ScoreConfig
 from pipelines.score.rollouts import ARGUMENTS
 from testkit.judge_server import serving
 from testkit.shared import CHECKOUT, shared_data

@@ -13,8 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from lake.cli import trajlake
-from pipelines.score.reward_definition import RewardDefinition
-from pipelines.score.reward_expression import FUNCTIONS
+from pipelines.score.reward_definition import FUNCTIONS, RewardDefinition
 from pipelines.score.scorers import SCORERS
 from testkit.shared import CHECKOUT, shared_data
 

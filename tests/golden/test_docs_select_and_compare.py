@@ -18,7 +18,7 @@ from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
 from pipelines.groupings.definition import STEPS
 from pipelines.select.filters import FILTERS
-from pipelines.select.selection import Selection
+from pipelines.select.job import Selection
 from testkit.shared import CHECKOUT, shared_data
 
 PAGE = (CHECKOUT / "docs" / "guides" / "select-and-compare.md").read_text("utf-8")

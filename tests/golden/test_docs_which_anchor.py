@@ -18,7 +18,7 @@ from lake import Lake
 from lake.write.ingest import ingest
 from pipelines.credit import GiGPO
 from pipelines.credit.anchors import Anchors
-from pipelines.credit.anchors.measures import measure_anchors, steps_to_measure
+from pipelines.credit.anchors.measures import Walks, columns_of, measure, steps_to_measure
 from pipelines.credit.health.diagnosis import diagnose
 from pipelines.credit.health.integrity import FINDINGS, IntegrityConfig
 from pipelines.credit.job import run_credit
@@ -50,7 +50,7 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 def measured(lk: Lake, definitions: dict[str, Anchors], change: Callable[[pl.LazyFrame], pl.LazyFrame]) -> pl.DataFrame:
     steps = change(steps_to_measure(lk.snapshot(), list(definitions.values())))
-    return measure_anchors(steps, definitions)
+    return measure(Walks.of(steps, columns_of(definitions.values(), steps.collect_schema().names())), definitions)
 
 
 def with_counter(steps: pl.LazyFrame) -> pl.LazyFrame:

@@ -7,12 +7,12 @@ import polars as pl
 import pytest
 from pydantic import ValidationError
 
-from lake.errors import ContractError, UsageError
+from lake.errors import ContractError, SandboxUnavailableError, UsageError
 from lake.ids import text_hash
 from pipelines.credit import GiGPO
 from pipelines.credit.anchors import Chain, LastStates, UserFunction
-from pipelines.score.sandbox import Sandbox, SandboxUnavailableError
 from pipelines.score.sandbox.levels import obstacle
+from pipelines.score.sandbox.pool import Sandbox
 from testkit.anchor_keys import keys_of, partition, steps_frame, texts
 
 pytestmark = pytest.mark.skipif(

@@ -8,9 +8,9 @@ import pytest
 import lake
 from lake import Lake, ids
 from lake.errors import ConflictError, DataRefusedError, UsageError
-from pipelines.score.config import ScoreConfig
+from pipelines.score.functions import ScoreConfig
 from pipelines.score.job import Progress, ScoreReport, run_score, scorer_of
-from pipelines.score.sandbox import SandboxLimits
+from pipelines.score.sandbox.contract import SandboxLimits
 from pipelines.score.scorers import SCORERS
 from testkit.score_lakes import InProcess, conversation, conversations, module, score_rows
 

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from lake import Lake
-from pipelines.score.config import ScoreConfig
+from pipelines.score.functions import ScoreConfig
 from pipelines.score.job import ScoreReport, run_score
 from testkit.judge_server import JudgeServer, crowd, raw, serving
 from testkit.score_lakes import conversation, conversations, module, score_rows

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from pipelines.score.sandbox import FunctionSource, Outcome, Sandbox, SandboxLimits
+from pipelines.score.sandbox.contract import FunctionSource, Outcome, SandboxLimits
 from pipelines.score.sandbox.levels import obstacle
+from pipelines.score.sandbox.pool import Sandbox
 from testkit import sandbox_arena
 from testkit.processes import environment
 from testkit.sandbox_attacks import NAMES, PEACE

@@ -16,8 +16,10 @@ import pytest
 
 import lake
 from lake.errors import UsageError
-from pipelines.score.sandbox import FunctionSource, Sandbox, SandboxLimits, inspect_function, launch, link
+from pipelines.score.sandbox import launch, link
+from pipelines.score.sandbox.contract import FunctionSource, SandboxLimits
 from pipelines.score.sandbox.levels import obstacle
+from pipelines.score.sandbox.pool import Sandbox, inspect_function
 
 pytestmark = pytest.mark.skipif(
     obstacle("strong") is not None, reason=f"no strong isolation here: {obstacle('strong')}"
@@ -376,7 +378,7 @@ def test_closing_ends_calls_that_are_under_way(rewards: Path) -> None:
 
     asking = threading.Thread(target=ask)
     asking.start()
-    while sandbox._seats[0]._worker is None:
+    while sandbox._slots[0]._worker is None:
         time.sleep(0.01)
     sandbox.close()
     asking.join(20)

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.score.sandbox import FunctionSource, Outcome, Sandbox, SandboxLimits, launch, link
+from pipelines.score.sandbox import launch, link
+from pipelines.score.sandbox.contract import FunctionSource, Outcome, SandboxLimits
 from pipelines.score.sandbox.levels import obstacle
+from pipelines.score.sandbox.pool import Sandbox
 from testkit import sandbox_hostile
 
 pytestmark = pytest.mark.skipif(

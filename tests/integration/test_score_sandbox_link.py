@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from lake.errors import SandboxUnavailableError
 from lake.locked import isolation
-from pipelines.score.sandbox import FunctionSource, SandboxLimits, SandboxUnavailableError, frames
+from pipelines.score.sandbox import frames
+from pipelines.score.sandbox.contract import FunctionSource, SandboxLimits
 from pipelines.score.sandbox.launch import Launch, prepare
 from pipelines.score.sandbox.link import PRINTED_BYTES, Death, Worker
 

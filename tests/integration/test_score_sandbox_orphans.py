@@ -74,7 +74,8 @@ def outlive(task_id, **_):
 '''
 PARENT = """
 import sys
-from pipelines.score.sandbox import FunctionSource, Sandbox, SandboxLimits
+from pipelines.score.sandbox.contract import FunctionSource, SandboxLimits
+from pipelines.score.sandbox.pool import Sandbox
 
 limits = SandboxLimits(workers=4, rows_per_batch=1, seconds_per_row=600)
 with Sandbox(FunctionSource(sys.argv[1], "outlive"), limits) as held:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from pipelines.score.sandbox import FunctionSource, Sandbox, SandboxLimits
+from pipelines.score.sandbox.contract import FunctionSource, SandboxLimits
+from pipelines.score.sandbox.pool import Sandbox
 
 CODE = """
 import os, time

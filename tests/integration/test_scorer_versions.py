@@ -232,7 +232,7 @@ def test_a_version_without_a_value_is_told_with_its_reason_and_the_others(
     reasons(lk, "v5", "words is no number", "it timed out", "words is no number", "words is no number")
     told = cli("credit", "dr_grpo", "--lake", lk.uri, "--score", "judge")
     assert told.code == 1
-    assert "dr_grpo defines none of 12 advantages in 1 groups" in told.err.splitlines()[-1]
+    assert "dr_grpo defines none of 12 advantages in 1 group" in told.err.splitlines()[-1]
     assert told.err.splitlines()[0] == (
         "judge@v5 has no value for any of the 4 chosen episodes, most often (3) because: words is no number. "
         "Other versions: judge@v2, judge@v3, judge@v1"

@@ -25,11 +25,10 @@ from pipelines.credit.anchors import (
     LastStates,
     NoErrors,
     SimilarText,
-    Substitution,
     Substitutions,
     ToolResults,
 )
-from pipelines.credit.anchors.json_text import canonical_json
+from pipelines.credit.anchors.texts import Substitution, canonical_json
 from testkit.anchor_keys import (
     Row,
     keys_of,

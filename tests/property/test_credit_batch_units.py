@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lake import EpisodeRecord, StepRecord
-from pipelines.credit.inputs.batches import batch_units
+from pipelines.credit.inputs.ranges import batch_units
 from testkit.copies import empty_lake
 
 NOWHERE: Any = None

@@ -26,7 +26,7 @@ from pipelines.credit.estimators import ESTIMATORS
 from pipelines.credit.estimators.protocol import Estimator
 from pipelines.credit.job import run_credit
 from pipelines.score.job import run_score
-from pipelines.select.facts import with_scores
+from pipelines.select.base import with_scores
 from testkit.score_lakes import InProcess
 from testkit.training import config, token_episodes, token_lake
 from trainer.data.select.selection import select

@@ -10,12 +10,12 @@ from pipelines.collect.environments.house import (
     SENTENCES,
     House,
     HouseConfig,
+    HouseScript,
     Split,
     draw_world,
     split_of,
 )
-from pipelines.collect.policies.protocol import Turn
-from pipelines.collect.policies.scripted import HouseScript
+from pipelines.collect.policies import Turn
 from testkit.houses import solution, walk, world_of
 
 seeds = st.integers(min_value=0, max_value=2**40)

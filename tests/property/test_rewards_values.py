@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.score.reward_components import error_of
 from pipelines.score.reward_definition import Component, RewardDefinition
-from pipelines.score.rewards import rewarded
+from pipelines.score.rewards import error_of, rewarded
 from testkit.examples import examples
 from testkit.scorer_oracles import weighted
 

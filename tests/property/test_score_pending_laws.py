@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lake import Lake
 from lake.errors import UsageError
-from pipelines.score.config import ScoreConfig
+from pipelines.score.functions import ScoreConfig
 from pipelines.score.job import run_score
 from pipelines.score.rollouts import Rollout
 from testkit.copies import empty_lake

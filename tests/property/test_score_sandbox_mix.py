@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipelines.score.sandbox import FunctionSource, Sandbox, SandboxLimits
+from pipelines.score.sandbox.contract import FunctionSource, SandboxLimits
 from pipelines.score.sandbox.levels import obstacle
+from pipelines.score.sandbox.pool import Sandbox
 from testkit.examples import examples
 
 pytestmark = pytest.mark.skipif(

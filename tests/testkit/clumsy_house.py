@@ -6,9 +6,8 @@ from pathlib import Path
 
 import lake
 from lake import Lake
-from pipelines.collect.environments import House, HouseConfig
-from pipelines.collect.environments.house import SENTENCES
-from pipelines.collect.policies import Decision, HouseScript, Session, Turn
+from pipelines.collect.environments.house import SENTENCES, House, HouseConfig, HouseScript
+from pipelines.collect.policies import Decision, Session, Turn
 from pipelines.collect.rollouts import GroupConfig, collect_groups, distinct_seeds
 
 WORLDS, SIBLINGS = 40, 8

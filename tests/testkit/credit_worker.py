@@ -19,7 +19,7 @@ import polars as pl
 import lake
 from lake.write.jobs import JobPart, Written
 from pipelines.credit import GiGPO
-from pipelines.credit.estimators.credit_rows import CreditRows
+from pipelines.credit.estimators.protocol import CreditRows
 from pipelines.credit.inputs.batch import StepBatch
 from pipelines.credit.job import run_credit
 from pipelines.executor import executor_named

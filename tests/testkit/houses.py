@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
+from pipelines.collect.environments import Outcome
 from pipelines.collect.environments.house import House, HouseConfig, Split, World, draw_world
-from pipelines.collect.environments.protocol import Outcome
-from pipelines.collect.policies.protocol import Decision, PolicyCard, Session, Turn
+from pipelines.collect.policies import Decision, PolicyCard, Session, Turn
 
 
 def world_of(seed: int, config: HouseConfig | None = None) -> World:

@@ -18,7 +18,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from pipelines.score.sandbox import FunctionSource, Sandbox, SandboxLimits
+from pipelines.score.sandbox.contract import FunctionSource, SandboxLimits
+from pipelines.score.sandbox.pool import Sandbox
 from testkit import sandbox_attacks
 
 SECRET = "TRAJLAKE_SECRET"

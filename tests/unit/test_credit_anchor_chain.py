@@ -1,14 +1,10 @@
 """Chains: stages in order, what they read, and orders that cannot be meant."""
 
-from pathlib import Path
-
 import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from lake.ids import key_hash, text_hash
-from pipelines.credit import anchors as anchors_module
 from pipelines.credit.anchors import (
-    MODULES,
     Anchors,
     CanonicalJson,
     Chain,
@@ -17,11 +13,11 @@ from pipelines.credit.anchors import (
     LastStates,
     NoErrors,
     SimilarText,
-    Substitution,
     Substitutions,
     ToolResults,
     UserFunction,
 )
+from pipelines.credit.anchors.texts import Substitution
 from testkit.anchor_keys import keys_of, partition, steps_frame, texts
 from testkit.shared import CHECKOUT
 
@@ -173,13 +169,6 @@ def test_definitions_are_frozen_and_closed(definition: Anchors) -> None:
 @pytest.mark.parametrize("definition", EVERY[:-1])
 def test_what_holds_no_code_is_pinned_already(definition: Anchors) -> None:
     assert definition.pinned() == definition
-
-
-def test_every_module_that_decides_keys_is_named() -> None:
-    package = Path(anchors_module.__file__).parent
-    about_definitions = {"advice", "command", "counters", "measures"}
-    files = {path.stem for path in package.glob("*.py")} - {"__init__"} - about_definitions
-    assert {module.__name__ for module in MODULES} == {f"pipelines.credit.anchors.{name}" for name in files}
 
 
 def test_every_definition_is_in_the_page() -> None:

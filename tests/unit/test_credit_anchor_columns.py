@@ -11,7 +11,7 @@ from lake.errors import ContractError
 from lake.ids import key_hash, text_hash
 from pipelines.credit import GiGPO
 from pipelines.credit.anchors import ChosenColumns
-from pipelines.credit.anchors.chosen_columns import DECIDED_LATER
+from pipelines.credit.anchors.key_stages import DECIDED_LATER
 from testkit.anchor_keys import batch_of, keys_of, partition, steps_frame
 
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from lake.ids import bytes_hash, text_hash
-from pipelines.credit.anchors import ExactText, LastStates, history_keys
+from pipelines.credit.anchors import ExactText, LastStates
+from pipelines.credit.anchors.key_stages import history_keys
 from pipelines.credit.inputs.batch import Segments
 from testkit.anchor_keys import keys_of, labelled, naive_history, partition, steps_frame
 from testkit.examples import examples

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from lake.ids import text_hash
 from pipelines.credit.anchors import CanonicalJson
-from pipelines.credit.anchors.json_text import DEEPEST, canonical_json
+from pipelines.credit.anchors.texts import DEEPEST, canonical_json
 from testkit.anchor_keys import keys_of, partition, steps_frame, texts
 
 

@@ -21,7 +21,7 @@ from lake.errors import DataRefusedError, UsageError
 from pipelines.credit import GiGPO, summarise
 from pipelines.credit.anchors import Anchors, ChosenColumns, ExactText, LastStates, NoErrors, SimilarText
 from pipelines.credit.anchors.command import anchors
-from pipelines.credit.anchors.measures import CANDIDATES, largest_anchors, measure_anchors, steps_to_measure
+from pipelines.credit.anchors.measures import CANDIDATES, Walks, columns_of, largest_anchors, measure, steps_to_measure
 from testkit.command_line import Cli, runner
 from testkit.copies import copied
 from testkit.examples import examples
@@ -29,6 +29,12 @@ from testkit.lakes import build_lake
 from testkit.text_games import SCHEMA as GAME
 from testkit.text_games import Row as Step
 from testkit.text_games import game_rows, walk_rows, walks_of
+
+
+def measure_anchors(steps: pl.LazyFrame, definitions: dict[str, Anchors]) -> pl.DataFrame:
+    columns = columns_of(definitions.values(), steps.collect_schema().names())
+    return measure(Walks.of(steps, columns), definitions)
+
 
 Row = dict[str, Any]
 SCHEMA = {

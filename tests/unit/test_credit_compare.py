@@ -310,7 +310,7 @@ def test_a_group_that_ended_is_not_in_later_jobs(tmp_path: Path) -> None:
 def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
     from pipelines import COMMANDS
 
-    monkeypatch.setitem(COMMANDS, "compare", ("pipelines.credit.commands_compare:compare", "Compare."))
+    monkeypatch.setitem(COMMANDS, "compare", ("pipelines.credit.commands:compare", "Compare."))
     return runner(monkeypatch, capsys)
 
 
@@ -321,8 +321,8 @@ def test_the_command_talks_to_stderr_and_prints_levels(lk: Lake, cli: Cli) -> No
     assert done.err.splitlines() == [
         f"1: gigpo, series {series(lk, first)}, as of job {first}",
         f"2: rloo (score judge), series {series(lk, second)}, as of job {second}",
-        "11 steps defined in both, 1 (9.1%) have opposite signs",
-        "2 groups: 1 are live in 2 and not in 1, 0 in 1 and not in 2",
+        "11 steps defined in both, 1 (9.1%) with opposite signs",
+        "2 groups: 0 live in 1 only, 1 live in 2 only",
     ]
     lines = [line.split() for line in done.out.splitlines()]
     assert lines[0] == ["measure", "advantage", "a_episode", "a_step"]

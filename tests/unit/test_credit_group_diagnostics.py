@@ -7,8 +7,7 @@ import pytest
 
 from lake.tables import TABLES
 from pipelines.credit import GiGPO
-from pipelines.credit.health.groups import FILLED_IN_BY_THE_JOB, SCHEMA, group_diagnostics
-from pipelines.credit.health.purity import without_call_ids
+from pipelines.credit.health.groups import FILLED_IN_BY_THE_JOB, SCHEMA, group_diagnostics, without_call_ids
 from testkit.credit_strategies import frame
 
 Row = dict[str, Any]

@@ -203,7 +203,7 @@ def test_refusing_stops_with_groups_and_remedy() -> None:
         report.raise_refused()
     message = str(caught.value)
     assert message == (
-        "of 1 groups: several_tasks: episodes of different tasks, in 1 group (tasks a, ...: 2 tasks). "
+        "of 1 group: several_tasks: episodes of different tasks, in 1 group (tasks a, ...: 2 tasks). "
         "Scores of different tasks are not comparable: leave --grouping out, or group by task (`trajlake group -h`). "
         "To compute all the same: --check one_task=warn"
     )

@@ -10,7 +10,7 @@ import pytest
 
 from lake import EpisodeRecord, Lake, StepRecord
 from lake.judgements.credit import find_credit
-from pipelines.credit.commands import VERBS, credit
+from pipelines.credit.commands import credit
 from pipelines.credit.estimators import ESTIMATORS, REFUSED, one_line
 from pipelines.credit.estimators.options import PRESETS
 from testkit.command_line import Cli, runner
@@ -45,7 +45,7 @@ def lk(tmp_path: Path) -> Lake:
 
 
 def test_no_estimator_is_called_like_a_verb_or_like_what_is_refused() -> None:
-    assert not set(ESTIMATORS) & set(VERBS)
+    assert not set(ESTIMATORS) & set(credit.commands)
     assert not set(ESTIMATORS) & set(REFUSED)
 
 
@@ -53,11 +53,11 @@ def test_the_help_lists_every_estimator_and_verb_with_a_line(cli: Cli) -> None:
     shown = " ".join(cli("credit", "-h").out.split())
     for name in ESTIMATORS:
         assert f" {name} {one_line(name)}" in shown
-    for name, (_, line) in VERBS.items():
-        assert f" {name} {line}" in shown
+    for name, command in credit.commands.items():
+        assert f" {name} {command.get_short_help_str()}" in shown
 
 
-@pytest.mark.parametrize("name", [*ESTIMATORS, *VERBS])
+@pytest.mark.parametrize("name", [*ESTIMATORS, *credit.commands])
 def test_every_command_explains_itself(cli: Cli, name: str) -> None:
     shown = cli("credit", name, "-h")
     assert shown.code == 0
@@ -70,8 +70,7 @@ def test_every_command_explains_itself(cli: Cli, name: str) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused_says_why_and_what_to_use(cli: Cli, name: str) -> None:
     fault = cli("credit", name, "--lake", "x").fault
-    assert REFUSED[name].reason in fault
-    assert REFUSED[name].instead in fault
+    assert REFUSED[name] in fault
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones(cli: Cli) -> None:
@@ -81,16 +80,16 @@ def test_an_unknown_name_is_answered_with_the_known_ones(cli: Cli) -> None:
 def test_a_job_is_told_in_words_and_the_next_one_does_only_what_is_new(cli: Cli, lk: Lake) -> None:
     first = cli("credit", "gigpo", "--lake", lk.uri)
     assert "the episode score is the last step's reward" in first.err
-    assert "2 episodes, 2 steps in 1 groups: 1 live, 0 dead, 0 singleton, 0 unscored" in first.out
+    assert "2 episodes, 2 steps in 1 group: 1 live, 0 dead, 0 singleton, 0 unscored" in first.out
     assert "100.0% of the steps are in a state that a sibling visited; 0 advantages undefined" in first.out
-    assert "1 groups computed, 0 unchanged, 0 without episodes now" in first.out
+    assert "1 group computed, 0 unchanged, 0 removed" in first.out
     assert "gigpo is the current credit: series " in first.out
     again = cli("credit", "gigpo", "--lake", lk.uri).out
     assert again.startswith("nothing changed since job ")
     assert "; gigpo is still the current credit" in again
     lk.append(rollouts("b", [0.5]))
     second = cli("credit", "gigpo", "--lake", lk.uri)
-    assert "1 groups computed, 1 unchanged, 0 without episodes now" in second.out
+    assert "1 group computed, 1 unchanged, 0 removed" in second.out
     assert "singleton: fewer than two scored episodes, so no baseline, in 1 group" in second.err
     assert "2 groups computed" in cli("credit", "gigpo", "--lake", lk.uri, "--force").out
 
@@ -148,13 +147,13 @@ def test_an_estimator_that_needs_a_batch_says_so(cli: Cli, lk: Lake) -> None:
 
 def test_executors_and_budgets_are_options(cli: Cli, lk: Lake) -> None:
     done = cli("credit", "grpo", "--lake", lk.uri, "--executor", "local", "--workers", "1", "--memory", "0.5")
-    assert "1 groups computed" in done.out
+    assert "1 group computed" in done.out
     assert cli("credit", "grpo", "--lake", lk.uri, "--memory", "0").code == 2
 
 
 def test_compare_hangs_below_credit() -> None:
     context = click.Context(credit, info_name="credit")
-    assert credit.list_commands(context) == [*sorted(ESTIMATORS), *VERBS]
+    assert credit.list_commands(context) == [*sorted(ESTIMATORS), "compare"]
     command = credit.get_command(context, "compare")
     assert command is not None
     assert command.name == "compare"

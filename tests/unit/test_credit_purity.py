@@ -4,7 +4,7 @@ import polars as pl
 from polars.testing import assert_frame_equal
 
 from pipelines.credit import GiGPO
-from pipelines.credit.health.purity import purity, seen_at_steps
+from pipelines.credit.health.groups import purity, seen_at_steps
 from testkit.credit_strategies import frame
 
 COLUMNS = ("action", "tool_calls", "state_is_error")

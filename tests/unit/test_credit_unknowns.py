@@ -29,7 +29,7 @@ def test_every_flag_that_leaves_an_advantage_unknown_has_its_remedy() -> None:
     assert len(lines) == len(leaving)
     assert in_words({"unscored": 1, "unknown_length": 2}) == [
         "advantages unknown in 2 steps, unknown_length: the episode has no token count: --set length=steps",
-        "advantages unknown in 1 steps, unscored: the episode has no score: `trajlake score`, or another --score",
+        "advantages unknown in 1 step, unscored: the episode has no score: `trajlake score`, or another --score",
     ]
 
 

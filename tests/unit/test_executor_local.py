@@ -103,7 +103,7 @@ def test_workers_default_to_the_cores_that_this_process_has() -> None:
 
 @pytest.mark.parametrize("name", [name for name in EXECUTORS if name != "ray"])
 def test_an_executor_without_workers_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="0 workers can do nothing"):
+    with pytest.raises(UsageError, match="0 workers; valid: 1 or more"):
         executor_named(name, 0)
 
 

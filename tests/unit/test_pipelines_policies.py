@@ -8,9 +8,8 @@ import torch  # noqa: TID253
 
 from lake.errors import DataRefusedError
 from lake.records import EpisodeRecord
-from pipelines.collect.environments.house import House, HouseConfig, vocabulary
-from pipelines.collect.policies.protocol import Decision, Message, PolicyCard, Turn
-from pipelines.collect.policies.scripted import HouseScript
+from pipelines.collect.environments.house import House, HouseConfig, HouseScript, vocabulary
+from pipelines.collect.policies import Decision, Message, PolicyCard, Turn
 from pipelines.collect.policies.transformers_policy import (
     CachedBatch,
     ContextRenderer,

@@ -10,8 +10,7 @@ import pytest
 
 from lake import ids
 from lake.records import check, identify
-from pipelines.collect.environments.house import REFUSAL, House, HouseConfig, Split, vocabulary
-from pipelines.collect.policies.scripted import HouseScript
+from pipelines.collect.environments.house import REFUSAL, House, HouseConfig, HouseScript, Split, vocabulary
 from pipelines.collect.policies.transformers_policy import SamplingConfig, TransformersPolicy
 from pipelines.collect.rollouts import GroupConfig, Start, collect_groups, distinct_seeds, play
 from testkit.copies import empty_lake
@@ -207,9 +206,7 @@ def test_held_out_episodes_share_no_task_with_training_episodes():
 
 
 def test_importing_the_collector_loads_no_model_library():
-    code = (
-        "import sys, pipelines.collect, pipelines.collect.environments, pipelines.collect.policies; print(*sys.modules)"
-    )
+    code = "import sys, pipelines.collect, pipelines.collect.policies.transformers_policy; print(*sys.modules)"
     root = Path(__file__).resolve().parents[2]
     loaded = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True).stdout
     assert "pipelines.collect.policies.transformers_policy" in loaded.split()

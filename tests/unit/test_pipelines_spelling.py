@@ -11,7 +11,7 @@ from lake.judgements.seeded_draws import draw_lots
 from lake.settings import validated
 from pipelines.groupings.definition import STEPS, Grouping
 from pipelines.select.filters import FILTERS
-from pipelines.select.selection import Selection
+from pipelines.select.job import Selection
 from pipelines.spelling import spelled
 
 

@@ -54,10 +54,10 @@ def test_an_argument_for_kwargs_is_said() -> None:
 
 @pytest.mark.parametrize("name", ["messages", "ground_truth", "env_return", "steps", "_judge_answers"])
 def test_what_the_lake_gives_cannot_be_set(name: str) -> None:
-    from pipelines.score import judging
+    from pipelines.score.reward_function import KNOWN_ANSWERS
 
     with pytest.raises(UsageError, match="comes from the lake and cannot be set"):
-        check(lenient, **{judging.ARGUMENT if name.startswith("_") else name: 3})
+        check(lenient, **{KNOWN_ANSWERS if name.startswith("_") else name: 3})
 
 
 @pytest.mark.parametrize("mode", MODES)

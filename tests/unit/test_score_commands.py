@@ -9,8 +9,8 @@ from click.testing import CliRunner, Result
 
 from lake import Lake
 from lake.errors import TrajlakeError, UsageError
-from pipelines.score.commands import _tell, score
-from pipelines.score.config import ScoreConfig
+from pipelines.score.commands import _print_report, score
+from pipelines.score.functions import ScoreConfig
 from pipelines.score.job import run_score, scorer_of
 from pipelines.score.rows import Scored
 from pipelines.score.sandbox.plain import NO_NETWORK
@@ -58,7 +58,7 @@ def test_a_run_is_summed_up_and_its_faults_are_told(lk: Lake, tmp_path: Path) ->
     assert [row["value"] for row in rows] == [5.0, 2.0, 0.5, 0.5]
     again = run(lk, target, "--arg", "words=5", "--default-step-reward", "0.5")
     assert again.stdout.splitlines()[1] == "nothing to do: 6 of 6 episodes have been scored"
-    assert again.stderr == "--retry-failed scores 6 again that ended with errors\n"
+    assert again.stderr == "--retry-failed scores the 6 that ended with errors again\n"
     assert "6 episodes scored" in run(lk, target, "--where", "true").stdout, "other options are another version"
 
 
@@ -207,7 +207,7 @@ def test_a_run_in_which_every_call_failed_ends_with_the_most_frequent_reason(lk:
     )
     again = run(lk, target)
     assert again.exit_code == 0, "nothing ran"
-    assert again.stderr == "--retry-failed scores 6 again that ended with errors\n"
+    assert again.stderr == "--retry-failed scores the 6 that ended with errors again\n"
     assert run(lk, target, "--retry-failed").exit_code == 1
 
 
@@ -335,5 +335,5 @@ def test_a_run_that_wrote_nothing_names_no_jobs(lk: Lake, tmp_path: Path) -> Non
     report = run_score(lk, Overtaken())  # type: ignore[arg-type]
     assert (report.scored, report.overtaken, report.job_ids, report.made_current) == (0, 6, [], False)
     with CliRunner().isolation() as (out, *_):
-        _tell(report)
+        _print_report(report)
         assert b"jobs" not in out.getvalue()

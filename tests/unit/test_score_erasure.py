@@ -11,7 +11,7 @@ import pytest
 import lake
 from lake import Lake, ids
 from lake.care import erasure
-from pipelines.score.responses import known_answers, response_rows
+from pipelines.score.rows import known_answers, response_rows
 from testkit.copies import copied
 from testkit.score_lakes import conversations
 

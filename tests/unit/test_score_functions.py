@@ -7,9 +7,9 @@ from typing import Any, Dict, List, Optional  # noqa: UP035 - as the functions t
 import msgspec
 import pytest
 
-from pipelines.score import EvaluateResult, Message, MetricResult, StepOutput, judging, reward_function
+from pipelines.score import EvaluateResult, Message, MetricResult, StepOutput, reward_function
 from pipelines.score.results import Record, checked, plain
-from pipelines.score.reward_function import RewardFunction, as_reward_function
+from pipelines.score.reward_function import RewardFunction, as_reward_function, current_run
 
 CHAT: list[dict[str, Any]] = [
     {"role": "user", "content": "2 + 2?"},
@@ -303,7 +303,7 @@ def test_a_call_brings_its_judges_answers_along() -> None:
 
     @reward_function(requires_network=True)
     def judged(messages: Any, **kwargs: Any) -> float:
-        run = judging.current()
+        run = current_run()
         assert run is not None
         assert kwargs == {"task_id": "t"}
         run.fresh.append({"request_id": "r"})
@@ -311,19 +311,19 @@ def test_a_call_brings_its_judges_answers_along() -> None:
             raise LookupError(*run.known)
         return 1.0
 
-    assert judging.current() is None
+    assert current_run() is None
     found = judged(messages=[], task_id="t", judge_known={})
     assert found["score"] == 1.0
     assert found["judge_answers"] == [{"request_id": "r"}]
     failed = judged(messages=[], task_id="t", judge_known={"q": "a"})
     assert failed == {"error": "LookupError: q", "judge_answers": [{"request_id": "r"}]}
-    assert judging.current() is None
+    assert current_run() is None
 
 
 def test_a_call_of_many_brings_them_last() -> None:
     @reward_function(mode="group", requires_network=True)
     async def judged(rollouts_messages: Any) -> list[float]:
-        run = judging.current()
+        run = current_run()
         assert run is not None
         run.fresh.append({"request_id": "r"})
         if run.known:

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from lake import ids
-from pipelines.score import judges, judging
+from pipelines.score import judges
 from pipelines.score.judges import Judge, JudgeError
+from pipelines.score.reward_function import judge_run
 from testkit.judge_server import JudgeServer, crowd, gone, raw, said, serving, slow
 
 KEY = "sk-very-secret-0123456789"
@@ -199,7 +200,7 @@ def test_the_key_is_in_no_error_no_answer_and_no_name(server: JudgeServer) -> No
             judge(server, tries=1).ask_now("x")
         assert KEY[:9] not in str(told.value)
     server.script = [said(f"your key is {KEY}")]
-    with judging.judging({}) as run:
+    with judge_run({}) as run:
         assert asked.ask_now("x") == "your key is ***"
     assert KEY not in str(run)
 
@@ -210,7 +211,7 @@ def test_the_key_is_in_no_error_no_answer_and_no_name(server: JudgeServer) -> No
 def test_an_answer_that_is_known_is_not_asked(server: JudgeServer) -> None:
     asked = judge(server)
     server.script = [said("seven", prompt_tokens=11, completion_tokens=2)]
-    with judging.judging({}) as run:
+    with judge_run({}) as run:
         assert asked.ask_now("x", about=[0]) == "seven"
         assert asyncio.run(asked.ask("x")) == "seven", "once in one call"
     (fresh,) = run.fresh
@@ -218,7 +219,7 @@ def test_an_answer_that_is_known_is_not_asked(server: JudgeServer) -> None:
     assert fresh == {"model": "m", "answer": "seven", "about": [0], "prompt_tokens": 11, "completion_tokens": 2}
     assert ids.is_text(request_id)
     assert msgspec.json.decode(msgspec.json.encode(run.fresh)) == run.fresh
-    with judging.judging({request_id: "stored"}) as run:
+    with judge_run({request_id: "stored"}) as run:
         assert asked.ask_now("x") == "stored"
         assert asked.ask_now("y") == "echo y"
     assert [one["answer"] for one in run.fresh] == ["echo y"]
@@ -251,14 +252,14 @@ def test_a_request_is_what_is_asked_of_whom_with_which_options(server: JudgeServ
 def test_several_answers_to_one_question(server: JudgeServer) -> None:
     asked = judge(server)
     server.script = [said("a"), said("b")]
-    with judging.judging({}) as run:
+    with judge_run({}) as run:
         assert [asked.ask_now("x", sample=n) for n in (0, 1, 0)] == ["a", "b", "a"]
     assert len(run.fresh) == 2
 
 
 def test_a_failure_is_not_stored(server: JudgeServer) -> None:
     server.script = [raw(b"", 400)]
-    with judging.judging({}) as run, pytest.raises(JudgeError):
+    with judge_run({}) as run, pytest.raises(JudgeError):
         judge(server).ask_now("x")
     assert (run.fresh, run.known) == ([], {})
 

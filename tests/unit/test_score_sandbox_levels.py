@@ -6,16 +6,12 @@ from typing import Any
 
 import pytest
 
+from lake.errors import SandboxUnavailableError
 from lake.locked import isolation
-from pipelines.score.sandbox import (
-    FunctionSource,
-    Sandbox,
-    SandboxLimits,
-    SandboxUnavailableError,
-    inspect_function,
-    levels,
-)
+from pipelines.score.sandbox import levels
+from pipelines.score.sandbox.contract import FunctionSource, SandboxLimits
 from pipelines.score.sandbox.launch import prepare
+from pipelines.score.sandbox.pool import Sandbox, inspect_function
 
 LANDLOCK = {"landlock": "it is off or the kernel is older than 5.13 (ABI 0, 3 needed)"}
 SECCOMP = {"seccomp": "the filter is written for x86_64 and aarch64, this is riscv64"}

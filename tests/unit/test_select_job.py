@@ -27,7 +27,7 @@ from pipelines.select import (
     TopQ,
     run_select,
 )
-from pipelines.select.facts import OF_EPISODES, OF_STEPS, OF_TOKENS, read_episodes, read_facts
+from pipelines.select.base import OF_EPISODES, OF_STEPS, OF_TOKENS, read_episodes, read_facts
 from testkit.judged_lake import score_rows
 from testkit.lakes import add_credit, build_lake, rollout, siblings
 

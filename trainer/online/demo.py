@@ -24,8 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from lake.errors import UsageError
 from lake.lake import Lake
 from pipelines.collect import GroupConfig, collect_groups, distinct_seeds
-from pipelines.collect.environments.house import House, HouseConfig, Split, vocabulary
-from pipelines.collect.policies.scripted import HouseScript
+from pipelines.collect.environments.house import House, HouseConfig, HouseScript, Split, vocabulary
 from trainer.backends.base import SingleDevice
 from trainer.config import OptimizerConfig, TrainConfig
 from trainer.losses.sft import SFT

@@ -21,7 +21,7 @@ from lake.lake import Lake
 from lake.records import EpisodeRecord
 from lake.write.jobs import Job
 from pipelines.collect import collect_groups, distinct_seeds
-from pipelines.collect.environments.protocol import Environment
+from pipelines.collect.environments import Environment
 from pipelines.collect.policies.transformers_policy import SamplingConfig, TransformersPolicy
 from pipelines.credit import CreditSummary
 from pipelines.credit.compare import shuffle_advantages

@@ -2,27 +2,31 @@
 
 Small enough to play 100,000 steps a second, rich enough to need memory: the task is told once, the map and the places
 of things must be remembered, and the only reward is 1.0 at the end. An observation names the room, what is seen, the
-chest, the hands and, last, the exits (the words that matter for the next action stand next to it). An action that is
-malformed or has no effect costs a step and is answered "That does not work." in front of the view: alone, the sentence
-would make unlike situations look alike.
+chest, the hands and, last, the exits. An action that is malformed or has no effect costs a step and is answered "That
+does not work." in front of the view: alone, the sentence would make unlike situations look alike.
 
-The world of the house: rooms on a grid, and where the key, the chest and the goal are.
+A world is drawn from a seed alone. A hash of the world decides its split, so that the held-out worlds are disjoint from
+the training worlds whatever seeds are used.
 
-A world is drawn from a seed alone. Which split it belongs to is decided by a hash of the world itself, so that the
-held-out worlds are disjoint from the training worlds whatever seeds are used: seeds only say where drawing starts.
+`HouseScript` is a scripted player, reactive, with its own map, and as imperfect as asked for. It reads nothing but the
+observations, like a model would: it walks to the nearest unexplored exit while something is missing, and with
+probability `noise` takes a uniformly random admissible action instead. Its traces warm a policy up, and leave something
+to learn.
 """
 
 import json
 import random
 import re
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from lake import ids
-from pipelines.collect.environments.protocol import Info, Outcome
+from pipelines.collect.environments import Info, Outcome
+from pipelines.collect.policies import Decision, PolicyCard, Session, Turn
 
 ROOM_NAMES = ("attic", "cellar", "garden", "hall", "kitchen", "study")
 OFFSETS = {"east": (1, 0), "north": (0, 1), "south": (0, -1), "west": (-1, 0)}
@@ -130,10 +134,8 @@ SENTENCES = frozenset(f"{verb} {thing}".strip() for verb, things in VERBS.items(
 """Every well-formed action."""
 
 
-class HouseConfig(BaseModel):
+class HouseConfig(BaseModel, frozen=True, extra="forbid"):
     """What a house is like."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     rooms: int = Field(default=3, ge=2, le=len(ROOM_NAMES))
     """Number of rooms."""
@@ -159,11 +161,7 @@ class House:
         return self._answer(self._game, f"Bring the treasure to the {world.goal}. {self._game.view()}")
 
     def step(self, action: str) -> Outcome:
-        """Take an action.
-
-        Raises:
-            RuntimeError: no running episode.
-        """
+        """Take an action; RuntimeError if no episode is running."""
         game = self._game
         if game is None or self._is_over(game):
             msg = "the house has no running episode; call reset(seed) first"
@@ -246,3 +244,98 @@ def vocabulary() -> list[str]:
     frame = "Bring the treasure to the Room You see nothing. Chest locked open No chest. You hold Exits"
     texts = [frame, REFUSAL, *SENTENCES, *ROOM_NAMES]
     return sorted({word for text in texts for word in re.findall(r"\w+|[^\w\s]", text)})
+
+
+_TASK = re.compile(r"Bring the treasure to the (\w+)\.")
+_VIEW = re.compile(
+    r"Room (\w+)\. You see ([\w ]+)\. (Chest locked|Chest open|No chest)\. You hold ([\w ]+)\. Exits ([\w ]+)$"
+)
+_FRONTIER = "?"
+
+
+class HouseScript:
+    """The policy: `noise` is the probability of a random admissible action."""
+
+    def __init__(self, noise: float = 0.0) -> None:
+        self.noise = noise
+
+    @property
+    def card(self) -> PolicyCard:
+        """Name and noise; a script has no weights."""
+        return PolicyCard(name="house-script", sampling={"noise": self.noise})
+
+    def start(self, seeds_E: Sequence[int]) -> Session:
+        """One player per seed."""
+        return _ScriptSession([_Player(self.noise, seed) for seed in seeds_E])
+
+
+class _ScriptSession:
+    def __init__(self, players_E: list["_Player"]) -> None:
+        self._players_E = players_E
+
+    def act(self, turns: Sequence[Turn]) -> list[Decision]:
+        return [Decision(self._players_E[turn.rollout].decide(turn), finish_reason="stop") for turn in turns]
+
+
+class _Player:
+    """One rollout's memory: the map, where things were last seen, and what is to be done."""
+
+    def __init__(self, noise: float, seed: int) -> None:
+        self._noise = noise
+        self._rng = random.Random(ids.key_hash("house-script", seed))
+        self._exits: dict[str, dict[str, str]] = {}
+        self._seen_in: dict[str, str] = {}
+        self._goal = ""
+        self._came_from: tuple[str, str] | None = None
+
+    def decide(self, turn: Turn) -> str:
+        """The next action, given the new messages."""
+        wanted = self._wanted(str(turn.messages[-1]["content"]))
+        action = wanted
+        if self._rng.random() < self._noise:
+            action = self._rng.choice(turn.admissible)
+        verb, _, direction = action.partition(" ")
+        self._came_from = (self._room, direction) if verb == "go" else None
+        return action
+
+    def _wanted(self, observation: str) -> str:
+        if task := _TASK.search(observation):
+            self._goal = task.group(1)
+        view = _VIEW.search(observation)
+        if view is None:
+            return "look"
+        room, seen, chest, held, exits = view.groups()
+        self._note(room, set(seen.split()), chest, exits.split())
+        return self._plan(room, set(seen.split()), chest, set(held.split()))
+
+    def _note(self, room: str, seen: set[str], chest: str, exits: list[str]) -> None:
+        self._room = room
+        known = self._exits.setdefault(room, {})
+        for direction in exits:
+            known.setdefault(direction, f"{_FRONTIER}{room}.{direction}")
+        if self._came_from is not None and self._came_from[0] != room:
+            before, direction = self._came_from
+            self._exits[before][direction] = room
+            known[OPPOSITE[direction]] = before
+        things = seen | ({"chest"} if chest != "No chest" else set())
+        self._seen_in = {thing: place for thing, place in self._seen_in.items() if place != room}
+        self._seen_in |= dict.fromkeys(things - {"nothing"}, room)
+
+    def _plan(self, room: str, seen: set[str], chest: str, held: set[str]) -> str:
+        if "treasure" in held:
+            return self._walk(room, self._goal)
+        if "treasure" in seen:
+            return "take treasure"
+        if "treasure" in self._seen_in:
+            return self._walk(room, self._seen_in["treasure"])
+        if "key" in held:
+            return "open chest" if chest == "Chest locked" else self._walk(room, self._seen_in.get("chest"))
+        return "take key" if "key" in seen else self._walk(room, self._seen_in.get("key"))
+
+    def _walk(self, room: str, target: str | None) -> str:
+        """One step towards a room; towards the nearest unexplored exit if the room or the way is not known."""
+        way = shortest_path(self._exits, room, {target}) if target else None
+        if way is None:
+            frontier = {place for exits in self._exits.values() for place in exits.values() if place[0] == _FRONTIER}
+            way = shortest_path(self._exits, room, frontier)
+        return f"go {way[0]}" if way else "look"

@@ -1,20 +1,16 @@
 """A policy that runs a transformers model in this process, many rollouts at a time.
 
-Rollouts advance in lock-step; `cached_batch` holds the shared key-value cache. What is recorded is what was sampled:
-exact ids, the end token included, and log-probabilities of the very distribution sampled from (temperature applied,
-float32 log-softmax, no truncation and no masking, so that a trainer recomputes the same distribution).
+What is recorded is what was sampled: exact ids, the end token included, and log-probabilities of the very distribution
+sampled from (temperature applied, float32 log-softmax, no truncation and no masking, so that a trainer recomputes the
+same distribution).
 
-Lock-step generation on a shared key-value cache.
+Rollouts advance in lock-step on a shared key-value cache: each call feeds only new tokens, as one left-padded chunk;
+rows that have ended are cut out. The cache has holes where shorter chunks were padded: the attention mask covers them
+and positions count real tokens only, so every row sees the sequence that a plain forward pass over its tokens sees.
 
-Each call feeds only new tokens, as one left-padded chunk on top of the cache; rows that have ended are cut out. The
-cache has holes where shorter chunks were padded: the attention mask covers them and positions count real tokens only,
-so every row sees exactly the sequence that a plain forward pass over its tokens sees.
-
-From the messages added since the last decision to the token ids added since the last decision.
-
-Tokens are append-only: what was sampled is kept as it was sampled, and only what the chat template writes after it is
-tokenised. Decoding and encoding a whole conversation again is not the identity, and templates that rewrite earlier
-turns would make every turn a sequence of its own.
+Tokens are append-only: what was sampled is kept, and only what the chat template writes after it is tokenised. Decoding
+and encoding a conversation again is not the identity, and templates that rewrite earlier turns would make every turn a
+sequence of its own.
 """
 
 from collections.abc import Sequence
@@ -23,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from lake import ids
 from lake.errors import DataRefusedError
 from lake.records import TokensRecord
-from pipelines.collect.policies.protocol import Decision, Message, PolicyCard, Session, Turn
+from pipelines.collect.policies import Decision, Message, PolicyCard, Session, Turn
 
 if TYPE_CHECKING:
     import torch
@@ -61,11 +57,7 @@ class CachedBatch:
         self._rows = list(rows)
 
     def extend(self, chunk_B: Sequence[Sequence[int]]) -> "torch.Tensor":
-        """Append tokens to every row; an empty chunk leaves its row as it is.
-
-        Returns:
-            Logits `_BV` after each row's last token; meaningless for rows with an empty chunk.
-        """
+        """Append tokens to every row; the logits `_BV` after its last token mean nothing where its chunk is empty."""
         import torch
 
         width = max(map(len, chunk_B))
@@ -98,15 +90,7 @@ class ContextRenderer:
         self._context = lru_cache(maxsize=1 << 16)(self._render)
 
     def context(self, messages: Sequence[Message], is_first: bool) -> list[int]:
-        """Token ids that the messages and the generation prompt add.
-
-        Args:
-            messages: Messages since the last decision.
-            is_first: They open the conversation.
-
-        Raises:
-            DataRefusedError: the template does not render an earlier assistant turn as it was generated.
-        """
+        """Token ids that the new messages and the generation prompt add; DataRefusedError if the template rewrites."""
         return list(self._context(msgspec.json.encode(messages, order="deterministic"), is_first))
 
     def _render(self, encoded: bytes, is_first: bool) -> tuple[int, ...]:
@@ -128,10 +112,8 @@ class ContextRenderer:
         return str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
 
 
-class SamplingConfig(BaseModel):
+class SamplingConfig(BaseModel, frozen=True, extra="forbid"):
     """How actions are sampled. There is no top-p or top-k: truncation would bias the ratios of the trainer."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     temperature: float = Field(default=1.0, gt=0)
     """Divides the logits."""
@@ -146,12 +128,8 @@ class SamplingConfig(BaseModel):
 class TransformersPolicy:
     """A causal language model as a policy.
 
-    Args:
-        model: The model, in eval mode; its weights may change between sessions, never inside one.
-        tokenizer: Its tokenizer, with a chat template.
-        name: Stored as `episodes.policy`.
-        version: Number of weight updates so far; stored with every step.
-        sampling: Temperature and limits.
+    The model is in eval mode; its weights may change between sessions, never inside one. The tokenizer has a chat
+    template. `name` is stored as `episodes.policy`, `version` (the number of weight updates so far) with every step.
     """
 
     def __init__(
@@ -261,14 +239,9 @@ class _Conversations:
 
 
 def sample(logprobs_RV: "torch.Tensor", uniform_R: np.ndarray[Any, np.dtype[np.float64]]) -> "torch.Tensor":
-    """Inverse-CDF sampling in float64: one uniform number decides one token, whatever else is in the batch.
+    """Inverse-CDF sampling in float64: one uniform number in [0, 1) decides one token, whatever else is in the batch.
 
-    Args:
-        logprobs_RV: Normalised log-probabilities in nats.
-        uniform_R: Numbers in [0, 1).
-
-    Returns:
-        Token ids, int64, one per row.
+    Takes normalised log-probabilities in nats; gives int64 token ids, one per row.
     """
     import torch
 

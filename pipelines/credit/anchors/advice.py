@@ -1,10 +1,8 @@
 """What to take out of the states' texts: counters, and texts that say nothing of where the agent is.
 
-Found in the texts and in what came before and after them (`anchor_counters`, `anchor_errors` say by which criteria),
-and put together as a definition that `credit` takes as it is. Never applied by itself: the person decides, who knows
-what the texts mean.
-
-Texts that say nothing of where the agent is, such as "You can't see any such thing.": false anchors.
+Put together as a definition that `credit` takes as it is, and never applied by itself: whoever knows what the texts
+mean decides. `counters.py` says what a counter is. Error texts such as "You can't see any such thing." are false
+anchors.
 
 No mark of a converter is read, and no list of phrases: such a text gives itself away by what comes before and after it.
 It is one if all of this holds, over the steps where it follows another text (its entries):
@@ -21,24 +19,24 @@ It is one if all of this holds, over the steps where it follows another text (it
    place. The state that a step came from is the last one that does not itself pass 1 and 2; steps that such a text
    follows are left out, for what makes no sense makes none anywhere.
 
-With fewer pairs, or where nothing repeats itself, 3 is not known: such a text is told as undecided, unless three pairs
-or more (`UNDECIDED`) speak against it. On the text game of examples/, over seven draws, the error texts meet the same
-next text in at most 7 % of their pairs and rooms in all; on the demo's house, where nothing is an error alone, no text
-passes 2 (at most 2.2 effective actions); on tau-bench the empty answer and `[]` pass 2 (85 and 12), with one pair each,
-and stay undecided.
+With fewer pairs, or where nothing repeats itself, 3 is not known: such a text is reported as undecided, unless three
+pairs or more (`UNDECIDED`) speak against it. On the text game of examples/, over seven draws, the error texts meet the
+same next text in at most 7 % of their pairs and rooms in all; on the demo's house, where nothing is an error alone, no
+text passes 2 (at most 2.2 effective actions); on tau-bench the empty answer and `[]` pass 2 (85 and 12), with one pair
+each, and stay undecided.
 
 What this cannot tell: an answer that hides the state and is asked for by one command, such as a list of what is
 carried; and an error text that repeats what was said, which is another text each time.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import polars as pl
 
-from pipelines.credit.anchors import Anchors, Chain, NoErrors, Substitutions
+from pipelines.credit.anchors import Anchors, Chain
 from pipelines.credit.anchors.counters import Counter, escape, find_counters
 from pipelines.credit.anchors.measures import Walks, after, before
+from pipelines.credit.anchors.texts import NoErrors, Substitutions
 
 LONGEST, ENTRIES, COMMON = 300, 10, 0.005
 STATES_BEFORE, ACTIONS_BEFORE = 4.0, 3.0
@@ -47,25 +45,21 @@ SAME_NEXT, REPEATS, PAIRS, UNDECIDED = 0.5, 0.5, 5, 3
 
 @dataclass(frozen=True, slots=True)
 class ErrorText:
-    """A text that many different states lead to.
-
-    Attributes:
-        text: the state, as it is after the substitutions that it was looked for with.
-        steps: how many have it.
-        states_before: distinct states that it follows.
-        actions_before: distinct actions that led to it.
-        pairs: steps of one group, two by two, that came to it from different states and then did the same.
-        same_next: share of them that met the same next text; None of none.
-        usual: that share after all other texts: how far this world repeats itself.
-    """
+    """A text that many different states lead to."""
 
     text: str
+    """The state, after the substitutions that it was looked for with."""
     steps: int
     states_before: int
+    """Distinct states that it follows."""
     actions_before: int
+    """Distinct actions that led to it."""
     pairs: int
+    """Pairs of steps of a group that came to it from different states and then did the same."""
     same_next: float | None
+    """Share of these pairs that met the same next text."""
     usual: float
+    """That share after all other texts: how far this world repeats itself."""
 
     @property
     def is_decided(self) -> bool:
@@ -115,13 +109,12 @@ def _widely_reached(entries: pl.DataFrame, steps: int) -> pl.DataFrame:
 def _pairs(rows: pl.DataFrame, passing: pl.Series) -> tuple[pl.DataFrame, float]:
     """Pairs of steps of a group in one place that did the same, and those of them that met the same next text.
 
-    Returns:
-        Per passing place, of pairs that came from different states: place, pairs, same. And over all other places the
-        share of the pairs that met the same next text: how far this world repeats itself; 0 without any pair.
+    Per passing place, of pairs that came from different states: place, pairs, same. And over all other places the
+    share of the pairs that met the same next text (0 without any pair).
     """
-    told = pl.when(~pl.col("place").is_in(passing.implode())).then("place")
-    rows = rows.with_columns(told.forward_fill().over("episode_id").alias("last_told"), told.alias("told"))
-    rows = rows.with_columns(before("last_told").alias("origin"), after("told").alias("goes"))
+    state = pl.when(~pl.col("place").is_in(passing.implode())).then("place")
+    rows = rows.with_columns(state.forward_fill().over("episode_id").alias("last_state"), state.alias("state"))
+    rows = rows.with_columns(before("last_state").alias("origin"), after("state").alias("goes"))
     rows = rows.drop_nulls(["goes", "taken"])
     widely = rows.join(passing.to_frame(), on="place", how="semi").drop_nulls("origin")
 
@@ -133,7 +126,7 @@ def _pairs(rows: pl.DataFrame, passing: pl.Series) -> tuple[pl.DataFrame, float]
     found = alike(widely)
     for names in (("origin",), ("goes",), ("origin", "goes")):
         found = found.join(alike(widely, *names), on="place")
-    elsewhere = rows.filter(pl.col("told").is_not_null())
+    elsewhere = rows.filter(pl.col("state").is_not_null())
     pairs, same = (int(alike(elsewhere, *names).drop("place").to_series().sum()) for names in ((), ("goes",)))
     return found.select(
         "place",
@@ -149,14 +142,7 @@ _EXCERPT = 58
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What was found; `definition` is None where there is nothing to take out.
-
-    Attributes:
-        counters: numbers that grow or fall with the steps.
-        error_texts: texts that forget the state.
-        undecided: texts that many states lead to, of which it is not known whether they forget it.
-        definition: the texts without the counters, and without anchors at the error texts.
-    """
+    """What was found; `definition` (without the counters, no anchors at error texts) is None if nothing was."""
 
     counters: tuple[Counter, ...]
     error_texts: tuple[ErrorText, ...]
@@ -184,11 +170,7 @@ class Advice:
 
 
 def advise(walks: Walks) -> Advice:
-    """Look for counters, and then for error texts in what is left.
-
-    Args:
-        walks: steps, with `state`.
-    """
+    """Look for counters, and then for error texts in what is left. The walks hold `state`."""
     counters = find_counters(walks)
     codes_N, texts_V = walks.texts()
     stages: list[Substitutions | NoErrors] = []
@@ -199,18 +181,13 @@ def advise(walks: Walks) -> Advice:
     found = find_error_texts(walks, texts_V, codes_N)
     error_texts = [one for one in found if one.is_decided]
     if error_texts:
-        stages.append(NoErrors(pattern=_any_of([one.text for one in error_texts])))
+        texts = "|".join(escape(one.text) for one in error_texts)
+        stages.append(NoErrors(pattern=rf"\A(?:{texts})\z"))
     definition: Anchors | None = Chain(steps=tuple(stages)) if len(stages) > 1 else stages[0] if stages else None
     return Advice(tuple(counters), tuple(error_texts), tuple(one for one in found if not one.is_decided), definition)
 
 
-def _any_of(texts: Sequence[str]) -> str:
-    """A pattern that matches these texts, whole, and no others."""
-    return rf"\A(?:{'|'.join(escape(text) for text in texts)})\z"
-
-
 def _reached(found: ErrorText) -> str:
-    """A text and how differently it was reached."""
     return (
         f'"{in_a_line(found.text)}", {found.steps} steps, after {found.states_before} different states by '
         f"{found.actions_before} different actions"

@@ -123,22 +123,20 @@ def anchors(
 
 
 def _copies(walks: "Walks", lake: str) -> "Iterator[str]":
-    """What is to be said of episodes that are copies of a sibling."""
     found = walks.copies()
-    having = found.filter(found["copies"] > 0)
-    if having.is_empty():
+    with_copies = found.filter(found["copies"] > 0)
+    if with_copies.is_empty():
         return
-    most = max((having["copies"] / having["episodes"]).to_list())
+    most = max((with_copies["copies"] / with_copies["episodes"]).to_list())
     yield (
-        f"{having['copies'].sum()} of {found['episodes'].sum()} episodes are exact copies of a sibling (the same "
-        f"states and actions), in {having.height} of {found.height} groups, at most {most:.0%} of a "
+        f"{with_copies['copies'].sum()} of {found['episodes'].sum()} episodes are exact copies of a sibling (the same "
+        f"states and actions), in {with_copies.height} of {found.height} groups, at most {most:.0%} of a "
         "group. This drops them from training, and nothing else: "
         f"`trajlake select distinct --filter dedup:by=decisions,within=group --lake {lake}`"
     )
 
 
 def _suggested(advice: "Advice", measured: "pl.DataFrame", lake: str) -> "Iterator[str]":
-    """What was found in the texts, and the command that does without it."""
     from pipelines.credit.anchors.advice import NAME
 
     yield from advice.lines()

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from pipelines.credit.anchors import Substitution, Substitutions
 from pipelines.credit.anchors.measures import Walks
+from pipelines.credit.anchors.texts import Substitution, Substitutions
 
 COMMON, CHANGES, TURNS, HIDDEN, ELSEWHERE = 0.05, 0.8, 0.02, 0.02, 0.1
 MOVES, LONG = 20, 2
@@ -44,27 +44,20 @@ _GAP = "\x00"
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A number that grows or falls with the steps.
-
-    Attributes:
-        substitution: takes it out of a text.
-        example: the number with what stands beside it, in one text.
-        present: share of the steps whose text has it.
-        changes: how often it changes from one text of an episode that has it to the next.
-    """
+    """A number that grows or falls with the steps."""
 
     substitution: Substitution
+    """Takes it out of a text."""
     example: str
+    """The number with what stands beside it, in one text."""
     present: float
+    """Share of the steps whose text has it."""
     changes: float
+    """How often it changes from one text of an episode that has it to the next."""
 
 
 def find_counters(walks: Walks) -> list[Counter]:
-    """The counters in the states of some episodes, the most frequent first.
-
-    Args:
-        walks: the steps; their order in the table does not matter.
-    """
+    """The counters in the states of some episodes, the most frequent first; the order of the walks does not matter."""
     codes_N, texts_V = walks.texts()
     rows = walks.facts.select("group_id", "episode_id", codes_N).filter(pl.Series(walks.included_N))
     steps = rows.height

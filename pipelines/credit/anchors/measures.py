@@ -1,10 +1,6 @@
 """What anchor definitions would give, measured on a lake's steps before any credit is computed. Nothing is written.
 
 Axes: `_N` rows in canonical order, `_V` distinct texts.
-
-The steps that anchor definitions are judged by: who was where, came from where, and did what.
-
-Axes: `_N` rows in canonical order.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,20 +16,12 @@ from lake.judgements.predicates import select_where
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
 from lake.tables import TABLES
-from pipelines.credit.anchors import (
-    Anchors,
-    CanonicalJson,
-    Chain,
-    ExactText,
-    LastStates,
-    NoErrors,
-    Substitution,
-    Substitutions,
-    ToolResults,
-)
-from pipelines.credit.anchors.states import States
+from pipelines.credit.anchors import Anchors, Chain
+from pipelines.credit.anchors.definition import States
+from pipelines.credit.anchors.key_stages import LastStates
+from pipelines.credit.anchors.texts import CanonicalJson, ExactText, NoErrors, Substitution, Substitutions, ToolResults
 from pipelines.credit.estimators.protocol import STATE_COLUMNS
-from pipelines.credit.health.purity import choice, decisions
+from pipelines.credit.health.groups import choice, decisions
 from pipelines.credit.inputs.batch import Bools, StepBatch
 from pipelines.credit.inputs.columns import KEYS, InputNeeds, select_inputs
 
@@ -43,32 +31,22 @@ ACTIONS = ("action", "tool_calls")
 
 @dataclass(frozen=True, slots=True)
 class Walks:
-    """Active steps of episodes, in the order in which they were taken.
-
-    Attributes:
-        batch: the rows as an estimator would get them.
-        included_N: rows whose episode takes part.
-        facts: per row `group_id`, `episode_id` (Int64: which run of rows), `included`, `taken` (what was done: a hash,
-            NULL where actions are not known), `led_here` (what was done at the step before, NULL at the first),
-            `is_error` (the mark, NULL if there is none), `score` (of the episode, NULL if it has none), `has_actions`.
-    """
+    """Active steps of episodes, in the order in which they were taken."""
 
     batch: StepBatch
     included_N: Bools
+    """Rows whose episode takes part."""
     facts: pl.DataFrame
+    """Per row `group_id`, `episode_id` (Int64: which run of rows), `included`, `taken` (hash of the action, NULL where
+    actions are not known), `led_here` (that of the step before, NULL at the first), `is_error` (the mark, NULL if there
+    is none), `score` (of the episode, NULL if it has none), `has_actions`."""
 
     @classmethod
     def of(cls, steps: pl.LazyFrame, columns: tuple[str, ...]) -> Self:
-        """Read, sort and check.
+        """Read, sort and check steps; DataRefusedError without an active one, ContractError as in `StepBatch.of`.
 
-        Args:
-            steps: one row per step: keys, `columns`, and where known `status`, `episode_score`, `is_active`, `action`,
-                `tool_calls`, `state_is_error`.
-            columns: what definitions read.
-
-        Raises:
-            DataRefusedError: there is no active step.
-            ContractError: see `StepBatch.of`.
+        They have keys, the columns that definitions read, and where known `status`, `episode_score`, `is_active`,
+        `action`, `tool_calls`, `state_is_error`.
         """
         present = steps.collect_schema().names()
         extras = [name for name in (*ACTIONS, "state_is_error") if name in present]
@@ -78,7 +56,19 @@ class Walks:
             msg = "there are no active steps to measure anchors on; collect or ingest episodes first"
             raise DataRefusedError(msg)
         included_N = ~batch.episodes.spread(batch.broken_E & np.isnan(batch.score_E))
-        return cls(batch, included_N, _facts(batch, included_N, extras))
+        actions = [name for name in ACTIONS if name in extras]
+        rows = batch.frame.select(
+            pl.Series("group_id", batch.groups.ids_N()),
+            pl.Series("episode_id", batch.episodes.ids_N()),
+            pl.Series("included", included_N),
+            (choice(actions) if actions else pl.lit(None, pl.UInt64)).alias("taken"),
+            (
+                pl.col("state_is_error").cast(pl.Boolean) if "state_is_error" in extras else pl.lit(None, pl.Boolean)
+            ).alias("is_error"),
+            pl.Series("score", batch.episodes.spread(batch.score_E), nan_to_null=True),
+            pl.lit(bool(actions)).alias("has_actions"),
+        )
+        return cls(batch, included_N, rows.with_columns(before("taken").alias("led_here")))
 
     def texts(self) -> tuple[pl.Series, pl.DataFrame]:
         """The states: a code of each row's text (NULL: unknown), and `code` and `text` of each distinct one."""
@@ -86,31 +76,12 @@ class Walks:
         return states.codes_N.alias("code"), states.texts()
 
     def copies(self) -> pl.DataFrame:
-        """Per group: group_id, episodes, and copies: those that are exact copies of an earlier one.
-
-        Every episode counts, whether it takes part or not.
-        """
+        """Per group: group_id, episodes (all, also those without part), and copies of an earlier one among them."""
         steps = self.batch.frame.select("state_hash", taken=self.facts["taken"], episode_id=self.facts["episode_id"])
         groups = self.facts.unique("episode_id", maintain_order=True).select("episode_id", "group_id")
         known = pl.col("decisions").drop_nulls()
         figures = groups.join(decisions(steps), on="episode_id").group_by("group_id", maintain_order=True)
         return figures.agg(episodes=pl.len(), copies=known.len() - known.n_unique())
-
-
-def _facts(batch: StepBatch, included_N: Bools, extras: list[str]) -> pl.DataFrame:
-    actions = [name for name in ACTIONS if name in extras]
-    rows = batch.frame.select(
-        pl.Series("group_id", batch.groups.ids_N()),
-        pl.Series("episode_id", batch.episodes.ids_N()),
-        pl.Series("included", included_N),
-        (choice(actions) if actions else pl.lit(None, pl.UInt64)).alias("taken"),
-        (pl.col("state_is_error").cast(pl.Boolean) if "state_is_error" in extras else pl.lit(None, pl.Boolean)).alias(
-            "is_error"
-        ),
-        pl.Series("score", batch.episodes.spread(batch.score_E), nan_to_null=True),
-        pl.lit(bool(actions)).alias("has_actions"),
-    )
-    return rows.with_columns(before("taken").alias("led_here"))
 
 
 def before(name: str) -> pl.Expr:
@@ -138,43 +109,19 @@ CANDIDATES: dict[str, Anchors] = {
 """What is measured where nothing is asked for: cheap definitions that show what the texts are like."""
 
 
-def measure_anchors(steps: pl.LazyFrame, definitions: Mapping[str, Anchors]) -> pl.DataFrame:
-    """Figures of each definition over the same steps.
-
-    Args:
-        steps: one row per step: keys, the columns the definitions read, and where known `status`, `episode_score`,
-            `is_active`, `action`, `tool_calls`, `state_is_error`.
-        definitions: by the name they are shown under.
-
-    Returns:
-        One row per definition, see `measure`.
-
-    Raises:
-        DataRefusedError: there is no active step.
-        ContractError: steps that break the contract, naming the episode.
-    """
-    present = steps.collect_schema().names()
-    return measure(Walks.of(steps, columns_of(definitions.values(), present)), definitions)
-
-
 def columns_of(definitions: Iterable[Anchors], present: list[str]) -> tuple[str, ...]:
     """The columns that definitions read, once each."""
     return tuple(dict.fromkeys(name for definition in definitions for name in definition.columns(present)))
 
 
 def measure(walks: Walks, definitions: Mapping[str, Anchors]) -> pl.DataFrame:
-    """Figures of each definition over the same steps.
+    """Figures of each definition over the same steps; the walks have the columns that the definitions read.
 
-    Args:
-        walks: the steps, with the columns that the definitions read.
-        definitions: by the name they are shown under.
-
-    Returns:
-        One row per definition. Shares of the steps of episodes that take part (`steps` of them): `known` (have a key),
-        `shared` (two or more episodes of the group visited the state), `singleton` (no other step has it). `states`:
-        distinct ones; over those that are shared: `episodes` (mean of the episodes that visited them), `one_action`
-        (share where all took the same action), `ways_in` (mean of the distinct actions that led there), `errors` (share
-        of their steps whose state is marked as an error text). `seconds` of CPU. NULL where it cannot be known.
+    One row per definition, by the name it is shown under. Shares of the steps of episodes that take part (`steps` of
+    them): `known` (have a key), `shared` (two or more episodes of the group visited the state), `singleton` (no other
+    step has it). `states`: distinct ones; over those that are shared: `episodes` (mean of the episodes that visited
+    them), `one_action` (share where all took the same action), `ways_in` (mean of the distinct actions that led there),
+    `errors` (share of their steps whose state is marked as an error text). `seconds` of CPU. NULL: cannot be known.
     """
     return pl.concat(_measured(name, definition, walks) for name, definition in definitions.items())
 
@@ -216,18 +163,12 @@ def _measured(name: str, definition: Anchors, walks: Walks) -> pl.DataFrame:
 
 
 def largest_anchors(walks: Walks, definition: Anchors, count: int) -> pl.DataFrame:
-    """The shared anchors with most steps, and how differently they were reached.
+    """The shared anchors with most steps, and how differently they were reached. The walks hold `state` as well.
 
-    Args:
-        walks: the steps, with the columns that the definition reads, and `state`.
-        definition: what an anchor is.
-        count: how many.
-
-    Returns:
-        One row per key that two or more episodes of a group visited, most steps first: `state` (its text; of several,
-        the first), `steps` and `groups` (there), `states_before` and `actions_before` (distinct states that it
-        followed, and actions that led to it), `actions` (distinct ones that were taken there), `score_std` (mean over
-        its groups, weighed by steps, of the deviation of the episodes' scores). NULL where it cannot be known.
+    One row per key that two or more episodes of a group visited, most steps first: `state` (its text; of several, the
+    first), `steps` and `groups` (there), `states_before` and `actions_before` (distinct states that it followed, and
+    actions that led to it), `actions` (distinct ones that were taken there), `score_std` (mean over its groups, weighed
+    by steps, of the deviation of the episodes' scores). NULL where it cannot be known.
     """
     codes_N, texts_V = walks.texts()
     keys_N = definition.keys(walks.batch, walks.included_N)
@@ -265,15 +206,8 @@ def steps_to_measure(
 ) -> pl.LazyFrame:
     """The steps that definitions are measured on, of some groups of a lake; the states are read in any case.
 
-    Args:
-        snapshot: where to read.
-        definitions: say which columns are needed.
-        where: SQL predicate over `episodes`; None takes all.
-        groups: at most so many groups: those with the smallest ids, which are hashes and so a fair sample. None: all.
-
-    Raises:
-        UsageError: a predicate that is none.
-        DataRefusedError: no episode is selected.
+    `where` is a SQL predicate over `episodes`; `groups` takes at most so many groups, those with the smallest ids,
+    which are hashes and so a fair sample. UsageError for a bad predicate, DataRefusedError if no episode is selected.
     """
     of_steps, of_episodes = TABLES["steps"].names, TABLES["episodes"].names
     present = [*of_steps, *of_episodes]

@@ -1,20 +1,19 @@
-"""Similarity: steps whose texts difflib finds close enough, as the authors' code does it.
+"""Similarity: steps whose texts difflib finds close enough, clustered as the authors' code does it.
 
-Whether two texts are as similar as difflib says, decided without looking for all of its matching blocks.
+Texts are visited in a given order; each joins the first cluster whose first member is similar enough, else opens one.
+The outcome depends on the visiting order and on difflib's own quirks (autojunk stays on: it makes two nearly equal
+texts of 200 characters or more look different), so a faster ratio from another library would be another algorithm.
+What is safe, and done: skip what upper bounds rule out, index each first member once instead of once per comparison,
+and stop looking for blocks as soon as they decide.
 
 `SequenceMatcher` finds the longest run of equal characters, then does the same to the left and to the right of it, and
 counts what was found. The search starts only at characters of its index of the second text, which in texts of 200
 characters or more leaves out the popular ones (autojunk), and then grows over any equal characters; of equally long
-runs the first one counts. All of that is kept. What is saved: runs of indexed characters are found once per pair of
-texts instead of once per window, equal stretches are compared by slices, and the search ends as soon as the outcome is
-decided.
+runs the first one counts. All of that is kept. Runs of indexed characters are found once per pair of texts instead of
+once per window, and equal stretches are compared by slices.
 
-Axes: `_T` characters of a text, `_R` indexed characters, `_M` matches of single characters, `_K` runs.
-
-Upper bounds of difflib's ratio, for one text against many at once: what may be skipped without changing a result.
-
-difflib finds blocks of equal characters, in order in both texts, and calls 2 * matched / (len(a) + len(b)) the ratio.
-Whatever blocks it finds, junk or not:
+The upper bounds, for one text against many at once: difflib finds blocks of equal characters, in order in both texts,
+and calls 2 * matched / (len(a) + len(b)) the ratio. Whatever blocks it finds, junk or not:
 
 * matched <= min(len(a), len(b)),
 * matched <= the characters both texts have, counted with multiplicity (`quick_ratio`),
@@ -24,15 +23,8 @@ Whatever blocks it finds, junk or not:
 
 Counting pairs in buckets (several pairs to a bucket) can only raise the count, and so keeps the bound.
 
-Axes: `_C` texts to compare with, `_T` characters of a text.
-
-Greedy clustering of texts by difflib similarity, as the reference code does it.
-
-Texts are visited in a given order; each joins the first cluster whose first member is similar enough, else opens one.
-The outcome depends on the visiting order and on difflib's own quirks (autojunk stays on: it makes two nearly equal
-texts of 200 characters or more look different), so a faster ratio from another library would be another algorithm.
-What is safe, and done: skip what the upper bounds of `similarity_bounds.py` rule out, index each first member once
-instead of once per comparison, and stop looking for blocks as soon as they decide (`matching_blocks.py`).
+Axes: `_T` characters of a text, `_R` indexed characters, `_M` matches of single characters, `_K` runs, `_C` texts to
+compare with.
 """
 
 from collections.abc import Iterable
@@ -45,8 +37,7 @@ import numpy.typing as npt
 import polars as pl
 from pydantic import Field
 
-from pipelines.credit.anchors.definition import Definition
-from pipelines.credit.anchors.states import States, hash_texts
+from pipelines.credit.anchors.definition import Definition, Reads, States, hash_texts
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Codes: TypeAlias = npt.NDArray[np.uint32]
@@ -60,19 +51,15 @@ SMALL = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What difflib's `b2j` says of a text: where its indexed characters stand.
-
-    Attributes:
-        codes_R: indexed characters, ascending.
-        starts_R: where each one's places begin in `places`.
-        counts_R: how many it has.
-        places: positions in the text, by character, then ascending.
-    """
+    """What difflib's `b2j` says of a text: where its indexed characters stand."""
 
     codes_R: Codes
+    """Indexed characters, ascending."""
     starts_R: Ints
+    """Where each one's places begin in `places`."""
     counts_R: Ints
     places: Ints
+    """Positions in the text, by character, then ascending."""
 
     @classmethod
     def of(cls, codes_T: Codes) -> Self:
@@ -151,15 +138,7 @@ class _Window(NamedTuple):
 
 
 def reaches(a: str, b: str, index: Index, needed: int, a_T: Codes) -> bool:
-    """Whether the matching blocks that difflib finds hold at least so many characters.
-
-    Args:
-        a: first text.
-        b: second text.
-        index: of `b`.
-        needed: characters.
-        a_T: code points of `a`.
-    """
+    """Whether the blocks that difflib finds in `a` (code points a_T) and the indexed `b` hold `needed` characters."""
     found, room = 0, min(len(a), len(b))
     windows = [(_Window(-room, 0, len(a), 0, len(b)), Runs.of(a_T, index))]
     while windows and found < needed <= found + room:
@@ -253,12 +232,7 @@ def pair_counts(codes_T: npt.NDArray[np.uint32]) -> Counts:
 
 
 def needed_matches(total: int, threshold: float) -> int:
-    """Smallest number of matched characters with which difflib's own arithmetic reaches the threshold.
-
-    Args:
-        total: len(a) + len(b).
-        threshold: ratio in (0, 1].
-    """
+    """Fewest matched characters, of `total` = len(a) + len(b), with which difflib's own ratio reaches the threshold."""
     if total == 0:
         return 0
     needed = int(threshold * total / 2.0)
@@ -290,10 +264,7 @@ class Profiles:
         self._size += 1
 
     def possible(self, length: int, letters: Counts, pairs: Counts, threshold: float) -> list[int]:
-        """Positions of the texts whose ratio with the given one may reach the threshold, ascending.
-
-        The comparisons allow for rounding: a bound never excludes what difflib's arithmetic would accept.
-        """
+        """Positions, ascending, of texts whose ratio with this one may reach the threshold, allowing for rounding."""
         if not self._size:
             return []
         length_C = self._length_C[: self._size]
@@ -309,17 +280,10 @@ class Profiles:
 
 
 def cluster_representatives(texts: Iterable[str], threshold: float) -> dict[str, str]:
-    """Map each distinct text to the first member of its cluster.
+    """Map each distinct text of a task group, in visiting order, to the first member of its cluster.
 
     A text that was seen before joins the same cluster again: the clusters before its own still do not match, and its
-    own still does. So only distinct texts are compared.
-
-    Args:
-        texts: the texts of one task group, in visiting order.
-        threshold: smallest ratio in (0, 1] that joins a cluster.
-
-    Returns:
-        Distinct text -> representative of its cluster, in order of first visit.
+    own still does. So only distinct texts are compared. The threshold is the smallest ratio in (0, 1] that joins.
     """
     clusters = _Clusters(threshold)
     return {text: clusters.representative(text) for text in dict.fromkeys(texts)}
@@ -348,7 +312,6 @@ class _Clusters:
         return text
 
     def _index(self, cluster: int) -> Index:
-        """The index of a cluster's first member, made when it is first needed."""
         if cluster not in self._indices:
             self._indices[cluster] = Index.of(codes(self._firsts[cluster]))
         return self._indices[cluster]
@@ -357,20 +320,15 @@ class _Clusters:
 class SimilarText(Definition):
     """Two steps share an anchor if greedy clustering by difflib's ratio puts their texts together.
 
-    Inside a task group, steps are visited by (episode_id, step_index); see `similarity.py`. The key is the hash of the
-    cluster's first text. Slow: every distinct text of a group is compared with the clusters so far.
+    Inside a task group, steps are visited by (episode_id, step_index). The key is the hash of the cluster's first text.
+    Slow: every distinct text of a group is compared with the clusters so far.
     """
 
     kind: Literal["similarity"] = "similarity"
-    """Name of the definition."""
     threshold: float = Field(default=0.95, gt=0.0, le=1.0)
     """Smallest `difflib.SequenceMatcher(None, text, first_member).ratio()` that joins a cluster."""
     makes_key: ClassVar[bool] = True
-
-    @property
-    def reads_text(self) -> bool:
-        """Texts are compared."""
-        return True
+    reads: ClassVar[Reads] = "text"
 
     def apply(self, states: States) -> States:
         """Keys of the clusters; NULL also for rows that take no part, and so open no cluster."""

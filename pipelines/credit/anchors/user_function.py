@@ -1,12 +1,11 @@
 """A function of the user's that says what a state text stands for. It runs in the sandbox, and nowhere else."""
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from lake.errors import ContractError, UsageError
-from pipelines.credit.anchors.definition import Definition
-from pipelines.credit.anchors.states import States, map_distinct
+from pipelines.credit.anchors.definition import Definition, Reads, States, map_distinct
 
 
 class UserFunction(Definition):
@@ -17,7 +16,6 @@ class UserFunction(Definition):
     """
 
     kind: Literal["function"] = "function"
-    """Name of the definition."""
     source: str
     """Where it is: `module.py:name`."""
     version: str | None = Field(default=None)
@@ -41,17 +39,10 @@ class UserFunction(Definition):
             raise ValueError(msg)
         return self
 
-    @property
-    def reads_text(self) -> bool:
-        """Texts are handed to the function."""
-        return True
+    reads: ClassVar[Reads] = "text"
 
     def pinned(self) -> Self:
-        """With the version of the source as it is now.
-
-        Raises:
-            UsageError: no such file or function, or a version was given and is another one.
-        """
+        """With the version of the source as it is now; UsageError if there is none, or another one was asked for."""
         from pipelines.score.source import find_source
 
         found = find_source(self.source).hash
@@ -66,16 +57,15 @@ class UserFunction(Definition):
     def apply(self, states: States) -> States:
         """Each distinct text through the function.
 
-        Raises:
-            SandboxUnavailableError: this machine cannot isolate as strongly as `min_level` asks.
-            ContractError: the function failed on a text, or returned what is neither text nor None.
-            UsageError: see `pinned`.
+        SandboxUnavailableError if this machine cannot isolate as strongly as `min_level` asks; ContractError if the
+        function failed on a text, or returned what is neither text nor None; UsageError as in `pinned`.
         """
         self.pinned()
         return states.rewritten(lambda texts_V: map_distinct(texts_V, self._called))
 
     def _called(self, texts: list[str]) -> list[str | None]:
-        from pipelines.score.sandbox import FunctionSource, Outcome, Sandbox, SandboxLimits
+        from pipelines.score.sandbox.contract import FunctionSource, Outcome, SandboxLimits
+        from pipelines.score.sandbox.pool import Sandbox
 
         def text_of(text: str, outcome: Outcome) -> str | None:
             if outcome.kind == "ok" and (outcome.value is None or isinstance(outcome.value, str)):

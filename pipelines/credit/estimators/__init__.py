@@ -1,13 +1,11 @@
 """Estimators: steps in, advantages out. One file each, the formula in the class docstring.
 
-`ESTIMATORS` names them all and loads none: a class is imported when it is asked for.
-
-Estimators that are asked for and not offered: each with the reason and with what to use in its place.
+`ESTIMATORS` names them all and loads none: a class is imported when it is asked for. `REFUSED` has those that are asked
+for and not offered.
 """
 
 import ast
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,104 +14,76 @@ if TYPE_CHECKING:
     from pipelines.credit.estimators.protocol import Estimator
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """An estimator this project does not offer."""
-
-    reason: str
-    """Why not."""
-    instead: str
-    """What to use."""
-
-
-_TOKEN_GAE = Refusal(
-    reason="a value per token needs a critic's forward pass over every token, which no lake stores; credit is computed "
-    "from tables, one row per step",
-    instead="`gae` works on turns: one stored value per step (steps.value_estimate) and one for the final observation",
+_TOKEN_GAE = (
+    "a value per token needs a critic's forward pass over every token, which no lake stores; credit is computed from "
+    "tables, one row per step. Instead: `gae` works on turns: one stored value per step (steps.value_estimate) and one "
+    "for the final observation"
 )
-_TOKEN_KL = Refusal(
-    reason="a KL term per token depends on the weights being trained and on the reference, so it is part of the loss, "
-    "not of a stored advantage",
-    instead="for KL in the reward, the step scorer `kl_in_reward` over the table `ratios` (the k1 estimate, summed "
-    "over an action's tokens), as a component of a reward; for KL in the loss, the trainer's loss",
+_TOKEN_KL = (
+    "a KL term per token depends on the weights being trained and on the reference, so it is part of the loss, not of "
+    "a stored advantage. Instead: for KL in the reward, the step scorer `kl_in_reward` over the table `ratios` (the k1 "
+    "estimate, summed over an action's tokens), as a component of a reward; for KL in the loss, the trainer's loss"
 )
-
-REFUSED: dict[str, Refusal] = {
+REFUSED = {
     "token_gae": _TOKEN_GAE,
     "ppo": _TOKEN_GAE,
     "token_kl": _TOKEN_KL,
     "kl": _TOKEN_KL,
 }
-"""Name -> why it is refused."""
-
-
-__all__ = ["ESTIMATORS", "estimator_class", "one_line"]
-
-
-_HERE = Path(__file__).parent
+"""Name -> why this project does not offer it, and what to use instead."""
 
 
 class _Registry(Mapping[str, "type[Estimator]"]):
     """Name -> class, imported on first use. Iterating gives the names alone."""
 
-    def __init__(self, homes: dict[str, str]) -> None:
-        self._homes = homes
+    def __init__(self, classes: dict[str, str]) -> None:
+        self._classes = classes
 
     def __getitem__(self, name: str) -> "type[Estimator]":
-        module, attribute = self._homes[name].split(":")
-        found: type[Estimator] = getattr(import_module(f"{__name__}.{module}"), attribute)
+        attribute = self._classes[name]
+        found: type[Estimator] = getattr(import_module(f"{__name__}.{name}"), attribute)
         return found
 
-    def file(self, name: str) -> Path:
-        """The source file of a class."""
-        return _HERE / f"{self._homes[name].split(':')[0]}.py"
-
     def __iter__(self) -> Iterator[str]:
-        return iter(self._homes)
+        return iter(self._classes)
 
     def __len__(self) -> int:
-        return len(self._homes)
+        return len(self._classes)
 
 
-_REGISTRY = _Registry(
+ESTIMATORS: Mapping[str, "type[Estimator]"] = _Registry(
     {
-        "batch_std": "batch_std:BatchStd",
-        "discounted_grpo": "discounted_grpo:DiscountedGRPO",
-        "dr_grpo": "dr_grpo:DrGRPO",
-        "gae": "gae:GAE",
-        "gdpo": "gdpo:GDPO",
-        "gigpo": "gigpo:GiGPO",
-        "gigpo_loo": "gigpo_loo:GiGPOLOO",
-        "grpo": "grpo:GRPO",
-        "hgpo": "hgpo:HGPO",
-        "maxrl": "maxrl:MaxRL",
-        "opo": "opo:OPO",
-        "reinforce_pp": "reinforce_pp:ReinforcePP",
-        "reinforce_pp_baseline": "reinforce_pp_baseline:ReinforcePPBaseline",
-        "rloo": "rloo:RLOO",
+        "batch_std": "BatchStd",
+        "discounted_grpo": "DiscountedGRPO",
+        "dr_grpo": "DrGRPO",
+        "gae": "GAE",
+        "gdpo": "GDPO",
+        "gigpo": "GiGPO",
+        "gigpo_loo": "GiGPOLOO",
+        "grpo": "GRPO",
+        "hgpo": "HGPO",
+        "maxrl": "MaxRL",
+        "opo": "OPO",
+        "reinforce_pp": "ReinforcePP",
+        "reinforce_pp_baseline": "ReinforcePPBaseline",
+        "rloo": "RLOO",
     }
 )
-ESTIMATORS: Mapping[str, "type[Estimator]"] = _REGISTRY
 """Every estimator by name."""
 
 
 def one_line(name: str) -> str:
     """What an estimator is: the first line of its module, which is read and not imported."""
-    text = ast.get_docstring(ast.parse(_REGISTRY.file(name).read_text(encoding="utf-8"))) or ""
+    text = ast.get_docstring(ast.parse(Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8"))) or ""
     return text.partition("\n")[0]
 
 
 def estimator_class(name: str) -> "type[Estimator]":
-    """The class of a name.
-
-    Raises:
-        UsageError: the name is refused (with the reason and what to use instead), or not known (with those that are).
-    """
+    """The class of a name; UsageError if it is refused (with what to use instead) or unknown (with those that are)."""
     from lake.errors import UsageError
 
     if name in REFUSED:
-        refusal = REFUSED[name]
-        msg = f"{name} is not offered: {refusal.reason}. Instead: {refusal.instead}."
+        msg = f"{name} is not offered: {REFUSED[name]}."
         raise UsageError(msg)
     if name not in ESTIMATORS:
         msg = f"no estimator {name!r}; valid: {', '.join(ESTIMATORS)}"

@@ -19,36 +19,28 @@ Revisits: TypeAlias = Literal["keep", "first"]
 
 @dataclass(frozen=True, slots=True)
 class StepCredit:
-    """Step advantages and what they rest on, over rows in canonical order.
-
-    Attributes:
-        a_step_N: A_S, NaN where unknown.
-        size_N: member rows of the row's anchor group.
-        episodes_N: distinct trajectories among them.
-        single_N: the row is the only member of its anchor group.
-        tied_N: the row is one of two or more members with equal scores.
-        revisit_N: a later visit, under `revisits="first"`.
-    """
+    """Step advantages and what they rest on, over rows in canonical order."""
 
     a_step_N: Floats
+    """A_S, NaN where unknown."""
     size_N: npt.NDArray[np.int32]
+    """Member rows of the row's anchor group."""
     episodes_N: npt.NDArray[np.int32]
+    """Distinct trajectories among them."""
     single_N: Bools
+    """The row is the only member of its anchor group."""
     tied_N: Bools
+    """The row is one of two or more members with equal scores."""
     revisit_N: Bools
+    """A later visit, under `revisits="first"`."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnchorGroups:
-    """The partition of a batch's rows by (group_id, anchor key). Rows without a key form a part of their own.
-
-    Attributes:
-        order_M: row number of each gathered row; inside an anchor group rows stay in (episode, step) order.
-        anchors: gathered rows -> anchor groups.
-        visits: gathered rows -> visits.
-    """
+    """The partition of a batch's rows by (group_id, anchor key). Rows without a key form a part of their own."""
 
     order_M: npt.NDArray[np.int64]
+    """Row number of each gathered row; inside an anchor group rows stay in (episode, step) order."""
     anchors: Segments
     visits: Segments
 
@@ -64,15 +56,11 @@ class AnchorGroups:
     def credit(
         self, score_N: Floats, included_N: Bools, norm: Scaling, revisits: Revisits, ddof: Literal[0, 1] = 1
     ) -> StepCredit:
-        """Normalise step scores inside each anchor group.
+        """Normalise step scores S (NaN where unknown) of rows that take part inside each anchor group.
 
-        Args:
-            score_N: step scores S, NaN where unknown.
-            included_N: rows that take part (known anchor, episode not excluded).
-            norm: see `normalise.py`. An anchor group of one member gives exactly 0.
-            revisits: `keep`: every visit is a member. `first`: only the first visit of each trajectory is; later ones
-                get 0, like a state nobody shares. (Measuring them by the members' statistics would have no bound.)
-            ddof: 1 for the sample deviation, 0 for the population's.
+        An anchor group of one member gives exactly 0. `revisits="keep"`: every visit is a member; `first`: only the
+        first visit of each trajectory is, later ones get 0, like a state nobody shares. (Measuring them by the members'
+        statistics would have no bound.)
         """
         score_M = score_N[self.order_M]
         candidate_M = included_N[self.order_M] & ~np.isnan(score_M)
@@ -98,12 +86,7 @@ class AnchorGroups:
 
 
 def gathered(groups: Segments, anchor_key: pl.Series) -> Gathered:
-    """Rows by group and key, as `batch.gather`, for keys of any kind, NULL among them.
-
-    Args:
-        groups: the task groups, as runs of rows.
-        anchor_key: key of each row.
-    """
+    """Rows by group and key, as `batch.gather`, for keys of any kind, NULL among them."""
     if anchor_key.dtype == pl.Int64 and anchor_key.null_count() == 0:
         packed = gather(anchor_key.to_numpy(), groups)
         if packed is not None:

@@ -3,17 +3,17 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Literal, Self, TypeAlias
 
 import numpy as np
 import polars as pl
 from pydantic import Field, model_validator
 
-from pipelines.credit.anchors import Anchors, ExactText
+from pipelines.credit.anchors import Anchors
+from pipelines.credit.anchors.texts import ExactText
 from pipelines.credit.estimators.anchor_groups import Revisits, StepCredit
-from pipelines.credit.estimators.credit_rows import CreditRows
 from pipelines.credit.estimators.options import ReturnOptions, ScoreOptions
-from pipelines.credit.estimators.protocol import STATE_COLUMNS
+from pipelines.credit.estimators.protocol import STATE_COLUMNS, CreditRows
 from pipelines.credit.estimators.siblings import EpisodeCredit, sibling_flags
 from pipelines.credit.flags import Flag
 from pipelines.credit.inputs.batch import Bools, Floats, StepBatch
@@ -22,33 +22,25 @@ from pipelines.credit.inputs.columns import InputNeeds
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What is compared.
-
-    Attributes:
-        score_E: R of each episode, NaN where unknown.
-        excluded_E: episodes that take no part.
-        anchor_key: anchor key of each row, NULL where unknown.
-        step_score_N: S of each row, NaN where unknown.
-        member_N: rows of episodes that take part, with a known anchor.
-        anchorless_N: rows of episodes that take part and have no anchor: the state is not known, or the definition
-            leaves it out. They are compared with nothing, which gives exactly 0.
-    """
+    """What is compared."""
 
     score_E: Floats
+    """R of each episode, NaN where unknown."""
     excluded_E: Bools
+    """Episodes that take no part."""
     anchor_key: pl.Series
+    """NULL where unknown."""
     step_score_N: Floats
+    """S of each row, NaN where unknown."""
     member_N: Bools
+    """Rows of episodes that take part, with a known anchor."""
     anchorless_N: Bools
+    """Rows of episodes that take part and have no anchor: the state is not known, or the definition leaves it out. They
+    are compared with nothing, which gives exactly 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """Both sides, and A of every row, NaN where a term that counts is unknown."""
-
-    episode: EpisodeCredit
-    step: StepCredit
-    advantage_N: Floats
+Compared: TypeAlias = tuple[EpisodeCredit, StepCredit, Floats]
+"""Both sides, and A of every row, NaN where a term that counts is unknown."""
 
 
 class AnchoredEstimator(ScoreOptions, ReturnOptions, ABC):
@@ -81,18 +73,18 @@ class AnchoredEstimator(ScoreOptions, ReturnOptions, ABC):
         anchorless_N = included_N & ~known_N
         left_out_N = anchorless_N & _state_is_known_N(batch)
         member_N = included_N & known_N
-        compared = self._compare(batch, Scores(score_E, excluded_E, anchor_key, step_score_N, member_N, anchorless_N))
-        episode, step = compared.episode, compared.step
+        scores = Scores(score_E, excluded_E, anchor_key, step_score_N, member_N, anchorless_N)
+        episode, step, advantage_N = self._compare(batch, scores)
         flags = {
             **self._fate_flags(batch, excluded_E),
-            **self._return_flags(return_N),
+            Flag.UNKNOWN_RETURN: np.isnan(return_N),
             **sibling_flags(batch, score_E, episode),
             **anchor_flags(step),
             Flag.LEFT_OUT: left_out_N,
             Flag.UNKNOWN_STATE: ~known_N & ~left_out_N,
         }
         return CreditRows(
-            advantage_N=np.where(self._masked_N(batch), np.nan, compared.advantage_N),
+            advantage_N=np.where(self._masked_N(batch), np.nan, advantage_N),
             size_P=episode.size_P,
             flags=flags,
             return_N=return_N,
@@ -136,7 +128,7 @@ class TwoLevelEstimator(AnchoredEstimator, ABC):
             (weight * a_N for weight, a_N in zip(weights, advantages, strict=True) if weight != 0.0),
             start=np.zeros_like(step.a_step_N),
         )
-        return Compared(episode, step, advantage_N)
+        return episode, step, advantage_N
 
 
 def _state_is_known_N(batch: StepBatch) -> Bools:

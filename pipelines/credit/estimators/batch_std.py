@@ -6,7 +6,7 @@ import numpy as np
 
 from pipelines.credit.estimators.normalise import EPSILON, Moments
 from pipelines.credit.estimators.options import BatchOptions
-from pipelines.credit.estimators.siblings import Comparison, SiblingEstimator, credit_of_episodes
+from pipelines.credit.estimators.siblings import Compared, SiblingEstimator, credit_of_episodes
 from pipelines.credit.flags import Flag
 from pipelines.credit.inputs.batch import Bools, Floats, StepBatch
 
@@ -25,11 +25,11 @@ class BatchStd(BatchOptions, SiblingEstimator):
 
     name: ClassVar[str] = "batch_std"
 
-    def _compare(self, batch: StepBatch, score_E: Floats, excluded_E: Bools) -> Comparison:
+    def _compare(self, batch: StepBatch, score_E: Floats, excluded_E: Bools) -> Compared:
         member_E = ~excluded_E & ~np.isnan(score_E)
         siblings = Moments.of(score_E, member_E, batch.siblings)
         centred_E = siblings.normalise(score_E, member_E, batch.siblings, "mean_norm", "zero")
         batches = self._batches_E(batch)
         a_episode_E = centred_E / (batches.deviation(score_E, member_E) + EPSILON)
         flags = {Flag.UNKNOWN_BATCH: batch.episodes.spread(~batches.known_N)}
-        return Comparison(credit_of_episodes(batch, a_episode_E, siblings), flags)
+        return credit_of_episodes(batch, a_episode_E, siblings), flags

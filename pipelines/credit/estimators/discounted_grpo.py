@@ -6,9 +6,9 @@ import numpy as np
 import polars as pl
 
 from pipelines.credit.estimators.anchor_groups import AnchorGroups
-from pipelines.credit.estimators.credit_rows import CreditRows
 from pipelines.credit.estimators.normalise import Norm
 from pipelines.credit.estimators.options import ReturnOptions
+from pipelines.credit.estimators.protocol import CreditRows
 from pipelines.credit.flags import Flag
 from pipelines.credit.inputs.batch import StepBatch
 
@@ -51,7 +51,7 @@ class DiscountedGRPO(ReturnOptions):
         speaks_N = ~np.isnan(step.a_step_N) & ~step.single_N & ~step.tied_N
         flags = {
             **self._fate_flags(batch, excluded_E),
-            **self._return_flags(return_N),
+            Flag.UNKNOWN_RETURN: np.isnan(return_N),
             Flag.CONSTANT_STEP: step.tied_N,
             Flag.DEAD_GROUP: batch.groups.spread((size_P >= 2) & ~batch.groups.any(speaks_N)),
             Flag.SINGLETON_GROUP: batch.groups.spread(size_P == 1),

@@ -7,10 +7,9 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from pipelines.credit.estimators.credit_rows import CreditRows
 from pipelines.credit.estimators.normalise import discounted_returns
 from pipelines.credit.estimators.options import ReturnOptions
-from pipelines.credit.estimators.protocol import STATE_COLUMNS
+from pipelines.credit.estimators.protocol import STATE_COLUMNS, CreditRows
 from pipelines.credit.flags import Flag
 from pipelines.credit.inputs.batch import StepBatch
 from pipelines.credit.inputs.columns import InputNeeds
@@ -63,7 +62,7 @@ class GAE(ReturnOptions):
         unknown_N = np.isnan(discounted_returns(next_value_N - value_N, batch.episodes, 1.0))
         flags = {
             **self._fate_flags(batch, excluded_E),
-            **self._return_flags(return_N),
+            Flag.UNKNOWN_RETURN: np.isnan(return_N),
             Flag.UNKNOWN_VALUE: unknown_N,
         }
         return CreditRows(

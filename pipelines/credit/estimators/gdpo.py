@@ -7,10 +7,9 @@ from typing import ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from pipelines.credit.estimators.credit_rows import CreditRows
 from pipelines.credit.estimators.normalise import Moments
-from pipelines.credit.estimators.protocol import STATE_COLUMNS
-from pipelines.credit.estimators.siblings import Comparison, WhitenedSiblings, credit_of_episodes
+from pipelines.credit.estimators.protocol import STATE_COLUMNS, CreditRows
+from pipelines.credit.estimators.siblings import Compared, WhitenedSiblings, credit_of_episodes
 from pipelines.credit.inputs.batch import Bools, Floats, StepBatch
 from pipelines.credit.inputs.columns import COMPONENT, InputNeeds
 
@@ -46,7 +45,7 @@ class GDPO(WhitenedSiblings):
     @model_validator(mode="after")
     def _some_components(self) -> Self:
         if not self.components or 0.0 in self.components.values():
-            given = "one has the weight 0, so it has no say" if self.components else "none is named"
+            given = "one has the weight 0" if self.components else "none is named"
             msg = (
                 f"gdpo adds several rewards and {given}. Give a weight for each scorer, for example "
                 'components={"success": 1.0, "format": 0.2}'
@@ -64,7 +63,7 @@ class GDPO(WhitenedSiblings):
         known_E = np.sum([self._component_E(batch, name) for name in self.components], axis=0)
         return self._rows_of(batch, known_E, known_E)
 
-    def _compare(self, batch: StepBatch, score_E: Floats, excluded_E: Bools) -> Comparison:
+    def _compare(self, batch: StepBatch, score_E: Floats, excluded_E: Bools) -> Compared:
         member_E = ~excluded_E & ~np.isnan(score_E)
         sum_E = np.where(member_E, 0.0, np.nan)
         tied_P = np.ones(len(batch.siblings.starts_K), np.bool_)
@@ -75,7 +74,7 @@ class GDPO(WhitenedSiblings):
             sum_E += weight * moments.normalise(component_E, member_E, batch.siblings, "mean_std_norm", "zero")
             tied_P &= moments.tied_K
         a_episode_E, flags = self._whiten(batch, sum_E, member_E, silent_P=tied_P | (siblings.count_K == 1))
-        return Comparison(credit_of_episodes(batch, a_episode_E, replace(siblings, tied_K=tied_P)), flags)
+        return credit_of_episodes(batch, a_episode_E, replace(siblings, tied_K=tied_P)), flags
 
     def _component_E(self, batch: StepBatch, name: str) -> Floats:
         return batch.episode_numbers(COMPONENT + name)

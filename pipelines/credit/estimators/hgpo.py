@@ -76,16 +76,14 @@ class HGPO(AnchoredEstimator):
             a_episode_N = episode.a_episode_N
             self._add(a_episode_N, np.ones(len(sum_N), np.bool_), 1.0, sum_N, weight_N)
             advantage_N = np.where(unknown_N | np.isnan(a_episode_N), np.nan, _quotient(sum_N, weight_N))
-        return Compared(episode, replace(state, a_step_N=a_step_N), advantage_N)
+        return episode, replace(state, a_step_N=a_step_N), advantage_N
 
     def _level(self, batch: StepBatch, scores: Scores, key: pl.Series) -> StepCredit:
-        """Step advantages among the rows with equal keys."""
         member_N = scores.member_N & key.is_not_null().to_numpy()
         groups = AnchorGroups.of(batch, key)
         return groups.credit(scores.step_score_N, member_N, self.norm, self.revisits, ddof=0)
 
     def _add(self, a_N: Floats, counts_N: Bools, length: float, sum_N: Floats, weight_N: Floats) -> None:
-        """Add one level to the sums, in place."""
         counts_N = counts_N & ~np.isnan(a_N)
         if self.zeros == "skip":
             counts_N &= np.abs(a_N) > TIE

@@ -6,7 +6,7 @@ import numpy as np
 
 from lake.errors import ContractError
 from pipelines.credit.estimators.normalise import Scaling
-from pipelines.credit.estimators.siblings import Comparison, ScaledSiblings
+from pipelines.credit.estimators.siblings import Compared, ScaledSiblings
 from pipelines.credit.inputs.batch import Bools, Floats, StepBatch
 
 
@@ -25,7 +25,7 @@ class MaxRL(ScaledSiblings):
     name: ClassVar[str] = "maxrl"
     scaling: ClassVar[Scaling] = "mean_ratio"
 
-    def _compare(self, batch: StepBatch, score_E: Floats, excluded_E: Bools) -> Comparison:
+    def _compare(self, batch: StepBatch, score_E: Floats, excluded_E: Bools) -> Compared:
         negative = np.flatnonzero((score_E < 0.0) & ~excluded_E)
         if negative.size:
             first = int(negative[0])

@@ -1,4 +1,4 @@
-"""Centring and scaling inside a group: the one normalisation that all estimators share.
+"""Centring and scaling inside a group or a batch, and discounted returns: what all estimators share.
 
 `mean_norm`: x - mean. `mean_std_norm`: (x - mean) / (std + 1e-6), with the sample standard deviation (n - 1).
 `leave_one_out`: x minus the mean of the others, which is n / (n - 1) * (x - mean). `mean_ratio`: (x - mean) / (mean +
@@ -6,23 +6,18 @@
 A group whose values agree to 1e-9 gives exactly 0: in the reference code float noise over a tiny deviation turns equal
 scores into advantages of 0.5.
 
-Axes: `_N` rows (or episodes), `_K` groups.
-
-Discounted return-to-go, the quantity every estimator starts from.
-
-Computed from the end, the k-th row from the end of all episodes at once: the same operations in the same order as the
-obvious loop, so the result equals it bit for bit at any length and any discount. Power-scaled window sums underflow
-(gamma = 0.95 fails beyond 13,600 steps, in float64) and differences of prefix sums lose all digits.
-
-Axes: `_N` rows, `_E` episodes, `_T` steps from the end.
+Axes: `_N` rows (or episodes), `_E` episodes, `_K` groups or batches, `_M` rows gathered by batch, `_T` steps from the
+end.
 """
 
 from dataclasses import dataclass
 from typing import Literal, Self, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
+import polars as pl
 
-from pipelines.credit.inputs.batch import Bools, Floats, Ints, Segments
+from pipelines.credit.inputs.batch import Bools, Floats, Ints, Segments, scatter
 
 Norm: TypeAlias = Literal["mean_norm", "mean_std_norm"]
 Scaling: TypeAlias = Literal["mean_norm", "mean_std_norm", "leave_one_out", "mean_ratio"]
@@ -36,30 +31,19 @@ TIE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Statistics of the members of each group.
-
-    Attributes:
-        count_K: members.
-        mean_K: their mean; 0 without members.
-        std_K: standard deviation; 0 for tied groups and for fewer than two members.
-        tied_K: at least two members, all equal: max - min <= 1e-9 * max(1, |max|).
-    """
+    """Statistics of the members of each group."""
 
     count_K: Ints
     mean_K: Floats
+    """0 without members."""
     std_K: Floats
+    """0 for tied groups and for fewer than two members."""
     tied_K: Bools
+    """At least two members, all equal: max - min <= 1e-9 * max(1, |max|)."""
 
     @classmethod
     def of(cls, values_N: Floats, member_N: Bools, groups: Segments, ddof: Literal[0, 1] = 1) -> Self:
-        """Statistics per group over the rows where `member_N` is true; other values are not looked at.
-
-        Args:
-            values_N: any values.
-            member_N: rows that take part.
-            groups: the groups, as runs of rows.
-            ddof: 1 for the sample deviation, 0 for the population's.
-        """
+        """Statistics per group of the member rows alone; `ddof` 1 gives the sample deviation, 0 the population's."""
         count_K = groups.count(member_N)
         all_members = bool(member_N.all())  # the usual case, in which nothing has to be masked
 
@@ -78,17 +62,9 @@ class Moments:
     def normalise(
         self, values_N: Floats, member_N: Bools, groups: Segments, norm: Scaling, singleton: Singleton
     ) -> Floats:
-        """Advantages of the members; NaN for every other row.
+        """Advantages (float64) of the members, from the values the statistics were taken from; NaN for other rows.
 
-        Args:
-            values_N: the values the statistics were taken from.
-            member_N: rows that take part.
-            groups: the groups, as runs of rows.
-            norm: how to centre and scale, see above.
-            singleton: a group of one member gives exactly 0 (`zero`), or its value with mean 0 and std 1 (`raw`).
-
-        Returns:
-            float64 array over the rows.
+        A group of one member gives exactly 0 (`zero`), or its value with mean 0 and std 1 (`raw`).
         """
         raw_K = (self.count_K == 1) & (singleton == "raw")
         result_N: Floats = values_N - groups.spread(np.where(raw_K, 0.0, self.mean_K))
@@ -103,16 +79,56 @@ class Moments:
         return result_N
 
 
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """The partition of units by batch key. Units whose key is NULL belong to no batch."""
+
+    order_M: npt.NDArray[np.int64]
+    """Unit number of each gathered unit; inside a batch units stay in canonical order."""
+    runs: Segments
+    """Gathered units -> batches."""
+    known_N: Bools
+    """The unit's key is not NULL."""
+
+    @classmethod
+    def of(cls, key_N: pl.Series) -> Self:
+        """Gather units by their key."""
+        keys = key_N.alias("batch").to_frame()
+        order = keys.select(pl.arg_sort_by("batch", maintain_order=True)).to_series()
+        gathered = key_N.gather(order)
+        opens_M = gathered.ne_missing(gathered.shift()).to_numpy().copy()
+        opens_M[0] = True
+        return cls(order.cast(pl.Int64).to_numpy(), Segments.opening_at(opens_M), key_N.is_not_null().to_numpy())
+
+    def whiten(self, values_N: Floats, member_N: Bools) -> tuple[Floats, Bools, Bools]:
+        """(x - mean) / (std + 1e-6) over the members of each batch; exactly 0 where they are all equal, or only one.
+
+        NaN for units that take no part. Then which unit is the only one of its batch, or one of several equal ones.
+        """
+        values_M, member_M, moments = self._moments(values_N, member_N)
+        whitened_M = moments.normalise(values_M, member_M, self.runs, "mean_std_norm", "zero")
+        single_M = member_M & self.runs.spread(moments.count_K == 1)
+        tied_M = member_M & self.runs.spread(moments.tied_K)
+        return scatter(whitened_M, self.order_M), scatter(single_M, self.order_M), scatter(tied_M, self.order_M)
+
+    def deviation(self, values_N: Floats, member_N: Bools) -> Floats:
+        """Sample deviation of the members of each unit's batch; NaN for units of no batch."""
+        deviation_N = scatter(self.runs.spread(self._moments(values_N, member_N)[2].std_K), self.order_M)
+        return np.where(self.known_N, deviation_N, np.nan)
+
+    def _moments(self, values_N: Floats, member_N: Bools) -> tuple[Floats, Bools, Moments]:
+        values_M, member_M = values_N[self.order_M], (member_N & self.known_N)[self.order_M]
+        return values_M, member_M, Moments.of(values_M, member_M, self.runs)
+
+
 def discounted_returns(rewards_N: Floats, episodes: Segments, gamma: float) -> Floats:
     """G_t = r_t + gamma * G_{t+1}, and G of an episode's last row is its reward. Nothing is bootstrapped.
 
-    Args:
-        rewards_N: rewards, NaN where unknown; each episode's rows are consecutive and in step order.
-        episodes: the episodes, as runs of rows.
-        gamma: discount in [0, 1].
-
-    Returns:
-        G_N in the unit of the rewards; NaN at an unknown reward and at all earlier steps of its episode.
+    In the unit of the rewards, each episode's in consecutive rows in step order; NaN at an unknown reward and at all
+    earlier steps of its episode. Computed from the end, the k-th row from the end of all episodes at once: the same
+    operations in the same order as the obvious loop, so the bits are the same at any length and discount. Power-scaled
+    window sums underflow (gamma = 0.95 fails beyond 13,600 steps, in float64), differences of prefix sums lose all
+    digits.
     """
     lengths_E = episodes.lengths_K
     longest_first_E = np.argsort(-lengths_E, kind="stable")

@@ -8,7 +8,7 @@ import numpy as np
 
 from pipelines.credit.estimators.normalise import Moments
 from pipelines.credit.estimators.protocol import STATE_COLUMNS
-from pipelines.credit.estimators.siblings import Comparison, SiblingEstimator, credit_of_episodes
+from pipelines.credit.estimators.siblings import Compared, SiblingEstimator, credit_of_episodes
 from pipelines.credit.flags import Flag
 from pipelines.credit.inputs.batch import Bools, Floats, StepBatch
 from pipelines.credit.inputs.columns import InputNeeds
@@ -36,7 +36,7 @@ class OPO(SiblingEstimator):
         needs = super().needed(present)
         return replace(needs, episode_columns=("completion_tokens",)) if self.length == "tokens" else needs
 
-    def _compare(self, batch: StepBatch, score_E: Floats, excluded_E: Bools) -> Comparison:
+    def _compare(self, batch: StepBatch, score_E: Floats, excluded_E: Bools) -> Compared:
         tokens = self.length == "tokens"
         length_E = batch.episode_numbers("completion_tokens") if tokens else batch.episodes.lengths_K.astype(np.float64)
         member_E = ~excluded_E & ~np.isnan(score_E) & ~np.isnan(length_E)
@@ -48,4 +48,4 @@ class OPO(SiblingEstimator):
         weighted = replace(siblings, mean_K=baseline_P)
         a_episode_E = weighted.normalise(score_E, member_E, batch.siblings, "mean_norm", "zero")
         flags = {Flag.UNKNOWN_LENGTH: batch.episodes.spread(np.isnan(length_E))}
-        return Comparison(credit_of_episodes(batch, a_episode_E, siblings), flags)
+        return credit_of_episodes(batch, a_episode_E, siblings), flags

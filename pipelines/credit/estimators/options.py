@@ -1,11 +1,8 @@
-"""Options that estimators share, each spelled once, and what follows from them.
+"""Options that estimators share, each spelled once, and what follows from them; presets that follow other code.
 
 An estimator inherits those it has: a score per episode (`ScoreOptions`), returns of steps (`ReturnOptions`), a batch
-(`BatchOptions`). Axes: `_N` rows, `_E` episodes.
-
-Options under which an estimator gives the numbers of other code, by the name of that code.
-
-They stand beside the estimators and not in them: a preset decides nothing that the options of a job do not say.
+(`BatchOptions`). Presets stand beside the estimators: they decide nothing that the options of a job do not say. Axes:
+`_N` rows, `_E` episodes.
 """
 
 from abc import ABC
@@ -18,11 +15,10 @@ import numpy.typing as npt
 import polars as pl
 from pydantic import Field, model_validator
 
-from pipelines.credit.estimators.normalise import discounted_returns
+from pipelines.credit.estimators.normalise import Batches, discounted_returns
 from pipelines.credit.estimators.protocol import STATE_COLUMNS, Estimator
 from pipelines.credit.flags import Flag
 from pipelines.credit.inputs.batch import Bools, Floats, StepBatch
-from pipelines.credit.inputs.batches import Batches
 from pipelines.credit.inputs.columns import InputNeeds
 
 ALL = "all"
@@ -43,7 +39,6 @@ class RewardOptions(Estimator, ABC):
         return InputNeeds()
 
     def _rewards_N(self, batch: StepBatch) -> Floats:
-        """The `reward` column, with the default where it is NULL and a default was given."""
         if self.default_step_reward is None:
             return batch.reward_N
         return np.where(np.isnan(batch.reward_N), self.default_step_reward, batch.reward_N)
@@ -51,9 +46,7 @@ class RewardOptions(Estimator, ABC):
     def _excluded_E(self, batch: StepBatch, given_E: Floats) -> Bools:
         """Episodes that take part in nothing: aborted or failed without a score, or truncated if so chosen.
 
-        Args:
-            batch: the steps.
-            given_E: the score that somebody gave each episode. What a broken rollout has collected is none.
+        `given_E` is the score that somebody gave each episode. What a broken rollout has collected is none.
         """
         excluded_E: Bools = batch.broken_E & np.isnan(given_E)
         return excluded_E | batch.truncated_E if self.truncated == "exclude" else excluded_E
@@ -63,7 +56,6 @@ class RewardOptions(Estimator, ABC):
         return batch.episodes.spread(batch.truncated_E) & (self.truncated == "mask")
 
     def _fate_flags(self, batch: StepBatch, excluded_E: Bools) -> Mapping[Flag, Bools]:
-        """What became of the episodes."""
         return {
             Flag.EXCLUDED: batch.episodes.spread(excluded_E),
             Flag.MASKED: self._masked_N(batch),
@@ -120,10 +112,6 @@ class ReturnOptions(RewardOptions, ABC):
         """Return-to-go G, NaN where unknown."""
         return discounted_returns(self._step_rewards_N(batch), batch.episodes, self.gamma)
 
-    def _return_flags(self, return_N: Floats) -> Mapping[Flag, Bools]:
-        """What is not known of the returns."""
-        return {Flag.UNKNOWN_RETURN: np.isnan(return_N)}
-
     def _siblings_P(self, batch: StepBatch, return_N: Floats, excluded_E: Bools) -> npt.NDArray[np.int32]:
         """Trajectories of each group that take part and whose whole return is known."""
         return batch.siblings.count(~excluded_E & ~np.isnan(return_N[batch.episodes.starts_K]))
@@ -157,11 +145,9 @@ class BatchOptions(RewardOptions, ABC):
         return replace(needs, episode_columns=(*needs.episode_columns, self.batch_key))
 
     def _batches_N(self, batch: StepBatch) -> Batches:
-        """The batches, of rows."""
         return Batches.of(self._keys_N(batch))
 
     def _batches_E(self, batch: StepBatch) -> Batches:
-        """The batches, of episodes."""
         return Batches.of(self._keys_N(batch).gather(batch.episodes.starts_K))
 
     def _keys_N(self, batch: StepBatch) -> pl.Series:

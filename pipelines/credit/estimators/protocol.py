@@ -1,34 +1,73 @@
 """What every estimator is: a frozen configuration that turns a frame of steps into a frame of advantages.
 
-The job over a lake knows estimators by this class alone: `needed()` says which columns to read, `advantages()`
-computes, `incremental` says whether groups may be computed apart from each other, `code()` which sources decide the
-numbers. An estimator file holds its options, its formula and `credit()`; selecting, checking, sorting and the output
-are done here.
+The job over a lake knows estimators by this class alone. An estimator file holds its options, its formula and
+`credit()`; selecting, checking, sorting and the output are done here.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from sys import modules
 from types import ModuleType
 from typing import ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
-from pipelines.credit.estimators.credit_rows import CreditRows
-from pipelines.credit.inputs.batch import StepBatch
+from pipelines.credit.estimators.anchor_groups import StepCredit
+from pipelines.credit.flags import Flag, join_flags
+from pipelines.credit.inputs.batch import Bools, Floats, StepBatch
 from pipelines.credit.inputs.columns import InputNeeds, output_schema, select_inputs
 
-__all__ = ["STATE_COLUMNS", "Estimator", "InputNeeds"]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreditRows:
+    """Advantages over the rows of a batch, and what they rest on. What an estimator does not compute is None."""
+
+    advantage_N: Floats
+    """NaN where unknown."""
+    size_P: npt.NDArray[np.int32]
+    """Siblings of each group that take part."""
+    flags: Mapping[Flag, Bools]
+    return_N: Floats | None = None
+    """Return-to-go, NaN where unknown."""
+    a_episode_N: Floats | None = None
+    a_step_N: Floats | None = None
+    anchor_key: pl.Series | None = None
+    """NULL where unknown."""
+    anchors: StepCredit | None = None
+
+    def frame(self, batch: StepBatch) -> pl.DataFrame:
+        """The rows, in the columns of `output_schema`."""
+        none_N = np.zeros(len(self.advantage_N), np.int32)
+        key = pl.lit(None, pl.Int64) if self.anchor_key is None else self.anchor_key
+        return batch.frame.select("episode_id", "step_index", "group_id").with_columns(
+            key.alias("anchor_key"),
+            _nullable("return_to_go", self.return_N),
+            _nullable("a_episode", self.a_episode_N),
+            _nullable("a_step", self.a_step_N),
+            _nullable("advantage", self.advantage_N),
+            pl.Series("group_size", batch.groups.spread(self.size_P)),
+            pl.Series("anchor_size", none_N if self.anchors is None else self.anchors.size_N),
+            pl.Series("anchor_episodes", none_N if self.anchors is None else self.anchors.episodes_N),
+            join_flags(self.flags),
+        )
+
+
+def _nullable(name: str, values_N: Floats | None) -> pl.Series | pl.Expr:
+    if values_N is None:
+        return pl.lit(None, pl.Float64).alias(name)
+    return pl.Series(name, values_N, nan_to_null=True)
+
 
 STATE_COLUMNS = ("state", "state_hash")
 """What the table `steps` holds of a state."""
 
 
-class Estimator(BaseModel, ABC):
+class Estimator(BaseModel, ABC, frozen=True, extra="forbid", allow_inf_nan=False):
     """Base of all estimators."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: ClassVar[str]
     """Its name on the command line and in a job's parameters."""
@@ -37,11 +76,7 @@ class Estimator(BaseModel, ABC):
 
     @abstractmethod
     def needed(self, present: Sequence[str] = STATE_COLUMNS) -> InputNeeds:
-        """Columns that must be there.
-
-        Args:
-            present: column names of the input, from which the anchor definition may choose.
-        """
+        """Columns that must be there; an anchor definition may choose among those that are present."""
 
     @abstractmethod
     def credit(self, batch: StepBatch) -> CreditRows:

@@ -5,8 +5,8 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from pipelines.credit.estimators.credit_rows import CreditRows
 from pipelines.credit.estimators.options import BatchOptions, ReturnOptions
+from pipelines.credit.estimators.protocol import CreditRows
 from pipelines.credit.flags import Flag
 from pipelines.credit.inputs.batch import StepBatch
 
@@ -33,18 +33,18 @@ class ReinforcePP(BatchOptions, ReturnOptions):
         return_N = self._returns_N(batch)
         excluded_E = self._excluded_E(batch, batch.score_E)
         batches = self._batches_N(batch)
-        whitened = batches.whiten(return_N, ~batch.episodes.spread(excluded_E) & ~np.isnan(return_N))
+        a_step_N, single_N, tied_N = batches.whiten(return_N, ~batch.episodes.spread(excluded_E) & ~np.isnan(return_N))
         flags = {
             **self._fate_flags(batch, excluded_E),
-            **self._return_flags(return_N),
-            Flag.CONSTANT_BATCH: whitened.tied_N,
-            Flag.SINGLETON_BATCH: whitened.single_N,
+            Flag.UNKNOWN_RETURN: np.isnan(return_N),
+            Flag.CONSTANT_BATCH: tied_N,
+            Flag.SINGLETON_BATCH: single_N,
             Flag.UNKNOWN_BATCH: ~batches.known_N,
         }
         return CreditRows(
-            advantage_N=np.where(self._masked_N(batch), np.nan, whitened.values_N),
+            advantage_N=np.where(self._masked_N(batch), np.nan, a_step_N),
             size_P=self._siblings_P(batch, return_N, excluded_E),
             flags=flags,
             return_N=return_N,
-            a_step_N=whitened.values_N,
+            a_step_N=a_step_N,
         )

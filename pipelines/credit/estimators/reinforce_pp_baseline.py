@@ -5,7 +5,7 @@ from typing import ClassVar
 import numpy as np
 
 from pipelines.credit.estimators.normalise import Moments
-from pipelines.credit.estimators.siblings import Comparison, WhitenedSiblings, credit_of_episodes
+from pipelines.credit.estimators.siblings import Compared, WhitenedSiblings, credit_of_episodes
 from pipelines.credit.inputs.batch import Bools, Floats, StepBatch
 
 
@@ -24,10 +24,10 @@ class ReinforcePPBaseline(WhitenedSiblings):
 
     name: ClassVar[str] = "reinforce_pp_baseline"
 
-    def _compare(self, batch: StepBatch, score_E: Floats, excluded_E: Bools) -> Comparison:
+    def _compare(self, batch: StepBatch, score_E: Floats, excluded_E: Bools) -> Compared:
         member_E = ~excluded_E & ~np.isnan(score_E)
         siblings = Moments.of(score_E, member_E, batch.siblings)
         centred_E = siblings.normalise(score_E, member_E, batch.siblings, "mean_norm", "zero")
         silent_P = siblings.tied_K | (siblings.count_K == 1)
         a_episode_E, flags = self._whiten(batch, centred_E, member_E, silent_P)
-        return Comparison(credit_of_episodes(batch, a_episode_E, siblings), flags)
+        return credit_of_episodes(batch, a_episode_E, siblings), flags

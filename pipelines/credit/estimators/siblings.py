@@ -1,26 +1,20 @@
 """Estimators that give every step of a trajectory one advantage: its score against those of its siblings.
 
 Axes: `_N` rows, `_E` episodes, `_P` task groups.
-
-Each trajectory against its siblings: where episode advantages are computed.
-
-Axes: `_N` rows, `_E` episodes, `_P` task groups.
-
-Estimators that compare siblings first and normalise the outcome over the batch.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from pipelines.credit.estimators.credit_rows import CreditRows
 from pipelines.credit.estimators.normalise import Moments, Scaling, Singleton
 from pipelines.credit.estimators.options import BatchOptions, ScoreOptions
+from pipelines.credit.estimators.protocol import CreditRows
 from pipelines.credit.flags import Flag
 from pipelines.credit.inputs.batch import Bools, Floats, StepBatch
 
@@ -29,17 +23,14 @@ Baseline: TypeAlias = Literal["trajectories", "rows"]
 
 @dataclass(frozen=True, slots=True)
 class EpisodeCredit:
-    """Episode advantages and what they rest on.
-
-    Attributes:
-        a_episode_N: A_E of each row, NaN where unknown.
-        size_P: scored siblings that take part.
-        dead_P: two or more of them, all with the same score.
-    """
+    """Episode advantages and what they rest on."""
 
     a_episode_N: Floats
+    """A_E of each row, NaN where unknown."""
     size_P: npt.NDArray[np.int32]
+    """Scored siblings that take part."""
     dead_P: Bools
+    """Two or more of them, all with the same score."""
 
 
 def episode_credit(
@@ -52,17 +43,11 @@ def episode_credit(
     singleton: Singleton = "zero",
     penalty: float = 0.0,
 ) -> EpisodeCredit:
-    """Normalise episode scores inside each task group.
+    """Normalise episode scores (NaN where unknown) inside each task group; see `normalise.py`.
 
-    Args:
-        batch: the steps.
-        score_E: R of each episode, NaN where unknown.
-        excluded_E: episodes that take no part.
-        norm: see `normalise.py`.
-        baseline: `trajectories`: statistics over one unpenalised score per trajectory; the penalty is taken from the
-            row's own advantage. `rows`: statistics over the penalised score of every row.
-        singleton: what a group of one unit gives, see `normalise.py`.
-        penalty: c, what a malformed action costs, in the unit of the scores.
+    `baseline="trajectories"`: statistics over one unpenalised score per trajectory; the penalty c of a malformed
+    action, in the unit of the scores, is taken from the row's own advantage. `rows`: statistics over the penalised
+    score of every row.
     """
     member_E = ~excluded_E & ~np.isnan(score_E)
     siblings = Moments.of(score_E, member_E, batch.siblings)
@@ -81,9 +66,8 @@ def episode_credit(
 def _scaled_penalty(siblings: Moments, norm: Scaling, singleton: Singleton, penalty: float) -> Floats:
     """What a malformed action costs in each group, in the unit of A_E: c, or c / max(std, c) where scores are scaled.
 
-    The deviation does not contain the penalty, so dividing by it alone would have no bound: with judge scores of .9,
-    .91, .9 and .9 one malformed action would cost 20. A lone trajectory has no deviation: under `raw` it is 1, as for
-    its score; under `zero` nothing is claimed about it, not even a penalty.
+    Dividing by the deviation alone would have no bound: with judge scores of .9, .91, .9 and .9 one malformed action
+    would cost 20. A lone trajectory has none: under `raw` it is 1, as for its score; under `zero` it costs nothing.
     """
     alone_P = siblings.count_K == 1
     penalty_P = np.full(len(alone_P), penalty)
@@ -94,19 +78,15 @@ def _scaled_penalty(siblings: Moments, norm: Scaling, singleton: Singleton, pena
     return penalty_P
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Episode advantages, and flags beyond the usual ones that say what they rest on."""
-
-    episode: EpisodeCredit
-    flags: Mapping[Flag, Bools] = field(default_factory=dict)
+Compared: TypeAlias = tuple[EpisodeCredit, Mapping[Flag, Bools]]
+"""Episode advantages, and flags beyond the usual ones that say what they rest on."""
 
 
 class SiblingEstimator(ScoreOptions, ABC):
     """Base of the estimators whose advantage is `a_episode`; `a_step`, anchors and returns are not computed."""
 
     @abstractmethod
-    def _compare(self, batch: StepBatch, score_E: Floats, excluded_E: Bools) -> Comparison:
+    def _compare(self, batch: StepBatch, score_E: Floats, excluded_E: Bools) -> Compared:
         """Episode advantages from scores (NaN where unknown) of the episodes that are not excluded."""
 
     def credit(self, batch: StepBatch) -> CreditRows:
@@ -116,13 +96,8 @@ class SiblingEstimator(ScoreOptions, ABC):
     def _rows_of(self, batch: StepBatch, score_E: Floats, given_E: Floats) -> CreditRows:
         """The rows, from the scores that are compared and those that somebody gave (see `_excluded_E`)."""
         excluded_E = self._excluded_E(batch, given_E)
-        compared = self._compare(batch, score_E, excluded_E)
-        episode = compared.episode
-        flags = {
-            **self._fate_flags(batch, excluded_E),
-            **sibling_flags(batch, score_E, episode),
-            **compared.flags,
-        }
+        episode, own_flags = self._compare(batch, score_E, excluded_E)
+        flags = {**self._fate_flags(batch, excluded_E), **sibling_flags(batch, score_E, episode), **own_flags}
         advantage_N = np.where(self._masked_N(batch), np.nan, episode.a_episode_N)
         return CreditRows(advantage_N=advantage_N, size_P=episode.size_P, flags=flags, a_episode_N=episode.a_episode_N)
 
@@ -132,8 +107,8 @@ class ScaledSiblings(SiblingEstimator, ABC):
 
     scaling: ClassVar[Scaling]
 
-    def _compare(self, batch: StepBatch, score_E: Floats, excluded_E: Bools) -> Comparison:
-        return Comparison(episode_credit(batch, score_E, excluded_E, norm=self.scaling))
+    def _compare(self, batch: StepBatch, score_E: Floats, excluded_E: Bools) -> Compared:
+        return episode_credit(batch, score_E, excluded_E, norm=self.scaling), {}
 
 
 class PenalisedSiblings(SiblingEstimator, ABC):
@@ -148,18 +123,17 @@ class PenalisedSiblings(SiblingEstimator, ABC):
     invalid_action_penalty: float = Field(default=0.0, ge=0.0)
     """c, in the unit of the scores: taken from the score of a row whose action was malformed, as in GiGPO."""
 
-    def _compare(self, batch: StepBatch, score_E: Floats, excluded_E: Bools) -> Comparison:
-        return Comparison(
-            episode_credit(
-                batch,
-                score_E,
-                excluded_E,
-                norm=self.scaling,
-                baseline=self.baseline,
-                singleton=self.singleton,
-                penalty=self.invalid_action_penalty,
-            )
+    def _compare(self, batch: StepBatch, score_E: Floats, excluded_E: Bools) -> Compared:
+        episode = episode_credit(
+            batch,
+            score_E,
+            excluded_E,
+            norm=self.scaling,
+            baseline=self.baseline,
+            singleton=self.singleton,
+            penalty=self.invalid_action_penalty,
         )
+        return episode, {}
 
 
 def sibling_flags(batch: StepBatch, score_E: Floats, episode: EpisodeCredit) -> Mapping[Flag, Bools]:
@@ -172,13 +146,7 @@ def sibling_flags(batch: StepBatch, score_E: Floats, episode: EpisodeCredit) -> 
 
 
 def credit_of_episodes(batch: StepBatch, a_episode_E: Floats, siblings: Moments) -> EpisodeCredit:
-    """The advantage of each episode, given to all its rows.
-
-    Args:
-        batch: the steps.
-        a_episode_E: A of each episode, NaN where unknown.
-        siblings: statistics of the siblings' scores.
-    """
+    """The advantage of each episode (NaN where unknown), given to all its rows."""
     size_P: npt.NDArray[np.int32] = siblings.count_K.astype(np.int32)
     return EpisodeCredit(batch.episodes.spread(a_episode_E), size_P, siblings.tied_K)
 
@@ -189,20 +157,13 @@ class WhitenedSiblings(BatchOptions, SiblingEstimator, ABC):
     def _whiten(
         self, batch: StepBatch, compared_E: Floats, member_E: Bools, silent_P: Bools
     ) -> tuple[Floats, Mapping[Flag, Bools]]:
-        """The batch stage.
+        """The batch stage: advantages of episodes, NaN where unknown, and its flags.
 
-        Args:
-            batch: the steps.
-            compared_E: what the group stage gave each episode.
-            member_E: episodes that take part.
-            silent_P: groups that say nothing. They count in the statistics and get exactly 0: the batch mean, which is
-                0 up to rounding where batches hold whole groups, must not turn silence into a whisper.
-
-        Returns:
-            Advantages of episodes, NaN where unknown, and the flags of the stage.
+        `compared_E` is what the group stage gave each episode. Silent groups count in the statistics and get exactly 0:
+        the batch mean is 0 only up to rounding where batches hold whole groups.
         """
         batches = self._batches_E(batch)
-        whitened_E = batches.whiten(compared_E, member_E).values_N
+        whitened_E, _, _ = batches.whiten(compared_E, member_E)
         silent_E = batch.siblings.spread(silent_P) & ~np.isnan(whitened_E)
         flags = {Flag.UNKNOWN_BATCH: batch.episodes.spread(~batches.known_N)}
         return np.where(silent_E, 0.0, whitened_E), flags

@@ -1,9 +1,8 @@
 """The SQL twins, for people who work in DuckDB: GiGPO and the estimators that share one comparison of siblings.
 
-A query stands in `pipelines/sql/NAME.sql`. What the twins have in common stands once, in `pipelines/sql/parts/`: a line
-`-- include PART` stands for its text. The check of the steps is such a part, so that no twin credits what the job
-refuses. Options travel as prepared parameters, the input relation by name; what stands for absent columns is fixed
-text.
+A query stands in `pipelines/sql/NAME.sql`; a line `-- include PART` stands for a text in `pipelines/sql/parts/`. The
+check of the steps is such a part, so that no twin credits what the job refuses. Options travel as prepared parameters,
+the input relation by name; what stands for absent columns is fixed text.
 """
 
 import re
@@ -13,7 +12,7 @@ from typing import Any
 import duckdb
 
 from lake.errors import UsageError
-from pipelines.credit.anchors import ExactText
+from pipelines.credit.anchors.texts import ExactText
 from pipelines.credit.estimators.protocol import Estimator
 
 _INCLUDE = re.compile(r"^-- include (\w+)\n", re.MULTILINE)
@@ -40,28 +39,20 @@ _DEFAULTS = {
 
 
 def estimator_sql(config: Estimator) -> str:
-    """Text of the query that computes an estimator, header comment included: its input, options and output.
-
-    Raises:
-        UsageError: the estimator has no SQL twin.
-    """
+    """Text of the query that computes an estimator, header comment included; UsageError if it has no SQL twin."""
     if config.name not in TWINS:
         msg = f"{config.name} has no SQL twin; those that have: {', '.join(TWINS)}"
         raise UsageError(msg)
-    return _text(TWINS[config.name][0])
+    folder = files("pipelines") / "sql"
+    text = (folder / f"{TWINS[config.name][0]}.sql").read_text(encoding="utf-8")
+    return _INCLUDE.sub(lambda line: (folder / "parts" / f"{line[1]}.sql").read_text(encoding="utf-8"), text)
 
 
 def estimator_relation(connection: duckdb.DuckDBPyConnection, config: Estimator, steps: str) -> duckdb.DuckDBPyRelation:
-    """Advantages of the rows of a table or view, as `config.advantages` gives them.
+    """Advantages of the rows of a table or view, as `config.advantages` gives them, in canonical order.
 
-    Args:
-        connection: where `steps` is found.
-        config: the estimator. Anchors must be exact text.
-        steps: name of a relation with the columns that the query's header lists; those that the configuration does
-            not need may be absent.
-
-    Returns:
-        The rows, sorted by (group_id, episode_id, step_index).
+    The relation has the columns that the query's header lists; those that the configuration does not need may be
+    absent.
 
     Raises:
         UsageError: the estimator has no SQL twin, its anchors are not exact text, or the relation lacks a column.
@@ -84,18 +75,11 @@ def _completed(connection: duckdb.DuckDBPyConnection, config: Estimator, text: s
     present = connection.sql("FROM query_table($steps) LIMIT 0", params={"steps": steps}).columns
     required = config.needed((STATE_HASH,)).required
     if missing := [name for name in required if name not in present]:
-        told = "; the twin compares states by that hash, not by text" if STATE_HASH in missing else ""
+        hint = "; the twin compares states by that hash, not by text" if STATE_HASH in missing else ""
         msg = (
             f"{steps}: column {', '.join(missing)} is missing (found: {', '.join(present)}). The SQL twin of "
-            f"{config.name} reads {', '.join(required)}{told}"
+            f"{config.name} reads {', '.join(required)}{hint}"
         )
         raise UsageError(msg)
     filled = [f"{value} AS {name}" for name, value in _DEFAULTS.items() if name not in present]
     return text.replace(_INPUT, f"(SELECT *, {', '.join(filled)} FROM {_INPUT})") if filled else text
-
-
-def _text(name: str) -> str:
-    """A query with the text of its parts."""
-    folder = files("pipelines") / "sql"
-    text = (folder / f"{name}.sql").read_text(encoding="utf-8")
-    return _INCLUDE.sub(lambda line: (folder / "parts" / f"{line[1]}.sql").read_text(encoding="utf-8"), text)

@@ -1,21 +1,17 @@
 """A credit job in a few figures and, where they look wrong, in words: what to read before training on it.
 
-What a table of advantages looks like: the figures to read before training on it.
-
 A dead group teaches nothing about the outcome; a step whose state no sibling shares has no step advantage. Healthy
 GiGPO training has fewer than 35 % singleton anchors; where almost no state is shared, the text needs normalising first.
 """
 
 import polars as pl
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from pipelines.credit.flags import Flag
 
 
-class CreditSummary(BaseModel):
+class CreditSummary(BaseModel, frozen=True, extra="forbid"):
     """Counts over the rows of one credit job."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     episodes: int
     """Distinct episodes."""
@@ -45,15 +41,7 @@ class CreditSummary(BaseModel):
 
 
 def summarise(advantages: pl.LazyFrame) -> CreditSummary:
-    """Count what the advantages of one job rest on.
-
-    Args:
-        advantages: rows as an estimator returns them (`episode_id`, `group_id`, `advantage`, `group_size`,
-            `anchor_episodes`, `flags`).
-
-    Returns:
-        The counts.
-    """
+    """Count what the advantages of one job, as an estimator returns them, rest on."""
     flags = advantages.select(pl.col("flags").unique()).collect()["flags"].to_list()
     dead = pl.col("flags").is_in(_carrying(Flag.DEAD_GROUP, flags))
     single = pl.col("flags").is_in(_carrying(Flag.SINGLETON_ANCHOR, flags))
@@ -149,13 +137,9 @@ class CreditDiagnosis(CreditSummary):
 
 
 def diagnose(groups: pl.LazyFrame) -> CreditDiagnosis:
-    """Add up the groups of a credit job.
+    """Add up one row per group with the `DIAGNOSED` columns of `credit_groups`; those without episodes do not count.
 
-    Args:
-        groups: `DIAGNOSED` columns of `credit_groups`, one row per group; those with `episodes` = 0 do not count.
-
-    Returns:
-        The figures; those of actions and error texts are None if no group has them.
+    Figures of actions and error texts are None if no group has them.
     """
     scored, dead = pl.col("scored"), pl.col("is_dead")
     row = (
@@ -169,14 +153,10 @@ def diagnose(groups: pl.LazyFrame) -> CreditDiagnosis:
             (scored == 1).sum().alias("singleton_groups"),
             (scored == 0).sum().alias("unscored_groups"),
             (pl.col("anchors") > 0).any().alias("has_anchors"),
-            *(_known_sum(name) for name in _KNOWN),
+            # The sum of the known values; NULL if there are none.
+            *(pl.when(pl.col(n).count() > 0).then(pl.col(n).cast(pl.Int64).sum()).alias(n) for n in _KNOWN),
         )
         .collect()
         .row(0, named=True)
     )
     return CreditDiagnosis.model_validate(row)
-
-
-def _known_sum(name: str) -> pl.Expr:
-    """The sum of the known values; NULL if there are none."""
-    return pl.when(pl.col(name).count() > 0).then(pl.col(name).cast(pl.Int64).sum()).alias(name)

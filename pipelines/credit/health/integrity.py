@@ -1,12 +1,8 @@
-"""Integrity of groups: what must hold before the members of a group are compared, checked and told, never hoped for.
+"""Integrity of groups: what must hold before the members of a group are compared, checked and told.
 
 A baseline over the wrong siblings is silent: groups of one made a whole framework's baseline vanish, and nobody could
 see the groups. Each check is off, a warning or a refusal, and what it finds also lands in the group's row of
-`credit_groups`. Checks are pure; they read ids, numbers and hashes, and of texts only the initial messages.
-
-A check whose columns are not there, or are NULL, says nothing: unknown is not wrong.
-
-What integrity checks found: by finding for people, by group for the table `credit_groups`.
+`credit_groups`. A check whose columns are not there, or are NULL, says nothing: unknown is not wrong.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import polars as pl
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from lake import ids
 from lake.errors import DataRefusedError
+from pipelines.spelling import count_of
 
 Action: TypeAlias = Literal["off", "warn", "refuse"]
 
@@ -99,10 +96,8 @@ FINDINGS = {
 _NO_FINDINGS = pl.DataFrame(schema={"group_id": pl.Int64, "findings": pl.String})
 
 
-class Problem(BaseModel):
+class Problem(BaseModel, frozen=True, extra="forbid"):
     """One finding, over all groups."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     finding: str
     """Its name."""
@@ -116,35 +111,25 @@ class Problem(BaseModel):
     """The first of them, by id: the task, and the figures."""
 
     def line(self, episodes: int) -> str:
-        """The finding in words.
-
-        Args:
-            episodes: that were looked at.
-        """
+        """The finding in words; `episodes` were looked at."""
         finding = FINDINGS[self.finding]
         what = finding.what.format(counted=self.counted, episodes=episodes)
         more = ", ..." if self.groups > len(self.examples) else ""
         named = f" ({', '.join(self.examples)}{more})" if self.examples else ""
-        groups = "1 group" if self.groups == 1 else f"{self.groups} groups"
-        return f"{self.finding}: {what}, in {groups}{named}. {finding.then}"
+        return f"{self.finding}: {what}, in {count_of(self.groups, 'group')}{named}. {finding.then}"
 
 
 @dataclass(frozen=True)
 class IntegrityReport:
-    """What the checks found.
-
-    Attributes:
-        checked: groups looked at.
-        episodes: their episodes.
-        problems: the findings that some group has, by name.
-        findings: `group_id`, and `findings`: names joined by commas, sorted. Groups without any are left out. Sorted
-            by group_id.
-    """
+    """What the checks found."""
 
     checked: int
+    """Groups looked at."""
     episodes: int
     problems: tuple[Problem, ...]
+    """The findings that some group has, by name."""
     findings: pl.DataFrame
+    """`group_id`, and `findings`: names joined by commas, sorted; groups without any left out. Sorted by group_id."""
 
     @classmethod
     def merged(cls, reports: Sequence["IntegrityReport"]) -> "IntegrityReport":
@@ -169,17 +154,13 @@ class IntegrityReport:
         return [problem.line(self.episodes) for problem in self.problems]
 
     def raise_refused(self) -> None:
-        """Stop if a check that refuses has found something.
-
-        Raises:
-            DataRefusedError: names the findings, their groups and what to do.
-        """
+        """DataRefusedError if a check that refuses has found something: the findings, their groups, what to do."""
         refused = [problem for problem in self.problems if problem.action == "refuse"]
         if refused:
-            told = ". ".join(problem.line(self.episodes) for problem in refused)
+            lines = ". ".join(problem.line(self.episodes) for problem in refused)
             checks = sorted({FINDINGS[problem.finding].check for problem in refused})
             options = " ".join(f"--check {check}=warn" for check in checks)
-            msg = f"of {self.checked} groups: {told}. To compute all the same: {options}"
+            msg = f"of {count_of(self.checked, 'group')}: {lines}. To compute all the same: {options}"
             raise DataRefusedError(msg)
 
 
@@ -191,8 +172,6 @@ def _joined(problems: list[Problem]) -> Problem:
     groups, counted = (sum(getattr(problem, name) for problem in problems) for name in ("groups", "counted"))
     return problems[0].model_copy(update={"groups": groups, "counted": counted, "examples": tuple(examples[:shown])})
 
-
-__all__ = ["Action", "IntegrityConfig", "IntegrityReport", "Problem", "check_groups"]
 
 _UNKNOWN = pl.lit(None, pl.UInt32)
 _WRONG = {
@@ -210,10 +189,8 @@ _NAMING = (pl.when(pl.col("task").is_null()).then(0).when(pl.col("tasks") == 1).
 """The order of the names that `_named` gives."""
 
 
-class IntegrityConfig(BaseModel):
+class IntegrityConfig(BaseModel, frozen=True, extra="forbid"):
     """What to check, and what to do about it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     complete: Action = "warn"
     """As many episodes as the collector meant to run (`expected_group_size`). Findings: `incomplete`, `oversized`."""
@@ -240,34 +217,31 @@ class IntegrityConfig(BaseModel):
 def check_groups(
     episodes: pl.LazyFrame, steps: pl.LazyFrame | None = None, config: IntegrityConfig | None = None
 ) -> IntegrityReport:
-    """Check the groups of a credit job. Whole groups at a time; reports of several calls can be merged.
+    """Check the groups of a credit job, whole ones at a time; reports of several calls can be merged.
 
     Args:
         episodes: one row per episode: `episode_id`, `group_id` (the one the job uses), and where known `task_id`,
             `expected_group_size`, `policy`, `policy_version`, `num_steps`, `initial_messages`, `episode_score`.
         steps: all their steps, inactive ones included: `episode_id`, `step_index`, and where known `state_hash`; or
-            `pipelines.credit.inputs.ranges.episode_figures` of them, which is needed to find copies.
+            `ranges.episode_figures` of them, which is needed to find copies.
         config: what to check.
-
-    Returns:
-        The report. Nothing is raised here: `raise_refused` does.
     """
     config = config or IntegrityConfig()
     groups = _figures(episodes, steps, config).collect().sort("group_id")
     actions: dict[str, Action] = {name: getattr(config, finding.check) for name, finding in FINDINGS.items()}
     problems = []
     for name in (name for name, action in actions.items() if action != "off"):
-        having = groups.filter(_WRONG[name])
-        if having.height:
-            rows = having.sort(*_NAMING, "group_id").head(config.examples).iter_rows(named=True)
+        affected = groups.filter(_WRONG[name])
+        if affected.height:
+            rows = affected.sort(*_NAMING, "group_id").head(config.examples).iter_rows(named=True)
             shown = tuple(f"{_named(row)}: {FINDINGS[name].figures(row)}" for row in rows)
             counted = FINDINGS[name].counted
             problems.append(
                 Problem(
                     finding=name,
                     action=actions[name],
-                    groups=having.height,
-                    counted=int(having[counted].sum()) if counted else 0,
+                    groups=affected.height,
+                    counted=int(affected[counted].sum()) if counted else 0,
                     examples=shown,
                 )
             )

@@ -1,23 +1,16 @@
 """Steps in canonical order, as arrays: what estimators compute on.
 
-Axes: `_N` rows (active steps), `_E` episodes, `_P` task groups.
+Groups are runs of consecutive rows: once rows are in canonical order every group (an episode, its siblings, an anchor)
+is a run, and a reduction over all groups is one `ufunc.reduceat`. It adds in a fixed order that depends on the run's
+own values alone, so the same rows give the same bits whatever order they came in and whatever other groups are present.
 
-Groups as runs of consecutive rows, and reductions over them.
+Rows are gathered by (group, key) with one sort of one array of integers: twice as fast as a sort by columns. A row's
+group, as many bits of a hash of its key as there is room for, and its number are packed into 63 bits, so an unstable
+sort leaves equal keys of a group side by side and in row order. Two different keys whose few bits agree are noticed,
+and then the caller sorts by the columns themselves. A few groups are sorted at a time, inside the processor's cache:
+three times as fast as all of them at once.
 
-Rows are put in canonical order once; after that every group (an episode, its siblings, an anchor) is a run of rows,
-and a reduction over all groups is one `ufunc.reduceat`. It adds in a fixed order that depends on the run's own values
-alone, so the same rows give the same bits whatever order they came in and whatever other groups are present.
-
-Axes: `_N` rows, `_K` runs.
-
-Rows gathered by (group, key) with one sort of one array of integers: twice as fast as a sort by columns.
-
-A row's group, as many bits of a hash of its key as there is room for, and its number are packed into 63 bits, so an
-unstable sort of the values alone leaves equal keys of a group side by side and in row order. Two different keys whose
-few bits agree are noticed, and then the caller sorts by the columns themselves. Rows come by group, so a few groups are
-sorted at a time, inside the processor's cache: three times as fast as all of them at once.
-
-Axes: `_N` rows, `_M` the same rows gathered, `_K` runs of rows.
+Axes: `_N` rows (active steps), `_E` episodes, `_P` task groups, `_M` rows gathered, `_K` runs of rows.
 """
 
 from dataclasses import dataclass
@@ -38,21 +31,24 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """A partition of one or more consecutive rows into runs.
-
-    Attributes:
-        starts_K: index of each run's first row, ascending, `starts_K[0] == 0`.
-        lengths_K: rows of each run, at least 1.
-    """
+    """A partition of one or more consecutive rows into runs."""
 
     starts_K: Ints
+    """Index of each run's first row, ascending, `starts_K[0] == 0`."""
     lengths_K: Ints
+    """Rows of each run, at least 1."""
 
     @classmethod
     def opening_at(cls, first_N: Bools) -> Self:
         """Runs that open wherever `first_N` is true."""
         starts_K = np.flatnonzero(first_N)
         return cls(starts_K, np.diff(starts_K, append=len(first_N)))
+
+    @classmethod
+    def of(cls, frame: pl.DataFrame, name: str) -> Self:
+        """Runs of equal values of a column."""
+        column = pl.col(name)
+        return cls.opening_at(frame.select(column.ne_missing(column.shift())).to_series().to_numpy())
 
     @property
     def last_K(self) -> Ints:
@@ -109,12 +105,7 @@ Gathered: TypeAlias = tuple[npt.NDArray[np.int64], Bools]
 
 
 def gather(keys_N: npt.NDArray[np.int64], groups: Segments) -> Gathered | None:
-    """Rows by group, equal keys together, rows of a key in their order; None if it cannot be told this way.
-
-    Args:
-        keys_N: int64 keys.
-        groups: the groups, as runs of rows.
-    """
+    """Rows by group, equal keys together, rows of a key in their order; None if it cannot be told this way."""
     rows, runs = len(keys_N), len(groups.starts_K)
     row_bits, run_bits = (max(1, (count - 1).bit_length()) for count in (rows, runs))
     hash_bits = _WORD_BITS - row_bits - run_bits
@@ -136,12 +127,7 @@ def gather(keys_N: npt.NDArray[np.int64], groups: Segments) -> Gathered | None:
 
 
 def distinct(values_M: Words, runs: Segments) -> npt.NDArray[np.int64]:
-    """How many different values each run has, by as many of their bits as there is room for.
-
-    Args:
-        values_M: hashes, 64 bits.
-        runs: the runs, as runs of rows.
-    """
+    """How many different values (64-bit hashes) each run has, by as many of their bits as there is room for."""
     run_bits = max(1, (len(runs.starts_K) - 1).bit_length())
     packed_M = values_M >> np.uint64(run_bits)
     packed_M |= runs.spread(np.arange(len(runs.starts_K), dtype=np.uint64) << np.uint64(64 - run_bits))
@@ -162,40 +148,32 @@ def _sort_within(packed_N: Words, runs: Segments) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """Checked, active steps sorted by (group, episode, step), and the runs of rows they form.
-
-    Attributes:
-        frame: keys, anchor columns and what else the estimator needs, one row per active step.
-        episodes: rows -> episodes.
-        groups: rows -> task groups.
-        siblings: episodes -> task groups.
-        reward_N: environment reward, NaN where NULL.
-        invalid_N: the action was malformed.
-        score_E: episode score, NaN where NULL.
-        truncated_E: the episode was cut off by a limit.
-        broken_E: the episode was aborted or failed.
-    """
+    """Checked, active steps sorted by (group, episode, step), and the runs of rows they form."""
 
     frame: pl.DataFrame
+    """Keys, anchor columns and what else the estimator needs, one row per active step."""
     episodes: Segments
+    """Rows -> episodes."""
     groups: Segments
+    """Rows -> task groups."""
     siblings: Segments
+    """Episodes -> task groups."""
     reward_N: Floats
+    """Environment reward, NaN where NULL."""
     invalid_N: Bools
+    """The action was malformed."""
     score_E: Floats
+    """NaN where NULL."""
     truncated_E: Bools
+    """The episode was cut off by a limit."""
     broken_E: Bools
+    """The episode was aborted or failed."""
 
     @classmethod
     def of(cls, inputs: pl.DataFrame, needs: InputNeeds | None = None) -> Self | None:
-        """Sort, check and drop inactive rows; None if no row is left.
+        """Sort, check (`check_steps`, and `check_extras` if needs are given) and drop inactive rows; None without any.
 
-        Args:
-            inputs: columns as `select_inputs` gives them.
-            needs: what was selected, so that the columns beyond the usual ones are checked too.
-
-        Raises:
-            ContractError: see `check_steps` and `check_extras`.
+        The columns are as `select_inputs` gives them.
         """
         if not _is_sorted(inputs):
             inputs = inputs.sort(KEYS)
@@ -205,7 +183,7 @@ class StepBatch:
             return None
         if needs is not None:
             check_extras(frame, needs)
-        episodes, groups = _runs(frame, "episode_id"), _runs(frame, "group_id")
+        episodes, groups = Segments.of(frame, "episode_id"), Segments.of(frame, "group_id")
         firsts = frame.select("episode_score", "status").gather(episodes.starts_K)
         opens_group_N = np.zeros(len(frame), np.bool_)
         opens_group_N[groups.starts_K] = True
@@ -214,20 +192,20 @@ class StepBatch:
             episodes=episodes,
             groups=groups,
             siblings=Segments.opening_at(opens_group_N[episodes.starts_K]),
-            reward_N=_floats(frame["reward"]),
+            reward_N=floats(frame["reward"]),
             invalid_N=~frame["is_action_valid"].to_numpy(),
-            score_E=_floats(firsts["episode_score"]),
+            score_E=floats(firsts["episode_score"]),
             truncated_E=(firsts["status"] == "truncated").to_numpy(),
             broken_E=firsts["status"].is_in(["aborted", "failed"]).to_numpy(),
         )
 
     def step_numbers(self, name: str) -> Floats:
         """A numeric column of the frame, NaN where NULL."""
-        return _floats(self.frame[name])
+        return floats(self.frame[name])
 
     def episode_numbers(self, name: str) -> Floats:
         """A numeric column whose value belongs to the whole episode: one per episode, NaN where NULL."""
-        return _floats(self.frame[name].gather(self.episodes.starts_K))
+        return floats(self.frame[name].gather(self.episodes.starts_K))
 
 
 def _is_sorted(frame: pl.DataFrame) -> bool:
@@ -240,10 +218,6 @@ def _is_sorted(frame: pl.DataFrame) -> bool:
     return bool(frame.lazy().select(ascending.slice(1).fill_null(value=False).all()).collect().item())
 
 
-def _runs(frame: pl.DataFrame, name: str) -> Segments:
-    column = pl.col(name)
-    return Segments.opening_at(frame.select(column.ne_missing(column.shift())).to_series().to_numpy())
-
-
-def _floats(column: pl.Series) -> Floats:
+def floats(column: pl.Series) -> Floats:
+    """The column's values, NaN where NULL."""
     return column.fill_null(np.nan).to_numpy()

@@ -1,13 +1,8 @@
-"""The columns a credit estimator reads and writes, and the check that an input has them.
+"""The columns a credit estimator reads and writes, and the check that an input has them and may be used.
 
-Checked on the schema alone, before anything is read. What the values must satisfy is in `checks.py` and `extras.py`.
-
-What the values of a credit input must satisfy, checked with a few vectorised passes.
-
-The reference code takes row order for time and lets NaN through: both go wrong in silence. Here every fault is an
-error that names the episode and says what to do. NULL is not a fault: it means unknown.
-
-Checks of the columns that only some estimators read: value estimates, lengths, component scores, batch keys.
+Columns are checked on the schema, before anything is read; values with a few vectorised passes. The reference code
+takes row order for time and lets NaN through: both go wrong in silence. Here every fault is an error that names the
+episode and says what to do. NULL is not a fault: it means unknown.
 """
 
 from collections.abc import Callable
@@ -27,11 +22,7 @@ COMPONENT = "score_"
 
 @dataclass(frozen=True, slots=True)
 class InputNeeds:
-    """Columns an estimator's configuration reads, beyond what every job gives.
-
-    Every job gives the keys, and, where it has them, `reward`, `episode_score`, `status`, `is_active` and
-    `is_action_valid`.
-    """
+    """Columns an estimator reads beyond the keys, and what jobs give where they have it (those of `_DEFAULTS`)."""
 
     step_columns: tuple[str, ...] = ()
     """Of the table `steps`; `reward` is named if it must be there."""
@@ -93,17 +84,9 @@ _DEFAULTS = {
 def select_inputs(steps: pl.LazyFrame, needs: InputNeeds) -> pl.LazyFrame:
     """The columns an estimator reads, in one type each, with the optional ones filled in.
 
-    Args:
-        steps: one row per step.
-        needs: columns required beyond the keys.
-
-    Returns:
-        Keys, `reward` and `episode_score` (float64, NULL if absent), `status` (all completed if absent), `is_active`,
-        `is_action_valid` (NULL and absent mean true), and the other needed columns: numbers as float64, the rest as
-        they are.
-
-    Raises:
-        ContractError: a column is missing or has a type that cannot be meant.
+    Keys, `reward` and `episode_score` (float64, NULL if absent), `status` (all completed if absent), `is_active`,
+    `is_action_valid` (NULL and absent mean true), and the other needed columns: numbers as float64, the rest as they
+    are. ContractError if a column is missing or has a type that cannot be meant.
     """
     schema = steps.collect_schema()
     missing = [name for name in needs.required if name not in schema]
@@ -199,7 +182,6 @@ def check_steps(frame: pl.DataFrame) -> None:
 
 
 def _message(fault: str, frame: pl.DataFrame, faults: pl.LazyFrame) -> str:
-    """Say what is wrong with the first row that has the fault, and what to do."""
     row = frame.filter(faults.select(fault).collect().to_series()).row(0, named=True)
     before = f"steps: episode {row['episode_id']!r}"
     at = f"{before}, step_index {row['step_index']}"
@@ -219,7 +201,6 @@ def _message(fault: str, frame: pl.DataFrame, faults: pl.LazyFrame) -> str:
 
 
 def _two_groups(frame: pl.DataFrame) -> str:
-    """Name the first episode that occurs in more than one group."""
     groups = frame.group_by("episode_id").agg(pl.col("group_id").unique().sort())
     row = groups.filter(pl.col("group_id").list.len() > 1).sort("episode_id").row(0, named=True)
     return (
@@ -230,35 +211,26 @@ def _two_groups(frame: pl.DataFrame) -> str:
 
 
 def check_extras(frame: pl.DataFrame, needs: InputNeeds) -> None:
-    """Check the columns beyond the usual ones in active rows sorted by `KEYS`.
+    """ContractError if an active row sorted by `KEYS` has, in the columns beyond the usual ones, a faulty number.
 
-    Raises:
-        ContractError: a number that is NaN, infinite or beyond 1e100, or a value of the whole episode that changes
-            within it.
+    Faulty is NaN, infinite or beyond 1e100, and a value of the whole episode that changes within it.
     """
     names = dict.fromkeys((*needs.step_columns, *needs.of_episodes))
     floats = [name for name in names if name != "reward" and frame.schema[name] == pl.Float64]
     if not floats and not needs.of_episodes:
         return
+    within = pl.col("episode_id") == pl.col("episode_id").shift()
     faults = frame.lazy().select(
         *((~(pl.col(name).abs() <= LARGEST)).fill_null(value=False).alias(f"{name} is not finite") for name in floats),
-        *(_changes(name).alias(f"{name} changes") for name in needs.of_episodes),
+        *((within & pl.col(n).ne_missing(pl.col(n).shift())).alias(f"{n} changes") for n in needs.of_episodes),
     )
     for fault, rows in faults.sum().collect().row(0, named=True).items():
         if rows:
             row = frame.filter(faults.select(fault).collect().to_series()).row(0, named=True)
             name, kind = fault.split(" ", 1)
-            raise ContractError(_row_message(row, name, kind))
-
-
-def _changes(name: str) -> pl.Expr:
-    """Rows that continue an episode with another value."""
-    within = pl.col("episode_id") == pl.col("episode_id").shift()
-    return within & pl.col(name).ne_missing(pl.col(name).shift())
-
-
-def _row_message(row: dict[str, object], name: str, kind: str) -> str:
-    at = f"steps: episode {row['episode_id']!r}, step_index {row['step_index']}: {name} {row[name]!r}"
-    if kind == "changes":
-        return f"{at} differs from the step before. It belongs to the whole episode; join it by episode_id."
-    return f"{at} is not a finite number below 1e100. Write NULL where it is not known, or repair the source."
+            msg = f"steps: episode {row['episode_id']!r}, step_index {row['step_index']}: {name} {row[name]!r} "
+            if kind == "changes":
+                msg += "differs from the step before. It belongs to the whole episode; join it by episode_id."
+            else:
+                msg += "is not a finite number below 1e100. Write NULL where it is not known, or repair the source."
+            raise ContractError(msg)

@@ -2,11 +2,8 @@
 
 Where scores come from is one choice per job: the return the environment reported, or the values of a scorer or reward,
 which has a row in `scores` under its name. An episode without a value has NULL, never 0. Siblings are compared under
-one version of a scorer (`lake.judgements.scores` says which).
-
-A scorer that says nothing of any chosen episode: which version was taken, why it says nothing, and which others are.
-
-Its advantages are NULL, which is right and seldom meant: a function that failed on every row was the last to run.
+one version of a scorer (`lake.judgements.scores` says which). One that has no value for any chosen episode is told of:
+that is seldom meant, as a function that failed on every row was the last to run.
 """
 
 from collections.abc import Iterator, Mapping
@@ -46,25 +43,26 @@ class Sources:
 
 
 def select_episodes(snapshot: Snapshot, sources: Sources, components: tuple[str, ...] = ()) -> pl.DataFrame:
-    """Episodes of a credit job.
+    """Episodes of a credit job; `components` are scorers or rewards that an estimator weighs one by one.
 
-    Args:
-        snapshot: where to read.
-        sources: which episodes, and whose scores.
-        components: scorers or rewards an estimator weighs one by one.
-
-    Returns:
-        One row per episode, sorted by (group_id, episode_id): episode_id, group_id (the one the job uses),
-        collected_group_id, run_id, status, write_id, num_steps, episode_score, a float64 column `score_<name>` per
-        component, and `reward_job` where step rewards come from a scorer.
+    One row per episode, sorted by (group_id, episode_id): episode_id, group_id (the one the job uses),
+    collected_group_id, run_id, status, write_id, num_steps, episode_score, a float64 column `score_<name>` per
+    component, and `reward_job` where step rewards come from a scorer.
 
     Raises:
-        UsageError: a predicate that is no predicate, a scorer that scored nothing, an unknown grouping.
+        UsageError: a bad predicate, a scorer that scored nothing, an unknown grouping.
         DataRefusedError: no episode is selected.
     """
     episodes = select_where(snapshot, _COLUMNS, sources.where).with_columns(collected_group_id="group_id")
     if sources.grouping is not None:
-        episodes = _regrouped(snapshot, episodes, sources.grouping)
+        groups = read_grouping(snapshot, sources.grouping).select("episode_id", "group_id")
+        episodes = episodes.drop("group_id").join(groups, on="episode_id")
+        if episodes.is_empty():
+            msg = (
+                f"no selected episode is in the grouping {sources.grouping!r}; leave --where out, or run "
+                "`trajlake group` again"
+            )
+            raise DataRefusedError(msg)
     if sources.only is not None:
         wanted = select_where(snapshot, ("episode_id",), sources.only, "only")
         groups = episodes.join(wanted, on="episode_id", how="semi").select(pl.col("group_id").unique())
@@ -88,25 +86,14 @@ def select_episodes(snapshot: Snapshot, sources: Sources, components: tuple[str,
 
 
 def scorer_versions(snapshot: Snapshot, sources: Sources, components: tuple[str, ...] = ()) -> dict[str, str]:
-    """Which version of each scorer or reward a job takes: name as it was given -> version. Unknown ones are left out.
-
-    Args:
-        snapshot: where to read.
-        sources: whose scores and rewards.
-        components: scorers or rewards an estimator weighs one by one.
-    """
+    """The version of each scorer or reward a job takes, by its name as it was given; unknown ones are left out."""
     named = dict.fromkeys((sources.score, sources.rewards, *components))
     versions = {name: version_of(snapshot, name) for name in named if name not in (ENV_RETURN, ENV_REWARD)}
     return {name: version for name, version in versions.items() if version is not None}
 
 
 def namesakes(snapshot: Snapshot, sources: Sources) -> Iterator[str]:
-    """A line if `env_return` is a scorer's name, too: what the environment recorded is taken; how to take the other.
-
-    Args:
-        snapshot: where to read.
-        sources: whose scores were asked for.
-    """
+    """A line if `env_return` is a scorer's name, too: what the environment recorded is taken; how to take the other."""
     version = version_of(snapshot, ENV_RETURN) if sources.score == ENV_RETURN else None
     if version is not None:
         yield (
@@ -116,26 +103,12 @@ def namesakes(snapshot: Snapshot, sources: Sources) -> Iterator[str]:
 
 
 def records_step_rewards(snapshot: Snapshot, sources: Sources) -> bool:
-    """Whether any step of the selected episodes has a reward.
-
-    Raises:
-        As `select_episodes`.
-    """
+    """Whether any step of the selected episodes has a reward; raises as `select_episodes`."""
     if sources.rewards != ENV_REWARD:
         return True
     episodes = select_where(snapshot, ("episode_id",), sources.where)
     steps = snapshot.scan("steps").filter(pl.col("reward").is_not_null()).select("episode_id")
     return not collected(steps.join(episodes.lazy(), on="episode_id", how="semi").head(1)).is_empty()
-
-
-def _regrouped(snapshot: Snapshot, episodes: pl.DataFrame, grouping: str) -> pl.DataFrame:
-    """The episodes of a grouping, in its groups."""
-    groups = read_grouping(snapshot, grouping).select("episode_id", "group_id")
-    found = episodes.drop("group_id").join(groups, on="episode_id")
-    if found.is_empty():
-        msg = f"no selected episode is in the grouping {grouping!r}; leave --where out, or run `trajlake group` again"
-        raise DataRefusedError(msg)
-    return found
 
 
 def unvalued(
@@ -145,21 +118,13 @@ def unvalued(
     versions: Mapping[str, str],
     components: tuple[str, ...],
 ) -> Iterator[str]:
-    """A line for each scorer or reward without a value.
-
-    Args:
-        snapshot: where to read.
-        sources: whose scores and rewards were taken.
-        episodes: as `select_episodes` found them.
-        versions: of `scorer_versions`.
-        components: scorers or rewards an estimator weighs one by one.
-    """
-    silent = [name for name in components if _is_empty(episodes[COMPONENT + name])]
+    """A line for each scorer or reward without a value for any of the `select_episodes`."""
+    without_values = [name for name in components if _is_empty(episodes[COMPONENT + name])]
     if sources.score != ENV_RETURN and _is_empty(episodes["episode_score"]):
-        silent.append(sources.score)
+        without_values.append(sources.score)
     if sources.rewards != ENV_REWARD and not _any_step(snapshot, sources, episodes):
-        silent.append(sources.rewards)
-    for name in dict.fromkeys(name for name in silent if name in versions):
+        without_values.append(sources.rewards)
+    for name in dict.fromkeys(name for name in without_values if name in versions):
         yield _line(snapshot, name.partition("@")[0], versions[name], episodes)
 
 
@@ -168,7 +133,6 @@ def _is_empty(values: pl.Series) -> bool:
 
 
 def _any_step(snapshot: Snapshot, sources: Sources, episodes: pl.DataFrame) -> bool:
-    """Whether a step of theirs has a reward."""
     rows = snapshot.scan("scores").filter(
         pl.col("scorer") == sources.rewards.partition("@")[0],
         pl.col("step_index").is_not_null(),
@@ -182,11 +146,11 @@ def _any_step(snapshot: Snapshot, sources: Sources, episodes: pl.DataFrame) -> b
 def _line(snapshot: Snapshot, scorer: str, version: str, episodes: pl.DataFrame) -> str:
     scored = reasons(snapshot, scorer, version).join(episodes.select("episode_id"), on="episode_id", how="semi")
     counted = scored.drop_nulls("why")["why"].value_counts(sort=True).sort("count", "why", descending=[True, False])
-    told = f"{scorer}@{version} has no value for any of the {episodes.height} chosen episodes"
+    message = f"{scorer}@{version} has no value for any of the {episodes.height} chosen episodes"
     if scored.is_empty():
-        told += ", which it has not scored"
+        message += ", which it has not scored"
     elif counted.height:
         why, count = counted.row(0)
-        told += f", most often ({count}) because: {one_line(why)}"
+        message += f", most often ({count}) because: {one_line(why)}"
     others = ", ".join(f"{scorer}@{other}" for other in other_versions(snapshot, scorer, version))
-    return f"{told}. {f'Other versions: {others}' if others else 'There is no other version'}"
+    return f"{message}. {f'Other versions: {others}' if others else 'There is no other version'}"

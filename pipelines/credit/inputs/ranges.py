@@ -2,16 +2,12 @@
 
 Groups are put where their data files are (the files of one commit, or the stretch of a compacted file), so that a range
 reads few files and each file is read by few ranges. A group is never split, nor is a batch that is normalised over: a
-range is as long as its budget, or as its one long group or batch.
+range is as long as its budget, or as its one long group or batch. What a step takes is known from measurement, texts
+aside, whose length is looked up in a sample of the lake.
 
-How many steps fit into a budget of memory.
-
-What a step takes is known from measurement, texts aside, whose length is looked up in a sample of the lake.
-
-The steps of a range in canonical order, with what belongs to their episodes, read without a join or a sort.
-
-Files are sorted by episode and step, so the rows of an episode come in runs. A run is looked up once, and if runs are
-in order, as they are within a file, no row is moved at all.
+The steps of a range are put in canonical order, with what belongs to their episodes, without a join or a sort: files
+are sorted by episode and step, so the rows of an episode come in runs. A run is looked up once, and if runs are in
+order, as they are within a file, no row is moved at all.
 
 Axes: `_N` rows, `_R` runs of rows of one episode, `_E` episodes.
 """
@@ -28,7 +24,7 @@ from lake.read.parquet import collected, scan_pruned
 from lake.read.snapshot import Snapshot
 from lake.read.visibility import DataFile
 from lake.tables import TABLES
-from pipelines.credit.health.purity import decisions
+from pipelines.credit.health.groups import decisions
 from pipelines.credit.inputs.batch import Ints, Segments
 
 MEMORY_GB = 2.0
@@ -41,12 +37,7 @@ _SAMPLE = 2_000
 
 
 def bytes_per_step(snapshot: Snapshot, columns: Sequence[str]) -> float:
-    """What a step takes at the peak of its range.
-
-    Args:
-        snapshot: where the steps are.
-        columns: columns of `steps` that are held; texts that are hashed while they are read are not.
-    """
+    """What a step takes at the peak of its range, holding some columns of `steps`; hashed texts are not held."""
     texts = [name for name in columns if TABLES["steps"].polars()[name] == pl.String]
     sample = collected(snapshot.scan("steps").select(texts or "episode_id").head(_SAMPLE))
     wide = sum(int(sample[name].str.len_bytes().sum()) for name in texts) / max(1, sample.height)
@@ -54,15 +45,9 @@ def bytes_per_step(snapshot: Snapshot, columns: Sequence[str]) -> float:
 
 
 def budget_rows(step_bytes: float, memory_gb: float, workers: int) -> int:
-    """Steps of a range, so that as many ranges as run at once stay within a budget.
+    """Steps of a range, so that `workers` ranges at once stay within a budget in GB (10^9 bytes).
 
-    Args:
-        step_bytes: of `bytes_per_step`.
-        memory_gb: the budget in GB (10^9 bytes), beyond what the process takes anyway.
-        workers: ranges at once.
-
-    Raises:
-        UsageError: a budget of nothing.
+    What the process takes anyway is not counted. UsageError for a budget of nothing.
     """
     if not memory_gb > 0:
         msg = f"a memory budget of {memory_gb} GB holds nothing; the default is {MEMORY_GB}"
@@ -71,14 +56,7 @@ def budget_rows(step_bytes: float, memory_gb: float, workers: int) -> int:
 
 
 def beyond_budget(steps: int, step_bytes: float, memory_gb: float, *, what: str) -> str:
-    """What to say, before it runs, of a part that is larger than the budget and cannot be split.
-
-    Args:
-        steps: of the part.
-        step_bytes: of `bytes_per_step`.
-        memory_gb: the budget.
-        what: the part: a group, a batch.
-    """
+    """What to say, before it runs, of a part (a group, a batch) that exceeds the budget and cannot be split."""
     return (
         f"the largest {what} has {steps:,} steps and is computed whole: about {steps * step_bytes / 1e9:.1f} GB, "
         f"more than the {memory_gb:g} GB of --memory leave it. If the machine has less, take a smaller {what}"
@@ -91,15 +69,12 @@ _FEWEST_ROWS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Whole groups, and the files that hold them.
-
-    Attributes:
-        episodes: rows of `select_episodes`, sorted by (group_id, episode_id).
-        files: table -> data files that can hold rows of these episodes.
-    """
+    """Whole groups, and the files that hold them."""
 
     episodes: pl.DataFrame
+    """Rows of `select_episodes`, sorted by (group_id, episode_id)."""
     files: dict[str, tuple[DataFile, ...]]
+    """Table -> data files that can hold rows of these episodes."""
 
 
 def rows_per_range(steps: int, budget_rows: int, workers: int) -> int:
@@ -144,24 +119,51 @@ def plan_ranges(
     ]
 
 
-def longest_unit(episodes: pl.DataFrame, units: pl.DataFrame | None) -> int:
-    """Steps of the largest group, or of the most that have to be computed together.
+def batch_units(snapshot: Snapshot, episodes: pl.DataFrame, batch_key: str) -> pl.DataFrame:
+    """The parts of a job that can be computed apart: group_id and unit, one row per group; equal units go together.
 
-    Args:
-        episodes: rows of `select_episodes`.
-        units: as for `plan_ranges`.
+    Two groups belong together if they have episodes of one batch, and so do those that a third one links: the parts of
+    the graph whose nodes are batches and whose edges are groups with episodes of several.
     """
+    if batch_key not in episodes.columns:
+        keys = collected(snapshot.scan("episodes").select("episode_id", batch_key))
+        episodes = episodes.select("group_id", "episode_id").join(keys, on="episode_id", how="left")
+    # The first row of each batch is its number: equality is a group-by's, of whatever type the key is.
+    rows = episodes.select("group_id", key=pl.col(batch_key)).with_row_index("row")
+    number = pl.when(pl.col("key").is_not_null()).then(pl.col("row").min().over("key"))
+    of_groups = rows.select("group_id", number.cast(pl.Int64).alias("batch")).unique()
+    first = of_groups.group_by("group_id").agg(pl.col("batch").min().alias("first"))
+    links = of_groups.join(first, on="group_id").filter(pl.col("batch") != pl.col("first")).select("first", "batch")
+    heads = _heads(links.unique().rows())
+    moved = pl.DataFrame(list(heads.items()), schema={"first": pl.Int64, "head": pl.Int64}, orient="row")
+    units = first.join(moved, on="first", how="left").with_row_index("place")
+    alone = -1 - pl.col("place").cast(pl.Int64)  # no episode of the group is in a batch
+    return units.select("group_id", unit=pl.coalesce("head", "first", alone))
+
+
+def _heads(links: list[tuple[int, int]]) -> dict[int, int]:
+    """For each linked batch, the one that stands for its part."""
+    above: dict[int, int] = {}
+
+    def head(batch: int) -> int:
+        while above.setdefault(batch, batch) != batch:
+            above[batch] = above[above[batch]]
+            batch = above[batch]
+        return batch
+
+    for one, other in links:
+        above[head(one)] = head(other)
+    return {batch: head(batch) for batch in list(above)}
+
+
+def longest_unit(episodes: pl.DataFrame, units: pl.DataFrame | None) -> int:
+    """Steps of the largest group, or of the most that have to be computed together (`units`)."""
     parts = episodes.with_columns(unit="group_id") if units is None else episodes.join(units, on="group_id")
     return int(parts.group_by("unit").agg(pl.col("num_steps").cast(pl.Int64).sum())["num_steps"].max() or 0)  # type: ignore[arg-type]
 
 
 class _Files:
-    """The data files of a table, found by whose rows they hold.
-
-    Args:
-        files: of the table.
-        by_write: its rows were written with their episodes, under one write_id.
-    """
+    """The data files of a table, found by whose rows they hold; `by_write`: each was written with its episodes."""
 
     def __init__(self, files: Sequence[DataFile], *, by_write: bool) -> None:
         ordered = sorted(files, key=_place)
@@ -219,27 +221,9 @@ def read_rows(
     episodes: pl.DataFrame,
     keep: pl.Expr | None = None,
 ) -> pl.DataFrame:
-    """What `scan_rows` finds, in memory."""
-    return collected(scan_rows(name, files, options, columns, episodes, keep))
-
-
-def scan_rows(
-    name: str,
-    files: Sequence[DataFile],
-    options: Mapping[str, Any],
-    columns: Sequence[str | pl.Expr],
-    episodes: pl.DataFrame,
-    keep: pl.Expr | None = None,
-) -> pl.LazyFrame:
     """Rows of some episodes' groups, in the order of the files; rows of other episodes may be among them.
 
-    Args:
-        name: the table.
-        files: where the rows can be.
-        options: Polars' storage options.
-        columns: what to read; what an expression makes of a text is kept, not the text.
-        episodes: rows of `select_episodes`.
-        keep: a further condition.
+    What an expression in `columns` makes of a text is kept, not the text. `options` are Polars' storage options.
     """
     rows = scan_pruned(files, TABLES[name], options)
     if name != "steps" or sum(file.rows for file in files) > episodes["num_steps"].sum():
@@ -248,20 +232,14 @@ def scan_rows(
         rows = rows.filter(pl.col("group_id").is_in(groups.implode()))
     if keep is not None:
         rows = rows.filter(keep)
-    return rows.select(columns)
+    return collected(rows.select(columns))
 
 
 def arranged(steps: pl.DataFrame, episodes: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
-    """The steps of the given episodes in the episodes' order.
+    """The steps of the given episodes in canonical order; those of other episodes are left out.
 
-    Args:
-        steps: episode_id, step_index and others, in the order of the files.
-        episodes: episode_id, group_id and others, sorted by (group_id, episode_id).
-        columns: columns of `episodes` that every step gets.
-
-    Returns:
-        The columns of `steps`, and `group_id` and `columns` of the step's episode, sorted by (group_id, episode_id,
-        step_index); steps of other episodes are left out.
+    Steps (episode_id, step_index and others) come in the order of the files, episodes sorted by (group_id, episode_id).
+    Each step gets `group_id` and `columns` of its episode.
     """
     ids_N = steps["episode_id"].to_numpy()
     starts_R = np.flatnonzero(np.append(True, ids_N[1:] != ids_N[:-1])) if len(ids_N) else np.zeros(0, np.int64)
@@ -271,7 +249,8 @@ def arranged(steps: pl.DataFrame, episodes: pl.DataFrame, columns: Sequence[str]
         order_R = np.lexsort((steps["step_index"].to_numpy()[starts_R], rank_R))
         order_R = order_R[rank_R[order_R] >= 0]
         starts_R, lengths_R, rank_R = starts_R[order_R], lengths_R[order_R], rank_R[order_R]
-        steps = steps[_rows_of(starts_R, lengths_R)]
+        before_R = np.cumsum(lengths_R) - lengths_R
+        steps = steps[np.arange(lengths_R.sum()) + np.repeat(starts_R - before_R, lengths_R)]
     rank_N = np.repeat(rank_R, lengths_R).astype(np.uint32)
     index_N = steps["step_index"].to_numpy()
     if ((index_N[1:] < index_N[:-1]) & (rank_N[1:] == rank_N[:-1])).any():  # along a z-order curve they may
@@ -283,12 +262,9 @@ def arranged(steps: pl.DataFrame, episodes: pl.DataFrame, columns: Sequence[str]
 def episode_figures(steps: pl.DataFrame) -> pl.DataFrame:
     """How each episode's steps are numbered, where it starts, and what was seen and done in it.
 
-    Args:
-        steps: of `arranged`, with state_hash, and `taken` and `is_active` if actions were read.
-
-    Returns:
-        episode_id, count, first and last step_index, distinct (step indices), first_state (hash; NULL without a
-        step 0), and with `taken` what `purity.decisions` says: one row per episode that has steps.
+    Takes `arranged` steps with state_hash, and `taken` and `is_active` if actions were read. Per episode that has
+    steps: episode_id, count, first and last step_index, distinct (step indices), first_state (hash; NULL without a
+    step 0), and with `taken` what `purity.decisions` says.
     """
     index_N, ids_N = steps["step_index"].to_numpy(), steps["episode_id"].to_numpy()
     opens_N = np.ones(len(ids_N), np.bool_)
@@ -325,10 +301,3 @@ def _ranks(ids_R: Ints, ids_E: Ints) -> Ints:
     rank_R: Ints = sorter_E[found_R]
     rank_R[ids_E[rank_R] != ids_R] = -1
     return rank_R
-
-
-def _rows_of(starts_R: Ints, lengths_R: Ints) -> Ints:
-    """Row numbers of runs, one run after the other."""
-    before_R = np.cumsum(lengths_R) - lengths_R
-    rows_N: Ints = np.arange(lengths_R.sum()) + np.repeat(starts_R - before_R, lengths_R)
-    return rows_N

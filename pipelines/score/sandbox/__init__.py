@@ -1,6 +1,7 @@
 """User reward functions in persistent, locked-in worker processes: they compute, and nothing else.
 
-    from pipelines.score.sandbox import FunctionSource, Sandbox, SandboxLimits, inspect_function
+    from pipelines.score.sandbox.contract import FunctionSource, SandboxLimits
+    from pipelines.score.sandbox.pool import Sandbox, inspect_function
 
     facts = inspect_function("rewards.py", "my_reward")          # read in the sandbox, never imported here
     with Sandbox(FunctionSource("rewards.py", "my_reward", facts["mode"]), SandboxLimits(workers=2)) as sandbox:
@@ -27,35 +28,7 @@ What holds it (`lake.locked.isolation`; the level is `Sandbox.level` and belongs
 
 Below `SandboxLimits.min_level` nothing runs. What remains at level strong: a function can lie about its own scores,
 those of the other calls of its request included; it can learn that a file exists, how large and how old it is, not
-what is in it; it can burn processor time until its deadline. Memory between calls of one worker is shared, so a
-function can remember earlier calls: never share a worker between two functions, which is why a `Sandbox` has one.
-Timers, signal handlers and tasks end with their call, and a thread that does not costs its worker (`leftovers`).
-Workers die with their parent.
+what is in it; it can burn processor time until its deadline. Workers remember earlier calls in their memory, which is
+why a `Sandbox` has one function. Timers, signal handlers and tasks end with their call, and a thread that does not
+costs its worker. Workers die with their parent.
 """
-
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from lake.errors import SandboxUnavailableError
-    from pipelines.score.sandbox.contract import FunctionSource, Outcome, SandboxLimits
-    from pipelines.score.sandbox.pool import Sandbox, inspect_function
-
-__all__ = ["FunctionSource", "Outcome", "Sandbox", "SandboxLimits", "SandboxUnavailableError", "inspect_function"]
-
-_HOME = {
-    "FunctionSource": "pipelines.score.sandbox.contract",
-    "Outcome": "pipelines.score.sandbox.contract",
-    "Sandbox": "pipelines.score.sandbox.pool",
-    "SandboxLimits": "pipelines.score.sandbox.contract",
-    "SandboxUnavailableError": "lake.errors",
-    "inspect_function": "pipelines.score.sandbox.pool",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Load a public name on first use: a worker needs none of them, and starts faster."""
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
-    msg = f"module `{__name__}` has no attribute `{name}`; public names: {', '.join(__all__)}"
-    raise AttributeError(msg)

@@ -1,12 +1,9 @@
-"""What goes into the sandbox and what comes out: the function, its limits, one outcome per call.
-
-Pure data, shared by everyone who scores with user code.
-"""
+"""What goes into the sandbox and what comes out: the function, its limits, one outcome per call. Pure data."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 Mode = Literal["pointwise", "batch", "group"]
 Kind = Literal["ok", "exception", "timeout", "memory", "killed", "invalid"]
@@ -15,26 +12,20 @@ Level = Literal["strong", "bwrap", "basic", "none"]
 
 @dataclass(frozen=True)
 class FunctionSource:
-    """A user's function, named but never imported in this process.
-
-    Attributes:
-        path: its module's file.
-        name: its name in that module.
-        mode: how it is called; a batch or group function returns a list, a pointwise one a single result.
-        adapter: a function of ours, as `module:name`, that makes what is called from what the module holds under that
-            name; the worker applies it.
-    """
+    """A user's function, named but never imported in this process."""
 
     path: str
+    """Its module's file."""
     name: str
     mode: Mode = "pointwise"
+    """How it is called; a batch or group function returns a list, a pointwise one a single result."""
     adapter: str | None = None
+    """A function of ours, as `module:name`, that makes what is called from what the module holds under that name; the
+    worker applies it."""
 
 
-class SandboxLimits(BaseModel):
+class SandboxLimits(BaseModel, frozen=True, extra="forbid"):
     """What one function may use, and how strongly it must be held."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     seconds_per_row: float = Field(10.0, gt=0)
     """Wall-clock seconds of one call, kept by the parent; a worker past it is killed. A batch or group function is one
@@ -63,20 +54,16 @@ class SandboxLimits(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one call.
-
-    Attributes:
-        value: what the function returned, as plain JSON data: numbers, text, True/False/None, lists and dicts with text
-            keys; all floats finite. EvaluateResult and other structs, dataclasses and pydantic models are dicts. A
-            number on its own is a float. None unless `kind` is ok.
-        error: why there is no value; None if `kind` is ok.
-        kind: ok; exception (the function raised, or could not be imported); timeout; memory; killed (its process
-            died, or was killed for what it did); invalid (it returned what is no result, or its process sent what is
-            no reply).
-        seconds: wall clock of the call, as the worker says; 0.0 where it is not known.
-    """
+    """What came of one call."""
 
     value: Any | None
+    """What the function returned, as plain JSON data: numbers, text, True/False/None, lists and dicts with text keys;
+    all floats finite. EvaluateResult and other structs, dataclasses and pydantic models are dicts. A number on its own
+    is a float. None unless `kind` is ok."""
     error: str | None
+    """Why there is no value; None if `kind` is ok."""
     kind: Kind
+    """ok; exception (the function raised, or could not be imported); timeout; memory; killed (its process died, or was
+    killed for what it did); invalid (it returned what is no result, or its process sent what is no reply)."""
     seconds: float
+    """Wall clock of the call, as the worker says; 0.0 where it is not known."""

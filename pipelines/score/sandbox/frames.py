@@ -38,11 +38,7 @@ def request(sequence: int, calls: list[bytes]) -> bytes:
 
 
 def read_request(handle: int) -> tuple[int, list[memoryview]]:
-    """Sequence and calls of the next request.
-
-    Raises:
-        EOFError: the other side is gone.
-    """
+    """Sequence and calls of the next request; EOFError if the other side is gone."""
     sequence, count, length = REQUEST.unpack(read_exactly(handle, REQUEST.size))
     body = read_exactly(handle, count * LENGTH.size + length)
     end = count * LENGTH.size
@@ -54,11 +50,7 @@ def read_request(handle: int) -> tuple[int, list[memoryview]]:
 
 
 def read_exactly(handle: int, length: int) -> memoryview:
-    """So many bytes, and not one more.
-
-    Raises:
-        EOFError: the other side is gone.
-    """
+    """So many bytes, and not one more; EOFError if the other side is gone."""
     buffer = memoryview(bytearray(length))
     filled = 0
     while filled < length:

@@ -39,27 +39,20 @@ _MOST_BESIDE = 5_000
 
 @dataclass(frozen=True)
 class Launch:
-    """All that is needed to start a worker, again and again.
-
-    Attributes:
-        level: isolation it is held at.
-        command: command line.
-        environment: its whole environment.
-        orders: bytes to write to its stdin first (the lock's orders), before the worker's own.
-        function: what it calls.
-        limits: of its calls.
-        renewal_seconds: age at which it is replaced, so that no honest worker comes near its limit of processor time.
-    """
+    """All that is needed to start a worker, again and again."""
 
     level: Level
     command: tuple[str, ...]
     environment: dict[str, str]
+    """All of it."""
     orders: bytes
+    """Bytes to write to its stdin first (the lock's orders), before the worker's own."""
     function: FunctionSource
     limits: SandboxLimits
     renewal_seconds: float = _RENEWAL_SECONDS
+    """Age at which it is replaced, so that no honest worker comes near its limit of processor time."""
 
-    def told(self, sequence: int) -> bytes:
+    def orders_for(self, sequence: int) -> bytes:
         """What a new worker reads from stdin: how to lock itself in, and what to load."""
         orders = {**asdict(self.function), "locked": "seccomp" in LAYERS[self.level]}
         return self.orders + frames.request(sequence, [json.dumps(orders).encode()])
@@ -68,9 +61,8 @@ class Launch:
 def prepare(function: FunctionSource, limits: SandboxLimits) -> Launch:
     """Choose the level and what the function's workers may read.
 
-    Raises:
-        UsageError: no such file, or one in a folder that a function should not read.
-        SandboxUnavailableError: isolation here is weaker than `min_level`.
+    UsageError without such a file, or in a folder that a function should not read; SandboxUnavailableError if isolation
+    here is weaker than `min_level`.
     """
     path = Path(function.path).resolve()
     if not path.is_file() or path.suffix != ".py":

@@ -1,9 +1,7 @@
 """Which isolation this machine can give: tried, not guessed, once per process.
 
-From strong to weak: `strong` (all layers of `lake.locked.isolation`), `bwrap` (bubblewrap's namespaces instead of
-Landlock), `basic` (limits and seccomp), `none` (limits).
-
-Bubblewrap in Landlock's place: namespaces in which nothing exists but what the policy lets a process read.
+From strong to weak: `strong` (all layers of `lake.locked.isolation`), `bwrap` (in Landlock's place bubblewrap, in whose
+namespaces nothing exists but what a process may read), `basic` (limits and seccomp), `none` (limits).
 """
 
 import os
@@ -29,12 +27,7 @@ def program() -> str | None:
 
 
 def wrapped(command: list[str], policy: Policy) -> list[str]:
-    """The command line that runs a Python command in a namespace that holds what the policy names, read-only.
-
-    Args:
-        command: of `lake.locked.isolation.command`.
-        policy: what it may read; the listed folders are there with what can be read of them.
-    """
+    """The command line that runs a Python command in a namespace that holds what the policy names, read-only."""
     binds = [f for path in policy.read if not path.startswith(_MACHINE) for f in ("--ro-bind", path, path)]
     for path in (*_interpreter(), command[-1]):
         binds += ["--ro-bind", path, path]
@@ -70,16 +63,17 @@ _TRIAL_MODULE = "keyword"
 
 
 def choose(limits: SandboxLimits) -> Level:
-    """The strongest level that can be had here, up to `max_level`.
-
-    Raises:
-        SandboxUnavailableError: it is weaker than `min_level`; names what is missing, why, and how to accept less.
-    """
+    """The strongest level that can be had here, up to `max_level`; SandboxUnavailableError if below `min_level`."""
     if ORDER.index(limits.max_level) < ORDER.index(limits.min_level):
         msg = f"max_level={limits.max_level!r} is weaker than min_level={limits.min_level!r}; lower min_level as well"
         raise SandboxUnavailableError(msg)
     reasons: dict[Level, str] = {}
-    best = next((level for level in _from_strong(limits.max_level) if not _noted(level, reasons)), None)
+    best = None
+    for level in reversed(ORDER[: ORDER.index(limits.max_level) + 1]):
+        if (reason := obstacle(level)) is None:
+            best = level
+            break
+        reasons[level] = reason
     if best is not None and ORDER.index(best) >= ORDER.index(limits.min_level):
         return best
     why = "; ".join(f"{level}: {reason}" for level, reason in reasons.items())
@@ -89,17 +83,6 @@ def choose(limits: SandboxLimits) -> Level:
         why += f"; run it on a machine that has what is missing, or, if you trust it, accept less: min_level = {best!r}"
     msg = f"user code must be held at level {limits.min_level} (min_level); here {instead}: {why}"
     raise SandboxUnavailableError(msg)
-
-
-def _from_strong(most: Level) -> list[Level]:
-    return list(reversed(ORDER[: ORDER.index(most) + 1]))
-
-
-def _noted(level: Level, reasons: dict[Level, str]) -> bool:
-    """Whether a level cannot be had; then its reason is noted."""
-    if (reason := obstacle(level)) is not None:
-        reasons[level] = reason
-    return reason is not None
 
 
 @cache
@@ -128,5 +111,5 @@ def obstacle(level: Level) -> str | None:
         return f"{sys.executable} could not be started: {error}"
     if done.returncode == 0:
         return None
-    said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-    return f"a trial failed: {said or f'exit status {done.returncode}'}"
+    last_line = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+    return f"a trial failed: {last_line or f'exit status {done.returncode}'}"

@@ -1,15 +1,14 @@
 """One worker process, seen from outside: start it, ask it, and end it at the first sign of trouble.
 
 The parent keeps the time, counts the worker's threads, reads no more than a reply may have, and keeps the end of what
-it prints. There is no way to talk a worker out of trouble: it is killed, and the caller decides what to ask its heir.
-
-The place of one worker: it is started when needed, replaced when worn or dead, and the failing call is found.
+it prints. A worker in trouble is killed and replaced.
 
 When a worker dies, the calls it had not answered are asked again one at a time. A call is blamed only if a fresh worker
 died of it alone (or if it ran out of its own time): so a leak of a hundred calls before is not held against it. That
 costs one more death than the failing calls themselves, where halving would cost the logarithm of the batch.
 """
 
+import fcntl
 import os
 import secrets
 import signal
@@ -52,13 +51,7 @@ class _DeadError(Exception):
 
 
 class Worker:
-    """A worker process; start it, ask it, close it.
-
-    Attributes:
-        served: calls it has answered.
-        printed: the last PRINTED_BYTES of what it printed.
-        facts: what its function is.
-    """
+    """A worker process; start it, ask it, close it. `served` counts its answers, `printed` is the end of its prints."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
@@ -81,7 +74,8 @@ class Worker:
         )
         assert self._process.stdin is not None
         with suppress(OSError):
-            _widen(self._process.stdin.fileno())
+            # A pipe that holds a whole request: fewer turns.
+            fcntl.fcntl(self._process.stdin.fileno(), _F_SETPIPE_SZ, _PIPE_BYTES)
         self._pipes = ChildPipes(self._process)
 
     @property
@@ -92,16 +86,12 @@ class Worker:
         return self._worn or old or self.served >= limits.recycle_rows
 
     def start(self) -> Death | None:
-        """Wait until the function is loaded, or say why it is not.
-
-        Raises:
-            SandboxUnavailableError: the process could not be locked in.
-        """
+        """Wait until the function is loaded, or say why it is not; SandboxUnavailableError if it is not locked in."""
         sequence = secrets.randbits(64)
         limit = self._launch.limits.start_seconds
         locked = False
         try:
-            self._post(self._launch.told(sequence))
+            self._post(self._launch.orders_for(sequence))
             self._reply(sequence, limit, 0, 0)
             locked = True
             self.facts = replies.facts(self._reply(sequence, limit, 0, 0)[1])
@@ -125,11 +115,8 @@ class Worker:
     ) -> tuple[list[Outcome], Death | None]:
         """Outcomes in order; fewer than calls, and the reason, if the worker did not survive them.
 
-        Without a reason the worker itself wants no more calls, as one has left a thread behind.
-
-        Args:
-            calls: each its encoded keyword arguments.
-            heard: told the next outcomes as soon as they are there.
+        Without a reason the worker itself wants no more calls, as one has left a thread behind. `heard` is told the
+        next outcomes as soon as they are there.
         """
         sequence = secrets.randbits(64)
         mode = self._launch.function.mode
@@ -201,13 +188,15 @@ class Worker:
         return 0, replies.hello_length(header, sequence)
 
     def _wait(self, deadline: float, limit: float) -> None:
-        """Read and write what can be, for a moment."""
         now = time.monotonic()
         if now >= deadline:
             raise _DeadError("timeout", f"it took longer than {limit:g} s")
         if now >= self._watched + _WATCH_SECONDS:
             self._watched = now
-            self._watch()
+            # The kernel does not count the threads of root.
+            most = self._launch.limits.max_threads
+            if (count := _threads(self._process.pid, wrapped=self._launch.level == "bwrap")) > most:
+                raise _DeadError("killed", f"it started {count} threads; it may have {most} (max_threads)")
         for stream, data in self._pipes.turn(min(deadline - now, _WATCH_SECONDS)):
             if stream == "stderr":
                 self._print(data)
@@ -243,19 +232,6 @@ class Worker:
         text = self.printed.decode("utf-8", "replace").strip().rpartition("\n")[2]
         return f"; it last printed: {replies.printable(text[:300])}" if text else ""
 
-    def _watch(self) -> None:
-        """Kill a worker of too many threads: the kernel does not count those of root."""
-        most = self._launch.limits.max_threads
-        if (count := _threads(self._process.pid, wrapped=self._launch.level == "bwrap")) > most:
-            raise _DeadError("killed", f"it started {count} threads; it may have {most} (max_threads)")
-
-
-def _widen(handle: int) -> None:
-    """A pipe that holds a whole request: fewer turns."""
-    import fcntl
-
-    fcntl.fcntl(handle, _F_SETPIPE_SZ, _PIPE_BYTES)
-
 
 def _threads(pid: int, *, wrapped: bool) -> int:
     """Threads of a process, or of what it started in its namespace; 0 where that cannot be read."""
@@ -272,8 +248,8 @@ _STARTS = 2
 """Attempts to start a worker whose function neither loads nor says why."""
 
 
-class Seat:
-    """One worker at a time."""
+class WorkerSlot:
+    """The place of one worker: it is started when needed, replaced when worn or dead, and the failing call is found."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
@@ -289,21 +265,18 @@ class Seat:
         return bytes(self._printed + now)[-PRINTED_BYTES:]
 
     def score(self, calls: list[bytes], found: list[Outcome] | None = None) -> list[Outcome]:
-        """One outcome per call, in order.
+        """One outcome per call (encoded keyword arguments), in order, added to `found`; another thread may look on.
 
-        Args:
-            calls: each its encoded keyword arguments.
-            found: empty; it is filled as outcomes come, and what stands in it stays. Another thread may look on.
-
-        Raises:
-            SandboxUnavailableError: a worker could not be locked in.
+        SandboxUnavailableError if a worker could not be locked in.
         """
         found = [] if found is None else found
         singly = False
         while len(found) < len(calls):
             worker = self._ready()
             if worker is None:
-                found += [self._unloaded()] * (len(calls) - len(found))
+                assert self._broken is not None
+                error = f"`{self._launch.function.name}` cannot be loaded: {self._broken.reason}"
+                found += [Outcome(None, error, self._broken.kind, 0.0)] * (len(calls) - len(found))
                 break
             last = len(found) + 1 if singly else len(calls)
             before = len(found)
@@ -366,19 +339,11 @@ class Seat:
                 self._broken = death if death.kind == "exception" or attempt == _STARTS - 1 else None
         return self._worker
 
-    def _unloaded(self) -> Outcome:
-        assert self._broken is not None
-        name = self._launch.function.name
-        return Outcome(None, f"`{name}` cannot be loaded: {self._broken.reason}", self._broken.kind, 0.0)
-
     def _retire(self) -> None:
         if self._worker is not None:
             self._worker.close()
-            self._keep(self._worker)
+            self._printed = (self._printed + self._worker.printed)[-PRINTED_BYTES:]
             self._worker = None
-
-    def _keep(self, worker: Worker) -> None:
-        self._printed = (self._printed + worker.printed)[-PRINTED_BYTES:]
 
 
 def _first_starved(outcomes: list[Outcome]) -> int | None:

@@ -1,7 +1,4 @@
-"""What user code returned, as plain JSON data; and why it is none. Runs in the worker.
-
-What to tell about an exception of a user's function. Runs in the worker.
-"""
+"""What user code returned as plain JSON data, or why it is none; and what to tell of its exceptions. In the worker."""
 
 import sysconfig
 from pathlib import Path
@@ -23,14 +20,8 @@ def plain(value: Any, mode: str) -> Any:
     """Numbers, text, None, lists and dicts with text keys, from whatever stands for them.
 
     Structs (EvaluateResult), dataclasses, pydantic models and numpy values are converted; a number on its own, whatever
-    its type, becomes a float.
-
-    Args:
-        value: what the function returned.
-        mode: pointwise, batch or group; the latter two return a list.
-
-    Raises:
-        NoResultError: it cannot be converted, or it is no list where there must be one.
+    its type, becomes a float. In the modes batch and group the value must be a list. NoResultError if it is not, or
+    cannot be converted.
     """
     if mode == "pointwise":
         if type(value) is float or isinstance(value, _PLAIN):
@@ -64,7 +55,6 @@ def _builtins(value: Any) -> Any:
 
 
 def _converted(value: Any) -> Any:
-    """A value of a type that is not known here."""
     for method in ("model_dump", "tolist", "to_dict"):
         if callable(convert := getattr(value, method, None)):
             return convert()
@@ -90,12 +80,7 @@ _DEEPEST = 100
 
 
 def failure(error: BaseException, *, locked: bool) -> Failure:
-    """An exception's type, its text, and the innermost line of the user's own that it passed.
-
-    Args:
-        error: what was raised.
-        locked: it was raised in the sandbox.
-    """
+    """An exception's type, its text, and the innermost line of the user's own that it passed."""
     if isinstance(error, NoResultError):
         return "invalid", str(error)[: frames.TEXT]
     if isinstance(error, MemoryError):
@@ -106,7 +91,8 @@ def failure(error: BaseException, *, locked: bool) -> Failure:
         text = type(error).__name__
     place = ""
     for file, line in _passed(error.__traceback__):
-        if _is_own(file):
+        # The user's code: neither ours, nor installed, nor of the standard library.
+        if file.endswith(".py") and not file.startswith((*_OURS, *_INSTALLED)):
             place = f" ({Path(file).name}, line {line})"
     if locked and _wanted_network(error):
         place += NO_NETWORK
@@ -121,11 +107,6 @@ def _passed(trace: TracebackType | None) -> list[tuple[str, int]]:
         found.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
         trace = trace.tb_next
     return found
-
-
-def _is_own(file: str) -> bool:
-    """Whether code is the user's: neither ours, nor installed, nor of the standard library."""
-    return file.endswith(".py") and not file.startswith((*_OURS, *_INSTALLED))
 
 
 def _wanted_network(error: BaseException) -> bool:

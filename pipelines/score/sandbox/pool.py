@@ -17,7 +17,7 @@ import msgspec
 from lake.errors import UsageError
 from pipelines.score.sandbox.contract import FunctionSource, Outcome, SandboxLimits
 from pipelines.score.sandbox.launch import prepare
-from pipelines.score.sandbox.link import PRINTED_BYTES, Seat, Worker
+from pipelines.score.sandbox.link import PRINTED_BYTES, Worker, WorkerSlot
 from pipelines.score.sandbox.replies import printable
 
 Call = dict[str, Any] | bytes | msgspec.Raw
@@ -33,59 +33,40 @@ _to_msgpack = msgspec.msgpack.Encoder().encode
 
 
 class Sandbox:
-    """Persistent worker processes of one function, locked in.
+    """Persistent worker processes of one function, locked in at `level`: strong, bwrap, basic or none.
 
-    Args:
-        function: what they call.
-        limits: of calls and workers; the defaults where None.
-
-    Raises:
-        UsageError: there is no such file, or it lies in a folder that a function should not read.
-        SandboxUnavailableError: isolation here is weaker than `min_level`; names the missing layers.
-
-    Attributes:
-        level: isolation of every call: strong, bwrap, basic or none.
+    UsageError if there is no such file, or it lies in a folder that a function should not read; SandboxUnavailableError
+    if isolation here is weaker than `min_level`, with the missing layers. Running calls raises it, too, if a worker
+    could not be locked in; then nothing was run.
     """
 
     def __init__(self, function: FunctionSource, limits: SandboxLimits | None = None) -> None:
         self._limits = limits or SandboxLimits()
         launch = prepare(function, self._limits)
         self.level = launch.level
-        self._seats = [Seat(launch) for _ in range(self._limits.workers)]
-        self._free: queue.SimpleQueue[Seat] = queue.SimpleQueue()
-        for seat in self._seats:
-            self._free.put(seat)
+        self._slots = [WorkerSlot(launch) for _ in range(self._limits.workers)]
+        self._free: queue.SimpleQueue[WorkerSlot] = queue.SimpleQueue()
+        for slot in self._slots:
+            self._free.put(slot)
         self._threads = ThreadPoolExecutor(self._limits.workers, "sandbox")
 
     @property
     def printed(self) -> str:
         """The end of what the function printed, in all workers."""
-        return printable("".join(seat.printed.decode("utf-8", "replace") for seat in self._seats))[-PRINTED_BYTES:]
+        return printable("".join(slot.printed.decode("utf-8", "replace") for slot in self._slots))[-PRINTED_BYTES:]
 
     def call(self, calls: Sequence[Call]) -> list[Outcome]:
-        """One outcome per call, in their order.
-
-        Args:
-            calls: keyword arguments of each.
-
-        Raises:
-            SandboxUnavailableError: a worker could not be locked in; nothing was run.
-        """
+        """One outcome per call, in their order."""
         return [outcome for part in self._submit(calls) for outcome in part.result()]
 
     def map(self, batches: Iterable[Sequence[Call]]) -> Iterator[list[Outcome]]:
-        """The outcomes of each batch, in their order; batches are read ahead to keep all workers busy.
-
-        Args:
-            batches: of any size; each is divided among the workers.
-
-        Raises:
-            SandboxUnavailableError: a worker could not be locked in; nothing was run.
-        """
+        """The outcomes of each batch, in their order; batches are read ahead to keep all workers busy."""
         ahead: deque[list[Future[list[Outcome]]]] = deque()
         for batch in batches:
             ahead.append(self._submit(batch))
-            while ahead and (_done(ahead[0]) or sum(map(len, ahead)) > _AHEAD * self._limits.workers):
+            while ahead and (
+                all(part.done() for part in ahead[0]) or sum(map(len, ahead)) > _AHEAD * self._limits.workers
+            ):
                 yield [outcome for part in ahead.popleft() for outcome in part.result()]
         while ahead:
             yield [outcome for part in ahead.popleft() for outcome in part.result()]
@@ -93,16 +74,9 @@ class Sandbox:
     def stream(self, batches: Iterable[Sequence[tuple[T, Call]]]) -> Iterator[list[tuple[T, Outcome]]]:
         """Outcomes as they come, also out of the middle of a batch: a slow call holds up nothing but itself.
 
-        Args:
-            batches: of any size; of each call, something to know it by, and its keyword arguments. They are read
-                ahead to keep all workers busy.
-
-        Yields:
-            What has come since of some batch, every half second at least: it may be nothing. Each worker's calls are in
-            their order.
-
-        Raises:
-            SandboxUnavailableError: a worker could not be locked in; nothing was run.
+        A batch holds, of each call, something to know it by, and its keyword arguments; batches are read ahead to keep
+        all workers busy. Yields what has come since of some batch, every half second at least: it may be nothing. Each
+        worker's calls are in their order.
         """
         source = iter(batches)
         under_way: list[_Message[T]] = []
@@ -121,11 +95,11 @@ class Sandbox:
 
     def close(self) -> None:
         """End all workers; what they were still asked is dropped."""
-        for seat in self._seats:
-            seat.stop()
+        for slot in self._slots:
+            slot.stop()
         self._threads.shutdown(cancel_futures=True)
-        for seat in self._seats:
-            seat.close()
+        for slot in self._slots:
+            slot.close()
 
     def _submit(self, calls: Sequence[Call]) -> list[Future[list[Outcome]]]:
         rows = [_encoded(call) for call in calls]
@@ -141,11 +115,11 @@ class Sandbox:
             yield _Message([mark for mark, _ in part], found, future)
 
     def _score(self, rows: list[bytes], found: list[Outcome] | None = None) -> list[Outcome]:
-        seat = self._free.get()
+        slot = self._free.get()
         try:
-            return seat.score(rows, found)
+            return slot.score(rows, found)
         finally:
-            self._free.put(seat)
+            self._free.put(slot)
 
     def __enter__(self) -> Self:
         return self
@@ -164,16 +138,12 @@ class _Message(Generic[T]):
     found: list[Outcome]
     """Filled by the worker's thread."""
     future: Future[list[Outcome]]
-    told: int = 0
+    reported: int = 0
 
     def news(self) -> list[tuple[T, Outcome]]:
         """What has come since the last time."""
-        first, self.told = self.told, len(self.found)
-        return list(zip(self.marks[first : self.told], self.found[first : self.told], strict=True))
-
-
-def _done(parts: list[Future[list[Outcome]]]) -> bool:
-    return all(part.done() for part in parts)
+        first, self.reported = self.reported, len(self.found)
+        return list(zip(self.marks[first : self.reported], self.found[first : self.reported], strict=True))
 
 
 def _encoded(call: Call) -> bytes:
@@ -192,19 +162,9 @@ def inspect_function(
 ) -> dict[str, Any]:
     """What a function is, found out in a worker: its module is not imported here.
 
-    Args:
-        path: its module's file.
-        name: its name there.
-        limits: of the worker; the defaults where None.
-        adapter: see `FunctionSource`.
-
-    Returns:
-        `mode`, `is_async`, `parameters` (names), `accepts_any` (whether it takes **kwargs), `requires_network`, and
-        `declared`: the attributes its decorator set (`__trajlake_reward__`).
-
-    Raises:
-        UsageError: it cannot be loaded, or there is no such function.
-        SandboxUnavailableError: isolation here is weaker than `min_level`.
+    `mode`, `is_async`, `parameters` (names), `accepts_any` (whether it takes **kwargs), `requires_network`, and
+    `declared`: the attributes its decorator set (`__trajlake_reward__`). UsageError if it cannot be loaded, or there is
+    none; SandboxUnavailableError if isolation here is weaker than `min_level`.
     """
     worker = Worker(prepare(FunctionSource(path, name, adapter=adapter), limits or SandboxLimits()))
     try:

@@ -55,11 +55,7 @@ def printable(text: str) -> str:
 
 
 def facts(body: bytes) -> Facts:
-    """The reply to a worker's orders.
-
-    Raises:
-        ForgedReplyError: it is none.
-    """
+    """The reply to a worker's orders; ForgedReplyError if it is none."""
     try:
         found = _facts.decode(body)
         _check(found.declared)
@@ -72,18 +68,12 @@ def facts(body: bytes) -> Facts:
 def body_length(header: bytes, sequence: int, first: int, most: int) -> tuple[int, int, bool]:
     """Outcomes and bytes that follow the header of a reply, and whether the worker wants to be replaced after them.
 
-    Args:
-        header: as received.
-        sequence: of the request.
-        first: place of the first call that has no outcome yet.
-        most: calls that have none.
-
-    Raises:
-        ForgedReplyError: it is no reply to this request, or longer than one may be.
+    `first` is the place of the first of the calls, `most` of them, without an outcome yet. ForgedReplyError if it is no
+    reply to this request, or longer than one may be.
     """
-    told, place, count, length = frames.REPLY.unpack(header)
+    answered, place, count, length = frames.REPLY.unpack(header)
     worn, count = bool(count & frames.WORN), count & ~frames.WORN
-    if told != sequence or place != first or not 1 <= count <= most:
+    if answered != sequence or place != first or not 1 <= count <= most:
         msg = "its worker sent bytes that are no reply to the request"
         raise ForgedReplyError(msg)
     if length > frames.REPLY_BYTES:
@@ -93,28 +83,16 @@ def body_length(header: bytes, sequence: int, first: int, most: int) -> tuple[in
 
 
 def hello_length(header: bytes, sequence: int) -> int:
-    """Bytes of the reply to a worker's orders.
-
-    Args:
-        header: as received.
-        sequence: of the orders.
-
-    Raises:
-        ForgedReplyError: it is no such reply, or longer than one may be.
-    """
-    told, place, count, length = frames.REPLY.unpack(header)
-    if told != sequence or place or count or length > frames.REPLY_BYTES:
+    """Bytes of the reply to a worker's orders; ForgedReplyError if it is none, or longer than one may be."""
+    answered, place, count, length = frames.REPLY.unpack(header)
+    if answered != sequence or place or count or length > frames.REPLY_BYTES:
         msg = "its worker sent bytes that do not say what the function is"
         raise ForgedReplyError(msg)
     return int(length)
 
 
 def outcomes(body: bytes | bytearray, count: int, mode: Mode) -> list[Outcome]:
-    """The outcomes in a reply.
-
-    Raises:
-        ForgedReplyError: the bytes are no outcomes, or not so many.
-    """
+    """The outcomes in a reply; ForgedReplyError if the bytes are none, or not so many."""
     try:
         found = _outcomes.decode(body)
     except (msgspec.MsgspecError, RecursionError) as error:

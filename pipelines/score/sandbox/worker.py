@@ -3,11 +3,9 @@
 What it sends is believed by nobody. It is written to keep honest functions apart from accidents (prints, exceptions,
 changed arguments, exits), not to stop hostile ones: those are stopped by the lock around the process and by the parent.
 
-What a call has left behind in its worker, put back before the next call begins. Runs in the worker.
-
 A timer that goes off later raises in whatever row is scored then. So timers, signal handlers, blocked signals and trace
-functions are as they were when the module was loaded, at the end of every call. A thread cannot be taken back: its
-worker is replaced. Everything else that a process shares (modules, globals, caches) is the function's own to keep.
+functions are put back at the end of every call, as they were when the module was loaded. A thread cannot be taken back:
+its worker is replaced. All else that a process shares (modules, globals, caches) is the function's own to keep.
 """
 
 import _thread
@@ -65,14 +63,7 @@ class Leftovers:
         return _thread._count() > self._threads
 
     def clear(self) -> bool:
-        """Put everything back.
-
-        Returns:
-            Whether that worked: else only a fresh worker is without what was left behind.
-
-        Raises:
-            BaseException: what a handler of the call's own raises, for the last time.
-        """
+        """Put everything back; false if only a fresh worker will do. Raises what a handler of the call's own raises."""
         self._stop_timers()
         pthread_sigmask(SIG_SETMASK, self._mask)
         now = [getsignal(number) for number in self._numbers]
@@ -119,15 +110,16 @@ class _User(NamedTuple):
 def main() -> None:
     """Load the function that the orders name, say what it is, and answer calls until the parent hangs up."""
     requests, replies = _hidden_streams()
-    sequence, (told,) = frames.read_request(requests)
-    orders = json.loads(bytes(told))
+    sequence, (packed,) = frames.read_request(requests)
+    orders = json.loads(bytes(packed))
     frames.write_all(replies, frames.REPLY.pack(sequence, 0, 0, 0))
     if orders["locked"]:
         _offer_event_loops()
     try:
         function = _function(orders["path"], orders["name"])
         if orders["adapter"]:
-            function = _adapted(function, orders["adapter"])
+            module, _, name = orders["adapter"].partition(":")
+            function = getattr(importlib.import_module(module), name)(function)
         hello = _facts(function)
     except BaseException as error:  # user code ran: whatever it raised is told
         kind, text = failure(error, locked=orders["locked"])
@@ -192,7 +184,6 @@ def _offer_event_loops() -> None:
 
 
 def _function(path: str, name: str) -> Callable[..., Any]:
-    """Import the module, and find the function."""
     module = _module(Path(path))
     found = getattr(module, name, None)
     if callable(found):
@@ -201,12 +192,6 @@ def _function(path: str, name: str) -> Callable[..., Any]:
     what = "is no function" if found is not None else "does not exist"
     msg = f"`{name}` {what} in {path}; functions there: {', '.join(sorted(there)) or 'none'}"
     raise LookupError(msg)
-
-
-def _adapted(function: Callable[..., Any], adapter: str) -> Callable[..., Any]:
-    module, _, name = adapter.partition(":")
-    made = getattr(importlib.import_module(module), name)(function)
-    return cast("Callable[..., Any]", made)
 
 
 def _module(path: Path) -> ModuleType:
@@ -278,11 +263,7 @@ async def _awaited(value: Any) -> Any:
 
 
 def _answer(user: _User, requests: int, replies: int) -> bool:
-    """Read one request, and answer all its calls in order, or those up to one that left something for good behind.
-
-    Returns:
-        Whether more may be asked.
-    """
+    """Answer the calls of one request in order; false after one that left something behind for good."""
     sequence, rows = frames.read_request(requests)
     ready: list[bytes] = []
     sent = size = 0

@@ -1,9 +1,4 @@
-"""Built-in scorers: one small file each, formula and source in the docstring; `SCORERS` lists them by name.
-
-docs/guides/scorers.md is the guide.
-
-Read what a scorer needs of some episodes: those columns, those rows, nothing else.
-"""
+"""Built-in scorers: one small file each, formula and source in the docstring; `SCORERS` lists them by name."""
 
 import polars as pl
 
@@ -19,7 +14,7 @@ from pipelines.score.scorers.format_validity import FormatValidity
 from pipelines.score.scorers.kl_in_reward import KlInReward
 from pipelines.score.scorers.length import Length
 from pipelines.score.scorers.matching import ExactMatch, FuzzyMatch
-from pipelines.score.scorers.protocol import SCORES, Columns, Scorer, ScorerInputs
+from pipelines.score.scorers.protocol import Columns, Scorer, ScorerInputs
 from pipelines.score.scorers.restart import Restart
 from pipelines.score.scorers.rubric_terms import RubricTerms
 from pipelines.score.scorers.tool_success import ToolSuccess
@@ -28,16 +23,9 @@ from pipelines.score.scorers.tool_success import ToolSuccess
 def read_inputs(snapshot: Snapshot, episodes: pl.Series | pl.DataFrame, columns: Columns) -> ScorerInputs:
     """All rows of some episodes with the columns that a scorer reads, big payloads put back.
 
-    Memory grows with the episodes given: pass them in batches.
-
-    Args:
-        snapshot: where to read.
-        episodes: their ids, int64 [E]; or rows with episode_id, run_id and group_id. Files are sorted by run and group,
-            so with these all others are skipped if a batch holds neighbours.
-        columns: what the scorer reads.
-
-    Raises:
-        LakeAccessError: a file of the lake is missing or damaged.
+    Memory grows with the episodes given: pass them in batches, as ids (int64 [E]), or as rows with episode_id, run_id
+    and group_id. Files are sorted by run and group, so with these all others are skipped if a batch holds neighbours.
+    LakeAccessError if a file of the lake is missing or damaged.
     """
     frame = episodes.to_frame("episode_id") if isinstance(episodes, pl.Series) else episodes
     wanted = pl.col("episode_id").is_in(frame.get_column("episode_id").unique().sort().implode())
@@ -53,27 +41,6 @@ def read_inputs(snapshot: Snapshot, episodes: pl.Series | pl.DataFrame, columns:
         frames[name] = inlined(snapshot, rows, texts) if texts and name in ("episodes", "steps") else rows
     return ScorerInputs(**frames)
 
-
-__all__ = [
-    "SCORERS",
-    "SCORES",
-    "AnswerQuality",
-    "Columns",
-    "Coordination",
-    "EnvReturn",
-    "ExactMatch",
-    "FormatValidity",
-    "FuzzyMatch",
-    "KlInReward",
-    "Length",
-    "Restart",
-    "RubricTerms",
-    "Scorer",
-    "ScorerInputs",
-    "ToolSuccess",
-    "Voting",
-    "read_inputs",
-]
 
 SCORERS: dict[str, type[Scorer]] = {
     scorer.name: scorer

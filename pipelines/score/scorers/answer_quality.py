@@ -59,20 +59,20 @@ class AnswerQuality(AnswerScorer):
             unread, reason = pl.col("truth_error"), pl.col("truth_reason")
             parts.append("similarity")
         unanswered = pl.coalesce(unread, reason).is_null() & pl.col("answer").is_null()
-        silent = pl.lit(self.no_answer_reason() if self.no_answer is None else None, pl.String)
+        no_answer = pl.lit(self.no_answer_reason() if self.no_answer is None else None, pl.String)
         return answered.select(
             "episode_id",
             value=pl.when(unanswered).then(pl.lit(self.no_answer, pl.Float64)).otherwise(value),
-            reason=pl.when(unanswered).then(silent).otherwise(reason),
+            reason=pl.when(unanswered).then(no_answer).otherwise(reason),
             error=unread,
             metrics=pl.when(pl.col("answer").is_not_null()).then(pl.struct(parts).struct.json_encode()),
         )
 
     def _with_similarity(self, answered: pl.DataFrame, episodes: pl.DataFrame) -> pl.DataFrame:
-        told = texts.truths(episodes, self.truth_path)
-        pairs = told.explode("truths", empty_as_null=True).join(answered, on="episode_id")
+        truth = texts.truths(episodes, self.truth_path)
+        pairs = truth.explode("truths", empty_as_null=True).join(answered, on="episode_id")
         similarity = pairs.group_by("episode_id").agg(similarity=jaccard(pl.col("answer"), pl.col("truths")).max())
-        return answered.join(told.drop("truths"), on="episode_id", how="left", maintain_order="left").join(
+        return answered.join(truth.drop("truths"), on="episode_id", how="left", maintain_order="left").join(
             similarity, on="episode_id", how="left", maintain_order="left"
         )
 

@@ -1,9 +1,4 @@
-"""How efficiently several agents came to an answer.
-
-Votes of agents in coordination spans, and who won.
-
-Whether agents voted for the answer that won.
-"""
+"""Votes of agents in coordination spans: who won, who voted for the winner, and how efficiently they agreed."""
 
 from types import ModuleType
 from typing import ClassVar, Literal
@@ -51,11 +46,7 @@ def votes(spans: pl.DataFrame) -> pl.DataFrame:
 def winners(cast: pl.DataFrame, episodes: pl.DataFrame, winner: Winner, path: str) -> pl.DataFrame:
     """episode_id, winner, votes (final ones) and leading (votes of the winner), in the order of the episodes.
 
-    Args:
-        cast: from `votes`.
-        episodes: episode_id, and extra if the winner is written there.
-        winner: who has more final votes than anyone else (nobody, if tied), or what `extra` says.
-        path: JSONPath in `extra`.
+    The winner has more final votes than anyone else (nobody, if tied), or is what `extra` says at the JSONPath.
     """
     final = cast.filter(pl.col("is_final") & pl.col("voted_for").is_not_null())
     counts = final.group_by("episode_id", "voted_for").agg(n=pl.len())
@@ -177,7 +168,10 @@ class Coordination(AnswerScorer):
             inputs.episodes.with_columns(tokens=pl.col("prompt_tokens") + pl.col("completion_tokens"))
             .join(rounds, on="episode_id", how="left", maintain_order="left")
             .join(won, on="episode_id", how="left", maintain_order="left")
-            .with_columns(consensus=pl.when(pl.col("votes") > 0).then(agreed), quality=pl.lit(self._constant()))
+            .with_columns(
+                consensus=pl.when(pl.col("votes") > 0).then(agreed),
+                quality=pl.lit(None if self.quality == "answer" else float(self.quality)),
+            )
         )
         if self.quality == "answer":
             judged = self.answers(inputs).select("episode_id", quality=0.3 * structure() + 0.4 * depth())
@@ -192,9 +186,6 @@ class Coordination(AnswerScorer):
             reason=pl.when(unknown.list.len() > 0).then(pl.format("unknown: {}", unknown.list.join(", "))),
             metrics=pl.struct(names).struct.json_encode(),
         )
-
-    def _constant(self) -> float | None:
-        return None if self.quality == "answer" else float(self.quality)
 
 
 def reward() -> pl.Expr:

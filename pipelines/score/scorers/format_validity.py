@@ -1,13 +1,10 @@
-"""Whether answers, or all actions, have the form that was asked for.
+"""Whether answers, or all actions, have the form that was asked for: a regular expression, JSON, a JSON schema, tags.
 
-A small part of JSON Schema (2020-12): enough to say what an answer must hold, nothing that is slow or reaches out.
-
-The package jsonschema validates. It ignores keywords that it does not know, follows `$ref` and matches `pattern` by
-backtracking, so a schema has to obey a schema of ours first: any keyword that is not listed is refused. A rule that
-does nothing is a bug that looks like a success. Left out on purpose: pattern (use the rule `regex`), $ref, and the
-combinators; what is left takes time linear in the value and visits nothing but the value.
-
-Rules that a text obeys or not: a regular expression, JSON, a JSON schema, tags.
+JSON schemas are a small part of JSON Schema (2020-12): enough to say what an answer must hold, nothing that is slow or
+reaches out. The package jsonschema validates. It ignores keywords that it does not know, follows `$ref` and matches
+`pattern` by backtracking, so a schema has to obey a schema of ours first: any keyword that is not listed is refused. A
+rule that does nothing is a bug that looks like a success. Left out on purpose: pattern (use the rule `regex`), $ref,
+and the combinators; what is left takes time linear in the value and visits nothing but the value.
 """
 
 from functools import cache
@@ -17,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeA
 
 import msgspec
 import polars as pl
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from pipelines.score.scorers import texts
 from pipelines.score.scorers.protocol import Columns, ScorerInputs
@@ -50,11 +47,7 @@ _KEYWORDS: dict[str, Any] = {
 
 
 def validator(schema: dict[str, Any]) -> "Draft202012Validator":
-    """What tells whether a value obeys a schema, by `is_valid`.
-
-    Args:
-        schema: in which `fault` finds nothing.
-    """
+    """What tells whether a value obeys a schema without a fault, by `is_valid`."""
     # Imported here: most jobs check no schema, and the two take as long to load as the scorers.
     from jsonschema import Draft202012Validator
     from referencing import Registry
@@ -82,10 +75,8 @@ def _of_schemas() -> "Draft202012Validator":
     return validator({"type": "object", "properties": _KEYWORDS, "additionalProperties": False})
 
 
-class Regex(BaseModel):
+class Regex(BaseModel, frozen=True, extra="forbid"):
     """The text matches a regular expression (Rust's syntax; linear time on every text)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["regex"] = "regex"
     """Name of the rule."""
@@ -106,10 +97,8 @@ class Regex(BaseModel):
         return texts.str.contains(rf"\A(?:{self.pattern})\z" if self.full else self.pattern)
 
 
-class Json(BaseModel):
+class Json(BaseModel, frozen=True, extra="forbid"):
     """The text is JSON (RFC 8259), and of a type."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["json"] = "json"
     """Name of the rule."""
@@ -121,10 +110,8 @@ class Json(BaseModel):
         return _decoded(texts, lambda value: self.type == "any" or isinstance(value, _CONTAINERS[self.type]))
 
 
-class JsonSchema(BaseModel):
+class JsonSchema(BaseModel, frozen=True, extra="forbid"):
     """The text is JSON that obeys a small JSON schema; see `json_schema` for the keywords."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["json_schema"] = "json_schema"
     """Name of the rule."""
@@ -142,10 +129,8 @@ class JsonSchema(BaseModel):
         return _decoded(texts, validator(self.schema_).is_valid)
 
 
-class Tags(BaseModel):
+class Tags(BaseModel, frozen=True, extra="forbid"):
     """Every tag is opened once and closed once, one after the other, in the order given."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["tags"] = "tags"
     """Name of the rule."""
@@ -171,7 +156,7 @@ class Tags(BaseModel):
         rules = [text.str.count_matches(mark, literal=True) == 1 for mark in marks]
         rules += [one < other for one, other in pairwise(places)]
         if self.only:
-            inner = r"\s*".join(f"<{tag}>(?s:.*)</{tag}>" for tag in map(_escaped, self.tags))
+            inner = r"\s*".join(f"<{tag}>(?s:.*)</{tag}>" for tag in (tag.replace(".", r"\.") for tag in self.tags))
             rules.append(text.str.contains(rf"\A\s*{inner}\s*\z"))
         obeyed = pl.all_horizontal(rule.fill_null(False) for rule in rules)
         return texts.to_frame("text").select(pl.when(text.is_not_null()).then(obeyed)).to_series()
@@ -184,25 +169,17 @@ _CONTAINERS: dict[str, type] = {"object": dict, "array": list}
 
 def _decoded(texts: pl.Series, test: Any) -> pl.Series:
     """What a test says of each text's JSON value; false for a text that is none. Each distinct text is read once."""
+
+    def obeys(text: str) -> bool:
+        try:
+            return bool(test(msgspec.json.decode(text)))
+        except (msgspec.DecodeError, RecursionError):
+            return False
+
     distinct = texts.unique().drop_nulls().alias("text")
-    known = pl.DataFrame(
-        {"text": distinct, "obeyed": [_test(text, test) for text in distinct.to_list()]}, schema=_KNOWN
-    )
+    obeyed = pl.Series("obeyed", map(obeys, distinct.to_list()), dtype=pl.Boolean)
+    known = pl.DataFrame([distinct, obeyed])
     return texts.to_frame("text").join(known, on="text", how="left", maintain_order="left").get_column("obeyed")
-
-
-_KNOWN = pl.Schema({"text": pl.String, "obeyed": pl.Boolean})
-
-
-def _test(text: str, test: Any) -> bool:
-    try:
-        return bool(test(msgspec.json.decode(text)))
-    except (msgspec.DecodeError, RecursionError):
-        return False
-
-
-def _escaped(tag: str) -> str:
-    return tag.replace(".", r"\.")
 
 
 _STEPS = ("action", "is_active", "is_copied_context", "tool_calls")

@@ -38,11 +38,7 @@ class KlInReward(Scorer):
     """Weight; keep it 1 and weigh the score in a reward, to see k1 itself."""
 
     def check(self, snapshot: Snapshot) -> None:
-        """Refuse a checkpoint, or a version of it, that `ratios` has nothing of.
-
-        Raises:
-            UsageError: names those that there are.
-        """
+        """UsageError for a checkpoint, or a version of it, that `ratios` has nothing of, with those that there are."""
         there = snapshot.sql("SELECT DISTINCT checkpoint, policy_version FROM ratios ORDER BY ALL NULLS FIRST")
         named = there.filter(checkpoint=self.checkpoint)
         wanted = named if self.policy_version is None else named.filter(policy_version=self.policy_version)

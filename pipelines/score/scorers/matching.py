@@ -1,7 +1,4 @@
-"""The answer equals, or contains, what the ground truth says.
-
-How much the answer resembles what the ground truth says.
-"""
+"""Whether the answer equals, or contains, what the ground truth says, or how much it resembles it."""
 
 from difflib import SequenceMatcher
 from typing import ClassVar, Literal
@@ -98,7 +95,6 @@ class FuzzyMatch(TruthScorer):
         )
 
     def _measured(self, pairs: pl.DataFrame) -> pl.DataFrame:
-        """Pairs with their similarity."""
         if self.measure == "difflib":
             return pairs.with_columns(similarity=self._difflib(pairs))
         pairs = pairs.with_columns(words_a=words(pl.col("a")), words_b=words(pl.col("b")))
@@ -125,11 +121,7 @@ class FuzzyMatch(TruthScorer):
 
 
 def token_f1(pairs: pl.DataFrame) -> pl.DataFrame:
-    """Pairs with `similarity`: the F1 of the words they have in common, each as often as both have it.
-
-    Args:
-        pairs: words_a and words_b (lists of texts) among other columns; rows keep their order.
-    """
+    """Pairs with `similarity`: the F1 of the words_a and words_b (lists) in common, each as often as both have it."""
     numbered = pairs.with_row_index("pair")
     counts = [
         numbered.select("pair", word=side)

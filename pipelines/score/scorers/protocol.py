@@ -2,11 +2,6 @@
 
 A scorer says which columns it reads, so that a job reads nothing else; it opens no lake to score. The base class checks
 frames on the way in and values on the way out, so that a scorer is little more than its formula.
-
-Division whose bits do not depend on how many rows there are.
-
-Polars multiplies a column by the reciprocal of a constant, but divides where the column has one row (version 2.1): the
-same episode would score otherwise alone than in company. Divided by a column, both are a division.
 """
 
 import inspect
@@ -19,7 +14,7 @@ from typing import ClassVar, final
 
 import msgspec
 import polars as pl
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from lake import ids
 from lake.errors import ContractError
@@ -84,14 +79,12 @@ class ScorerInputs:
     """Token counts of their steps, in any order."""
 
 
-class Scorer(BaseModel, ABC):
+class Scorer(BaseModel, ABC, frozen=True, extra="forbid", allow_inf_nan=False):
     """Base of the built-in scorers: a configuration, a version, and `scores`.
 
     To add one: a file of its own in this package, formula and source in the class's docstring, `name`, `columns` and
     `helpers` as class variables, `_score`, and a line in `SCORERS`.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: ClassVar[str]
     """Name in the registry, and in `scores.scorer` unless the job gives another."""
@@ -114,28 +107,17 @@ class Scorer(BaseModel, ABC):
         return self.columns
 
     def check(self, snapshot: Snapshot) -> None:
-        """Called before anything runs: refuse what this lake has nothing for.
-
-        Raises:
-            UsageError: an option names something that is not there.
-        """
+        """Called before anything runs: UsageError if an option names something that this lake does not have."""
 
     @final
     def scores(self, inputs: ScorerInputs) -> pl.DataFrame:
         """Scores of whole episodes (`step_index` NULL), of steps, or of both; see the scorer.
 
-        Args:
-            inputs: rows of the episodes to score, with the columns that `reads` names. All-NULL columns may have
-                any type.
-
-        Returns:
-            Rows of `SCORES`. value is finite, or NULL. Then reason says why there is nothing to judge (no tool was
-            called, no ground truth, nothing recorded), or error why what is there cannot be judged (it is no JSON,
-            longer than a limit, contradicts itself, or another job has not computed it yet). metrics is a JSON object,
-            NULL if there are none.
-
-        Raises:
-            ContractError: a table lacks a column, a column has the wrong type, or an episode stands there twice.
+        The inputs have the columns that `reads` names; all-NULL ones may have any type. Gives rows of `SCORES`: value
+        is finite, or NULL. Then reason says why there is nothing to judge (no tool was called, no ground truth, nothing
+        recorded), or error why what is there cannot be judged (it is no JSON, longer than a limit, contradicts itself,
+        or another job has not computed it yet). metrics is a JSON object, NULL if there are none. ContractError if a
+        table lacks a column, a column has the wrong type, or an episode stands there twice.
         """
         found = self._score(self._checked(inputs))
         finite = pl.col("value").is_finite()
@@ -194,5 +176,9 @@ def _source(module: ModuleType) -> str:
 
 
 def divided(column: pl.Expr, by: int) -> pl.Expr:
-    """A column over a positive constant, as float64; NULL stays NULL."""
+    """A column over a positive constant, as float64; NULL stays NULL.
+
+    Polars multiplies a column by the reciprocal of a constant, but divides where the column has one row (version 2.1):
+    the same episode would score otherwise alone than in company. Divided by a column, both are a division.
+    """
     return column / pl.when(column.is_not_null()).then(float(by))

@@ -60,11 +60,11 @@ class RubricTerms(AnswerScorer):
 
     def _score(self, inputs: ScorerInputs) -> pl.DataFrame:
         answered = self._criteria(self.answers(inputs), "answer", "written")
-        told = self._criteria(inputs.episodes.select("episode_id", "ground_truth"), "ground_truth", "true")
+        truth = self._criteria(inputs.episodes.select("episode_id", "ground_truth"), "ground_truth", "true")
         turns = inputs.steps.filter(pl.col("is_active").fill_null(True)).group_by("episode_id").agg(turns=pl.len())
-        covered = self._coverage(answered, told)
+        covered = self._coverage(answered, truth)
         facts = answered
-        for frame in (told.drop("ground_truth"), turns, covered):
+        for frame in (truth.drop("ground_truth"), turns, covered):
             facts = facts.join(frame, on="episode_id", how="left", maintain_order="left")
         count, questions = pl.col("written").list.len(), pl.col("turns").cast(pl.Int64) - 1
         facts = facts.with_columns(
@@ -92,11 +92,11 @@ class RubricTerms(AnswerScorer):
         )
 
     def _reason(self, unanswered: pl.Expr) -> pl.Expr:
-        silent = pl.lit(self.no_answer_reason() if self.no_answer is None else None, pl.String)
+        no_answer = pl.lit(self.no_answer_reason() if self.no_answer is None else None, pl.String)
         untold = pl.col("coverage").is_null() & pl.lit(self.coverage_weight != 0.0)
         return (
             pl.when(unanswered)
-            .then(silent)
+            .then(no_answer)
             .when(pl.col("written").is_null())
             .then(pl.lit("the answer is no rubric: no JSON list of criteria"))
             .when(untold)
@@ -110,9 +110,9 @@ class RubricTerms(AnswerScorer):
         known = pl.DataFrame({column: distinct, name: lists}, schema={column: pl.String, name: pl.List(pl.String)})
         return frame.join(known, on=column, how="left", maintain_order="left")
 
-    def _coverage(self, answered: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
+    def _coverage(self, answered: pl.DataFrame, truth: pl.DataFrame) -> pl.DataFrame:
         """episode_id and coverage of the episodes that have both rubrics."""
-        both = answered.drop_nulls("written").join(told.drop_nulls("true"), on="episode_id")
+        both = answered.drop_nulls("written").join(truth.drop_nulls("true"), on="episode_id")
         pairs = (
             both.select("episode_id", "written", "true")
             .explode("true")

@@ -1,10 +1,6 @@
-"""Texts made comparable: normalisation as expressions over a whole column.
+"""Texts made comparable, the answer of an episode, and the ground truth that it is compared with.
 
 Whitespace is Unicode's White_Space, punctuation is ASCII's (Python's `string.punctuation`), as in the SQuAD script.
-
-The answer of an episode: which text that is, and what its absence means.
-
-What an answer is compared with: the texts of the ground truth, and the frame of a scorer that compares.
 """
 
 from abc import abstractmethod
@@ -12,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 import polars as pl
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, model_validator
 
 from pipelines.score.scorers.protocol import Columns, Scorer, ScorerInputs
 
@@ -20,10 +16,8 @@ _PUNCTUATION = r"[!-/:-@\[-`{-~]"
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 
 
-class Normalise(BaseModel):
+class Normalise(BaseModel, frozen=True, extra="forbid"):
     """What is taken for the same text. With all five on: the SQuAD evaluation (arXiv 1606.05250), after NFKC."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     unicode: bool = True
     """Unicode's compatibility form NFKC: full-width digits, ligatures and the like become plain."""
@@ -130,7 +124,6 @@ class AnswerScorer(Scorer):
 
 
 def _has_group(pattern: str) -> bool:
-    """Whether a pattern has a group to extract."""
     try:
         pl.Series([""]).str.extract(pattern, 1)
     except pl.exceptions.ComputeError:
@@ -151,9 +144,9 @@ class TruthScorer(AnswerScorer):
     def _score(self, inputs: ScorerInputs) -> pl.DataFrame:
         plain = self.normalise.apply
         answered = self.answers(inputs).with_columns(a=plain(pl.col("answer")))
-        told = truths(inputs.episodes, self.truth_path)
+        truth = truths(inputs.episodes, self.truth_path)
         pairs = (
-            told.drop_nulls("truths")
+            truth.drop_nulls("truths")
             .select("episode_id", truth="truths")
             .explode("truth", empty_as_null=False, keep_nulls=False)
             .with_columns(b=plain(pl.col("truth")))
@@ -161,21 +154,16 @@ class TruthScorer(AnswerScorer):
             .join(answered.drop_nulls("answer"), on="episode_id")
         )
         return (
-            answered.join(told, on="episode_id", how="left", maintain_order="left")
+            answered.join(truth, on="episode_id", how="left", maintain_order="left")
             .join(self.compared(pairs), on="episode_id", how="left", maintain_order="left")
             .select("episode_id", *self._outcome())
         )
 
     @abstractmethod
     def compared(self, pairs: pl.DataFrame) -> pl.DataFrame:
-        """Verdicts: episode_id, value, why (what failed; NULL where there is a value), metrics of the pairs' episodes.
-
-        Args:
-            pairs: episode_id, answer, truth, and both normalised (a, b); a row per truth.
-        """
+        """Verdicts of (answer, truth, both normalised as a, b) pairs: episode_id, value, why not (or NULL), metrics."""
 
     def _outcome(self) -> list[pl.Expr]:
-        """value, reason, error and metrics of an episode."""
         error = pl.coalesce("truth_error", "why")
         unanswered = pl.col("answer").is_null() & pl.coalesce("truth_error", "truth_reason").is_null()
         return [
@@ -191,18 +179,11 @@ class TruthScorer(AnswerScorer):
 
 
 def truths(episodes: pl.DataFrame, path: str) -> pl.DataFrame:
-    """What each episode's ground truth says.
+    """What each episode's ground truth (JSON) says at a path: keys and positions separated by dots.
 
-    JSON has no fixed shape, so each distinct text is decoded once in Python; siblings share theirs.
-
-    Args:
-        episodes: episode_id and ground_truth (JSON).
-        path: keys and positions separated by dots; empty for the whole.
-
-    Returns:
-        episode_id, truths (list of texts, NULL if there are none), truth_reason (why there are none), truth_error (why
-        they cannot be read); in the order of the episodes. Numbers and booleans are their JSON text; a list gives its
-        elements, nested lists and objects left out.
+    episode_id, truths (list of texts, NULL if there are none), truth_reason (why there are none), truth_error (why they
+    cannot be read); in the order of the episodes. Numbers and booleans are their JSON text; a list gives its elements,
+    nested lists and objects left out. Each distinct text is decoded once in Python; siblings share theirs.
     """
     distinct = episodes.get_column("ground_truth").unique().drop_nulls()
     read = [_truths(text, path) for text in distinct.to_list()]

@@ -1,11 +1,8 @@
 """Whether tools answered, and with what: a reward per call, for steps and for the episode.
 
-How useful a tool's result looks: the quality factors of MassGen's RewardComputer.
-
-What became of each tool call: the result in the messages after it, or in the tracer's spans.
-
-Messages are JSON of no fixed shape. They are decoded row by row in Python, only where a step calls tools or a message
-is a tool's; everything after that is expressions. O(messages).
+What became of each call is in the messages after it, or in the tracer's spans. Messages are JSON of no fixed shape.
+They are decoded row by row in Python, only where a step calls tools or a message is a tool's; everything after that is
+expressions. O(messages).
 """
 
 from collections.abc import Callable, Iterator
@@ -25,11 +22,7 @@ _NOTHING = ("", "0", "0.0", "-0.0", "false", "[]", "{}")
 
 
 def quality(calls: pl.DataFrame) -> pl.DataFrame:
-    """Calls with `quality`, 0 to 1, in the order given. O(characters); only results of search and code are parsed.
-
-    Args:
-        calls: tool and result (text, or JSON) among other columns.
-    """
+    """Calls with `quality`, 0 to 1 (MassGen's factors), by tool and result; only search and code results are parsed."""
     tool = pl.col("tool").str.to_lowercase().fill_null("")
     judge = (
         pl.when(tool.str.contains("search", literal=True))
@@ -98,18 +91,6 @@ _RATINGS: dict[str, Callable[[], pl.Expr]] = {
 }
 
 
-RESULTS = pl.Schema(
-    {
-        "episode_id": pl.Int64,
-        "step_index": pl.Int32,
-        "call": pl.Int32,
-        "tool": pl.String,
-        "outcome": pl.String,
-        "result": pl.String,
-    }
-)
-"""One row per call, `call` counting within the step. outcome: `result` (as text or JSON), `none` (it answered null),
-`exception`, or `unknown` (nothing is recorded)."""
 _CALLS = pl.Schema({"row": pl.UInt32, "call": pl.Int32, "call_id": pl.String, "tool": pl.String})
 _ANSWERS = pl.Schema(
     {"row": pl.UInt32, "answer": pl.Int32, "call_id": pl.String, "null": pl.Boolean, "text": pl.String}
@@ -117,12 +98,11 @@ _ANSWERS = pl.Schema(
 
 
 def from_messages(steps: pl.DataFrame, episodes: pl.DataFrame, error_pattern: str) -> pl.DataFrame:
-    """Calls of `steps.tool_calls` with the tool messages that follow: by id, those without an id by position.
+    """Calls of active steps with the tool messages that follow: by id, those without an id by position.
 
-    Args:
-        steps: episode_id, step_index, tool_calls, context, is_active (inactive steps call nothing).
-        episodes: episode_id, final_observation: the messages after the last step.
-        error_pattern: regular expression of a result that is an exception.
+    After an episode's last step they are in `final_observation`. One row per call: episode_id, step_index, call (in
+    the step), tool, outcome, result. outcome: `result` (as text or JSON), `none` (it answered null), `exception`
+    (`error_pattern` finds the result), or `unknown` (nothing is recorded).
     """
     ordered = steps.sort("episode_id", "step_index").join(
         episodes.select("episode_id", "final_observation"), on="episode_id", how="left", maintain_order="left"
@@ -155,9 +135,7 @@ def from_messages(steps: pl.DataFrame, episodes: pl.DataFrame, error_pattern: st
 def from_spans(spans: pl.DataFrame) -> pl.DataFrame:
     """Tool spans: an error, or `success: false`, is an exception; a null result answered nothing.
 
-    Args:
-        spans: episode_id, step_index, kind, name, error, attributes (`tool_name`, `result`, `success`, `error`), and
-            started_at, which orders the calls of a step.
+    attributes has `tool_name`, `result`, `success`, `error`; started_at orders the calls of a step.
     """
     attribute = pl.col("attributes").str.json_path_match
     failed = pl.col("error").is_not_null() | (attribute("$.success") == "false") | has("attributes", "error")
@@ -224,7 +202,7 @@ def _objects(text: str | None) -> list[dict[str, Any]]:
 
 
 def _text(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else _json(value)
+    return value if value is None or isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _content(value: Any) -> str | None:
@@ -232,10 +210,6 @@ def _content(value: Any) -> str | None:
     if isinstance(value, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in value):
         return "\n".join(part["text"] for part in value)
     return _text(value)
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
 
 
 _MESSAGES = Columns(episodes=("final_observation",), steps=("tool_calls", "context", "is_active"))
@@ -319,10 +293,10 @@ class ToolSuccess(Scorer):
 def _means(calls: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     """keys, value, reason, missing (why it is unknown) and metrics: the mean of the calls' rewards."""
     reward, outcome = pl.col("reward"), pl.col("outcome")
-    told = pl.format("{}: {}", pl.col("tool").fill_null("?"), pl.coalesce(reward.cast(pl.String), pl.lit("unknown")))
+    listed = pl.format("{}: {}", pl.col("tool").fill_null("?"), pl.coalesce(reward.cast(pl.String), pl.lit("unknown")))
     return calls.group_by(keys).agg(
         value=pl.when(reward.null_count() == 0).then(reward.mean()),
-        reason=told.sort_by("call").str.join(", "),
+        reason=listed.sort_by("call").str.join(", "),
         missing=pl.when(reward.null_count() > 0).then(
             pl.format("{} of {} tool calls have no recorded result", reward.null_count(), pl.len())
         ),

@@ -1,9 +1,6 @@
-"""Filters, one file each. `FILTERS` maps their names to their classes, `AnyFilter` validates one from a mapping.
+"""Filters, one file each. `FILTERS` maps their names to their classes, `AnyFilter` validates one from a mapping."""
 
-Combined: several filters asked about the same rows, instead of one after the other.
-"""
-
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import polars as pl
 from pydantic import Field
@@ -11,8 +8,7 @@ from pydantic import Field
 from pipelines.select.base import DROPS, Filter
 from pipelines.select.filters.groups import DeadGroups, Dedup, Diversity
 from pipelines.select.filters.lengths import Length, OverLong
-from pipelines.select.filters.outcomes import MinReward, Status, SuccessBalance, TopQ
-from pipelines.select.filters.staleness import Staleness
+from pipelines.select.filters.outcomes import MinReward, Staleness, Status, SuccessBalance, TopQ
 
 SimpleFilter = (
     DeadGroups | MinReward | Diversity | Length | OverLong | Staleness | SuccessBalance | TopQ | Dedup | Status
@@ -28,7 +24,6 @@ class Combined(Filter):
     """
 
     kind: Literal["combined"] = "combined"
-    """Name of the filter."""
     filters: tuple[Annotated[SimpleFilter, Field(discriminator="kind")], ...] = Field(min_length=1)
     """The filters."""
     keep: Literal["all", "any"] = "all"
@@ -70,36 +65,6 @@ def _joined(rows: pl.DataFrame) -> pl.DataFrame:
 
 AnyFilter = Annotated[SimpleFilter | Combined, Field(discriminator="kind")]
 FILTERS: dict[str, type[Filter]] = {
-    cls.model_fields["kind"].default: cls
-    for cls in (
-        DeadGroups,
-        MinReward,
-        Diversity,
-        Length,
-        OverLong,
-        Staleness,
-        SuccessBalance,
-        TopQ,
-        Dedup,
-        Status,
-        Combined,
-    )
+    cls.model_fields["kind"].default: cls for cls in (*get_args(SimpleFilter), Combined)
 }
 """Name -> class, in the order of the documentation."""
-
-__all__ = [
-    "FILTERS",
-    "AnyFilter",
-    "Combined",
-    "DeadGroups",
-    "Dedup",
-    "Diversity",
-    "Filter",
-    "Length",
-    "MinReward",
-    "OverLong",
-    "Staleness",
-    "Status",
-    "SuccessBalance",
-    "TopQ",
-]

@@ -1,11 +1,4 @@
-"""Dead groups: siblings that all scored the same say nothing about the outcome.
-
-"Reward has non-zero deviation" elsewhere; dynamic sampling in DAPO (arXiv 2503.14476).
-
-Response diversity: a group whose rollouts did the same explores nothing.
-
-Dedup: the same rollout twice teaches it twice.
-"""
+"""Filters of groups: dead ones, those without variety, and copies."""
 
 from typing import Literal
 
@@ -13,22 +6,21 @@ import polars as pl
 from pydantic import Field
 
 from lake import ids
-from pipelines.select.base import DROPS, UNKNOWN, Filter, Unknown, dropped, shown, unknown_test
-from pipelines.select.facts import CREDIT_STATE
+from pipelines.select.base import CREDIT_STATE, DROPS, UNKNOWN, Filter, Unknown, dropped, shown, unknown_test
 
 _TOLERANCE = 1e-9
 
 
 class DeadGroups(Filter):
-    """Drops groups without signal as a whole.
+    """Drops groups without signal as a whole: siblings that all scored the same say nothing about the outcome.
 
     A group is dead when two or more siblings are scored and max - min <= 1e-9 max(1, |max|) over their scores: sums of
     equal rewards differ in the last digit. The decision rests on the scored siblings that the filters before it left.
     Where the selection names a credit job, its groups and its flags decide instead: what the trainer would see.
+    "Reward has non-zero deviation" elsewhere; dynamic sampling in DAPO (arXiv 2503.14476).
     """
 
     kind: Literal["dead_groups"] = "dead_groups"
-    """Name of the filter."""
     singletons: Unknown = "drop"
     """Groups with one scored sibling, which has nothing to be compared with."""
     unknown: Unknown = "drop"
@@ -62,7 +54,6 @@ class Diversity(Filter):
     """
 
     kind: Literal["diversity"] = "diversity"
-    """Name of the filter."""
     min_distinct: int = Field(2, ge=1)
     """Distinct responses a group needs."""
     min_share: float = Field(0.0, ge=0, le=1)
@@ -75,11 +66,11 @@ class Diversity(Filter):
     def drops(self, episodes: pl.DataFrame, steps: pl.LazyFrame) -> pl.DataFrame:
         """Episodes of groups that are too uniform."""
         distinct, size = (e.over("group_id") for e in (pl.col("actions").n_unique(), pl.len()))
-        said = pl.format("{} distinct responses of {} siblings", distinct, size)
+        summary = pl.format("{} distinct responses of {} siblings", distinct, size)
         return dropped(
             episodes,
-            (distinct < self.min_distinct, pl.format("{}, below {}", said, self.min_distinct)),
-            (distinct < self.min_share * size, pl.format("{}, below {} of them", said, shown(self.min_share))),
+            (distinct < self.min_distinct, pl.format("{}, below {}", summary, self.min_distinct)),
+            (distinct < self.min_share * size, pl.format("{}, below {} of them", summary, shown(self.min_share))),
         )
 
 
@@ -94,7 +85,6 @@ class Dedup(Filter):
     """
 
     kind: Literal["dedup"] = "dedup"
-    """Name of the filter."""
     by: Literal["actions", "decisions"] = "actions"
     """What is compared."""
     within: Literal["group", "task", "all"] = "task"

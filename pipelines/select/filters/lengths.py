@@ -1,7 +1,4 @@
-"""Reasonable length: of episodes in steps, tokens and characters, and of single steps in characters.
-
-Over-long: what a limit cut off. Its score is that of the limit, not of the attempt (DAPO's overlong filtering).
-"""
+"""Filters by length, of episodes in steps, tokens and characters, of single steps in characters; and over-long ones."""
 
 from typing import Literal
 
@@ -23,7 +20,6 @@ class Length(Filter):
     """
 
     kind: Literal["length"] = "length"
-    """Name of the filter."""
     min_steps: int | None = Field(None, ge=0)
     """Fewest steps of an episode."""
     max_steps: int | None = Field(None, ge=0)
@@ -90,10 +86,12 @@ def _steps_outside(steps: pl.LazyFrame, left: pl.DataFrame, low: int | None, hig
 
 
 class OverLong(Filter):
-    """Drops truncated episodes, and single steps whose generation ran into a limit."""
+    """Drops truncated episodes, and single steps whose generation ran into a limit (DAPO's overlong filtering).
+
+    What a limit cut off has the score of the limit, not of the attempt.
+    """
 
     kind: Literal["over_long"] = "over_long"
-    """Name of the filter."""
     episodes: Literal["drop", "keep"] = "drop"
     """Episodes with status truncated."""
     finish_reasons: tuple[str, ...] = ("length", "max_tokens")

@@ -1,11 +1,4 @@
-"""Status: how an episode may have ended.
-
-Minimum reward: episodes worth imitating (filtered behaviour cloning, RFT, STaR).
-
-Top q: the best episodes of each task, so that easy tasks do not dominate (rejection sampling with a cap).
-
-Success balance: no task may drown its few failures in successes, or the other way round.
-"""
+"""Filters by how an episode ended (its status, its score), and by the age of its policy."""
 
 from typing import ClassVar, Literal, Self
 
@@ -22,7 +15,6 @@ class Status(Filter):
     """Keeps episodes whose status is one of `keep`."""
 
     kind: Literal["status"] = "status"
-    """Name of the filter."""
     primary: ClassVar[str | None] = "keep"
     keep: tuple[Ending, ...] = Field(("completed", "truncated"), min_length=1)
     """The endings that stay."""
@@ -33,10 +25,9 @@ class Status(Filter):
 
 
 class MinReward(Filter):
-    """Keeps episodes with a score of at least `at_least`."""
+    """Keeps episodes with a score of at least `at_least` (filtered behaviour cloning, RFT, STaR)."""
 
     kind: Literal["min_reward"] = "min_reward"
-    """Name of the filter."""
     primary: ClassVar[str | None] = "at_least"
     at_least: float
     """Smallest score that stays."""
@@ -53,12 +44,12 @@ class MinReward(Filter):
 class TopQ(Filter):
     """Keeps the `count` best episodes of a task, or the best `fraction` of them (rounded up, so never none).
 
-    Best means the highest score; equal scores are ordered by lots drawn from (seed, episode_id). A fraction is one of
-    what the filters before it left: applied again it takes a share of that share. A count is not affected by that.
+    Best means the highest score; equal scores are ordered by a number drawn from (seed, episode_id). A fraction is one
+    of what the filters before it left: applied again it takes a share of that share. A count is not affected by that.
+    Easy tasks do not dominate: rejection sampling with a cap.
     """
 
     kind: Literal["top_q"] = "top_q"
-    """Name of the filter."""
     primary: ClassVar[str | None] = "fraction"
     fraction: float | None = Field(None, gt=0, le=1)
     """Share of a task's scored episodes that stays."""
@@ -99,12 +90,10 @@ class SuccessBalance(Filter):
     """Keeps, per task, at most `max_ratio` episodes of the more frequent outcome for each of the other.
 
     Success is a score of at least `success`. Of the more frequent outcome max(1, floor(max_ratio x the other)) episodes
-    stay, those with the smallest lots drawn from (seed, episode_id). A task with one outcome alone has no balance to
-    strike and is left as it is, unless `one_sided = "drop"`.
+    stay, drawn from (seed, episode_id). A task with one outcome alone is left as it is, unless `one_sided = "drop"`.
     """
 
     kind: Literal["success_balance"] = "success_balance"
-    """Name of the filter."""
     primary: ClassVar[str | None] = "max_ratio"
     max_ratio: float = Field(1.0, ge=1)
     """Episodes of the more frequent outcome for each of the other."""
@@ -141,3 +130,41 @@ class SuccessBalance(Filter):
         if self.one_sided == "drop":
             tests.append((is_known & alone, pl.format("its task has {} only", named)))
         return dropped(facts, *tests)
+
+
+class Staleness(Filter):
+    """Keeps episodes at most `max_behind` policy versions behind.
+
+    An episode is as old as its oldest part: the smallest of `episodes.policy_version` and its active steps' (weights
+    may change while it runs). Versions are counted from `now`, or from the newest episode of the same scope that the
+    filters before it left.
+    """
+
+    kind: Literal["staleness"] = "staleness"
+    primary: ClassVar[str | None] = "max_behind"
+    max_behind: int = Field(ge=0)
+    """Versions behind."""
+    now: int | None = None
+    """The current version; None takes the newest one that is there, per scope."""
+    within: Literal["run", "policy", "all"] = "run"
+    """Scope in which version numbers are comparable: a run, a policy's name, everything."""
+    unknown: Unknown = "drop"
+    """Episodes without a known version."""
+
+    def facts(self) -> frozenset[str]:
+        """Versions, and the policy's name where that is the scope."""
+        return frozenset({"policy_version", "oldest_version"} | ({"policy"} if self.within == "policy" else set()))
+
+    def drops(self, episodes: pl.DataFrame, steps: pl.LazyFrame) -> pl.DataFrame:
+        """Episodes that are too old."""
+        scope = {"run": ["run_id"], "policy": ["policy"], "all": []}[self.within]
+        episodes = episodes.with_columns(version=pl.min_horizontal("policy_version", "oldest_version"))
+        version = pl.col("version")
+        newest = version.max().over(scope) if scope else version.max()
+        now = newest if self.now is None else pl.lit(self.now)
+        reason = pl.format("{} > {} versions behind", now - version, self.max_behind)
+        return dropped(
+            episodes,
+            *unknown_test("version", self.unknown),
+            (now - version > self.max_behind, reason),
+        )
