@@ -33,17 +33,12 @@ def file_faults() -> Iterator[None]:
         # safetensors has a full disk as an error of its own.
         place, reason = getattr(error, "filename", None), getattr(error, "strerror", None)
         advice = "free space, mend its permissions, or choose another --out; a run under way continues with --resume"
-        msg = f"{place or 'writing a file'}: {reason or error}; {advice}"
-        raise LakeAccessError(msg) from error
+        raise LakeAccessError(f"{place or 'writing a file'}: {reason or error}; {advice}") from error
 
 
 @contextmanager
 def told_when_interrupted(out: Path) -> Iterator[None]:
-    """Ctrl-C says how the run goes on.
-
-    Args:
-        out: folder of the run.
-    """
+    """Ctrl-C says how the run goes on."""
     try:
         yield
     except KeyboardInterrupt:

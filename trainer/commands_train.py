@@ -175,11 +175,9 @@ def _check_flags(ranks: int | None, *, plan_only: bool, measure: bool) -> None:
     from lake.errors import UsageError
 
     if ranks is not None and ranks < 1:
-        msg = f"--ranks is {ranks}; it takes a number of processes, from 1"
-        raise UsageError(msg)
+        raise UsageError(f"--ranks is {ranks}; it takes a number of processes, from 1")
     if measure and not plan_only:
-        msg = "--measure times a model for --plan; leave it out, or add --plan"
-        raise UsageError(msg)
+        raise UsageError("--measure times a model for --plan; leave it out, or add --plan")
 
 
 def _has_run(out: Path) -> bool:
@@ -211,8 +209,7 @@ def _trained(
     if stages:
         begun = ranks.told_by_zero(lambda: any(RunFolder(out / stage.name).read() for stage in stages))
         if begun and not resume:
-            msg = f"{out} holds a run already; continue it with --resume, or choose another --out"
-            raise UsageError(msg)
+            raise UsageError(f"{out} holds a run already; continue it with --resume, or choose another --out")
         return train_stages(lk, stages, out, run_id=run_id, on_step=teller.on_step, on_plan=teller.on_plan)
     if config is not None:
         return start_run(lk, config, out, run_id=run_id, on_step=teller.on_step, on_plan=teller.on_plan)
@@ -247,8 +244,7 @@ def _check_repeat(given: dict[str, Any], config_file: str | None, *, resume: boo
     others = [flag_of(field) for field in leaves(given)]
     others += ["--config"] * bool(config_file) + ["--resume"] * resume + ["--plan"] * plan_only
     if others:
-        msg = f"--repeat takes the run's own configuration: leave out {', '.join(others)}"
-        raise UsageError(msg)
+        raise UsageError(f"--repeat takes the run's own configuration: leave out {', '.join(others)}")
 
 
 def _print_plan(lk: "Lake", config: "TrainConfig", output_format: str, *, stage: str, measure: bool) -> None:

@@ -25,15 +25,9 @@ class TensorDigest:
 
 
 def tensor_digest(tensors: Mapping[str, torch.Tensor]) -> str:
-    """sha256 over (name, dtype, shape, bytes) of every tensor, in name order.
+    """sha256 over (name, dtype, shape, bytes) of every tensor, in name order, as 64 hexadecimal characters.
 
     A safetensors file has no such stable hash: the order of its metadata varies.
-
-    Args:
-        tensors: by name.
-
-    Returns:
-        64 hexadecimal characters.
     """
     digest = TensorDigest()
     for name in sorted(tensors):

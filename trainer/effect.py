@@ -21,7 +21,6 @@ def idle_options(config: TrainConfig, given: Mapping[str, Any] | None = None) ->
     """The options that a run never reads.
 
     Args:
-        config: of the run.
         given: what was set, as nested mappings; None takes whatever differs from its default.
     """
     told = config.model_dump(exclude_defaults=True) if given is None else given
@@ -30,10 +29,6 @@ def idle_options(config: TrainConfig, given: Mapping[str, Any] | None = None) ->
 
 def check_effect(config: TrainConfig, place: str = "") -> None:
     """Refuse options without effect, among those that were given when the configuration was made.
-
-    Args:
-        config: of the run.
-        place: beginning of the message.
 
     Raises:
         UsageError: names each, and what would have effect.
@@ -48,12 +43,7 @@ def in_words(idle: Idle) -> str:
 
 
 def without(settings: Mapping[str, Any], option: str) -> dict[str, Any]:
-    """Settings without one option.
-
-    Args:
-        settings: nested mappings.
-        option: its name, dotted.
-    """
+    """Nested settings without one option, whose name is dotted."""
     name, _, rest = option.partition(".")
     left = dict(settings)
     if not rest:

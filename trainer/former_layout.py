@@ -43,11 +43,7 @@ def renewed(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def renewed_record(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """A whole configuration as it was stored. What its loss never read is left out.
-
-    Args:
-        stored: the resolved configuration, as JSON data.
-    """
+    """A whole configuration as it was stored. What its loss never read is left out."""
     if not isinstance(stored.get("loss"), str):
         return dict(stored)
     return {name: value for name, value in _moved(stored, {})[0].items() if name not in _FORMER}
@@ -59,9 +55,6 @@ def _moved(settings: Mapping[str, Any], below: Mapping[str, Any]) -> tuple[dict[
     Args:
         settings: of the run.
         below: former fields that hold for several runs.
-
-    Returns:
-        The settings, and what the loss does not read of `below`.
     """
     own = {name: settings[name] for name in _FORMER if name in settings}
     table = by_name(settings.get("loss"))

@@ -8,12 +8,7 @@ from trainer.losses.registry import by_name
 
 
 def layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings over settings, section by section; another loss than the one below begins with its own defaults.
-
-    Args:
-        below: fields of `TrainConfig`, which hold where `above` says nothing.
-        above: what was said later.
-    """
+    """Settings over settings, section by section; another loss than the one below begins with its own defaults."""
     below, above = _loss_as_table(below), _loss_as_table(above)
     both = merged(below, above)
     was, named = value_at(below, "loss.name"), value_at(above, "loss.name")

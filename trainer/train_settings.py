@@ -33,7 +33,6 @@ def given_settings(pairs: Sequence[str], flags: Mapping[str, Any]) -> dict[str, 
     """What the command line sets, as nested settings.
 
     Args:
-        pairs: of --set.
         flags: field, dotted -> value.
 
     Raises:
@@ -42,8 +41,7 @@ def given_settings(pairs: Sequence[str], flags: Mapping[str, Any]) -> dict[str, 
     given = layered({}, typed_pairs(pairs, TrainConfig))
     for field, value in flags.items():
         if value_at(given, field) is not None:
-            msg = f"{flag_of(field)} and --set {field} say the same thing twice: leave one of them out"
-            raise UsageError(msg)
+            raise UsageError(f"{flag_of(field)} and --set {field} say the same thing twice: leave one of them out")
         nested = value
         for name in reversed(field.split(".")):
             nested = {name: nested}
@@ -53,10 +51,6 @@ def given_settings(pairs: Sequence[str], flags: Mapping[str, Any]) -> dict[str, 
 
 def read_settings(config_file: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run, as they would stand in [trainer].
-
-    Args:
-        config_file: a TOML file, or None.
-        given: what the command line sets.
 
     Raises:
         UsageError: the file cannot be read, or its stages leave nothing of what was given.
@@ -87,8 +81,7 @@ def configured(settings: Mapping[str, Any]) -> TrainConfig:
         # What else is wrong comes first: a misspelt `model` is such a thing.
         others = {name: value for name, value in settings.items() if name != "loss" or "--loss" not in missing}
         validated(TrainConfig, {"model": "", "loss": "sft"} | others)
-        msg = f"{' and '.join(missing)} missing: say which model to train and what to optimise"
-        raise UsageError(msg)
+        raise UsageError(f"{' and '.join(missing)} missing: say which model to train and what to optimise")
     config = validated(TrainConfig, settings)
     check_effect(config)
     return config

@@ -34,8 +34,6 @@ def choose_attention(kind: Kind, device: torch.device, dtype: torch.dtype) -> st
 
     Args:
         kind: what was asked for; auto takes flash where it runs, else sdpa.
-        device: where the model is.
-        dtype: of the forward pass.
 
     Returns:
         A key of `NAMES`.

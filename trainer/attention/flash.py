@@ -28,8 +28,7 @@ def flash_attention(
     """
     layout = required_layout(layout, attention_mask, dropout)
     if unsupported.get("s_aux") is not None:
-        msg = f"{type(module).__name__} uses attention sinks, which packed training does not"
-        raise UsageError(msg)
+        raise UsageError(f"{type(module).__name__} uses attention sinks, which packed training does not")
     if unsupported.get("softcap") is not None:
         msg = f"{type(module).__name__} soft-caps its attention, which flash does not; choose attention = flex"
         raise UsageError(msg)

@@ -41,8 +41,7 @@ def flex_packed_attention(
     """
     layout = required_layout(layout, attention_mask, dropout)
     if unsupported.get("s_aux") is not None:
-        msg = f"{type(module).__name__} uses attention sinks, which packed training does not"
-        raise UsageError(msg)
+        raise UsageError(f"{type(module).__name__} uses attention sinks, which packed training does not")
     if not query_BHTD.is_cuda and torch.is_grad_enabled() and query_BHTD.requires_grad:
         msg = "flex attention has no backward pass on a CPU: train this model on a GPU, or choose attention = sdpa"
         raise UsageError(msg)

@@ -14,7 +14,6 @@ class Layout:
 
     Args:
         boundaries: 0, end of the first sequence, ..., T.
-        device: where the buffer is.
     """
 
     def __init__(self, boundaries: list[int], device: torch.device) -> None:
@@ -66,9 +65,8 @@ def required_layout(layout: Layout | None, attention_mask: Tensor | None, dropou
     """
     if attention_mask is not None or layout is None or dropout:
         asked = "a mask" if attention_mask is not None else "dropout" if dropout else "no layout of the sequences"
-        msg = (
+        raise UsageError(
             f"packed attention was given {asked}: either this instance was asked to generate (use another one), or its "
             f"architecture does not hand the layout on, and cannot be trained packed"
         )
-        raise UsageError(msg)
     return layout

@@ -31,14 +31,11 @@ def packed_attention(
     """Causal attention inside each sequence of a packed buffer.
 
     Args:
-        module: the layer.
         query_BHTD: [1, query heads, T, head dimension].
-        key_BHTD: [1, key heads, T, head dimension].
         value_BHTD: the same for values.
         attention_mask: must be None.
         scaling: factor on the scores.
         dropout: must be 0.
-        layout: where the sequences lie.
         sliding_window: how many tokens a query sees, itself included; None sees all before it.
         unsupported: what other models pass along; a soft cap or attention sinks are refused.
 
@@ -50,8 +47,7 @@ def packed_attention(
     """
     layout = required_layout(layout, attention_mask, dropout)
     if unsupported.get("s_aux") is not None:
-        msg = f"{type(module).__name__} uses attention sinks, which packed training does not"
-        raise UsageError(msg)
+        raise UsageError(f"{type(module).__name__} uses attention sinks, which packed training does not")
     if unsupported.get("softcap") is not None:
         msg = f"{type(module).__name__} soft-caps its attention, which sdpa does not; choose attention = flex"
         raise UsageError(msg)

@@ -1,13 +1,7 @@
 """What a training loop may ask of a policy: log-probabilities, gradients, updates, and state by name.
 
 Across ranks every call is collective: all ranks make the same calls in the same order. Whether tensors are whole or
-sharded shows in four methods, which `single` and `sharded` fill in.
-
-AdamW, with weight decay on matrices only.
-
-From a packed buffer and its log-probabilities to what a loss sees.
-
-The backend of one device: gradients, updates, and the weights as plain tensors.
+sharded shows in four methods, which `SingleDevice` and `Sharded` fill in.
 """
 
 import math
@@ -32,10 +26,6 @@ def adamw(parameters: Iterable[torch.nn.Parameter], config: OptimizerConfig) -> 
 
     On a CPU it runs parameter by parameter: the order of its operations then never depends on how tensors are grouped.
     On a GPU it is one fused kernel.
-
-    Args:
-        parameters: of the model; frozen ones are left out.
-        config: its constants.
     """
     trained = [p for p in parameters if p.requires_grad]
     decayed = [p for p in trained if p.ndim >= 2]
@@ -62,13 +52,6 @@ def loss_rows(
 
     Where the batch has no log-probabilities of the proximal policy, that policy is the one whose weights are in place:
     they are the policy's own, without gradient.
-
-    Args:
-        batch: the packed buffer.
-        loss: the loss.
-        logprobs_N: the policy's log-probabilities.
-        entropy_N: its entropies, or None.
-        statistics: of the optimizer step.
     """
     proximal_N = batch.proximal_logprobs_N
     if proximal_N is None and loss.needs.proximal_logprobs:
@@ -92,11 +75,7 @@ def loss_rows(
 
 
 class FrozenPolicy:
-    """A policy that is only asked for log-probabilities: a reference.
-
-    Args:
-        policy: the model.
-    """
+    """A policy that is only asked for log-probabilities: a reference."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -126,8 +105,6 @@ class PolicyBackend(FrozenPolicy, ABC):
 
     Args:
         policy: the model; its parameters are updated in place.
-        config: AdamW's constants.
-        ranks: who takes part.
     """
 
     def __init__(self, policy: Policy, config: OptimizerConfig, ranks: Ranks = ALONE) -> None:
@@ -157,7 +134,6 @@ class PolicyBackend(FrozenPolicy, ABC):
 
         Args:
             batch: the packed buffer; a dummy is run with weight 0.
-            loss: the loss, with its options.
             statistics: what `loss.prepare` came to over the optimizer step.
 
         Returns:
@@ -240,13 +216,11 @@ class PolicyBackend(FrozenPolicy, ABC):
         own = self.policy.trained_state()
         if own.keys() != weights.keys():
             odd = sorted(own.keys() ^ weights.keys())
-            msg = f"the weights are of another model: {len(odd)} names differ, for example {odd[0]}"
-            raise ContractError(msg)
+            raise ContractError(f"the weights are of another model: {len(odd)} names differ, for example {odd[0]}")
         for name, tensor in weights.items():
             if tensor.shape != own[name].shape or tensor.dtype != own[name].dtype:
                 found, wanted = (f"{t.dtype} {tuple(t.shape)}" for t in (tensor, own[name]))
-                msg = f"weight {name} is {found}; the model has {wanted}"
-                raise ContractError(msg)
+                raise ContractError(f"weight {name} is {found}; the model has {wanted}")
             # Copied into memory that torch allocated: mapped file memory is not aligned, and kernels may sum in
             # another order there.
             own[name].copy_(self._placed(tensor, own[name]))
@@ -274,8 +248,7 @@ class PolicyBackend(FrozenPolicy, ABC):
         for key, tensor in state.items():
             name = key.rpartition("/")[0]
             if name not in parameters:
-                msg = f"the optimizer state is of another model: it names parameter {name}"
-                raise ContractError(msg)
+                raise ContractError(f"the optimizer state is of another model: it names parameter {name}")
             restored[key] = self._restored(tensor, parameters[name])
         # Not by Optimizer.load_state_dict, which casts dtypes.
         self.adopt_optimizer_state(restored)
@@ -345,12 +318,7 @@ def _exchange(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
 
 
 class SingleDevice(PolicyBackend):
-    """Trains one policy on one device.
-
-    Args:
-        policy: the model; its parameters are updated in place.
-        config: AdamW's constants.
-    """
+    """Trains one policy on one device."""
 
     def _clip(self) -> float:
         on_gpu = self.policy.device.type == "cuda"

@@ -1,13 +1,11 @@
-"""The processes of one training run: who am I, what do the others have, and what rank 0 alone does.
+"""The processes of one training run: which one this is, what the others have, and what rank 0 alone does.
 
 Ranks are started by `torchrun -m trainer ...` or `trajlake train --ranks N`. Rank 0 alone touches the lake and the run
-folder; what it found out there, the others are told.
-
-Start a command again as several ranks on this machine, and end with them.
+folder; the others get its results.
 
 No rank outlives its launcher: the kernel kills it when the launcher dies, however that comes about. Ranks have a
 session of their own, so Ctrl-C reaches the launcher alone, which passes it on to rank 0: one process says how the run
-goes on, and lets go of what it holds.
+continues, and releases its locks.
 """
 
 import ctypes
@@ -184,7 +182,6 @@ def launch_ranks(count: int, arguments: Sequence[str]) -> int:
     """Run `trajlake ARGUMENTS` in several processes that know each other, and wait for their end.
 
     Args:
-        count: number of processes.
         arguments: of the command line, the command's name first.
 
     Returns:

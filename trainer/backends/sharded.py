@@ -5,10 +5,9 @@ head are gathered for the whole of each pass. Gradients are summed over ranks, n
 those of the whole optimizer step. Every rank holds its shard in float32; with dtype bfloat16 the gathered weights are
 bfloat16, and gradients are summed in float32.
 
-Distributed checkpoints: every rank writes its shards, and any number of ranks reads them.
-
-torch.distributed.checkpoint with safetensors as its format: where a shard belongs stands in the file's own header, so
-nothing is pickled. Scalars are written as arrays of one element, which is all that the reader can cut out.
+Checkpoints are written by all ranks, and read by any number of them: torch.distributed.checkpoint with safetensors as
+its format. Each file's header says where its shards belong, so nothing is pickled. Scalars are written as arrays of one
+element, which is all that the reader can cut out.
 """
 
 import warnings
@@ -58,9 +57,7 @@ def save_shards(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> No
     """Write this rank's part of tensors; every rank calls it.
 
     Args:
-        folder: where to; made.
         tensors: by name: DTensors, and whole tensors that are the same on every rank.
-        ranks: who takes part.
     """
     if ranks.rank == 0:
         folder.mkdir()
@@ -85,19 +82,13 @@ def shapes_in(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
 def load_shards(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
     """Read tensors in place, each rank its part, however many ranks wrote them.
 
-    Args:
-        folder: the shards.
-        tensors: by name: what to fill.
-        ranks: who takes part.
-
     Raises:
         ContractError: other names, shapes or dtypes than the shards hold.
     """
     found = shapes_in(folder)
     if found.keys() != tensors.keys():
         odd = sorted(found.keys() ^ tensors.keys())
-        msg = f"the weights are of another model: {len(odd)} names differ, for example {odd[0]}"
-        raise ContractError(msg)
+        raise ContractError(f"the weights are of another model: {len(odd)} names differ, for example {odd[0]}")
     for name, tensor in tensors.items():
         if (tensor.shape, tensor.dtype) != found[name]:
             size, dtype = found[name]
@@ -116,7 +107,6 @@ def loaded_by_zero(load: Callable[[bool], Policy], ranks: Ranks) -> Policy:
 
     Args:
         load: loads it; told whether without weights.
-        ranks: who takes part.
 
     Raises:
         UsageError: on rank 0, where the model cannot be loaded or is not served.
@@ -131,7 +121,6 @@ def shard_policy(policy: Policy, ranks: Ranks) -> None:
 
     Args:
         policy: the model: either with the same weights on every rank, or of `loaded_by_zero`.
-        ranks: who takes part.
     """
     whole = _tensors(policy.model)
     empty = any(tensor.is_meta for tensor in whole.values())
@@ -165,7 +154,6 @@ def _send(whole: Mapping[str, Tensor], own: Mapping[str, Tensor], ranks: Ranks) 
     Args:
         whole: by name, with values on rank 0 alone.
         own: what each rank keeps of them, in the same order.
-        ranks: who takes part.
     """
     for name, mine in own.items():
         like = whole[name]
@@ -186,8 +174,6 @@ class Sharded(PolicyBackend):
 
     Args:
         policy: the model, see `shard_policy`; it is sharded in place.
-        config: AdamW's constants.
-        ranks: who takes part.
     """
 
     def __init__(self, policy: Policy, config: OptimizerConfig, ranks: Ranks) -> None:

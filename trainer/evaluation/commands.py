@@ -1,9 +1,4 @@
-"""Command `eval`.
-
-Command `evaluate`.
-
-Command `rescore`.
-"""
+"""Commands `eval`, `ope` and `rescore`."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -64,8 +59,7 @@ def evaluate_success(
     from trainer.evaluation.success import against_rows, read_attempts, success_rows
 
     if not math.isfinite(threshold):
-        msg = f"--threshold {threshold}: valid is a finite number"
-        raise UsageError(msg)
+        raise UsageError(f"--threshold {threshold}: valid is a finite number")
     attempts = read_attempts(opened(lake_uri, as_of), by=by, score=score, where=where)
     counting = partial(against_rows, one=against[0], other=against[1], seed=seed) if against else success_rows
     rows = counting(attempts, ks=_numbers(ks), threshold=threshold)
@@ -83,8 +77,7 @@ def _numbers(text: str) -> list[int]:
     except ValueError:
         found = []
     if not found or found[0] < 1:
-        msg = f"--k {text!r}: give whole numbers from 1 on, with commas between them, for example 1,2,4"
-        raise UsageError(msg)
+        raise UsageError(f"--k {text!r}: give whole numbers from 1 on, with commas between them, for example 1,2,4")
     return found
 
 

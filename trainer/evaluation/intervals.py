@@ -91,7 +91,6 @@ def spread_by_task(value: Callable[[Floats], float], task_E: Ints) -> Spread | N
     """An estimate's spread over tasks (jackknife: Tukey 1958; of clusters: Cameron, Gelbach, Miller 2008).
 
     Args:
-        value: an estimate as a function of how often each episode counts.
         task_E: number of the episode's task, 0 .. P-1.
 
     Returns:
@@ -114,7 +113,6 @@ def wilson(share: float, trials: float) -> tuple[float, float]:
     """95 % score interval of a binomial share (Wilson 1927, JASA 22).
 
     Args:
-        share: successes over trials.
         trials: how many, above 0; an effective number need not be whole.
 
     Returns:
@@ -135,8 +133,6 @@ def share_interval(spread: Spread, tasks: int, attempts: int) -> tuple[float, fl
 
     Args:
         spread: of the share over tasks; its value lies between 0 and 1.
-        tasks: how many.
-        attempts: how many; trials are never more.
     """
     # Tasks that all agree are trials themselves: how they would differ was not seen.
     share = min(1.0, max(0.0, spread.value))

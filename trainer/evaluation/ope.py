@@ -70,13 +70,8 @@ def evaluate(
 
     Args:
         snapshot: the data; both checkpoints have scored it (`trajlake rescore`).
-        target: the checkpoint to evaluate.
         behaviour: the checkpoint that acted, or `stored`: its log-probabilities as the engine recorded them.
         score: see `trainer.evaluation.ope_data.read_turns`.
-        where: SQL predicate over `episodes`; None takes all.
-        gamma: discount per turn.
-        clip: largest ratio of a turn for `clipped`.
-        ridge: shrinkage of the value tables of `dr` and `fqe`.
 
     Raises:
         UsageError: a checkpoint that has scored nothing, a wrong predicate or scorer, options out of range.
@@ -91,11 +86,10 @@ def evaluate(
     if acted is None:
         notes.append("the engine's log-probabilities differ from the trainer's by arithmetic alone: see view mismatch")
     elif wanted.code_hash != acted.code_hash:
-        msg = (
+        raise DataRefusedError(
             f"{wanted.checkpoint!r} and {acted.checkpoint!r} were scored by different versions of trajlake, so that "
             "their difference is not one of policies alone; run trajlake rescore again with both"
         )
-        raise DataRefusedError(msg)
     data = read_turns(snapshot, wanted, acted, score=score, where=where, gamma=gamma)
     if acted is not None:
         notes.append(_compared_with_recorded(snapshot, acted, data.episode_ids_E))
@@ -134,10 +128,9 @@ def _compared_with_recorded(snapshot: Snapshot, acted: Scored, episode_ids: pl.S
         return f"nothing was recorded that could tell whether {acted.checkpoint!r} is the policy that acted"
     version, gap = gaps.row(-1)
     if gap > MAX_MISMATCH:
-        msg = (
+        raise DataRefusedError(
             f"{acted.checkpoint!r} is not the policy that acted at policy_version {version}: its log-probabilities "
             f"differ from the recorded ones by {gap:.3f} nats per token, allowed are {MAX_MISMATCH}; name the "
             "checkpoint that acted, narrow --where to its episodes, or take --behaviour stored"
         )
-        raise DataRefusedError(msg)
     return f"{acted.checkpoint!r} differs from the recorded log-probabilities by {gap:.2g} nats per token"

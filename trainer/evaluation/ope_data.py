@@ -48,12 +48,8 @@ def read_turns(
     """The turns of the selected episodes.
 
     Args:
-        snapshot: the data.
-        target: the policy to evaluate.
         behaviour: the policy that acted; None takes its log-probabilities as the engine recorded them.
         score: env_return or a scorer of episodes (one reward, at the last turn), or env_reward (recorded step rewards).
-        where: SQL predicate over `episodes`; None takes all.
-        gamma: discount per turn.
 
     Raises:
         UsageError: a wrong predicate or scorer.
@@ -79,11 +75,10 @@ def read_turns(
     attempts = attempts.join(whole, on="episode_id", how="semi", maintain_order="left")
     if attempts.is_empty():
         told = ", ".join(f"{reason}: {count}" for reason, count in left_out.items() if count)
-        msg = (
+        raise DataRefusedError(
             f"no episode is left to evaluate ({told}); score them first: trajlake rescore {target.checkpoint}"
             f"{'' if behaviour is None else f', trajlake rescore {behaviour.checkpoint}'}"
         )
-        raise DataRefusedError(msg)
     turns = _arrays(attempts, chosen, from_steps=score == ENV_REWARD, gamma=gamma)
     return OpeData(turns, attempts["episode_id"], {reason: count for reason, count in left_out.items() if count})
 
@@ -113,11 +108,10 @@ def _with_ratios(snapshot: Snapshot, steps: pl.DataFrame, target: Scored, behavi
     repeated = decided.filter(pl.struct(_KEYS).is_duplicated())
     if repeated.height:
         row = repeated.row(0, named=True)
-        msg = (
+        raise DataRefusedError(
             f"the checkpoint has scored two encodings of episode_id={ids.to_text(row['episode_id'])}, "
             f"step_index={row['step_index']}; one evaluation takes one: narrow --where"
         )
-        raise DataRefusedError(msg)
     found = decided.select(*_KEYS, "ratio", "n_trained")
     nothing = ~pl.col("decided") | (pl.col("n_trained") == 0).fill_null(value=False)
     return steps.join(found, on=_KEYS, how="left", maintain_order="left").with_columns(

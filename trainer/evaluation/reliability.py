@@ -53,7 +53,6 @@ def reliability(weights: Floats, *, objection: str | None = None) -> Reliability
 
     Args:
         weights: float64, none negative; of none, or none above 0, nothing is effective.
-        objection: what else speaks against telling the value.
     """
     largest = float(weights.max()) if len(weights) else 0.0
     if largest <= 0:
@@ -76,7 +75,6 @@ def mean_weights(turns: Turns, *, products: bool = True) -> str | None:
     Every mean has an interval (`Spread`); all of them hold together with probability 1 - `MEAN_LEVEL` (Bonferroni).
 
     Args:
-        turns: the episodes.
         products: look at the products up to each turn too, not at the ratios of single turns alone.
     """
     means = [(place, spread_of_mean(weights)) for place, weights in _weights(turns, products=products)]

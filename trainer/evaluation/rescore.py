@@ -78,12 +78,10 @@ def rescore(
     """Score the selected actions that a checkpoint has not scored.
 
     Args:
-        lk: where to read and write.
         checkpoint: see `trainer.evaluation.checkpoints`.
         name: of the checkpoint in `ratios`; None names it after its folder or run.
         options: fields of TrainConfig: where, selection, tokens, token_budget, max_length, device, ...
         progress: told actions done and actions to do.
-        commit_seconds: longest time between commits.
 
     Raises:
         UsageError: no such checkpoint, a bad predicate, or a name that other weights have.
@@ -162,11 +160,10 @@ def _named(snapshot: Snapshot, name: str, digest: str) -> tuple[str, list[str]]:
     known = names_of(snapshot)
     others = known.filter((pl.col("checkpoint") == name) & (pl.col("weights_sha256") != digest))
     if others.height:
-        msg = (
+        raise UsageError(
             f"{name!r} names other weights in `ratios` (sha256 {others['weights_sha256'][0][:12]}..., these are "
             f"{digest[:12]}...); give these another --name"
         )
-        raise UsageError(msg)
     mine = known.filter(pl.col("weights_sha256") == digest)["checkpoint"].to_list()
     if not mine or mine[0] == name:
         return name, []
@@ -207,15 +204,8 @@ class _Run:
     def commit_all(self, scored: Iterable[pl.DataFrame], seconds: float) -> Iterator[int]:
         """Commit scored actions as they come.
 
-        Args:
-            scored: some actions at a time.
-            seconds: longest time between commits.
-
         Yields:
             Actions seen so far.
-
-        Raises:
-            ConflictError: as for `commit`.
         """
         committed = time.monotonic()
         for rows in scored:

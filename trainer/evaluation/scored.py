@@ -51,7 +51,6 @@ def find_scored(snapshot: Snapshot, text: str) -> Scored:
     """The newest series of a checkpoint.
 
     Args:
-        snapshot: where to read.
         text: its name in `ratios`, what `trajlake rescore` was given, its folder, or the beginning of its sha256.
 
     Raises:
@@ -75,7 +74,6 @@ def find_scored(snapshot: Snapshot, text: str) -> Scored:
         names = ", ".join((weights if weights.height else rows)["checkpoint"].unique(maintain_order=True))
         fault = "means several checkpoints" if weights.height else "has scored nothing"
         advice = f"name one of: {names}" if names else "there is none"
-        msg = f"checkpoint {text!r} {fault}; {advice}. Score with one: trajlake rescore CHECKPOINT"
-        raise UsageError(msg)
+        raise UsageError(f"checkpoint {text!r} {fault}; {advice}. Score with one: trajlake rescore CHECKPOINT")
     row = found.row(0, named=True)
     return Scored(row["series_id"], row["checkpoint"], row["code_hash"])

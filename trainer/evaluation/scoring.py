@@ -33,7 +33,6 @@ def pending(selection: Selection, done: pl.DataFrame) -> Selection:
     """A selection whose trained steps are those to score: all of their action's tokens, without what is done.
 
     Args:
-        selection: the judged rows.
         done: `KEYS` of the rows that have their log-probabilities.
 
     Returns:
@@ -67,12 +66,6 @@ def chunks(selection: Selection, tokens: int = CHUNK_TOKENS) -> Iterator[Selecti
 
 def score(policy: "Policy", snapshot: Snapshot, selection: Selection, config: TrainConfig) -> Iterator[pl.DataFrame]:
     """Score the trained steps of a selection.
-
-    Args:
-        policy: who is asked.
-        snapshot: the snapshot that the selection was made on.
-        selection: of `pending`.
-        config: token budget, threads, episodes at a time.
 
     Yields:
         A frame per plan step: `KEYS`, n_action, temperature, logprobs (list of float32, one per token of the action).

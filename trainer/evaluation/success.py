@@ -4,13 +4,10 @@ An attempt succeeds if its score reaches a threshold. Success is a share of atte
 are means over tasks. Intervals are those of a sample of tasks (`intervals`). Two names are compared on the tasks that
 both attempted, task by task (`paired`).
 
-Attempts at tasks, with their scores: what success rates are counted from.
-
 An attempt is an episode that was started from the task. What came out of another episode (a sub-agent, a fork, a
 continuation) is none. The score is the return that the environment reported, or a scorer's value; one that is not known
 stays NULL, and is counted apart.
 
-pass@k and pass^k of one task, from n attempts of which c succeeded.
 
 pass@k: at least one of k attempts succeeds. Unbiased from n >= k attempts (Chen et al. 2021, arXiv 2107.03374):
 
@@ -22,7 +19,6 @@ pass^k: all of k attempts succeed (tau-bench: Yao et al. 2024, arXiv 2406.12045)
 
 Both are averaged over tasks. With fewer than k attempts a task says nothing.
 
-Two policies on the same tasks: the mean difference, its interval, and how likely chance makes one as large.
 
 The test flips the sign of each task's difference (Fisher 1935): if neither policy were better, each sign would be as
 likely as the other. All 2^m patterns of the m tasks that differ are counted up to m = 20, random ones beyond.
@@ -65,10 +61,8 @@ def read_attempts(snapshot: Snapshot, *, by: str, score: str = ENV_RETURN, where
     """Attempts with their scores.
 
     Args:
-        snapshot: the data.
         by: run_id, policy_version (policy and version, as NAME@VERSION) or policy.
         score: env_return, or a scorer as NAME (its current version) or NAME@VERSION.
-        where: SQL predicate over `episodes`; None takes all.
 
     Returns:
         One row per episode: episode_id, name (what it is put together by), task (environment/task_id), score (float64,
@@ -129,7 +123,6 @@ def compare_paired(pairs_P2: Floats, *, seed: int) -> Comparison:
 
     Args:
         pairs_P2: float64 [P, 2]: the measure of each task under the one and under the other.
-        seed: of the random patterns of signs.
 
     Returns:
         The comparison; all NULL without tasks, no interval for one task or where all tasks differ alike.
@@ -145,11 +138,7 @@ def compare_paired(pairs_P2: Floats, *, seed: int) -> Comparison:
 
 
 def sign_flip_p(difference_P: Floats, *, seed: int) -> tuple[float, str]:
-    """Two-sided p of the paired permutation test.
-
-    Args:
-        difference_P: differences by task.
-        seed: of the random patterns, where there are too many to count.
+    """Two-sided p of the paired permutation test on the differences by task.
 
     Returns:
         p, and `exact` or `sampled`. A sampled p counts the observed pattern in, so that it is never 0.
@@ -192,7 +181,6 @@ def success_rows(attempts: pl.DataFrame, *, threshold: float = 1.0, ks: Sequence
     Args:
         attempts: of `read_attempts`; nested episodes are left out.
         threshold: a score from here on is a success.
-        ks: numbers of attempts for pass@k and pass^k.
 
     Returns:
         Rows of `ROWS`, by name. value is NULL where nothing is known.
@@ -275,14 +263,6 @@ def against_rows(
 ) -> pl.DataFrame:
     """Two names, measure by measure, on the tasks that both attempted.
 
-    Args:
-        attempts: of `read_attempts`.
-        one: a name.
-        other: what it is compared against.
-        threshold: a score from here on is a success.
-        ks: numbers of attempts.
-        seed: of the permutation test's draws, where there are too many patterns to count.
-
     Returns:
         measure, value (of `one`), against (of `other`), difference, its 95 % interval low and high, p (two-sided
         permutation test), test (exact or sampled), tasks (shared ones that the measure is known for in both).
@@ -295,8 +275,7 @@ def against_rows(
     names = plain["name"].unique().sort().to_list()
     for name in (one, other):
         if name not in names:
-            msg = f"there is no {name!r} to compare; valid: {', '.join(map(str, names))}"
-            raise UsageError(msg)
+            raise UsageError(f"there is no {name!r} to compare; valid: {', '.join(map(str, names))}")
     left, right = (per_task(plain.filter(pl.col("name") == name), threshold) for name in (one, other))
     shared = left.select("task").join(right.select("task"), on="task", how="inner")
     if shared.is_empty():

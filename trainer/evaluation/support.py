@@ -1,8 +1,7 @@
-"""Whether stored actions can carry importance weights at all.
+"""Whether stored actions can carry importance weights, and rows of the table `ratios`.
 
-The behaviour policy must have been able to do whatever the target does, with probabilities of these very tokens.
-
-Rows of the table `ratios`: a checkpoint's log-probabilities, and their distance from what the engine recorded.
+The behaviour policy must have been able to do whatever the target does, with probabilities of these very tokens. A row
+of `ratios` holds a checkpoint's log-probabilities, and their distance from what the engine recorded.
 
 The distance is known where both are of one distribution: log-probabilities were recorded, at a temperature above 0, of
 the distribution sampled from (processed, or temperature 1), without truncation and without a grammar. Elsewhere
@@ -39,10 +38,7 @@ def ratio_rows(snapshot: Snapshot, scored: pl.DataFrame, checkpoint: str, policy
     """Scored actions as rows of `ratios`.
 
     Args:
-        snapshot: where tokens and episodes are read.
         scored: of `trainer.evaluation.scoring.score`.
-        checkpoint: name of the checkpoint.
-        policy_version: of its weights, if known.
 
     Returns:
         The table's columns without those that a job fills in.
@@ -113,8 +109,6 @@ def token_facts(snapshot: Snapshot, episode_ids: pl.Series, scored: pl.DataFrame
     """What the stored actions say of how they were sampled.
 
     Args:
-        snapshot: the data.
-        episode_ids: whose.
         scored: episode_id, step_index, encoding_id of scored actions: their encodings are meant, and of the other steps
             the engine's.
 
@@ -148,8 +142,7 @@ def check_support(decided: pl.DataFrame, *, stored: bool) -> None:
         bad = sampled.filter(fault.test())
         if bad.height:
             row = bad.sort(_KEYS).row(0, named=True)
-            msg = (
+            raise DataRefusedError(
                 f"refused: {bad.height} of {sampled.height} actions {fault.message} (for example "
                 f"episode_id={ids.to_text(row['episode_id'])}, step_index={row['step_index']}); {_INSTEAD}"
             )
-            raise DataRefusedError(msg)

@@ -156,11 +156,7 @@ class Loss(FrozenModel, ABC):
         return self.resolved(self.always)
 
     def resolved(self, needs: Needs) -> Needs:
-        """What the options add.
-
-        Args:
-            needs: what it needs whatever they are.
-        """
+        """What the options add."""
         return needs
 
     def weighting(self, max_length: int) -> Weighting:
@@ -220,8 +216,7 @@ def required(value: Tensor | None, name: str) -> Tensor:
         ValueError: the caller left it out.
     """
     if value is None:
-        msg = f"this loss needs {name}"
-        raise ValueError(msg)
+        raise ValueError(f"this loss needs {name}")
     return value
 
 

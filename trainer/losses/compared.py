@@ -24,8 +24,7 @@ class PairsConfig(FrozenModel):
     @model_validator(mode="after")
     def _graft_has_an_effect(self) -> Self:
         if self.graft and self.kind != "step":
-            msg = 'graft is for pairs of steps: set kind to "step", or leave graft out'
-            raise ValueError(msg)
+            raise ValueError('graft is for pairs of steps: set kind to "step", or leave graft out')
         return self
 
 

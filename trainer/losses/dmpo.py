@@ -30,8 +30,6 @@ def turn_factors(step_index_N: Tensor, unit_N: Tensor, units: int, gamma: float)
     Args:
         step_index_N: turn of each token, integers [N].
         unit_N: unit of each token, int64 [N].
-        units: U.
-        gamma: discount.
 
     Returns:
         Factors, float64 [N], in (0, 1].

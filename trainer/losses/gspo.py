@@ -40,7 +40,6 @@ def unit_ratio(log_ratio_N: Tensor, unit_N: Tensor, units: int) -> Tensor:
     Args:
         log_ratio_N: log(pi_theta / anchor), [N], with gradient.
         unit_N: unit of each token, int64 [N].
-        units: U.
 
     Returns:
         Ratios [N].

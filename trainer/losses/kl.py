@@ -74,7 +74,6 @@ def estimate(logprobs_N: Tensor, reference_N: Tensor, estimator: KLEstimator) ->
     Args:
         logprobs_N: log pi_theta of the sampled tokens, [N]; the gradient goes through.
         reference_N: log-probabilities of the reference, [N].
-        estimator: which.
 
     Returns:
         Estimates in nats, [N].
@@ -90,13 +89,10 @@ def estimate(logprobs_N: Tensor, reference_N: Tensor, estimator: KLEstimator) ->
 
 
 def penalty(logprobs_N: Tensor, reference_N: Tensor, log_ratio_N: Tensor | None, config: KLConfig) -> Tensor:
-    """The penalty per token, without its coefficient.
+    """The penalty per token, without its coefficient; for log-probabilities see `estimate`.
 
     Args:
-        logprobs_N: log pi_theta of the sampled tokens, [N]; the gradient goes through.
-        reference_N: log-probabilities of the reference, [N].
         log_ratio_N: log(pi_theta / behaviour), [N], with gradient; None leaves the weight out.
-        config: estimator and limit of the weight.
 
     Returns:
         Floats [N].

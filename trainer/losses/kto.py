@@ -54,8 +54,7 @@ class KTO(Loss):
     @model_validator(mode="after")
     def _score_has_a_threshold(self) -> Self:
         if self.score != type(self).model_fields["score"].default and self.threshold is None:
-            msg = f"score {self.score!r} is compared with a threshold: set threshold, or leave score out"
-            raise ValueError(msg)
+            raise ValueError(f"score {self.score!r} is compared with a threshold: set threshold, or leave score out")
         return self
 
     def resolved(self, needs: Needs) -> Needs:

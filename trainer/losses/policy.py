@@ -91,14 +91,12 @@ class RatioLoss(CorrectedLoss, ABC):
     def _counts_the_distance_once(self) -> Self:
         chosen = self.correction
         if chosen.method in TRUNCATIONS and not chosen.decoupled:
-            msg = (
+            raise ValueError(
                 f"correction {chosen.method} would weigh a second time by the ratio that this loss takes anyway: set "
                 f"correction.decoupled, choose a mask, or use loss reinforce"
             )
-            raise ValueError(msg)
         if chosen.normalise and not chosen.decoupled:
-            msg = "correction.normalise: the weights are 0 or 1 unless correction.decoupled is set"
-            raise ValueError(msg)
+            raise ValueError("correction.normalise: the weights are 0 or 1 unless correction.decoupled is set")
         return self
 
 
@@ -125,8 +123,6 @@ def corrected(
     """The policy term with the correction's weights.
 
     Args:
-        rows: the micro-batch.
-        config: method and limits.
         loss_N: policy term per token, [N].
         weighted: multiply by the weights; False takes only which tokens they leave.
 
@@ -154,10 +150,7 @@ def regularised(rows: LossRows, options: PolicyLoss, loss_N: Tensor, sums: Mappi
     """Add the KL and entropy terms, weigh by the plan, and report.
 
     Args:
-        rows: the micro-batch.
-        options: of the loss.
         loss_N: policy term per token, [N].
-        sums: the loss's own sums.
     """
     found = {"advantage": required(rows.advantages_N, "advantages_N").sum(), **sums}
     if rows.behaviour_logprobs_N is not None:

@@ -33,9 +33,6 @@ def surrogate(
     Args:
         ratio_N: pi_theta / anchor, [N], with gradient.
         advantages_N: [N].
-        clip_low: lower clip distance.
-        clip_high: upper clip distance.
-        dual_clip: bound for negative advantages, or None.
 
     Returns:
         Loss per token, [N].

@@ -56,7 +56,6 @@ def pair_result(rows: LossRows, score_U: Tensor, options: PairLoss) -> LossResul
     Args:
         rows: the micro-batch, whose pairs are whole.
         score_U: S of each unit, [U], with gradient.
-        options: of the loss.
     """
     from torch.nn.functional import logsigmoid
 

@@ -1,12 +1,11 @@
 """Log-ratios to the policy that sampled the data, and what is reported of them before anything limits them.
 
-Axes: `_N` trained tokens. A stored log-probability that is not finite (engines give NaN now and then) counts as ratio
-1, and is counted. TRL does the same since its pull request 6693; before, such a token ended the run.
+A stored log-probability that is not finite (engines give NaN now and then) counts as ratio 1, and is counted. TRL does
+the same since its pull request 6693; before, such a token ended the run.
 
-Sums over units of a packed buffer: a turn, a training sequence, or all sequences of an episode.
-
-Axes: `_N` trained tokens, `_U` units. Atoms are packed as a whole, so a unit lies in one micro-batch and its sum needs
-no communication. Units without a token (all of it masked) count one, so that nothing is divided by zero.
+Axes: `_N` trained tokens, `_U` units of a packed buffer: turns, training sequences, or all sequences of an episode.
+Atoms are packed as a whole, so a unit lies in one micro-batch and its sum needs no communication. Units without a token
+(all of it masked) count one, so that nothing is divided by zero.
 """
 
 from __future__ import annotations

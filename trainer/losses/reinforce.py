@@ -34,8 +34,7 @@ class ImportanceConfig(CorrectionConfig):
     @model_validator(mode="after")
     def _has_no_ratio_to_decouple(self) -> Self:
         if self.decoupled:
-            msg = "reinforce has no ratio of its own, so there is nothing to decouple: leave it out"
-            raise ValueError(msg)
+            raise ValueError("reinforce has no ratio of its own, so there is nothing to decouple: leave it out")
         return self
 
 

@@ -76,16 +76,7 @@ class Alarms:
 
 
 def data_alarms(config: AlarmConfig, snapshot: Snapshot, selection: Selection) -> list[str]:
-    """What is alarming in the data before the first update.
-
-    Args:
-        config: thresholds.
-        snapshot: the data.
-        selection: what is trained on.
-
-    Returns:
-        Sentences.
-    """
+    """What is alarming in the data before the first update, as sentences."""
     found = []
     if config.dead_groups is not None and selection.groups and selection.dead_groups is not None:
         share = selection.dead_groups / selection.groups

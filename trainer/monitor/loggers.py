@@ -31,7 +31,6 @@ class JsonlLogger:
 
     Args:
         path: the file; appended to. Use the logger as a context.
-        attempt: of the run, written into each line.
     """
 
     def __init__(self, path: Path, attempt: int) -> None:
@@ -85,10 +84,7 @@ class WandbLogger:
     The environment decides the rest (WANDB_MODE, WANDB_PROJECT, WANDB_API_KEY); the key is never read here.
 
     Args:
-        folder: where wandb keeps its files.
-        run_id: name of the run.
         key: the same for every attempt of a run, and for no other run.
-        config: shown beside the curves.
 
     Raises:
         MissingExtraError: wandb is not installed.
@@ -101,10 +97,9 @@ class WandbLogger:
             self._run: Any = wandb.init(dir=str(folder), name=run_id, id=key, resume="allow", config=dict(config))
         except wandb.Error as error:
             reason = str(error).rstrip(".")
-            msg = (
+            raise UsageError(
                 f"wandb does not start: {reason}; set WANDB_API_KEY, or WANDB_MODE=offline: the run waits for --resume"
-            )
-            raise UsageError(msg) from error
+            ) from error
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log one step. Of steps that a resumed run repeats wandb keeps the first values, which are the same."""
@@ -123,11 +118,7 @@ def open_loggers(
 
     Args:
         names: which, beside the JSONL file.
-        folder: of the run.
-        run_id: its name.
         key: text that names the training job.
-        attempt: of the run.
-        config: the resolved configuration.
 
     Raises:
         MissingExtraError: one of them is not installed.

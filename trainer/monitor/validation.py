@@ -51,14 +51,7 @@ def should_stop(history: Sequence[Measurement], config: ValidationConfig) -> boo
 
 
 def negative_log_likelihood(backend: "PolicyBackend", snapshot: Snapshot, plan: "Plan", config: "TrainConfig") -> float:
-    """Mean negative log-likelihood of a plan's trained tokens, in nats, at temperature 1; the weights stay as they are.
-
-    Args:
-        backend: the policy.
-        snapshot: the snapshot the plan was made on.
-        plan: of the held-out episodes, one epoch.
-        config: of the run: threads, prefetch, cache.
-    """
+    """Mean negative log-likelihood of a plan's trained tokens, in nats, at temperature 1; no weight changes."""
     total = 0.0
     with Stream(snapshot, plan, Needs(), config, rank=backend.rank, world_size=backend.world_size) as stream:
         for _, batches in stream.steps():

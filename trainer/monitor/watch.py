@@ -1,6 +1,4 @@
-"""What is looked at after every update: speed and alarms.
-
-How fast an update was: tokens per second, and the share of the device's peak that its arithmetic makes (MFU).
+"""What is looked at after every update: alarms, tokens per second, and the share of the device's peak (MFU).
 
 Floating point operations of a forward and backward pass, counted as those that the update needs, not those that
 checkpointing repeats (Chowdhery et al. 2022, arXiv 2204.02311, appendix B):
@@ -40,9 +38,7 @@ class ModelShape:
         """Floating point operations of an optimizer step.
 
         Args:
-            tokens: of all its sequences.
             squared_lengths: sum of the squares of their lengths.
-            loss_tokens: trained tokens.
         """
         attention = 6.0 * self.layers * self.width * squared_lengths
         return 6.0 * self.body * tokens + attention + 6.0 * self.head * loss_tokens
@@ -68,10 +64,7 @@ class Watch:
     """Adds tokens_per_second, mfu (where the device's peak is known) and alarms to an update's metrics.
 
     Args:
-        config: of the run.
-        policy: the model that is trained.
         devices: how many train it; seconds and tokens are those of all.
-        alarms: as they stand.
     """
 
     def __init__(self, config: TrainConfig, policy: Policy, devices: int, alarms: Alarms) -> None:

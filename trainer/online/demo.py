@@ -182,16 +182,13 @@ def run_demo(lake: Lake, config: DemoConfig, say: Say) -> DemoResult:
 
     Args:
         lake: where every row goes; models go to the folder `models` beside its tables.
-        config: the demo.
-        say: takes a line of progress.
 
     Raises:
         UsageError: the lake holds the demo already.
     """
     runs = lake.sql("SELECT run_id FROM job_runs WHERE run_id = ?", [RUN])
     if not runs.is_empty():
-        msg = f"{lake.uri} holds a demo already; name another --lake, or remove that folder"
-        raise UsageError(msg)
+        raise UsageError(f"{lake.uri} holds a demo already; name another --lake, or remove that folder")
     models = Path(lake.uri, "models")
     warm = warm_start(lake, config, models, say)
     loop = config.loop()

@@ -4,7 +4,7 @@ A round records its rollouts, computes their advantages as a credit job, and upd
 the optimizer sees is what `tokens` and `advantages` hold at the round's snapshot. The next round plays the new weights.
 This package is the one place where trainer and pipelines meet.
 
-The instance of a policy that plays: the trainer's own computes packed attention and cannot generate.
+Player is the instance of a policy that plays: the trainer's own computes packed attention and cannot generate.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,11 +34,7 @@ from trainer.runs.loop import update
 
 
 class Player:
-    """A model that generates, and its tokenizer.
-
-    Args:
-        folder: the policy in Hugging Face layout.
-    """
+    """A model in Hugging Face layout that generates, and its tokenizer."""
 
     def __init__(self, folder: Path) -> None:
         self.model: Any = load_model(folder).eval()
@@ -78,11 +74,7 @@ def run_rounds(
     """Run the loop as one training job; the backend's weights are updated in place.
 
     Args:
-        lake: where every row goes.
-        backend: the policy that is trained, with its optimizer.
-        player: an instance of the same model that plays.
         make_environment: a fresh environment of the training split.
-        config: the loop.
 
     Yields:
         A report after each round.

@@ -21,11 +21,6 @@ ADAPTER = "default"
 def add_adapters(model: Any, config: LoRAConfig, *, seed: int) -> None:
     """Put adapters into a model and freeze everything else.
 
-    Args:
-        model: the transformers model.
-        config: rank, scale, which layers.
-        seed: of the adapters' initial weights.
-
     Raises:
         UsageError: peft is not installed, no layer has one of the names, or one is the embedding or the LM head.
     """
@@ -71,14 +66,7 @@ def merged(weights: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
 
 
 def save_adapters(folder: Path, weights: dict[str, Tensor], config: LoRAConfig, base: str) -> None:
-    """Write adapters as a folder that peft and inference engines load.
-
-    Args:
-        folder: where to; made.
-        weights: the adapters by name, as plain tensors.
-        config: what they were made with.
-        base: the model that they belong to.
-    """
+    """Write adapters as a folder that peft and inference engines load; weights by name, as plain tensors."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True)
@@ -114,6 +102,5 @@ def _peft() -> Any:
     try:
         import peft
     except ImportError as error:
-        msg = 'LoRA needs the package peft: pip install "trajlake[lora]"'
-        raise UsageError(msg) from error
+        raise UsageError('LoRA needs the package peft: pip install "trajlake[lora]"') from error
     return peft

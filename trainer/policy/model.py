@@ -8,8 +8,7 @@ model stays in eval mode: without dropout its log-probabilities are those of the
 
 Axes: `_T` tokens of the packed buffer, `_N` its rows that carry loss, `_V` vocabulary, `_D` width of the model.
 
-Activation checkpointing: a layer keeps its input alone, and is computed again in the backward pass.
-
+Activation checkpointing keeps the input of a layer alone, and computes the layer again in the backward pass.
 transformers' own switch works in training mode only, and training mode brings dropout back.
 """
 
@@ -72,7 +71,6 @@ class Scorer(torch.nn.Module):
     """Body, head and log-sum-exp as one module, so that a sharded model gathers and frees its weights around it.
 
     Args:
-        model: the causal language model.
         autocast: type of the matrix products, or None for that of the weights.
     """
 
@@ -138,9 +136,7 @@ class Policy:
     Args:
         model: any transformers causal LM that uses the attention interface, on its device. Its attention
             implementation is replaced: generate with another instance.
-        attention: implementation for packed buffers.
         dtype: of matrix products; with bfloat16 the weights stay what they are, and are cast for each product.
-        gradient_checkpointing: keep only the inputs of each layer, and compute it again in the backward pass.
         device: where it will be, if it has no weights yet.
 
     Raises:
@@ -192,7 +188,6 @@ class Policy:
 
         Args:
             batch: the packed buffer, on the model's device.
-            entropy: also return the entropy of the distribution.
 
         Returns:
             logprobs_N and entropy_N (None unless asked for), float32, with gradient.
@@ -237,10 +232,6 @@ def load_policy(
 
     Args:
         source: Hugging Face folder, or a .gguf file.
-        device: torch device.
-        attention: see `Policy`.
-        dtype: see `Policy`.
-        gradient_checkpointing: see `Policy`.
         empty: without weights, and unchecked: another rank has them.
 
     Raises:
@@ -260,9 +251,7 @@ def policy_of(config: TrainConfig, device: str | None = None, *, empty: bool = F
     """The policy that a configuration trains, as it is before the first update, adapters included.
 
     Args:
-        config: the run.
         device: torch device, in place of the configuration's.
-        empty: see `load_policy`.
 
     Raises:
         UsageError: see `load_policy`; or peft is missing.

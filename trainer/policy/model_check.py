@@ -34,11 +34,10 @@ def check_policy(policy: "Policy") -> None:
     exact = policy.dtype == "float32" and policy.model.dtype == torch.float32
     found, limit = (difference_N.max().item(), EXACT) if exact else (difference_N.mean().item(), NARROW)
     if not found <= limit:
-        msg = (
+        raise UsageError(
             f"{type(policy.model).__name__} with {policy.attention} attention scores packed sequences differently from "
             f"single ones: {found:.3g} nats, at most {limit} will do; choose another attention, or another model"
         )
-        raise UsageError(msg)
 
 
 def check_device(device: str) -> None:
@@ -58,20 +57,15 @@ def check_device(device: str) -> None:
 def check_vocabulary(batch: PackedBatch, vocabulary: int) -> None:
     """Whether a model has an embedding for every token of a batch on the CPU.
 
-    Args:
-        batch: the packed buffer.
-        vocabulary: number of token ids that the model knows.
-
     Raises:
         ContractError: it has not.
     """
     highest = int(batch.input_ids_T.max())
     if highest >= vocabulary:
-        msg = (
+        raise ContractError(
             f"table `tokens` holds token id {highest}, and the model knows ids below {vocabulary}: the tokens were "
             f"made with another tokenizer; choose the model they came from, or --tokens rendered"
         )
-        raise ContractError(msg)
 
 
 def _small_batch(vocabulary: int) -> PackedBatch:

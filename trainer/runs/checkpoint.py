@@ -67,11 +67,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def environment(ranks: int = 1) -> dict[str, str | int]:
-    """What exact repetition on one machine depends on.
-
-    Args:
-        ranks: processes that train.
-    """
+    """What exact repetition on one machine depends on."""
     return {
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),
@@ -82,15 +78,11 @@ def environment(ranks: int = 1) -> dict[str, str | int]:
 
 
 def save_checkpoint(folder: Path, backend: PolicyBackend, state: State) -> State:
-    """Write a checkpoint; across ranks every one calls it.
+    """Write a checkpoint, and return its state as written; across ranks every one calls it.
 
     Args:
         folder: its place; replaced if there is one.
-        backend: weights and optimizer.
         state: position and data; digests, random state and environment are filled in.
-
-    Returns:
-        The state as written.
     """
     parts = {WEIGHT_SHARDS: backend.policy.trained_state(), OPTIMIZER_SHARDS: backend.local_optimizer_state()}
     if backend.proximal is not None:
@@ -119,14 +111,7 @@ def save_checkpoint(folder: Path, backend: PolicyBackend, state: State) -> State
 
 
 def load_checkpoint(folder: Path, backend: PolicyBackend) -> State:
-    """Load a checkpoint into a backend and restore the random state.
-
-    Args:
-        folder: its place.
-        backend: gets weights, optimizer state and, inside its period, the proximal policy.
-
-    Returns:
-        Its state.
+    """Load a checkpoint into a backend (weights, optimizer, proximal policy), restore the random state; its state.
 
     Raises:
         CheckpointError: missing, damaged, or of another model.
@@ -150,14 +135,7 @@ def load_checkpoint(folder: Path, backend: PolicyBackend) -> State:
 
 
 def load_weights(folder: Path, backend: PolicyBackend) -> State:
-    """Load the weights of a checkpoint alone.
-
-    Args:
-        folder: its place.
-        backend: gets the weights.
-
-    Returns:
-        Its state.
+    """Load the weights of a checkpoint alone; its state.
 
     Raises:
         CheckpointError: missing, damaged, of another model, or adapters of another base model.
@@ -180,8 +158,7 @@ def _fill_weights(folder: Path, state: State, backend: PolicyBackend) -> None:
     _fill(folder, WEIGHT_SHARDS, state, state.weights_sha256, backend)
     with _of(folder):
         if backend.base_digest() != state.base_sha256:
-            msg = "its adapters were trained on another base model than this one"
-            raise ContractError(msg)
+            raise ContractError("its adapters were trained on another base model than this one")
 
 
 def _fill(folder: Path, part: str, state: State, sha256: str, backend: PolicyBackend) -> None:
@@ -198,12 +175,7 @@ def _fill(folder: Path, part: str, state: State, sha256: str, backend: PolicyBac
 
 
 def changed_environment(state: State, ranks: int = 1) -> list[str]:
-    """What differs from the environment a checkpoint was written in, as sentences; empty if nothing does.
-
-    Args:
-        state: of the checkpoint.
-        ranks: processes that train now.
-    """
+    """What differs from the environment a checkpoint was written in, as sentences; empty if nothing does."""
     now = environment(ranks)
     return [
         f"the checkpoint was written with {name} {before} and training goes on with {now.get(name)}: the result will "
@@ -219,8 +191,7 @@ def _of(folder: Path) -> Iterator[None]:
     try:
         yield
     except ContractError as error:
-        msg = f"checkpoint {folder}: {error}"
-        raise CheckpointError(msg) from error
+        raise CheckpointError(f"checkpoint {folder}: {error}") from error
 
 
 def _empty_moments(folder: Path, backend: PolicyBackend) -> dict[str, torch.Tensor]:
@@ -230,8 +201,7 @@ def _empty_moments(folder: Path, backend: PolicyBackend) -> dict[str, torch.Tens
     for key, (size, dtype) in shapes_in(folder / OPTIMIZER_SHARDS).items():
         name, _, field = key.rpartition("/")
         if name not in parameters:
-            msg = f"the optimizer state is of another model: it names parameter {name}"
-            raise ContractError(msg)
+            raise ContractError(f"the optimizer state is of another model: it names parameter {name}")
         parameter = parameters[name].detach()
         # A fused AdamW keeps its step counter on the GPU.
         device = parameter.device if parameter.is_cuda else torch.device("cpu")
@@ -256,11 +226,10 @@ def _verify_files(folder: Path, state: State) -> None:
         path = folder / name
         found = file_digest(path) if path.is_file() else "missing"
         if found != expected:
-            msg = (
+            raise CheckpointError(
                 f"checkpoint {folder}: {name} is damaged ({found[:16]}, recorded was {expected[:16]}); restore it, or "
                 f"train again into another --out"
             )
-            raise CheckpointError(msg)
 
 
 def read_state(folder: Path) -> State:
@@ -283,15 +252,13 @@ def _load(path: Path, expected: str) -> dict[str, torch.Tensor]:
     try:
         tensors: dict[str, torch.Tensor] = load_file(path)
     except (OSError, SafetensorError) as error:
-        msg = (
+        raise CheckpointError(
             f"checkpoint {path.parent}: {path.name} is damaged ({error}); restore it, or train again into another --out"
-        )
-        raise CheckpointError(msg) from error
+        ) from error
     found = tensor_digest(tensors)
     if found != expected:
-        msg = (
+        raise CheckpointError(
             f"checkpoint {path.parent}: {path.name} is damaged: its contents have sha256 {found[:16]}..., recorded was "
             f"{expected[:16]}...; restore it, or train again into another --out"
         )
-        raise CheckpointError(msg)
     return tensors

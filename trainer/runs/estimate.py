@@ -24,9 +24,6 @@ def estimate_seconds(snapshot: Snapshot, plan: Plan, config: TrainConfig, *, mea
     """Seconds a plan will take, and where the figure comes from.
 
     Args:
-        snapshot: where earlier jobs are.
-        plan: what would be trained.
-        config: the run.
         measure: load the model and time it, rather than look at earlier jobs.
 
     Returns:

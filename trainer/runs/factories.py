@@ -34,7 +34,6 @@ def make_backend(config: "TrainConfig", ranks: Ranks = ALONE, policy: Policy | N
     """A policy in training, with AdamW: on one device, or sharded over ranks.
 
     Args:
-        config: model, attention, dtype, adapters, optimizer.
         ranks: what `trainer.backends.ranks.join_ranks` returned.
         policy: already loaded; None loads the configuration's.
 
@@ -53,7 +52,6 @@ def make_reference(config: "TrainConfig", ranks: Ranks = ALONE) -> FrozenPolicy:
     """The frozen reference policy: `config.reference`, or the model before the first update.
 
     Args:
-        config: model, attention, dtype.
         ranks: who takes part; its weights are sharded over them.
 
     Raises:
@@ -80,8 +78,6 @@ def make_schedule(config: "TrainConfig", total_steps: int, num_parameters: int =
     """The learning rate as a function of the optimizer step: warm-up, then cosine, linear or constant.
 
     Args:
-        config: peak and shape.
-        total_steps: optimizer steps of the run.
         num_parameters: of the model; they choose the peak where the configuration does not.
     """
     peak = config.learning_rate or default_learning_rate(num_parameters)

@@ -1,15 +1,13 @@
 """The one optimizer loop: stream, forward and backward, update, report. Offline and online training both run it.
 
-What an optimizer step computes before its gradient: log-probabilities of other policies, and statistics.
+Most losses compute nothing before the gradient of an optimizer step. A reference policy is frozen, so its
+log-probabilities are those of any pass. The proximal policy of a decoupled loss has the weights of some optimizer steps
+ago (`trainer.losses.correction`), whose copy is put in place for a pass. A loss with statistics (z0 of kto,
+batch-normalised weights) first sees every micro-batch of the step under the weights at its start, without gradient; its
+sums are added over micro-batches and ranks.
 
-Most losses need neither. A reference policy is frozen, so its log-probabilities are those of any pass. The proximal
-policy of a decoupled loss has the weights of some optimizer steps ago (`trainer.losses.correction`), whose copy is put
-in place for a pass. A loss with statistics (z0 of kto, batch-normalised weights) first sees every micro-batch of the
-step under the weights at its start, without gradient; its sums are added over micro-batches and ranks.
-
-One update phase on the rollouts of one round, for a loop that holds the model itself.
-
-The same selection, plan, stream and loop as an offline run, without its checkpoints: the caller decides when to write
+`update` is one update phase on the rollouts of one round, for a loop that holds the model itself: the same selection,
+plan, stream and loop as an offline run, without its checkpoints. The caller decides when to write
 the returned rows and what to do with the weights.
 """
 
@@ -46,8 +44,6 @@ def proximal_period(loss: Loss, config: TrainConfig, plan: Plan) -> int:
     """Optimizer steps for which the proximal policy stays the same; 1 where the loss has none.
 
     Args:
-        loss: the loss, with its options.
-        config: the run.
         plan: what is trained on: its epochs are the periods where `config.minibatches` cuts them.
     """
     if not loss.needs.proximal_logprobs:
@@ -68,9 +64,6 @@ def fill_batches(
     """The micro-batches of an optimizer step with what the loss needs filled in.
 
     Args:
-        backend: the policy.
-        reference: the reference policy, if the loss needs one.
-        loss: the loss, with its options.
         batches: this rank's micro-batches, dummies included.
         proximal: the proximal policy is the copy that the backend keeps, and not the policy as it is.
 
@@ -121,11 +114,6 @@ def run_steps(
 
     Args:
         backend: the policy and its optimizer. Across ranks each runs micro-batches of its own, and reports are alike.
-        snapshot: the snapshot the plan was made on.
-        plan: what to train on.
-        config: the run.
-        peak: peak learning rate.
-        first: first optimizer step to do.
         reference: frozen policy of losses that need one; None loads the configuration's.
 
     Yields:
@@ -218,8 +206,6 @@ def update(
 
     Args:
         backend: the policy and its optimizer, which keep their state between phases.
-        snapshot: data that holds the episodes and their advantages.
-        source: whose advantages.
         config: loss, where, epochs, minibatches. `seed` decides the order of the episodes: change it from phase to
             phase.
         learning_rate: peak of `config.schedule` over this phase.

@@ -1,7 +1,4 @@
-"""Metrics of an optimizer step: what each name means, spelled once, and where they go (the lake and a JSONL file).
-
-What the episodes of an optimizer step earned: shows whether its metrics belong to good or to bad episodes.
-"""
+"""Metrics of an optimizer step: what each name means, spelled once, and where they go (the lake and a JSONL file)."""
 
 import math
 from collections.abc import Mapping
@@ -17,12 +14,7 @@ from trainer.losses.ratios import STALENESS_BUCKETS
 
 
 class Returns:
-    """Mean returns by optimizer step.
-
-    Args:
-        snapshot: the snapshot the plan was made on.
-        plan: its optimizer steps.
-    """
+    """Mean returns by optimizer step."""
 
     def __init__(self, snapshot: Snapshot, plan: Plan) -> None:
         ids_E = pl.DataFrame({"episode_id": plan.episode_ids_E})
@@ -113,7 +105,6 @@ def from_sums(sums: Mapping[str, float], denominator: int) -> dict[str, float]:
     where that is 0 there is nothing to average, and the metric is left out.
 
     Args:
-        sums: by name.
         denominator: trained tokens of the optimizer step.
     """
     metrics = {}
@@ -131,14 +122,7 @@ def from_sums(sums: Mapping[str, float], denominator: int) -> dict[str, float]:
 
 
 def metrics_frame(rows: list[tuple[int, dict[str, float]]]) -> pl.DataFrame:
-    """Rows for the table `metrics`.
-
-    Args:
-        rows: (step, metrics) pairs.
-
-    Returns:
-        step, name, value, at.
-    """
+    """Rows for the table `metrics` (step, name, value, at), of pairs of a step and its metrics."""
     now = datetime.now(UTC)
     flat = [(step, name, value, now) for step, metrics in rows for name, value in metrics.items()]
     schema = pl.Schema({"step": pl.Int64(), "name": pl.String(), "value": pl.Float64(), "at": pl.Datetime("us", "UTC")})

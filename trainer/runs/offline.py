@@ -77,8 +77,6 @@ def resolve(config: TrainConfig, policy: "Policy", max_length: int | None = None
     """The configuration with what it leaves open filled in: learning rate, threads, live_only, max_length.
 
     Args:
-        config: the run.
-        policy: the model.
         max_length: what fits the data.
     """
     import torch
@@ -107,13 +105,7 @@ def train(
     """Start a run.
 
     Args:
-        lk: data, and where lineage goes.
-        config: the run.
         out: its folder, in which no run was started before.
-        run_id: its name.
-        on_step: called after each update.
-        on_plan: called when it is known what will be trained on.
-        evaluate: called after each update; what it returns is stored among the update's metrics.
         origin: of the run that this one repeats; None starts on the newest data.
 
     Raises:
@@ -166,10 +158,6 @@ def preview(lk: Lake, config: TrainConfig) -> Iterator[Prepared]:
 
     Texts that the lake has no tokens of are tokenised into a temporary folder, which goes when the block ends.
 
-    Args:
-        lk: data.
-        config: the run.
-
     Raises:
         UsageError, DataRefusedError: as for `train`, but what the data refuse is in the plan's `refusals`.
     """
@@ -190,10 +178,6 @@ def resume(
 
     Args:
         lk: the lake that the run was started on.
-        out: its folder.
-        on_step: called after each update.
-        on_plan: as for `train`.
-        evaluate: as for `train`.
 
     Raises:
         CheckpointError: no run there, it failed for good, a checkpoint or the model is missing or damaged, or the plan
@@ -261,8 +245,7 @@ def _before(lk: Lake, folder: RunFolder) -> _Before:
     """
     record = folder.read()
     if record is None:
-        msg = f"{folder.path} holds no run to resume; leave out --resume to start one"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"{folder.path} holds no run to resume; leave out --resume to start one")
     newest = newest_checkpoint(lk, record.job_id)
     row = job_row(lk, record.job_id)
     finished = row["status"] == "succeeded" and newest is not None
@@ -289,8 +272,7 @@ def _check_start(folder: RunFolder, config: TrainConfig) -> None:
         MissingExtraError: a logger is not installed.
     """
     if folder.read() is not None:
-        msg = f"{folder.path} holds a run already; continue it with --resume, or choose another --out"
-        raise UsageError(msg)
+        raise UsageError(f"{folder.path} holds a run already; continue it with --resume, or choose another --out")
     _check_model(config)
 
 
@@ -361,11 +343,10 @@ def _check_same(origin: Origin, config: TrainConfig, model_sha256: str, prepared
         raise CheckpointError(msg)
     found = ids.to_text(prepared.plan.plan_hash)
     if found != origin.plan_hash and prepared.snapshot.forgotten:
-        msg = (
+        raise CheckpointError(
             f"{prepared.snapshot.forgotten} episodes of what the run read were erased with `trajlake forget`, so it "
             "cannot be continued or repeated exactly; start another run"
         )
-        raise CheckpointError(msg)
     if found != origin.plan_hash:
         msg = f"the run's plan comes out differently now ({found}, it was {origin.plan_hash}): was trajlake updated?"
         raise CheckpointError(msg)

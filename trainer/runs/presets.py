@@ -1,7 +1,9 @@
 """Configurations by purpose, as functions: what a researcher would set for a method, and nothing else.
 
 Each returns a TrainConfig (or the stages of one run), which `trainer.runs.offline.train` (or `train_stages` in
-`trainer.runs.stages`) takes. Keyword arguments set any other field; a mapping is merged with what the preset sets.
+`trainer.runs.stages`) takes. `model` is a model folder; losses on preferences also compare with it, unless `reference`
+names another. `beta` says how strongly that reference holds. Keyword arguments set any other field; a mapping is merged
+with what the preset sets.
 """
 
 from typing import Any
@@ -16,12 +18,7 @@ parameters and more. Below, pass a larger learning_rate."""
 
 
 def sft(model: str, **fields: Any) -> TrainConfig:
-    """The likelihood of the recorded actions.
-
-    Args:
-        model: model folder.
-        fields: of `TrainConfig`.
-    """
+    """The likelihood of the recorded actions."""
     return _configured(model, "sft", {}, fields)
 
 
@@ -29,9 +26,7 @@ def filtered_bc(model: str, threshold: float = 1.0, **fields: Any) -> TrainConfi
     """Behaviour cloning of the episodes whose return reaches a threshold (RFT, arXiv 2308.01825).
 
     Args:
-        model: model folder.
         threshold: lowest `env_return` that is imitated.
-        fields: of `TrainConfig`; `where` is combined with the threshold.
     """
     reached = f"env_return >= {float(threshold)!r}"
     where = fields.pop("where", None)
@@ -39,13 +34,7 @@ def filtered_bc(model: str, threshold: float = 1.0, **fields: Any) -> TrainConfi
 
 
 def awr(model: str, beta: float = 1.0, **fields: Any) -> TrainConfig:
-    """Advantage-weighted regression on live groups (arXiv 1910.00177).
-
-    Args:
-        model: model folder.
-        beta: temperature of the weights, in standard deviations of the advantages.
-        fields: of `TrainConfig`.
-    """
+    """Advantage-weighted regression on live groups (arXiv 1910.00177); beta is in their standard deviations."""
     return _configured(model, "awr", {"beta": beta}, fields)
 
 
@@ -54,11 +43,6 @@ def dpo(model: str, beta: float = 0.1, **fields: Any) -> TrainConfig:
 
     beta and the learning rate as in the paper (Rafailov et al. 2023, arXiv 2305.18290, appendix B) and in TRL; on
     trajectories of agents: ETO (Song et al. 2024, arXiv 2403.02502).
-
-    Args:
-        model: model folder; also the reference, unless `reference` says another.
-        beta: how strongly the reference holds.
-        fields: of `TrainConfig`.
     """
     return _preferring(model, "dpo", {"beta": beta}, fields)
 
@@ -70,11 +54,8 @@ def step_dpo(model: str, beta: float = 0.1, margin: float = 0.0, *, graft: bool 
     credit job say which are compared. beta is that of `dpo`.
 
     Args:
-        model: model folder; also the reference, unless `reference` says another.
-        beta: how strongly the reference holds.
         margin: smallest difference of the two returns-to-go; equal ones are never paired.
         graft: put both actions onto the chosen one's context where the contexts differ.
-        fields: of `TrainConfig`.
     """
     pairs = {"kind": "step", "margin": margin, "graft": graft}
     return _preferring(model, "dpo", {"beta": beta, "pairs": pairs}, fields)
@@ -86,10 +67,7 @@ def dmpo(model: str, beta: float = 0.1, gamma: float = 0.7, **fields: Any) -> Tr
     beta and gamma as in the authors' code.
 
     Args:
-        model: model folder; also the reference, unless `reference` says another.
-        beta: how strongly the reference holds.
         gamma: discount from turn to turn; 1 weighs them linearly.
-        fields: of `TrainConfig`.
     """
     return _preferring(model, "dmpo", {"beta": beta, "gamma": gamma}, fields)
 
@@ -101,10 +79,7 @@ def kto(model: str, beta: float = 0.1, threshold: float | None = None, **fields:
     lower (`loss={"desirable_weight": ...}`), so that weight times number is about the same for both.
 
     Args:
-        model: model folder; also the reference, unless `reference` says another.
-        beta: how strongly the reference holds.
         threshold: lowest `env_return` of a good episode; None takes the sign of A_E of the credit job.
-        fields: of `TrainConfig`.
     """
     return _preferring(model, "kto", {"beta": beta, "threshold": threshold}, fields)
 
@@ -113,10 +88,8 @@ def sft_then_rl(model: str, rl: TrainConfig, *, where: str = "env_return > 0", *
     """Imitate what succeeded, then learn from advantages, starting from those weights.
 
     Args:
-        model: model folder of the first stage.
         rl: the second stage; its `model` is not used.
         where: episodes of the first stage.
-        fields: of the first stage's `TrainConfig`.
     """
     first = sft(model, where=where, **fields)
     return [Stage("sft", first, follows=False), Stage("rl", rl, follows=True)]

@@ -24,7 +24,6 @@ class Teller:
     """Says what a run does, stage by stage.
 
     Args:
-        say: takes a line.
         show: takes updates done, all updates, and how the last one went, after each; None says it in lines.
         seconds: between two lines of progress.
     """
@@ -101,11 +100,7 @@ class Teller:
 
 
 def plan_lines(prepared: "Prepared") -> list[str]:
-    """What will be trained on and what will not, line by line; a limit that does not fit the data comes first.
-
-    Args:
-        prepared: the run that could start.
-    """
+    """What will be trained on and what will not, line by line; a limit that does not fit the data comes first."""
     plan, selection = prepared.plan, prepared.selection
     lines = [] if selection.too_long is None else [selection.too_long.describe(selection.max_length)]
     lines += prepared.notes

@@ -43,12 +43,7 @@ def repeat(
     """Train again what a run trained, on the data that it read.
 
     Args:
-        lk: the lake of the run.
         wanted: name of the run, or id of its job (13 characters or their beginning).
-        out: folder of the new run.
-        run_id: its name.
-        on_step: called after each update.
-        on_plan: called when it is known what will be trained on.
 
     Returns:
         The result; its first note says whether the weights are those of the run.
@@ -78,8 +73,7 @@ def _find(lk: Lake, wanted: str) -> dict[str, Any]:
         raise UsageError(msg)
     if found["job_id"].n_unique() > 1:
         jobs = ", ".join(found["text"].head(5))
-        msg = f"--repeat {wanted} means {found.height} runs; name one by its job: {jobs}"
-        raise UsageError(msg)
+        raise UsageError(f"--repeat {wanted} means {found.height} runs; name one by its job: {jobs}")
     return found.row(0, named=True)
 
 

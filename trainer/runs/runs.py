@@ -5,13 +5,11 @@ metrics.jsonl          metrics, a line per optimizer step
 checkpoints/           one folder each
 final/                 the trained model in Hugging Face layout
 
-A run's ranks around the lake and the run folder: rank 0 reads and writes, the others are told and follow.
+Rank 0 reads and writes the lake and the run folder; the others get its results and follow. Every rank goes through the
+same code; what only rank 0 may do stands here, or asks `Ranks.leads`.
 
-Every rank goes through the same code; what only rank 0 may do stands here, or asks `Ranks.leads`.
 
-Which checkpoints of a run stay on disk: the newest few, and the best.
-
-A checkpoint is removed only after a newer one is complete and stands in the table. Its folder is renamed first, so
+A checkpoint is removed only after a newer one is complete and in the table. Its folder is renamed first, so
 that a kill in between leaves either all of it or none under its name. Rows of `checkpoints` stay: they tell what was.
 """
 
@@ -61,11 +59,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunFolder:
-    """The folder of one run.
-
-    Args:
-        path: its place; made when something is written.
-    """
+    """The folder of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -101,8 +95,7 @@ class RunFolder:
         try:
             record = msgspec.json.decode(path.read_bytes(), type=RunRecord)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            msg = f"{path} is damaged: {error}; train again into another --out"
-            raise CheckpointError(msg) from error
+            raise CheckpointError(f"{path} is damaged: {error}; train again into another --out") from error
         return msgspec.structs.replace(record, config=renewed_record(record.config))
 
     def write(self, record: RunRecord) -> None:
@@ -123,11 +116,10 @@ class RunFolder:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
-                msg = (
+                raise UsageError(
                     f"process {holder or 'unknown'} trains into {self.path}: wait for it, end it (kill {holder}), or "
                     f"choose another --out"
-                )
-                raise UsageError(msg) from error
+                ) from error
             os.truncate(descriptor, 0)
             os.pwrite(descriptor, str(os.getpid()).encode(), 0)
             yield
@@ -224,14 +216,7 @@ def leased(lk: Lake, prepared: Prepared, run_id: str, ranks: Ranks) -> AbstractC
 
 
 def prepared_together(lk: Lake, config: TrainConfig, make: Callable[[], Prepared], ranks: Ranks) -> Prepared:
-    """The run's data and plan: rank 0 finds them, renders what is only text, and says where; the others do the same.
-
-    Args:
-        lk: the lake.
-        config: resolved.
-        make: what rank 0 does.
-        ranks: who takes part.
-    """
+    """The run's data and plan: rank 0 finds them, renders what is only text, and says where; the others do the same."""
     made: list[Prepared] = []
 
     def told() -> tuple[dict[str, int], Credit | None]:
@@ -266,15 +251,7 @@ def sweep(checkpoints: Path) -> None:
 
 
 def prune(checkpoints: Path, keep: Sequence[Path]) -> list[Path]:
-    """Remove every other checkpoint, those included that a killed attempt left without a row.
-
-    Args:
-        checkpoints: the folder that holds them.
-        keep: those that stay.
-
-    Returns:
-        What was removed.
-    """
+    """Remove every other checkpoint, those included that a killed attempt left without a row; what was removed."""
     sweep(checkpoints)
     names = {path.name for path in keep}
     removed = sorted(path for path in checkpoints.glob("step-*") if path.name not in names)

@@ -8,19 +8,13 @@ _DEFAULTS = ((1_000_000, 3e-3), (30_000_000, 1e-3), (300_000_000, 1e-4))
 
 
 def learning_rate(step: int, total_steps: int, peak: float, config: ScheduleConfig) -> float:
-    """Learning rate of one optimizer step.
+    """Learning rate of one optimizer step, at most `peak`.
 
     Warm-up rises linearly and reaches the peak at step round(warmup_fraction * total_steps); its first step is above 0.
     Then cosine and linear fall to final_fraction * peak at the last step.
 
     Args:
         step: 0 to total_steps - 1.
-        total_steps: optimizer steps of the run.
-        peak: highest learning rate.
-        config: the shape.
-
-    Returns:
-        The learning rate.
     """
     warmup = round(config.warmup_fraction * total_steps)
     if step < warmup:

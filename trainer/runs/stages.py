@@ -55,10 +55,7 @@ class Stage:
 
 
 def read_stages(settings: Mapping[str, Any]) -> list[Stage]:
-    """The stages of a configuration; empty if it has none.
-
-    Args:
-        settings: of the section [trainer].
+    """The stages of the section [trainer]; empty if it has none.
 
     Raises:
         UsageError: a stage without name or with one that was used, a field that TrainConfig does not know, or an
@@ -67,18 +64,16 @@ def read_stages(settings: Mapping[str, Any]) -> list[Stage]:
     common = {name: value for name, value in settings.items() if name != "stages"}
     found = settings.get("stages", [])
     if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
-        msg = "stages are tables: write [[trainer.stages]] above each"
-        raise UsageError(msg)
+        raise UsageError("stages are tables: write [[trainer.stages]] above each")
     stages: list[Stage] = []
     for position, entry in enumerate(found):
         own = dict(entry)
         name = own.pop("name", None)
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name in {stage.name for stage in stages}:
-            msg = (
+            raise UsageError(
                 f"stage {position + 1}: name is {name!r}; each stage needs a name of its own, of small letters, "
                 "digits, _ and -"
             )
-            raise UsageError(msg)
         config = validated(TrainConfig, layered(common, own), f"stage {name}: ")
         stages.append(Stage(name, config, follows=position > 0 and "model" not in own))
     _check_common_loss(common, [stage.config.loss.name for stage in stages])
@@ -95,8 +90,7 @@ def _check_common_loss(common: Mapping[str, Any], losses: list[str]) -> None:
     name, options = value_at(settings, "loss.name"), [one for one in leaves(settings) if one.startswith("loss.")]
     if losses and name is not None and name not in losses and len(options) > 1:
         told = ", ".join(f"`{one}`" for one in options if one != "loss.name")
-        msg = f"{told} of loss {name} in [trainer]: no stage has this loss, they have {', '.join(losses)}"
-        raise UsageError(msg)
+        raise UsageError(f"{told} of loss {name} in [trainer]: no stage has this loss, they have {', '.join(losses)}")
 
 
 def _effective(stages: list[Stage], own: list[Mapping[str, Any]]) -> list[Stage]:
@@ -112,8 +106,7 @@ def _effective(stages: list[Stage], own: list[Mapping[str, Any]]) -> list[Stage]
         wrong = {option: why for option, why in useless.items() if has(mine, option)}
         wrong |= {option: why for option, why in useless.items() if all(map(partial(says, option), idle))}
         if wrong:
-            msg = f"stage {stage.name}: {in_words(wrong)}"
-            raise UsageError(msg)
+            raise UsageError(f"stage {stage.name}: {in_words(wrong)}")
         left.append(replace(stage, config=TrainConfig.model_validate(reduce(without, useless, settings))))
     return left
 
@@ -130,12 +123,8 @@ def train_stages(
     """Train the stages in their order, each resumed if it was started before.
 
     Args:
-        lk: the lake.
-        stages: of `read_stages`.
         out: folder of the stages' folders.
         run_id: name of the whole; a stage's run is called run_id/name.
-        on_step: called after each update of any stage.
-        on_plan: called when it is known what a stage will be trained on.
 
     Returns:
         The last stage's result, with the notes of all.

@@ -5,9 +5,8 @@ before, then its row in `checkpoints`. A run resumes from the newest row, so a k
 work: what the dead attempt had written for those steps is superseded by the new attempt's rows (views `trained_batches`
 and `run_metrics`), and the weights come out the same.
 
-The trained model as an ordinary Hugging Face folder, whatever it was trained on.
-
-With LoRA the folder holds the merged model, and `adapter/` the adapters alone, for engines that load them.
+The trained model is exported as an ordinary Hugging Face folder, whatever it was trained on. With LoRA the folder holds
+the merged model, and `adapter/` the adapters alone, for engines that load them.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,13 +38,7 @@ from trainer.runs.runs import RunFolder, RunJob, RunRecord, kept, prune
 
 
 def export_model(backend: PolicyBackend, config: TrainConfig, folder: Path) -> None:
-    """Write the model and its tokenizer; across ranks every one calls it, and rank 0 writes.
-
-    Args:
-        backend: the trained policy.
-        config: the run: where the tokenizer is, and the adapters' options.
-        folder: where to; replaced if there is one.
-    """
+    """Write the model and its tokenizer, in place of what is there; across ranks all call it, and rank 0 writes."""
     weights = backend.get_all_weights()
     adapters = {} if config.lora is None else backend.get_weights()
     if backend.rank == 0:

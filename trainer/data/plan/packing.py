@@ -11,11 +11,7 @@ from collections.abc import Sequence
 
 
 def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Pack items into bins.
-
-    Args:
-        lengths: tokens of each item.
-        budget: tokens of a bin.
+    """Pack items of so many tokens each into bins of `budget` tokens.
 
     Returns:
         Bins as lists of item numbers, in the order in which they were opened; every item is in exactly one.
@@ -43,12 +39,6 @@ def spread(lengths: Sequence[int], costs: Sequence[int], budget: int, ranks: int
     There are as few rounds as best fit decreasing allows. Where the budget permits it, items go, the costliest first,
     to the cheapest bin with room; else bins are split, the costliest first, until each rank has one in each round.
     Then rounds are dealt out in order of cost, in each round the costliest bin to the rank with the least so far.
-
-    Args:
-        lengths: tokens of each item.
-        costs: cost of each item, not negative.
-        budget: tokens of a bin.
-        ranks: 1 or more.
 
     Returns:
         Bins of each rank; every item is in exactly one. Where there are too few items, ranks have empty bins at their

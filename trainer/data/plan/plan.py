@@ -56,10 +56,6 @@ class OptimizerStep:
 class Plan:
     """Every optimizer step of a run.
 
-    Args:
-        selection: what is trained on.
-        config: epochs, order, step size, token budget.
-
     Raises:
         DataRefusedError: nothing is left to train on.
     """
@@ -72,11 +68,10 @@ class Plan:
             advice = "Widen --where"
             if most == [Drop.OVER_LENGTH] and selection.too_long is not None:
                 advice = f"Raise --max-length, now {selection.max_length}: {selection.too_long.every} leaves out none"
-            msg = (
+            raise DataRefusedError(
                 f"nothing is left to train on: {selection.episodes} episodes selected, steps dropped: {reasons}. "
                 f"{advice}, or see what each reason means in docs/guides/training.md"
             )
-            raise DataRefusedError(msg)
         self.members = members
         self.config = config.model_copy(update={"max_length": selection.max_length})
         """What it was made for."""
@@ -173,10 +168,6 @@ class Plan:
         """Sequence numbers of each micro-batch of an optimizer step, by rank.
 
         Atoms stay whole and in order. Every rank has the same number of micro-batches; the last ones may be empty.
-
-        Args:
-            step: the optimizer step.
-            world_size: number of ranks.
 
         Returns:
             For each rank its micro-batches, the costliest first (cost: the sum of squared sequence lengths).

@@ -62,8 +62,6 @@ def prepare(
     the data refuse without a tokenizer is refused before one is loaded.
 
     Args:
-        lk: the lake.
-        config: the run.
         tokenizer: of the model; None loads it when it is needed.
         scratch: an empty lake that takes the rendered rows in place of `lk`, in which nothing is then written.
 
@@ -190,8 +188,7 @@ def _split(snapshot: Snapshot, config: TrainConfig) -> tuple[pl.DataFrame, pl.Da
     held_out = select_episodes(snapshot, config.validation.where, place="validation.where")
     left = episodes.join(held_out, on="episode_id", how="anti", maintain_order="left")
     if left.is_empty():
-        msg = f"validation holds out all {episodes.height} selected episodes: narrow validation.where"
-        raise DataRefusedError(msg)
+        raise DataRefusedError(f"validation holds out all {episodes.height} selected episodes: narrow validation.where")
     return left, held_out, kept
 
 
@@ -221,17 +218,15 @@ def _check_foreign(selection: Selection, config: TrainConfig, notes: list[str]) 
     assert selection.encoding_id is not None
     if selection.provenance == "rendered":
         # Only in the snapshot of an earlier run: what is missing is rendered before a new one.
-        msg = (
+        raise DataRefusedError(
             f"the texts were tokenised (encoding {ids.to_text(selection.encoding_id)}) with another template, or by "
             f"another version of trajlake; start a run of its own, which tokenises them again"
         )
-        raise DataRefusedError(msg)
     known = selection.encoding_id != _NO_TOKENIZER
     if known and config.tokens != "engine":
-        msg = (
+        raise DataRefusedError(
             f"the engine's tokens (encoding {ids.to_text(selection.encoding_id)}) were made with another tokenizer or "
             f"chat template than the model's; use that model, tokenise the text again with --tokens rendered, "
             f"or insist with --tokens engine"
         )
-        raise DataRefusedError(msg)
     notes.append("the engine's tokens are taken to be of this model's tokenizer; the lake cannot tell")

@@ -1,6 +1,4 @@
-"""The plan as rows for a person: what would be trained, what is dropped and why, what speaks against it.
-
-What a plan costs before it is run: how full micro-batches are, and how even ranks would be.
+"""The plan as rows for a person: what would be trained, what is dropped and why, what it would cost.
 
 Large plans are judged by some of their optimizer steps, evenly spread.
 """
@@ -47,10 +45,6 @@ def packing_figures(plan: Plan) -> PackingFigures:
 def balance(plan: Plan, ranks: int) -> float:
     """How evenly ranks are loaded: the share of their time that they work, were a round as long as its costliest part.
 
-    Args:
-        plan: of the run.
-        ranks: how many.
-
     Returns:
         Sum of all squared sequence lengths over `ranks` times the sum of each round's largest; 1 is perfect.
     """
@@ -73,8 +67,6 @@ def plan_rows(prepared: Prepared, *, epochs: int, seconds: float | None, how: st
     """One row per figure.
 
     Args:
-        prepared: the run that could start.
-        epochs: passes over the data.
         seconds: estimated training time; None is not known.
         how: where the estimate comes from.
 

@@ -8,8 +8,6 @@ its end token was not sampled and carries no loss. Agents that take turns in an 
 
 The rows (`render_missing` writes them) are of provenance `rendered`: likelihood losses may learn from them,
 ratio losses may not, because no policy sampled these ids.
-
-The render job: token rows of text-only episodes, made once and found again by their encoding.
 """
 
 import sys
@@ -248,15 +246,7 @@ _STEP_COLUMNS = (
 def render_missing(
     lk: Lake, snapshot: Snapshot, renderer: Renderer, episode_ids: pl.Series, parameters: dict[str, Any]
 ) -> Rendering:
-    """Render the episodes that have no rows in the renderer's encoding yet, as a `render` job.
-
-    Args:
-        lk: where rows go.
-        snapshot: where episodes come from.
-        renderer: the template.
-        episode_ids: int64 [E].
-        parameters: for the job's row.
-    """
+    """Render the episodes (int64 [E]) that have no rows in the renderer's encoding yet, as a `render` job."""
     missing = unrendered(snapshot, renderer, episode_ids)
     done = Rendering(Counter({"rendered": 0, "present": len(episode_ids) - len(missing)}))
     if missing.is_empty():
@@ -278,13 +268,7 @@ def render_missing(
 def rendered_beside(
     scratch: Lake, snapshot: Snapshot, renderer: Renderer, episode_ids: pl.Series
 ) -> tuple[Snapshot, Rendering]:
-    """As `render_missing`, but into another lake, so that the rows can be counted and are then forgotten.
-
-    Args:
-        scratch: takes the rows; nothing else is in it.
-        snapshot: where episodes come from.
-        renderer: the template.
-        episode_ids: int64 [E].
+    """As `render_missing`, but into another, empty lake, so that the rows can be counted and are then forgotten.
 
     Returns:
         The snapshot with the scratch lake's token rows in place of its own, unless all of them are there already.
@@ -297,12 +281,7 @@ def rendered_beside(
 
 
 class Composed(Snapshot):
-    """A snapshot whose token rows are those of another lake.
-
-    Args:
-        snapshot: has all other tables.
-        tokens: has the token rows.
-    """
+    """A snapshot whose token rows are those of another lake."""
 
     def __init__(self, snapshot: Snapshot, tokens: Snapshot) -> None:
         self._snapshot, self._tokens = snapshot, tokens

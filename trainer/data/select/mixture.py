@@ -5,8 +5,6 @@ one. If the source has more than that, an epoch draws some of them, other ones e
 repeated as a whole and drawn from for the rest. What is drawn depends on hashes of (seed, epoch, episode_id) alone.
 
 Axes: `_E` episodes, `_D` draws: an episode as often as it was drawn.
-
-Stable pseudo-random keys of episodes: the same on every machine, for any set of episodes.
 """
 
 from collections.abc import Sequence
@@ -28,15 +26,9 @@ Keys = npt.NDArray[np.uint64]
 
 
 def order_keys(episode_ids_E: Ints, seed: int, epoch: int) -> Keys:
-    """Sort keys of the episodes in one epoch: a hash of (seed, epoch, episode_id).
+    """Sort keys of episodes (int64 [E]) in one epoch: a hash of (seed, epoch, episode_id), uint64 [E].
 
-    Args:
-        episode_ids_E: int64 [E].
-        seed: of the run.
-        epoch: 0, 1, ...
-
-    Returns:
-        uint64 [E]; equal ids have equal keys on every machine.
+    Equal ids have equal keys on every machine.
     """
     salt = splitmix64(splitmix64(np.array([seed], np.uint64)) + np.uint64(epoch))
     return splitmix64(episode_ids_E.astype(np.uint64) ^ salt)
@@ -58,11 +50,6 @@ class Mixed:
 
 def assign(snapshot: Snapshot, mixture: Sequence[MixtureSource], episodes: pl.DataFrame) -> Mixed:
     """Find each episode's source.
-
-    Args:
-        snapshot: the data.
-        mixture: the sources.
-        episodes: episode_id: those in question.
 
     Raises:
         UsageError: a predicate that is none, or an unknown selection.
@@ -92,10 +79,6 @@ def assign(snapshot: Snapshot, mixture: Sequence[MixtureSource], episodes: pl.Da
 def shares(total: int, weights: Sequence[float]) -> list[int]:
     """A total split in proportion to weights, each part within one of its share (largest remainder).
 
-    Args:
-        total: of all parts, not negative.
-        weights: positive.
-
     Returns:
         Whole numbers that add up to the total; equal remainders favour earlier parts.
     """
@@ -113,9 +96,6 @@ def draw(episode_ids_E: Ints, source_E: npt.NDArray[np.int32], weights: Sequence
     Args:
         episode_ids_E: int64 [E].
         source_E: source of each, int32 [E]; every source occurs.
-        weights: of the sources.
-        seed: of the run.
-        epoch: 0, 1, ...
 
     Returns:
         Positions in episode_ids_E, int64 [D] with D = E; repeated ones where a source is drawn more than once.

@@ -52,12 +52,8 @@ def find_preferences(
     """What the trained steps of a selection are compared with.
 
     Args:
-        snapshot: the data.
-        members: judged members of sequences.
         credit: of `read_advantages` with the columns `credit_columns` names; required for pairs, and for labels without
             a threshold.
-        config: the run.
-        needs: of its loss: pairs or labels.
         sources: episode_id, source of a mixture; None without one. Pairs do not reach across sources.
 
     Raises:
@@ -69,8 +65,7 @@ def find_preferences(
         scores = episode_scores(snapshot, rule.score).rename({"score": "outcome"})
         return labels(trained.join(scores, on="episode_id", how="left"), rule.threshold)
     if credit is None:
-        msg = "preferences need a credit job: pass its source"
-        raise ValueError(msg)
+        raise ValueError("preferences need a credit job: pass its source")
     credit = credit.filter(~pl.col("flags").str.contains(_OUT)).join(trained, on="episode_id", how="semi")
     credit = credit.with_columns(source=0) if sources is None else credit.join(sources, on="episode_id")
     if pairs is None:
@@ -110,7 +105,6 @@ def arrange(members: pl.DataFrame, preferences: Preferences) -> pl.DataFrame:
 
     Args:
         members: of sequences with a trained step, after `leave_out`.
-        preferences: what is compared.
 
     Returns:
         Labels: the members and `sign`. Pairs: the members of each side and `pair`, `sign`, sorted by pair, chosen side
@@ -166,5 +160,4 @@ def _outcomes(credit: pl.DataFrame) -> pl.DataFrame:
 def _refuse(findings: "Sequence[Finding]", loss: str) -> None:
     empty = next(finding.name for finding in findings if not finding.number)
     counts = "; ".join(f"{finding.name}: {finding.number:,} {finding.note}" for finding in findings)
-    msg = f"{loss} refused (no_pairs): {counts}. {_ADVICE[empty]}"
-    raise DataRefusedError(msg)
+    raise DataRefusedError(f"{loss} refused (no_pairs): {counts}. {_ADVICE[empty]}")

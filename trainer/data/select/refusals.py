@@ -37,11 +37,6 @@ class Refusal:
 def find_refusals(snapshot: Snapshot, members: pl.DataFrame, loss: Loss) -> list[Refusal]:
     """What speaks against training a loss on a selection's trained steps.
 
-    Args:
-        snapshot: the data.
-        members: of `Selection`.
-        loss: of the run.
-
     Returns:
         Refusals, one per reason; none for plain likelihood losses.
     """
@@ -52,12 +47,7 @@ def find_refusals(snapshot: Snapshot, members: pl.DataFrame, loss: Loss) -> list
 
 
 def doubts(members: pl.DataFrame, loss: Loss) -> list[str]:
-    """What a ratio takes on trust, as sentences for the user.
-
-    Args:
-        members: of `Selection`.
-        loss: of the run.
-    """
+    """What a ratio takes on trust, as sentences for the user."""
     trained = members.filter(pl.col("trained"))
     silent = trained.filter(pl.col("top_p").is_null() | pl.col("top_k").is_null()).height
     if not loss.needs.behaviour_logprobs or not silent:
@@ -73,7 +63,6 @@ def refuse_step_advantages(credit: pl.DataFrame, source: str) -> None:
 
     Args:
         credit: of `read_advantages`: episode_id, step_index, a_step.
-        source: where they come from, for the message.
 
     Raises:
         DataRefusedError: none has.
@@ -81,21 +70,15 @@ def refuse_step_advantages(credit: pl.DataFrame, source: str) -> None:
     if credit.is_empty() or credit["a_step"].null_count() < credit.height:
         return
     example = credit.select("episode_id", "step_index").sort("episode_id", "step_index").row(0)
-    msg = (
+    raise DataRefusedError(
         f"this loss weighs by the step advantage A_S, and {credit.height} of {credit.height} steps of {source} have "
         f"none (for example {_row(example)}); compute them with trajlake credit gigpo, choose such a job with "
         f"--advantages, or train with --loss awr, which takes any advantage"
     )
-    raise DataRefusedError(msg)
 
 
 def refuse_text(episodes: pl.DataFrame, loss: Loss) -> Refusal:
-    """The refusal of episodes that hold text only, before they are rendered in vain.
-
-    Args:
-        episodes: of `select_episodes`.
-        loss: a ratio loss.
-    """
+    """The refusal of episodes that hold text only, before they are rendered in vain."""
     steps = int(episodes["num_steps"].sum())
     message = _message(loss, _CHECKS[0], f"{steps} of {steps}", (episodes["episode_id"][0], 0))
     return Refusal(_CHECKS[0].reason, message, steps)

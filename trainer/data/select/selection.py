@@ -97,7 +97,6 @@ def select_episodes(
     """The episodes of a predicate, of those a selection kept: episode_id and num_steps, sorted by id.
 
     Args:
-        snapshot: the data.
         where: SQL predicate over `episodes`; None takes them all.
         kept: a selection; None takes all that satisfy the predicate.
         place: where the predicate stands, for messages.
@@ -140,17 +139,11 @@ def select(
     """Judge every step of the selected episodes.
 
     Args:
-        snapshot: the data.
-        config: the run.
-        needs: of its loss.
         source: where advantages come from; required if the loss needs them or dead groups are left out.
         own_encoding: gives the encoding_id of the model's tokenizer under the provenance in question, if known.
         episodes: of `select_episodes`, if known already.
         kept: the selection that is honoured, if one is; None reads that of `config.selection`.
         longest: tokens that the model was made for; a limit that fits the data goes no higher.
-
-    Returns:
-        What is trained on, and what is not.
     """
     kept = read_kept(snapshot, config.selection) if kept is None and config.selection is not None else kept
     episodes = select_episodes(snapshot, config.where, kept) if episodes is None else episodes

@@ -6,12 +6,9 @@ the path to that step as context. Every action carries loss in exactly one seque
 
 Axes: `_R` token rows, `_E` episodes.
 
-Whether two steps were decided in the same context: hashes of all token ids before an action, and of the action.
-
-The hash runs along the step's training sequence, over the token ids end to end: how they are cut into rows does not
-matter. Files are gone through once, row group by row group.
-
-Axes: `_M` members of sequences.
+Whether two steps were decided in the same context is told by hashes of all token ids before an action, and of the
+action, taken along the step's training sequence: how the ids are cut into rows does not matter. Files are gone through
+once, row group by row group. Axis: `_M` members of sequences.
 """
 
 import hashlib
@@ -119,11 +116,10 @@ def _check_lengths(members: pl.DataFrame) -> None:
 
 
 def _refuse(row: dict[str, Any], fault: str) -> NoReturn:
-    msg = (
+    raise ContractError(
         f"table `tokens`, row episode_id={ids.to_text(row['episode_id'])}, step_index={row['step_index']}: "
         f"{fault}; record the episode again"
     )
-    raise ContractError(msg)
 
 
 _OPEN_GROUPS = 8
@@ -134,7 +130,6 @@ def fingerprints(snapshot: Snapshot, members: pl.DataFrame) -> pl.DataFrame:
     """Hashes of the contexts and actions of some steps.
 
     Args:
-        snapshot: the data.
         members: of `trainer.data.select.sequences`, sorted: whole sequences, at least up to their last wanted step.
             Beside its columns `wanted`: which steps.
 

@@ -3,7 +3,7 @@
 Selection, planning and refusals work on this frame; the stream uses `file` and `row` to fetch tokens later. Reading
 scalars only keeps planning fast at any size.
 
-How old the policy was that took each step: versions behind the newest of its collecting run.
+The age of the policy that took a step is counted in versions behind the newest of its collecting run.
 
 A version is the number of updates that the weights had seen. It is compared inside a collecting run only: another run's
 count starts anew. Weights may change inside an action; the oldest version counts. Where tokens do not say, the step
@@ -44,12 +44,7 @@ SCALARS = (
 
 
 def read_token_rows(snapshot: Snapshot, episode_ids: pl.Series, columns: Sequence[str] = SCALARS) -> pl.DataFrame:
-    """The token rows of some episodes, without their tokens.
-
-    Args:
-        snapshot: the data.
-        episode_ids: int64 [E].
-        columns: columns of `tokens` to read.
+    """The token rows of some episodes (int64 [E]), without their tokens.
 
     Returns:
         One row per (episode, encoding, step), sorted by these: the columns, `file` (index into
@@ -93,7 +88,6 @@ def choose_encoding(
     """The rows that are trained on: those of the model's own encoding, else of the only other one there is.
 
     Args:
-        rows: token rows.
         provenance: engine or rendered.
         own: gives the encoding_id that the model's tokenizer and template have under this provenance; asked only where
             there are several; None if it is not known.
@@ -110,11 +104,10 @@ def choose_encoding(
         if own is not None and own() in found["encoding_id"]:
             return rows.filter(pl.col("encoding_id") == own()), own()
         listed = ", ".join(f"{ids.to_text(encoding)} ({episodes} episodes)" for encoding, episodes in found.rows())
-        msg = (
+        raise ContractError(
             f"table `tokens`: the selected episodes come in {found.height} encodings, none known to be the model's: "
             f"{listed}. One run trains on one: narrow --where, for example by run_id or policy"
         )
-        raise ContractError(msg)
     return rows, int(found["encoding_id"][0]) if found.height else None
 
 
@@ -127,7 +120,6 @@ def staleness(snapshot: Snapshot, members: pl.DataFrame) -> pl.Series:
     """Versions behind.
 
     Args:
-        snapshot: the data.
         members: token rows, with policy_version and version_spans.
 
     Returns:

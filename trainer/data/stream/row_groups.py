@@ -51,14 +51,7 @@ class RowGroup:
 
 
 class RowGroupReader:
-    """Reads row groups of a list of files; safe to use from several threads.
-
-    Args:
-        files: Parquet files of `tokens`.
-        objects: where they are.
-        masks: also decode action masks.
-        logprobs: also decode behaviour log-probabilities.
-    """
+    """Reads row groups of a list of files; safe to use from several threads."""
 
     def __init__(self, files: Sequence[DataFile], objects: Objects, *, masks: bool, logprobs: bool) -> None:
         self._paths = [file.path for file in files]

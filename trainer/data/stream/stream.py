@@ -4,7 +4,6 @@ Threads and not processes: decoding releases the GIL, and sending tensors betwee
 (measured: 476,000 samples/s in one process, 64,000 through a worker). What is prefetched never shows: steps come out in
 the plan's order, and a resumed run starts at any of them, on any number of ranks.
 
-From a plan's optimizer step and decoded row groups to one rank's micro-batches.
 
 Axes: `_M` members, `_Q` sequences, `_U` units.
 """
@@ -33,16 +32,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 class Assembler:
-    """Lays out optimizer steps.
-
-    Args:
-        plan: what is trained.
-        needs: of the loss: which columns come along.
-        locations: where its tokens lie.
-        rank: whose micro-batches to lay out.
-        world_size: number of ranks.
-        pinned: put batches into page-locked memory.
-    """
+    """Lays out optimizer steps."""
 
     def __init__(
         self, plan: Plan, needs: Needs, locations: Locations, *, rank: int, world_size: int, pinned: bool
@@ -123,8 +113,6 @@ def shares_of(plan: Plan, step: OptimizerStep, sequences_Q: Ints) -> Shares:
     """What the members of some sequences count.
 
     Args:
-        plan: of the run.
-        step: one of its optimizer steps.
         sequences_Q: sequences of it in the order of a buffer, whole atoms: every unit is all here or not at all.
     """
     weighting = plan.weighting
@@ -175,16 +163,7 @@ def _member_columns(plan: Plan, needs: Needs, takes_M2: Bools | None) -> Members
 
 
 class Stream:
-    """Reads a plan's tokens. Use as a context: leaving it stops the threads.
-
-    Args:
-        snapshot: the snapshot the plan was made on.
-        plan: what to read.
-        needs: of the loss: which columns come along.
-        config: threads, prefetch, cache, device.
-        rank: whose micro-batches to read.
-        world_size: number of ranks.
-    """
+    """Reads a plan's tokens from the snapshot it was made on. Use as a context: leaving it stops the threads."""
 
     def __init__(
         self,

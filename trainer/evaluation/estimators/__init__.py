@@ -10,12 +10,7 @@ from trainer.evaluation.estimators.wpdis import WPDIS
 
 
 def all_estimators(*, clip: float = 2.0, ridge: float = 1.0) -> list[Estimator]:
-    """Every estimator, the recorded mean first.
-
-    Args:
-        clip: largest ratio of a turn for `clipped`.
-        ridge: shrinkage of the value tables of `dr` and `fqe`.
-    """
+    """Every estimator, the recorded mean first."""
     return [Behaviour(), PDIS(), WIS(), WPDIS(), Clipped(clip), DoublyRobust(ridge), Fitted(ridge)]
 
 

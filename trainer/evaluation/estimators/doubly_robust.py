@@ -25,7 +25,6 @@ def doubly_robust(turns: Turns, action_values_EH: Floats, state_values_EH: Float
     """Each episode's contribution to the estimate.
 
     Args:
-        turns: the episodes.
         action_values_EH: Q(s_t, a_t), float64; padding is not read.
         state_values_EH: V(s_t), float64; padding is not read.
 

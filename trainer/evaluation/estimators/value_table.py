@@ -45,8 +45,6 @@ def fitted_values(turns: Turns, visits_H: list[Visit], counts_E: Floats, ridge: 
     """State values of the target policy, fitted on some episodes, for all of them.
 
     Args:
-        turns: the episodes.
-        visits_H: of `visits`.
         counts_E: how often each counts for the fit; those with 0 are only predicted.
         ridge: pull of each state's value towards the mean of its turn, in visits.
 
