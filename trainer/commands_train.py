@@ -52,8 +52,7 @@ _FIELDS |= {
     "unit": "loss.unit",
 }
 """Option -> the field of TrainConfig that it sets."""
-_AGGREGATIONS = [mode.value for mode in Aggregation]
-_UNITS = [unit.value for unit in Unit]
+_AGGREGATIONS, _UNITS = (click.Choice([member.value for member in kind]) for kind in (Aggregation, Unit))
 
 
 @click.command(
@@ -99,10 +98,10 @@ _UNITS = [unit.value for unit in Unit]
 @click.option("--loss", type=click.Choice(list(LOSSES)), help="What to optimise.")
 @click.option(
     "--aggregation",
-    type=click.Choice(_AGGREGATIONS),
+    type=click.Choice([a.value for a in Aggregation]),
     help="How tokens are averaged. Default: by loss.",
 )
-@click.option("--unit", type=click.Choice(_UNITS), help="Over what they are averaged. Default: by loss.")
+@click.option("--unit", type=_UNITS, help="Over what they are averaged. Default: by loss.")
 @click.option("--epochs", type=int, help="Passes over the data. Default: 1.")
 @click.option("--episodes-per-step", type=int, help="Episodes of an optimizer step. Default: 8.")
 @click.option("--token-budget", type=int, help="Tokens of one forward pass. Default: 8192.")
@@ -131,7 +130,7 @@ def train(
     """
     import lake
     from trainer.backends.ranks import launched, told_once
-    from trainer.commands_model import file_faults, quiet, told_when_interrupted
+    from trainer.commands import file_faults, quiet, told_when_interrupted
     from trainer.runs.stages import read_stages
     from trainer.train_settings import configured, given_settings, read_settings
 
@@ -156,11 +155,14 @@ def train(
 
         raise SystemExit(launch_ranks(ranks, sys.argv[1:]))
     from trainer.runs.progress import told
+    from trainer.runs.repeat import repeat
 
     with file_faults(), told_when_interrupted(out):
         with told() as teller:
             if repeated is not None:
-                result = _repeated(lk, repeated, out, run_id or out.name, teller)
+                result = repeat(
+                    lk, repeated, out, run_id=run_id or out.name, on_step=teller.on_step, on_plan=teller.on_plan
+                )
             else:
                 result = _trained(lk, config, stages, settings, out, run_id, teller, resume=resume)
         _print_result(result)
@@ -225,12 +227,6 @@ def _trained(
     return resume_run(lk, out, on_step=teller.on_step, on_plan=teller.on_plan)
 
 
-def _repeated(lk: "Lake", repeated: str, out: Path, run_id: str, teller: "Teller") -> "TrainResult":
-    from trainer.runs.repeat import repeat
-
-    return repeat(lk, repeated, out, run_id=run_id, on_step=teller.on_step, on_plan=teller.on_plan)
-
-
 def _check_repeat(given: dict[str, Any], config_file: str | None, *, resume: bool, plan_only: bool) -> None:
     """A repetition has the configuration of the run it repeats.
 
@@ -249,9 +245,7 @@ def _check_repeat(given: dict[str, Any], config_file: str | None, *, resume: boo
 
 def _print_plan(lk: "Lake", config: "TrainConfig", output_format: str, *, stage: str, measure: bool) -> None:
     """The plan of a run, or of one of its stages (one that follows another with the first one's model)."""
-    from trainer.data.plan.report import plan_rows
-    from trainer.runs.estimate import estimate_seconds
-    from trainer.runs.offline import preview
+    from trainer.runs.preview import estimate_seconds, plan_rows, preview
 
     if stage:
         click.echo(f"stage {stage}", err=True)

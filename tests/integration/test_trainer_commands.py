@@ -189,7 +189,7 @@ def test_help_needs_no_torch() -> None:
     import sys
 
     code = (
-        "import sys; import trainer.commands_train, trainer.commands_model; "
+        "import sys; import trainer.commands_train, trainer.commands; "
         "print([name for name in ('torch', 'transformers', 'polars') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -11,9 +11,9 @@ from testkit.plans import Episodes, plan_of
 from testkit.training import config, token_episodes, token_lake, token_step
 from trainer.data.plan.plan import Plan
 from trainer.data.plan.preparation import Prepared
-from trainer.data.plan.report import balance, judged_steps, packing_figures, plan_rows
 from trainer.data.select.selection import select
 from trainer.losses import Needs
+from trainer.runs.preview import balance, judged_steps, packing_figures, plan_rows
 
 
 def shown(folder: Path, episodes: list[EpisodeRecord], **fields: Any) -> dict[str, tuple[str, str | None]]:

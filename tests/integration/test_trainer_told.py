@@ -20,7 +20,7 @@ from testkit.lakes import add_credit, build_lake, rollout, sample_episodes
 from testkit.processes import environment
 from testkit.training import token_episodes, token_lake
 from trainer.data.plan.preparation import prepare
-from trainer.data.select.token_rows import read_token_rows
+from trainer.data.select.sequences import read_token_rows
 from trainer.policy.tiny_model import TinyModelConfig, make_tiny_model
 from trainer.runs.progress import Teller
 from trainer.train_settings import configured

@@ -6,9 +6,9 @@ from typing import Any, cast
 import pytest
 
 from lake.read.snapshot import Snapshot
+from trainer.config import AlarmConfig
 from trainer.data.select.selection import Selection
-from trainer.monitor.alarms import Alarms, data_alarms
-from trainer.monitor.config import AlarmConfig
+from trainer.monitor.watch import Alarms, data_alarms
 
 
 def test_an_alarm_is_told_once_until_it_has_recovered() -> None:

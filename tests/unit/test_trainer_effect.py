@@ -7,8 +7,8 @@ import pytest
 from lake.errors import UsageError
 from testkit.training import config
 from trainer.config import TrainConfig
-from trainer.effect import check_effect, has, idle_options, in_words, says, without
 from trainer.losses import LOSSES
+from trainer.train_settings import check_effect, has, idle_options, in_words, says, without
 
 LABELLED = {"options": {"threshold": 1.0}}
 

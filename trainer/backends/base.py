@@ -4,10 +4,12 @@ Across ranks every call is collective: all ranks make the same calls in the same
 sharded shows in four methods, which `SingleDevice` and `Sharded` fill in.
 """
 
+import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch  # noqa: TID253 - loaded by commands only when they train
 from torch import Tensor  # noqa: TID253 - loaded by commands only when they train
@@ -16,7 +18,6 @@ from lake.errors import ContractError
 from trainer.backends.ranks import ALONE, Ranks
 from trainer.config import OptimizerConfig
 from trainer.data.stream.batch import PackedBatch
-from trainer.digest import TensorDigest
 from trainer.losses import Loss, LossRows
 from trainer.policy.model import Policy
 
@@ -86,26 +87,14 @@ class FrozenPolicy:
         return self.policy.vocabulary
 
     def logprobs(self, batch: PackedBatch, *, entropy: bool = False) -> Tensor:
-        """Log-probabilities without gradient.
-
-        Args:
-            batch: the packed buffer, on any device.
-            entropy: return entropies in nats instead.
-
-        Returns:
-            float32 [N], on the backend's device.
-        """
+        """Log-probabilities (or entropies in nats), float32 [N] on the backend's device, without gradient."""
         with torch.no_grad():
             logprobs_N, entropy_N = self.policy.logprobs(batch.to(self.policy.device), entropy=entropy)
         return logprobs_N if entropy_N is None else entropy_N
 
 
 class PolicyBackend(FrozenPolicy, ABC):
-    """A policy and its optimizer.
-
-    Args:
-        policy: the model; its parameters are updated in place.
-    """
+    """A policy, whose parameters are updated in place, and its optimizer."""
 
     def __init__(self, policy: Policy, config: OptimizerConfig, ranks: Ranks = ALONE) -> None:
         super().__init__(policy)
@@ -153,10 +142,7 @@ class PolicyBackend(FrozenPolicy, ABC):
         return sums
 
     def optim_step(self, learning_rate: float) -> float:
-        """Clip the gradient, update the weights, clear the gradient.
-
-        Returns:
-            The norm of the whole gradient before clipping.
+        """Clip the gradient, update the weights, clear the gradient; the norm of the whole gradient before clipping.
 
         Raises:
             ContractError: the gradient is not finite; the weights are left as they were.
@@ -262,7 +248,7 @@ class PolicyBackend(FrozenPolicy, ABC):
             self.optimizer.state[parameters[name]][field] = tensor
 
     def digest(self) -> str:
-        """`trainer.digest.tensor_digest` of `get_weights`; the same on every rank, and for any number of ranks."""
+        """`tensor_digest` of `get_weights`; the same on every rank, and for any number of ranks."""
         return self.digest_of(self.policy.trained_state())
 
     def model_digest(self) -> str:
@@ -278,7 +264,7 @@ class PolicyBackend(FrozenPolicy, ABC):
         return self._base_digest
 
     def digest_of(self, tensors: Mapping[str, Tensor]) -> str:
-        """`trainer.digest.tensor_digest` of tensors that this rank holds in part; one whole tensor at a time."""
+        """`tensor_digest` of tensors that this rank holds in part; one whole tensor at a time."""
         digest = TensorDigest()
         for name in sorted(tensors):
             whole = self._whole(tensors[name])
@@ -332,3 +318,37 @@ class SingleDevice(PolicyBackend):
 
     def _placed(self, tensor: Tensor, like: Tensor) -> Tensor:
         return tensor.to(like.device)
+
+
+class TensorDigest:
+    """The digest of tensors that come one after another, in name order."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Take in the next tensor."""
+        tensor = tensor.detach().cpu().contiguous()
+        self._digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        self._digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+
+    def hexdigest(self) -> str:
+        """64 hexadecimal characters."""
+        return self._digest.hexdigest()
+
+
+def tensor_digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """sha256 over (name, dtype, shape, bytes) of every tensor, in name order, as 64 hexadecimal characters.
+
+    A safetensors file has no such stable hash: the order of its metadata varies.
+    """
+    digest = TensorDigest()
+    for name in sorted(tensors):
+        digest.add(name, tensors[name])
+    return digest.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """sha256 of a file's bytes, as 64 hexadecimal characters."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

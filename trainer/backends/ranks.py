@@ -141,7 +141,7 @@ def join_ranks(device: str) -> Ranks:
     from torch import distributed
 
     if device.startswith("cuda"):
-        from trainer.policy.model_check import check_device
+        from trainer.policy.model import check_device
 
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
         check_device(device)
@@ -181,11 +181,7 @@ Rank = subprocess.Popen[bytes]
 def launch_ranks(count: int, arguments: Sequence[str]) -> int:
     """Run `trajlake ARGUMENTS` in several processes that know each other, and wait for their end.
 
-    Args:
-        arguments: of the command line, the command's name first.
-
-    Returns:
-        0, or the exit status of rank 0, or else of the first rank that failed; the others are then ended.
+    Returns 0, or the exit status of rank 0, or else of the first rank that failed; the others are then ended.
     """
     with tempfile.TemporaryDirectory(prefix="trajlake-ranks-") as folder:
         ranks = [_start(rank, count, arguments, Path(folder) / "store") for rank in range(count)]

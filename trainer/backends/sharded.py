@@ -54,11 +54,7 @@ def shared_folder(target: Path, ranks: Ranks) -> Iterator[Path]:
 
 
 def save_shards(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
-    """Write this rank's part of tensors; every rank calls it.
-
-    Args:
-        tensors: by name: DTensors, and whole tensors that are the same on every rank.
-    """
+    """Write this rank's part of DTensors, and of tensors that are the same on every rank; every rank calls it."""
     if ranks.rank == 0:
         folder.mkdir()
     ranks.wait()
@@ -103,10 +99,7 @@ def load_shards(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> No
 
 
 def loaded_by_zero(load: Callable[[bool], Policy], ranks: Ranks) -> Policy:
-    """A policy with weights on rank 0 and without on the others, to be sharded.
-
-    Args:
-        load: loads it; told whether without weights.
+    """A policy with weights on rank 0 and without on the others (`load` is told whether without), to be sharded.
 
     Raises:
         UsageError: on rank 0, where the model cannot be loaded or is not served.
@@ -117,11 +110,7 @@ def loaded_by_zero(load: Callable[[bool], Policy], ranks: Ranks) -> Policy:
 
 
 def shard_policy(policy: Policy, ranks: Ranks) -> None:
-    """Spread a policy's weights over the ranks, in place.
-
-    Args:
-        policy: the model: either with the same weights on every rank, or of `loaded_by_zero`.
-    """
+    """Spread a policy's weights, the same on every rank or of `loaded_by_zero`, over the ranks, in place."""
     whole = _tensors(policy.model)
     empty = any(tensor.is_meta for tensor in whole.values())
     mesh = init_device_mesh(torch.device(ranks.device).type, (ranks.world_size,))
@@ -149,12 +138,7 @@ def _tensors(model: Any) -> dict[str, Tensor]:
 
 
 def _send(whole: Mapping[str, Tensor], own: Mapping[str, Tensor], ranks: Ranks) -> None:
-    """Send rank 0's tensors to all ranks, one at a time; each keeps its part.
-
-    Args:
-        whole: by name, with values on rank 0 alone.
-        own: what each rank keeps of them, in the same order.
-    """
+    """Send rank 0's tensors to all ranks, one at a time; each keeps its part in `own`, which has the same order."""
     for name, mine in own.items():
         like = whole[name]
         sent = (
@@ -170,11 +154,7 @@ def _send(whole: Mapping[str, Tensor], own: Mapping[str, Tensor], ranks: Ranks) 
 
 
 class Sharded(PolicyBackend):
-    """Trains one policy over several ranks.
-
-    Args:
-        policy: the model, see `shard_policy`; it is sharded in place.
-    """
+    """Trains one policy over several ranks; it is sharded in place by `shard_policy`."""
 
     def __init__(self, policy: Policy, config: OptimizerConfig, ranks: Ranks) -> None:
         shard_policy(policy, ranks)

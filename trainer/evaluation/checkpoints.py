@@ -123,7 +123,7 @@ def _saved(path: Path, run: RunFolder) -> Place:
 
 def _final(run: RunFolder) -> Place:
     """What a run ended with: its last weights, or its best ones if it exports those."""
-    from trainer.monitor.config import ValidationConfig
+    from trainer.config import ValidationConfig
     from trainer.monitor.validation import exported_step
     from trainer.runs.checkpoint import read_state
 

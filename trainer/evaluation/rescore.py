@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
-from pkgutil import iter_modules
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +23,12 @@ from lake.read.snapshot import Snapshot
 from lake.settings import validated
 from lake.write import jobs
 from lake.write.claims import Commit, commit_unclaimed
+from trainer.backends.base import tensor_digest
 from trainer.config import TrainConfig
 from trainer.data.plan.preparation import prepare
-from trainer.digest import tensor_digest
 from trainer.evaluation.checkpoints import Place, find_checkpoint, open_policy
-from trainer.evaluation.scored import KEYS, KIND, STORED, names_of
+from trainer.evaluation.ratios import KEYS, KIND, STORED, names_of, ratio_rows
 from trainer.evaluation.scoring import chunks, pending, score
-from trainer.evaluation.support import ratio_rows
 
 if TYPE_CHECKING:
     from trainer.policy.model import Policy
@@ -58,7 +56,7 @@ class RescoreReport:
     overtaken: int
     """Actions that another run scored meanwhile, or that were taken out of the lake."""
     drops: dict[str, int]
-    """Steps that cannot be scored, by reason (`trainer.data.select.drops.Drop`)."""
+    """Steps that cannot be scored, by reason (`trainer.data.select.refusals.Drop`)."""
     tokens: int
     """Tokens of the new rows' actions."""
     seconds: float
@@ -123,7 +121,7 @@ def rescore(
 
 
 _DECIDING = (
-    "attention",
+    "policy.attention",
     "policy.lora",
     "policy.model",
     "policy.model_files",
@@ -132,20 +130,14 @@ _DECIDING = (
     "data.stream.collate",
     "data.stream.stream",
     "evaluation.scoring",
-    "evaluation.support",
+    "evaluation.ratios",
 )
 """Modules below `trainer` that decide a log-probability: the model's arithmetic, and what a token's context is."""
 
 
 def _code() -> list[ModuleType]:
-    """The modules whose source decides a log-probability; of a package all of them."""
-    named = [import_module(f"trainer.{name}") for name in _DECIDING]
-    inside = [
-        import_module(f"{module.__name__}.{part.name}")
-        for module in named
-        for part in iter_modules(getattr(module, "__path__", ()))
-    ]
-    return named + inside
+    """The modules whose source decides a log-probability."""
+    return [import_module(f"trainer.{name}") for name in _DECIDING]
 
 
 def _named(snapshot: Snapshot, name: str, digest: str) -> tuple[str, list[str]]:
@@ -155,7 +147,7 @@ def _named(snapshot: Snapshot, name: str, digest: str) -> tuple[str, list[str]]:
         UsageError: the name stands for other weights, or for the recorded log-probabilities.
     """
     if name == STORED:
-        msg = f"{STORED!r} means the recorded log-probabilities (trajlake evaluate); give the checkpoint another --name"
+        msg = f"{STORED!r} means the recorded log-probabilities (trajlake ope); give the checkpoint another --name"
         raise UsageError(msg)
     known = names_of(snapshot)
     others = known.filter((pl.col("checkpoint") == name) & (pl.col("weights_sha256") != digest))

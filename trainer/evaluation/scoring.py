@@ -17,9 +17,9 @@ from trainer.config import TrainConfig
 from trainer.data.plan.plan import OptimizerStep, Plan
 from trainer.data.select.selection import Selection
 from trainer.data.stream.stream import Stream
-from trainer.evaluation.scored import KEYS
+from trainer.evaluation.ratios import KEYS
 from trainer.losses import Needs, Temperature
-from trainer.policy.model_check import check_vocabulary
+from trainer.policy.model import check_vocabulary
 
 if TYPE_CHECKING:
     from trainer.policy.model import Policy
@@ -30,13 +30,9 @@ _NEEDS = Needs(temperature=Temperature.AS_SAMPLED)
 
 
 def pending(selection: Selection, done: pl.DataFrame) -> Selection:
-    """A selection whose trained steps are those to score: all of their action's tokens, without what is done.
+    """A selection whose trained steps are those to score: all tokens of their actions, without what is `done`.
 
-    Args:
-        done: `KEYS` of the rows that have their log-probabilities.
-
-    Returns:
-        The selection, cut after the last step to score of each sequence; without members if all is done.
+    It is cut after the last step to score of each sequence, and has no members if all is done.
     """
     marks = done.select(KEYS).unique().with_columns(done=pl.lit(value=True))
     members = selection.members.join(marks, on=KEYS, how="left", maintain_order="left")

@@ -35,8 +35,7 @@ from lake.errors import DataRefusedError, UsageError
 from lake.judgements.scores import ENV_RETURN, episode_scores
 from lake.read.snapshot import Snapshot
 from trainer.data.select.selection import select_episodes
-from trainer.evaluation.intervals import share_interval, spread_by_task, spread_of_mean, wilson
-from trainer.evaluation.turns import Floats
+from trainer.evaluation.intervals import Floats, share_interval, spread_by_task, spread_of_mean, wilson
 
 BY = ("run_id", "policy_version", "policy")
 """What rollouts are put together by."""
@@ -119,13 +118,9 @@ class Comparison(NamedTuple):
 
 
 def compare_paired(pairs_P2: Floats, *, seed: int) -> Comparison:
-    """Compare two policies task by task.
+    """Compare two policies by a measure of each task under the one and under the other, float64 [P, 2].
 
-    Args:
-        pairs_P2: float64 [P, 2]: the measure of each task under the one and under the other.
-
-    Returns:
-        The comparison; all NULL without tasks, no interval for one task or where all tasks differ alike.
+    All NULL without tasks, no interval for one task or where all tasks differ alike.
     """
     if not len(pairs_P2):
         return Comparison(None, None, None, None, None, None, None, 0)
@@ -138,10 +133,9 @@ def compare_paired(pairs_P2: Floats, *, seed: int) -> Comparison:
 
 
 def sign_flip_p(difference_P: Floats, *, seed: int) -> tuple[float, str]:
-    """Two-sided p of the paired permutation test on the differences by task.
+    """Two-sided p of the paired permutation test on differences by task, and `exact` or `sampled`.
 
-    Returns:
-        p, and `exact` or `sampled`. A sampled p counts the observed pattern in, so that it is never 0.
+    A sampled p counts the observed pattern in, so that it is never 0.
     """
     moved_M = difference_P[difference_P != 0]
     observed = abs(float(moved_M.sum()))
@@ -176,14 +170,9 @@ without a score, which are in none of the figures."""
 
 
 def success_rows(attempts: pl.DataFrame, *, threshold: float = 1.0, ks: Sequence[int] = (1,)) -> pl.DataFrame:
-    """Success, mean score, pass@k and pass^k of every name.
+    """Success, mean score, pass@k and pass^k of every name: rows of `ROWS`, by name. Nested episodes are left out.
 
-    Args:
-        attempts: of `read_attempts`; nested episodes are left out.
-        threshold: a score from here on is a success.
-
-    Returns:
-        Rows of `ROWS`, by name. value is NULL where nothing is known.
+    A score from `threshold` on is a success. value is NULL where nothing is known.
     """
     rows: list[tuple[object, ...]] = []
     for (name,), part in attempts.filter(~pl.col("nested")).group_by("name", maintain_order=True):

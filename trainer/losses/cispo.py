@@ -13,9 +13,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from trainer.losses.base import LossResult, LossRows, Needs, required
+from trainer.losses.base import LossResult, LossRows, Needs, clamped_ratio, required
 from trainer.losses.policy import RATIO_NEEDS, RatioLoss, anchored_log_ratio, corrected, regularised
-from trainer.losses.ratios import clamped_ratio
 
 
 class CISPO(RatioLoss):

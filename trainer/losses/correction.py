@@ -35,8 +35,8 @@ from typing import TYPE_CHECKING, Self
 from pydantic import Field, model_validator
 
 from trainer.frozen import FrozenModel
+from trainer.losses.base import unit_mean, unit_sum
 from trainer.losses.kl import MAX_LOG_RATIO
-from trainer.losses.ratios import unit_mean, unit_sum
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -138,10 +138,9 @@ class Correction:
 
 
 def correct(log_rho_N: Tensor, unit_N: Tensor | None, units: int, config: CorrectionConfig) -> Correction:
-    """Weights of stored tokens.
+    """Weights of stored tokens, from log(corrected / behaviour), [N].
 
     Args:
-        log_rho_N: log of corrected / behaviour, [N].
         unit_N: unit of each token, int64 [N]; needed by the methods that look at whole units.
 
     Raises:

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from trainer.losses.base import LossResult, LossRows, required
+from trainer.losses.base import LossResult, LossRows, required, unit_mean, unit_sum
 from trainer.losses.preference import PairLoss, log_ratio_to_reference, pair_result
-from trainer.losses.ratios import unit_mean, unit_sum
 
 
 class DPO(PairLoss):

@@ -13,9 +13,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from trainer.losses.base import LossResult, LossRows, Needs, required
+from trainer.losses.base import LossResult, LossRows, Needs, behaviour_log_ratio, required
 from trainer.losses.policy import RATIO_NEEDS, PolicyLoss, regularised
-from trainer.losses.ratios import behaviour_log_ratio
 
 
 class DRO(PolicyLoss):

@@ -19,10 +19,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from trainer.data.stream.aggregation import Atom, Unit
-from trainer.losses.base import Loss, LossResult, LossRows, Needs, added, required
-from trainer.losses.compared import LabelRule
+from trainer.losses.base import LabelRule, Loss, LossResult, LossRows, Needs, added, required, unit_sum
 from trainer.losses.preference import log_ratio_to_reference
-from trainer.losses.ratios import unit_sum
 
 if TYPE_CHECKING:
     from torch import Tensor

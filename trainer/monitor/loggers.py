@@ -5,11 +5,10 @@ The lake is the record; these are for watching. A logger takes a step and its me
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from importlib import import_module
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol
 
 from lake.errors import MissingExtraError, UsageError
 
@@ -25,12 +24,9 @@ class Logger(Protocol):
 
 
 class JsonlLogger:
-    """Metrics as JSON lines, one per optimizer step, readable while a run goes on.
+    """Metrics as JSON lines, appended to a file, one per optimizer step, readable while a run goes on.
 
     A line that a kill cut off is ended first, so that every later line stands alone.
-
-    Args:
-        path: the file; appended to. Use the logger as a context.
     """
 
     def __init__(self, path: Path, attempt: int) -> None:
@@ -46,20 +42,13 @@ class JsonlLogger:
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
 
 class TensorBoardLogger:
-    """Metrics as TensorBoard scalars.
-
-    Args:
-        folder: of the event files; one more file for each attempt.
+    """Metrics as TensorBoard scalars, with a file of events for each attempt.
 
     Raises:
         MissingExtraError: TensorBoard is not installed.
@@ -81,10 +70,8 @@ class TensorBoardLogger:
 class WandbLogger:
     """Metrics as a Weights & Biases run, which a resumed run continues.
 
-    The environment decides the rest (WANDB_MODE, WANDB_PROJECT, WANDB_API_KEY); the key is never read here.
-
-    Args:
-        key: the same for every attempt of a run, and for no other run.
+    The environment decides the rest (WANDB_MODE, WANDB_PROJECT, WANDB_API_KEY); the API key is never read here. `key`
+    is the same for every attempt of a run, and for no other run.
 
     Raises:
         MissingExtraError: wandb is not installed.
@@ -114,25 +101,17 @@ class WandbLogger:
 def open_loggers(
     names: Sequence[LoggerName], folder: Path, *, run_id: str, key: str, attempt: int, config: Mapping[str, Any]
 ) -> Iterator[list[Logger]]:
-    """The loggers of a run, closed at the end whatever happens.
-
-    Args:
-        names: which, beside the JSONL file.
-        key: text that names the training job.
+    """The JSONL logger of a run and those that are named, closed at the end whatever happens; `key` names the job.
 
     Raises:
         MissingExtraError: one of them is not installed.
     """
     with ExitStack() as stack:
-        loggers: list[Logger] = [stack.enter_context(JsonlLogger(folder / "metrics.jsonl", attempt))]
+        loggers: list[Logger] = [stack.enter_context(closing(JsonlLogger(folder / "metrics.jsonl", attempt)))]
         if "tensorboard" in names:
-            board = TensorBoardLogger(folder / "tensorboard")
-            stack.callback(board.close)
-            loggers.append(board)
+            loggers.append(stack.enter_context(closing(TensorBoardLogger(folder / "tensorboard"))))
         if "wandb" in names:
-            run = WandbLogger(folder, run_id, key, config)
-            stack.callback(run.close)
-            loggers.append(run)
+            loggers.append(stack.enter_context(closing(WandbLogger(folder, run_id, key, config))))
         yield loggers
 
 

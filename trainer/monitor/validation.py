@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lake.read.snapshot import Snapshot
+from trainer.config import ValidationConfig
 from trainer.data.stream.stream import Stream
 from trainer.losses import Needs
-from trainer.monitor.config import ValidationConfig
 
 if TYPE_CHECKING:
     from trainer.backends.base import PolicyBackend

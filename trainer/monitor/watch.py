@@ -9,14 +9,97 @@ Body parameters are those of matrices except the embedding; attention is causal,
 head runs at trained tokens only.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch  # noqa: TID253 - loaded by commands only when they train
 
-from trainer.config import TrainConfig
-from trainer.monitor.alarms import Alarms
+from lake.judgements.credit import Credit
+from lake.read.snapshot import Snapshot
+from trainer.config import AlarmConfig, TrainConfig
+from trainer.data.select.selection import Selection
 from trainer.policy.model import Policy
 from trainer.runs.loop import StepReport
+
+_SHARED = """
+SELECT count(*) FILTER (anchor_episodes > 1) AS shared, count(*) AS steps FROM {rows} WHERE anchor_key IS NOT NULL
+"""
+
+
+@dataclass(slots=True)
+class Alarms:
+    """Which alarms stand, from update to update."""
+
+    config: AlarmConfig
+    """Thresholds."""
+    first_entropy: float | None = None
+    """Entropy at the run's first update; None before it, and for losses that do not compute it."""
+    standing: set[str] = field(default_factory=set)
+    """Names of the alarms that were on at the last update."""
+
+    def check(self, metrics: Mapping[str, float]) -> list[str]:
+        """Look at the metrics of an update (those of `METRICS`); a sentence for each alarm that begins here."""
+        if self.first_entropy is None:
+            self.first_entropy = metrics.get("entropy")
+        found = self._entropy(metrics) | self._sample_size(metrics)
+        begun = [sentence for name, sentence in found.items() if name not in self.standing]
+        self.standing = set(found)
+        return begun
+
+    def _entropy(self, metrics: Mapping[str, float]) -> dict[str, str]:
+        entropy = metrics.get("entropy")
+        if entropy is None:
+            return {}
+        floors = []
+        if self.config.entropy is not None:
+            floors.append(self.config.entropy)
+        if self.config.entropy_share is not None and self.first_entropy is not None:
+            floors.append(self.config.entropy_share * self.first_entropy)
+        if not floors or entropy >= max(floors):
+            return {}
+        sentence = (
+            f"entropy {entropy:.3g} nats, below {max(floors):.3g}: the policy collapses onto single tokens; "
+            "lower --lr, add an entropy bonus or a KL term"
+        )
+        return {"entropy": sentence}
+
+    def _sample_size(self, metrics: Mapping[str, float]) -> dict[str, str]:
+        floor = self.config.effective_sample_size
+        if floor is None:
+            return {}
+        return {
+            name: f"{name} {value:.3g}, below {floor:g}: the update listens to a few tokens; raise beta, truncate the "
+            "weights, or train on fresher data"
+            for name, value in sorted(metrics.items())
+            if name.endswith("_ess") and value < floor
+        }
+
+
+def data_alarms(config: AlarmConfig, snapshot: Snapshot, selection: Selection) -> list[str]:
+    """What is alarming in the data before the first update, as sentences."""
+    found = []
+    if config.dead_groups is not None and selection.groups and selection.dead_groups is not None:
+        share = selection.dead_groups / selection.groups
+        if share > config.dead_groups:
+            found.append(
+                f"{selection.dead_groups} of {selection.groups} groups are dead (above {config.dead_groups:.0%}): "
+                "their siblings all scored the same; collect harder or easier tasks, or score more finely"
+            )
+    if config.shared_anchors is not None and selection.source is not None:
+        shared = shared_anchor_share(snapshot, selection.source)
+        if shared is not None and shared < config.shared_anchors:
+            found.append(
+                f"{shared:.1%} of the steps share their anchor state with a sibling (below "
+                f"{config.shared_anchors:.0%}): step advantages vanish; `trajlake anchors` compares other definitions"
+            )
+    return found
+
+
+def shared_anchor_share(snapshot: Snapshot, source: Credit) -> float | None:
+    """Share of the credited steps whose anchor two or more episodes visited; None without anchors."""
+    shared, steps = snapshot.sql(_SHARED.format(rows=source.rows)).row(0)
+    return shared / steps if steps else None
+
 
 _PEAKS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12}
 """Dense bfloat16 operations per second, from the vendors' data sheets, by a part of the device's name."""
@@ -35,11 +118,7 @@ class ModelShape:
     """Heads times head dimension."""
 
     def update_operations(self, *, tokens: int, squared_lengths: int, loss_tokens: int) -> float:
-        """Floating point operations of an optimizer step.
-
-        Args:
-            squared_lengths: sum of the squares of their lengths.
-        """
+        """Floating point operations of an optimizer step; squared_lengths is a sum over its sequences."""
         attention = 6.0 * self.layers * self.width * squared_lengths
         return 6.0 * self.body * tokens + attention + 6.0 * self.head * loss_tokens
 
@@ -63,8 +142,7 @@ def peak_operations(device_name: str) -> float | None:
 class Watch:
     """Adds tokens_per_second, mfu (where the device's peak is known) and alarms to an update's metrics.
 
-    Args:
-        devices: how many train it; seconds and tokens are those of all.
+    Seconds and tokens are those of all devices that train.
     """
 
     def __init__(self, config: TrainConfig, policy: Policy, devices: int, alarms: Alarms) -> None:

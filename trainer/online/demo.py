@@ -14,8 +14,9 @@ latter transformers ignores the saved tokenizer and builds a byte-level one. The
 width the usual 0.02 starts so close to zero that the warm start fails.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,8 +30,7 @@ from pipelines.collect.policies.scripted import HouseScript
 from trainer.backends.base import SingleDevice
 from trainer.config import OptimizerConfig, TrainConfig
 from trainer.losses.sft import SFT
-from trainer.online.config import LoopConfig
-from trainer.online.loop import MakeEnvironment, Player, Round, play, record_episodes, run_rounds
+from trainer.online.loop import LoopConfig, MakeEnvironment, Player, Round, play, record_episodes, run_rounds
 from trainer.policy.model import load_policy
 from trainer.runs.offline import make_deterministic, train
 
@@ -178,10 +178,7 @@ def house(split: Split) -> MakeEnvironment:
 
 
 def run_demo(lake: Lake, config: DemoConfig, say: Say) -> DemoResult:
-    """Run the demo on a lake that does not hold it yet.
-
-    Args:
-        lake: where every row goes; models go to the folder `models` beside its tables.
+    """Run the demo on a lake that does not hold it yet; models go to the folder `models` beside its tables.
 
     Raises:
         UsageError: the lake holds the demo already.
@@ -258,12 +255,5 @@ def _line(done: Round, rounds: int) -> str:
 
 def free_lake_folder(wanted: Path) -> Path:
     """The folder itself if nothing is there, else the first of `-2`, `-3`, ... that is free."""
-    return next(path for path in _names(wanted) if not path.exists())
-
-
-def _names(wanted: Path) -> Iterator[Path]:
-    yield wanted
-    number = 2
-    while True:
-        yield wanted.with_name(f"{wanted.name}-{number}")
-        number += 1
+    numbered = (wanted.with_name(f"{wanted.name}-{number}") for number in count(2))
+    return next(path for path in chain([wanted], numbered) if not path.exists())

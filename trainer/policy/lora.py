@@ -46,12 +46,8 @@ def add_adapters(model: Any, config: LoRAConfig, *, seed: int) -> None:
 def merged(weights: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
     """Weights of the model without adapters that computes the same: W + alpha / rank * B A.
 
-    Args:
-        weights: every weight of the adapted model by name, adapters included, as plain tensors.
-        model: the adapted model, which knows each layer's scale and orientation.
-
-    Returns:
-        Weights by the names of the model before it was adapted; new tensors where something was added.
+    Takes every weight of the adapted model by name, as plain tensors; each layer of the model knows its scale and
+    orientation. Names are those before the model was adapted; tensors are new where something was added.
     """
     plain = {name.replace(".base_layer.", "."): t for name, t in weights.items() if not _is_adapter(name)}
     for prefix, layer in model.named_modules():

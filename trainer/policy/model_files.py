@@ -101,10 +101,7 @@ def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerBase":
 
 
 def convert_model(source: Path, folder: Path) -> int:
-    """Write a GGUF model as a Hugging Face folder, float32, with its tokenizer.
-
-    Returns:
-        Number of parameters.
+    """Write a GGUF model as a Hugging Face folder, float32, with its tokenizer; the number of parameters.
 
     Raises:
         UsageError: the folder exists, or the file cannot be read.

@@ -22,9 +22,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from lake.errors import CheckpointError, ContractError
-from trainer.backends.base import PolicyBackend
+from trainer.backends.base import PolicyBackend, file_digest, tensor_digest
 from trainer.backends.sharded import load_shards, save_shards, shapes_in, shared_folder
-from trainer.digest import file_digest, tensor_digest
 
 WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
 PROXIMAL = "proximal.safetensors"
@@ -78,11 +77,9 @@ def environment(ranks: int = 1) -> dict[str, str | int]:
 
 
 def save_checkpoint(folder: Path, backend: PolicyBackend, state: State) -> State:
-    """Write a checkpoint, and return its state as written; across ranks every one calls it.
+    """Write a checkpoint in place of any there is, and return its state as written; across ranks all call it.
 
-    Args:
-        folder: its place; replaced if there is one.
-        state: position and data; digests, random state and environment are filled in.
+    Digests, random state and environment of the state are filled in.
     """
     parts = {WEIGHT_SHARDS: backend.policy.trained_state(), OPTIMIZER_SHARDS: backend.local_optimizer_state()}
     if backend.proximal is not None:

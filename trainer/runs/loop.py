@@ -31,10 +31,9 @@ from trainer.data.stream.batch import PackedBatch
 from trainer.data.stream.stream import Stream
 from trainer.losses import Loss
 from trainer.losses.policy import CorrectedLoss
-from trainer.policy.model_check import check_vocabulary
-from trainer.runs.factories import make_reference
+from trainer.policy.model import check_vocabulary
+from trainer.runs.factories import learning_rate, make_reference
 from trainer.runs.metrics import Returns, from_sums, metrics_frame
-from trainer.runs.schedule import learning_rate
 
 PROXIMAL_EVERY = 4
 """Optimizer steps of a proximal policy where nothing else is said: AReaL cuts a batch into as many."""
@@ -43,8 +42,7 @@ PROXIMAL_EVERY = 4
 def proximal_period(loss: Loss, config: TrainConfig, plan: Plan) -> int:
     """Optimizer steps for which the proximal policy stays the same; 1 where the loss has none.
 
-    Args:
-        plan: what is trained on: its epochs are the periods where `config.minibatches` cuts them.
+    The plan's epochs are the periods where `config.minibatches` cuts them.
     """
     if not loss.needs.proximal_logprobs:
         return 1
@@ -61,14 +59,10 @@ def fill_batches(
     *,
     proximal: bool = False,
 ) -> tuple[list[PackedBatch], Mapping[str, float]]:
-    """The micro-batches of an optimizer step with what the loss needs filled in.
+    """This rank's micro-batches, dummies included, on the policy's device with what the loss needs filled in.
 
-    Args:
-        batches: this rank's micro-batches, dummies included.
-        proximal: the proximal policy is the copy that the backend keeps, and not the policy as it is.
-
-    Returns:
-        The micro-batches on the policy's device, and what `loss.prepare` came to over all ranks.
+    Also returns what `loss.prepare` came to over all ranks. With `proximal`, the proximal policy is the copy that the
+    backend keeps, and not the policy as it is.
 
     Raises:
         ContractError: the backend keeps no copy.

@@ -10,7 +10,7 @@ import polars as pl
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
 from trainer.data.plan.plan import OptimizerStep, Plan
-from trainer.losses.ratios import STALENESS_BUCKETS
+from trainer.losses.base import STALENESS_BUCKETS
 
 
 class Returns:
@@ -98,14 +98,11 @@ TOTALS = frozenset({"loss", "pairs", "desirable", "undesirable"})
 
 
 def from_sums(sums: Mapping[str, float], denominator: int) -> dict[str, float]:
-    """Metrics from sums over an optimizer step.
+    """Metrics from sums over an optimizer step with so many trained tokens (`denominator`).
 
     `x` becomes its mean over the trained tokens, unless it is one of `TOTALS`. `x_squared` beside `x` becomes `x_ess`,
     the effective sample size (sum w)^2 / sum w^2 / n (Kish). `x/y` becomes `x`, the sum divided by the sum called y;
     where that is 0 there is nothing to average, and the metric is left out.
-
-    Args:
-        denominator: trained tokens of the optimizer step.
     """
     metrics = {}
     for name, value in sums.items():

@@ -14,26 +14,36 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
-from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import lake
 from lake import ids
 from lake.errors import CheckpointError, ContractError, UsageError
 from lake.lake import Lake
 from lake.settings import validated
 from trainer.backends.ranks import Ranks, join_ranks
 from trainer.config import TrainConfig
-from trainer.data.plan.preparation import Prepared, prepare, prepare_at, prepare_pinned
+from trainer.data.plan.preparation import Prepared, find_source, prepare, prepare_at
 from trainer.data.select.refusals import refuse
-from trainer.effect import idle_options, in_words
-from trainer.monitor.alarms import Alarms
 from trainer.monitor.loggers import check_installed
 from trainer.policy.model_folder import check_model_folder
-from trainer.runs.lineage import checkpoints_of, final_digest, job_row, newest_checkpoint, next_attempt
-from trainer.runs.runs import RunFolder, RunJob, RunRecord, leased, locked, prepared_together, run_job, sweep
-from trainer.runs.schedule import default_learning_rate
+from trainer.runs.factories import default_learning_rate
+from trainer.runs.runs import (
+    RunFolder,
+    RunJob,
+    RunRecord,
+    checkpoints_of,
+    final_digest,
+    job_row,
+    leased,
+    locked,
+    newest_checkpoint,
+    next_attempt,
+    prepared_together,
+    run_job,
+    sweep,
+)
+from trainer.train_settings import idle_options, in_words
 
 if TYPE_CHECKING:
     from trainer.backends.base import PolicyBackend
@@ -74,11 +84,7 @@ def make_deterministic(config: TrainConfig) -> None:
 
 
 def resolve(config: TrainConfig, policy: "Policy", max_length: int | None = None) -> TrainConfig:
-    """The configuration with what it leaves open filled in: learning rate, threads, live_only, max_length.
-
-    Args:
-        max_length: what fits the data.
-    """
+    """The configuration with what it leaves open filled in; max_length is what fits the data."""
     import torch
 
     return config.model_copy(
@@ -152,20 +158,6 @@ def train(
             return run.finish(first=0, on_step=on_step, evaluate=evaluate)
 
 
-@contextmanager
-def preview(lk: Lake, config: TrainConfig) -> Iterator[Prepared]:
-    """A run as it would start, for a look at its plan: nothing is written into the lake, and no weights are loaded.
-
-    Texts that the lake has no tokens of are tokenised into a temporary folder, which goes when the block ends.
-
-    Raises:
-        UsageError, DataRefusedError: as for `train`, but what the data refuse is in the plan's `refusals`.
-    """
-    _check_model(config)
-    with TemporaryDirectory(prefix="trajlake-plan-") as folder:
-        yield prepare(lk, config, scratch=lake.open(Path(folder) / "lake", create=True))
-
-
 def resume(
     lk: Lake,
     out: Path,
@@ -187,6 +179,7 @@ def resume(
     ranks = join_ranks(_device(folder))
     with locked(folder, ranks):
         before = ranks.told_by_zero(lambda: _before(lk, folder))
+        from trainer.monitor.watch import Alarms
         from trainer.runs.training_run import TrainingRun, TrainResult
 
         record, newest = before.record, before.newest
@@ -194,7 +187,7 @@ def resume(
             notes = ["this run had finished already"]
             return TrainResult(record.job_id, newest["optimizer_step"], before.final, folder.final, notes)
         config = validated(TrainConfig, record.config, f"{folder.path / 'run.json'}: ")
-        ranks.told_by_zero(lambda: _check_model(config))
+        ranks.told_by_zero(lambda: check_model(config))
         prepared = prepare_at(lk.at(record.snapshot), config, record.source)
         if on_plan is not None and ranks.leads:
             on_plan(prepared)
@@ -268,15 +261,15 @@ def _check_start(folder: RunFolder, config: TrainConfig) -> None:
     """What a run needs beside its data.
 
     Raises:
-        UsageError: the folder holds a run already; or as for `_check_model`.
+        UsageError: the folder holds a run already; or as for `check_model`.
         MissingExtraError: a logger is not installed.
     """
     if folder.read() is not None:
         raise UsageError(f"{folder.path} holds a run already; continue it with --resume, or choose another --out")
-    _check_model(config)
+    check_model(config)
 
 
-def _check_model(config: TrainConfig) -> None:
+def check_model(config: TrainConfig) -> None:
     """Whether model and device can be used, as far as that shows without torch on a CPU.
 
     Raises:
@@ -288,7 +281,7 @@ def _check_model(config: TrainConfig) -> None:
             check_model_folder(Path(model))
     check_installed(config.loggers)
     if config.device != "cpu":
-        from trainer.policy.model_check import check_device
+        from trainer.policy.model import check_device
 
         check_device(config.device)
 
@@ -316,8 +309,8 @@ def _left_open_when_interrupted(job: RunJob) -> Iterator[None]:
     job.__exit__(None, None, None)
 
 
-_ROOMS = ("attention", "backends", "data", "losses", "policy")
-_ALONE = ("runs.loop", "runs.schedule")
+_ROOMS = ("backends", "data", "losses", "policy")
+_ALONE = ("runs.loop", "runs.factories")
 
 
 def _code() -> list[ModuleType]:
@@ -329,7 +322,10 @@ def _code() -> list[ModuleType]:
 
 def _prepare(lk: Lake, config: TrainConfig, origin: Origin | None) -> Prepared:
     """Selection and plan on the newest snapshot, or on that of the run that is repeated."""
-    return prepare(lk, config) if origin is None else prepare_pinned(lk.at(dict(origin.snapshot)), config)
+    if origin is None:
+        return prepare(lk, config)
+    snapshot = lk.at(dict(origin.snapshot))
+    return prepare_at(snapshot, config, find_source(snapshot, config))
 
 
 def _check_same(origin: Origin, config: TrainConfig, model_sha256: str, prepared: Prepared) -> None:

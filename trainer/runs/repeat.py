@@ -16,8 +16,8 @@ from lake.lake import Lake
 from lake.settings import validated
 from trainer.config import TrainConfig
 from trainer.former_layout import renewed_record
-from trainer.runs.lineage import final_digest
 from trainer.runs.offline import OnPlan, Origin, train
+from trainer.runs.runs import final_digest
 
 if TYPE_CHECKING:
     from trainer.runs.training_run import Progress, TrainResult
@@ -40,13 +40,10 @@ def repeat(
     on_step: "Progress | None" = None,
     on_plan: OnPlan | None = None,
 ) -> "TrainResult":
-    """Train again what a run trained, on the data that it read.
+    """Train again what a run trained, on the data that it read; the first note says whether the weights are the same.
 
     Args:
         wanted: name of the run, or id of its job (13 characters or their beginning).
-
-    Returns:
-        The result; its first note says whether the weights are those of the run.
 
     Raises:
         UsageError: no such run.

@@ -31,10 +31,9 @@ from lake.settings import leaves, validated, value_at
 from trainer.backends.ranks import join_ranks
 from trainer.config import TrainConfig
 from trainer.data.select.selection import select_episodes
-from trainer.effect import has, idle_options, in_words, says, without
-from trainer.layers import layered
 from trainer.runs.offline import OnPlan, resume, train
 from trainer.runs.runs import RunFolder, check_unchanged
+from trainer.train_settings import has, idle_options, in_words, layered, says, without
 
 if TYPE_CHECKING:
     from trainer.runs.training_run import Progress, TrainResult
@@ -120,14 +119,9 @@ def train_stages(
     on_step: "Progress | None" = None,
     on_plan: OnPlan | None = None,
 ) -> "TrainResult":
-    """Train the stages in their order, each resumed if it was started before.
+    """Train the stages in their order, each resumed if it was started before; the last result, with the notes of all.
 
-    Args:
-        out: folder of the stages' folders.
-        run_id: name of the whole; a stage's run is called run_id/name.
-
-    Returns:
-        The last stage's result, with the notes of all.
+    A stage's run is called run_id/name, and has a folder of its own in `out`.
 
     Raises:
         UsageError, DataRefusedError, CheckpointError: of a stage; the ones before it stand.

@@ -23,18 +23,16 @@ from trainer.atomic import atomic_folder
 from trainer.backends.base import PolicyBackend
 from trainer.config import TrainConfig
 from trainer.data.plan.preparation import Prepared
-from trainer.monitor.alarms import Alarms, data_alarms
 from trainer.monitor.loggers import Logger, open_loggers
 from trainer.monitor.validation import Measurement, best, negative_log_likelihood, should_stop
-from trainer.monitor.watch import Watch
+from trainer.monitor.watch import Alarms, Watch, data_alarms
 from trainer.policy.lora import merged, save_adapters
 from trainer.policy.model import Policy
 from trainer.policy.model_files import load_tokenizer
 from trainer.runs.checkpoint import State, load_checkpoint, save_checkpoint
-from trainer.runs.lineage import SPEED
 from trainer.runs.loop import StepReport, batches_frame, run_steps
 from trainer.runs.metrics import metrics_frame
-from trainer.runs.runs import RunFolder, RunJob, RunRecord, kept, prune
+from trainer.runs.runs import SPEED, RunFolder, RunJob, RunRecord, kept, prune
 
 
 def export_model(backend: PolicyBackend, config: TrainConfig, folder: Path) -> None:

@@ -23,8 +23,8 @@ from lake import ids
 from lake.errors import DataRefusedError
 from trainer.config import TrainConfig
 from trainer.data.plan.packing import spread
-from trainer.data.select.drops import Drop
 from trainer.data.select.mixture import draw, order_keys
+from trainer.data.select.refusals import Drop
 from trainer.data.select.selection import Selection
 from trainer.data.stream.aggregation import Atom, Unit
 from trainer.data.stream.batch import Ints, ranges, starts
@@ -165,12 +165,10 @@ class Plan:
         return source_E.to_numpy()
 
     def micro_batches(self, step: OptimizerStep, world_size: int = 1) -> list[list[list[int]]]:
-        """Sequence numbers of each micro-batch of an optimizer step, by rank.
+        """Sequence numbers of each micro-batch of an optimizer step, by rank, the costliest first.
 
-        Atoms stay whole and in order. Every rank has the same number of micro-batches; the last ones may be empty.
-
-        Returns:
-            For each rank its micro-batches, the costliest first (cost: the sum of squared sequence lengths).
+        Cost is the sum of squared sequence lengths. Atoms stay whole and in order. Every rank has the same number of
+        micro-batches; the last ones may be empty.
         """
         sequences_Q, firsts = self._atoms(step)
         lengths_Q = self.tokens_Q[sequences_Q]

@@ -3,7 +3,7 @@
 The same steps make the plan again when a run is resumed, then on the pinned snapshot.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -76,7 +76,7 @@ def prepare(
     is_text = provenance_of(snapshot, episodes["episode_id"], config.tokens) == "rendered"
     if is_text and loss.needs.behaviour_logprobs:
         raise DataRefusedError(refuse_text(episodes, loss).message)
-    source = _credit(snapshot, config)
+    source = find_source(snapshot, config)
     tokenize = _tokenizer_of(config, tokenizer)
     if is_text:
         renderer, everything = Renderer(tokenize()), pl.concat([episodes, held_out])["episode_id"]
@@ -84,32 +84,14 @@ def prepare(
             done = render_missing(lk, snapshot, renderer, everything, {"model": config.model})
             snapshot = lk.snapshot()
             # What is current in the snapshot that the run pins, whatever ended meanwhile.
-            source = _credit(snapshot, config)
+            source = find_source(snapshot, config)
         else:
             snapshot, done = rendered_beside(scratch, snapshot, renderer, everything)
         refuse_unrendered(done)
         notes.append(done.describe())
     if source is not None:
         notes.append(f"advantages: {source.title}")
-    return _prepared(snapshot, config, tokenize, source, notes)
-
-
-def prepare_pinned(snapshot: Snapshot, config: TrainConfig) -> Prepared:
-    """Everything up to the first update on a snapshot on which a run was prepared before: its texts are rendered.
-
-    Raises:
-        DataRefusedError, UsageError: as for `prepare`.
-    """
-    return prepare_at(snapshot, config, _credit(snapshot, config))
-
-
-def prepare_at(snapshot: Snapshot, config: TrainConfig, source: Credit | None) -> Prepared:
-    """Selection and plan on a pinned snapshot with a resolved source of advantages.
-
-    Raises:
-        DataRefusedError: nothing to train on, or tokens of another tokenizer.
-    """
-    return _prepared(snapshot, config, _tokenizer_of(config), source, [])
+    return prepare_at(snapshot, config, source, tokenize, notes)
 
 
 def _tokenizer_of(config: TrainConfig, tokenizer: "PreTrainedTokenizerBase | None" = None) -> _Tokenize:
@@ -124,14 +106,23 @@ def _tokenizer_of(config: TrainConfig, tokenizer: "PreTrainedTokenizerBase | Non
     return tokenize
 
 
-def _prepared(
+def prepare_at(
     snapshot: Snapshot,
     config: TrainConfig,
-    tokenize: _Tokenize,
     source: Credit | None,
-    notes: list[str],
+    tokenize: _Tokenize | None = None,
+    notes: Sequence[str] = (),
 ) -> Prepared:
-    """Selection and plan; see `prepare_at`."""
+    """Selection and plan on a pinned snapshot, in which texts are rendered, with a resolved source of advantages.
+
+    Args:
+        tokenize: gives the tokenizer; None loads the model's, if it is needed.
+        notes: what is known already.
+
+    Raises:
+        DataRefusedError: nothing to train on, or tokens of another tokenizer.
+    """
+    tokenize, notes = tokenize or _tokenizer_of(config), list(notes)
     loss = config.loss
     episodes, held_out, kept = _split(snapshot, config)
     if kept is not None:
@@ -169,7 +160,7 @@ def _prepared(
     return Prepared(snapshot, selection, plan, refusals, notes, validation)
 
 
-def _credit(snapshot: Snapshot, config: TrainConfig) -> Credit | None:
+def find_source(snapshot: Snapshot, config: TrainConfig) -> Credit | None:
     """The advantages that a run reads, if it reads any."""
     reads = config.loss.needs.credit or config.live_only
     return find_credit(snapshot, config.advantages, place="--advantages") if reads else None

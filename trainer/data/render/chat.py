@@ -203,11 +203,7 @@ def is_written(call: Any, text: str) -> bool:
 
 
 def is_python(call: Any, text: str) -> bool:
-    """Whether a text has the arguments of a tool call, or one of them, as Python writes it and not as JSON.
-
-    Args:
-        call: of a message, its arguments as an object.
-    """
+    """Whether a text has the arguments (an object) of a tool call, or one of them, as Python and not JSON writes it."""
     function = call.get("function", call) if isinstance(call, dict) else None
     arguments = function.get("arguments") if isinstance(function, dict) else None
     if not isinstance(arguments, dict):

@@ -81,10 +81,7 @@ class _Conversation:
 
 
 class Renderer:
-    """A tokenizer's chat template, applied to episodes.
-
-    Args:
-        tokenizer: a fast tokenizer with a chat template.
+    """The chat template of a fast tokenizer, applied to episodes.
 
     Raises:
         DataRefusedError: it has no chat template.
@@ -270,8 +267,7 @@ def rendered_beside(
 ) -> tuple[Snapshot, Rendering]:
     """As `render_missing`, but into another, empty lake, so that the rows can be counted and are then forgotten.
 
-    Returns:
-        The snapshot with the scratch lake's token rows in place of its own, unless all of them are there already.
+    The snapshot has the scratch lake's token rows in place of its own, unless all of them are there already.
     """
     if unrendered(snapshot, renderer, episode_ids).is_empty():
         return snapshot, Rendering(Counter({"rendered": 0, "present": len(episode_ids)}))

@@ -77,10 +77,9 @@ def assign(snapshot: Snapshot, mixture: Sequence[MixtureSource], episodes: pl.Da
 
 
 def shares(total: int, weights: Sequence[float]) -> list[int]:
-    """A total split in proportion to weights, each part within one of its share (largest remainder).
+    """A total in whole parts in proportion to weights, each within one of its share; ties favour earlier parts.
 
-    Returns:
-        Whole numbers that add up to the total; equal remainders favour earlier parts.
+    This is the method of the largest remainder.
     """
     exact = [total * weight / sum(weights) for weight in weights]
     parts = [int(share) for share in exact]
@@ -91,14 +90,9 @@ def shares(total: int, weights: Sequence[float]) -> list[int]:
 
 
 def draw(episode_ids_E: Ints, source_E: npt.NDArray[np.int32], weights: Sequence[float], seed: int, epoch: int) -> Ints:
-    """The episodes of an epoch, in order.
+    """The episodes of an epoch, in order, from their ids (int64 [E]) and sources (int32 [E], each occurs).
 
-    Args:
-        episode_ids_E: int64 [E].
-        source_E: source of each, int32 [E]; every source occurs.
-
-    Returns:
-        Positions in episode_ids_E, int64 [D] with D = E; repeated ones where a source is drawn more than once.
+    Returns positions in episode_ids_E, int64 [D] with D = E; repeated ones where a source is drawn more than once.
     """
     keys_E = order_keys(episode_ids_E, seed, epoch)
     parts, keys = [], []

@@ -27,7 +27,7 @@ import polars as pl
 from lake import ids
 from trainer.data.select.sequences import fingerprints
 from trainer.data.stream.batch import Ints
-from trainer.losses.compared import PairsConfig
+from trainer.losses.base import PairsConfig
 
 if TYPE_CHECKING:
     from lake.read.snapshot import Snapshot
@@ -108,8 +108,7 @@ def match(group_N: npt.NDArray[np.generic], conditions: Mapping[str, Condition],
 def best_with_worst(allowed_II: Bools, limit: int | None = None) -> list[tuple[int, int]]:
     """Pairs (i, j) of rows ordered from best to worst: each row in one at most.
 
-    Args:
-        allowed_II: whether row i may be chosen over row j, bool [I, I]; False unless i < j.
+    allowed_II says whether row i may be chosen over row j, bool [I, I]; False unless i < j.
     """
     free_I = np.ones(len(allowed_II), np.bool_)
     pairs: list[tuple[int, int]] = []

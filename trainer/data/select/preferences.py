@@ -12,8 +12,8 @@ import polars as pl
 
 from lake.errors import DataRefusedError
 from lake.judgements.scores import episode_scores
-from trainer.data.select.drops import Drop
 from trainer.data.select.pairs import Finding, Preferences, episode_pairs, labels, step_pairs
+from trainer.data.select.refusals import Drop
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,14 +101,10 @@ def leave_out(members: pl.DataFrame, preferences: Preferences, reason: str) -> p
 
 
 def arrange(members: pl.DataFrame, preferences: Preferences) -> pl.DataFrame:
-    """The members of the sides.
+    """The members of the sides, of sequences with a trained step, after `leave_out`.
 
-    Args:
-        members: of sequences with a trained step, after `leave_out`.
-
-    Returns:
-        Labels: the members and `sign`. Pairs: the members of each side and `pair`, `sign`, sorted by pair, chosen side
-        first. If a side is grafted, also `takes_context` and `takes_action`: which part of the row belongs to it.
+    Labels: the members and `sign`. Pairs: the members of each side and `pair`, `sign`, sorted by pair, chosen side
+    first. If a side is grafted, also `takes_context` and `takes_action`: which part of the row belongs to it.
     """
     sides = preferences.sides
     if preferences.kind == "step":

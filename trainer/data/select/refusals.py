@@ -8,6 +8,7 @@ alternative.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
 import polars as pl
@@ -17,6 +18,39 @@ from lake.errors import DataRefusedError
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
 from trainer.losses import Loss, Unit
+
+
+class Drop(StrEnum):
+    """Why a step carries no loss, in order of precedence."""
+
+    NO_TOKENS = "no_tokens"
+    """It has no token row in the encoding that is trained on."""
+    DEAD_GROUP = "dead_group"
+    """All its siblings scored the same (or it has none), so its group says nothing; left out by --live-only."""
+    NO_ADVANTAGE = "no_advantage"
+    """The credit job gave it no advantage: unscored, excluded, or not covered."""
+    INACTIVE = "inactive"
+    """Padding after the end of the episode."""
+    COPIED_CONTEXT = "copied_context"
+    """Repeated from an earlier episode, where it was trained."""
+    FILTERED = "filtered"
+    """The selection of --selection dropped this step out of an episode that it kept."""
+    NOT_TRAINABLE = "not_trainable"
+    """Another policy took this decision."""
+    STALE = "stale"
+    """It was sampled more than `max_staleness` policy versions before the newest one; `unknown_staleness` says what
+    becomes of steps of unknown version."""
+    NO_ACTION_TOKENS = "no_action_tokens"
+    """No token of the action was sampled by the policy."""
+    NO_CONTEXT = "no_context"
+    """Its action opens a sequence, so nothing predicts its first token."""
+    OVER_LENGTH = "over_length"
+    """It ends after --max-length tokens of its sequence."""
+    UNPAIRED = "unpaired"
+    """It, or its episode, is in no pair; the rows `preferences` of --plan say what each condition left."""
+    UNLABELLED = "unlabelled"
+    """Its episode came out neither well nor badly, or nobody knows how."""
+
 
 _ALTERNATIVE = "train with --loss awr or --loss sft, which need no log-probabilities"
 _RECORD = "record the engine's token ids and log-probabilities while collecting"
@@ -35,11 +69,7 @@ class Refusal:
 
 
 def find_refusals(snapshot: Snapshot, members: pl.DataFrame, loss: Loss) -> list[Refusal]:
-    """What speaks against training a loss on a selection's trained steps.
-
-    Returns:
-        Refusals, one per reason; none for plain likelihood losses.
-    """
+    """What speaks against training a loss on a selection's trained steps, by reason; nothing for likelihood losses."""
     trained = members.filter(pl.col("trained"))
     if trained.is_empty():
         return []
@@ -59,10 +89,7 @@ def doubts(members: pl.DataFrame, loss: Loss) -> list[str]:
 
 
 def refuse_step_advantages(credit: pl.DataFrame, source: str) -> None:
-    """Raise if no step has a step advantage A_S: every step would be dropped, and nobody would know why.
-
-    Args:
-        credit: of `read_advantages`: episode_id, step_index, a_step.
+    """Refuse credit of which no step has a step advantage A_S: every step would be dropped, and nobody would know why.
 
     Raises:
         DataRefusedError: none has.

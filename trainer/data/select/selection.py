@@ -2,7 +2,7 @@
 
 Steps that carry no loss stay in their sequence as context as long as a later step is trained; what comes after the last
 trained step is cut off. Every row that carries no loss has exactly one reason, the first that applies in the order of
-`trainer.data.select.drops.Drop`.
+`trainer.data.select.refusals.Drop`.
 """
 
 from collections.abc import Callable
@@ -17,13 +17,11 @@ from lake.judgements.selections import Kept, read_kept
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
 from trainer.config import TrainConfig
-from trainer.data.select.drops import Drop
 from trainer.data.select.mixture import assign
 from trainer.data.select.pairs import Finding
 from trainer.data.select.preferences import arrange, credit_columns, find_preferences, leave_out
-from trainer.data.select.refusals import refuse_step_advantages
-from trainer.data.select.sequences import link_sequences
-from trainer.data.select.token_rows import choose_encoding, read_token_rows, staleness
+from trainer.data.select.refusals import Drop, refuse_step_advantages
+from trainer.data.select.sequences import choose_encoding, link_sequences, read_token_rows, staleness
 from trainer.losses import Needs
 
 _TIE = 1e-9
@@ -320,10 +318,9 @@ def _trim(members: pl.DataFrame) -> pl.DataFrame:
 
 
 def _normalisation(members: pl.DataFrame) -> tuple[float, float, bool]:
-    """Mean and population standard deviation of the trained steps' advantages; scale 1 where they are all equal.
+    """Mean and population standard deviation of the trained steps' advantages, and whether these are all equal.
 
-    Returns:
-        Mean, scale, and whether they are equal: up to rounding, which must not be blown up to a deviation of 1.
+    Equal is up to rounding, which must not be blown up to a deviation of 1; the scale is 1 then.
     """
     advantage_S = members.filter(pl.col("trained"))["advantage"].sort()
     if advantage_S.is_empty():

@@ -90,20 +90,16 @@ def collate(
     pinned: bool = False,
     allocate: Allocate = np.empty,
 ) -> list[PackedBatch]:
-    """Lay sequences end to end in micro-batches and mark the tokens that carry loss.
+    """Lay sequences end to end in micro-batches (on the CPU) and mark the tokens that carry loss.
 
     Masks come from lengths and from the stored action mask, never from token ids: padding often shares the id of the
-    end token.
+    end token. Tensors share memory where they can, also with `tokens`.
 
     Args:
         members_Q: how many belong to each sequence, at least 1.
-        tokens: their tokens; the batches take their memory over.
         sequences_B: how many sequences each micro-batch has, at least 1; together all of them.
         pinned: put the batches into page-locked memory.
         allocate: gives memory for so many numbers of a type.
-
-    Returns:
-        The micro-batches, on the CPU; tensors share memory where they can.
     """
     first_M = starts(members.n_context_M + members.n_action_M)
     member_Q, sequence_B = starts(members_Q), starts(sequences_B)

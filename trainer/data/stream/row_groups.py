@@ -107,13 +107,9 @@ class RowGroupReader:
 
 
 def decode(table: pa.Table) -> RowGroup:
-    """Flat arrays of a row group.
+    """Flat arrays of a row group's context_ids and action_ids and, if there, action_mask and action_logprobs.
 
-    Args:
-        table: context_ids and action_ids of its rows and, if wanted, action_mask and action_logprobs.
-
-    Returns:
-        The arrays; no copies where Arrow's memory will do.
+    There are no copies where Arrow's memory will do.
     """
     context, action = _combined(table, "context_ids"), _combined(table, "action_ids")
     action_starts = _offsets(action)

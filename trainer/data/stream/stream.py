@@ -110,10 +110,9 @@ def _joined(values: npt.NDArray[Any], slices: list[slice], arena: Arena) -> npt.
 
 
 def shares_of(plan: Plan, step: OptimizerStep, sequences_Q: Ints) -> Shares:
-    """What the members of some sequences count.
+    """What the members of some sequences count, which are in the order of a buffer.
 
-    Args:
-        sequences_Q: sequences of it in the order of a buffer, whole atoms: every unit is all here or not at all.
+    Atoms are whole: every unit is all here or not at all.
     """
     weighting = plan.weighting
     chosen_M, members_Q = plan.members_of(sequences_Q)

@@ -9,9 +9,7 @@ A reward is weighed by the turns up to it only. Unbiased; its variance grows exp
 from dataclasses import dataclass
 from typing import ClassVar
 
-from trainer.evaluation.estimators.base import Estimator, Value, mean
-from trainer.evaluation.reliability import Reliability, of_episodes
-from trainer.evaluation.turns import Turns
+from trainer.evaluation.estimators.base import Estimator, Turns, Value, mean
 
 
 @dataclass(frozen=True)
@@ -20,15 +18,6 @@ class PDIS(Estimator):
 
     name: ClassVar[str] = "pdis"
 
-    def reliability(self, turns: Turns) -> Reliability:
-        """Of the weights of whole episodes."""
-        return of_episodes(turns)
-
     def value(self, turns: Turns) -> Value:
         """See `Estimator.value`."""
         return mean((turns.weight_EH * turns.reward_EH) @ turns.discount_H)
-
-    def bias(self, turns: Turns) -> str:
-        """None."""
-        del turns
-        return "none"

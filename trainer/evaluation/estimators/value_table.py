@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainer.evaluation.turns import Floats, Ints, Turns
+from trainer.evaluation.estimators.base import Turns
+from trainer.evaluation.intervals import Floats, Ints
 
 
 class Visit(NamedTuple):

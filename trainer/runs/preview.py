@@ -1,17 +1,51 @@
-"""The plan as rows for a person: what would be trained, what is dropped and why, what it would cost.
+"""What a run would do (--plan): what is trained, what is dropped and why, how batches are filled, how long it takes.
 
-Large plans are judged by some of their optimizer steps, evenly spread.
+Large plans are judged by some of their optimizer steps, evenly spread. The time comes from an earlier job of the same
+kind, or from timing this model for a moment.
 """
 
+import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, median
+from tempfile import TemporaryDirectory
 
+import msgspec
 import polars as pl
 
+from lake import ids
+from lake import open as open_lake
+from lake.lake import Lake
+from lake.read.parquet import collected
+from lake.read.snapshot import Snapshot
+from lake.settings import value_at
+from trainer.config import TrainConfig
 from trainer.data.plan.plan import OptimizerStep, Plan
-from trainer.data.plan.preparation import Prepared
+from trainer.data.plan.preparation import Prepared, prepare
 from trainer.data.select.selection import Selection
+from trainer.former_layout import renewed_record
+from trainer.losses.sft import SFT
+from trainer.policy.model_folder import stored_parameters
+from trainer.runs.offline import check_model, make_deterministic
+from trainer.runs.runs import SPEED
+
+
+@contextmanager
+def preview(lk: Lake, config: TrainConfig) -> Iterator[Prepared]:
+    """A run as it would start, for a look at its plan: nothing is written into the lake, and no weights are loaded.
+
+    Texts that the lake has no tokens of are tokenised into a temporary folder, which goes when the block ends.
+
+    Raises:
+        UsageError, DataRefusedError: as for `train`, but what the data refuse is in the plan's `refusals`.
+    """
+    check_model(config)
+    with TemporaryDirectory(prefix="trajlake-plan-") as folder:
+        yield prepare(lk, config, scratch=open_lake(Path(folder) / "lake", create=True))
+
 
 _JUDGED = 100
 """Optimizer steps that are looked at."""
@@ -45,8 +79,7 @@ def packing_figures(plan: Plan) -> PackingFigures:
 def balance(plan: Plan, ranks: int) -> float:
     """How evenly ranks are loaded: the share of their time that they work, were a round as long as its costliest part.
 
-    Returns:
-        Sum of all squared sequence lengths over `ranks` times the sum of each round's largest; 1 is perfect.
+    That is the sum of all squared sequence lengths over `ranks` times the sum of each round's largest; 1 is perfect.
     """
     worked = waited = 0
     for step in judged_steps(plan):
@@ -64,15 +97,7 @@ Row = tuple[str, str, str | None]
 
 
 def plan_rows(prepared: Prepared, *, epochs: int, seconds: float | None, how: str) -> pl.DataFrame:
-    """One row per figure.
-
-    Args:
-        seconds: estimated training time; None is not known.
-        how: where the estimate comes from.
-
-    Returns:
-        item, value, note (text; note may be NULL).
-    """
+    """One row per figure: item, value, note (text; or NULL). Seconds are estimated, `how` says by what."""
     plan, selection = prepared.plan, prepared.selection
     rows: list[Row] = [
         ("episodes selected", f"{selection.episodes:,}", None),
@@ -148,3 +173,75 @@ def _staleness(plan: Plan, selection: Selection) -> list[Row]:
     unknown = f", {behind.null_count():,} steps of unknown version" if behind.null_count() else ""
     note = f"policy versions behind the newest, median {median(known):g}; {limit}{unknown}"
     return [("staleness", f"{min(known)} to {max(known)}", note)]
+
+
+_TIMED_TOKENS = 2048
+
+
+def estimate_seconds(snapshot: Snapshot, plan: Plan, config: TrainConfig, *, measure: bool) -> tuple[float | None, str]:
+    """Seconds of training (without start-up and checkpoints) that a plan will take, and in words how that is known.
+
+    From earlier jobs, None where none tells; with `measure` from a timed pass of the loaded model.
+    """
+    tokens = plan.tokens * config.epochs
+    if measure:
+        speed = _timed_speed(plan, config)
+        return tokens / speed, f"one timed pass of this model: {speed:,.0f} tokens/s"
+    if (earlier := _earlier_speed(snapshot, config)) is not None:
+        job_id, speed = earlier
+        return tokens / speed, f"speed of job {ids.to_text(job_id)}: {speed:,.0f} tokens/s"
+    return None, "no earlier run of this loss with a model of this size; --measure loads the model and times it"
+
+
+def _earlier_speed(snapshot: Snapshot, config: TrainConfig) -> tuple[int, float] | None:
+    """Speed of the newest finished run of a model of this size, with this loss and device."""
+    size = stored_parameters(Path(config.model))
+    jobs = snapshot.scan("jobs").filter((pl.col("kind") == "train") & (pl.col("event") == "succeeded"))
+    rows = collected(jobs.sort("at", descending=True).select("job_id", "parameters", "counts"))
+    for job_id, parameters, counts in rows.iter_rows():
+        was, figures = renewed_record(msgspec.json.decode(parameters)), msgspec.json.decode(counts or "{}")
+        alike = value_at(was, "loss.name") == config.loss.name and was.get("device") == config.device
+        alike &= config.threads in (None, was.get("threads"))
+        alike &= was.get("model") == config.model if size is None else figures.get("parameters") == size
+        if alike and figures.get(SPEED):
+            return job_id, float(figures[SPEED])
+    return None
+
+
+def _timed_speed(plan: Plan, config: TrainConfig) -> float:
+    """Tokens per second of one forward and backward pass over sequences of the plan's mean length.
+
+    The time of a loss is that of the model, so it is timed with the plainest. A backward pass takes about twice a
+    forward pass; losses with a reference or a first pass have one more of these each.
+    """
+    import torch
+
+    from trainer.backends.base import SingleDevice
+    from trainer.data.stream.batch import PackedBatch
+    from trainer.policy.model import policy_of
+
+    make_deterministic(config)
+    needs = config.loss.needs
+    passes = 1 + (needs.reference_logprobs + bool(needs.statistics)) / 3
+    length = max(2, min(_TIMED_TOKENS, plan.tokens // plan.sequences))
+    count = max(1, _TIMED_TOKENS // length)
+    share = plan.loss_tokens / plan.tokens
+    total = length * count
+    boundaries = list(range(0, total + 1, length))
+    inner = torch.arange(total)[torch.arange(total) % length > 0]
+    target_at = inner[:: max(1, round(1 / share))]
+    batch = PackedBatch(
+        input_ids_T=torch.zeros(total, dtype=torch.int64),
+        position_ids_T=torch.arange(total) % length,
+        boundaries=boundaries,
+        predictor_N=target_at - 1,
+        target_N=torch.zeros(len(target_at), dtype=torch.int64),
+        weight_N=torch.full((len(target_at),), 1 / len(target_at)),
+    )
+    backend = SingleDevice(policy_of(config), config.optimizer)
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        backend.forward_backward(batch, SFT())
+        seconds.append(time.perf_counter() - began)
+    return total / min(seconds) / passes

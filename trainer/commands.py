@@ -1,14 +1,141 @@
-"""Commands `eval`, `ope` and `rescore`."""
+"""The trainer's commands but `train`: models, the demo, rescoring and evaluation; and what they share with `train`."""
 
 import math
+import os
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import click
 
 from lake.cli.options import as_of_option, echo_rows, format_option, lake_option, opened
 from lake.errors import UsageError
+
+
+@contextmanager
+def file_faults() -> Iterator[None]:
+    """A file of the run that cannot be read or written, as one line.
+
+    Raises:
+        LakeAccessError: names the file, and what to do.
+    """
+    from safetensors import SafetensorError
+
+    from lake.errors import LakeAccessError, TrajlakeError
+
+    try:
+        yield
+    except TrajlakeError:
+        raise
+    except (OSError, SafetensorError) as error:
+        # safetensors has a full disk as an error of its own.
+        place, reason = getattr(error, "filename", None), getattr(error, "strerror", None)
+        advice = "free space, mend its permissions, or choose another --out; a run under way continues with --resume"
+        raise LakeAccessError(f"{place or 'writing a file'}: {reason or error}; {advice}") from error
+
+
+@contextmanager
+def told_when_interrupted(out: Path) -> Iterator[None]:
+    """Ctrl-C says how the run goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if any(out.glob("checkpoints/*")):
+            click.echo(f"interrupted; --out {out} --resume goes on from the last checkpoint", err=True)
+        elif out.is_dir():
+            click.echo(
+                f"interrupted before the first checkpoint: --out {out} --resume starts over. --set checkpoint_every=N "
+                "writes one every N updates",
+                err=True,
+            )
+        raise
+
+
+def quiet() -> None:
+    """Keep transformers' own progress bars off the terminal, without importing it for that."""
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    if "transformers" in sys.modules:
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+@click.command("init-model")
+@lake_option
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write the model to.")
+@click.option("--vocabulary", type=int, help="Token ids at most. Default: 2048.")
+@click.option("--hidden-size", type=int, help="Width, a multiple of 32. Default: 64.")
+@click.option("--layers", type=int, help="Transformer blocks. Default: 2.")
+@click.option("--seed", type=int, help="Seed of the weights. Default: 0.")
+def init_model(lake_uri: str, out: Path, **flags: int | None) -> None:
+    """Make a small random model with a tokenizer trained on the lake's own texts, for trying things."""
+    import lake
+    from lake.settings import validated
+    from trainer.policy.tiny_model import TinyModelConfig, make_tiny_model
+
+    quiet()
+    config = validated(TinyModelConfig, {name: value for name, value in flags.items() if value is not None})
+    with file_faults():
+        made = make_tiny_model(lake.open(lake_uri).snapshot(), out, config)
+    click.echo(
+        f"{made.folder}: {made.parameters:,} parameters, {made.vocabulary:,} token ids from {made.texts:,} texts"
+    )
+
+
+@click.command("convert-model")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write the model to.")
+def convert_model(source: Path, out: Path) -> None:
+    """Write a GGUF model as a Hugging Face folder, in float32, with its tokenizer.
+
+    `train --model` takes a .gguf file as it is; converting it once saves the time of reading it, and engines and other
+    tools can load the folder. What quantisation lost stays lost.
+    """
+    from trainer.policy.model_files import convert_model as convert
+
+    quiet()
+    click.echo(f"{out}: {convert(source, out):,} parameters")
+
+
+DEFAULT_LAKE = "demo-lake"
+
+
+@click.command()
+@click.option("--lake", "lake_uri", help=f"Folder of the lake. Default: ./{DEFAULT_LAKE}, or -2, -3, ... if taken.")
+@click.option("--seed", default=0, show_default=True, help="Decides weights, starts and samples.")
+@click.option("--iterations", default=30, show_default=True, help="Rounds of collect, credit, train.")
+@click.option("--shuffle-advantages", is_flag=True, help="Control: shuffle the advantages among each round's steps.")
+def demo(lake_uri: str | None, seed: int, iterations: int, shuffle_advantages: bool) -> None:
+    """Train a tiny agent from imperfect traces to a good one, every number through a lake.
+
+    Takes about three minutes on two cores. The same seed gives the same result. Leaves a lake for `trajlake sql` and
+    `trajlake view`.
+    """
+    from pydantic import ValidationError
+    from transformers.utils import logging
+
+    import lake
+    from lake.errors import UsageError
+    from trainer.online.demo import DemoConfig, free_lake_folder, run_demo
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    began = time.monotonic()
+    try:
+        config = DemoConfig(seed=seed, iterations=iterations, shuffle_advantages=shuffle_advantages)
+    except ValidationError as error:
+        faults = "; ".join(f"--{e['loc'][0]}: {e['msg']}" for e in error.errors())
+        raise UsageError(faults) from error
+    target = lake.open(free_lake_folder(Path(DEFAULT_LAKE)) if lake_uri is None else lake_uri, create=True)
+    result = run_demo(target, config, lambda line: click.echo(line, err=True))
+    shown = Path(target.uri).name if lake_uri is None else target.uri
+    click.echo(f"the lake is in {shown}: `trajlake view --lake {shown}` explains every number", err=True)
+    click.echo(
+        f"demo: success {result.before:.2f} -> {result.after:.2f} over {result.iterations} iterations, "
+        f"{result.episodes} episodes, {time.monotonic() - began:.0f} s"
+    )
 
 
 @click.command("eval")
@@ -110,22 +237,28 @@ def _numbers(text: str) -> list[int]:
 )
 @as_of_option
 @format_option
-def evaluate(
+def ope(
     lake_uri: str, target: str, behaviour: str, as_of: str | None, output_format: str, **options: str | float | None
 ) -> None:
-    """Estimate what a policy is worth from episodes that another one played.
+    """Off-policy evaluation: estimate what a policy is worth from episodes that another one played.
 
     Both are checkpoints that have scored the episodes (trajlake rescore), so that both log-probabilities come from the
     same arithmetic. A value that the episodes cannot support is not told; the row says why.
     """
-    from trainer.evaluation.ope import evaluate as run_evaluate
+    from trainer.evaluation.ope import evaluate
 
-    found = run_evaluate(opened(lake_uri, as_of), target, behaviour, **options)  # type: ignore[arg-type]
+    found = evaluate(opened(lake_uri, as_of), target, behaviour, **options)  # type: ignore[arg-type]
     for note in found.notes:
         click.echo(note, err=True)
     for reason, count in found.left_out.items():
         click.echo(f"left out: {count} episodes ({reason})", err=True)
     echo_rows(found.rows, output_format)
+
+
+@click.command("evaluate", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def former_evaluate() -> None:
+    """Name the command that this one has become."""
+    raise UsageError("`trajlake evaluate` is now `trajlake ope` (off-policy evaluation); `eval` counts successes")
 
 
 @click.command()
