@@ -38,13 +38,13 @@ def file_faults() -> Iterator[None]:
 
 
 @contextmanager
-def told_when_interrupted(out: Path) -> Iterator[None]:
+def explain_interrupt(out: Path) -> Iterator[None]:
     """Ctrl-C says how the run goes on."""
     try:
         yield
     except KeyboardInterrupt:
         if any(out.glob("checkpoints/*")):
-            click.echo(f"interrupted; --out {out} --resume goes on from the last checkpoint", err=True)
+            click.echo(f"interrupted; --out {out} --resume continues from the last checkpoint", err=True)
         elif out.is_dir():
             click.echo(
                 f"interrupted before the first checkpoint: --out {out} --resume starts over. --set checkpoint_every=N "
@@ -105,7 +105,7 @@ DEFAULT_LAKE = "demo-lake"
 
 @click.command()
 @click.option("--lake", "lake_uri", help=f"Folder of the lake. Default: ./{DEFAULT_LAKE}, or -2, -3, ... if taken.")
-@click.option("--seed", default=0, show_default=True, help="Decides weights, starts and samples.")
+@click.option("--seed", default=0, show_default=True, help="Seed of weights, starts and samples.")
 @click.option("--iterations", default=30, show_default=True, help="Rounds of collect, credit, train.")
 @click.option("--shuffle-advantages", is_flag=True, help="Control: shuffle the advantages among each round's steps.")
 def demo(lake_uri: str | None, seed: int, iterations: int, shuffle_advantages: bool) -> None:
@@ -145,7 +145,7 @@ def demo(lake_uri: str | None, seed: int, iterations: int, shuffle_advantages: b
     type=click.Choice(["run_id", "policy_version", "policy"]),
     default="run_id",
     show_default=True,
-    help="What attempts are counted together.",
+    help="What attempts are grouped by.",
 )
 @click.option(
     "--score",
@@ -153,8 +153,8 @@ def demo(lake_uri: str | None, seed: int, iterations: int, shuffle_advantages: b
     show_default=True,
     help="Score of an attempt: env_return, or a scorer, @VERSION or not.",
 )
-@click.option("--threshold", type=float, default=1.0, show_default=True, help="Least score of a success.")
-@click.option("--k", "ks", default="1", show_default=True, metavar="K,...", help="The k of pass@k and pass^k.")
+@click.option("--threshold", type=float, default=1.0, show_default=True, help="Lowest score that is a success.")
+@click.option("--k", "ks", default="1", show_default=True, metavar="K,...", help="Values of k in pass@k and pass^k.")
 @click.option("--against", nargs=2, metavar="A B", help="Compare A with B, task by task. Default: no comparison.")
 @click.option("--where", help="SQL predicate over episodes. Default: all.")
 @click.option(
@@ -162,7 +162,7 @@ def demo(lake_uri: str | None, seed: int, iterations: int, shuffle_advantages: b
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Of the random signs that --against draws where more than 20 tasks differ.",
+    help="Seed of the permutation test of --against, which samples where more than 20 tasks differ.",
 )
 @as_of_option
 @format_option
@@ -180,8 +180,8 @@ def evaluate_success(
 ) -> None:
     """Count successes: share, pass@k, pass^k, each with a 95 % interval, and one policy against another.
 
-    Intervals are over tasks: they say how much other tasks of the same kind may differ. An attempt without a score is
-    in no figure; how many there are is told. Names are those of --by: a run, a policy, or POLICY@VERSION.
+    Intervals are over tasks: they say how much other tasks of the same kind may differ. Attempts without a score are
+    left out, and counted on stderr. Names are those of --by: a run, a policy, or POLICY@VERSION.
     """
     from trainer.evaluation.success import against_rows, read_attempts, success_rows
 
@@ -192,9 +192,9 @@ def evaluate_success(
     rows = counting(attempts, ks=_numbers(ks), threshold=threshold)
     nested, unscored = int(attempts["nested"].sum()), attempts.filter(~attempts["nested"])["score"].null_count()
     if nested:
-        click.echo(f"no attempts, because they came out of another episode (sub-agents, forks): {nested}", err=True)
+        click.echo(f"not attempts, since they came out of another episode (sub-agents, forks): {nested}", err=True)
     if unscored:
-        click.echo(f"attempts without a score, which are in no figure: {unscored}", err=True)
+        click.echo(f"attempts without a score, left out of every figure: {unscored}", err=True)
     echo_rows(rows, output_format)
 
 
@@ -223,11 +223,11 @@ def _numbers(text: str) -> list[int]:
     "--score",
     default="env_return",
     show_default=True,
-    help="What is earned: env_return, env_reward (of steps), or a scorer.",
+    help="Reward: env_return, env_reward (of steps), or a scorer.",
 )
 @click.option("--where", help="SQL predicate over episodes. Default: all.")
 @click.option("--gamma", type=float, default=1.0, show_default=True, help="Discount per turn.")
-@click.option("--clip", type=float, default=2.0, show_default=True, help="Largest ratio of a turn that clipped takes.")
+@click.option("--clip", type=float, default=2.0, show_default=True, help="Largest ratio of a turn, for clipped.")
 @click.option(
     "--ridge",
     type=float,
@@ -243,7 +243,7 @@ def ope(
     """Off-policy evaluation: estimate what a policy is worth from episodes that another one played.
 
     Both are checkpoints that have scored the episodes (trajlake rescore), so that both log-probabilities come from the
-    same arithmetic. A value that the episodes cannot support is not told; the row says why.
+    same arithmetic. A value that the episodes cannot support is not given; the row says why.
     """
     from trainer.evaluation.ope import evaluate
 
@@ -251,7 +251,7 @@ def ope(
     for note in found.notes:
         click.echo(note, err=True)
     for reason, count in found.left_out.items():
-        click.echo(f"left out: {count} episodes ({reason})", err=True)
+        click.echo(f"left out: {count} episode{'s' * (count != 1)} ({reason})", err=True)
     echo_rows(found.rows, output_format)
 
 
@@ -264,7 +264,7 @@ def former_evaluate() -> None:
 @click.command()
 @click.argument("checkpoint")
 @lake_option
-@click.option("--name", help="Name in the table ratios. Default: after the folder, or RUN@STEP.")
+@click.option("--name", help="Name in the table ratios. Default: the folder's, or RUN@STEP.")
 @click.option("--where", help="SQL predicate over episodes. Default: all.")
 @click.option("--selection", help="Score only the episodes that this selection kept. Default: all.")
 @click.option(
@@ -299,11 +299,11 @@ def rescore(checkpoint: str, lake_uri: str, name: str | None, output_format: str
     drops = ", ".join(f"{reason} {steps}" for reason, steps in report.drops.items())
     click.echo(
         f"{report.checkpoint} (series {ids.to_text(report.series_id)}): {report.scored:,} actions scored, "
-        f"{report.present:,} had been, {report.tokens:,} tokens in {report.seconds:.1f} s",
+        f"{report.present:,} already there, {report.tokens:,} tokens in {report.seconds:.1f} s",
         err=True,
     )
     if report.overtaken:
-        said = "actions that another run scored meanwhile, or that were taken out of the lake"
+        said = "actions scored by another run meanwhile, or removed from the lake"
         click.echo(f"{said}: {report.overtaken:,}", err=True)
     if drops:
         click.echo(f"steps that are not scored: {drops}", err=True)

@@ -117,7 +117,7 @@ def idle_options(config: TrainConfig, given: Mapping[str, Any] | None = None) ->
         given: what was set, as nested mappings; None takes whatever differs from its default.
     """
     told = config.model_dump(exclude_defaults=True) if given is None else given
-    return {option: why for rule in _RULES for option, why in rule(config, told) if has(told, option)}
+    return {option: why for rule in _RULES for option, why in rule(config, told) if is_set(told, option)}
 
 
 def check_effect(config: TrainConfig, place: str = "") -> None:
@@ -127,35 +127,35 @@ def check_effect(config: TrainConfig, place: str = "") -> None:
         UsageError: names each, and what would have effect.
     """
     if idle := idle_options(config, config.model_dump(exclude_unset=True)):
-        raise UsageError(place + in_words(idle))
+        raise UsageError(place + describe_idle(idle))
 
 
-def in_words(idle: Idle) -> str:
+def describe_idle(idle: Idle) -> str:
     """Options without effect as one line."""
     return "; ".join(f"`{option}` has no effect: {why}" for option, why in idle.items())
 
 
-def without(settings: Mapping[str, Any], option: str) -> dict[str, Any]:
+def without_option(settings: Mapping[str, Any], option: str) -> dict[str, Any]:
     """Nested settings without one option, whose name is dotted."""
     name, _, rest = option.partition(".")
     left = dict(settings)
     if not rest:
         left.pop(name, None)
     elif isinstance(left.get(name), Mapping):
-        left[name] = without(left[name], rest)
+        left[name] = without_option(left[name], rest)
     return left
 
 
-def says(option: str, idle: Idle) -> bool:
+def is_idle(option: str, idle: Idle) -> bool:
     """Whether options without effect include this one, by name or with its section."""
     return any(option == one or option.startswith(f"{one}.") for one in idle)
 
 
-def has(settings: Mapping[str, Any], option: str) -> bool:
+def is_set(settings: Mapping[str, Any], option: str) -> bool:
     """Whether nested settings say something of an option, whose name is dotted."""
     name, _, rest = option.partition(".")
     inner = settings.get(name)
-    return name in settings and (not rest or (isinstance(inner, Mapping) and has(inner, rest)))
+    return name in settings and (not rest or (isinstance(inner, Mapping) and is_set(inner, rest)))
 
 
 def _reference(config: TrainConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -181,7 +181,7 @@ def _data(config: TrainConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, 
         yield "advantages", f"{config.loss.name} reads no credit; live_only = true would, for which groups are dead"
     if config.max_staleness is None:
         yield "unknown_staleness", "set max_staleness, which it is about"
-    if config.minibatches is not None and has(given, "minibatches"):
+    if config.minibatches is not None and is_set(given, "minibatches"):
         yield "episodes_per_step", "minibatches says how many optimizer steps an epoch has: leave one of them out"
 
 

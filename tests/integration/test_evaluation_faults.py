@@ -184,7 +184,7 @@ def test_two_processes_at_once_leave_each_action_once(world: Path, tmp_path: Pat
     rows = lk.scan("ratios").collect()
     assert rows.select("episode_id", "step_index", "encoding_id").is_unique().all()
     assert rows.height == lk.scan("tokens").collect().height
-    found = [[int(number) for number in re.findall(r"(\d+) (?:actions scored|had been)", text)] for text in said]
-    lost = [int(number) for text in said for number in re.findall(r"taken out of the lake: (\d+)", text)]
+    found = [[int(number) for number in re.findall(r"(\d+) (?:actions scored|already there)", text)] for text in said]
+    lost = [int(number) for text in said for number in re.findall(r"removed from the lake: (\d+)", text)]
     assert sum(scored for scored, _ in found) == rows.height
     assert sum(present for _, present in found) + sum(lost) == rows.height, "the other one is told where they went"

@@ -270,7 +270,7 @@ class PolicyBackend(FrozenPolicy, ABC):
             whole = self._whole(tensors[name])
             if self.rank == 0:
                 digest.add(name, whole)
-        return self.ranks.told_by_zero(digest.hexdigest)
+        return self.ranks.on_rank_zero(digest.hexdigest)
 
     def _restored(self, tensor: Tensor, parameter: Tensor) -> Tensor:
         """A copy of a field of the optimizer's state, where AdamW keeps it: its step counter is no array."""

@@ -48,24 +48,24 @@ class Ranks:
         """Whether this is rank 0, which touches the lake and the run folder."""
         return self.rank == 0
 
-    def told_by_zero(self, find_out: Callable[[], T]) -> T:
+    def on_rank_zero(self, compute: Callable[[], T]) -> T:
         """Let rank 0 do something, and give all ranks its result.
 
         Args:
-            find_out: called on rank 0 alone; its result must pickle.
+            compute: called on rank 0 alone; its result must pickle.
 
         Raises:
             SystemExit: on the other ranks, where rank 0 failed: it says why.
         """
         if self.world_size == 1:
-            return find_out()
+            return compute()
         import torch
         from torch import distributed
 
         told: list[Any] = [None, False]
         if self.rank == 0:
             try:
-                told = [find_out(), True]
+                told = [compute(), True]
             except TrajlakeError:
                 distributed.broadcast_object_list(told, src=0, device=torch.device("cpu"))
                 raise
@@ -75,7 +75,7 @@ class Ranks:
         result: T = told[0]
         return result
 
-    def added(self, sums: Mapping[str, float]) -> dict[str, float]:
+    def summed(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Sums by name, added over all ranks; a rank may lack names."""
         if self.world_size == 1:
             return dict(sums)
@@ -106,13 +106,13 @@ def launched() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def speaks() -> bool:
+def is_first_rank() -> bool:
     """Whether this process is the one that says what concerns all of a run's: rank 0, or the only one."""
     return os.environ.get("RANK", "0") == "0" or not launched()
 
 
 @contextmanager
-def told_once() -> Iterator[None]:
+def reported_once() -> Iterator[None]:
     """What every rank finds wrong by itself, such as a setting, is said by rank 0 alone.
 
     Raises:
@@ -121,7 +121,7 @@ def told_once() -> Iterator[None]:
     try:
         yield
     except TrajlakeError:
-        if not speaks():
+        if not is_first_rank():
             raise SystemExit(1) from None
         raise
 
@@ -171,7 +171,7 @@ def leave_ranks() -> Ranks:
 
 
 _PR_SET_PDEATHSIG = 1
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 _GRACE_SECONDS = 20.0
 """For rank 0 to say what it has to say, after Ctrl-C or after another one failed."""
 
@@ -189,7 +189,7 @@ def launch_ranks(count: int, arguments: Sequence[str]) -> int:
             return _wait(ranks)
         except KeyboardInterrupt:
             ranks[0].send_signal(signal.SIGINT)
-            _until_ended(ranks[0])
+            _wait_for_exit(ranks[0])
             return 128 + signal.SIGINT
         finally:
             for rank in ranks:
@@ -226,7 +226,7 @@ def _wait(ranks: Sequence[Rank]) -> int:
     while not any(rank.poll() for rank in ranks):
         if all(rank.returncode == 0 for rank in ranks):
             return 0
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     failed = next(rank for rank in ranks if rank.returncode)
     status = failed.returncode
     if status < 0:
@@ -234,11 +234,11 @@ def _wait(ranks: Sequence[Rank]) -> int:
         said = f"rank {ranks.index(failed)} was ended by {name}; the same command with --resume goes on"
         click.echo(f"trajlake: {said} from the last checkpoint", err=True)
         return 128 - status
-    _until_ended(ranks[0])
+    _wait_for_exit(ranks[0])
     return max(ranks[0].returncode or 0, 0) or status
 
 
-def _until_ended(rank: Rank) -> None:
+def _wait_for_exit(rank: Rank) -> None:
     """Wait for the end of a rank, but not for ever."""
     with suppress(subprocess.TimeoutExpired):
         rank.wait(_GRACE_SECONDS)

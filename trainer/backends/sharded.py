@@ -98,19 +98,19 @@ def load_shards(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> No
             load(dict(tensors), storage_reader=reader, no_dist=not ranks.joined)
 
 
-def loaded_by_zero(load: Callable[[bool], Policy], ranks: Ranks) -> Policy:
+def loaded_on_rank_zero(load: Callable[[bool], Policy], ranks: Ranks) -> Policy:
     """A policy with weights on rank 0 and without on the others (`load` is told whether without), to be sharded.
 
     Raises:
         UsageError: on rank 0, where the model cannot be loaded or is not served.
     """
     whole: list[Policy] = []
-    ranks.told_by_zero(lambda: whole.append(load(False)))
+    ranks.on_rank_zero(lambda: whole.append(load(False)))
     return whole[0] if whole else load(True)
 
 
 def shard_policy(policy: Policy, ranks: Ranks) -> None:
-    """Spread a policy's weights, the same on every rank or of `loaded_by_zero`, over the ranks, in place."""
+    """Spread a policy's weights, the same on every rank or of `loaded_on_rank_zero`, over the ranks, in place."""
     whole = _tensors(policy.model)
     empty = any(tensor.is_meta for tensor in whole.values())
     mesh = init_device_mesh(torch.device(ranks.device).type, (ranks.world_size,))
@@ -125,7 +125,7 @@ def shard_policy(policy: Policy, ranks: Ranks) -> None:
             module.set_gradient_divide_factor(1.0)
             # gloo knows sums only.
             module.set_force_sum_reduction_for_comms(True)
-    if ranks.added({"empty": float(empty)})["empty"]:
+    if ranks.summed({"empty": float(empty)})["empty"]:
         if empty:
             policy.scorer.to_empty(device=ranks.device)
         _send(whole, _tensors(policy.model), ranks)

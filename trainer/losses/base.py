@@ -242,7 +242,7 @@ def required(value: Tensor | None, name: str) -> Tensor:
     return value
 
 
-def added(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def summed(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Sums by name over micro-batches, which all have the same names; nothing for none."""
     total: dict[str, Tensor] = {}
     for part in parts:

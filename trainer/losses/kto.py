@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from trainer.data.stream.aggregation import Atom, Unit
-from trainer.losses.base import LabelRule, Loss, LossResult, LossRows, Needs, added, required, unit_sum
+from trainer.losses.base import LabelRule, Loss, LossResult, LossRows, Needs, required, summed, unit_sum
 from trainer.losses.preference import log_ratio_to_reference
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class KTO(Loss):
     def prepare(self, rows_B: Sequence[LossRows]) -> Mapping[str, Tensor]:
         """What z0 is made of: the units' scores and their number, weighted by the plan."""
         weighed = [(required(rows.weight_U, "weight_U"), _scores(rows)) for rows in rows_B]
-        return added(
+        return summed(
             {"kto_score": (weight_U * score_U).sum(), "kto_mass": weight_U.sum()} for weight_U, score_U in weighed
         )
 

@@ -22,11 +22,11 @@ from trainer.losses.base import (
     Needs,
     Temperature,
     TokenLoss,
-    added,
     behaviour_log_ratio,
     log_ratio,
     ratio_sums,
     required,
+    summed,
 )
 from trainer.losses.correction import (
     NORMALISER_SUMS,
@@ -77,7 +77,7 @@ class CorrectedLoss(PolicyLoss, ABC):
         """What the mean weight is made of, where weights are divided by it."""
         if not self.correction.normalise:
             return {}
-        return added(normaliser_sums(correction_of(rows, self.correction), rows.weight_N) for rows in rows_B)
+        return summed(normaliser_sums(correction_of(rows, self.correction), rows.weight_N) for rows in rows_B)
 
     def resolved(self, needs: Needs) -> Needs:
         """What the correction looks at."""

@@ -56,4 +56,4 @@ def negative_log_likelihood(backend: "PolicyBackend", snapshot: Snapshot, plan: 
     with Stream(snapshot, plan, Needs(), config, rank=backend.rank, world_size=backend.world_size) as stream:
         for _, batches in stream.steps():
             total -= math.fsum(float(backend.logprobs(batch).sum()) for batch in batches if not batch.dummy)
-    return backend.ranks.added({"nll": total})["nll"] / plan.loss_tokens
+    return backend.ranks.summed({"nll": total})["nll"] / plan.loss_tokens

@@ -28,13 +28,13 @@ SELECT count(*) FILTER (anchor_episodes > 1) AS shared, count(*) AS steps FROM {
 
 @dataclass(slots=True)
 class Alarms:
-    """Which alarms stand, from update to update."""
+    """Which alarms are active, from update to update."""
 
     config: AlarmConfig
     """Thresholds."""
     first_entropy: float | None = None
     """Entropy at the run's first update; None before it, and for losses that do not compute it."""
-    standing: set[str] = field(default_factory=set)
+    active: set[str] = field(default_factory=set)
     """Names of the alarms that were on at the last update."""
 
     def check(self, metrics: Mapping[str, float]) -> list[str]:
@@ -42,8 +42,8 @@ class Alarms:
         if self.first_entropy is None:
             self.first_entropy = metrics.get("entropy")
         found = self._entropy(metrics) | self._sample_size(metrics)
-        begun = [sentence for name, sentence in found.items() if name not in self.standing]
-        self.standing = set(found)
+        begun = [sentence for name, sentence in found.items() if name not in self.active]
+        self.active = set(found)
         return begun
 
     def _entropy(self, metrics: Mapping[str, float]) -> dict[str, str]:
@@ -153,7 +153,7 @@ class Watch:
         self._devices = devices
         self._alarms = alarms
 
-    def look(self, report: StepReport) -> None:
+    def observe(self, report: StepReport) -> None:
         """Complete the metrics of an update, and its alarms: a sentence for each that begins with it."""
         step, metrics = report.step, report.metrics
         seconds = metrics["seconds"]
@@ -165,7 +165,7 @@ class Watch:
                 )
                 metrics["mfu"] = operations / seconds / (self._peak * self._devices)
         report.alarms.extend(self._alarms.check(metrics))
-        metrics["alarms"] = float(len(self._alarms.standing))
+        metrics["alarms"] = float(len(self._alarms.active))
 
 
 def _device_name(device: torch.device) -> str:

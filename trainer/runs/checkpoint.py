@@ -101,7 +101,7 @@ def save_checkpoint(folder: Path, backend: PolicyBackend, state: State) -> State
                 save_file({key: t.contiguous() for key, t in tensors.items()}, partial / f"{name}.safetensors")
         if backend.ranks.joined:
             backend.ranks.wait()
-            full = msgspec.structs.replace(full, files=backend.ranks.told_by_zero(lambda: _file_digests(partial)))
+            full = msgspec.structs.replace(full, files=backend.ranks.on_rank_zero(lambda: _file_digests(partial)))
         if backend.rank == 0:
             (partial / STATE).write_bytes(msgspec.json.encode(full))
     return full
@@ -146,7 +146,7 @@ def _verified(folder: Path, backend: PolicyBackend) -> State:
     """The state of a checkpoint whose shards, where it has any, are as they were written."""
     state = read_state(folder)
     if state.files:
-        backend.ranks.told_by_zero(lambda: _verify_files(folder, state))
+        backend.ranks.on_rank_zero(lambda: _verify_files(folder, state))
     return state
 
 

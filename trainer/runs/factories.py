@@ -66,9 +66,9 @@ def make_backend(config: "TrainConfig", ranks: Ranks = ALONE, policy: Policy | N
     """
     if not ranks.joined:
         return SingleDevice(policy or policy_of(config), config.optimizer)
-    from trainer.backends.sharded import Sharded, loaded_by_zero
+    from trainer.backends.sharded import Sharded, loaded_on_rank_zero
 
-    policy = policy or loaded_by_zero(lambda empty: policy_of(config, ranks.device, empty=empty), ranks)
+    policy = policy or loaded_on_rank_zero(lambda empty: policy_of(config, ranks.device, empty=empty), ranks)
     return Sharded(policy, config.optimizer, ranks)
 
 
@@ -88,9 +88,9 @@ def make_reference(config: "TrainConfig", ranks: Ranks = ALONE) -> FrozenPolicy:
 
     if not ranks.joined:
         return FrozenPolicy(load(empty=False))
-    from trainer.backends.sharded import loaded_by_zero, shard_policy
+    from trainer.backends.sharded import loaded_on_rank_zero, shard_policy
 
-    policy = loaded_by_zero(load, ranks)
+    policy = loaded_on_rank_zero(load, ranks)
     shard_policy(policy, ranks)
     return FrozenPolicy(policy)
 

@@ -79,7 +79,7 @@ def fill_batches(
     passed = [(batch, backend.logprobs(batch)) for batch in filled]
     rows = [loss_rows(batch, loss, logprobs_N, None) for batch, logprobs_N in passed if not batch.dummy]
     sums = loss.prepare(rows) if rows else {}
-    return filled, backend.ranks.added({name: float(value) for name, value in sums.items()})
+    return filled, backend.ranks.summed({name: float(value) for name, value in sums.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ def _gradient(
     for batch in filled:
         for name, value in backend.forward_backward(batch, loss, statistics).items():
             parts[name].append(value)
-    return backend.ranks.added({name: math.fsum(map(float, values)) for name, values in parts.items()})
+    return backend.ranks.summed({name: math.fsum(map(float, values)) for name, values in parts.items()})
 
 
 def batches_frame(plan: Plan, reports: list[StepReport]) -> pl.DataFrame:

@@ -53,7 +53,7 @@ METRICS = {
     "tokens_per_second": "Tokens of the update per second, context included.",
     "mfu": "Share of the device's peak arithmetic, see trainer.monitor.watch.",
     "validation_nll": "Mean negative log-likelihood of the held-out episodes' action tokens, in nats.",
-    "alarms": "Alarms that stand.",
+    "alarms": "Alarms that are active.",
     "weight": "awr, bc_exp: mean weight min(exp(A / beta), w_max).",
     "weight_clipped": "awr, bc_exp: share of tokens whose weight is at the limit.",
     "weight_ess": "awr, bc_exp: effective sample size of the weights, as a share of the tokens.",

@@ -27,7 +27,6 @@ from trainer.data.plan.preparation import Prepared, find_source, prepare, prepar
 from trainer.data.select.refusals import refuse
 from trainer.monitor.loggers import check_installed
 from trainer.policy.model_folder import check_model_folder
-from trainer.runs.factories import default_learning_rate
 from trainer.runs.runs import (
     RunFolder,
     RunJob,
@@ -39,11 +38,11 @@ from trainer.runs.runs import (
     locked,
     newest_checkpoint,
     next_attempt,
-    prepared_together,
+    prepare_on_ranks,
     run_job,
     sweep,
 )
-from trainer.train_settings import idle_options, in_words
+from trainer.train_settings import describe_idle, idle_options
 
 if TYPE_CHECKING:
     from trainer.backends.base import PolicyBackend
@@ -87,6 +86,8 @@ def resolve(config: TrainConfig, policy: "Policy", max_length: int | None = None
     """The configuration with what it leaves open filled in; max_length is what fits the data."""
     import torch
 
+    from trainer.runs.factories import default_learning_rate
+
     return config.model_copy(
         update={
             "learning_rate": config.learning_rate or default_learning_rate(policy.num_trained),
@@ -121,11 +122,11 @@ def train(
     """
     ranks, folder = join_ranks(config.device), RunFolder(out)
     with locked(folder, ranks):
-        ranks.told_by_zero(lambda: _check_start(folder, config))
-        prepared = prepared_together(lk, config, lambda: _prepare(lk, config, origin), ranks)
-        ranks.told_by_zero(lambda: refuse(prepared.refusals))
+        ranks.on_rank_zero(lambda: _check_start(folder, config))
+        prepared = prepare_on_ranks(lk, config, lambda: _prepare(lk, config, origin), ranks)
+        ranks.on_rank_zero(lambda: refuse(prepared.refusals))
         if idle := idle_options(config):
-            prepared.notes.append(in_words(idle))
+            prepared.notes.append(describe_idle(idle))
         if on_plan is not None and ranks.leads:
             on_plan(prepared)
         backend = _backend(config, ranks)
@@ -178,7 +179,7 @@ def resume(
     folder = RunFolder(out)
     ranks = join_ranks(_device(folder))
     with locked(folder, ranks):
-        before = ranks.told_by_zero(lambda: _before(lk, folder))
+        before = ranks.on_rank_zero(lambda: _before(lk, folder))
         from trainer.monitor.watch import Alarms
         from trainer.runs.training_run import TrainingRun, TrainResult
 
@@ -187,7 +188,7 @@ def resume(
             notes = ["this run had finished already"]
             return TrainResult(record.job_id, newest["optimizer_step"], before.final, folder.final, notes)
         config = validated(TrainConfig, record.config, f"{folder.path / 'run.json'}: ")
-        ranks.told_by_zero(lambda: check_model(config))
+        ranks.on_rank_zero(lambda: check_model(config))
         prepared = prepare_at(lk.at(record.snapshot), config, record.source)
         if on_plan is not None and ranks.leads:
             on_plan(prepared)

@@ -30,6 +30,7 @@ from trainer.former_layout import renewed_record
 from trainer.losses.sft import SFT
 from trainer.policy.model_folder import stored_parameters
 from trainer.runs.offline import check_model, make_deterministic
+from trainer.runs.progress import counted
 from trainer.runs.runs import SPEED
 
 
@@ -117,10 +118,10 @@ def plan_rows(prepared: Prepared, *, epochs: int, seconds: float | None, how: st
     rows += _mixture(plan)
     rows += _staleness(plan, selection)
     for row in selection.drops.iter_rows(named=True):
-        tokens = "" if row["tokens"] is None else f", {row['tokens']:,} action tokens"
-        where = f"in {row['episodes']:,} episodes{tokens}"
-        rows.append((f"dropped: {row['reason']}", f"{row['steps']:,} steps", where))
-    rows += [(f"refused: {r.reason}", f"{r.steps:,} steps", r.message) for r in prepared.refusals]
+        tokens = "" if row["tokens"] is None else f", {counted(row['tokens'], 'action token')}"
+        where = f"in {counted(row['episodes'], 'episode')}{tokens}"
+        rows.append((f"dropped: {row['reason']}", counted(row["steps"], "step"), where))
+    rows += [(f"refused: {r.reason}", counted(r.steps, "step"), r.message) for r in prepared.refusals]
     rows.append(("estimated seconds", "unknown" if seconds is None else f"{seconds:.3g}", how))
     return pl.DataFrame(rows, schema=["item", "value", "note"], orient="row")
 
@@ -153,14 +154,12 @@ def _mixture(plan: Plan) -> list[Row]:
         if step.epoch == 0:
             drawn.update(plan.source_E[step.episodes_E].tolist())
     held = Counter(plan.source_E.tolist())
-    return [
-        (
-            f"mixture: {source.describe()}",
-            f"{drawn[number] / len(plan.source_E):.1%}",
-            f"{drawn[number]:,} draws per epoch of {held[number]:,} episodes, weight {source.weight:g}",
-        )
-        for number, source in enumerate(plan.config.mixture)
-    ]
+    rows: list[Row] = []
+    for number, source in enumerate(plan.config.mixture):
+        draws = f"{counted(drawn[number], 'draw')} per epoch of {counted(held[number], 'episode')}"
+        share = f"{drawn[number] / len(plan.source_E):.1%}"
+        rows.append((f"mixture: {source.describe()}", share, f"{draws}, weight {source.weight:g}"))
+    return rows
 
 
 def _staleness(plan: Plan, selection: Selection) -> list[Row]:
@@ -170,7 +169,7 @@ def _staleness(plan: Plan, selection: Selection) -> list[Row]:
     if not known:
         return []
     limit = "no limit" if plan.config.max_staleness is None else f"at most {plan.config.max_staleness}"
-    unknown = f", {behind.null_count():,} steps of unknown version" if behind.null_count() else ""
+    unknown = f", {counted(behind.null_count(), 'step')} of unknown version" if behind.null_count() else ""
     note = f"policy versions behind the newest, median {median(known):g}; {limit}{unknown}"
     return [("staleness", f"{min(known)} to {max(known)}", note)]
 

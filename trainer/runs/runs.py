@@ -158,7 +158,7 @@ def _differences(settings: Mapping[str, Any], stored: Mapping[str, Any], prefix:
 
 
 @dataclass(slots=True)
-class FollowedJob:
+class FollowerJob:
     """Rank 0's job as another rank sees it: it writes nothing."""
 
     job_id: int
@@ -180,7 +180,7 @@ class FollowedJob:
         """Rank 0 ends the job."""
 
 
-RunJob = Job | FollowedJob
+RunJob = Job | FollowerJob
 """The training job on any rank."""
 
 
@@ -196,7 +196,7 @@ def locked(folder: RunFolder, ranks: Ranks) -> Iterator[None]:
         def take() -> None:
             stack.enter_context(folder.locked())
 
-        ranks.told_by_zero(take)
+        ranks.on_rank_zero(take)
         yield
 
 
@@ -208,8 +208,8 @@ def run_job(make: Callable[[], Job], ranks: Ranks) -> RunJob:
         made.append(make())
         return made[0].job_id, made[0].attempt
 
-    job_id, attempt = ranks.told_by_zero(told)
-    return made[0] if made else FollowedJob(job_id, attempt)
+    job_id, attempt = ranks.on_rank_zero(told)
+    return made[0] if made else FollowerJob(job_id, attempt)
 
 
 def leased(lk: Lake, prepared: Prepared, run_id: str, ranks: Ranks) -> AbstractContextManager[object]:
@@ -217,7 +217,7 @@ def leased(lk: Lake, prepared: Prepared, run_id: str, ranks: Ranks) -> AbstractC
     return lk.lease(prepared.snapshot, f"train {run_id}") if ranks.leads else nullcontext()
 
 
-def prepared_together(lk: Lake, config: TrainConfig, make: Callable[[], Prepared], ranks: Ranks) -> Prepared:
+def prepare_on_ranks(lk: Lake, config: TrainConfig, make: Callable[[], Prepared], ranks: Ranks) -> Prepared:
     """The run's data and plan: rank 0 finds them, renders what is only text, and says where; the others do the same."""
     made: list[Prepared] = []
 
@@ -225,14 +225,14 @@ def prepared_together(lk: Lake, config: TrainConfig, make: Callable[[], Prepared
         made.append(make())
         return made[0].snapshot.versions, made[0].selection.source
 
-    versions, source = ranks.told_by_zero(told)
+    versions, source = ranks.on_rank_zero(told)
     return made[0] if made else prepare_at(lk.at(versions), config, source)
 
 
-_DOOMED = ".removed-"
+_REMOVED = ".removed-"
 
 
-def kept(written: Sequence[tuple[int, Path]], keep_last: int | None, best: int | None) -> list[tuple[int, Path]]:
+def retained(written: Sequence[tuple[int, Path]], keep_last: int | None, best: int | None) -> list[tuple[int, Path]]:
     """The (updates done, folder) of `written` that stay: the newest `keep_last` (None: all), and the best.
 
     `written` is in the order of updates, and `best` the updates done at the best validation.
@@ -245,7 +245,7 @@ def kept(written: Sequence[tuple[int, Path]], keep_last: int | None, best: int |
 
 def sweep(checkpoints: Path) -> None:
     """Remove what killed attempts left half written or half removed; nobody else may be writing there."""
-    for left in [*checkpoints.glob(f".*{PARTIAL}"), *checkpoints.glob(f"{_DOOMED}*")]:
+    for left in [*checkpoints.glob(f".*{PARTIAL}"), *checkpoints.glob(f"{_REMOVED}*")]:
         shutil.rmtree(left)
 
 
@@ -255,7 +255,7 @@ def prune(checkpoints: Path, keep: Sequence[Path]) -> list[Path]:
     names = {path.name for path in keep}
     removed = sorted(path for path in checkpoints.glob("step-*") if path.name not in names)
     for path in removed:
-        shutil.rmtree(path.rename(checkpoints / f"{_DOOMED}{path.name}"))
+        shutil.rmtree(path.rename(checkpoints / f"{_REMOVED}{path.name}"))
     return removed
 
 

@@ -32,8 +32,9 @@ from trainer.backends.ranks import join_ranks
 from trainer.config import TrainConfig
 from trainer.data.select.selection import select_episodes
 from trainer.runs.offline import OnPlan, resume, train
+from trainer.runs.progress import counted
 from trainer.runs.runs import RunFolder, check_unchanged
-from trainer.train_settings import has, idle_options, in_words, layered, says, without
+from trainer.train_settings import describe_idle, idle_options, is_idle, is_set, layered, without_option
 
 if TYPE_CHECKING:
     from trainer.runs.training_run import Progress, TrainResult
@@ -102,11 +103,11 @@ def _effective(stages: list[Stage], own: list[Mapping[str, Any]]) -> list[Stage]
     idle = [idle_options(stage.config, settings) for stage, settings in zip(stages, given, strict=True)]
     left: list[Stage] = []
     for stage, settings, useless, mine in zip(stages, given, idle, own, strict=True):
-        wrong = {option: why for option, why in useless.items() if has(mine, option)}
-        wrong |= {option: why for option, why in useless.items() if all(map(partial(says, option), idle))}
+        wrong = {option: why for option, why in useless.items() if is_set(mine, option)}
+        wrong |= {option: why for option, why in useless.items() if all(map(partial(is_idle, option), idle))}
         if wrong:
-            raise UsageError(f"stage {stage.name}: {in_words(wrong)}")
-        left.append(replace(stage, config=TrainConfig.model_validate(reduce(without, useless, settings))))
+            raise UsageError(f"stage {stage.name}: {describe_idle(wrong)}")
+        left.append(replace(stage, config=TrainConfig.model_validate(reduce(without_option, useless, settings))))
     return left
 
 
@@ -128,13 +129,13 @@ def train_stages(
     """
     notes: list[str] = []
     result: TrainResult | None = None
-    join_ranks(stages[0].config.device).told_by_zero(lambda: _check_episodes(lk, stages, out))
+    join_ranks(stages[0].config.device).on_rank_zero(lambda: _check_episodes(lk, stages, out))
     for stage in stages:
         folder, config = out / stage.name, stage.config
         if stage.follows and result is not None:
             config = config.model_copy(update={"model": str(result.model.resolve())})
         ranks = join_ranks(config.device)
-        record = ranks.told_by_zero(RunFolder(folder).read)
+        record = ranks.on_rank_zero(RunFolder(folder).read)
         if record is None:
             name = f"{run_id}/{stage.name}"
             result = train(lk, config, folder, run_id=name, on_step=on_step, on_plan=on_plan)
@@ -143,7 +144,7 @@ def train_stages(
             result = resume(lk, folder, on_step=on_step, on_plan=on_plan)
         notes += [f"stage {stage.name}: {note}" for note in result.notes]
         digest = result.weights_sha256[:16]
-        notes.append(f"stage {stage.name}: {result.optimizer_steps} optimizer steps, weights {digest}")
+        notes.append(f"stage {stage.name}: {counted(result.optimizer_steps, 'optimizer step')}, weights {digest}")
     assert result is not None
     return replace(result, notes=notes)
 

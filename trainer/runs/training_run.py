@@ -32,7 +32,8 @@ from trainer.policy.model_files import load_tokenizer
 from trainer.runs.checkpoint import State, load_checkpoint, save_checkpoint
 from trainer.runs.loop import StepReport, batches_frame, run_steps
 from trainer.runs.metrics import metrics_frame
-from trainer.runs.runs import SPEED, RunFolder, RunJob, RunRecord, kept, prune
+from trainer.runs.progress import counted
+from trainer.runs.runs import SPEED, RunFolder, RunJob, RunRecord, prune, retained
 
 
 def export_model(backend: PolicyBackend, config: TrainConfig, folder: Path) -> None:
@@ -91,7 +92,7 @@ class TrainingRun:
     history: list[Measurement] = field(default_factory=list)
     """Measurements on held-out episodes so far."""
     alarms: Alarms = field(init=False)
-    """Which stand."""
+    """Which are active."""
     written: list[tuple[int, Path]] = field(default_factory=list)
     """Checkpoints on disk that have a row: updates done and place, oldest first."""
     pending: list[StepReport] = field(default_factory=list)
@@ -111,7 +112,7 @@ class TrainingRun:
             notes += data_alarms(config.alarms, self.prepared.snapshot, self.prepared.selection)
         done = first if self._stopped else self._update(first, on_step, evaluate)
         if self._stopped:
-            notes.append(f"stopped after {done} updates: no improvement in {self._patience} measurements")
+            notes.append(f"stopped after {counted(done, 'update')}: no improvement in {self._patience} measurements")
         if config.validation is not None and config.validation.export:
             self._load_best()
         export_model(self.backend, config, self.folder.final)
@@ -132,7 +133,7 @@ class TrainingRun:
                 improved = self._validate(done, total, report)
                 if evaluate is not None:
                     report.metrics.update(evaluate(self.backend.policy, done))
-                watch.look(report)
+                watch.observe(report)
                 self.pending.append(report)
                 self.tokens += report.step.tokens
                 self.seconds += report.metrics["seconds"]
@@ -204,7 +205,7 @@ class TrainingRun:
             config=record.config,
             validations=self.history,
             first_entropy=self.alarms.first_entropy,
-            standing_alarms=sorted(self.alarms.standing),
+            standing_alarms=sorted(self.alarms.active),
         )
         state = save_checkpoint(place, self.backend, state)
         self.job.write("batches", batches_frame(self.prepared.plan, self.pending))
@@ -227,7 +228,7 @@ class TrainingRun:
         }
         self.job.write("checkpoints", pl.DataFrame([row]))
         self.pending.clear()
-        self.written = kept([*self.written, (done, place)], self.config.keep_last, self._best_step)
+        self.written = retained([*self.written, (done, place)], self.config.keep_last, self._best_step)
         if self.config.keep_last is not None and self.backend.ranks.leads:
             prune(self.folder.checkpoints, [path for _, path in self.written])
 

@@ -69,7 +69,8 @@ class Plan:
             if most == [Drop.OVER_LENGTH] and selection.too_long is not None:
                 advice = f"Raise --max-length, now {selection.max_length}: {selection.too_long.every} leaves out none"
             raise DataRefusedError(
-                f"nothing is left to train on: {selection.episodes} episodes selected, steps dropped: {reasons}. "
+                f"nothing is left to train on: {selection.episodes} episode{'s' * (selection.episodes != 1)} selected, "
+                f"steps dropped: {reasons}. "
                 f"{advice}, or see what each reason means in docs/guides/training.md"
             )
         self.members = members

@@ -20,8 +20,8 @@ from lake.read.snapshot import Snapshot
 from trainer.config import TrainConfig
 from trainer.data.plan.plan import Plan
 from trainer.data.render.chat import refuse_unrendered
-from trainer.data.render.render import Renderer, engine_encoding, render_missing, rendered_beside, rendered_encoding
-from trainer.data.select.refusals import Refusal, doubts, find_refusals, refuse_text
+from trainer.data.render.render import Renderer, engine_encoding, render_missing, render_to_scratch, rendered_encoding
+from trainer.data.select.refusals import Refusal, assumptions, find_refusals, refuse_text
 from trainer.data.select.selection import Selection, provenance_of, select, select_episodes
 from trainer.losses import Needs
 from trainer.losses.sft import SFT
@@ -86,7 +86,7 @@ def prepare(
             # What is current in the snapshot that the run pins, whatever ended meanwhile.
             source = find_source(snapshot, config)
         else:
-            snapshot, done = rendered_beside(scratch, snapshot, renderer, everything)
+            snapshot, done = render_to_scratch(scratch, snapshot, renderer, everything)
         refuse_unrendered(done)
         notes.append(done.describe())
     if source is not None:
@@ -155,7 +155,7 @@ def prepare_at(
     plan = Plan(selection, config)
     if not refusals and selection.encoding_id not in (None, own()):
         _check_foreign(selection, config, notes)
-    notes += doubts(selection.members, loss)
+    notes += assumptions(selection.members, loss)
     validation = None if held_out.is_empty() else _validation_plan(snapshot, plan.config, own, held_out)
     return Prepared(snapshot, selection, plan, refusals, notes, validation)
 

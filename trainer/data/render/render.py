@@ -262,7 +262,7 @@ def render_missing(
     return done
 
 
-def rendered_beside(
+def render_to_scratch(
     scratch: Lake, snapshot: Snapshot, renderer: Renderer, episode_ids: pl.Series
 ) -> tuple[Snapshot, Rendering]:
     """As `render_missing`, but into another, empty lake, so that the rows can be counted and are then forgotten.
@@ -271,12 +271,12 @@ def rendered_beside(
     """
     if unrendered(snapshot, renderer, episode_ids).is_empty():
         return snapshot, Rendering(Counter({"rendered": 0, "present": len(episode_ids)}))
-    empty = Composed(snapshot, scratch.snapshot())
+    empty = SnapshotWithTokens(snapshot, scratch.snapshot())
     done = render_missing(scratch, empty, renderer, episode_ids, {})
-    return Composed(snapshot, scratch.snapshot()), done
+    return SnapshotWithTokens(snapshot, scratch.snapshot()), done
 
 
-class Composed(Snapshot):
+class SnapshotWithTokens(Snapshot):
     """A snapshot whose token rows are those of another lake."""
 
     def __init__(self, snapshot: Snapshot, tokens: Snapshot) -> None:

@@ -87,7 +87,7 @@ def credit_columns(needs: "Needs") -> tuple[str, ...]:
     return ("a_episode",) if needs.pairs or needs.labels else ()
 
 
-def leave_out(members: pl.DataFrame, preferences: Preferences, reason: str) -> pl.DataFrame:
+def drop_uncompared(members: pl.DataFrame, preferences: Preferences, reason: str) -> pl.DataFrame:
     """Members in which only what is compared is trained; the rest gets a reason, unless it has one already."""
     keys = _STEP if preferences.kind == "step" else ["episode_id"]
     compared = preferences.sides.select(*keys, compared=pl.lit(value=True)).unique()
@@ -100,8 +100,8 @@ def leave_out(members: pl.DataFrame, preferences: Preferences, reason: str) -> p
     ).drop("compared")
 
 
-def arrange(members: pl.DataFrame, preferences: Preferences) -> pl.DataFrame:
-    """The members of the sides, of sequences with a trained step, after `leave_out`.
+def arrange_sides(members: pl.DataFrame, preferences: Preferences) -> pl.DataFrame:
+    """The members of the sides, of sequences with a trained step, after `drop_uncompared`.
 
     Labels: the members and `sign`. Pairs: the members of each side and `pair`, `sign`, sorted by pair, chosen side
     first. If a side is grafted, also `takes_context` and `takes_action`: which part of the row belongs to it.

@@ -76,7 +76,7 @@ def find_refusals(snapshot: Snapshot, members: pl.DataFrame, loss: Loss) -> list
     return [*_distribution(snapshot, trained, loss), *_advantages(trained, loss), *_preferences(trained, loss)]
 
 
-def doubts(members: pl.DataFrame, loss: Loss) -> list[str]:
+def assumptions(members: pl.DataFrame, loss: Loss) -> list[str]:
     """What a ratio takes on trust, as sentences for the user."""
     trained = members.filter(pl.col("trained"))
     silent = trained.filter(pl.col("top_p").is_null() | pl.col("top_k").is_null()).height

@@ -19,7 +19,7 @@ from lake.read.snapshot import Snapshot
 from trainer.config import TrainConfig
 from trainer.data.select.mixture import assign
 from trainer.data.select.pairs import Finding
-from trainer.data.select.preferences import arrange, credit_columns, find_preferences, leave_out
+from trainer.data.select.preferences import arrange_sides, credit_columns, drop_uncompared, find_preferences
 from trainer.data.select.refusals import Drop, refuse_step_advantages
 from trainer.data.select.sequences import choose_encoding, link_sequences, read_token_rows, staleness
 from trainer.losses import Needs
@@ -58,7 +58,7 @@ class Selection:
     members: pl.DataFrame
     """Rows of sequences with at least one trained step, up to its last trained step; sorted by episode_id, sequence,
     step_index. Beside the columns of `trainer.data.select.sequences`: trained, loss_tokens, advantage. Those of losses
-    on preferences are arranged as `trainer.data.select.preferences.arrange` says."""
+    on preferences are arranged as `trainer.data.select.preferences.arrange_sides` says."""
     drops: pl.DataFrame
     """reason, episodes, steps, tokens: what carries no loss. tokens counts action tokens."""
     episodes: int
@@ -160,11 +160,11 @@ def select(
     preferences = None
     if needs.pairs or needs.labels:
         preferences = find_preferences(snapshot, members, credit, config, needs, sources)
-        members = leave_out(members, preferences, Drop.UNPAIRED if needs.pairs else Drop.UNLABELLED)
+        members = drop_uncompared(members, preferences, Drop.UNPAIRED if needs.pairs else Drop.UNLABELLED)
     drops = _drops(members, episodes)
     members = _trim(members)
     if preferences is not None:
-        members = arrange(members, preferences)
+        members = arrange_sides(members, preferences)
     mean, scale, ties = _normalisation(members) if needs.normalised_advantages else (0.0, 1.0, False)
     groups, dead_groups = _groups(credit, dead_flags)
     return Selection(
