@@ -17,11 +17,7 @@ from lake.errors import UsageError
 
 @contextmanager
 def file_faults() -> Iterator[None]:
-    """A file of the run that cannot be read or written, as one line.
-
-    Raises:
-        LakeAccessError: names the file, and what to do.
-    """
+    """A file of the run that cannot be read or written becomes a LakeAccessError of one line, with what to do."""
     from safetensors import SafetensorError
 
     from lake.errors import LakeAccessError, TrajlakeError
@@ -115,13 +111,12 @@ def demo(lake_uri: str | None, seed: int, iterations: int, shuffle_advantages: b
     `trajlake view`.
     """
     from pydantic import ValidationError
-    from transformers.utils import logging
 
     import lake
     from lake.errors import UsageError
     from trainer.online.demo import DemoConfig, free_lake_folder, run_demo
 
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    quiet()
     began = time.monotonic()
     try:
         config = DemoConfig(seed=seed, iterations=iterations, shuffle_advantages=shuffle_advantages)
@@ -283,13 +278,11 @@ def rescore(checkpoint: str, lake_uri: str, name: str | None, output_format: str
     RUN[@STEP] or JOB[@STEP]. What it has scored already is left out, so a killed run goes on where it was. Prints how
     far its log-probabilities are from the recorded ones, by run and policy version (the view mismatch).
     """
-    from transformers.utils import logging
-
     import lake
     from lake import ids
     from trainer.evaluation.rescore import rescore as run_rescore
 
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    quiet()
     lk = lake.open(lake_uri)
     options = {option: value for option, value in flags.items() if value is not None}
     with _bar() as progress:

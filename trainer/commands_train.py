@@ -144,7 +144,8 @@ def train(
             _check_repeat(given, config_file, resume=resume, plan_only=plan_only)
         settings = read_settings(config_file, given)
         stages = read_stages(settings) if repeated is None else []
-        is_new = repeated is None and not stages and not (resume and _has_run(out))
+        was_started = (out / "run.json").exists() or any(out.glob("*/run.json"))
+        is_new = repeated is None and not stages and not (resume and was_started)
         config = configured(settings) if is_new else None
         lk = lake.open(lake_uri)
     quiet()
@@ -172,22 +173,13 @@ def train(
 
 
 def _check_flags(ranks: int | None, *, plan_only: bool, measure: bool) -> None:
-    """Flags that are about the command and not about the run.
-
-    Raises:
-        UsageError: less than one rank, or --measure without --plan.
-    """
+    """Refuse (UsageError) less than one rank, and --measure without --plan: flags about the command, not the run."""
     from lake.errors import UsageError
 
     if ranks is not None and ranks < 1:
         raise UsageError(f"--ranks is {ranks}; it takes a number of processes, from 1")
     if measure and not plan_only:
         raise UsageError("--measure times a model for --plan; leave it out, or add --plan")
-
-
-def _has_run(out: Path) -> bool:
-    """Whether a run, or a stage of one, was started in a folder."""
-    return (out / "run.json").exists() or any(out.glob("*/run.json"))
 
 
 def _trained(
@@ -231,11 +223,7 @@ def _trained(
 
 
 def _check_repeat(given: dict[str, Any], config_file: str | None, *, resume: bool, plan_only: bool) -> None:
-    """A repetition has the configuration of the run it repeats.
-
-    Raises:
-        UsageError: other options were given.
-    """
+    """Refuse (UsageError) other options: a repetition has the configuration of the run it repeats."""
     from lake.errors import UsageError
     from lake.settings import leaves
     from trainer.train_settings import flag_of

@@ -121,11 +121,7 @@ def idle_options(config: TrainConfig, given: Mapping[str, Any] | None = None) ->
 
 
 def check_effect(config: TrainConfig, place: str = "") -> None:
-    """Refuse options without effect, among those that were given when the configuration was made.
-
-    Raises:
-        UsageError: names each, and what would have effect.
-    """
+    """Refuse (UsageError) options without effect among those that were given, naming what would have effect."""
     if idle := idle_options(config, config.model_dump(exclude_unset=True)):
         raise UsageError(place + describe_idle(idle))
 

@@ -75,6 +75,19 @@ def loss_rows(
     )
 
 
+def check_layout(found: Mapping[str, tuple[torch.Size, torch.dtype]], own: Mapping[str, Tensor]) -> None:
+    """Refuse (ContractError) stored weights with other names, shapes or dtypes than the model's own."""
+    if own.keys() != found.keys():
+        odd = sorted(own.keys() ^ found.keys())
+        raise ContractError(f"the weights are of another model: {len(odd)} names differ, for example {odd[0]}")
+    for name, tensor in own.items():
+        if (tensor.shape, tensor.dtype) != found[name]:
+            size, dtype = found[name]
+            raise ContractError(
+                f"weight {name} is {dtype} {tuple(size)}; the model has {tensor.dtype} {tuple(tensor.shape)}"
+            )
+
+
 class FrozenPolicy:
     """A policy that is only asked for log-probabilities: a reference."""
 
@@ -169,8 +182,7 @@ class PolicyBackend(FrozenPolicy, ABC):
     def as_proximal(self) -> Iterator[None]:
         """While the block lasts the trained weights are those of the copy; score in it, and do nothing else.
 
-        Raises:
-            ContractError: no copy was kept.
+        A ContractError where no copy was kept.
         """
         if self.proximal is None:
             msg = "there is no proximal policy here: start at an optimizer step that begins its period, or resume"
@@ -200,13 +212,8 @@ class PolicyBackend(FrozenPolicy, ABC):
             ContractError: other names, shapes or dtypes than the model's.
         """
         own = self.policy.trained_state()
-        if own.keys() != weights.keys():
-            odd = sorted(own.keys() ^ weights.keys())
-            raise ContractError(f"the weights are of another model: {len(odd)} names differ, for example {odd[0]}")
+        check_layout({name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()}, own)
         for name, tensor in weights.items():
-            if tensor.shape != own[name].shape or tensor.dtype != own[name].dtype:
-                found, wanted = (f"{t.dtype} {tuple(t.shape)}" for t in (tensor, own[name]))
-                raise ContractError(f"weight {name} is {found}; the model has {wanted}")
             # Copied into memory that torch allocated: mapped file memory is not aligned, and kernels may sum in
             # another order there.
             own[name].copy_(self._placed(tensor, own[name]))

@@ -113,11 +113,7 @@ def is_first_rank() -> bool:
 
 @contextmanager
 def reported_once() -> Iterator[None]:
-    """What every rank finds wrong by itself, such as a setting, is said by rank 0 alone.
-
-    Raises:
-        SystemExit: on the other ranks, in place of the fault.
-    """
+    """What every rank finds wrong by itself, such as a setting, is said by rank 0; the others exit (SystemExit)."""
     try:
         yield
     except TrajlakeError:

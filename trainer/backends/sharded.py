@@ -30,9 +30,8 @@ from torch.distributed.device_mesh import init_device_mesh  # noqa: TID253
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard  # noqa: TID253
 from torch.distributed.tensor import DTensor, distribute_tensor  # noqa: TID253
 
-from lake.errors import ContractError
 from trainer.atomic import atomic_folder, partial_place
-from trainer.backends.base import PolicyBackend
+from trainer.backends.base import PolicyBackend, check_layout
 from trainer.backends.ranks import Ranks
 from trainer.config import OptimizerConfig
 from trainer.policy.model import Policy, layers_of
@@ -81,15 +80,7 @@ def load_shards(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> No
     Raises:
         ContractError: other names, shapes or dtypes than the shards hold.
     """
-    found = shapes_in(folder)
-    if found.keys() != tensors.keys():
-        odd = sorted(found.keys() ^ tensors.keys())
-        raise ContractError(f"the weights are of another model: {len(odd)} names differ, for example {odd[0]}")
-    for name, tensor in tensors.items():
-        if (tensor.shape, tensor.dtype) != found[name]:
-            size, dtype = found[name]
-            msg = f"weight {name} is {dtype} {tuple(size)}; the model has {tensor.dtype} {tuple(tensor.shape)}"
-            raise ContractError(msg)
+    check_layout(shapes_in(folder), tensors)
     if tensors:
         with warnings.catch_warnings():
             # One device reading what several ranks wrote is what is meant.

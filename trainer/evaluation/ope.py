@@ -249,8 +249,7 @@ def _row(estimator: Estimator, turns: Turns) -> tuple[object, ...]:
 def _compared_with_recorded(snapshot: Snapshot, acted: Scored, episode_ids: pl.Series) -> str:
     """How far the behaviour checkpoint is from what was recorded of the policy that acted, for the user.
 
-    Raises:
-        DataRefusedError: farther than arithmetic explains.
+    A DataRefusedError where that is farther than arithmetic explains.
     """
     mine = snapshot.sql(_GAPS, [acted.series_id]).filter(pl.col("episode_id").is_in(episode_ids.implode()))
     gaps = mine.group_by("policy_version").agg(gap=pl.col("abs_difference").sum() / pl.col("tokens").sum()).sort("gap")

@@ -143,8 +143,7 @@ def _code() -> list[ModuleType]:
 def _named(snapshot: Snapshot, name: str, digest: str) -> tuple[str, list[str]]:
     """The name of some weights in `ratios`: the one they have there, else the one they are given; and a note.
 
-    Raises:
-        UsageError: the name stands for other weights, or for the recorded log-probabilities.
+    A UsageError where the name stands for other weights, or for the recorded log-probabilities.
     """
     if name == STORED:
         msg = f"{STORED!r} means the recorded log-probabilities (trajlake ope); give the checkpoint another --name"
@@ -194,11 +193,7 @@ class _Run:
         return collected(snapshot.scan("ratios").filter(pl.col("series_id") == self.series_id).select(KEYS))
 
     def commit_all(self, scored: Iterable[pl.DataFrame], seconds: float) -> Iterator[int]:
-        """Commit scored actions as they come.
-
-        Yields:
-            Actions seen so far.
-        """
+        """Commit scored actions as they come, after so many seconds at most; yields the number seen so far."""
         committed = time.monotonic()
         for rows in scored:
             self._waiting.append(rows)
@@ -212,8 +207,7 @@ class _Run:
     def commit(self) -> None:
         """Make what waits visible, without what another run has scored or someone has taken out meanwhile.
 
-        Raises:
-            ConflictError: that happens again and again.
+        A ConflictError if that happens again and again.
         """
         if not self._waiting:
             return

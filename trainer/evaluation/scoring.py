@@ -63,11 +63,8 @@ def chunks(selection: Selection, tokens: int = CHUNK_TOKENS) -> Iterator[Selecti
 def score(policy: "Policy", snapshot: Snapshot, selection: Selection, config: TrainConfig) -> Iterator[pl.DataFrame]:
     """Score the trained steps of a selection.
 
-    Yields:
-        A frame per plan step: `KEYS`, n_action, temperature, logprobs (list of float32, one per token of the action).
-
-    Raises:
-        ContractError: a token id outside the policy's vocabulary.
+    Each plan step gives a frame: `KEYS`, n_action, temperature, logprobs (list of float32, one per token of the
+    action). A ContractError where a token id is outside the policy's vocabulary.
     """
     plan = Plan(selection, config)
     with Stream(snapshot, plan, _NEEDS, config) as stream, torch.no_grad():

@@ -8,7 +8,6 @@ An attempt is an episode that was started from the task. What came out of anothe
 continuation) is none. The score is the return that the environment reported, or a scorer's value; one that is not known
 stays NULL, and is counted apart.
 
-
 pass@k: at least one of k attempts succeeds. Unbiased from n >= k attempts (Chen et al. 2021, arXiv 2107.03374):
 
     pass@k = 1 - C(n - c, k) / C(n, k)
@@ -18,7 +17,6 @@ pass^k: all of k attempts succeed (tau-bench: Yao et al. 2024, arXiv 2406.12045)
     pass^k = C(c, k) / C(n, k)
 
 Both are averaged over tasks. With fewer than k attempts a task says nothing.
-
 
 The test flips the sign of each task's difference (Fisher 1935): if neither policy were better, each sign would be as
 likely as the other. All 2^m patterns of the m tasks that differ are counted up to m = 20, random ones beyond.
@@ -107,14 +105,6 @@ class Comparison(NamedTuple):
     p: float | None
     test: str | None
     tasks: int
-
-    @staticmethod
-    def schema(label: str) -> dict[str, pl.DataType]:
-        """Columns and types, a label before them."""
-        numbers: dict[str, pl.DataType] = dict.fromkeys(
-            ("value", "against", "difference", "low", "high", "p"), pl.Float64()
-        )
-        return {label: pl.String()} | numbers | {"test": pl.String(), "tasks": pl.Int64()}
 
 
 def compare_paired(pairs_P2: Floats, *, seed: int) -> Comparison:
@@ -280,4 +270,6 @@ def against_rows(
         ]
         found = compare_paired(np.array(pairs, np.float64).reshape(-1, 2), seed=seed)
         rows.append({"measure": measure} | found._asdict())
-    return pl.DataFrame(rows, schema=Comparison.schema("measure"))
+    types = {"measure": pl.String(), "test": pl.String(), "tasks": pl.Int64()}
+    columns = ("measure", *Comparison._fields)
+    return pl.DataFrame(rows, schema={name: types.get(name, pl.Float64()) for name in columns})

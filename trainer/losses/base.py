@@ -232,11 +232,7 @@ class TokenLoss(Loss, ABC):
 
 
 def required(value: Tensor | None, name: str) -> Tensor:
-    """The tensor, which the loss declared that it needs.
-
-    Raises:
-        ValueError: the caller left it out.
-    """
+    """The tensor, which the loss declared that it needs; a ValueError where the caller left it out."""
     if value is None:
         raise ValueError(f"this loss needs {name}")
     return value
@@ -258,14 +254,10 @@ def unit_sum(value_N: Tensor, unit_N: Tensor, units: int) -> Tensor:
     return value_N.new_zeros(units).index_add(0, unit_N, value_N)
 
 
-def unit_tokens(value_N: Tensor, unit_N: Tensor, units: int) -> Tensor:
-    """Tokens of each unit, at least 1: floats [U] in the dtype of `value_N`."""
-    return unit_sum(value_N.new_ones(len(unit_N)), unit_N, units).clamp(min=1)
-
-
 def unit_mean(value_N: Tensor, unit_N: Tensor, units: int) -> Tensor:
     """Mean of the values of each unit: floats [U]; 0 for a unit without a token."""
-    return unit_sum(value_N, unit_N, units) / unit_tokens(value_N, unit_N, units)
+    tokens_U = unit_sum(value_N.new_ones(len(unit_N)), unit_N, units).clamp(min=1)
+    return unit_sum(value_N, unit_N, units) / tokens_U
 
 
 STALENESS_BUCKETS: tuple[tuple[str, float, float], ...] = (

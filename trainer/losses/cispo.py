@@ -7,8 +7,6 @@ weight. r_max = 5 and no lower limit are ScaleRL's choice (arXiv 2510.13786); th
 well.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from pydantic import Field

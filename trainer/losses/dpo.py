@@ -9,8 +9,6 @@ not dominate. Over several turns the partition function of DPO's derivation does
 mends it; pairs of single steps that share their context do not have the problem.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from trainer.losses.base import LossResult, LossRows, required, unit_mean, unit_sum

@@ -7,8 +7,6 @@ pushes only until beta (lp_b - lp) = -A. beta = 0.1 is our default: verl has the
 loss and gives its beta no default.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from pydantic import Field

@@ -12,8 +12,6 @@ Use it on data of the current policy sampled at temperature 1, or knowing that i
 without bound then.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import ClassVar, Literal, Self
 

@@ -48,11 +48,7 @@ class JsonlLogger:
 
 
 class TensorBoardLogger:
-    """Metrics as TensorBoard scalars, with a file of events for each attempt.
-
-    Raises:
-        MissingExtraError: TensorBoard is not installed.
-    """
+    """Metrics as TensorBoard scalars, with a file of events for each attempt."""
 
     def __init__(self, folder: Path) -> None:
         self._writer: Any = _module("tensorboard").SummaryWriter(str(folder))
@@ -71,11 +67,8 @@ class WandbLogger:
     """Metrics as a Weights & Biases run, which a resumed run continues.
 
     The environment decides the rest (WANDB_MODE, WANDB_PROJECT, WANDB_API_KEY); the API key is never read here. `key`
-    is the same for every attempt of a run, and for no other run.
-
-    Raises:
-        MissingExtraError: wandb is not installed.
-        UsageError: wandb does not start: no key, no network.
+    is the same for every attempt of a run, and for no other run. A UsageError where wandb does not start: no key, no
+    network.
     """
 
     def __init__(self, folder: Path, run_id: str, key: str, config: Mapping[str, Any]) -> None:
@@ -116,11 +109,7 @@ def open_loggers(
 
 
 def check_installed(names: Sequence[LoggerName]) -> None:
-    """Refuse loggers that are not installed, before a run is started for which they are wanted.
-
-    Raises:
-        MissingExtraError: names the first that is not.
-    """
+    """Refuse (MissingExtraError) loggers that are not installed, before a run is started for which they are wanted."""
     for name in names:
         _module(name)
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 import torch  # noqa: TID253 - loaded by commands only when they train
 
-from lake.judgements.credit import Credit
 from lake.read.snapshot import Snapshot
 from trainer.config import AlarmConfig, TrainConfig
 from trainer.data.select.selection import Selection
@@ -86,19 +85,13 @@ def data_alarms(config: AlarmConfig, snapshot: Snapshot, selection: Selection) -
                 "their siblings all scored the same; collect harder or easier tasks, or score more finely"
             )
     if config.shared_anchors is not None and selection.source is not None:
-        shared = shared_anchor_share(snapshot, selection.source)
-        if shared is not None and shared < config.shared_anchors:
+        shared, steps = snapshot.sql(_SHARED.format(rows=selection.source.rows)).row(0)
+        if steps and shared / steps < config.shared_anchors:
             found.append(
-                f"{shared:.1%} of the steps share their anchor state with a sibling (below "
+                f"{shared / steps:.1%} of the steps share their anchor state with a sibling (below "
                 f"{config.shared_anchors:.0%}): step advantages vanish; `trajlake anchors` compares other definitions"
             )
     return found
-
-
-def shared_anchor_share(snapshot: Snapshot, source: Credit) -> float | None:
-    """Share of the credited steps whose anchor two or more episodes visited; None without anchors."""
-    shared, steps = snapshot.sql(_SHARED.format(rows=source.rows)).row(0)
-    return shared / steps if steps else None
 
 
 _PEAKS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12}
@@ -118,7 +111,7 @@ class ModelShape:
     """Heads times head dimension."""
 
     def update_operations(self, *, tokens: int, squared_lengths: int, loss_tokens: int) -> float:
-        """Floating point operations of an optimizer step; squared_lengths is a sum over its sequences."""
+        """Floating point operations of an optimizer step; squared_lengths is the sum over its sequences."""
         attention = 6.0 * self.layers * self.width * squared_lengths
         return 6.0 * self.body * tokens + attention + 6.0 * self.head * loss_tokens
 
@@ -147,9 +140,8 @@ class Watch:
 
     def __init__(self, config: TrainConfig, policy: Policy, devices: int, alarms: Alarms) -> None:
         self._shape = model_shape(policy)
-        self._peak = peak_operations(_device_name(policy.device))
-        if config.peak_tflops is not None:
-            self._peak = config.peak_tflops * 1e12
+        device = torch.cuda.get_device_name(policy.device) if policy.device.type == "cuda" else "cpu"
+        self._peak = peak_operations(device) if config.peak_tflops is None else config.peak_tflops * 1e12
         self._devices = devices
         self._alarms = alarms
 
@@ -166,7 +158,3 @@ class Watch:
                 metrics["mfu"] = operations / seconds / (self._peak * self._devices)
         report.alarms.extend(self._alarms.check(metrics))
         metrics["alarms"] = float(len(self._alarms.active))
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -178,10 +178,9 @@ def house(split: Split) -> MakeEnvironment:
 
 
 def run_demo(lake: Lake, config: DemoConfig, say: Say) -> DemoResult:
-    """Run the demo on a lake that does not hold it yet; models go to the folder `models` beside its tables.
+    """Run the demo on a lake; models go to the folder `models` beside its tables.
 
-    Raises:
-        UsageError: the lake holds the demo already.
+    A UsageError where the lake holds the demo already.
     """
     runs = lake.sql("SELECT run_id FROM job_runs WHERE run_id = ?", [RUN])
     if not runs.is_empty():

@@ -78,10 +78,6 @@ class LoopConfig(BaseModel):
         quoted = self.run_id.replace("'", "''")
         return f"run_id = '{quoted}' AND collection_round = {number}"
 
-    def learning_rate_of(self, number: int) -> float:
-        """Learning rate of a round."""
-        return self.learning_rate * (1 - (1 - self.final_fraction) * number / self.rounds)
-
     def update_config(self, model: str, number: int) -> TrainConfig:
         """The update phase of a round, on its rollouts."""
         return TrainConfig(
@@ -207,7 +203,7 @@ def _update(
             snapshot,
             find_credit(snapshot, ids.to_text(credit_job)),
             config.update_config(config.run_id, number),
-            learning_rate=config.learning_rate_of(number),
+            learning_rate=config.learning_rate * (1 - (1 - config.final_fraction) * number / config.rounds),
             first_step=first_step,
             own_encoding=engine_encoding(tokenizer),
         )

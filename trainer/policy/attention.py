@@ -15,7 +15,7 @@ mask, of its own length.
 """
 
 import warnings
-from functools import cache
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -41,16 +41,13 @@ class Layout:
         self.device = device
         self.lengths = [end - start for start, end in pairwise(boundaries)]
         self.longest = max(self.lengths)
-        self._cumulative: Tensor | None = None
         self._bands: dict[tuple[int, int], Tensor] = {}
         self._block_masks: dict[int | None, BlockMask] = {}
 
-    @property
+    @cached_property
     def cumulative(self) -> Tensor:
         """The boundaries as an int32 tensor on the device."""
-        if self._cumulative is None:
-            self._cumulative = torch.tensor(self.boundaries, dtype=torch.int32, device=self.device)
-        return self._cumulative
+        return torch.tensor(self.boundaries, dtype=torch.int32, device=self.device)
 
     def band(self, length: int, window: int) -> Tensor:
         """Which keys a query may see, [length, length], true inside the window: itself and window - 1 before it."""
@@ -85,10 +82,9 @@ def _checked(
     unsupported: Any,
     kind: str,
 ) -> Layout:
-    """The layout, after checking that nothing was asked for that packed attention does not do.
+    """The layout, after refusing (UsageError) what packed attention does not do.
 
-    Raises:
-        UsageError: no layout, a mask, dropout, attention sinks, or a soft cap.
+    That is: no layout, a mask, dropout, attention sinks, or a soft cap.
     """
     if attention_mask is not None or layout is None or dropout:
         asked = "a mask" if attention_mask is not None else "dropout" if dropout else "no layout of the sequences"

@@ -49,7 +49,7 @@ def merged(weights: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
     Takes every weight of the adapted model by name, as plain tensors; each layer of the model knows its scale and
     orientation. Names are those before the model was adapted; tensors are new where something was added.
     """
-    plain = {name.replace(".base_layer.", "."): t for name, t in weights.items() if not _is_adapter(name)}
+    plain = {name.replace(".base_layer.", "."): t for name, t in weights.items() if ".lora_" not in name}
     for prefix, layer in model.named_modules():
         if f"{prefix}.lora_A.{ADAPTER}.weight" not in weights:
             continue
@@ -73,10 +73,6 @@ def save_adapters(folder: Path, weights: dict[str, Tensor], config: LoRAConfig, 
     options.save_pretrained(str(folder))
 
 
-def _is_adapter(name: str) -> bool:
-    return ".lora_" in name
-
-
 def _peft_config(peft: Any, config: LoRAConfig, base: str | None) -> Any:
     targets = config.targets if isinstance(config.targets, str) else list(config.targets)
     return peft.LoraConfig(
@@ -90,11 +86,7 @@ def _peft_config(peft: Any, config: LoRAConfig, base: str | None) -> Any:
 
 
 def _peft() -> Any:
-    """The package peft.
-
-    Raises:
-        UsageError: it is not installed.
-    """
+    """The package peft; a UsageError where it is not installed."""
     try:
         import peft
     except ImportError as error:

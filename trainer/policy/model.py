@@ -38,27 +38,25 @@ def layers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
 def recompute_layers(model: torch.nn.Module) -> None:
     """Change a model so that its blocks are recomputed in the backward pass; values and gradients stay the same.
 
-    Raises:
-        UsageError: the architecture does not say what its blocks are.
+    A UsageError where the architecture does not say what its blocks are.
     """
     layers = layers_of(model)
     if not layers:
         msg = f"{type(model).__name__} does not support gradient checkpointing; leave gradient_checkpointing out"
         raise UsageError(msg)
     for layer in layers:
-        layer.forward = _Recomputed(layer.forward)
+        layer.forward = _recomputed(layer.forward)
 
 
-class _Recomputed:
+def _recomputed(forward: Any) -> Any:
     """A forward function that is run again in the backward pass."""
 
-    def __init__(self, forward: Any) -> None:
-        self._forward = forward
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
-            return self._forward(*args, **kwargs)
-        return checkpoint(self._forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+    return run
 
 
 HEAD_ELEMENTS = 1 << 25
@@ -281,8 +279,7 @@ EXACT, NARROW = 1e-4, 0.1
 def check_policy(policy: "Policy") -> None:
     """Compare packed log-probabilities with those of transformers' own forward pass, one sequence at a time.
 
-    Raises:
-        UsageError: they differ, or the model cannot be run packed.
+    A UsageError where they differ, or the model cannot be run packed.
     """
     batch = _small_batch(policy.vocabulary).to(policy.device)
     with torch.no_grad():
@@ -299,11 +296,7 @@ def check_policy(policy: "Policy") -> None:
 
 
 def check_device(device: str) -> None:
-    """Whether torch can use a device.
-
-    Raises:
-        UsageError: it cannot.
-    """
+    """Refuse (UsageError) a device that torch cannot use."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -313,11 +306,7 @@ def check_device(device: str) -> None:
 
 
 def check_vocabulary(batch: PackedBatch, vocabulary: int) -> None:
-    """Whether a model has an embedding for every token of a batch on the CPU.
-
-    Raises:
-        ContractError: it has not.
-    """
+    """Refuse (ContractError) a batch on the CPU with a token for which the model has no embedding."""
     highest = int(batch.input_ids_T.max())
     if highest >= vocabulary:
         raise ContractError(

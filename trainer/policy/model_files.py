@@ -81,11 +81,7 @@ def empty_model(source: str | Path) -> Any:
 
 
 def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a model.
-
-    Raises:
-        UsageError: none there, a slow one, or what `check_model_folder` refuses.
-    """
+    """The tokenizer of a model; a UsageError where there is none, a slow one, or a folder that is refused."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     place, options = checked_place(Path(source))

@@ -28,8 +28,7 @@ _OTHER_CODE = "only code that comes with transformers is run, and --model takes 
 def check_model_folder(folder: Path) -> None:
     """Whether a folder in Hugging Face layout may be loaded as a model with its tokenizer.
 
-    Raises:
-        UsageError: names the file, what is wrong with it, and what to do.
+    A UsageError names the file, what is wrong with it, and what to do.
     """
     if not (folder / _CONFIG).is_file():
         msg = f"{folder} holds no model (no {_CONFIG}); name a Hugging Face folder, or make one: trajlake init-model"
@@ -71,11 +70,7 @@ def stored_parameters(folder: Path) -> int | None:
 
 
 def check_no_code(folder: Path) -> None:
-    """Whether the configurations in a folder name code of their own.
-
-    Raises:
-        UsageError: one does, or is no JSON.
-    """
+    """Refuse (UsageError) configurations in a folder that name code of their own, or are no JSON."""
     for path in sorted(folder.glob(f"*{_CONFIG}")):
         where = next(_places_of("auto_map", _read(path)), None)
         if where is not None:
@@ -136,12 +131,9 @@ def _shards(index: Path) -> list[Any]:
 
 
 def _check_inside(folder: Path, name: Any, place: str) -> None:
-    """A file of weights is called by its bare name, and lies in the folder also when links are followed.
+    """Refuse (UsageError) a file of weights with a path, or out of the folder when links are followed.
 
     A download of huggingface_hub keeps the files of a snapshot as links into its own folder of blobs.
-
-    Raises:
-        UsageError: it does not.
     """
     bare = isinstance(name, str) and Path(name).name == name and "\\" not in name
     if not bare or not name.endswith((".safetensors", ".safetensors.index.json")):
@@ -155,11 +147,7 @@ def _check_inside(folder: Path, name: Any, place: str) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
-
-    Raises:
-        UsageError: the file cannot be read, or holds something else.
-    """
+    """A JSON object from a file; a UsageError where it cannot be read, or holds something else."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

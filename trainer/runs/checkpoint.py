@@ -101,7 +101,10 @@ def save_checkpoint(folder: Path, backend: PolicyBackend, state: State) -> State
                 save_file({key: t.contiguous() for key, t in tensors.items()}, partial / f"{name}.safetensors")
         if backend.ranks.joined:
             backend.ranks.wait()
-            full = msgspec.structs.replace(full, files=backend.ranks.on_rank_zero(lambda: _file_digests(partial)))
+            digests = backend.ranks.on_rank_zero(
+                lambda: {str(p.relative_to(partial)): file_digest(p) for p in sorted(partial.rglob("*.safetensors"))}
+            )
+            full = msgspec.structs.replace(full, files=digests)
         if backend.rank == 0:
             (partial / STATE).write_bytes(msgspec.json.encode(full))
     return full
@@ -159,11 +162,7 @@ def _fill_weights(folder: Path, state: State, backend: PolicyBackend) -> None:
 
 
 def _fill(folder: Path, part: str, state: State, sha256: str, backend: PolicyBackend) -> None:
-    """Put a part of the checkpoint into the trained weights.
-
-    Raises:
-        CheckpointError: damaged, or of another model.
-    """
+    """Put a part of the checkpoint into the trained weights; a CheckpointError if damaged, or of another model."""
     with _of(folder):
         if state.files:
             load_shards(folder / part, backend.policy.trained_state(), backend.ranks)
@@ -209,16 +208,8 @@ def _empty_moments(folder: Path, backend: PolicyBackend) -> dict[str, torch.Tens
     return empty
 
 
-def _file_digests(folder: Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): file_digest(path) for path in sorted(folder.rglob("*.safetensors"))}
-
-
 def _verify_files(folder: Path, state: State) -> None:
-    """Every rank's files are there, as they were written.
-
-    Raises:
-        CheckpointError: names the first that is not.
-    """
+    """Refuse (CheckpointError) files of ranks that are missing, or not as they were written."""
     for name, expected in state.files.items():
         path = folder / name
         found = file_digest(path) if path.is_file() else "missing"
@@ -230,11 +221,7 @@ def _verify_files(folder: Path, state: State) -> None:
 
 
 def read_state(folder: Path) -> State:
-    """The state of a checkpoint.
-
-    Raises:
-        CheckpointError: missing or damaged.
-    """
+    """The state of a checkpoint; a CheckpointError where it is missing or damaged."""
     try:
         return msgspec.json.decode((folder / STATE).read_bytes(), type=State)
     except OSError as error:

@@ -104,14 +104,11 @@ def run_steps(
     first: int = 0,
     reference: FrozenPolicy | None = None,
 ) -> Generator[StepReport, None, None]:
-    """Train a plan from one of its steps on.
+    """Train a plan from one of its steps on, with a report after each update.
 
     Args:
         backend: the policy and its optimizer. Across ranks each runs micro-batches of its own, and reports are alike.
         reference: frozen policy of losses that need one; None loads the configuration's.
-
-    Yields:
-        A report after each update.
 
     Raises:
         ContractError: a token id outside the vocabulary of the model or of the reference, a gradient that is not

@@ -177,16 +177,18 @@ def resume(
             came out differently.
     """
     folder = RunFolder(out)
-    ranks = join_ranks(_device(folder))
+    started = folder.read()
+    # The device decides how ranks are connected.
+    ranks = join_ranks("cpu" if started is None else str(started.config["device"]))
     with locked(folder, ranks):
-        before = ranks.on_rank_zero(lambda: _before(lk, folder))
+        previous = ranks.on_rank_zero(lambda: _previous(lk, folder))
         from trainer.monitor.watch import Alarms
         from trainer.runs.training_run import TrainingRun, TrainResult
 
-        record, newest = before.record, before.newest
-        if before.final is not None and newest is not None:
+        record, newest = previous.record, previous.newest
+        if previous.final is not None and newest is not None:
             notes = ["this run had finished already"]
-            return TrainResult(record.job_id, newest["optimizer_step"], before.final, folder.final, notes)
+            return TrainResult(record.job_id, newest["optimizer_step"], previous.final, folder.final, notes)
         config = validated(TrainConfig, record.config, f"{folder.path / 'run.json'}: ")
         ranks.on_rank_zero(lambda: check_model(config))
         prepared = prepare_at(lk.at(record.snapshot), config, record.source)
@@ -210,7 +212,7 @@ def resume(
         )
         with leased(lk, prepared, record.run_id, ranks), _left_open_when_interrupted(job):
             run = TrainingRun(job, folder, record, prepared, backend, config)
-            run.written = before.written
+            run.written = previous.written
             if state is not None:
                 run.history = list(state.validations)
                 run.alarms = Alarms(config.alarms, state.first_entropy, set(state.standing_alarms))
@@ -219,7 +221,7 @@ def resume(
 
 
 @dataclass(frozen=True, slots=True)
-class _Before:
+class _Previous:
     """What a run left behind, to go on from."""
 
     record: RunRecord
@@ -231,12 +233,8 @@ class _Before:
     """Digest of what it ended with; None if it has not ended."""
 
 
-def _before(lk: Lake, folder: RunFolder) -> _Before:
-    """What a run left behind.
-
-    Raises:
-        CheckpointError: no run there, or it failed for good.
-    """
+def _previous(lk: Lake, folder: RunFolder) -> _Previous:
+    """What a run left behind; a CheckpointError where there is none, or it failed for good."""
     record = folder.read()
     if record is None:
         raise CheckpointError(f"{folder.path} holds no run to resume; leave out --resume to start one")
@@ -249,33 +247,20 @@ def _before(lk: Lake, folder: RunFolder) -> _Before:
         raise CheckpointError(msg)
     sweep(folder.checkpoints)
     final = (final_digest(row["counts"]) or newest["sha256"]) if finished and newest is not None else None
-    return _Before(record, newest, checkpoints_of(lk, record.job_id, folder), final)
-
-
-def _device(folder: RunFolder) -> str:
-    """The device of a run, which decides how its ranks are connected."""
-    record = folder.read()
-    return "cpu" if record is None else str(record.config["device"])
+    return _Previous(record, newest, checkpoints_of(lk, record.job_id, folder), final)
 
 
 def _check_start(folder: RunFolder, config: TrainConfig) -> None:
-    """What a run needs beside its data.
-
-    Raises:
-        UsageError: the folder holds a run already; or as for `check_model`.
-        MissingExtraError: a logger is not installed.
-    """
+    """What a run needs beside its data: a folder without a run (else a UsageError), and what `check_model` asks for."""
     if folder.read() is not None:
         raise UsageError(f"{folder.path} holds a run already; continue it with --resume, or choose another --out")
     check_model(config)
 
 
 def check_model(config: TrainConfig) -> None:
-    """Whether model and device can be used, as far as that shows without torch on a CPU.
+    """Whether model and device can be used (else a UsageError), as far as that shows without torch on a CPU.
 
-    Raises:
-        UsageError: they cannot.
-        MissingExtraError: a logger is not installed.
+    A MissingExtraError where a logger is not installed.
     """
     for model in filter(None, (config.model, config.reference)):
         if not model.endswith(".gguf"):
@@ -330,11 +315,7 @@ def _prepare(lk: Lake, config: TrainConfig, origin: Origin | None) -> Prepared:
 
 
 def _check_same(origin: Origin, config: TrainConfig, model_sha256: str, prepared: Prepared) -> None:
-    """A repetition starts from the same weights and makes the same plan.
-
-    Raises:
-        CheckpointError: it does not.
-    """
+    """Refuse (CheckpointError) a repetition that starts from other weights or makes another plan."""
     if model_sha256 != origin.model_sha256:
         msg = f"the model in {config.model} is not the one that the run started from; put that one back"
         raise CheckpointError(msg)

@@ -100,6 +100,8 @@ Row = tuple[str, str, str | None]
 def plan_rows(prepared: Prepared, *, epochs: int, seconds: float | None, how: str) -> pl.DataFrame:
     """One row per figure: item, value, note (text; or NULL). Seconds are estimated, `how` says by what."""
     plan, selection = prepared.plan, prepared.selection
+    too_long = selection.too_long
+    longest = "max_length" if too_long is None else too_long.describe(selection.max_length)
     rows: list[Row] = [
         ("episodes selected", f"{selection.episodes:,}", None),
         ("episodes trained", f"{plan.episodes:,}", None),
@@ -107,7 +109,7 @@ def plan_rows(prepared: Prepared, *, epochs: int, seconds: float | None, how: st
         ("tokens", f"{plan.tokens:,}", "per epoch, context included"),
         ("action tokens", f"{plan.loss_tokens:,}", "per epoch; they carry the loss"),
         ("token source", selection.provenance, None),
-        ("longest sequence", f"{selection.max_length:,}", _lengths(selection)),
+        ("longest sequence", f"{selection.max_length:,}", longest),
         ("epochs", str(epochs), None),
         ("optimizer steps", str(len(plan.steps)), None),
         *_packing(plan),
@@ -124,12 +126,6 @@ def plan_rows(prepared: Prepared, *, epochs: int, seconds: float | None, how: st
     rows += [(f"refused: {r.reason}", counted(r.steps, "step"), r.message) for r in prepared.refusals]
     rows.append(("estimated seconds", "unknown" if seconds is None else f"{seconds:.3g}", how))
     return pl.DataFrame(rows, schema=["item", "value", "note"], orient="row")
-
-
-def _lengths(selection: Selection) -> str:
-    """What the limit on the length of sequences does to the data."""
-    too_long = selection.too_long
-    return "max_length" if too_long is None else too_long.describe(selection.max_length)
 
 
 def _packing(plan: Plan) -> list[Row]:

@@ -8,7 +8,6 @@ final/                 the trained model in Hugging Face layout
 Rank 0 reads and writes the lake and the run folder; the others get its results and follow. Every rank goes through the
 same code; what only rank 0 may do stands here, or asks `Ranks.leads`.
 
-
 A checkpoint is removed only after a newer one is complete and in the table. Its folder is renamed first, so
 that a kill in between leaves either all of it or none under its name. Rows of `checkpoints` stay: they tell what was.
 """
@@ -20,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -72,11 +70,6 @@ class RunFolder:
         return self.path / "final"
 
     @property
-    def metrics(self) -> Path:
-        """Metrics as JSON lines."""
-        return self.path / "metrics.jsonl"
-
-    @property
     def checkpoints(self) -> Path:
         """The folder of all checkpoints."""
         return self.path / "checkpoints"
@@ -86,11 +79,7 @@ class RunFolder:
         return self.checkpoints / f"step-{step:08d}-attempt-{attempt}"
 
     def read(self) -> RunRecord | None:
-        """The run's record; None if none was started here.
-
-        Raises:
-            CheckpointError: damaged.
-        """
+        """The run's record; None if none was started here, a CheckpointError where it is damaged."""
         path = self.path / "run.json"
         if not path.exists():
             return None
@@ -106,11 +95,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes out; the lock goes with the process, however it ends.
-
-        Raises:
-            UsageError: another process trains here.
-        """
+        """Keep other processes out (UsageError there); the lock goes with the process, however it ends."""
         self.path.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
         try:
@@ -174,9 +159,7 @@ class FollowerJob:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *fault: object) -> None:
         """Rank 0 ends the job."""
 
 
@@ -186,11 +169,7 @@ RunJob = Job | FollowerJob
 
 @contextmanager
 def locked(folder: RunFolder, ranks: Ranks) -> Iterator[None]:
-    """Keep other runs out of the folder.
-
-    Raises:
-        UsageError: another run trains there.
-    """
+    """Keep other runs out of the folder; a UsageError where another run trains there."""
     with ExitStack() as stack:
 
         def take() -> None:
@@ -281,8 +260,7 @@ def checkpoints_of(lk: Lake, job_id: int, folder: RunFolder) -> list[tuple[int, 
 def job_row(lk: Lake, job_id: int) -> dict[str, Any]:
     """Its status in `job_runs` (started means running or interrupted) and what it counted.
 
-    Raises:
-        CheckpointError: the lake does not know the job.
+    A CheckpointError where the lake does not know the job.
     """
     found = lk.sql("SELECT status, counts FROM job_runs WHERE job_id = ?", [job_id])
     if found.is_empty():

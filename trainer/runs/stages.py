@@ -81,11 +81,7 @@ def read_stages(settings: Mapping[str, Any]) -> list[Stage]:
 
 
 def _check_common_loss(common: Mapping[str, Any], losses: list[str]) -> None:
-    """Options of a loss that stand in [trainer] are for the stages that have this loss.
-
-    Raises:
-        UsageError: none has.
-    """
+    """Refuse (UsageError) options of a loss in [trainer] if no stage has this loss."""
     settings = layered({}, common)
     name, options = value_at(settings, "loss.name"), [one for one in leaves(settings) if one.startswith("loss.")]
     if losses and name is not None and name not in losses and len(options) > 1:
@@ -96,8 +92,7 @@ def _check_common_loss(common: Mapping[str, Any], losses: list[str]) -> None:
 def _effective(stages: list[Stage], own: list[Mapping[str, Any]]) -> list[Stage]:
     """The stages without what they took from [trainer] and have no use for, as long as another stage has.
 
-    Raises:
-        UsageError: an option that has no effect on the stage that sets it, or one of [trainer] that has none on any.
+    A UsageError names an option that has no effect on the stage that sets it, or one of [trainer] without any.
     """
     given = [stage.config.model_dump(exclude_unset=True) for stage in stages]
     idle = [idle_options(stage.config, settings) for stage, settings in zip(stages, given, strict=True)]
@@ -150,10 +145,9 @@ def train_stages(
 
 
 def _check_episodes(lk: Lake, stages: list[Stage], out: Path) -> None:
-    """What a later stage would not find is told at once, and not after hours of the ones before it.
+    """Refuse at once what a later stage would not find, and not after hours of the ones before it.
 
-    Raises:
-        UsageError, DataRefusedError: of a stage that has not been started.
+    A UsageError or DataRefusedError of a stage that has not been started.
     """
     snapshot = lk.snapshot()
     for stage in stages:

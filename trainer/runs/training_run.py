@@ -111,8 +111,10 @@ class TrainingRun:
         if first == 0:
             notes += data_alarms(config.alarms, self.prepared.snapshot, self.prepared.selection)
         done = first if self._stopped else self._update(first, on_step, evaluate)
-        if self._stopped:
-            notes.append(f"stopped after {counted(done, 'update')}: no improvement in {self._patience} measurements")
+        if self._stopped and config.validation is not None:
+            notes.append(
+                f"stopped after {counted(done, 'update')}: no improvement in {config.validation.patience} measurements"
+            )
         if config.validation is not None and config.validation.export:
             self._load_best()
         export_model(self.backend, config, self.folder.final)
@@ -162,10 +164,6 @@ class TrainingRun:
     def _stopped(self) -> bool:
         options = self.config.validation
         return options is not None and should_stop(self.history, options)
-
-    @property
-    def _patience(self) -> int | None:
-        return None if self.config.validation is None else self.config.validation.patience
 
     @property
     def _best_step(self) -> int | None:

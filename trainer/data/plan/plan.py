@@ -54,11 +54,7 @@ class OptimizerStep:
 
 
 class Plan:
-    """Every optimizer step of a run.
-
-    Raises:
-        DataRefusedError: nothing is left to train on.
-    """
+    """Every optimizer step of a run; a DataRefusedError where nothing is left to train on."""
 
     def __init__(self, selection: Selection, config: TrainConfig) -> None:
         members = selection.members
@@ -150,11 +146,7 @@ class Plan:
         return draw(ids, self.source_E[every], [source.weight for source in self.config.mixture], seed, epoch)
 
     def _sources(self, selection: Selection) -> npt.NDArray[np.int32] | None:
-        """The mixture's source of each episode.
-
-        Raises:
-            DataRefusedError: a source has nothing to train on.
-        """
+        """The mixture's source of each episode; a DataRefusedError where a source has nothing to train on."""
         if selection.sources is None:
             return None
         ids_E = pl.DataFrame({"episode_id": self.episode_ids_E})

@@ -169,8 +169,7 @@ def find_source(snapshot: Snapshot, config: TrainConfig) -> Credit | None:
 def _split(snapshot: Snapshot, config: TrainConfig) -> tuple[pl.DataFrame, pl.DataFrame, Kept | None]:
     """Episodes to train on, episodes held out (empty without validation), and the selection that is honoured.
 
-    Raises:
-        DataRefusedError: validation holds out every episode.
+    A DataRefusedError where validation holds out every episode.
     """
     kept = None if config.selection is None else read_kept(snapshot, config.selection)
     episodes = select_episodes(snapshot, config.where, kept)
@@ -201,11 +200,7 @@ def _validation_plan(snapshot: Snapshot, config: TrainConfig, own: Callable[[], 
 
 
 def _check_foreign(selection: Selection, config: TrainConfig, notes: list[str]) -> None:
-    """Rows of an encoding that is not known to be the model's.
-
-    Raises:
-        DataRefusedError: they are known to be another's.
-    """
+    """Note rows of an encoding that may not be the model's; refuse them (DataRefusedError) if it is another's."""
     assert selection.encoding_id is not None
     if selection.provenance == "rendered":
         # Only in the snapshot of an earlier run: what is missing is rendered before a new one.

@@ -102,11 +102,7 @@ def _tidy(message: Message, place: str) -> Message:
 
 
 def _text(content: Any, place: str) -> str:
-    """Content as text.
-
-    Raises:
-        UnrenderableError: it is, or has, something else.
-    """
+    """Content as text; an UnrenderableError where it is, or has, something else."""
     texts: list[str] = []
     for part in content if isinstance(content, list) else [content]:
         text = part.get("text") if isinstance(part, dict) and part.get("type") in _TEXT_PARTS else part

@@ -81,11 +81,7 @@ class _Conversation:
 
 
 class Renderer:
-    """The chat template of a fast tokenizer, applied to episodes.
-
-    Raises:
-        DataRefusedError: it has no chat template.
-    """
+    """The chat template of a fast tokenizer, applied to episodes; a DataRefusedError where it has none."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         if not tokenizer.chat_template:
@@ -102,11 +98,7 @@ class Renderer:
         return rendered_encoding(self._tokenizer)
 
     def spans(self, turns: list[Turn], tools: list[Any] | None) -> list[Span]:
-        """The text each turn adds.
-
-        Raises:
-            UnrenderableError: one of `UNRENDERABLE`.
-        """
+        """The text each turn adds; an UnrenderableError with one of the reasons in `UNRENDERABLE`."""
         if any(token in text for text in texts_of(turns) for token in self._special):
             raise UnrenderableError("special_token_text")
         conversations: defaultdict[str | None, _Conversation] = defaultdict(_Conversation)

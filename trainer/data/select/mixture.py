@@ -8,7 +8,6 @@ Axes: `_E` episodes, `_D` draws: an episode as often as it was drawn.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -38,18 +37,13 @@ _DRAW = np.uint64(0x2545F4914F6CDD1D)
 """Tells the keys by which episodes are drawn from those by which they are ordered."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mixed:
-    """Episodes by source."""
+def assign(
+    snapshot: Snapshot, mixture: Sequence[MixtureSource], episodes: pl.DataFrame
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Find each episode's source, and the single steps that the selection of this source dropped.
 
-    episodes: pl.DataFrame
-    """episode_id, source (position in the mixture): each episode once, in the first source that it is in."""
-    dropped_steps: pl.DataFrame
-    """episode_id, step_index: single steps that the selection of an episode's source dropped."""
-
-
-def assign(snapshot: Snapshot, mixture: Sequence[MixtureSource], episodes: pl.DataFrame) -> Mixed:
-    """Find each episode's source.
+    Returns episode_id, source (position in the mixture), each episode once, in the first source that it is in; and
+    episode_id, step_index.
 
     Raises:
         UsageError: a predicate that is none, or an unknown selection.
@@ -73,7 +67,7 @@ def assign(snapshot: Snapshot, mixture: Sequence[MixtureSource], episodes: pl.Da
         left = left.join(chosen, on="episode_id", how="anti", maintain_order="left")
         found.append(chosen.with_columns(source=pl.lit(number, pl.Int32)))
     nothing = pl.DataFrame(schema={"episode_id": pl.Int64, "step_index": pl.Int32})
-    return Mixed(pl.concat(found).sort("episode_id"), pl.concat([nothing, *dropped]))
+    return pl.concat(found).sort("episode_id"), pl.concat([nothing, *dropped])
 
 
 def shares(total: int, weights: Sequence[float]) -> list[int]:

@@ -89,10 +89,9 @@ def assumptions(members: pl.DataFrame, loss: Loss) -> list[str]:
 
 
 def refuse_step_advantages(credit: pl.DataFrame, source: str) -> None:
-    """Refuse credit of which no step has a step advantage A_S: every step would be dropped, and nobody would know why.
+    """Refuse (DataRefusedError) credit of which no step has a step advantage A_S.
 
-    Raises:
-        DataRefusedError: none has.
+    Every step would be dropped, and nobody would know why.
     """
     if credit.is_empty() or credit["a_step"].null_count() < credit.height:
         return
@@ -112,11 +111,7 @@ def refuse_text(episodes: pl.DataFrame, loss: Loss) -> Refusal:
 
 
 def refuse(refusals: Sequence[Refusal]) -> None:
-    """Raise if there is any refusal.
-
-    Raises:
-        DataRefusedError: with the message of each.
-    """
+    """Raise a DataRefusedError with the message of each refusal, if there is any."""
     if refusals:
         raise DataRefusedError("; ".join(refusal.message for refusal in refusals))
 

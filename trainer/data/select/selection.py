@@ -152,8 +152,7 @@ def select(
     members = link_sequences(rows.with_columns(staleness=staleness(snapshot, rows)))
     config = _fitted(config, members, longest)
     credit = None if source is None else _credit(snapshot, source, episodes["episode_id"], needs)
-    members = _join(members, _special_steps(snapshot, episodes["episode_id"]), credit)
-    members = _marked(members, dropped)
+    members = _marked(_join(members, _special_steps(snapshot, episodes["episode_id"]), credit), dropped)
     dead_flags = [] if credit is None else _dead_flags(credit)
     members = _judge(members, needs, config, dead_flags)
     too_long = _too_long(members, config)
@@ -193,9 +192,9 @@ def _mixed(
     dropped = pl.DataFrame(schema=_STEPS) if kept is None else kept.dropped_steps
     if not config.mixture:
         return episodes, None, dropped
-    mixed = assign(snapshot, config.mixture, episodes)
-    episodes = episodes.join(mixed.episodes, on="episode_id", how="semi", maintain_order="left")
-    return episodes, mixed.episodes, pl.concat([dropped, mixed.dropped_steps]).unique()
+    sources, mixed_dropped = assign(snapshot, config.mixture, episodes)
+    episodes = episodes.join(sources, on="episode_id", how="semi", maintain_order="left")
+    return episodes, sources, pl.concat([dropped, mixed_dropped]).unique()
 
 
 def _special_steps(snapshot: Snapshot, episode_ids: pl.Series) -> pl.DataFrame:

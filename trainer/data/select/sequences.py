@@ -19,7 +19,7 @@ Axes: `_R` token rows, `_E` episodes, `_M` members of sequences.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NoReturn
 
@@ -56,15 +56,15 @@ SCALARS = (
 )
 
 
-def read_token_rows(snapshot: Snapshot, episode_ids: pl.Series, columns: Sequence[str] = SCALARS) -> pl.DataFrame:
+def read_token_rows(snapshot: Snapshot, episode_ids: pl.Series) -> pl.DataFrame:
     """The token rows of some episodes (int64 [E]), without their tokens.
 
-    There is one row per (episode, encoding, step), sorted by these: the columns, `file` (index into
+    There is one row per (episode, encoding, step), sorted by these: `SCALARS`, `file` (index into
     `snapshot.files("tokens")`) and `row` (index inside the file).
     """
     files = snapshot.files("tokens")
     if not files:
-        empty = collected(snapshot.scan("tokens").select(columns).head(0))
+        empty = collected(snapshot.scan("tokens").select(SCALARS).head(0))
         return empty.with_columns(file=pl.lit(0, pl.Int32), row=pl.lit(0, pl.Int64))
     ends = np.cumsum([file.rows for file in files])
     starts = ends - [file.rows for file in files]
@@ -80,7 +80,7 @@ def read_token_rows(snapshot: Snapshot, episode_ids: pl.Series, columns: Sequenc
     if dead:
         scan = scan.filter(~pl.col("write_id").is_in(dead))
     wanted = pl.col("episode_id").is_in(episode_ids.implode())
-    frame = collected(scan.select("position", *columns).filter(wanted))
+    frame = collected(scan.select("position", *SCALARS).filter(wanted))
     position_N = frame["position"].to_numpy().astype(np.int64)
     file_N = np.searchsorted(ends, position_N, side="right")
     frame = frame.drop("position").with_columns(
@@ -271,16 +271,13 @@ def fingerprints(snapshot: Snapshot, members: pl.DataFrame) -> pl.DataFrame:
         hasher.update(context)
         length += len(context) // 4
         if wanted:
-            found.append((_number(hasher.digest()), ids.bytes_hash(action), length))
+            context_hash = int.from_bytes(hasher.digest(), "little") & ids.MASK
+            found.append((context_hash, ids.bytes_hash(action), length))
         hasher.update(action)
         length += len(action) // 4
     schema = {"context_hash": pl.Int64, "action_hash": pl.Int64, "context_tokens": pl.Int64}
     steps = ordered.filter("wanted").select("episode_id", "step_index")
     return pl.concat([steps, pl.DataFrame(found, schema=schema, orient="row")], how="horizontal")
-
-
-def _number(digest: bytes) -> int:
-    return int.from_bytes(digest, "little") & ids.MASK
 
 
 class _Rows:

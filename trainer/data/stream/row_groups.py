@@ -69,11 +69,7 @@ class RowGroupReader:
         return starts([metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)])
 
     def read(self, file: int, group: int) -> RowGroup:
-        """Decode a row group.
-
-        Raises:
-            LakeAccessError: the file is missing or damaged.
-        """
+        """Decode a row group; a LakeAccessError where the file is missing or damaged."""
         with self._opened(file, self.metadata(file)) as parquet:
             return decode(parquet.read_row_group(group, columns=self._columns, use_threads=False))
 

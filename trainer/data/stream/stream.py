@@ -11,7 +11,6 @@ Axes: `_M` members, `_Q` sequences, `_U` units.
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -40,7 +39,9 @@ class Assembler:
         self._plan, self._needs, self._locations = plan, needs, locations
         self._rank, self._world_size, self._pinned = rank, world_size, pinned
         self._buffers = Buffers()
-        self._takes_M2 = _takes(plan)
+        takes = [name for name in ("takes_context", "takes_action") if name in plan.members.columns]
+        self._takes_M2: Bools | None = plan.members.select(takes).to_numpy() if takes else None
+        """Whether a member's context and its action belong to its sequence, bool [M, 2]; None where all do."""
         self._columns = _member_columns(plan, needs, self._takes_M2)
 
     def batches(self, step: OptimizerStep, window: Window) -> list[PackedBatch]:
@@ -134,13 +135,6 @@ def shares_of(plan: Plan, step: OptimizerStep, sequences_Q: Ints) -> Shares:
     return Shares(weight_M, unit_M, 1.0 / step.units, pair_U, sign_U)
 
 
-def _takes(plan: Plan) -> Bools | None:
-    """Whether a member's context and its action belong to its sequence, bool [M, 2]; None where all do."""
-    if "takes_context" not in plan.members.columns:
-        return None
-    return np.asarray(plan.members.select("takes_context", "takes_action").to_numpy())
-
-
 def _member_columns(plan: Plan, needs: Needs, takes_M2: Bools | None) -> Members:
     members = plan.members
     lengths_M2 = members.select("n_context", "n_action").to_numpy().astype(np.int64)
@@ -197,9 +191,7 @@ class Stream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *fault: object) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def steps(self, first: int = 0) -> Iterator[tuple[OptimizerStep, list[PackedBatch]]]:

@@ -236,7 +236,6 @@ def divided(above: float, below: float) -> float:
     return above / below if below > 0 else float(np.nan)
 
 
-@dataclass(frozen=True)
 class Behaviour(Estimator):
     """(1/n) sum_i G_i, with G_i = sum_t gamma^t r_t."""
 

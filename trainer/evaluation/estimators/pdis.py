@@ -6,13 +6,11 @@ A reward is weighed by the turns up to it only. Unbiased; its variance grows exp
 (Liu et al. 2018, arXiv 1810.12429).
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trainer.evaluation.estimators.base import Estimator, Turns, Value, mean
 
 
-@dataclass(frozen=True)
 class PDIS(Estimator):
     """Per-decision importance sampling."""
 

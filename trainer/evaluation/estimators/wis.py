@@ -6,7 +6,6 @@ The weights are made to add up to 1: biased towards the behaviour policy's value
 range of the returns.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trainer.evaluation.estimators.base import Estimator, Turns, Value, divided
@@ -15,7 +14,6 @@ from trainer.evaluation.intervals import Floats
 TOWARDS_BEHAVIOUR = "towards behaviour"
 
 
-@dataclass(frozen=True)
 class WIS(Estimator):
     """Self-normalised importance sampling of episodes."""
 

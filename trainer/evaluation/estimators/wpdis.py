@@ -7,7 +7,6 @@ reward 0, so that long episodes do not speak for short ones. Its reliability is 
 those of the last turn are the most uneven.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -17,7 +16,6 @@ from trainer.evaluation.estimators.wis import TOWARDS_BEHAVIOUR
 from trainer.evaluation.intervals import Floats
 
 
-@dataclass(frozen=True)
 class WPDIS(Estimator):
     """Self-normalised importance sampling of turns."""
 
