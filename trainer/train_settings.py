@@ -49,10 +49,7 @@ def flag_of(field: str) -> str:
 
 
 def given_settings(pairs: Sequence[str], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """What the command line sets, as nested settings.
-
-    Args:
-        flags: field, dotted -> value.
+    """What the command line sets, as nested settings; `flags` are by field, dotted.
 
     Raises:
         UsageError: a pair that is none, or a field that is set twice.
@@ -111,11 +108,7 @@ Idle = dict[str, str]
 
 
 def idle_options(config: TrainConfig, given: Mapping[str, Any] | None = None) -> Idle:
-    """The options that a run never reads.
-
-    Args:
-        given: what was set, as nested mappings; None takes whatever differs from its default.
-    """
+    """The options that a run never reads, of those `given` (nested; None: what differs from its default)."""
     told = config.model_dump(exclude_defaults=True) if given is None else given
     return {option: why for rule in _RULES for option, why in rule(config, told) if is_set(told, option)}
 

@@ -49,13 +49,9 @@ class Ranks:
         return self.rank == 0
 
     def on_rank_zero(self, compute: Callable[[], T]) -> T:
-        """Let rank 0 do something, and give all ranks its result.
+        """Run `compute` on rank 0 alone, and give all ranks its result, which must pickle.
 
-        Args:
-            compute: called on rank 0 alone; its result must pickle.
-
-        Raises:
-            SystemExit: on the other ranks, where rank 0 failed: it says why.
+        A SystemExit on the other ranks, where rank 0 failed: it says why.
         """
         if self.world_size == 1:
             return compute()

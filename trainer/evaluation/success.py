@@ -242,9 +242,8 @@ def against_rows(
 ) -> pl.DataFrame:
     """Two names, measure by measure, on the tasks that both attempted.
 
-    Returns:
-        measure, value (of `one`), against (of `other`), difference, its 95 % interval low and high, p (two-sided
-        permutation test), test (exact or sampled), tasks (shared ones that the measure is known for in both).
+    Returns measure, value (of `one`), against (of `other`), difference, its 95 % interval low and high, p (two-sided
+    permutation test), test (exact or sampled), tasks (shared ones that the measure is known for in both).
 
     Raises:
         UsageError: a name that is not there.

@@ -109,11 +109,7 @@ def train(
     evaluate: "Evaluation | None" = None,
     origin: Origin | None = None,
 ) -> "TrainResult":
-    """Start a run.
-
-    Args:
-        out: its folder, in which no run was started before.
-        origin: of the run that this one repeats; None starts on the newest data.
+    """Start a run in a folder without one; `origin` is of the run that it repeats, None starts on the newest data.
 
     Raises:
         UsageError: the folder holds a run, or the model or the device cannot be used.
@@ -167,10 +163,7 @@ def resume(
     on_plan: OnPlan | None = None,
     evaluate: "Evaluation | None" = None,
 ) -> "TrainResult":
-    """Continue a run from its newest checkpoint, or state the result of a finished one.
-
-    Args:
-        lk: the lake that the run was started on.
+    """Continue a run from its newest checkpoint, on the lake it was started on; or state how a finished one ended.
 
     Raises:
         CheckpointError: no run there, it failed for good, a checkpoint or the model is missing or damaged, or the plan

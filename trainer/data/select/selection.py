@@ -139,8 +139,7 @@ def select(
     Args:
         source: where advantages come from; required if the loss needs them or dead groups are left out.
         own_encoding: gives the encoding_id of the model's tokenizer under the provenance in question, if known.
-        episodes: of `select_episodes`, if known already.
-        kept: the selection that is honoured, if one is; None reads that of `config.selection`.
+        kept: the selection that `episodes` honour, if one is; None reads that of `config.selection`.
         longest: tokens that the model was made for; a limit that fits the data goes no higher.
     """
     kept = read_kept(snapshot, config.selection) if kept is None and config.selection is not None else kept
