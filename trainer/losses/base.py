@@ -255,7 +255,10 @@ def unit_sum(value_N: Tensor, unit_N: Tensor, units: int) -> Tensor:
 
 
 def unit_mean(value_N: Tensor, unit_N: Tensor, units: int) -> Tensor:
-    """Mean of the values of each unit: floats [U]; 0 for a unit without a token."""
+    """Mean of the values of each unit: floats [U]; 0 for a unit without a token, as all of it is masked.
+
+    Atoms are packed as a whole, so a unit lies in one micro-batch and its sum needs no communication.
+    """
     tokens_U = unit_sum(value_N.new_ones(len(unit_N)), unit_N, units).clamp(min=1)
     return unit_sum(value_N, unit_N, units) / tokens_U
 
@@ -273,7 +276,8 @@ STALENESS_BUCKETS: tuple[tuple[str, float, float], ...] = (
 def log_ratio(logprobs_N: Tensor, stored_N: Tensor) -> Tensor:
     """The difference lp - stored, 0 in value where the stored one is not finite; [N], not clamped.
 
-    The gradient goes through `logprobs_N` alone.
+    The gradient goes through `logprobs_N` alone. Engines give NaN now and then: such a token counts as ratio 1, and is
+    counted. TRL does the same since its pull request 6693; before, it ended the run.
     """
     return logprobs_N - stored_N.where(stored_N.isfinite(), logprobs_N).detach()
 

@@ -27,7 +27,13 @@ SELECT count(*) FILTER (anchor_episodes > 1) AS shared, count(*) AS steps FROM {
 
 @dataclass(slots=True)
 class Alarms:
-    """Which alarms are active, from update to update."""
+    """Which alarms are active, from update to update: what usually precedes a ruined run, said while it happens.
+
+    Four signs, each with a threshold: the policy's entropy collapses, the weights or ratios of an update listen to a
+    few tokens only (low effective sample size), most groups have no signal, hardly a step shares its anchor state with
+    a sibling. The first two are looked for after every update, the others once, in the data. An alarm is reported when
+    it begins, and then not until the figure has recovered; every update's row says how many are active.
+    """
 
     config: AlarmConfig
     """Thresholds."""

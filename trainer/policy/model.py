@@ -279,7 +279,9 @@ EXACT, NARROW = 1e-4, 0.1
 def check_policy(policy: "Policy") -> None:
     """Compare packed log-probabilities with those of transformers' own forward pass, one sequence at a time.
 
-    A UsageError where they differ, or the model cannot be run packed.
+    Architectures differ in what they do with positions, windows, caches and logits; some (state-space layers,
+    convolutions) carry state from one packed sequence into the next whatever the positions say. Three short sequences
+    show it: a UsageError where they differ, or the model cannot be run packed.
     """
     batch = _small_batch(policy.vocabulary).to(policy.device)
     with torch.no_grad():

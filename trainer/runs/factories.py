@@ -20,22 +20,17 @@ Gradient accumulation is the plan's: every micro-batch of an optimizer step adds
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from trainer.backends.base import FrozenPolicy, PolicyBackend, SingleDevice
 from trainer.backends.ranks import ALONE, Ranks
-from trainer.config import ScheduleConfig
+from trainer.config import ScheduleConfig, TrainConfig
 from trainer.policy.model import Policy, load_policy, policy_of
-
-if TYPE_CHECKING:
-    from trainer.config import TrainConfig
-
 
 _DEFAULTS = ((1_000_000, 3e-3), (30_000_000, 1e-3), (300_000_000, 1e-4))
 
 
 def learning_rate(step: int, total_steps: int, peak: float, config: ScheduleConfig) -> float:
-    """Learning rate of an optimizer step, 0 to total_steps - 1; at most `peak`.
+    """Learning rate of an optimizer step, 0 to total_steps - 1; at most `peak`. A resumed run needs no other state.
 
     Warm-up rises linearly and reaches the peak at step round(warmup_fraction * total_steps); its first step is above 0.
     Then cosine and linear fall to final_fraction * peak at the last step.
@@ -58,7 +53,7 @@ def default_learning_rate(num_parameters: int) -> float:
     return next((rate for limit, rate in _DEFAULTS if num_parameters < limit), 1e-5)
 
 
-def make_backend(config: "TrainConfig", ranks: Ranks = ALONE, policy: Policy | None = None) -> PolicyBackend:
+def make_backend(config: TrainConfig, ranks: Ranks = ALONE, policy: Policy | None = None) -> PolicyBackend:
     """A policy in training, with AdamW: on one device, or sharded over ranks; None loads the configuration's policy.
 
     Raises:
@@ -72,7 +67,7 @@ def make_backend(config: "TrainConfig", ranks: Ranks = ALONE, policy: Policy | N
     return Sharded(policy, config.optimizer, ranks)
 
 
-def make_reference(config: "TrainConfig", ranks: Ranks = ALONE) -> FrozenPolicy:
+def make_reference(config: TrainConfig, ranks: Ranks = ALONE) -> FrozenPolicy:
     """The frozen reference policy, sharded over the ranks: `config.reference`, or the model before the first update.
 
     Raises:
@@ -95,7 +90,7 @@ def make_reference(config: "TrainConfig", ranks: Ranks = ALONE) -> FrozenPolicy:
     return FrozenPolicy(policy)
 
 
-def make_schedule(config: "TrainConfig", total_steps: int, num_parameters: int = 0) -> Callable[[int], float]:
+def make_schedule(config: TrainConfig, total_steps: int, num_parameters: int = 0) -> Callable[[int], float]:
     """The learning rate as a function of the optimizer step: warm-up, then cosine, linear or constant.
 
     The number of parameters chooses the peak where the configuration does not.
