@@ -6,10 +6,11 @@ Modules named after data (`selection`, `plan`, `stream`) need no torch; those na
 
 COMMANDS = {
     "train": ("trainer.commands_train:train", "Train a policy from the lake."),
-    "init-model": ("trainer.commands_model:init_model", "Make a small random model for trying things."),
-    "convert-model": ("trainer.commands_model:convert_model", "Write a GGUF model as a Hugging Face folder."),
-    "demo": ("trainer.online.commands:demo", "Run the whole loop on a tiny policy."),
-    "rescore": ("trainer.evaluation.commands:rescore", "Score stored tokens with a checkpoint."),
-    "evaluate": ("trainer.evaluation.commands:evaluate", "Estimate a policy from another one's episodes."),
-    "eval": ("trainer.evaluation.commands:evaluate_success", "Count successes, and compare two policies."),
+    "init-model": ("trainer.commands:init_model", "Make a small random model for trying things."),
+    "convert-model": ("trainer.commands:convert_model", "Write a GGUF model as a Hugging Face folder."),
+    "demo": ("trainer.commands:demo", "Run the whole loop on a tiny policy."),
+    "rescore": ("trainer.commands:rescore", "Score stored tokens with a checkpoint."),
+    "eval": ("trainer.commands:evaluate_success", "Count successes, and compare two policies."),
+    "ope": ("trainer.commands:ope", "Off-policy evaluation: estimate a policy from another one's episodes."),
+    "evaluate": ("trainer.commands:former_evaluate", ""),
 }

@@ -12,7 +12,7 @@ from trainer.losses import LOSSES, Aggregation, Unit
 if TYPE_CHECKING:
     from lake.lake import Lake
     from trainer.config import TrainConfig
-    from trainer.runs.progress import Teller
+    from trainer.runs.progress import ProgressReporter
     from trainer.runs.stages import Stage
     from trainer.runs.training_run import TrainResult
 
@@ -52,8 +52,7 @@ _FIELDS |= {
     "unit": "loss.unit",
 }
 """Option -> the field of TrainConfig that it sets."""
-_AGGREGATIONS = [mode.value for mode in Aggregation]
-_UNITS = [unit.value for unit in Unit]
+_AGGREGATIONS, _UNITS = (click.Choice([member.value for member in kind]) for kind in (Aggregation, Unit))
 
 
 @click.command(
@@ -65,7 +64,9 @@ _UNITS = [unit.value for unit in Unit]
 @lake_option
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the run: checkpoints, final/.")
 @click.option("--run", "run_id", help="Name of the run. Default: the name of --out.")
-@click.option("--config", "config_file", type=click.Path(), help="TOML file; its section [trainer] sets any field.")
+@click.option(
+    "--config", "config_file", type=click.Path(), help="TOML file; [trainer] in it sets any field. Default: none."
+)
 @click.option(
     "--set",
     "pairs",
@@ -74,40 +75,41 @@ _UNITS = [unit.value for unit in Unit]
     help="Any field of the configuration, e.g. keep_last=2, loss.beta=0.5, loggers=wandb. Comes after the file.",
 )
 @click.option("--resume", is_flag=True, help="Continue the run in --out; starts it if there is none.")
-@click.option("--repeat", "repeated", metavar="RUN", help="Do a run again on the data it read: its name, or its job.")
-@click.option("--plan", "plan_only", is_flag=True, help="Say what would be trained; train and write nothing.")
-@click.option("--measure", is_flag=True, help="With --plan: load the model, and time it.")
+@click.option("--repeat", "repeated", metavar="RUN", help="Repeat a run on the data it read: its name, or its job.")
+@click.option("--plan", "plan_only", is_flag=True, help="Show what would be trained; train and write nothing.")
+@click.option("--measure", is_flag=True, help="With --plan: load the model and time it. Default: go by earlier jobs.")
 @format_option
-@click.option("--model", help="Model folder in Hugging Face layout, or a .gguf file.")
+@click.option("--model", help="Model folder in Hugging Face layout, or a .gguf file. Required, here or in the file.")
 @click.option("--reference", help="Model that the loss compares with. Default: the model as it is at the start.")
 @click.option("--device", help="Torch device, e.g. cuda. Default: cpu.")
-@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="Of matrix products. Default: float32.")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="Type of matrix products. Default: float32.")
 @click.option("--ranks", type=int, help="Processes that train together, sharded (FSDP2). Default: one, not sharded.")
 @click.option("--where", help='SQL predicate over episodes, for example "env_return > 0". Default: all.')
 @click.option("--selection", help="Train on what a selection kept: its name, or a select job. Default: no selection.")
-@click.option("--validate", metavar="WHERE", help="SQL predicate over episodes: hold them out, and measure them.")
+@click.option("--validate", metavar="WHERE", help="SQL predicate: episodes to hold out and measure. Default: none.")
 @click.option(
     "--advantages",
-    help="Whose advantages: an estimator's name, or (the beginning of) a credit series' or job's id.  [the current]",
+    help="Whose advantages: an estimator's name, or (the beginning of) a credit series' or job's id. "
+    "Default: the current credit.",
 )
 @click.option(
     "--live-only/--all-groups", default=None, help="Leave out dead groups. Default: where the loss uses advantages."
 )
-@click.option("--tokens", type=click.Choice(["auto", "engine", "rendered"]), help="Which token rows. Default: auto.")
-@click.option("--max-staleness", type=int, help="Leave out steps of policies this many versions old. Default: none.")
-@click.option("--max-length", type=int, help="Longest sequence in tokens. Default: as the data needs.")
-@click.option("--loss", type=click.Choice(list(LOSSES)), help="What to optimise.")
 @click.option(
-    "--aggregation",
-    type=click.Choice(_AGGREGATIONS),
-    help="How tokens are averaged. Default: by loss.",
+    "--tokens",
+    type=click.Choice(["auto", "engine", "rendered"]),
+    help="Token rows: as sampled (engine), rendered from text, or the former first (auto). Default: auto.",
 )
-@click.option("--unit", type=click.Choice(_UNITS), help="Over what they are averaged. Default: by loss.")
+@click.option("--max-staleness", type=int, help="Leave out steps whose policy is more versions old. Default: no limit.")
+@click.option("--max-length", type=int, help="Longest sequence in tokens. Default: as the data needs.")
+@click.option("--loss", type=click.Choice(list(LOSSES)), help="What to optimise. Required, here or in the file.")
+@click.option("--aggregation", type=_AGGREGATIONS, help="How tokens are averaged. Default: by loss.")
+@click.option("--unit", type=_UNITS, help="What they are averaged over. Default: by loss.")
 @click.option("--epochs", type=int, help="Passes over the data. Default: 1.")
 @click.option("--episodes-per-step", type=int, help="Episodes of an optimizer step. Default: 8.")
 @click.option("--token-budget", type=int, help="Tokens of one forward pass. Default: 8192.")
 @click.option("--lr", "learning_rate", type=float, help="Peak learning rate. Default: by model size.")
-@click.option("--seed", type=int, help="Decides the order of the episodes. Default: 0.")
+@click.option("--seed", type=int, help="Seed of the order of the episodes. Default: 0.")
 @click.option("--checkpoint-every", type=int, help="Optimizer steps between checkpoints. Default: 50.")
 def train(
     lake_uri: str,
@@ -130,19 +132,20 @@ def train(
     line on stdout is the sha256 of the final weights.
     """
     import lake
-    from trainer.backends.ranks import launched, told_once
-    from trainer.commands_model import file_faults, quiet, told_when_interrupted
+    from trainer.backends.ranks import launched, reported_once
+    from trainer.commands import explain_interrupt, file_faults, quiet
     from trainer.runs.stages import read_stages
     from trainer.train_settings import configured, given_settings, read_settings
 
-    with told_once():
+    with reported_once():
         _check_flags(ranks, plan_only=plan_only, measure=measure)
         given = given_settings(pairs, {_FIELDS[name]: value for name, value in flags.items() if value is not None})
         if repeated is not None:
             _check_repeat(given, config_file, resume=resume, plan_only=plan_only)
         settings = read_settings(config_file, given)
         stages = read_stages(settings) if repeated is None else []
-        is_new = repeated is None and not stages and not (resume and _has_run(out))
+        was_started = (out / "run.json").exists() or any(out.glob("*/run.json"))
+        is_new = repeated is None and not stages and not (resume and was_started)
         config = configured(settings) if is_new else None
         lk = lake.open(lake_uri)
     quiet()
@@ -155,36 +158,28 @@ def train(
         from trainer.backends.ranks import launch_ranks
 
         raise SystemExit(launch_ranks(ranks, sys.argv[1:]))
-    from trainer.runs.progress import told
+    from trainer.runs.progress import progress_reporter
+    from trainer.runs.repeat import repeat
 
-    with file_faults(), told_when_interrupted(out):
-        with told() as teller:
+    with file_faults(), explain_interrupt(out):
+        with progress_reporter() as reporter:
             if repeated is not None:
-                result = _repeated(lk, repeated, out, run_id or out.name, teller)
+                result = repeat(
+                    lk, repeated, out, run_id=run_id or out.name, on_step=reporter.on_step, on_plan=reporter.on_plan
+                )
             else:
-                result = _trained(lk, config, stages, settings, out, run_id, teller, resume=resume)
+                result = _trained(lk, config, stages, settings, out, run_id, reporter, resume=resume)
         _print_result(result)
 
 
 def _check_flags(ranks: int | None, *, plan_only: bool, measure: bool) -> None:
-    """Flags that are about the command and not about the run.
-
-    Raises:
-        UsageError: less than one rank, or --measure without --plan.
-    """
+    """Refuse (UsageError) less than one rank, and --measure without --plan: flags about the command, not the run."""
     from lake.errors import UsageError
 
     if ranks is not None and ranks < 1:
-        msg = f"--ranks is {ranks}; it takes a number of processes, from 1"
-        raise UsageError(msg)
+        raise UsageError(f"--ranks is {ranks}; it takes a number of processes, from 1")
     if measure and not plan_only:
-        msg = "--measure times a model for --plan; leave it out, or add --plan"
-        raise UsageError(msg)
-
-
-def _has_run(out: Path) -> bool:
-    """Whether a run, or a stage of one, was started in a folder."""
-    return (out / "run.json").exists() or any(out.glob("*/run.json"))
+        raise UsageError("--measure times a model for --plan; leave it out, or add --plan")
 
 
 def _trained(
@@ -194,7 +189,7 @@ def _trained(
     settings: dict[str, Any],
     out: Path,
     named: str | None,
-    teller: "Teller",
+    reporter: "ProgressReporter",
     *,
     resume: bool,
 ) -> "TrainResult":
@@ -209,14 +204,13 @@ def _trained(
     run_id = named or out.name
     ranks = join_ranks(str(settings.get("device", "cpu")))
     if stages:
-        begun = ranks.told_by_zero(lambda: any(RunFolder(out / stage.name).read() for stage in stages))
+        begun = ranks.on_rank_zero(lambda: any(RunFolder(out / stage.name).read() for stage in stages))
         if begun and not resume:
-            msg = f"{out} holds a run already; continue it with --resume, or choose another --out"
-            raise UsageError(msg)
-        return train_stages(lk, stages, out, run_id=run_id, on_step=teller.on_step, on_plan=teller.on_plan)
+            raise UsageError(f"{out} holds a run already; continue it with --resume, or choose another --out")
+        return train_stages(lk, stages, out, run_id=run_id, on_step=reporter.on_step, on_plan=reporter.on_plan)
     if config is not None:
-        return start_run(lk, config, out, run_id=run_id, on_step=teller.on_step, on_plan=teller.on_plan)
-    record = ranks.told_by_zero(RunFolder(out).read)
+        return start_run(lk, config, out, run_id=run_id, on_step=reporter.on_step, on_plan=reporter.on_plan)
+    record = ranks.on_rank_zero(RunFolder(out).read)
     if record is None:
         staged = sorted(path.parent.name for path in out.glob("*/run.json"))
         msg = f"{out} holds a run of stages ({', '.join(staged)}): give the --config that it was started with again"
@@ -225,21 +219,11 @@ def _trained(
         msg = f"--run {named}: the run in {out} is called {record.run_id}; leave --run out, or choose another --out"
         raise UsageError(msg)
     check_unchanged(settings, record.config)
-    return resume_run(lk, out, on_step=teller.on_step, on_plan=teller.on_plan)
-
-
-def _repeated(lk: "Lake", repeated: str, out: Path, run_id: str, teller: "Teller") -> "TrainResult":
-    from trainer.runs.repeat import repeat
-
-    return repeat(lk, repeated, out, run_id=run_id, on_step=teller.on_step, on_plan=teller.on_plan)
+    return resume_run(lk, out, on_step=reporter.on_step, on_plan=reporter.on_plan)
 
 
 def _check_repeat(given: dict[str, Any], config_file: str | None, *, resume: bool, plan_only: bool) -> None:
-    """A repetition has the configuration of the run it repeats.
-
-    Raises:
-        UsageError: other options were given.
-    """
+    """Refuse (UsageError) other options: a repetition has the configuration of the run it repeats."""
     from lake.errors import UsageError
     from lake.settings import leaves
     from trainer.train_settings import flag_of
@@ -247,15 +231,12 @@ def _check_repeat(given: dict[str, Any], config_file: str | None, *, resume: boo
     others = [flag_of(field) for field in leaves(given)]
     others += ["--config"] * bool(config_file) + ["--resume"] * resume + ["--plan"] * plan_only
     if others:
-        msg = f"--repeat takes the run's own configuration: leave out {', '.join(others)}"
-        raise UsageError(msg)
+        raise UsageError(f"--repeat takes the run's own configuration: leave out {', '.join(others)}")
 
 
 def _print_plan(lk: "Lake", config: "TrainConfig", output_format: str, *, stage: str, measure: bool) -> None:
     """The plan of a run, or of one of its stages (one that follows another with the first one's model)."""
-    from trainer.data.plan.report import plan_rows
-    from trainer.runs.estimate import estimate_seconds
-    from trainer.runs.offline import preview
+    from trainer.runs.preview import estimate_seconds, plan_rows, preview
 
     if stage:
         click.echo(f"stage {stage}", err=True)
@@ -270,10 +251,12 @@ def _print_plan(lk: "Lake", config: "TrainConfig", output_format: str, *, stage:
 def _print_result(result: "TrainResult") -> None:
     from lake import ids
     from trainer.backends.ranks import leave_ranks
+    from trainer.runs.progress import counted
 
     if not leave_ranks().leads:
         return
     for note in result.notes:
         click.echo(note, err=True)
-    click.echo(f"job {ids.to_text(result.job_id)}: {result.optimizer_steps} optimizer steps, model in {result.model}")
+    steps = counted(result.optimizer_steps, "optimizer step")
+    click.echo(f"job {ids.to_text(result.job_id)}: {steps}, model in {result.model}")
     click.echo(f"weights sha256 {result.weights_sha256}")

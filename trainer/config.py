@@ -9,8 +9,38 @@ from typing import Literal
 from pydantic import Field
 
 from trainer.frozen import FrozenModel
-from trainer.losses.registry import AnyLoss
-from trainer.monitor.config import AlarmConfig, ValidationConfig
+from trainer.losses import AnyLoss
+
+
+class ValidationConfig(FrozenModel):
+    """Held-out episodes, and what their measurements decide."""
+
+    where: str
+    """SQL predicate over `episodes`: these are held out, also where --where takes them."""
+    every: int = Field(10, ge=1)
+    """Optimizer steps between measurements; 1 measures after each update."""
+    patience: int | None = Field(None, ge=1)
+    """Stop after so many measurements in a row without improvement. None never stops early."""
+    min_improvement: float = Field(0.0, ge=0)
+    """What counts as an improvement, in nats per token."""
+    export: bool = False
+    """Export the best weights instead of the last: every improvement then writes a checkpoint."""
+
+
+class AlarmConfig(FrozenModel):
+    """Thresholds. None switches an alarm off."""
+
+    entropy: float | None = Field(0.02, ge=0)
+    """Mean entropy, in nats, below which the policy has collapsed."""
+    entropy_share: float | None = Field(0.2, gt=0, lt=1)
+    """The same, as a share of the entropy at the run's first update."""
+    effective_sample_size: float | None = Field(0.1, gt=0, lt=1)
+    """Lowest effective sample size of weights or ratios, as a share of the tokens."""
+    dead_groups: float | None = Field(0.8, gt=0, le=1)
+    """Share of groups without signal above which training says little."""
+    shared_anchors: float | None = Field(0.05, gt=0, lt=1)
+    """Share of steps that share their anchor state with a sibling, below which A_S is zero nearly everywhere."""
+
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -42,7 +72,7 @@ class OptimizerConfig(FrozenModel):
 
 
 class ScheduleConfig(FrozenModel):
-    """The learning rate over the run; see `trainer.runs.schedule`."""
+    """The learning rate over the run; see `trainer.runs.factories`."""
 
     shape: Literal["cosine", "linear", "constant"] = "cosine"
     """How it falls after the warm-up."""
@@ -107,7 +137,7 @@ class TrainConfig(FrozenModel):
     Empty: no mixture."""
     max_staleness: int | None = Field(None, ge=0)
     """Leave out steps that were sampled more than this many policy versions before the newest one among the selected
-    episodes of the same collecting run (`trainer.data.select.token_rows`). None: none are too old."""
+    episodes of the same collecting run (`trainer.data.select.sequences`). None: none are too old."""
     unknown_staleness: Literal["keep", "drop"] = "keep"
     """What max_staleness does with steps whose policy version is not known."""
     advantages: str | None = None

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from lake.settings import merged, value_at
-from trainer.losses.compared import PairsConfig
-from trainer.losses.registry import LOSSES, by_name
+from trainer.losses import LOSSES, by_name
+from trainer.losses.base import PairsConfig
 
 _AVERAGES = ("aggregation", "unit", "aggregation_constant")
 _FORMER = (*LOSSES, *_AVERAGES, "pairs")
@@ -22,11 +22,7 @@ _FORMER = (*LOSSES, *_AVERAGES, "pairs")
 
 
 def renewed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a file. A former field that no loss of them reads stays, and validation refuses it.
-
-    Args:
-        settings: of the section [trainer], perhaps with stages.
-    """
+    """Settings of [trainer] in a file. A former field that no loss of them reads stays, and validation refuses it."""
     stages = settings.get("stages")
     if not isinstance(stages, list) or not all(isinstance(stage, Mapping) for stage in stages):
         return _moved(settings, {})[0]
@@ -43,11 +39,7 @@ def renewed(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def renewed_record(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """A whole configuration as it was stored. What its loss never read is left out.
-
-    Args:
-        stored: the resolved configuration, as JSON data.
-    """
+    """A whole configuration as it was stored. What its loss never read is left out."""
     if not isinstance(stored.get("loss"), str):
         return dict(stored)
     return {name: value for name, value in _moved(stored, {})[0].items() if name not in _FORMER}
@@ -56,12 +48,7 @@ def renewed_record(stored: Mapping[str, Any]) -> dict[str, Any]:
 def _moved(settings: Mapping[str, Any], below: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Settings of one run, with the former fields that its loss reads among the loss's options.
 
-    Args:
-        settings: of the run.
-        below: former fields that hold for several runs.
-
-    Returns:
-        The settings, and what the loss does not read of `below`.
+    `below` are former fields that hold for several runs; also returned is what the loss does not read of them.
     """
     own = {name: settings[name] for name in _FORMER if name in settings}
     table = by_name(settings.get("loss"))

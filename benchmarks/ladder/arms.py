@@ -8,7 +8,7 @@ from typing import Any
 from pipelines.credit import GiGPO
 from pipelines.credit.estimators import ESTIMATORS
 from pipelines.credit.estimators.protocol import Estimator
-from trainer.losses.compared import PairsConfig
+from trainer.losses.base import PairsConfig
 
 BETAS = (0.3, 1.0, 3.0)
 RATES = (3e-4, 1e-3, 3e-3)

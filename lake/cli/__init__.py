@@ -28,8 +28,8 @@ class LazyGroup(click.Group):
     """A group whose commands are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All commands by name."""
-        return sorted(_table())
+        """All commands by name; former names, which have no line of help, are left out."""
+        return sorted(name for name, (_, text) in _table().items() if text)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name, imported now."""
@@ -44,7 +44,7 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands with their help, without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, place[1]) for name, place in sorted(_table().items())])
+            formatter.write_dl([(name, text) for name, (_, text) in sorted(_table().items()) if text])
 
 
 @click.command(

@@ -15,11 +15,11 @@ from lake.cli import trajlake
 from lake.write.ingest import ingest
 from testkit.shared import CHECKOUT, shared_data
 from trainer.evaluation.estimators import all_estimators
+from trainer.evaluation.estimators.base import LEAST_ESS, LEAST_SHARE, MEAN_LEVEL
 from trainer.evaluation.estimators.clipped import LEAST_MEAN
 from trainer.evaluation.estimators.fitted import LEAST_SHARED
 from trainer.evaluation.intervals import t_quantile, wilson
 from trainer.evaluation.ope import MAX_MISMATCH, ROWS
-from trainer.evaluation.reliability import LEAST_ESS, LEAST_SHARE, MEAN_LEVEL
 from trainer.evaluation.rescore import COMMIT_SECONDS
 from trainer.evaluation.success import EXACT_TASKS, SAMPLED_PATTERNS
 
@@ -41,7 +41,9 @@ def printed(lk: Lake, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str
     model = tmp_path_factory.mktemp("model") / "tiny"
     found = {}
     for command in (text for kind, text in BLOCKS if kind == "sh"):
-        words = [str(model) if word == "tiny" and "evaluate" not in command else word for word in shlex.split(command)]
+        words = [
+            str(model) if word == "tiny" and "ope" not in command.split() else word for word in shlex.split(command)
+        ]
         done = CliRunner().invoke(trajlake, [*words[1:], "--lake", lk.uri])
         found[command] = done.stdout if done.exit_code == 0 else f"trajlake: {done.exception}"
     return found

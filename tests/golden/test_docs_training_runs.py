@@ -5,7 +5,7 @@ import tomllib
 from inspect import isfunction
 from pathlib import Path
 
-from trainer.monitor.config import AlarmConfig
+from trainer.config import AlarmConfig
 from trainer.runs import presets
 from trainer.runs.stages import read_stages
 

@@ -14,8 +14,8 @@ from lake.errors import CheckpointError, UsageError
 from lake.records import EpisodeRecord
 from testkit.lakes import build_lake
 from testkit.sampled_lake import play_warm_and_plain, recorded, save_model, save_near
+from trainer.evaluation.ratios import find_scored
 from trainer.evaluation.rescore import rescore
-from trainer.evaluation.scored import find_scored
 
 
 @pytest.fixture(scope="module")

@@ -50,8 +50,8 @@ def test_versions_of_a_policy(lk: Lake, cli: Cli) -> None:
 
 def test_what_is_left_out_is_told(lk: Lake, cli: Cli) -> None:
     done = cli("eval", "--lake", lk.uri)
-    assert "because they came out of another episode (sub-agents, forks): 1" in done.err
-    assert "attempts without a score, which are in no figure: 1" in done.err
+    assert "not attempts, since they came out of another episode (sub-agents, forks): 1" in done.err
+    assert "attempts without a score, left out of every figure: 1" in done.err
 
 
 def test_one_version_against_the_other(lk: Lake, cli: Cli) -> None:

@@ -1,4 +1,4 @@
-"""What goes wrong with rescore, evaluate and eval in a user's hands is one line, and leaves nothing behind."""
+"""What goes wrong with rescore, ope and eval in a user's hands is one line, and leaves nothing behind."""
 
 import json
 import re
@@ -130,11 +130,12 @@ def test_a_damaged_checkpoint_is_one_line(world: Path, tmp_path: Path, cli: Cli,
         (["rescore", "{b}", "--name", "stored"], "'stored' means the recorded log-probabilities"),
         (["rescore", "{b}", "--token-budget", "-3"], "token_budget"),
         (["rescore", "{b}", "--selection", "none"], "names no select job"),
-        (["evaluate", "--target", "e", "--behaviour", "b", "--gamma", "nan"], "0 < gamma <= 1"),
-        (["evaluate", "--target", "e", "--behaviour", "b", "--clip", "nan"], "clip >= 1"),
-        (["evaluate", "--target", "e", "--behaviour", "b", "--ridge", "inf"], "finite ridge > 0"),
-        (["evaluate", "--target", "e", "--behaviour", "b", "--where", "false"], "no episode satisfies"),
-        (["evaluate", "--target", "nobody", "--behaviour", "b"], "'nobody' has scored nothing; name one of: e, b"),
+        (["evaluate", "--target", "e", "--behaviour", "b"], "`trajlake evaluate` is now `trajlake ope`"),
+        (["ope", "--target", "e", "--behaviour", "b", "--gamma", "nan"], "0 < gamma <= 1"),
+        (["ope", "--target", "e", "--behaviour", "b", "--clip", "nan"], "clip >= 1"),
+        (["ope", "--target", "e", "--behaviour", "b", "--ridge", "inf"], "finite ridge > 0"),
+        (["ope", "--target", "e", "--behaviour", "b", "--where", "false"], "no episode satisfies"),
+        (["ope", "--target", "nobody", "--behaviour", "b"], "'nobody' has scored nothing; name one of: e, b"),
         (["eval", "--threshold", "nan"], "--threshold nan: valid is a finite number"),
         (["eval", "--k", ","], "give whole numbers from 1 on"),
     ],
@@ -148,7 +149,7 @@ def test_wrong_options_are_one_line(world: Path, cli: Cli, arguments: list[str],
     ("arguments", "said"),
     [
         (["rescore", "{b}"], "the lake holds no episodes"),
-        (["evaluate", "--target", "b", "--behaviour", "b"], "'b' has scored nothing; there is none"),
+        (["ope", "--target", "b", "--behaviour", "b"], "'b' has scored nothing; there is none"),
         (["eval"], "the lake holds no episodes"),
     ],
 )
@@ -162,9 +163,9 @@ def test_log_probabilities_that_were_not_recorded(world: Path, tmp_path: Path, c
     """The recorded ones cannot be used; the behaviour checkpoint's can, and the note says that nothing proves it."""
     lk = recorded(tmp_path / "lake", play(world / "b", tasks=4, siblings=15, action_logprobs=None))
     rescore(lk, str(world / "b"))
-    stored = cli("evaluate", "--target", "b", "--behaviour", "stored", "--lake", lk.uri).fault
+    stored = cli("ope", "--target", "b", "--behaviour", "stored", "--lake", lk.uri).fault
     assert "106 of 106 actions have no recorded log-probabilities" in stored
-    done = cli("evaluate", "--target", "b", "--behaviour", "b", "--lake", lk.uri)
+    done = cli("ope", "--target", "b", "--behaviour", "b", "--lake", lk.uri)
     assert done.code == 0
     assert "nothing was recorded that could tell whether 'b' is the policy that acted" in done.err
 
@@ -183,7 +184,7 @@ def test_two_processes_at_once_leave_each_action_once(world: Path, tmp_path: Pat
     rows = lk.scan("ratios").collect()
     assert rows.select("episode_id", "step_index", "encoding_id").is_unique().all()
     assert rows.height == lk.scan("tokens").collect().height
-    found = [[int(number) for number in re.findall(r"(\d+) (?:actions scored|had been)", text)] for text in said]
-    lost = [int(number) for text in said for number in re.findall(r"taken out of the lake: (\d+)", text)]
+    found = [[int(number) for number in re.findall(r"(\d+) (?:actions scored|already there)", text)] for text in said]
+    lost = [int(number) for text in said for number in re.findall(r"removed from the lake: (\d+)", text)]
     assert sum(scored for scored, _ in found) == rows.height
     assert sum(present for _, present in found) + sum(lost) == rows.height, "the other one is told where they went"

@@ -16,10 +16,9 @@ from lake.cli import trajlake
 from lake.errors import DataRefusedError, UsageError
 from lake.records import EpisodeRecord
 from testkit.sampled_lake import play, recorded, save_model, save_near
-from trainer.evaluation.ope import evaluate
-from trainer.evaluation.ope_data import read_turns
+from trainer.evaluation.ope import evaluate, read_turns
+from trainer.evaluation.ratios import find_scored
 from trainer.evaluation.rescore import rescore
-from trainer.evaluation.scored import find_scored
 
 TASKS, SIBLINGS = 12, 25
 WEIGHED = ("pdis", "wis", "wpdis", "clipped", "dr", "fqe")
@@ -269,7 +268,7 @@ def run(*arguments: object) -> Any:
 
 
 def test_the_command(lk: Lake, models: Path) -> None:
-    done = run("evaluate", "--lake", lk.uri, "--target", models / "e", "--behaviour", "b", "--format", "json")
+    done = run("ope", "--lake", lk.uri, "--target", models / "e", "--behaviour", "b", "--format", "json")
     assert done.exit_code == 0, done.output
     rows = {row["estimator"]: row for row in json.loads(done.stdout)}
     assert list(rows) == ["behaviour", *WEIGHED]
@@ -290,7 +289,7 @@ def test_the_command(lk: Lake, models: Path) -> None:
     ],
 )
 def test_mistakes_are_told(lk: Lake, arguments: list[str], said: str) -> None:
-    done = run("evaluate", "--lake", lk.uri, *arguments)
+    done = run("ope", "--lake", lk.uri, *arguments)
     assert done.exit_code != 0
     assert said in str(done.exception)
 

@@ -17,8 +17,8 @@ from testkit.ranks import on_ranks
 from testkit.sampled_lake import one_by_one, play, recorded, save_model, save_near
 from trainer.backends.ranks import ALONE
 from trainer.evaluation.ope import evaluate
+from trainer.evaluation.ratios import find_scored
 from trainer.evaluation.rescore import _code, rescore
-from trainer.evaluation.scored import find_scored
 
 __all__ = ["s3", "s3_server"]
 
@@ -106,7 +106,7 @@ def test_a_lake_in_a_bucket(models: Path, tmp_path: Path, s3: Store, cli: Cli, m
         monkeypatch.setenv(name, value)
     for command in (
         ["eval", "--k", "1,2"],
-        ["evaluate", "--target", "e", "--behaviour", "b"],
+        ["ope", "--target", "e", "--behaviour", "b"],
         ["rescore", str(models / "e")],
     ):
         here, there = (cli(*command, "--lake", uri, "--format", "json") for uri in (local.uri, s3.root))

@@ -13,8 +13,8 @@ import lake
 from lake.errors import UsageError
 from lake.lake import Lake
 from testkit.command_line import runner
-from trainer.online.config import LoopConfig
 from trainer.online.demo import AFTER, BEFORE, RUN, TRACES, DemoConfig, DemoResult, free_lake_folder, run_demo
+from trainer.online.loop import LoopConfig
 
 STARTS = 12
 

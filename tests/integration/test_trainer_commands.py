@@ -189,7 +189,7 @@ def test_help_needs_no_torch() -> None:
     import sys
 
     code = (
-        "import sys; import trainer.commands_train, trainer.commands_model; "
+        "import sys; import trainer.commands_train, trainer.commands; "
         "print([name for name in ('torch', 'transformers', 'polars') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -326,20 +326,20 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(world: P
 def test_ctrl_c_says_how_the_run_goes_on(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from trainer.runs import progress
 
-    class Impatient(progress.Teller):
+    class Impatient(progress.ProgressReporter):
         def on_step(self, *_: object) -> None:
             raise KeyboardInterrupt
 
     @contextmanager
-    def impatient() -> Iterator[progress.Teller]:
+    def impatient() -> Iterator[progress.ProgressReporter]:
         yield Impatient(lambda _: None)
 
     arguments = ["--model", world / "model", "--loss", "sft", "--out", tmp_path / "out", "--checkpoint-every", 1]
     with monkeypatch.context() as patch:
-        patch.setattr(progress, "told", impatient)
+        patch.setattr(progress, "progress_reporter", impatient)
         stopped = train(world, *arguments)
     assert stopped.exit_code == 1
-    assert f"interrupted; --out {tmp_path / 'out'} --resume goes on from the last checkpoint" in stopped.stderr
+    assert f"interrupted; --out {tmp_path / 'out'} --resume continues from the last checkpoint" in stopped.stderr
     assert last_line(train(world, *arguments, "--resume")).startswith("weights sha256")
 
 

@@ -26,7 +26,7 @@ COMMANDS = {
     "train where": ([*TRAIN, "--loss", "sft", "--where", "env_return > -1"], ("episodes", "tokens")),
     "plan": ([*TRAIN, "--loss", "awr", "--plan"], ("episodes", "steps", "tokens", "advantages")),
     "rescore": (["rescore", "MODEL"], ("episodes", "steps", "tokens")),
-    "evaluate": (["evaluate", "--target", "e", "--behaviour", "b"], ("episodes", "steps", "ratios", "tokens")),
+    "ope": (["ope", "--target", "e", "--behaviour", "b"], ("episodes", "steps", "ratios", "tokens")),
     "eval": (["eval"], ("episodes",)),
 }
 CASES = [(name, table) for name, (_, tables) in COMMANDS.items() for table in tables]

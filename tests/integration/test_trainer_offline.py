@@ -14,7 +14,7 @@ from lake.errors import CheckpointError, ContractError, DataRefusedError, UsageE
 from testkit.lakes import add_credit, build_lake
 from testkit.offline_runs import configured, interrupted
 from testkit.training import token_episodes, token_lake
-from trainer.digest import tensor_digest
+from trainer.backends.base import tensor_digest
 from trainer.policy.model import load_policy
 from trainer.policy.tiny_model import TinyModelConfig, make_tiny_model
 from trainer.runs.checkpoint import read_state

@@ -29,9 +29,9 @@ from trainer.config import OptimizerConfig
 from trainer.data.stream.stream import Stream
 from trainer.policy.model import load_policy
 from trainer.runs.checkpoint import PROXIMAL
+from trainer.runs.factories import learning_rate
 from trainer.runs.loop import StepReport, run_steps
 from trainer.runs.offline import resume, train
-from trainer.runs.schedule import learning_rate
 
 LIMIT = 1e30
 """Weights that nothing limits."""

@@ -11,9 +11,9 @@ from testkit.plans import Episodes, plan_of
 from testkit.training import config, token_episodes, token_lake, token_step
 from trainer.data.plan.plan import Plan
 from trainer.data.plan.preparation import Prepared
-from trainer.data.plan.report import balance, judged_steps, packing_figures, plan_rows
 from trainer.data.select.selection import select
 from trainer.losses import Needs
+from trainer.runs.preview import balance, judged_steps, packing_figures, plan_rows
 
 
 def shown(folder: Path, episodes: list[EpisodeRecord], **fields: Any) -> dict[str, tuple[str, str | None]]:
@@ -56,7 +56,7 @@ def test_packing_and_balance(tmp_path: Path) -> None:
 def test_a_mixture_shows_what_it_draws(tmp_path: Path) -> None:
     sources = [{"where": "task_id = 't0'", "weight": 1}, {"weight": 3}]
     rows = shown(tmp_path, even_episodes((1,) * 8), mixture=sources)
-    assert rows["mixture: where task_id = 't0'"] == ("25.0%", "2 draws per epoch of 1 episodes, weight 1")
+    assert rows["mixture: where task_id = 't0'"] == ("25.0%", "2 draws per epoch of 1 episode, weight 1")
     assert rows["mixture: everything"] == ("75.0%", "6 draws per epoch of 7 episodes, weight 3")
 
 
@@ -64,7 +64,7 @@ def test_staleness_and_what_it_drops(tmp_path: Path) -> None:
     rows = shown(tmp_path, even_episodes((1, 5, 6, None)), max_staleness=3)
     expected = "policy versions behind the newest, median 0.5; at most 3, 2 steps of unknown version"
     assert rows["staleness"] == ("0 to 1", expected)
-    assert rows["dropped: stale"] == ("2 steps", "in 1 episodes, 4 action tokens")
+    assert rows["dropped: stale"] == ("2 steps", "in 1 episode, 4 action tokens")
 
 
 def test_nothing_is_shown_of_what_there_is_not(tmp_path: Path) -> None:

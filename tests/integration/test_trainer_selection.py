@@ -187,7 +187,7 @@ def test_an_empty_lake_says_so(tmp_path: Path) -> None:
 
 def test_nothing_left_to_train_on_lists_the_reasons(tmp_path: Path) -> None:
     selection = selected(one_episode(tmp_path, [token_step(RNG, 3, 2)]), max_length=4)
-    with pytest.raises(DataRefusedError, match=r"1 episodes selected, steps dropped: over_length 1"):
+    with pytest.raises(DataRefusedError, match=r"1 episode selected, steps dropped: over_length 1"):
         Plan(selection, config())
 
 

@@ -20,9 +20,9 @@ from testkit.lakes import add_credit, build_lake, rollout, sample_episodes
 from testkit.processes import environment
 from testkit.training import token_episodes, token_lake
 from trainer.data.plan.preparation import prepare
-from trainer.data.select.token_rows import read_token_rows
+from trainer.data.select.sequences import read_token_rows
 from trainer.policy.tiny_model import TinyModelConfig, make_tiny_model
-from trainer.runs.progress import Teller
+from trainer.runs.progress import ProgressReporter
 from trainer.train_settings import configured
 
 
@@ -180,7 +180,7 @@ def test_while_nothing_happens_a_line_says_what_is_waited_for() -> None:
         if len(said) == 2:
             heard.set()
 
-    with Teller(say, seconds=0.01).heard():
+    with ProgressReporter(say, seconds=0.01).reminding():
         assert heard.wait(60)
     assert all(line.startswith("looking at the data, ") for line in said)
     count = len(said)

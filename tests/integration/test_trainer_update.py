@@ -19,11 +19,11 @@ from testkit.training import (
     token_episodes,
     token_lake,
 )
+from trainer.backends.base import tensor_digest
 from trainer.config import TrainConfig
 from trainer.data.plan.plan import Plan
 from trainer.data.select.selection import select
 from trainer.data.stream.stream import Stream
-from trainer.digest import tensor_digest
 from trainer.losses import LOSSES
 from trainer.policy.model import Policy
 from trainer.runs.loop import Update, update

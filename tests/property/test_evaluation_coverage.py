@@ -11,8 +11,8 @@ import pytest
 
 from testkit.off_policy import a_process, history_matters, rare_action, tasks_that_differ
 from trainer.evaluation.estimators import all_estimators
+from trainer.evaluation.estimators.base import Turns
 from trainer.evaluation.intervals import share_interval, spread_of_mean
-from trainer.evaluation.turns import Turns
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +28,7 @@ def measured(world: World, names: tuple[str, ...], samples: int) -> dict[str, tu
         for estimator in all_estimators():
             if estimator.name not in names:
                 continue
-            found = estimator.told(turns)
+            found = estimator.estimate(turns)
             if found.low is not None and found.high is not None:
                 told[estimator.name] += 1
                 held[estimator.name] += found.low <= truth <= found.high

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from testkit.examples import examples
 from testkit.off_policy import HORIZON, a_process, slow, turns_of
 from trainer.evaluation.estimators import DoublyRobust, Estimator, Fitted, all_estimators
+from trainer.evaluation.estimators.base import Turns
 from trainer.evaluation.estimators.doubly_robust import FOLDS, cross_fitted, doubly_robust, folds
 from trainer.evaluation.estimators.value_table import fitted_values, visits
-from trainer.evaluation.turns import Turns
 
 SLOW = ("behaviour", "pdis", "wis", "wpdis", "clipped")
 EVERY = [estimator.name for estimator in all_estimators()]

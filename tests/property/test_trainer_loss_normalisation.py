@@ -17,7 +17,7 @@ from torch import Tensor  # noqa: TID253
 
 from testkit.loss_rows import random_rows, required_, units_of
 from testkit.training import config
-from trainer.data.stream.aggregation import WEIGHTS, Aggregation, Totals
+from trainer.data.stream.aggregation import Aggregation, Atom, Unit, Weighting
 from trainer.losses import LOSSES, Loss, LossRows
 
 FEATURES = 3
@@ -43,7 +43,8 @@ def step_rows(pairs: int, seed: int, aggregation: Aggregation) -> tuple[LossRows
     rows = random_rows(2 * pairs, seed=seed)
     unit_N = required_(rows.unit_N)
     tokens_U = np.bincount(unit_N.numpy(), minlength=2 * pairs)
-    weights_U = WEIGHTS[aggregation](tokens_U, Totals(len(unit_N), 2 * pairs, constant=64.0))
+    weighting = Weighting(aggregation, Unit.EPISODE, Atom.EPISODE, constant=64.0)
+    weights_U = weighting.weights(tokens_U, tokens=len(unit_N), units=2 * pairs)
     draw = torch.Generator().manual_seed(seed)
     features_NF = torch.randn(len(unit_N), FEATURES, generator=draw, dtype=torch.float64)
     return replace(rows, weight_N=torch.from_numpy(weights_U)[unit_N]), features_NF

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.evaluation.turns import Floats, Ints, Turns
+from trainer.evaluation.estimators.base import Turns
+from trainer.evaluation.intervals import Floats, Ints
 
 STATES, ACTIONS, HORIZON = 3, 2, 4
 

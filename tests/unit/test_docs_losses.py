@@ -9,7 +9,7 @@ import pytest
 from lake.errors import UsageError
 from testkit.shared import CHECKOUT
 from trainer.losses import LOSSES, Aggregation, Unit
-from trainer.losses.compared import PairsConfig
+from trainer.losses.base import PairsConfig
 from trainer.losses.correction import LIMITS, CorrectionConfig, CorrectionMethod
 from trainer.losses.kl import KLConfig, KLEstimator
 from trainer.runs import presets

@@ -6,7 +6,7 @@ import tomllib
 from testkit.architectures import SERVED
 from testkit.shared import CHECKOUT
 from trainer.config import TrainConfig
-from trainer.policy.model_check import EXACT, NARROW
+from trainer.policy.model import EXACT, NARROW
 
 PAGE = (CHECKOUT / "docs" / "guides" / "models.md").read_text("utf-8")
 

@@ -7,7 +7,7 @@ import pytest
 
 from testkit.off_policy import turns_of
 from trainer.evaluation.estimators import Clipped, Fitted
-from trainer.evaluation.estimators.base import mean
+from trainer.evaluation.estimators.base import LEAST_ESS, MOST_WEIGHT, mean, reliability
 from trainer.evaluation.estimators.fitted import shared_states
 from trainer.evaluation.intervals import (
     LEVEL_Z,
@@ -18,7 +18,6 @@ from trainer.evaluation.intervals import (
     t_quantile,
     wilson,
 )
-from trainer.evaluation.reliability import LEAST_ESS, MOST_WEIGHT, reliability
 
 
 @pytest.mark.parametrize(

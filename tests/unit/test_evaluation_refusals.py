@@ -7,8 +7,7 @@ import pytest
 
 from testkit.off_policy import a_process, history_matters, rare_action, turns_of
 from trainer.evaluation.estimators import Estimator, all_estimators
-from trainer.evaluation.reliability import mean_weights
-from trainer.evaluation.turns import Turns
+from trainer.evaluation.estimators.base import Turns, mean_weights
 
 WEIGHED = ("pdis", "wis", "wpdis", "clipped", "dr", "fqe")
 
@@ -21,7 +20,7 @@ def named(name: str) -> Estimator:
 def test_an_action_that_never_occurred_is_missed(name: str) -> None:
     """Behaviour 0.001, target 0.5, not once in 300 episodes: even weights and interval (0, 0) at a truth of 0.5."""
     turns = turns_of([[(math.log(0.5 / 0.999), 0.0, 0)] for _ in range(300)], [n % 30 for n in range(300)])
-    told = named(name).told(turns)
+    told = named(name).estimate(turns)
     assert (told.value, told.low, told.high) == (None, None, None)
     assert "mean weight 0.5" in (told.refused or "")
 
@@ -29,7 +28,7 @@ def test_an_action_that_never_occurred_is_missed(name: str) -> None:
 def test_weights_that_add_up_to_too_little_are_refused_whatever_their_spread() -> None:
     turns, truth = rare_action(3, episodes=300, behaved=1e-9, wanted=0.1, other_reward=0.3)
     assert truth == pytest.approx(0.37)
-    assert named("pdis").told(turns).refused == (
+    assert named("pdis").estimate(turns).refused == (
         "mean weight 0.901 +- 0.013 of turn 0, 1 is expected: the target does what these episodes do not show"
     )
 
@@ -67,22 +66,22 @@ def test_arithmetic_of_engines_is_no_lack_of_support() -> None:
 def test_outcomes_that_do_not_differ_tell_no_error(name: str) -> None:
     """Nobody ever succeeded: a bootstrap says (0, 0), as if that were certain."""
     turns = turns_of([[(0.0, 0.0, 0)] for _ in range(300)], [n % 30 for n in range(300)])
-    told = named(name).told(turns)
+    told = named(name).estimate(turns)
     assert told.value is None
     assert told.refused == "every task gives the same value, so that nothing tells how far off it is"
 
 
 def test_one_task_has_a_value_and_no_interval() -> None:
     turns = turns_of([[(0.0, float(n % 2), 0)] for n in range(100)], [0] * 100)
-    assert named("pdis").told(turns) == (0.5, None, None, None)
+    assert named("pdis").estimate(turns) == (0.5, None, None, None)
 
 
 def test_states_that_do_not_tell_what_follows_have_no_fitted_value() -> None:
     turns, truth = history_matters(1, episodes=500, turns=2, strength=1.0)
-    told = named("fqe").told(turns)
+    told = named("fqe").estimate(turns)
     assert told.value is None
     assert "what follows depends on more than the state shows" in (told.refused or "")
-    robust = named("dr").told(turns)
+    robust = named("dr").estimate(turns)
     assert robust.low is not None
     assert robust.high is not None
     assert robust.low < truth < robust.high, "dr needs no states, and says what is right"
@@ -92,7 +91,7 @@ def test_a_fitted_value_that_cannot_be_checked_is_not_told() -> None:
     """Single turns are even enough, products are not."""
     ratios = np.random.default_rng(0).normal(-0.32, 0.8, (300, 12))
     episodes = [[(float(ratio), float(n % 2) / 12, 0) for ratio in row] for n, row in enumerate(ratios)]
-    told = named("fqe").told(turns_of(episodes, [n % 30 for n in range(300)]))
+    told = named("fqe").estimate(turns_of(episodes, [n % 30 for n in range(300)]))
     assert "cannot be checked with dr: effective sample size" in (told.refused or "")
 
 
@@ -100,7 +99,7 @@ def test_what_clipping_may_have_taken_is_in_the_interval() -> None:
     """A quarter of the weight of the rewarded action is clipped away."""
     good = np.arange(400) % 4 == 0
     turns = turns_of([[(math.log(2.4 if g else 1.6 / 3), float(g), 0)] for g in good], [n // 10 for n in range(400)])
-    told = next(e for e in all_estimators(clip=1.8) if e.name == "clipped").told(turns)
+    told = next(e for e in all_estimators(clip=1.8) if e.name == "clipped").estimate(turns)
     assert told.value == pytest.approx(0.45)
     assert told.high is not None
     assert told.high > 0.6, "the truth"
@@ -110,7 +109,7 @@ def test_what_clipping_may_have_taken_is_in_the_interval() -> None:
 def test_a_fair_data_set_is_told(name: str) -> None:
     process = a_process(distance=0.25)
     truth, _, _ = process.value(process.target_SA)
-    told = named(name).told(process.episodes(300, 1)[0])
+    told = named(name).estimate(process.episodes(300, 1)[0])
     assert told.refused is None
     assert told.low is not None
     assert told.high is not None

@@ -6,9 +6,9 @@ from typing import Any, cast
 import pytest
 
 from lake.read.snapshot import Snapshot
+from trainer.config import AlarmConfig
 from trainer.data.select.selection import Selection
-from trainer.monitor.alarms import Alarms, data_alarms
-from trainer.monitor.config import AlarmConfig
+from trainer.monitor.watch import Alarms, data_alarms
 
 
 def test_an_alarm_is_told_once_until_it_has_recovered() -> None:
@@ -16,7 +16,7 @@ def test_an_alarm_is_told_once_until_it_has_recovered() -> None:
     told = [alarms.check({"entropy": value}) for value in (1.0, 0.05, 0.04, 0.5, 0.05)]
     assert [len(sentences) for sentences in told] == [0, 1, 0, 0, 1]
     assert "entropy 0.05 nats, below 0.1" in told[1][0]
-    assert alarms.standing == {"entropy"}
+    assert alarms.active == {"entropy"}
 
 
 def test_entropy_is_compared_with_the_first_update() -> None:

@@ -9,12 +9,8 @@ import torch  # noqa: TID253
 from lake.errors import UsageError
 from testkit.architectures import SERVED, model_of
 from testkit.training import random_batch, sequences_of
-from trainer.attention import Layout, choose_attention, packed_attention
-from trainer.attention import flash as flash_module
-from trainer.attention.flash import flash_attention
-from trainer.attention.flex import flex_packed_attention
-from trainer.policy.model import Policy
-from trainer.policy.model_check import check_policy
+from trainer.policy.attention import Layout, choose_attention, flash_attention, flex_packed_attention, packed_attention
+from trainer.policy.model import Policy, check_policy
 
 
 def plain_attention(
@@ -117,7 +113,7 @@ def slow_varlen(
 def test_flash_asks_its_kernel_for_the_same(
     monkeypatch: pytest.MonkeyPatch, key_heads: int, window: int | None
 ) -> None:
-    monkeypatch.setattr(flash_module, "varlen_attn", slow_varlen)
+    monkeypatch.setattr("trainer.policy.attention.varlen_attn", slow_varlen)
     query, key, value = (tensor.detach().bfloat16() for tensor in random_heads(key_heads))
     options = {"layout": Layout(BOUNDARIES, query.device), "scaling": 8**-0.5, "sliding_window": window}
     found, _ = flash_attention(torch.nn.Module(), query.float(), key, value, None, **options)

@@ -9,8 +9,7 @@ import torch  # noqa: TID253
 
 from lake.errors import CheckpointError
 from testkit.training import random_backend, random_batch
-from trainer.backends.base import SingleDevice
-from trainer.digest import tensor_digest
+from trainer.backends.base import SingleDevice, tensor_digest
 from trainer.losses import LOSSES
 from trainer.runs.checkpoint import (
     OPTIMIZER,

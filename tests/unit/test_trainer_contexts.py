@@ -10,8 +10,7 @@ from lake import Lake
 from lake.records import EpisodeRecord, StepRecord, TokensRecord
 from testkit.pair_worlds import context_of, meeting_episodes
 from testkit.training import token_lake
-from trainer.data.select.sequences import fingerprints, link_sequences
-from trainer.data.select.token_rows import read_token_rows
+from trainer.data.select.sequences import fingerprints, link_sequences, read_token_rows
 
 Row = tuple[list[int], list[int]]
 

@@ -7,8 +7,8 @@ import pytest
 from lake.errors import UsageError
 from testkit.training import config
 from trainer.config import TrainConfig
-from trainer.effect import check_effect, has, idle_options, in_words, says, without
 from trainer.losses import LOSSES
+from trainer.train_settings import check_effect, describe_idle, idle_options, is_idle, is_set, without_option
 
 LABELLED = {"options": {"threshold": 1.0}}
 
@@ -86,10 +86,10 @@ def test_several_are_told_at_once_and_the_way_of_python_is_by_value() -> None:
 
 def test_settings_are_taken_apart_by_dotted_names() -> None:
     settings = {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
-    assert (has(settings, "a.c.d"), has(settings, "a.x"), has(settings, "e.x")) == (True, False, False)
-    assert without(settings, "a.c.d") == {"a": {"b": 1, "c": {}}, "e": 3}
-    assert without(settings, "e") == {"a": {"b": 1, "c": {"d": 2}}}
-    assert without(settings, "x.y") == settings
-    assert says("a.b", {"a": ""})
-    assert not says("ab", {"a": ""})
-    assert in_words({"a": "b", "c": "d"}) == "`a` has no effect: b; `c` has no effect: d"
+    assert (is_set(settings, "a.c.d"), is_set(settings, "a.x"), is_set(settings, "e.x")) == (True, False, False)
+    assert without_option(settings, "a.c.d") == {"a": {"b": 1, "c": {}}, "e": 3}
+    assert without_option(settings, "e") == {"a": {"b": 1, "c": {"d": 2}}}
+    assert without_option(settings, "x.y") == settings
+    assert is_idle("a.b", {"a": ""})
+    assert not is_idle("ab", {"a": ""})
+    assert describe_idle({"a": "b", "c": "d"}) == "`a` has no effect: b; `c` has no effect: d"

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from trainer.layers import layered
 from trainer.losses.awr import AWR
+from trainer.train_settings import layered
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ RUN: dict[str, Any] = {"run_id": "r", "key": "0abc", "attempt": 2, "config": {"l
 def test_a_line_cut_off_by_a_kill_spoils_no_other(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     path.write_text('{"step": 0, "attempt": 0, "loss": 1.0}\n{"step": 1, "att')
-    with JsonlLogger(path, attempt=1) as log:
+    with closing(JsonlLogger(path, attempt=1)) as log:
         log.write(1, {"loss": 2.0})
     lines = path.read_text().splitlines()
     assert json.loads(lines[0])["step"] == 0
@@ -30,7 +31,7 @@ def test_a_line_cut_off_by_a_kill_spoils_no_other(tmp_path: Path) -> None:
 
 
 def test_lines_can_be_read_while_a_run_goes_on(tmp_path: Path) -> None:
-    with JsonlLogger(tmp_path / "m.jsonl", attempt=0) as log:
+    with closing(JsonlLogger(tmp_path / "m.jsonl", attempt=0)) as log:
         log.write(0, {"loss": 1.0})
         assert json.loads((tmp_path / "m.jsonl").read_text()) == {"step": 0, "attempt": 0, "loss": 1.0}
 

@@ -7,8 +7,7 @@ from lake.errors import UsageError
 from testkit.architectures import model_of
 from testkit.training import random_batch, random_model, sequences_of
 from trainer.policy import model as model_module
-from trainer.policy.model import Policy, load_policy
-from trainer.policy.model_check import check_policy
+from trainer.policy.model import Policy, check_policy, load_policy
 
 LENGTHS = [7, 1, 30, 2, 13]
 

@@ -10,8 +10,7 @@ from lake.errors import ContractError
 from testkit.plans import plan_of
 from testkit.rank_tasks import CENTRED, dummy_batch
 from testkit.training import config, random_backend, random_batch, sequences_of
-from trainer.backends.base import loss_rows
-from trainer.digest import tensor_digest
+from trainer.backends.base import loss_rows, tensor_digest
 from trainer.losses import LOSSES, LossRows
 from trainer.runs.loop import fill_batches, proximal_period
 

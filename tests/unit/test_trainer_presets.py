@@ -7,9 +7,9 @@ import pytest
 from pydantic import ValidationError
 
 from trainer.config import ScheduleConfig, TrainConfig
-from trainer.effect import idle_options
 from trainer.losses.awr import AWR
 from trainer.runs import presets
+from trainer.train_settings import idle_options
 
 
 def test_a_preset_is_its_configuration() -> None:

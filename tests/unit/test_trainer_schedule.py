@@ -3,7 +3,7 @@
 import pytest
 
 from trainer.config import ScheduleConfig
-from trainer.runs.schedule import default_learning_rate, learning_rate
+from trainer.runs.factories import default_learning_rate, learning_rate
 
 
 def rates(total: int, **options: object) -> list[float]:

@@ -118,6 +118,6 @@ def test_batches_say_how_old_each_token_is(tmp_path: Path) -> None:
 
 
 def test_spans_are_stored_as_json(tmp_path: Path) -> None:
-    """What `trainer.data.select.token_rows` decodes."""
+    """What `trainer.data.select.sequences` decodes."""
     lk = lake_of(tmp_path, a=[episode("t", 1, (None, 1, [[1, 0, 1], [2, 2, 2]]))])
     assert json.loads(lk.scan("tokens").collect()["version_spans"][0]) == [[1, 0, 1], [2, 2, 2]]

@@ -8,7 +8,7 @@ import polars as pl
 
 from lake.read.visibility import DataFile
 from lake.tables import TOKENS
-from trainer.data.select.token_rows import read_token_rows
+from trainer.data.select.sequences import read_token_rows
 
 
 class Compacted:

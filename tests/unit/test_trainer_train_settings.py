@@ -14,13 +14,12 @@ from lake.errors import UsageError
 from lake.settings import models_in
 from trainer.commands_train import train
 from trainer.config import TrainConfig
-from trainer.layers import layered
 from trainer.losses import LOSSES
 from trainer.losses.awr import AWR
 from trainer.losses.dpo import DPO
 from trainer.losses.sft import SFT
 from trainer.runs.stages import read_stages
-from trainer.train_settings import configured, flag_of, given_settings, read_settings
+from trainer.train_settings import configured, flag_of, given_settings, layered, read_settings
 
 STAGES = """
 [trainer]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.monitor.config import ValidationConfig
+from trainer.config import ValidationConfig
 from trainer.monitor.validation import Measurement, best, should_stop
 
 values = st.one_of(st.integers(0, 6).map(float), st.just(math.nan))

@@ -55,16 +55,16 @@ def test_a_packed_buffer_goes_in_with_positions_and_without_mask_or_cache(fields
 
 def test_attention_never_compares_tokens_of_different_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     """One call a sequence, of its own length and without a mask: no T x T array, whatever the buffer's length."""
-    from trainer.attention import sdpa
+    from trainer.policy import attention
 
-    real, calls = sdpa.scaled_dot_product_attention, []
+    real, calls = attention.scaled_dot_product_attention, []
 
     def spy(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
         calls.append((query.shape[2], key.shape[2], options["attn_mask"]))
         result: torch.Tensor = real(query, key, value, **options)
         return result
 
-    monkeypatch.setattr(sdpa, "scaled_dot_product_attention", spy)
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", spy)
     Policy(random_model()).logprobs(random_batch([30, 1, 12]))
     assert calls == [(30, 30, None), (1, 1, None), (12, 12, None)] * 2, "two layers"
 

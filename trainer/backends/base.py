@@ -1,19 +1,15 @@
 """What a training loop may ask of a policy: log-probabilities, gradients, updates, and state by name.
 
 Across ranks every call is collective: all ranks make the same calls in the same order. Whether tensors are whole or
-sharded shows in four methods, which `single` and `sharded` fill in.
-
-AdamW, with weight decay on matrices only.
-
-From a packed buffer and its log-probabilities to what a loss sees.
-
-The backend of one device: gradients, updates, and the weights as plain tensors.
+sharded shows in four methods, which `SingleDevice` and `Sharded` fill in.
 """
 
+import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch  # noqa: TID253 - loaded by commands only when they train
 from torch import Tensor  # noqa: TID253 - loaded by commands only when they train
@@ -22,7 +18,6 @@ from lake.errors import ContractError
 from trainer.backends.ranks import ALONE, Ranks
 from trainer.config import OptimizerConfig
 from trainer.data.stream.batch import PackedBatch
-from trainer.digest import TensorDigest
 from trainer.losses import Loss, LossRows
 from trainer.policy.model import Policy
 
@@ -32,10 +27,6 @@ def adamw(parameters: Iterable[torch.nn.Parameter], config: OptimizerConfig) -> 
 
     On a CPU it runs parameter by parameter: the order of its operations then never depends on how tensors are grouped.
     On a GPU it is one fused kernel.
-
-    Args:
-        parameters: of the model; frozen ones are left out.
-        config: its constants.
     """
     trained = [p for p in parameters if p.requires_grad]
     decayed = [p for p in trained if p.ndim >= 2]
@@ -62,13 +53,6 @@ def loss_rows(
 
     Where the batch has no log-probabilities of the proximal policy, that policy is the one whose weights are in place:
     they are the policy's own, without gradient.
-
-    Args:
-        batch: the packed buffer.
-        loss: the loss.
-        logprobs_N: the policy's log-probabilities.
-        entropy_N: its entropies, or None.
-        statistics: of the optimizer step.
     """
     proximal_N = batch.proximal_logprobs_N
     if proximal_N is None and loss.needs.proximal_logprobs:
@@ -91,12 +75,21 @@ def loss_rows(
     )
 
 
-class FrozenPolicy:
-    """A policy that is only asked for log-probabilities: a reference.
+def check_layout(found: Mapping[str, tuple[torch.Size, torch.dtype]], own: Mapping[str, Tensor]) -> None:
+    """Refuse (ContractError) stored weights with other names, shapes or dtypes than the model's own."""
+    if own.keys() != found.keys():
+        odd = sorted(own.keys() ^ found.keys())
+        raise ContractError(f"the weights are of another model: {len(odd)} names differ, for example {odd[0]}")
+    for name, tensor in own.items():
+        if (tensor.shape, tensor.dtype) != found[name]:
+            size, dtype = found[name]
+            raise ContractError(
+                f"weight {name} is {dtype} {tuple(size)}; the model has {tensor.dtype} {tuple(tensor.shape)}"
+            )
 
-    Args:
-        policy: the model.
-    """
+
+class FrozenPolicy:
+    """A policy that is only asked for log-probabilities: a reference."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -107,28 +100,14 @@ class FrozenPolicy:
         return self.policy.vocabulary
 
     def logprobs(self, batch: PackedBatch, *, entropy: bool = False) -> Tensor:
-        """Log-probabilities without gradient.
-
-        Args:
-            batch: the packed buffer, on any device.
-            entropy: return entropies in nats instead.
-
-        Returns:
-            float32 [N], on the backend's device.
-        """
+        """Log-probabilities (or entropies in nats), float32 [N] on the backend's device, without gradient."""
         with torch.no_grad():
             logprobs_N, entropy_N = self.policy.logprobs(batch.to(self.policy.device), entropy=entropy)
         return logprobs_N if entropy_N is None else entropy_N
 
 
 class PolicyBackend(FrozenPolicy, ABC):
-    """A policy and its optimizer.
-
-    Args:
-        policy: the model; its parameters are updated in place.
-        config: AdamW's constants.
-        ranks: who takes part.
-    """
+    """A policy, whose parameters are updated in place, and its optimizer."""
 
     def __init__(self, policy: Policy, config: OptimizerConfig, ranks: Ranks = ALONE) -> None:
         super().__init__(policy)
@@ -157,7 +136,6 @@ class PolicyBackend(FrozenPolicy, ABC):
 
         Args:
             batch: the packed buffer; a dummy is run with weight 0.
-            loss: the loss, with its options.
             statistics: what `loss.prepare` came to over the optimizer step.
 
         Returns:
@@ -177,10 +155,7 @@ class PolicyBackend(FrozenPolicy, ABC):
         return sums
 
     def optim_step(self, learning_rate: float) -> float:
-        """Clip the gradient, update the weights, clear the gradient.
-
-        Returns:
-            The norm of the whole gradient before clipping.
+        """Clip the gradient, update the weights, clear the gradient; the norm of the whole gradient before clipping.
 
         Raises:
             ContractError: the gradient is not finite; the weights are left as they were.
@@ -207,8 +182,7 @@ class PolicyBackend(FrozenPolicy, ABC):
     def as_proximal(self) -> Iterator[None]:
         """While the block lasts the trained weights are those of the copy; score in it, and do nothing else.
 
-        Raises:
-            ContractError: no copy was kept.
+        A ContractError where no copy was kept.
         """
         if self.proximal is None:
             msg = "there is no proximal policy here: start at an optimizer step that begins its period, or resume"
@@ -238,15 +212,8 @@ class PolicyBackend(FrozenPolicy, ABC):
             ContractError: other names, shapes or dtypes than the model's.
         """
         own = self.policy.trained_state()
-        if own.keys() != weights.keys():
-            odd = sorted(own.keys() ^ weights.keys())
-            msg = f"the weights are of another model: {len(odd)} names differ, for example {odd[0]}"
-            raise ContractError(msg)
+        check_layout({name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()}, own)
         for name, tensor in weights.items():
-            if tensor.shape != own[name].shape or tensor.dtype != own[name].dtype:
-                found, wanted = (f"{t.dtype} {tuple(t.shape)}" for t in (tensor, own[name]))
-                msg = f"weight {name} is {found}; the model has {wanted}"
-                raise ContractError(msg)
             # Copied into memory that torch allocated: mapped file memory is not aligned, and kernels may sum in
             # another order there.
             own[name].copy_(self._placed(tensor, own[name]))
@@ -274,8 +241,7 @@ class PolicyBackend(FrozenPolicy, ABC):
         for key, tensor in state.items():
             name = key.rpartition("/")[0]
             if name not in parameters:
-                msg = f"the optimizer state is of another model: it names parameter {name}"
-                raise ContractError(msg)
+                raise ContractError(f"the optimizer state is of another model: it names parameter {name}")
             restored[key] = self._restored(tensor, parameters[name])
         # Not by Optimizer.load_state_dict, which casts dtypes.
         self.adopt_optimizer_state(restored)
@@ -289,7 +255,7 @@ class PolicyBackend(FrozenPolicy, ABC):
             self.optimizer.state[parameters[name]][field] = tensor
 
     def digest(self) -> str:
-        """`trainer.digest.tensor_digest` of `get_weights`; the same on every rank, and for any number of ranks."""
+        """`tensor_digest` of `get_weights`; the same on every rank, and for any number of ranks."""
         return self.digest_of(self.policy.trained_state())
 
     def model_digest(self) -> str:
@@ -305,13 +271,13 @@ class PolicyBackend(FrozenPolicy, ABC):
         return self._base_digest
 
     def digest_of(self, tensors: Mapping[str, Tensor]) -> str:
-        """`trainer.digest.tensor_digest` of tensors that this rank holds in part; one whole tensor at a time."""
+        """`tensor_digest` of tensors that this rank holds in part; one whole tensor at a time."""
         digest = TensorDigest()
         for name in sorted(tensors):
             whole = self._whole(tensors[name])
             if self.rank == 0:
                 digest.add(name, whole)
-        return self.ranks.told_by_zero(digest.hexdigest)
+        return self.ranks.on_rank_zero(digest.hexdigest)
 
     def _restored(self, tensor: Tensor, parameter: Tensor) -> Tensor:
         """A copy of a field of the optimizer's state, where AdamW keeps it: its step counter is no array."""
@@ -345,12 +311,7 @@ def _exchange(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
 
 
 class SingleDevice(PolicyBackend):
-    """Trains one policy on one device.
-
-    Args:
-        policy: the model; its parameters are updated in place.
-        config: AdamW's constants.
-    """
+    """Trains one policy on one device."""
 
     def _clip(self) -> float:
         on_gpu = self.policy.device.type == "cuda"
@@ -364,3 +325,37 @@ class SingleDevice(PolicyBackend):
 
     def _placed(self, tensor: Tensor, like: Tensor) -> Tensor:
         return tensor.to(like.device)
+
+
+class TensorDigest:
+    """The digest of tensors that come one after another, in name order."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Take in the next tensor."""
+        tensor = tensor.detach().cpu().contiguous()
+        self._digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        self._digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+
+    def hexdigest(self) -> str:
+        """64 hexadecimal characters."""
+        return self._digest.hexdigest()
+
+
+def tensor_digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """sha256 over (name, dtype, shape, bytes) of every tensor, in name order, as 64 hexadecimal characters.
+
+    A safetensors file has no such stable hash: the order of its metadata varies.
+    """
+    digest = TensorDigest()
+    for name in sorted(tensors):
+        digest.add(name, tensors[name])
+    return digest.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """sha256 of a file's bytes, as 64 hexadecimal characters."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,13 +1,11 @@
-"""The processes of one training run: who am I, what do the others have, and what rank 0 alone does.
+"""The processes of one training run: which one this is, what the others have, and what rank 0 alone does.
 
 Ranks are started by `torchrun -m trainer ...` or `trajlake train --ranks N`. Rank 0 alone touches the lake and the run
-folder; what it found out there, the others are told.
-
-Start a command again as several ranks on this machine, and end with them.
+folder; the others get its results.
 
 No rank outlives its launcher: the kernel kills it when the launcher dies, however that comes about. Ranks have a
 session of their own, so Ctrl-C reaches the launcher alone, which passes it on to rank 0: one process says how the run
-goes on, and lets go of what it holds.
+continues, and releases its locks.
 """
 
 import ctypes
@@ -50,24 +48,20 @@ class Ranks:
         """Whether this is rank 0, which touches the lake and the run folder."""
         return self.rank == 0
 
-    def told_by_zero(self, find_out: Callable[[], T]) -> T:
-        """Let rank 0 do something, and give all ranks its result.
+    def on_rank_zero(self, compute: Callable[[], T]) -> T:
+        """Run `compute` on rank 0 alone, and give all ranks its result, which must pickle.
 
-        Args:
-            find_out: called on rank 0 alone; its result must pickle.
-
-        Raises:
-            SystemExit: on the other ranks, where rank 0 failed: it says why.
+        A SystemExit on the other ranks, where rank 0 failed: it says why.
         """
         if self.world_size == 1:
-            return find_out()
+            return compute()
         import torch
         from torch import distributed
 
         told: list[Any] = [None, False]
         if self.rank == 0:
             try:
-                told = [find_out(), True]
+                told = [compute(), True]
             except TrajlakeError:
                 distributed.broadcast_object_list(told, src=0, device=torch.device("cpu"))
                 raise
@@ -77,7 +71,7 @@ class Ranks:
         result: T = told[0]
         return result
 
-    def added(self, sums: Mapping[str, float]) -> dict[str, float]:
+    def summed(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Sums by name, added over all ranks; a rank may lack names."""
         if self.world_size == 1:
             return dict(sums)
@@ -108,22 +102,18 @@ def launched() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def speaks() -> bool:
+def is_first_rank() -> bool:
     """Whether this process is the one that says what concerns all of a run's: rank 0, or the only one."""
     return os.environ.get("RANK", "0") == "0" or not launched()
 
 
 @contextmanager
-def told_once() -> Iterator[None]:
-    """What every rank finds wrong by itself, such as a setting, is said by rank 0 alone.
-
-    Raises:
-        SystemExit: on the other ranks, in place of the fault.
-    """
+def reported_once() -> Iterator[None]:
+    """What every rank finds wrong by itself, such as a setting, is said by rank 0; the others exit (SystemExit)."""
     try:
         yield
     except TrajlakeError:
-        if not speaks():
+        if not is_first_rank():
             raise SystemExit(1) from None
         raise
 
@@ -143,7 +133,7 @@ def join_ranks(device: str) -> Ranks:
     from torch import distributed
 
     if device.startswith("cuda"):
-        from trainer.policy.model_check import check_device
+        from trainer.policy.model import check_device
 
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
         check_device(device)
@@ -173,7 +163,7 @@ def leave_ranks() -> Ranks:
 
 
 _PR_SET_PDEATHSIG = 1
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 _GRACE_SECONDS = 20.0
 """For rank 0 to say what it has to say, after Ctrl-C or after another one failed."""
 
@@ -183,12 +173,7 @@ Rank = subprocess.Popen[bytes]
 def launch_ranks(count: int, arguments: Sequence[str]) -> int:
     """Run `trajlake ARGUMENTS` in several processes that know each other, and wait for their end.
 
-    Args:
-        count: number of processes.
-        arguments: of the command line, the command's name first.
-
-    Returns:
-        0, or the exit status of rank 0, or else of the first rank that failed; the others are then ended.
+    Returns 0, or the exit status of rank 0, or else of the first rank that failed; the others are then ended.
     """
     with tempfile.TemporaryDirectory(prefix="trajlake-ranks-") as folder:
         ranks = [_start(rank, count, arguments, Path(folder) / "store") for rank in range(count)]
@@ -196,7 +181,7 @@ def launch_ranks(count: int, arguments: Sequence[str]) -> int:
             return _wait(ranks)
         except KeyboardInterrupt:
             ranks[0].send_signal(signal.SIGINT)
-            _until_ended(ranks[0])
+            _wait_for_exit(ranks[0])
             return 128 + signal.SIGINT
         finally:
             for rank in ranks:
@@ -233,7 +218,7 @@ def _wait(ranks: Sequence[Rank]) -> int:
     while not any(rank.poll() for rank in ranks):
         if all(rank.returncode == 0 for rank in ranks):
             return 0
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     failed = next(rank for rank in ranks if rank.returncode)
     status = failed.returncode
     if status < 0:
@@ -241,11 +226,11 @@ def _wait(ranks: Sequence[Rank]) -> int:
         said = f"rank {ranks.index(failed)} was ended by {name}; the same command with --resume goes on"
         click.echo(f"trajlake: {said} from the last checkpoint", err=True)
         return 128 - status
-    _until_ended(ranks[0])
+    _wait_for_exit(ranks[0])
     return max(ranks[0].returncode or 0, 0) or status
 
 
-def _until_ended(rank: Rank) -> None:
+def _wait_for_exit(rank: Rank) -> None:
     """Wait for the end of a rank, but not for ever."""
     with suppress(subprocess.TimeoutExpired):
         rank.wait(_GRACE_SECONDS)

@@ -5,10 +5,9 @@ head are gathered for the whole of each pass. Gradients are summed over ranks, n
 those of the whole optimizer step. Every rank holds its shard in float32; with dtype bfloat16 the gathered weights are
 bfloat16, and gradients are summed in float32.
 
-Distributed checkpoints: every rank writes its shards, and any number of ranks reads them.
-
-torch.distributed.checkpoint with safetensors as its format: where a shard belongs stands in the file's own header, so
-nothing is pickled. Scalars are written as arrays of one element, which is all that the reader can cut out.
+Checkpoints are written by all ranks, and read by any number of them: torch.distributed.checkpoint with safetensors as
+its format. Each file's header says where its shards belong, so nothing is pickled. Scalars are written as arrays of one
+element, which is all that the reader can cut out.
 """
 
 import warnings
@@ -31,9 +30,8 @@ from torch.distributed.device_mesh import init_device_mesh  # noqa: TID253
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard  # noqa: TID253
 from torch.distributed.tensor import DTensor, distribute_tensor  # noqa: TID253
 
-from lake.errors import ContractError
 from trainer.atomic import atomic_folder, partial_place
-from trainer.backends.base import PolicyBackend
+from trainer.backends.base import PolicyBackend, check_layout
 from trainer.backends.ranks import Ranks
 from trainer.config import OptimizerConfig
 from trainer.policy.model import Policy, layers_of
@@ -55,13 +53,7 @@ def shared_folder(target: Path, ranks: Ranks) -> Iterator[Path]:
 
 
 def save_shards(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
-    """Write this rank's part of tensors; every rank calls it.
-
-    Args:
-        folder: where to; made.
-        tensors: by name: DTensors, and whole tensors that are the same on every rank.
-        ranks: who takes part.
-    """
+    """Write this rank's part of DTensors, and of tensors that are the same on every rank; every rank calls it."""
     if ranks.rank == 0:
         folder.mkdir()
     ranks.wait()
@@ -85,24 +77,10 @@ def shapes_in(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
 def load_shards(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
     """Read tensors in place, each rank its part, however many ranks wrote them.
 
-    Args:
-        folder: the shards.
-        tensors: by name: what to fill.
-        ranks: who takes part.
-
     Raises:
         ContractError: other names, shapes or dtypes than the shards hold.
     """
-    found = shapes_in(folder)
-    if found.keys() != tensors.keys():
-        odd = sorted(found.keys() ^ tensors.keys())
-        msg = f"the weights are of another model: {len(odd)} names differ, for example {odd[0]}"
-        raise ContractError(msg)
-    for name, tensor in tensors.items():
-        if (tensor.shape, tensor.dtype) != found[name]:
-            size, dtype = found[name]
-            msg = f"weight {name} is {dtype} {tuple(size)}; the model has {tensor.dtype} {tuple(tensor.shape)}"
-            raise ContractError(msg)
+    check_layout(shapes_in(folder), tensors)
     if tensors:
         with warnings.catch_warnings():
             # One device reading what several ranks wrote is what is meant.
@@ -111,28 +89,19 @@ def load_shards(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> No
             load(dict(tensors), storage_reader=reader, no_dist=not ranks.joined)
 
 
-def loaded_by_zero(load: Callable[[bool], Policy], ranks: Ranks) -> Policy:
-    """A policy with weights on rank 0 and without on the others, to be sharded.
-
-    Args:
-        load: loads it; told whether without weights.
-        ranks: who takes part.
+def loaded_on_rank_zero(load: Callable[[bool], Policy], ranks: Ranks) -> Policy:
+    """A policy with weights on rank 0 and without on the others (`load` is told whether without), to be sharded.
 
     Raises:
         UsageError: on rank 0, where the model cannot be loaded or is not served.
     """
     whole: list[Policy] = []
-    ranks.told_by_zero(lambda: whole.append(load(False)))
+    ranks.on_rank_zero(lambda: whole.append(load(False)))
     return whole[0] if whole else load(True)
 
 
 def shard_policy(policy: Policy, ranks: Ranks) -> None:
-    """Spread a policy's weights over the ranks, in place.
-
-    Args:
-        policy: the model: either with the same weights on every rank, or of `loaded_by_zero`.
-        ranks: who takes part.
-    """
+    """Spread a policy's weights, the same on every rank or of `loaded_on_rank_zero`, over the ranks, in place."""
     whole = _tensors(policy.model)
     empty = any(tensor.is_meta for tensor in whole.values())
     mesh = init_device_mesh(torch.device(ranks.device).type, (ranks.world_size,))
@@ -147,7 +116,7 @@ def shard_policy(policy: Policy, ranks: Ranks) -> None:
             module.set_gradient_divide_factor(1.0)
             # gloo knows sums only.
             module.set_force_sum_reduction_for_comms(True)
-    if ranks.added({"empty": float(empty)})["empty"]:
+    if ranks.summed({"empty": float(empty)})["empty"]:
         if empty:
             policy.scorer.to_empty(device=ranks.device)
         _send(whole, _tensors(policy.model), ranks)
@@ -160,13 +129,7 @@ def _tensors(model: Any) -> dict[str, Tensor]:
 
 
 def _send(whole: Mapping[str, Tensor], own: Mapping[str, Tensor], ranks: Ranks) -> None:
-    """Send rank 0's tensors to all ranks, one at a time; each keeps its part.
-
-    Args:
-        whole: by name, with values on rank 0 alone.
-        own: what each rank keeps of them, in the same order.
-        ranks: who takes part.
-    """
+    """Send rank 0's tensors to all ranks, one at a time; each keeps its part in `own`, which has the same order."""
     for name, mine in own.items():
         like = whole[name]
         sent = (
@@ -182,13 +145,7 @@ def _send(whole: Mapping[str, Tensor], own: Mapping[str, Tensor], ranks: Ranks) 
 
 
 class Sharded(PolicyBackend):
-    """Trains one policy over several ranks.
-
-    Args:
-        policy: the model, see `shard_policy`; it is sharded in place.
-        config: AdamW's constants.
-        ranks: who takes part.
-    """
+    """Trains one policy over several ranks; it is sharded in place by `shard_policy`."""
 
     def __init__(self, policy: Policy, config: OptimizerConfig, ranks: Ranks) -> None:
         shard_policy(policy, ranks)

@@ -45,10 +45,6 @@ class Place:
 def find_checkpoint(snapshot: Snapshot, text: str) -> Place:
     """The place of a checkpoint.
 
-    Args:
-        snapshot: where the table `checkpoints` is read.
-        text: what the user calls it.
-
     Raises:
         UsageError: nothing is called that, or several things are.
         CheckpointError: its folder is gone.
@@ -58,12 +54,10 @@ def find_checkpoint(snapshot: Snapshot, text: str) -> Place:
         return _on_disk(path.resolve())
     rows = _rows(snapshot, text)
     if rows.is_empty():
-        msg = f"there is no checkpoint {text!r}; give {_EXPECTED}. {_known(snapshot)}"
-        raise UsageError(msg)
+        raise UsageError(f"there is no checkpoint {text!r}; give {_EXPECTED}. {_known(snapshot)}")
     if rows["job_id"].n_unique() > 1:
         jobs = ", ".join(ids.to_text(job) for job in rows["job_id"].unique(maintain_order=True))
-        msg = f"{text!r} names checkpoints of several jobs: {jobs}; give one of these, as JOB[@STEP]"
-        raise UsageError(msg)
+        raise UsageError(f"{text!r} names checkpoints of several jobs: {jobs}; give one of these, as JOB[@STEP]")
     row = rows.sort("optimizer_step", "attempt").row(-1, named=True)
     place = Path(row["uri"])
     if not (place / STATE_FILE).is_file():
@@ -114,8 +108,7 @@ def _on_disk(path: Path) -> Place:
         return _final(run)
     newest = _newest_saved(run)
     if newest is None:
-        msg = f"the run in {path} has no checkpoint yet; go on with trajlake train --resume"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"the run in {path} has no checkpoint yet; go on with trajlake train --resume")
     return _saved(newest, run)
 
 
@@ -130,7 +123,7 @@ def _saved(path: Path, run: RunFolder) -> Place:
 
 def _final(run: RunFolder) -> Place:
     """What a run ended with: its last weights, or its best ones if it exports those."""
-    from trainer.monitor.config import ValidationConfig
+    from trainer.config import ValidationConfig
     from trainer.monitor.validation import exported_step
     from trainer.runs.checkpoint import read_state
 

@@ -13,8 +13,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from trainer.evaluation.turns import Floats, Ints
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 LEVEL_Z = 1.959963984540054
 """Quantile of the normal distribution of a two-sided 95 % interval."""
@@ -37,11 +39,7 @@ class Spread(NamedTuple):
     """Degrees of freedom of the error, at least 1."""
 
     def interval(self, tail: float = _TAIL) -> tuple[float, float] | None:
-        """Student's interval; None if nothing differs.
-
-        Args:
-            tail: probability outside on each side.
-        """
+        """Student's interval with probability `tail` outside on each side; None if nothing differs."""
         if self.error == 0:
             return None
         half = self.half(tail)
@@ -90,12 +88,7 @@ def spread_of_mean(value_P: Floats) -> Spread | None:
 def spread_by_task(value: Callable[[Floats], float], task_E: Ints) -> Spread | None:
     """An estimate's spread over tasks (jackknife: Tukey 1958; of clusters: Cameron, Gelbach, Miller 2008).
 
-    Args:
-        value: an estimate as a function of how often each episode counts.
-        task_E: number of the episode's task, 0 .. P-1.
-
-    Returns:
-        The estimate with its error; None for fewer than two tasks, or where it does not exist without one of them.
+    None for fewer than two tasks (numbered 0 .. P-1), or where the estimate does not exist without one of them.
     """
     tasks = int(task_E.max()) + 1 if len(task_E) else 0
     if tasks < 2:
@@ -111,14 +104,9 @@ def spread_by_task(value: Callable[[Floats], float], task_E: Ints) -> Spread | N
 
 
 def wilson(share: float, trials: float) -> tuple[float, float]:
-    """95 % score interval of a binomial share (Wilson 1927, JASA 22).
+    """95 % score interval, inside [0, 1], of a binomial share (Wilson 1927, JASA 22).
 
-    Args:
-        share: successes over trials.
-        trials: how many, above 0; an effective number need not be whole.
-
-    Returns:
-        Lower and upper end, inside [0, 1].
+    `trials` is above 0; an effective number need not be whole.
     """
     square = LEVEL_Z**2
     centre = (share + square / (2 * trials)) / (1 + square / trials)
@@ -132,11 +120,7 @@ def share_interval(spread: Spread, tasks: int, attempts: int) -> tuple[float, fl
     """95 % interval of a share of successes whose attempts come in tasks (Korn, Graubard 1998, Survey Methodology 24).
 
     Wilson's, of as many independent trials as have the same error, with Student's quantile in place of the normal one.
-
-    Args:
-        spread: of the share over tasks; its value lies between 0 and 1.
-        tasks: how many.
-        attempts: how many; trials are never more.
+    The spread is that of the share (0 to 1) over tasks.
     """
     # Tasks that all agree are trials themselves: how they would differ was not seen.
     share = min(1.0, max(0.0, spread.value))

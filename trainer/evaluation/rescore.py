@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
-from pkgutil import iter_modules
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +23,12 @@ from lake.read.snapshot import Snapshot
 from lake.settings import validated
 from lake.write import jobs
 from lake.write.claims import Commit, commit_unclaimed
+from trainer.backends.base import tensor_digest
 from trainer.config import TrainConfig
 from trainer.data.plan.preparation import prepare
-from trainer.digest import tensor_digest
 from trainer.evaluation.checkpoints import Place, find_checkpoint, open_policy
-from trainer.evaluation.scored import KEYS, KIND, STORED, names_of
+from trainer.evaluation.ratios import KEYS, KIND, STORED, names_of, ratio_rows
 from trainer.evaluation.scoring import chunks, pending, score
-from trainer.evaluation.support import ratio_rows
 
 if TYPE_CHECKING:
     from trainer.policy.model import Policy
@@ -58,7 +56,7 @@ class RescoreReport:
     overtaken: int
     """Actions that another run scored meanwhile, or that were taken out of the lake."""
     drops: dict[str, int]
-    """Steps that cannot be scored, by reason (`trainer.data.select.drops.Drop`)."""
+    """Steps that cannot be scored, by reason (`trainer.data.select.refusals.Drop`)."""
     tokens: int
     """Tokens of the new rows' actions."""
     seconds: float
@@ -78,12 +76,10 @@ def rescore(
     """Score the selected actions that a checkpoint has not scored.
 
     Args:
-        lk: where to read and write.
         checkpoint: see `trainer.evaluation.checkpoints`.
         name: of the checkpoint in `ratios`; None names it after its folder or run.
         options: fields of TrainConfig: where, selection, tokens, token_budget, max_length, device, ...
         progress: told actions done and actions to do.
-        commit_seconds: longest time between commits.
 
     Raises:
         UsageError: no such checkpoint, a bad predicate, or a name that other weights have.
@@ -125,7 +121,7 @@ def rescore(
 
 
 _DECIDING = (
-    "attention",
+    "policy.attention",
     "policy.lora",
     "policy.model",
     "policy.model_files",
@@ -134,39 +130,31 @@ _DECIDING = (
     "data.stream.collate",
     "data.stream.stream",
     "evaluation.scoring",
-    "evaluation.support",
+    "evaluation.ratios",
 )
 """Modules below `trainer` that decide a log-probability: the model's arithmetic, and what a token's context is."""
 
 
 def _code() -> list[ModuleType]:
-    """The modules whose source decides a log-probability; of a package all of them."""
-    named = [import_module(f"trainer.{name}") for name in _DECIDING]
-    inside = [
-        import_module(f"{module.__name__}.{part.name}")
-        for module in named
-        for part in iter_modules(getattr(module, "__path__", ()))
-    ]
-    return named + inside
+    """The modules whose source decides a log-probability."""
+    return [import_module(f"trainer.{name}") for name in _DECIDING]
 
 
 def _named(snapshot: Snapshot, name: str, digest: str) -> tuple[str, list[str]]:
     """The name of some weights in `ratios`: the one they have there, else the one they are given; and a note.
 
-    Raises:
-        UsageError: the name stands for other weights, or for the recorded log-probabilities.
+    A UsageError where the name stands for other weights, or for the recorded log-probabilities.
     """
     if name == STORED:
-        msg = f"{STORED!r} means the recorded log-probabilities (trajlake evaluate); give the checkpoint another --name"
+        msg = f"{STORED!r} means the recorded log-probabilities (trajlake ope); give the checkpoint another --name"
         raise UsageError(msg)
     known = names_of(snapshot)
     others = known.filter((pl.col("checkpoint") == name) & (pl.col("weights_sha256") != digest))
     if others.height:
-        msg = (
+        raise UsageError(
             f"{name!r} names other weights in `ratios` (sha256 {others['weights_sha256'][0][:12]}..., these are "
             f"{digest[:12]}...); give these another --name"
         )
-        raise UsageError(msg)
     mine = known.filter(pl.col("weights_sha256") == digest)["checkpoint"].to_list()
     if not mine or mine[0] == name:
         return name, []
@@ -205,18 +193,7 @@ class _Run:
         return collected(snapshot.scan("ratios").filter(pl.col("series_id") == self.series_id).select(KEYS))
 
     def commit_all(self, scored: Iterable[pl.DataFrame], seconds: float) -> Iterator[int]:
-        """Commit scored actions as they come.
-
-        Args:
-            scored: some actions at a time.
-            seconds: longest time between commits.
-
-        Yields:
-            Actions seen so far.
-
-        Raises:
-            ConflictError: as for `commit`.
-        """
+        """Commit scored actions as they come, after so many seconds at most; yields the number seen so far."""
         committed = time.monotonic()
         for rows in scored:
             self._waiting.append(rows)
@@ -230,8 +207,7 @@ class _Run:
     def commit(self) -> None:
         """Make what waits visible, without what another run has scored or someone has taken out meanwhile.
 
-        Raises:
-            ConflictError: that happens again and again.
+        A ConflictError if that happens again and again.
         """
         if not self._waiting:
             return

@@ -17,9 +17,9 @@ from trainer.config import TrainConfig
 from trainer.data.plan.plan import OptimizerStep, Plan
 from trainer.data.select.selection import Selection
 from trainer.data.stream.stream import Stream
-from trainer.evaluation.scored import KEYS
+from trainer.evaluation.ratios import KEYS
 from trainer.losses import Needs, Temperature
-from trainer.policy.model_check import check_vocabulary
+from trainer.policy.model import check_vocabulary
 
 if TYPE_CHECKING:
     from trainer.policy.model import Policy
@@ -30,14 +30,9 @@ _NEEDS = Needs(temperature=Temperature.AS_SAMPLED)
 
 
 def pending(selection: Selection, done: pl.DataFrame) -> Selection:
-    """A selection whose trained steps are those to score: all of their action's tokens, without what is done.
+    """A selection whose trained steps are those to score: all tokens of their actions, without what is `done`.
 
-    Args:
-        selection: the judged rows.
-        done: `KEYS` of the rows that have their log-probabilities.
-
-    Returns:
-        The selection, cut after the last step to score of each sequence; without members if all is done.
+    It is cut after the last step to score of each sequence, and has no members if all is done.
     """
     marks = done.select(KEYS).unique().with_columns(done=pl.lit(value=True))
     members = selection.members.join(marks, on=KEYS, how="left", maintain_order="left")
@@ -68,17 +63,8 @@ def chunks(selection: Selection, tokens: int = CHUNK_TOKENS) -> Iterator[Selecti
 def score(policy: "Policy", snapshot: Snapshot, selection: Selection, config: TrainConfig) -> Iterator[pl.DataFrame]:
     """Score the trained steps of a selection.
 
-    Args:
-        policy: who is asked.
-        snapshot: the snapshot that the selection was made on.
-        selection: of `pending`.
-        config: token budget, threads, episodes at a time.
-
-    Yields:
-        A frame per plan step: `KEYS`, n_action, temperature, logprobs (list of float32, one per token of the action).
-
-    Raises:
-        ContractError: a token id outside the policy's vocabulary.
+    Each plan step gives a frame: `KEYS`, n_action, temperature, logprobs (list of float32, one per token of the
+    action). A ContractError where a token id is outside the policy's vocabulary.
     """
     plan = Plan(selection, config)
     with Stream(snapshot, plan, _NEEDS, config) as stream, torch.no_grad():

@@ -4,13 +4,9 @@ An attempt succeeds if its score reaches a threshold. Success is a share of atte
 are means over tasks. Intervals are those of a sample of tasks (`intervals`). Two names are compared on the tasks that
 both attempted, task by task (`paired`).
 
-Attempts at tasks, with their scores: what success rates are counted from.
-
 An attempt is an episode that was started from the task. What came out of another episode (a sub-agent, a fork, a
 continuation) is none. The score is the return that the environment reported, or a scorer's value; one that is not known
 stays NULL, and is counted apart.
-
-pass@k and pass^k of one task, from n attempts of which c succeeded.
 
 pass@k: at least one of k attempts succeeds. Unbiased from n >= k attempts (Chen et al. 2021, arXiv 2107.03374):
 
@@ -21,8 +17,6 @@ pass^k: all of k attempts succeed (tau-bench: Yao et al. 2024, arXiv 2406.12045)
     pass^k = C(c, k) / C(n, k)
 
 Both are averaged over tasks. With fewer than k attempts a task says nothing.
-
-Two policies on the same tasks: the mean difference, its interval, and how likely chance makes one as large.
 
 The test flips the sign of each task's difference (Fisher 1935): if neither policy were better, each sign would be as
 likely as the other. All 2^m patterns of the m tasks that differ are counted up to m = 20, random ones beyond.
@@ -39,8 +33,7 @@ from lake.errors import DataRefusedError, UsageError
 from lake.judgements.scores import ENV_RETURN, episode_scores
 from lake.read.snapshot import Snapshot
 from trainer.data.select.selection import select_episodes
-from trainer.evaluation.intervals import share_interval, spread_by_task, spread_of_mean, wilson
-from trainer.evaluation.turns import Floats
+from trainer.evaluation.intervals import Floats, share_interval, spread_by_task, spread_of_mean, wilson
 
 BY = ("run_id", "policy_version", "policy")
 """What rollouts are put together by."""
@@ -65,10 +58,8 @@ def read_attempts(snapshot: Snapshot, *, by: str, score: str = ENV_RETURN, where
     """Attempts with their scores.
 
     Args:
-        snapshot: the data.
         by: run_id, policy_version (policy and version, as NAME@VERSION) or policy.
         score: env_return, or a scorer as NAME (its current version) or NAME@VERSION.
-        where: SQL predicate over `episodes`; None takes all.
 
     Returns:
         One row per episode: episode_id, name (what it is put together by), task (environment/task_id), score (float64,
@@ -115,24 +106,11 @@ class Comparison(NamedTuple):
     test: str | None
     tasks: int
 
-    @staticmethod
-    def schema(label: str) -> dict[str, pl.DataType]:
-        """Columns and types, a label before them."""
-        numbers: dict[str, pl.DataType] = dict.fromkeys(
-            ("value", "against", "difference", "low", "high", "p"), pl.Float64()
-        )
-        return {label: pl.String()} | numbers | {"test": pl.String(), "tasks": pl.Int64()}
-
 
 def compare_paired(pairs_P2: Floats, *, seed: int) -> Comparison:
-    """Compare two policies task by task.
+    """Compare two policies by a measure of each task under the one and under the other, float64 [P, 2].
 
-    Args:
-        pairs_P2: float64 [P, 2]: the measure of each task under the one and under the other.
-        seed: of the random patterns of signs.
-
-    Returns:
-        The comparison; all NULL without tasks, no interval for one task or where all tasks differ alike.
+    All NULL without tasks, no interval for one task or where all tasks differ alike.
     """
     if not len(pairs_P2):
         return Comparison(None, None, None, None, None, None, None, 0)
@@ -145,14 +123,9 @@ def compare_paired(pairs_P2: Floats, *, seed: int) -> Comparison:
 
 
 def sign_flip_p(difference_P: Floats, *, seed: int) -> tuple[float, str]:
-    """Two-sided p of the paired permutation test.
+    """Two-sided p of the paired permutation test on differences by task, and `exact` or `sampled`.
 
-    Args:
-        difference_P: differences by task.
-        seed: of the random patterns, where there are too many to count.
-
-    Returns:
-        p, and `exact` or `sampled`. A sampled p counts the observed pattern in, so that it is never 0.
+    A sampled p counts the observed pattern in, so that it is never 0.
     """
     moved_M = difference_P[difference_P != 0]
     observed = abs(float(moved_M.sum()))
@@ -187,15 +160,9 @@ without a score, which are in none of the figures."""
 
 
 def success_rows(attempts: pl.DataFrame, *, threshold: float = 1.0, ks: Sequence[int] = (1,)) -> pl.DataFrame:
-    """Success, mean score, pass@k and pass^k of every name.
+    """Success, mean score, pass@k and pass^k of every name: rows of `ROWS`, by name. Nested episodes are left out.
 
-    Args:
-        attempts: of `read_attempts`; nested episodes are left out.
-        threshold: a score from here on is a success.
-        ks: numbers of attempts for pass@k and pass^k.
-
-    Returns:
-        Rows of `ROWS`, by name. value is NULL where nothing is known.
+    A score from `threshold` on is a success. value is NULL where nothing is known.
     """
     rows: list[tuple[object, ...]] = []
     for (name,), part in attempts.filter(~pl.col("nested")).group_by("name", maintain_order=True):
@@ -275,17 +242,8 @@ def against_rows(
 ) -> pl.DataFrame:
     """Two names, measure by measure, on the tasks that both attempted.
 
-    Args:
-        attempts: of `read_attempts`.
-        one: a name.
-        other: what it is compared against.
-        threshold: a score from here on is a success.
-        ks: numbers of attempts.
-        seed: of the permutation test's draws, where there are too many patterns to count.
-
-    Returns:
-        measure, value (of `one`), against (of `other`), difference, its 95 % interval low and high, p (two-sided
-        permutation test), test (exact or sampled), tasks (shared ones that the measure is known for in both).
+    Returns measure, value (of `one`), against (of `other`), difference, its 95 % interval low and high, p (two-sided
+    permutation test), test (exact or sampled), tasks (shared ones that the measure is known for in both).
 
     Raises:
         UsageError: a name that is not there.
@@ -295,8 +253,7 @@ def against_rows(
     names = plain["name"].unique().sort().to_list()
     for name in (one, other):
         if name not in names:
-            msg = f"there is no {name!r} to compare; valid: {', '.join(map(str, names))}"
-            raise UsageError(msg)
+            raise UsageError(f"there is no {name!r} to compare; valid: {', '.join(map(str, names))}")
     left, right = (per_task(plain.filter(pl.col("name") == name), threshold) for name in (one, other))
     shared = left.select("task").join(right.select("task"), on="task", how="inner")
     if shared.is_empty():
@@ -312,4 +269,6 @@ def against_rows(
         ]
         found = compare_paired(np.array(pairs, np.float64).reshape(-1, 2), seed=seed)
         rows.append({"measure": measure} | found._asdict())
-    return pl.DataFrame(rows, schema=Comparison.schema("measure"))
+    types = {"measure": pl.String(), "test": pl.String(), "tasks": pl.Int64()}
+    columns = ("measure", *Comparison._fields)
+    return pl.DataFrame(rows, schema={name: types.get(name, pl.Float64()) for name in columns})

@@ -20,16 +20,7 @@ if TYPE_CHECKING:
 
 
 def weights(advantages_N: Tensor, *, beta: float, max_weight: float) -> Tensor:
-    """min(exp(A / beta), w_max), computed without overflow.
-
-    Args:
-        advantages_N: advantages, [N].
-        beta: temperature.
-        max_weight: upper limit.
-
-    Returns:
-        Weights, [N], without gradient.
-    """
+    """min(exp(A / beta), w_max), computed without overflow: [N], without gradient."""
     return (advantages_N.detach() / beta).clamp(max=80.0).exp().clamp(max=max_weight)
 
 

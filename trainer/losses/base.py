@@ -11,16 +11,46 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from trainer.data.stream.aggregation import Aggregation, Atom, Unit, Weighting
 from trainer.frozen import FrozenModel
-from trainer.losses.compared import LabelRule, PairsConfig
+from trainer.losses.kl import MAX_LOG_RATIO
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class PairsConfig(FrozenModel):
+    """Which episodes or steps are compared by losses on pairs."""
+
+    kind: Literal["episode", "step"] = "episode"
+    """Whole sibling episodes, by A_E of the credit job; or single steps that share an anchor, by their
+    return-to-go."""
+    margin: float = Field(0.0, ge=0)
+    """Smallest difference of a pair's A_E or returns. Equal ones are never paired."""
+    per_group: int | None = Field(None, ge=1)
+    """Pairs of a group (kind step: of an anchor) at most; None: as many as there are."""
+    graft: bool = False
+    """Kind step: put both actions onto the context of the chosen one. Otherwise the contexts must be identical."""
+
+    @model_validator(mode="after")
+    def _graft_has_an_effect(self) -> Self:
+        if self.graft and self.kind != "step":
+            raise ValueError('graft is for pairs of steps: set kind to "step", or leave graft out')
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class LabelRule:
+    """Which episodes are desirable."""
+
+    threshold: float | None
+    """Those whose score reaches it. None: those with A_E > 0 in the credit job."""
+    score: str
+    """Score that the threshold is compared with."""
 
 
 class Temperature(StrEnum):
@@ -140,12 +170,8 @@ class Loss(FrozenModel, ABC):
     def prepare(self, rows_B: Sequence[LossRows]) -> Mapping[str, Tensor]:
         """The sums that `Needs.statistics` names, over some micro-batches of an optimizer step.
 
-        Args:
-            rows_B: what the first pass found: `logprobs_N` are those of the weights at the step's start, without
-                gradient.
-
-        Returns:
-            Scalars, which the caller adds up over ranks and hands to `compute` as `LossRows.statistics`.
+        In `rows_B`, of a first pass, `logprobs_N` are those of the weights at the step's start, without gradient. The
+        caller adds the scalars up over ranks and hands them to `compute` as `LossRows.statistics`.
         """
         del rows_B
         return {}
@@ -156,19 +182,11 @@ class Loss(FrozenModel, ABC):
         return self.resolved(self.always)
 
     def resolved(self, needs: Needs) -> Needs:
-        """What the options add.
-
-        Args:
-            needs: what it needs whatever they are.
-        """
+        """What the options add."""
         return needs
 
     def weighting(self, max_length: int) -> Weighting:
-        """How it is averaged.
-
-        Args:
-            max_length: longest sequence of the run, in tokens.
-        """
+        """How it is averaged; max_length is the longest sequence of the run, in tokens."""
         del max_length
         needs = self.needs
         whole = needs.unit is Unit.EPISODE and needs.atom is Atom.SEQUENCE
@@ -214,20 +232,89 @@ class TokenLoss(Loss, ABC):
 
 
 def required(value: Tensor | None, name: str) -> Tensor:
-    """The tensor, which the loss declared that it needs.
-
-    Raises:
-        ValueError: the caller left it out.
-    """
+    """The tensor, which the loss declared that it needs; a ValueError where the caller left it out."""
     if value is None:
-        msg = f"this loss needs {name}"
-        raise ValueError(msg)
+        raise ValueError(f"this loss needs {name}")
     return value
 
 
-def added(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def summed(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Sums by name over micro-batches, which all have the same names; nothing for none."""
     total: dict[str, Tensor] = {}
     for part in parts:
         total = {name: value + total[name] if name in total else value for name, value in part.items()}
     return total
+
+
+def unit_sum(value_N: Tensor, unit_N: Tensor, units: int) -> Tensor:
+    """Sum of the values (floats [N]; the gradient goes through) of each unit (int64 [N]; U units).
+
+    Floats [U], in the dtype of `value_N`; 0 for a unit without a token.
+    """
+    return value_N.new_zeros(units).index_add(0, unit_N, value_N)
+
+
+def unit_mean(value_N: Tensor, unit_N: Tensor, units: int) -> Tensor:
+    """Mean of the values of each unit: floats [U]; 0 for a unit without a token, as all of it is masked.
+
+    Atoms are packed as a whole, so a unit lies in one micro-batch and its sum needs no communication.
+    """
+    tokens_U = unit_sum(value_N.new_ones(len(unit_N)), unit_N, units).clamp(min=1)
+    return unit_sum(value_N, unit_N, units) / tokens_U
+
+
+STALENESS_BUCKETS: tuple[tuple[str, float, float], ...] = (
+    ("staleness_0", 0, 0),
+    ("staleness_1", 1, 1),
+    ("staleness_2_4", 2, 4),
+    ("staleness_5_16", 5, 16),
+    ("staleness_17_up", 17, float("inf")),
+)
+"""Name, first and last number of policy versions of each bucket."""
+
+
+def log_ratio(logprobs_N: Tensor, stored_N: Tensor) -> Tensor:
+    """The difference lp - stored, 0 in value where the stored one is not finite; [N], not clamped.
+
+    The gradient goes through `logprobs_N` alone. Engines give NaN now and then: such a token counts as ratio 1, and is
+    counted. TRL does the same since its pull request 6693; before, it ended the run.
+    """
+    return logprobs_N - stored_N.where(stored_N.isfinite(), logprobs_N).detach()
+
+
+def clamped_ratio(log_ratio_N: Tensor) -> Tensor:
+    """The ratio, from a log-ratio clamped to +-20."""
+    return log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def behaviour_log_ratio(rows: LossRows) -> Tensor:
+    """log(pi_theta / behaviour), [N], with the gradient of pi_theta."""
+    return log_ratio(rows.logprobs_N, required(rows.behaviour_logprobs_N, "behaviour_logprobs_N"))
+
+
+def ratio_sums(rows: LossRows) -> dict[str, Tensor]:
+    """Sums behind the metrics of pi_theta / behaviour, before clipping, truncation or masks."""
+    stored_N = required(rows.behaviour_logprobs_N, "behaviour_logprobs_N")
+    log_ratio_N = behaviour_log_ratio(rows).detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    ratio_N = log_ratio_N.exp()
+    sums = {
+        "ratio": ratio_N.sum(),
+        "ratio_squared": ratio_N.square().sum(),
+        "log_ratio_abs": log_ratio_N.abs().sum(),
+        "kl_k3": (ratio_N - 1 - log_ratio_N).sum(),
+        "outside_half_two": ((ratio_N < 0.5) | (ratio_N > 2)).sum(),
+        "logprobs_missing": (~stored_N.isfinite()).sum(),
+    }
+    return sums | _staleness_sums(log_ratio_N, rows.staleness_N)
+
+
+def _staleness_sums(log_ratio_N: Tensor, staleness_N: Tensor | None) -> dict[str, Tensor]:
+    """Tokens of each staleness bucket, and the mean |log ratio| inside it."""
+    if staleness_N is None:
+        return {}
+    sums = {}
+    for name, first, last in STALENESS_BUCKETS:
+        inside_N = (staleness_N >= first) & (staleness_N <= last)
+        sums[name] = inside_N.sum()
+        sums[f"log_ratio_abs_{name}/{name}"] = (log_ratio_N.abs() * inside_N).sum()
+    return sums

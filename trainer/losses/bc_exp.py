@@ -8,8 +8,6 @@ episode's own advantage A_E stays out: which episodes to imitate is the selectio
 1"`).
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from pydantic import Field

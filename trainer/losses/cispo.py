@@ -7,15 +7,12 @@ weight. r_max = 5 and no lower limit are ScaleRL's choice (arXiv 2510.13786); th
 well.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from trainer.losses.base import LossResult, LossRows, Needs, required
+from trainer.losses.base import LossResult, LossRows, Needs, clamped_ratio, required
 from trainer.losses.policy import RATIO_NEEDS, RatioLoss, anchored_log_ratio, corrected, regularised
-from trainer.losses.ratios import clamped_ratio
 
 
 class CISPO(RatioLoss):

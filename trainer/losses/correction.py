@@ -35,8 +35,8 @@ from typing import TYPE_CHECKING, Self
 from pydantic import Field, model_validator
 
 from trainer.frozen import FrozenModel
+from trainer.losses.base import unit_mean, unit_sum
 from trainer.losses.kl import MAX_LOG_RATIO
-from trainer.losses.ratios import unit_mean, unit_sum
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -106,17 +106,14 @@ class CorrectionConfig(FrozenModel):
         defaults = LIMITS[self.method]
         for name, value, default in zip(("low", "high"), (self.low, self.high), defaults, strict=True):
             if value is not None and default is None:
-                msg = f"method {self.method} has no limit `{name}`: leave it out"
-                raise ValueError(msg)
+                raise ValueError(f"method {self.method} has no limit `{name}`: leave it out")
         if (self.normalise or self.decoupled) and self.method is CorrectionMethod.NONE:
-            msg = "normalise and decoupled need a method, for example token_truncate"
-            raise ValueError(msg)
+            raise ValueError("normalise and decoupled need a method, for example token_truncate")
         if self.proximal_every is not None and not self.decoupled:
             msg = "proximal_every has no effect unless decoupled is set: set it, or leave proximal_every out"
             raise ValueError(msg)
         if self.normalise and self.method is CorrectionMethod.GEOMETRIC_MASK:
-            msg = "geometric_mask weights by 0 or 1, so there is nothing to normalise"
-            raise ValueError(msg)
+            raise ValueError("geometric_mask weights by 0 or 1, so there is nothing to normalise")
         return self
 
     @property
@@ -141,13 +138,10 @@ class Correction:
 
 
 def correct(log_rho_N: Tensor, unit_N: Tensor | None, units: int, config: CorrectionConfig) -> Correction:
-    """Weights of stored tokens.
+    """Weights of stored tokens, from log(corrected / behaviour), [N].
 
     Args:
-        log_rho_N: log of corrected / behaviour, [N].
         unit_N: unit of each token, int64 [N]; needed by the methods that look at whole units.
-        units: U.
-        config: method and limits.
 
     Raises:
         ValueError: the method needs units and there are none.
@@ -156,8 +150,7 @@ def correct(log_rho_N: Tensor, unit_N: Tensor | None, units: int, config: Correc
     method, (low, high) = config.method, config.limits
     if method in OVER_UNITS:
         if unit_N is None:
-            msg = f"correction {method} needs a unit: turn, sequence or episode"
-            raise ValueError(msg)
+            raise ValueError(f"correction {method} needs a unit: turn, sequence or episode")
         over = unit_mean if method is CorrectionMethod.GEOMETRIC_MASK else unit_sum
         log_rho_N = over(log_rho_N, unit_N, units)[unit_N]
     rho_N = log_rho_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()

@@ -8,8 +8,6 @@ dead groups out (`live_only`, the default where advantages are used), filter or 
 select`, reward functions).
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

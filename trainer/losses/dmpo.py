@@ -16,26 +16,15 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from trainer.losses.base import LossResult, LossRows, required
+from trainer.losses.base import LossResult, LossRows, required, unit_sum
 from trainer.losses.preference import PairLoss, log_ratio_to_reference, pair_result
-from trainer.losses.ratios import unit_sum
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 def turn_factors(step_index_N: Tensor, unit_N: Tensor, units: int, gamma: float) -> Tensor:
-    """The factor phi of each token.
-
-    Args:
-        step_index_N: turn of each token, integers [N].
-        unit_N: unit of each token, int64 [N].
-        units: U.
-        gamma: discount.
-
-    Returns:
-        Factors, float64 [N], in (0, 1].
-    """
+    """The factor phi of each token, float64 [N] in (0, 1], by its turn and its unit (integers [N])."""
     step_N = step_index_N.long()
     blank_U = step_N.new_zeros(units)
     first_U = blank_U.scatter_reduce(0, unit_N, step_N, "amin", include_self=False)

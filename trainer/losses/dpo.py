@@ -9,13 +9,10 @@ not dominate. Over several turns the partition function of DPO's derivation does
 mends it; pairs of single steps that share their context do not have the problem.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
-from trainer.losses.base import LossResult, LossRows, required
+from trainer.losses.base import LossResult, LossRows, required, unit_mean, unit_sum
 from trainer.losses.preference import PairLoss, log_ratio_to_reference, pair_result
-from trainer.losses.ratios import unit_mean, unit_sum
 
 
 class DPO(PairLoss):

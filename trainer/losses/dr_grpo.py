@@ -7,8 +7,6 @@ A token weighs the same in a short and in a long episode; C is `aggregation_cons
 belongs to the credit job: estimator `dr_grpo`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import ClassVar, Literal
 

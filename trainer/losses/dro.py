@@ -7,15 +7,12 @@ pushes only until beta (lp_b - lp) = -A. beta = 0.1 is our default: verl has the
 loss and gives its beta no default.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from trainer.losses.base import LossResult, LossRows, Needs, required
+from trainer.losses.base import LossResult, LossRows, Needs, behaviour_log_ratio, required
 from trainer.losses.policy import RATIO_NEEDS, PolicyLoss, regularised
-from trainer.losses.ratios import behaviour_log_ratio
 
 
 class DRO(PolicyLoss):

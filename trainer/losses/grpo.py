@@ -8,8 +8,6 @@ and the mean over episodes of the mean over their tokens, which favours short go
 `dapo` do not). The paper's KL has beta = 0.04 and k3; here, as in TRL, it is off unless `kl.coefficient` is set.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import ClassVar, Literal
 

@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from trainer.data.stream.aggregation import Aggregation, Unit
-from trainer.losses.base import LossResult, LossRows, Needs, required
+from trainer.losses.base import LossResult, LossRows, Needs, required, unit_mean
 from trainer.losses.kl import MAX_LOG_RATIO
 from trainer.losses.policy import RATIO_NEEDS, RatioLoss, anchored_log_ratio, corrected, regularised
 from trainer.losses.ppo import clip_sums, surrogate
-from trainer.losses.ratios import unit_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,15 +34,9 @@ MAX_LOG_UNIT_RATIO = 10.0
 
 
 def unit_ratio(log_ratio_N: Tensor, unit_N: Tensor, units: int) -> Tensor:
-    """s_t: the geometric mean of its unit's ratios in value, its own token's in gradient.
+    """s_t, [N]: the geometric mean of its unit's ratios in value, its own token's in gradient.
 
-    Args:
-        log_ratio_N: log(pi_theta / anchor), [N], with gradient.
-        unit_N: unit of each token, int64 [N].
-        units: U.
-
-    Returns:
-        Ratios [N].
+    log_ratio_N is log(pi_theta / anchor), [N], with gradient; unit_N is int64 [N].
     """
     log_U = unit_mean(log_ratio_N.detach(), unit_N, units)
     log_N = log_U[unit_N] + log_ratio_N - log_ratio_N.detach()

@@ -69,15 +69,9 @@ class KLConfig(FrozenModel):
 
 
 def estimate(logprobs_N: Tensor, reference_N: Tensor, estimator: KLEstimator) -> Tensor:
-    """KL(pi_theta || reference) estimated token by token.
+    """KL(pi_theta || reference) in nats token by token, [N], from log-probabilities of the sampled tokens, [N].
 
-    Args:
-        logprobs_N: log pi_theta of the sampled tokens, [N]; the gradient goes through.
-        reference_N: log-probabilities of the reference, [N].
-        estimator: which.
-
-    Returns:
-        Estimates in nats, [N].
+    The gradient goes through `logprobs_N`.
     """
     d_N = (reference_N.detach() - logprobs_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     if estimator is KLEstimator.K1:
@@ -90,16 +84,9 @@ def estimate(logprobs_N: Tensor, reference_N: Tensor, estimator: KLEstimator) ->
 
 
 def penalty(logprobs_N: Tensor, reference_N: Tensor, log_ratio_N: Tensor | None, config: KLConfig) -> Tensor:
-    """The penalty per token, without its coefficient.
+    """The penalty per token, [N], without its coefficient; for log-probabilities see `estimate`.
 
-    Args:
-        logprobs_N: log pi_theta of the sampled tokens, [N]; the gradient goes through.
-        reference_N: log-probabilities of the reference, [N].
-        log_ratio_N: log(pi_theta / behaviour), [N], with gradient; None leaves the weight out.
-        config: estimator and limit of the weight.
-
-    Returns:
-        Floats [N].
+    log_ratio_N is log(pi_theta / behaviour), [N], with gradient; None leaves the weight out.
     """
     kl_N = estimate(logprobs_N, reference_N, config.estimator)
     if log_ratio_N is None:

@@ -19,10 +19,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from trainer.data.stream.aggregation import Atom, Unit
-from trainer.losses.base import Loss, LossResult, LossRows, Needs, added, required
-from trainer.losses.compared import LabelRule
+from trainer.losses.base import LabelRule, Loss, LossResult, LossRows, Needs, required, summed, unit_sum
 from trainer.losses.preference import log_ratio_to_reference
-from trainer.losses.ratios import unit_sum
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,8 +52,7 @@ class KTO(Loss):
     @model_validator(mode="after")
     def _score_has_a_threshold(self) -> Self:
         if self.score != type(self).model_fields["score"].default and self.threshold is None:
-            msg = f"score {self.score!r} is compared with a threshold: set threshold, or leave score out"
-            raise ValueError(msg)
+            raise ValueError(f"score {self.score!r} is compared with a threshold: set threshold, or leave score out")
         return self
 
     def resolved(self, needs: Needs) -> Needs:
@@ -65,7 +62,7 @@ class KTO(Loss):
     def prepare(self, rows_B: Sequence[LossRows]) -> Mapping[str, Tensor]:
         """What z0 is made of: the units' scores and their number, weighted by the plan."""
         weighed = [(required(rows.weight_U, "weight_U"), _scores(rows)) for rows in rows_B]
-        return added(
+        return summed(
             {"kto_score": (weight_U * score_U).sum(), "kto_mass": weight_U.sum()} for weight_U, score_U in weighed
         )
 

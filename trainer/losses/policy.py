@@ -16,7 +16,18 @@ from typing import TYPE_CHECKING, Self
 from pydantic import Field, model_validator
 
 from trainer.data.stream.aggregation import Unit
-from trainer.losses.base import LossResult, LossRows, Needs, Temperature, TokenLoss, added, required
+from trainer.losses.base import (
+    LossResult,
+    LossRows,
+    Needs,
+    Temperature,
+    TokenLoss,
+    behaviour_log_ratio,
+    log_ratio,
+    ratio_sums,
+    required,
+    summed,
+)
 from trainer.losses.correction import (
     NORMALISER_SUMS,
     OVER_UNITS,
@@ -29,7 +40,6 @@ from trainer.losses.correction import (
     normaliser_sums,
 )
 from trainer.losses.kl import KLConfig, KLEstimator, estimate, penalty
-from trainer.losses.ratios import behaviour_log_ratio, log_ratio, ratio_sums
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,7 +77,7 @@ class CorrectedLoss(PolicyLoss, ABC):
         """What the mean weight is made of, where weights are divided by it."""
         if not self.correction.normalise:
             return {}
-        return added(normaliser_sums(correction_of(rows, self.correction), rows.weight_N) for rows in rows_B)
+        return summed(normaliser_sums(correction_of(rows, self.correction), rows.weight_N) for rows in rows_B)
 
     def resolved(self, needs: Needs) -> Needs:
         """What the correction looks at."""
@@ -91,14 +101,12 @@ class RatioLoss(CorrectedLoss, ABC):
     def _counts_the_distance_once(self) -> Self:
         chosen = self.correction
         if chosen.method in TRUNCATIONS and not chosen.decoupled:
-            msg = (
+            raise ValueError(
                 f"correction {chosen.method} would weigh a second time by the ratio that this loss takes anyway: set "
                 f"correction.decoupled, choose a mask, or use loss reinforce"
             )
-            raise ValueError(msg)
         if chosen.normalise and not chosen.decoupled:
-            msg = "correction.normalise: the weights are 0 or 1 unless correction.decoupled is set"
-            raise ValueError(msg)
+            raise ValueError("correction.normalise: the weights are 0 or 1 unless correction.decoupled is set")
         return self
 
 
@@ -122,16 +130,9 @@ def correction_of(rows: LossRows, config: CorrectionConfig) -> Correction:
 def corrected(
     rows: LossRows, config: CorrectionConfig, loss_N: Tensor, *, weighted: bool
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The policy term with the correction's weights.
+    """The policy term loss_N, [N], with the correction's weights, and sums behind the correction's metrics.
 
-    Args:
-        rows: the micro-batch.
-        config: method and limits.
-        loss_N: policy term per token, [N].
-        weighted: multiply by the weights; False takes only which tokens they leave.
-
-    Returns:
-        The term, [N], and sums behind the correction's metrics.
+    Unless `weighted`, all that the weights decide is which tokens stay.
     """
     if config.method is CorrectionMethod.NONE:
         return loss_N, {}
@@ -151,14 +152,7 @@ def corrected(
 
 
 def regularised(rows: LossRows, options: PolicyLoss, loss_N: Tensor, sums: Mapping[str, Tensor]) -> LossResult:
-    """Add the KL and entropy terms, weigh by the plan, and report.
-
-    Args:
-        rows: the micro-batch.
-        options: of the loss.
-        loss_N: policy term per token, [N].
-        sums: the loss's own sums.
-    """
+    """Add the KL and entropy terms to the policy term loss_N, [N], weigh by the plan, and report."""
     found = {"advantage": required(rows.advantages_N, "advantages_N").sum(), **sums}
     if rows.behaviour_logprobs_N is not None:
         found |= ratio_sums(rows)

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from trainer.losses.base import LossResult, LossRows, Needs, required
+from trainer.losses.base import LossResult, LossRows, Needs, clamped_ratio, required
 from trainer.losses.policy import RATIO_NEEDS, RatioLoss, anchored_log_ratio, corrected, regularised
-from trainer.losses.ratios import clamped_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,18 +27,7 @@ if TYPE_CHECKING:
 def surrogate(
     ratio_N: Tensor, advantages_N: Tensor, *, clip_low: float, clip_high: float, dual_clip: float | None
 ) -> Tensor:
-    """The clipped objective's loss per token.
-
-    Args:
-        ratio_N: pi_theta / anchor, [N], with gradient.
-        advantages_N: [N].
-        clip_low: lower clip distance.
-        clip_high: upper clip distance.
-        dual_clip: bound for negative advantages, or None.
-
-    Returns:
-        Loss per token, [N].
-    """
+    """The clipped objective's loss per token, [N]; ratio_N is pi_theta / anchor, [N], with gradient."""
     plain_N = -ratio_N * advantages_N
     clipped_N = -ratio_N.clamp(1 - clip_low, 1 + clip_high) * advantages_N
     loss_N = plain_N.maximum(clipped_N)

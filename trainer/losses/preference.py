@@ -18,9 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from trainer.data.stream.aggregation import Atom, Unit
-from trainer.losses.base import Loss, LossResult, LossRows, Needs, required
-from trainer.losses.compared import PairsConfig
-from trainer.losses.ratios import unit_mean
+from trainer.losses.base import Loss, LossResult, LossRows, Needs, PairsConfig, required, unit_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,12 +49,9 @@ def log_ratio_to_reference(rows: LossRows) -> Tensor:
 
 
 def pair_result(rows: LossRows, score_U: Tensor, options: PairLoss) -> LossResult:
-    """Sigmoid loss over pairs.
+    """Sigmoid loss over the pairs of a micro-batch, which are whole there.
 
-    Args:
-        rows: the micro-batch, whose pairs are whole.
-        score_U: S of each unit, [U], with gradient.
-        options: of the loss.
+    score_U is S of each unit, [U], with gradient.
     """
     from torch.nn.functional import logsigmoid
 

@@ -12,8 +12,6 @@ Use it on data of the current policy sampled at temperature 1, or knowing that i
 without bound then.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import ClassVar, Literal, Self
 
@@ -34,8 +32,7 @@ class ImportanceConfig(CorrectionConfig):
     @model_validator(mode="after")
     def _has_no_ratio_to_decouple(self) -> Self:
         if self.decoupled:
-            msg = "reinforce has no ratio of its own, so there is nothing to decouple: leave it out"
-            raise ValueError(msg)
+            raise ValueError("reinforce has no ratio of its own, so there is nothing to decouple: leave it out")
         return self
 
 

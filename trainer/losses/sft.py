@@ -7,8 +7,6 @@ it is a selection and no loss of its own: `--loss sft --where "env_return >= 1"`
 task. It equals REINFORCE with A = 1[R >= c] over the episodes that are kept.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from trainer.losses.base import LossResult, LossRows, TokenLoss

@@ -5,11 +5,10 @@ The lake is the record; these are for watching. A logger takes a step and its me
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from importlib import import_module
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol
 
 from lake.errors import MissingExtraError, UsageError
 
@@ -25,13 +24,9 @@ class Logger(Protocol):
 
 
 class JsonlLogger:
-    """Metrics as JSON lines, one per optimizer step, readable while a run goes on.
+    """Metrics as JSON lines, appended to a file, one per optimizer step, readable while a run goes on.
 
     A line that a kill cut off is ended first, so that every later line stands alone.
-
-    Args:
-        path: the file; appended to. Use the logger as a context.
-        attempt: of the run, written into each line.
     """
 
     def __init__(self, path: Path, attempt: int) -> None:
@@ -47,24 +42,13 @@ class JsonlLogger:
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
 
 class TensorBoardLogger:
-    """Metrics as TensorBoard scalars.
-
-    Args:
-        folder: of the event files; one more file for each attempt.
-
-    Raises:
-        MissingExtraError: TensorBoard is not installed.
-    """
+    """Metrics as TensorBoard scalars, with a file of events for each attempt."""
 
     def __init__(self, folder: Path) -> None:
         self._writer: Any = _module("tensorboard").SummaryWriter(str(folder))
@@ -82,17 +66,9 @@ class TensorBoardLogger:
 class WandbLogger:
     """Metrics as a Weights & Biases run, which a resumed run continues.
 
-    The environment decides the rest (WANDB_MODE, WANDB_PROJECT, WANDB_API_KEY); the key is never read here.
-
-    Args:
-        folder: where wandb keeps its files.
-        run_id: name of the run.
-        key: the same for every attempt of a run, and for no other run.
-        config: shown beside the curves.
-
-    Raises:
-        MissingExtraError: wandb is not installed.
-        UsageError: wandb does not start: no key, no network.
+    The environment decides the rest (WANDB_MODE, WANDB_PROJECT, WANDB_API_KEY); the API key is never read here. `key`
+    is the same for every attempt of a run, and for no other run. A UsageError where wandb does not start: no key, no
+    network.
     """
 
     def __init__(self, folder: Path, run_id: str, key: str, config: Mapping[str, Any]) -> None:
@@ -101,10 +77,9 @@ class WandbLogger:
             self._run: Any = wandb.init(dir=str(folder), name=run_id, id=key, resume="allow", config=dict(config))
         except wandb.Error as error:
             reason = str(error).rstrip(".")
-            msg = (
+            raise UsageError(
                 f"wandb does not start: {reason}; set WANDB_API_KEY, or WANDB_MODE=offline: the run waits for --resume"
-            )
-            raise UsageError(msg) from error
+            ) from error
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log one step. Of steps that a resumed run repeats wandb keeps the first values, which are the same."""
@@ -119,38 +94,22 @@ class WandbLogger:
 def open_loggers(
     names: Sequence[LoggerName], folder: Path, *, run_id: str, key: str, attempt: int, config: Mapping[str, Any]
 ) -> Iterator[list[Logger]]:
-    """The loggers of a run, closed at the end whatever happens.
-
-    Args:
-        names: which, beside the JSONL file.
-        folder: of the run.
-        run_id: its name.
-        key: text that names the training job.
-        attempt: of the run.
-        config: the resolved configuration.
+    """The JSONL logger of a run and those that are named, closed at the end whatever happens; `key` names the job.
 
     Raises:
         MissingExtraError: one of them is not installed.
     """
     with ExitStack() as stack:
-        loggers: list[Logger] = [stack.enter_context(JsonlLogger(folder / "metrics.jsonl", attempt))]
+        loggers: list[Logger] = [stack.enter_context(closing(JsonlLogger(folder / "metrics.jsonl", attempt)))]
         if "tensorboard" in names:
-            board = TensorBoardLogger(folder / "tensorboard")
-            stack.callback(board.close)
-            loggers.append(board)
+            loggers.append(stack.enter_context(closing(TensorBoardLogger(folder / "tensorboard"))))
         if "wandb" in names:
-            run = WandbLogger(folder, run_id, key, config)
-            stack.callback(run.close)
-            loggers.append(run)
+            loggers.append(stack.enter_context(closing(WandbLogger(folder, run_id, key, config))))
         yield loggers
 
 
 def check_installed(names: Sequence[LoggerName]) -> None:
-    """Refuse loggers that are not installed, before a run is started for which they are wanted.
-
-    Raises:
-        MissingExtraError: names the first that is not.
-    """
+    """Refuse (MissingExtraError) loggers that are not installed, before a run is started for which they are wanted."""
     for name in names:
         _module(name)
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lake.read.snapshot import Snapshot
+from trainer.config import ValidationConfig
 from trainer.data.stream.stream import Stream
 from trainer.losses import Needs
-from trainer.monitor.config import ValidationConfig
 
 if TYPE_CHECKING:
     from trainer.backends.base import PolicyBackend
@@ -51,16 +51,9 @@ def should_stop(history: Sequence[Measurement], config: ValidationConfig) -> boo
 
 
 def negative_log_likelihood(backend: "PolicyBackend", snapshot: Snapshot, plan: "Plan", config: "TrainConfig") -> float:
-    """Mean negative log-likelihood of a plan's trained tokens, in nats, at temperature 1; the weights stay as they are.
-
-    Args:
-        backend: the policy.
-        snapshot: the snapshot the plan was made on.
-        plan: of the held-out episodes, one epoch.
-        config: of the run: threads, prefetch, cache.
-    """
+    """Mean negative log-likelihood of a plan's trained tokens, in nats, at temperature 1; no weight changes."""
     total = 0.0
     with Stream(snapshot, plan, Needs(), config, rank=backend.rank, world_size=backend.world_size) as stream:
         for _, batches in stream.steps():
             total -= math.fsum(float(backend.logprobs(batch).sum()) for batch in batches if not batch.dummy)
-    return backend.ranks.added({"nll": total})["nll"] / plan.loss_tokens
+    return backend.ranks.summed({"nll": total})["nll"] / plan.loss_tokens

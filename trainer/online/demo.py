@@ -14,8 +14,9 @@ latter transformers ignores the saved tokenizer and builds a byte-level one. The
 width the usual 0.02 starts so close to zero that the warm start fails.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,8 +29,7 @@ from pipelines.collect.environments.house import House, HouseConfig, HouseScript
 from trainer.backends.base import SingleDevice
 from trainer.config import OptimizerConfig, TrainConfig
 from trainer.losses.sft import SFT
-from trainer.online.config import LoopConfig
-from trainer.online.loop import MakeEnvironment, Player, Round, play, record_episodes, run_rounds
+from trainer.online.loop import LoopConfig, MakeEnvironment, Player, Round, play, record_episodes, run_rounds
 from trainer.policy.model import load_policy
 from trainer.runs.offline import make_deterministic, train
 
@@ -177,20 +177,13 @@ def house(split: Split) -> MakeEnvironment:
 
 
 def run_demo(lake: Lake, config: DemoConfig, say: Say) -> DemoResult:
-    """Run the demo on a lake that does not hold it yet.
+    """Run the demo on a lake; models go to the folder `models` beside its tables.
 
-    Args:
-        lake: where every row goes; models go to the folder `models` beside its tables.
-        config: the demo.
-        say: takes a line of progress.
-
-    Raises:
-        UsageError: the lake holds the demo already.
+    A UsageError where the lake holds the demo already.
     """
     runs = lake.sql("SELECT run_id FROM job_runs WHERE run_id = ?", [RUN])
     if not runs.is_empty():
-        msg = f"{lake.uri} holds a demo already; name another --lake, or remove that folder"
-        raise UsageError(msg)
+        raise UsageError(f"{lake.uri} holds a demo already; name another --lake, or remove that folder")
     models = Path(lake.uri, "models")
     warm = warm_start(lake, config, models, say)
     loop = config.loop()
@@ -260,12 +253,5 @@ def _line(done: Round, rounds: int) -> str:
 
 def free_lake_folder(wanted: Path) -> Path:
     """The folder itself if nothing is there, else the first of `-2`, `-3`, ... that is free."""
-    return next(path for path in _names(wanted) if not path.exists())
-
-
-def _names(wanted: Path) -> Iterator[Path]:
-    yield wanted
-    number = 2
-    while True:
-        yield wanted.with_name(f"{wanted.name}-{number}")
-        number += 1
+    numbered = (wanted.with_name(f"{wanted.name}-{number}") for number in count(2))
+    return next(path for path in chain([wanted], numbered) if not path.exists())

@@ -4,7 +4,7 @@ A round records its rollouts, computes their advantages as a credit job, and upd
 the optimizer sees is what `tokens` and `advantages` hold at the round's snapshot. The next round plays the new weights.
 This package is the one place where trainer and pipelines meet.
 
-The instance of a policy that plays: the trainer's own computes packed attention and cannot generate.
+Player is the instance of a policy that plays: the trainer's own computes packed attention and cannot generate.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field
 from transformers import PreTrainedTokenizerBase  # noqa: TID253
 
 from lake import ids
@@ -20,25 +21,80 @@ from lake.judgements.credit import find_credit
 from lake.lake import Lake
 from lake.records import EpisodeRecord
 from lake.write.jobs import Job
-from pipelines.collect import collect_groups, distinct_seeds
+from pipelines.collect import GroupConfig, collect_groups, distinct_seeds
 from pipelines.collect.environments import Environment
 from pipelines.collect.policies.transformers_policy import SamplingConfig, TransformersPolicy
-from pipelines.credit import CreditSummary
+from pipelines.credit import CreditSummary, GiGPO
 from pipelines.credit.compare import shuffle_advantages
 from pipelines.credit.job import run_credit
 from trainer.backends.base import SingleDevice
+from trainer.config import ScheduleConfig, TrainConfig
 from trainer.data.render.render import engine_encoding
-from trainer.online.config import LoopConfig
+from trainer.losses.ppo import PPO
 from trainer.policy.model_files import load_model, load_tokenizer
 from trainer.runs.loop import update
 
 
-class Player:
-    """A model that generates, and its tokenizer.
+class LoopConfig(BaseModel):
+    """Rounds of collect, credit, train. The defaults are the demo's."""
 
-    Args:
-        folder: the policy in Hugging Face layout.
-    """
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run_id: str
+    """Name of the run."""
+    rounds: int = Field(default=30, ge=1, le=500)
+    """How often."""
+    starts: int = Field(default=32, ge=1, le=500)
+    """Groups collected in a round, each from a start of its own."""
+    groups: GroupConfig = GroupConfig()
+    """Siblings per start, and how many rollouts are played side by side."""
+    max_action_tokens: int = Field(default=4, ge=1)
+    """Tokens after which an action is cut off, its end token included."""
+    credit: GiGPO = GiGPO()
+    """Estimator of the advantages."""
+    shuffle_advantages: bool = False
+    """A control: train on the round's advantages shuffled among its steps."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over a round's episodes."""
+    minibatches: int = Field(default=4, ge=1)
+    """Optimizer steps of a pass."""
+    token_budget: int = Field(default=8192, ge=1)
+    """Tokens of one forward and backward pass."""
+    ppo: PPO = PPO(entropy_coefficient=0.02)
+    """The loss. Without the entropy bonus a tiny policy collapses."""
+    learning_rate: float = Field(default=1e-3, gt=0)
+    """Of the first round."""
+    final_fraction: float = Field(default=0.2, ge=0, le=1)
+    """Share of the learning rate that the linear decay over the rounds ends at."""
+    seed: int = Field(default=0, ge=0)
+    """Decides starts, samples and the order of episodes."""
+
+    def first_seed(self, number: int) -> int:
+        """Where the start seeds of a round begin: far enough apart that no two rounds, nor runs, share one."""
+        return self.seed * 1_000_000 + number * 1_000
+
+    def rollouts(self, number: int) -> str:
+        """The rollouts of a round, as a predicate over `episodes`."""
+        quoted = self.run_id.replace("'", "''")
+        return f"run_id = '{quoted}' AND collection_round = {number}"
+
+    def update_config(self, model: str, number: int) -> TrainConfig:
+        """The update phase of a round, on its rollouts."""
+        return TrainConfig(
+            model=model,
+            loss=self.ppo,
+            where=self.rollouts(number),
+            tokens="engine",
+            epochs=self.epochs,
+            minibatches=self.minibatches,
+            token_budget=self.token_budget,
+            schedule=ScheduleConfig(shape="constant", warmup_fraction=0.0),
+            seed=self.seed * 1_000_000 + number,
+        )
+
+
+class Player:
+    """A model in Hugging Face layout that generates, and its tokenizer."""
 
     def __init__(self, folder: Path) -> None:
         self.model: Any = load_model(folder).eval()
@@ -75,17 +131,9 @@ def run_rounds(
     make_environment: MakeEnvironment,
     config: LoopConfig,
 ) -> Iterator[Round]:
-    """Run the loop as one training job; the backend's weights are updated in place.
+    """Run the loop as one training job, with a report after each round; the backend's weights are updated in place.
 
-    Args:
-        lake: where every row goes.
-        backend: the policy that is trained, with its optimizer.
-        player: an instance of the same model that plays.
-        make_environment: a fresh environment of the training split.
-        config: the loop.
-
-    Yields:
-        A report after each round.
+    `make_environment` makes a fresh environment of the training split.
     """
     parameters = config.model_dump(mode="json")
     with lake.job(kind="train", run_id=config.run_id, parameters=parameters) as job:
@@ -155,7 +203,7 @@ def _update(
             snapshot,
             find_credit(snapshot, ids.to_text(credit_job)),
             config.update_config(config.run_id, number),
-            learning_rate=config.learning_rate_of(number),
+            learning_rate=config.learning_rate * (1 - (1 - config.final_fraction) * number / config.rounds),
             first_step=first_step,
             own_encoding=engine_encoding(tokenizer),
         )

@@ -21,11 +21,6 @@ ADAPTER = "default"
 def add_adapters(model: Any, config: LoRAConfig, *, seed: int) -> None:
     """Put adapters into a model and freeze everything else.
 
-    Args:
-        model: the transformers model.
-        config: rank, scale, which layers.
-        seed: of the adapters' initial weights.
-
     Raises:
         UsageError: peft is not installed, no layer has one of the names, or one is the embedding or the LM head.
     """
@@ -51,14 +46,10 @@ def add_adapters(model: Any, config: LoRAConfig, *, seed: int) -> None:
 def merged(weights: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
     """Weights of the model without adapters that computes the same: W + alpha / rank * B A.
 
-    Args:
-        weights: every weight of the adapted model by name, adapters included, as plain tensors.
-        model: the adapted model, which knows each layer's scale and orientation.
-
-    Returns:
-        Weights by the names of the model before it was adapted; new tensors where something was added.
+    Takes every weight of the adapted model by name, as plain tensors; each layer of the model knows its scale and
+    orientation. Names are those before the model was adapted; tensors are new where something was added.
     """
-    plain = {name.replace(".base_layer.", "."): t for name, t in weights.items() if not _is_adapter(name)}
+    plain = {name.replace(".base_layer.", "."): t for name, t in weights.items() if ".lora_" not in name}
     for prefix, layer in model.named_modules():
         if f"{prefix}.lora_A.{ADAPTER}.weight" not in weights:
             continue
@@ -71,14 +62,7 @@ def merged(weights: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
 
 
 def save_adapters(folder: Path, weights: dict[str, Tensor], config: LoRAConfig, base: str) -> None:
-    """Write adapters as a folder that peft and inference engines load.
-
-    Args:
-        folder: where to; made.
-        weights: the adapters by name, as plain tensors.
-        config: what they were made with.
-        base: the model that they belong to.
-    """
+    """Write adapters as a folder that peft and inference engines load; weights by name, as plain tensors."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True)
@@ -87,10 +71,6 @@ def save_adapters(folder: Path, weights: dict[str, Tensor], config: LoRAConfig, 
     options = _peft_config(_peft(), config, base=base)
     options.inference_mode = True
     options.save_pretrained(str(folder))
-
-
-def _is_adapter(name: str) -> bool:
-    return ".lora_" in name
 
 
 def _peft_config(peft: Any, config: LoRAConfig, base: str | None) -> Any:
@@ -106,14 +86,9 @@ def _peft_config(peft: Any, config: LoRAConfig, base: str | None) -> Any:
 
 
 def _peft() -> Any:
-    """The package peft.
-
-    Raises:
-        UsageError: it is not installed.
-    """
+    """The package peft; a UsageError where it is not installed."""
     try:
         import peft
     except ImportError as error:
-        msg = 'LoRA needs the package peft: pip install "trajlake[lora]"'
-        raise UsageError(msg) from error
+        raise UsageError('LoRA needs the package peft: pip install "trajlake[lora]"') from error
     return peft

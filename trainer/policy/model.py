@@ -8,8 +8,7 @@ model stays in eval mode: without dropout its log-probabilities are those of the
 
 Axes: `_T` tokens of the packed buffer, `_N` its rows that carry loss, `_V` vocabulary, `_D` width of the model.
 
-Activation checkpointing: a layer keeps its input alone, and is computed again in the backward pass.
-
+Activation checkpointing keeps the input of a layer alone, and computes the layer again in the backward pass.
 transformers' own switch works in training mode only, and training mode brings dropout back.
 """
 
@@ -23,12 +22,11 @@ from torch.utils.checkpoint import checkpoint  # noqa: TID253
 from transformers import PreTrainedModel  # noqa: TID253
 from transformers.modeling_layers import GradientCheckpointingLayer  # noqa: TID253
 
-from lake.errors import UsageError
-from trainer.attention import NAMES, Kind, Layout, choose_attention
+from lake.errors import ContractError, UsageError
 from trainer.config import Dtype, TrainConfig
 from trainer.data.stream.batch import PackedBatch
+from trainer.policy.attention import NAMES, Kind, Layout, choose_attention
 from trainer.policy.lora import add_adapters
-from trainer.policy.model_check import check_device, check_policy
 from trainer.policy.model_files import empty_model, load_model
 
 
@@ -40,27 +38,25 @@ def layers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
 def recompute_layers(model: torch.nn.Module) -> None:
     """Change a model so that its blocks are recomputed in the backward pass; values and gradients stay the same.
 
-    Raises:
-        UsageError: the architecture does not say what its blocks are.
+    A UsageError where the architecture does not say what its blocks are.
     """
     layers = layers_of(model)
     if not layers:
         msg = f"{type(model).__name__} does not support gradient checkpointing; leave gradient_checkpointing out"
         raise UsageError(msg)
     for layer in layers:
-        layer.forward = _Recomputed(layer.forward)
+        layer.forward = _recomputed(layer.forward)
 
 
-class _Recomputed:
+def _recomputed(forward: Any) -> Any:
     """A forward function that is run again in the backward pass."""
 
-    def __init__(self, forward: Any) -> None:
-        self._forward = forward
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
-            return self._forward(*args, **kwargs)
-        return checkpoint(self._forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+    return run
 
 
 HEAD_ELEMENTS = 1 << 25
@@ -71,9 +67,7 @@ DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.
 class Scorer(torch.nn.Module):
     """Body, head and log-sum-exp as one module, so that a sharded model gathers and frees its weights around it.
 
-    Args:
-        model: the causal language model.
-        autocast: type of the matrix products, or None for that of the weights.
+    `autocast` is the type of the matrix products, None that of the weights.
     """
 
     def __init__(self, model: PreTrainedModel, autocast: torch.dtype | None) -> None:
@@ -138,9 +132,7 @@ class Policy:
     Args:
         model: any transformers causal LM that uses the attention interface, on its device. Its attention
             implementation is replaced: generate with another instance.
-        attention: implementation for packed buffers.
         dtype: of matrix products; with bfloat16 the weights stay what they are, and are cast for each product.
-        gradient_checkpointing: keep only the inputs of each layer, and compute it again in the backward pass.
         device: where it will be, if it has no weights yet.
 
     Raises:
@@ -188,14 +180,9 @@ class Policy:
         return device
 
     def logprobs(self, batch: PackedBatch, *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Log-probabilities of the target tokens under the temperature-scaled distribution.
+        """Log-probabilities of the target tokens under the temperature-scaled distribution, and entropies if asked for.
 
-        Args:
-            batch: the packed buffer, on the model's device.
-            entropy: also return the entropy of the distribution.
-
-        Returns:
-            logprobs_N and entropy_N (None unless asked for), float32, with gradient.
+        The batch is on the model's device; both are float32 [N], with gradient.
         """
         result: tuple[Tensor, Tensor | None] = self.scorer(batch, entropy)
         return result
@@ -237,10 +224,6 @@ def load_policy(
 
     Args:
         source: Hugging Face folder, or a .gguf file.
-        device: torch device.
-        attention: see `Policy`.
-        dtype: see `Policy`.
-        gradient_checkpointing: see `Policy`.
         empty: without weights, and unchecked: another rank has them.
 
     Raises:
@@ -260,9 +243,7 @@ def policy_of(config: TrainConfig, device: str | None = None, *, empty: bool = F
     """The policy that a configuration trains, as it is before the first update, adapters included.
 
     Args:
-        config: the run.
         device: torch device, in place of the configuration's.
-        empty: see `load_policy`.
 
     Raises:
         UsageError: see `load_policy`; or peft is missing.
@@ -288,3 +269,79 @@ def _alteration(config: Any) -> Callable[[Tensor], Tensor] | None:
     factor = getattr(config, "logit_scale", None) or 1.0
     factor /= getattr(config, "logits_scaling", None) or 1.0
     return None if factor == 1.0 else lambda logits_NV: logits_NV * factor
+
+
+_LENGTHS = (6, 3, 9)
+EXACT, NARROW = 1e-4, 0.1
+"""Tolerances in nats: of the largest difference in float32, of the mean difference in 16-bit floats."""
+
+
+def check_policy(policy: "Policy") -> None:
+    """Compare packed log-probabilities with those of transformers' own forward pass, one sequence at a time.
+
+    Architectures differ in what they do with positions, windows, caches and logits; some (state-space layers,
+    convolutions) carry state from one packed sequence into the next whatever the positions say. Three short sequences
+    show it: a UsageError where they differ, or the model cannot be run packed.
+    """
+    batch = _small_batch(policy.vocabulary).to(policy.device)
+    with torch.no_grad():
+        packed_N, _ = policy.logprobs(batch)
+        expected_N = _own_logprobs(policy, batch)
+    difference_N = (packed_N - expected_N).abs()
+    exact = policy.dtype == "float32" and policy.model.dtype == torch.float32
+    found, limit = (difference_N.max().item(), EXACT) if exact else (difference_N.mean().item(), NARROW)
+    if not found <= limit:
+        raise UsageError(
+            f"{type(policy.model).__name__} with {policy.attention} attention scores packed sequences differently from "
+            f"single ones: {found:.3g} nats, at most {limit} will do; choose another attention, or another model"
+        )
+
+
+def check_device(device: str) -> None:
+    """Refuse (UsageError) a device that torch cannot use."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0][:60]
+        msg = f"device {device!r} cannot be used ({reason}); valid are cpu and, with a GPU and its PyTorch, cuda"
+        raise UsageError(msg) from error
+
+
+def check_vocabulary(batch: PackedBatch, vocabulary: int) -> None:
+    """Refuse (ContractError) a batch on the CPU with a token for which the model has no embedding."""
+    highest = int(batch.input_ids_T.max())
+    if highest >= vocabulary:
+        raise ContractError(
+            f"table `tokens` holds token id {highest}, and the model knows ids below {vocabulary}: the tokens were "
+            f"made with another tokenizer; choose the model they came from, or --tokens rendered"
+        )
+
+
+def _small_batch(vocabulary: int) -> PackedBatch:
+    """Random sequences of which every token but the first carries loss."""
+    generator = torch.Generator().manual_seed(0)
+    ids_T = torch.randint(0, vocabulary, (sum(_LENGTHS),), generator=generator)
+    positions_T = torch.cat([torch.arange(length) for length in _LENGTHS])
+    target_at = torch.nonzero(positions_T > 0).squeeze(-1)
+    return PackedBatch(
+        input_ids_T=ids_T,
+        position_ids_T=positions_T,
+        boundaries=[0, *torch.tensor(_LENGTHS).cumsum(0).tolist()],
+        predictor_N=target_at - 1,
+        target_N=ids_T[target_at],
+        weight_N=torch.ones(len(target_at)),
+    )
+
+
+def _own_logprobs(policy: "Policy", batch: PackedBatch) -> Tensor:
+    """The same log-probabilities by the model's own forward pass and attention."""
+    model, used = policy.model, policy.model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    parts = []
+    autocast = policy.scorer.autocast
+    with torch.autocast(policy.device.type, autocast, enabled=autocast is not None):
+        for ids_T in torch.split_with_sizes(batch.input_ids_T, _LENGTHS):
+            logits_TV = model(input_ids=ids_T[None], use_cache=False).logits[0].float()
+            parts.append(logits_TV[:-1].log_softmax(-1).gather(-1, ids_T[1:, None]).squeeze(-1))
+    model.set_attn_implementation(used)
+    return torch.cat(parts)

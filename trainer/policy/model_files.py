@@ -58,8 +58,7 @@ def load_model(source: str | Path) -> Any:
             **options,
         )
     except (*_UNREADABLE, RuntimeError, SafetensorError, StructError) as error:
-        msg = f"{path} cannot be loaded as a causal language model: {error}"
-        raise UsageError(msg) from error
+        raise UsageError(f"{path} cannot be loaded as a causal language model: {error}") from error
     model, found = loaded
     if found["missing_keys"]:
         missing = sorted(found["missing_keys"])
@@ -69,11 +68,7 @@ def load_model(source: str | Path) -> Any:
 
 
 def empty_model(source: str | Path) -> Any:
-    """The model without weights, on the meta device: for a rank that is sent its part. Of a GGUF file with weights.
-
-    Args:
-        source: Hugging Face folder, or a .gguf file, that `load_model` takes.
-    """
+    """The model that `load_model` takes, without weights, on the meta device: for a rank that is sent its part."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     place, options = checked_place(Path(source))
@@ -86,14 +81,7 @@ def empty_model(source: str | Path) -> Any:
 
 
 def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a model.
-
-    Args:
-        source: Hugging Face folder, or a .gguf file.
-
-    Raises:
-        UsageError: none there, a slow one, or what `check_model_folder` refuses.
-    """
+    """The tokenizer of a model; a UsageError where there is none, a slow one, or a folder that is refused."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     place, options = checked_place(Path(source))
@@ -109,21 +97,13 @@ def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerBase":
 
 
 def convert_model(source: Path, folder: Path) -> int:
-    """Write a GGUF model as a Hugging Face folder, float32, with its tokenizer.
-
-    Args:
-        source: the .gguf file.
-        folder: where to; must not exist.
-
-    Returns:
-        Number of parameters.
+    """Write a GGUF model as a Hugging Face folder, float32, with its tokenizer; the number of parameters.
 
     Raises:
         UsageError: the folder exists, or the file cannot be read.
     """
     if folder.exists():
-        msg = f"{folder} exists already; choose another --out"
-        raise UsageError(msg)
+        raise UsageError(f"{folder} exists already; choose another --out")
     model = load_model(source)
     with atomic_folder(folder) as partial:
         model.save_pretrained(partial)
@@ -142,13 +122,11 @@ def checked_place(path: Path) -> tuple[Path, dict[str, str]]:
         check_model_folder(path)
         return path, {}
     if not path.is_file():
-        msg = f"{path} is not there; name a .gguf file, or a Hugging Face folder"
-        raise UsageError(msg)
+        raise UsageError(f"{path} is not there; name a .gguf file, or a Hugging Face folder")
     try:
         import gguf
     except ImportError as error:
-        msg = f'{path} needs the package gguf: pip install "trajlake[gguf]"'
-        raise UsageError(msg) from error
+        raise UsageError(f'{path} needs the package gguf: pip install "trajlake[gguf]"') from error
     del gguf
     check_no_code(path.parent)
     return path.parent, {"gguf_file": path.name}

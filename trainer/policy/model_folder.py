@@ -28,11 +28,7 @@ _OTHER_CODE = "only code that comes with transformers is run, and --model takes 
 def check_model_folder(folder: Path) -> None:
     """Whether a folder in Hugging Face layout may be loaded as a model with its tokenizer.
 
-    Args:
-        folder: holds config.json and safetensors.
-
-    Raises:
-        UsageError: names the file, what is wrong with it, and what to do.
+    A UsageError names the file, what is wrong with it, and what to do.
     """
     if not (folder / _CONFIG).is_file():
         msg = f"{folder} holds no model (no {_CONFIG}); name a Hugging Face folder, or make one: trajlake init-model"
@@ -74,11 +70,7 @@ def stored_parameters(folder: Path) -> int | None:
 
 
 def check_no_code(folder: Path) -> None:
-    """Whether the configurations in a folder name code of their own.
-
-    Raises:
-        UsageError: one does, or is no JSON.
-    """
+    """Refuse (UsageError) configurations in a folder that name code of their own, or are no JSON."""
     for path in sorted(folder.glob(f"*{_CONFIG}")):
         where = next(_places_of("auto_map", _read(path)), None)
         if where is not None:
@@ -92,11 +84,10 @@ def _check_unquantised(folder: Path, config: Mapping[str, Any]) -> None:
             settings = config.get(name)
             method = settings.get("quant_method") if isinstance(settings, Mapping) else None
             what = f"quantised ({method})" if isinstance(method, str) else "quantised"
-            msg = (
+            raise UsageError(
                 f"{folder / _CONFIG} has {where}: the weights are {what}, and only plain ones can be trained or "
                 f"scored; name the folder of the unquantised model, or a .gguf file"
             )
-            raise UsageError(msg)
 
 
 def _check_end_tokens(folder: Path, config: Mapping[str, Any]) -> None:
@@ -110,8 +101,7 @@ def _check_end_tokens(folder: Path, config: Mapping[str, Any]) -> None:
             known = isinstance(token, int) and not isinstance(token, bool) and token >= 0
             if token is not None and not (known and (limit is None or token < limit)):
                 valid = "a token id, or a list of them" + ("" if limit is None else f", from 0 to {limit - 1}")
-                msg = f"{path}: `eos_token_id` is {found!r}; valid: {valid}"
-                raise UsageError(msg)
+                raise UsageError(f"{path}: `eos_token_id` is {found!r}; valid: {valid}")
 
 
 def _check_weights(folder: Path, config: Mapping[str, Any]) -> None:
@@ -121,13 +111,11 @@ def _check_weights(folder: Path, config: Mapping[str, Any]) -> None:
     if not names:
         pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLES)
         if pickles:
-            msg = (
+            raise UsageError(
                 f"{folder / pickles[0]}: weights in a pickle run what they say when they are loaded, so only "
                 f"safetensors are taken; convert them (save_pretrained of a current transformers writes {WHOLE})"
             )
-            raise UsageError(msg)
-        msg = f"{folder} holds no weights (no {WHOLE}, no {INDEX}); copy the whole model"
-        raise UsageError(msg)
+        raise UsageError(f"{folder} holds no weights (no {WHOLE}, no {INDEX}); copy the whole model")
     for name in names:
         _check_inside(folder, name, f"{folder / _CONFIG}: `transformers_weights`")
         if isinstance(name, str) and name.endswith(".index.json"):
@@ -138,44 +126,32 @@ def _check_weights(folder: Path, config: Mapping[str, Any]) -> None:
 def _shards(index: Path) -> list[Any]:
     weights = _read(index).get("weight_map")
     if not isinstance(weights, Mapping):
-        msg = f"{index}: `weight_map` is missing; copy the whole model again"
-        raise UsageError(msg)
+        raise UsageError(f"{index}: `weight_map` is missing; copy the whole model again")
     return sorted(set(map(str, weights.values())))
 
 
 def _check_inside(folder: Path, name: Any, place: str) -> None:
-    """A file of weights is called by its bare name, and lies in the folder also when links are followed.
+    """Refuse (UsageError) a file of weights with a path, or out of the folder when links are followed.
 
     A download of huggingface_hub keeps the files of a snapshot as links into its own folder of blobs.
-
-    Raises:
-        UsageError: it does not.
     """
     bare = isinstance(name, str) and Path(name).name == name and "\\" not in name
     if not bare or not name.endswith((".safetensors", ".safetensors.index.json")):
-        msg = f"{place} names {name!r}; valid: names of safetensors files in {folder}, without a path"
-        raise UsageError(msg)
+        raise UsageError(f"{place} names {name!r}; valid: names of safetensors files in {folder}, without a path")
     home, target = folder.resolve(), (folder / name).resolve()
     blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
     if target.parent not in (home, blobs):
-        msg = f"{folder / name} is a link out of the folder, to {target}; put the file itself there"
-        raise UsageError(msg)
+        raise UsageError(f"{folder / name} is a link out of the folder, to {target}; put the file itself there")
     if not target.is_file():
-        msg = f"{folder / name} is not there, and {place} names it; copy the whole model"
-        raise UsageError(msg)
+        raise UsageError(f"{folder / name} is not there, and {place} names it; copy the whole model")
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
-
-    Raises:
-        UsageError: the file cannot be read, or holds something else.
-    """
+    """A JSON object from a file; a UsageError where it cannot be read, or holds something else."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        msg = f"{path} is damaged: {error}; copy the whole model again"
-        raise UsageError(msg) from error
+        raise UsageError(f"{path} is damaged: {error}; copy the whole model again") from error
 
 
 def _places_of(name: str, value: Any, inside: str = "") -> Iterator[str]:

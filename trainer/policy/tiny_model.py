@@ -85,18 +85,12 @@ class TinyModel:
 def make_tiny_model(snapshot: Snapshot, folder: Path, config: TinyModelConfig) -> TinyModel:
     """Train a tokenizer on the lake's texts and write a random model with it.
 
-    Args:
-        snapshot: where texts come from.
-        folder: where to; must not exist.
-        config: sizes.
-
     Raises:
         UsageError: the folder exists.
         DataRefusedError: the lake holds no text.
     """
     if folder.exists():
-        msg = f"{folder} exists already; choose another --out"
-        raise UsageError(msg)
+        raise UsageError(f"{folder} exists already; choose another --out")
     texts = sorted(set(lake_texts(snapshot)))
     if not texts:
         msg = "the lake holds no texts to train a tokenizer on; ingest some first: trajlake ingest FILE --lake LAKE"

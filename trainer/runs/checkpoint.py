@@ -22,9 +22,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from lake.errors import CheckpointError, ContractError
-from trainer.backends.base import PolicyBackend
+from trainer.backends.base import PolicyBackend, file_digest, tensor_digest
 from trainer.backends.sharded import load_shards, save_shards, shapes_in, shared_folder
-from trainer.digest import file_digest, tensor_digest
 
 WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
 PROXIMAL = "proximal.safetensors"
@@ -67,11 +66,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def environment(ranks: int = 1) -> dict[str, str | int]:
-    """What exact repetition on one machine depends on.
-
-    Args:
-        ranks: processes that train.
-    """
+    """What exact repetition on one machine depends on."""
     return {
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),
@@ -82,15 +77,9 @@ def environment(ranks: int = 1) -> dict[str, str | int]:
 
 
 def save_checkpoint(folder: Path, backend: PolicyBackend, state: State) -> State:
-    """Write a checkpoint; across ranks every one calls it.
+    """Write a checkpoint in place of any there is, and return its state as written; across ranks all call it.
 
-    Args:
-        folder: its place; replaced if there is one.
-        backend: weights and optimizer.
-        state: position and data; digests, random state and environment are filled in.
-
-    Returns:
-        The state as written.
+    Digests, random state and environment of the state are filled in.
     """
     parts = {WEIGHT_SHARDS: backend.policy.trained_state(), OPTIMIZER_SHARDS: backend.local_optimizer_state()}
     if backend.proximal is not None:
@@ -112,21 +101,17 @@ def save_checkpoint(folder: Path, backend: PolicyBackend, state: State) -> State
                 save_file({key: t.contiguous() for key, t in tensors.items()}, partial / f"{name}.safetensors")
         if backend.ranks.joined:
             backend.ranks.wait()
-            full = msgspec.structs.replace(full, files=backend.ranks.told_by_zero(lambda: _file_digests(partial)))
+            digests = backend.ranks.on_rank_zero(
+                lambda: {str(p.relative_to(partial)): file_digest(p) for p in sorted(partial.rglob("*.safetensors"))}
+            )
+            full = msgspec.structs.replace(full, files=digests)
         if backend.rank == 0:
             (partial / STATE).write_bytes(msgspec.json.encode(full))
     return full
 
 
 def load_checkpoint(folder: Path, backend: PolicyBackend) -> State:
-    """Load a checkpoint into a backend and restore the random state.
-
-    Args:
-        folder: its place.
-        backend: gets weights, optimizer state and, inside its period, the proximal policy.
-
-    Returns:
-        Its state.
+    """Load a checkpoint into a backend (weights, optimizer, proximal policy), restore the random state; its state.
 
     Raises:
         CheckpointError: missing, damaged, or of another model.
@@ -150,14 +135,7 @@ def load_checkpoint(folder: Path, backend: PolicyBackend) -> State:
 
 
 def load_weights(folder: Path, backend: PolicyBackend) -> State:
-    """Load the weights of a checkpoint alone.
-
-    Args:
-        folder: its place.
-        backend: gets the weights.
-
-    Returns:
-        Its state.
+    """Load the weights of a checkpoint alone; its state.
 
     Raises:
         CheckpointError: missing, damaged, of another model, or adapters of another base model.
@@ -171,7 +149,7 @@ def _verified(folder: Path, backend: PolicyBackend) -> State:
     """The state of a checkpoint whose shards, where it has any, are as they were written."""
     state = read_state(folder)
     if state.files:
-        backend.ranks.told_by_zero(lambda: _verify_files(folder, state))
+        backend.ranks.on_rank_zero(lambda: _verify_files(folder, state))
     return state
 
 
@@ -180,16 +158,11 @@ def _fill_weights(folder: Path, state: State, backend: PolicyBackend) -> None:
     _fill(folder, WEIGHT_SHARDS, state, state.weights_sha256, backend)
     with _of(folder):
         if backend.base_digest() != state.base_sha256:
-            msg = "its adapters were trained on another base model than this one"
-            raise ContractError(msg)
+            raise ContractError("its adapters were trained on another base model than this one")
 
 
 def _fill(folder: Path, part: str, state: State, sha256: str, backend: PolicyBackend) -> None:
-    """Put a part of the checkpoint into the trained weights.
-
-    Raises:
-        CheckpointError: damaged, or of another model.
-    """
+    """Put a part of the checkpoint into the trained weights; a CheckpointError if damaged, or of another model."""
     with _of(folder):
         if state.files:
             load_shards(folder / part, backend.policy.trained_state(), backend.ranks)
@@ -198,12 +171,7 @@ def _fill(folder: Path, part: str, state: State, sha256: str, backend: PolicyBac
 
 
 def changed_environment(state: State, ranks: int = 1) -> list[str]:
-    """What differs from the environment a checkpoint was written in, as sentences; empty if nothing does.
-
-    Args:
-        state: of the checkpoint.
-        ranks: processes that train now.
-    """
+    """What differs from the environment a checkpoint was written in, as sentences; empty if nothing does."""
     now = environment(ranks)
     return [
         f"the checkpoint was written with {name} {before} and training goes on with {now.get(name)}: the result will "
@@ -219,8 +187,7 @@ def _of(folder: Path) -> Iterator[None]:
     try:
         yield
     except ContractError as error:
-        msg = f"checkpoint {folder}: {error}"
-        raise CheckpointError(msg) from error
+        raise CheckpointError(f"checkpoint {folder}: {error}") from error
 
 
 def _empty_moments(folder: Path, backend: PolicyBackend) -> dict[str, torch.Tensor]:
@@ -230,8 +197,7 @@ def _empty_moments(folder: Path, backend: PolicyBackend) -> dict[str, torch.Tens
     for key, (size, dtype) in shapes_in(folder / OPTIMIZER_SHARDS).items():
         name, _, field = key.rpartition("/")
         if name not in parameters:
-            msg = f"the optimizer state is of another model: it names parameter {name}"
-            raise ContractError(msg)
+            raise ContractError(f"the optimizer state is of another model: it names parameter {name}")
         parameter = parameters[name].detach()
         # A fused AdamW keeps its step counter on the GPU.
         device = parameter.device if parameter.is_cuda else torch.device("cpu")
@@ -242,33 +208,20 @@ def _empty_moments(folder: Path, backend: PolicyBackend) -> dict[str, torch.Tens
     return empty
 
 
-def _file_digests(folder: Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): file_digest(path) for path in sorted(folder.rglob("*.safetensors"))}
-
-
 def _verify_files(folder: Path, state: State) -> None:
-    """Every rank's files are there, as they were written.
-
-    Raises:
-        CheckpointError: names the first that is not.
-    """
+    """Refuse (CheckpointError) files of ranks that are missing, or not as they were written."""
     for name, expected in state.files.items():
         path = folder / name
         found = file_digest(path) if path.is_file() else "missing"
         if found != expected:
-            msg = (
+            raise CheckpointError(
                 f"checkpoint {folder}: {name} is damaged ({found[:16]}, recorded was {expected[:16]}); restore it, or "
                 f"train again into another --out"
             )
-            raise CheckpointError(msg)
 
 
 def read_state(folder: Path) -> State:
-    """The state of a checkpoint.
-
-    Raises:
-        CheckpointError: missing or damaged.
-    """
+    """The state of a checkpoint; a CheckpointError where it is missing or damaged."""
     try:
         return msgspec.json.decode((folder / STATE).read_bytes(), type=State)
     except OSError as error:
@@ -283,15 +236,13 @@ def _load(path: Path, expected: str) -> dict[str, torch.Tensor]:
     try:
         tensors: dict[str, torch.Tensor] = load_file(path)
     except (OSError, SafetensorError) as error:
-        msg = (
+        raise CheckpointError(
             f"checkpoint {path.parent}: {path.name} is damaged ({error}); restore it, or train again into another --out"
-        )
-        raise CheckpointError(msg) from error
+        ) from error
     found = tensor_digest(tensors)
     if found != expected:
-        msg = (
+        raise CheckpointError(
             f"checkpoint {path.parent}: {path.name} is damaged: its contents have sha256 {found[:16]}..., recorded was "
             f"{expected[:16]}...; restore it, or train again into another --out"
         )
-        raise CheckpointError(msg)
     return tensors

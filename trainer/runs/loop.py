@@ -1,15 +1,13 @@
 """The one optimizer loop: stream, forward and backward, update, report. Offline and online training both run it.
 
-What an optimizer step computes before its gradient: log-probabilities of other policies, and statistics.
+Most losses compute nothing before the gradient of an optimizer step. A reference policy is frozen, so its
+log-probabilities are those of any pass. The proximal policy of a decoupled loss has the weights of some optimizer steps
+ago (`trainer.losses.correction`), whose copy is put in place for a pass. A loss with statistics (z0 of kto,
+batch-normalised weights) first sees every micro-batch of the step under the weights at its start, without gradient; its
+sums are added over micro-batches and ranks.
 
-Most losses need neither. A reference policy is frozen, so its log-probabilities are those of any pass. The proximal
-policy of a decoupled loss has the weights of some optimizer steps ago (`trainer.losses.correction`), whose copy is put
-in place for a pass. A loss with statistics (z0 of kto, batch-normalised weights) first sees every micro-batch of the
-step under the weights at its start, without gradient; its sums are added over micro-batches and ranks.
-
-One update phase on the rollouts of one round, for a loop that holds the model itself.
-
-The same selection, plan, stream and loop as an offline run, without its checkpoints: the caller decides when to write
+`update` is one update phase on the rollouts of one round, for a loop that holds the model itself: the same selection,
+plan, stream and loop as an offline run, without its checkpoints. The caller decides when to write
 the returned rows and what to do with the weights.
 """
 
@@ -33,10 +31,9 @@ from trainer.data.stream.batch import PackedBatch
 from trainer.data.stream.stream import Stream
 from trainer.losses import Loss
 from trainer.losses.policy import CorrectedLoss
-from trainer.policy.model_check import check_vocabulary
-from trainer.runs.factories import make_reference
+from trainer.policy.model import check_vocabulary
+from trainer.runs.factories import learning_rate, make_reference
 from trainer.runs.metrics import Returns, from_sums, metrics_frame
-from trainer.runs.schedule import learning_rate
 
 PROXIMAL_EVERY = 4
 """Optimizer steps of a proximal policy where nothing else is said: AReaL cuts a batch into as many."""
@@ -45,10 +42,7 @@ PROXIMAL_EVERY = 4
 def proximal_period(loss: Loss, config: TrainConfig, plan: Plan) -> int:
     """Optimizer steps for which the proximal policy stays the same; 1 where the loss has none.
 
-    Args:
-        loss: the loss, with its options.
-        config: the run.
-        plan: what is trained on: its epochs are the periods where `config.minibatches` cuts them.
+    The plan's epochs are the periods where `config.minibatches` cuts them.
     """
     if not loss.needs.proximal_logprobs:
         return 1
@@ -65,17 +59,10 @@ def fill_batches(
     *,
     proximal: bool = False,
 ) -> tuple[list[PackedBatch], Mapping[str, float]]:
-    """The micro-batches of an optimizer step with what the loss needs filled in.
+    """This rank's micro-batches, dummies included, on the policy's device with what the loss needs filled in.
 
-    Args:
-        backend: the policy.
-        reference: the reference policy, if the loss needs one.
-        loss: the loss, with its options.
-        batches: this rank's micro-batches, dummies included.
-        proximal: the proximal policy is the copy that the backend keeps, and not the policy as it is.
-
-    Returns:
-        The micro-batches on the policy's device, and what `loss.prepare` came to over all ranks.
+    Also returns what `loss.prepare` came to over all ranks. With `proximal`, the proximal policy is the copy that the
+    backend keeps, and not the policy as it is.
 
     Raises:
         ContractError: the backend keeps no copy.
@@ -92,7 +79,7 @@ def fill_batches(
     passed = [(batch, backend.logprobs(batch)) for batch in filled]
     rows = [loss_rows(batch, loss, logprobs_N, None) for batch, logprobs_N in passed if not batch.dummy]
     sums = loss.prepare(rows) if rows else {}
-    return filled, backend.ranks.added({name: float(value) for name, value in sums.items()})
+    return filled, backend.ranks.summed({name: float(value) for name, value in sums.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,19 +104,11 @@ def run_steps(
     first: int = 0,
     reference: FrozenPolicy | None = None,
 ) -> Generator[StepReport, None, None]:
-    """Train a plan from one of its steps on.
+    """Train a plan from one of its steps on, with a report after each update.
 
     Args:
         backend: the policy and its optimizer. Across ranks each runs micro-batches of its own, and reports are alike.
-        snapshot: the snapshot the plan was made on.
-        plan: what to train on.
-        config: the run.
-        peak: peak learning rate.
-        first: first optimizer step to do.
         reference: frozen policy of losses that need one; None loads the configuration's.
-
-    Yields:
-        A report after each update.
 
     Raises:
         ContractError: a token id outside the vocabulary of the model or of the reference, a gradient that is not
@@ -182,7 +161,7 @@ def _gradient(
     for batch in filled:
         for name, value in backend.forward_backward(batch, loss, statistics).items():
             parts[name].append(value)
-    return backend.ranks.added({name: math.fsum(map(float, values)) for name, values in parts.items()})
+    return backend.ranks.summed({name: math.fsum(map(float, values)) for name, values in parts.items()})
 
 
 def batches_frame(plan: Plan, reports: list[StepReport]) -> pl.DataFrame:
@@ -218,8 +197,6 @@ def update(
 
     Args:
         backend: the policy and its optimizer, which keep their state between phases.
-        snapshot: data that holds the episodes and their advantages.
-        source: whose advantages.
         config: loss, where, epochs, minibatches. `seed` decides the order of the episodes: change it from phase to
             phase.
         learning_rate: peak of `config.schedule` over this phase.

@@ -1,7 +1,4 @@
-"""Metrics of an optimizer step: what each name means, spelled once, and where they go (the lake and a JSONL file).
-
-What the episodes of an optimizer step earned: shows whether its metrics belong to good or to bad episodes.
-"""
+"""Metrics of an optimizer step: what each name means, spelled once, and where they go (the lake and a JSONL file)."""
 
 import math
 from collections.abc import Mapping
@@ -13,16 +10,11 @@ import polars as pl
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
 from trainer.data.plan.plan import OptimizerStep, Plan
-from trainer.losses.ratios import STALENESS_BUCKETS
+from trainer.losses.base import STALENESS_BUCKETS
 
 
 class Returns:
-    """Mean returns by optimizer step.
-
-    Args:
-        snapshot: the snapshot the plan was made on.
-        plan: its optimizer steps.
-    """
+    """Mean returns by optimizer step."""
 
     def __init__(self, snapshot: Snapshot, plan: Plan) -> None:
         ids_E = pl.DataFrame({"episode_id": plan.episode_ids_E})
@@ -61,7 +53,7 @@ METRICS = {
     "tokens_per_second": "Tokens of the update per second, context included.",
     "mfu": "Share of the device's peak arithmetic, see trainer.monitor.watch.",
     "validation_nll": "Mean negative log-likelihood of the held-out episodes' action tokens, in nats.",
-    "alarms": "Alarms that stand.",
+    "alarms": "Alarms that are active.",
     "weight": "awr, bc_exp: mean weight min(exp(A / beta), w_max).",
     "weight_clipped": "awr, bc_exp: share of tokens whose weight is at the limit.",
     "weight_ess": "awr, bc_exp: effective sample size of the weights, as a share of the tokens.",
@@ -106,15 +98,11 @@ TOTALS = frozenset({"loss", "pairs", "desirable", "undesirable"})
 
 
 def from_sums(sums: Mapping[str, float], denominator: int) -> dict[str, float]:
-    """Metrics from sums over an optimizer step.
+    """Metrics from sums over an optimizer step with so many trained tokens (`denominator`).
 
     `x` becomes its mean over the trained tokens, unless it is one of `TOTALS`. `x_squared` beside `x` becomes `x_ess`,
     the effective sample size (sum w)^2 / sum w^2 / n (Kish). `x/y` becomes `x`, the sum divided by the sum called y;
     where that is 0 there is nothing to average, and the metric is left out.
-
-    Args:
-        sums: by name.
-        denominator: trained tokens of the optimizer step.
     """
     metrics = {}
     for name, value in sums.items():
@@ -131,14 +119,7 @@ def from_sums(sums: Mapping[str, float], denominator: int) -> dict[str, float]:
 
 
 def metrics_frame(rows: list[tuple[int, dict[str, float]]]) -> pl.DataFrame:
-    """Rows for the table `metrics`.
-
-    Args:
-        rows: (step, metrics) pairs.
-
-    Returns:
-        step, name, value, at.
-    """
+    """Rows for the table `metrics` (step, name, value, at), of pairs of a step and its metrics."""
     now = datetime.now(UTC)
     flat = [(step, name, value, now) for step, metrics in rows for name, value in metrics.items()]
     schema = pl.Schema({"step": pl.Int64(), "name": pl.String(), "value": pl.Float64(), "at": pl.Datetime("us", "UTC")})

@@ -14,26 +14,35 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
-from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import lake
 from lake import ids
 from lake.errors import CheckpointError, ContractError, UsageError
 from lake.lake import Lake
 from lake.settings import validated
 from trainer.backends.ranks import Ranks, join_ranks
 from trainer.config import TrainConfig
-from trainer.data.plan.preparation import Prepared, prepare, prepare_at, prepare_pinned
+from trainer.data.plan.preparation import Prepared, find_source, prepare, prepare_at
 from trainer.data.select.refusals import refuse
-from trainer.effect import idle_options, in_words
-from trainer.monitor.alarms import Alarms
 from trainer.monitor.loggers import check_installed
 from trainer.policy.model_folder import check_model_folder
-from trainer.runs.lineage import checkpoints_of, final_digest, job_row, newest_checkpoint, next_attempt
-from trainer.runs.runs import RunFolder, RunJob, RunRecord, leased, locked, prepared_together, run_job, sweep
-from trainer.runs.schedule import default_learning_rate
+from trainer.runs.runs import (
+    RunFolder,
+    RunJob,
+    RunRecord,
+    checkpoints_of,
+    final_digest,
+    job_row,
+    leased,
+    locked,
+    newest_checkpoint,
+    next_attempt,
+    prepare_on_ranks,
+    run_job,
+    sweep,
+)
+from trainer.train_settings import describe_idle, idle_options
 
 if TYPE_CHECKING:
     from trainer.backends.base import PolicyBackend
@@ -74,14 +83,10 @@ def make_deterministic(config: TrainConfig) -> None:
 
 
 def resolve(config: TrainConfig, policy: "Policy", max_length: int | None = None) -> TrainConfig:
-    """The configuration with what it leaves open filled in: learning rate, threads, live_only, max_length.
-
-    Args:
-        config: the run.
-        policy: the model.
-        max_length: what fits the data.
-    """
+    """The configuration with what it leaves open filled in; max_length is what fits the data."""
     import torch
+
+    from trainer.runs.factories import default_learning_rate
 
     return config.model_copy(
         update={
@@ -104,17 +109,7 @@ def train(
     evaluate: "Evaluation | None" = None,
     origin: Origin | None = None,
 ) -> "TrainResult":
-    """Start a run.
-
-    Args:
-        lk: data, and where lineage goes.
-        config: the run.
-        out: its folder, in which no run was started before.
-        run_id: its name.
-        on_step: called after each update.
-        on_plan: called when it is known what will be trained on.
-        evaluate: called after each update; what it returns is stored among the update's metrics.
-        origin: of the run that this one repeats; None starts on the newest data.
+    """Start a run in a folder without one; `origin` is of the run that it repeats, None starts on the newest data.
 
     Raises:
         UsageError: the folder holds a run, or the model or the device cannot be used.
@@ -123,11 +118,11 @@ def train(
     """
     ranks, folder = join_ranks(config.device), RunFolder(out)
     with locked(folder, ranks):
-        ranks.told_by_zero(lambda: _check_start(folder, config))
-        prepared = prepared_together(lk, config, lambda: _prepare(lk, config, origin), ranks)
-        ranks.told_by_zero(lambda: refuse(prepared.refusals))
+        ranks.on_rank_zero(lambda: _check_start(folder, config))
+        prepared = prepare_on_ranks(lk, config, lambda: _prepare(lk, config, origin), ranks)
+        ranks.on_rank_zero(lambda: refuse(prepared.refusals))
         if idle := idle_options(config):
-            prepared.notes.append(in_words(idle))
+            prepared.notes.append(describe_idle(idle))
         if on_plan is not None and ranks.leads:
             on_plan(prepared)
         backend = _backend(config, ranks)
@@ -160,24 +155,6 @@ def train(
             return run.finish(first=0, on_step=on_step, evaluate=evaluate)
 
 
-@contextmanager
-def preview(lk: Lake, config: TrainConfig) -> Iterator[Prepared]:
-    """A run as it would start, for a look at its plan: nothing is written into the lake, and no weights are loaded.
-
-    Texts that the lake has no tokens of are tokenised into a temporary folder, which goes when the block ends.
-
-    Args:
-        lk: data.
-        config: the run.
-
-    Raises:
-        UsageError, DataRefusedError: as for `train`, but what the data refuse is in the plan's `refusals`.
-    """
-    _check_model(config)
-    with TemporaryDirectory(prefix="trajlake-plan-") as folder:
-        yield prepare(lk, config, scratch=lake.open(Path(folder) / "lake", create=True))
-
-
 def resume(
     lk: Lake,
     out: Path,
@@ -186,31 +163,27 @@ def resume(
     on_plan: OnPlan | None = None,
     evaluate: "Evaluation | None" = None,
 ) -> "TrainResult":
-    """Continue a run from its newest checkpoint, or state the result of a finished one.
-
-    Args:
-        lk: the lake that the run was started on.
-        out: its folder.
-        on_step: called after each update.
-        on_plan: as for `train`.
-        evaluate: as for `train`.
+    """Continue a run from its newest checkpoint, on the lake it was started on; or state how a finished one ended.
 
     Raises:
         CheckpointError: no run there, it failed for good, a checkpoint or the model is missing or damaged, or the plan
             came out differently.
     """
     folder = RunFolder(out)
-    ranks = join_ranks(_device(folder))
+    started = folder.read()
+    # The device decides how ranks are connected.
+    ranks = join_ranks("cpu" if started is None else str(started.config["device"]))
     with locked(folder, ranks):
-        before = ranks.told_by_zero(lambda: _before(lk, folder))
+        previous = ranks.on_rank_zero(lambda: _previous(lk, folder))
+        from trainer.monitor.watch import Alarms
         from trainer.runs.training_run import TrainingRun, TrainResult
 
-        record, newest = before.record, before.newest
-        if before.final is not None and newest is not None:
+        record, newest = previous.record, previous.newest
+        if previous.final is not None and newest is not None:
             notes = ["this run had finished already"]
-            return TrainResult(record.job_id, newest["optimizer_step"], before.final, folder.final, notes)
+            return TrainResult(record.job_id, newest["optimizer_step"], previous.final, folder.final, notes)
         config = validated(TrainConfig, record.config, f"{folder.path / 'run.json'}: ")
-        ranks.told_by_zero(lambda: _check_model(config))
+        ranks.on_rank_zero(lambda: check_model(config))
         prepared = prepare_at(lk.at(record.snapshot), config, record.source)
         if on_plan is not None and ranks.leads:
             on_plan(prepared)
@@ -232,7 +205,7 @@ def resume(
         )
         with leased(lk, prepared, record.run_id, ranks), _left_open_when_interrupted(job):
             run = TrainingRun(job, folder, record, prepared, backend, config)
-            run.written = before.written
+            run.written = previous.written
             if state is not None:
                 run.history = list(state.validations)
                 run.alarms = Alarms(config.alarms, state.first_entropy, set(state.standing_alarms))
@@ -241,7 +214,7 @@ def resume(
 
 
 @dataclass(frozen=True, slots=True)
-class _Before:
+class _Previous:
     """What a run left behind, to go on from."""
 
     record: RunRecord
@@ -253,16 +226,11 @@ class _Before:
     """Digest of what it ended with; None if it has not ended."""
 
 
-def _before(lk: Lake, folder: RunFolder) -> _Before:
-    """What a run left behind.
-
-    Raises:
-        CheckpointError: no run there, or it failed for good.
-    """
+def _previous(lk: Lake, folder: RunFolder) -> _Previous:
+    """What a run left behind; a CheckpointError where there is none, or it failed for good."""
     record = folder.read()
     if record is None:
-        msg = f"{folder.path} holds no run to resume; leave out --resume to start one"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"{folder.path} holds no run to resume; leave out --resume to start one")
     newest = newest_checkpoint(lk, record.job_id)
     row = job_row(lk, record.job_id)
     finished = row["status"] == "succeeded" and newest is not None
@@ -272,41 +240,27 @@ def _before(lk: Lake, folder: RunFolder) -> _Before:
         raise CheckpointError(msg)
     sweep(folder.checkpoints)
     final = (final_digest(row["counts"]) or newest["sha256"]) if finished and newest is not None else None
-    return _Before(record, newest, checkpoints_of(lk, record.job_id, folder), final)
-
-
-def _device(folder: RunFolder) -> str:
-    """The device of a run, which decides how its ranks are connected."""
-    record = folder.read()
-    return "cpu" if record is None else str(record.config["device"])
+    return _Previous(record, newest, checkpoints_of(lk, record.job_id, folder), final)
 
 
 def _check_start(folder: RunFolder, config: TrainConfig) -> None:
-    """What a run needs beside its data.
-
-    Raises:
-        UsageError: the folder holds a run already; or as for `_check_model`.
-        MissingExtraError: a logger is not installed.
-    """
+    """What a run needs beside its data: a folder without a run (else a UsageError), and what `check_model` asks for."""
     if folder.read() is not None:
-        msg = f"{folder.path} holds a run already; continue it with --resume, or choose another --out"
-        raise UsageError(msg)
-    _check_model(config)
+        raise UsageError(f"{folder.path} holds a run already; continue it with --resume, or choose another --out")
+    check_model(config)
 
 
-def _check_model(config: TrainConfig) -> None:
-    """Whether model and device can be used, as far as that shows without torch on a CPU.
+def check_model(config: TrainConfig) -> None:
+    """Whether model and device can be used (else a UsageError), as far as that shows without torch on a CPU.
 
-    Raises:
-        UsageError: they cannot.
-        MissingExtraError: a logger is not installed.
+    A MissingExtraError where a logger is not installed.
     """
     for model in filter(None, (config.model, config.reference)):
         if not model.endswith(".gguf"):
             check_model_folder(Path(model))
     check_installed(config.loggers)
     if config.device != "cpu":
-        from trainer.policy.model_check import check_device
+        from trainer.policy.model import check_device
 
         check_device(config.device)
 
@@ -334,8 +288,8 @@ def _left_open_when_interrupted(job: RunJob) -> Iterator[None]:
     job.__exit__(None, None, None)
 
 
-_ROOMS = ("attention", "backends", "data", "losses", "policy")
-_ALONE = ("runs.loop", "runs.schedule")
+_ROOMS = ("backends", "data", "losses", "policy")
+_ALONE = ("runs.loop", "runs.factories")
 
 
 def _code() -> list[ModuleType]:
@@ -347,25 +301,23 @@ def _code() -> list[ModuleType]:
 
 def _prepare(lk: Lake, config: TrainConfig, origin: Origin | None) -> Prepared:
     """Selection and plan on the newest snapshot, or on that of the run that is repeated."""
-    return prepare(lk, config) if origin is None else prepare_pinned(lk.at(dict(origin.snapshot)), config)
+    if origin is None:
+        return prepare(lk, config)
+    snapshot = lk.at(dict(origin.snapshot))
+    return prepare_at(snapshot, config, find_source(snapshot, config))
 
 
 def _check_same(origin: Origin, config: TrainConfig, model_sha256: str, prepared: Prepared) -> None:
-    """A repetition starts from the same weights and makes the same plan.
-
-    Raises:
-        CheckpointError: it does not.
-    """
+    """Refuse (CheckpointError) a repetition that starts from other weights or makes another plan."""
     if model_sha256 != origin.model_sha256:
         msg = f"the model in {config.model} is not the one that the run started from; put that one back"
         raise CheckpointError(msg)
     found = ids.to_text(prepared.plan.plan_hash)
     if found != origin.plan_hash and prepared.snapshot.forgotten:
-        msg = (
+        raise CheckpointError(
             f"{prepared.snapshot.forgotten} episodes of what the run read were erased with `trajlake forget`, so it "
             "cannot be continued or repeated exactly; start another run"
         )
-        raise CheckpointError(msg)
     if found != origin.plan_hash:
         msg = f"the run's plan comes out differently now ({found}, it was {origin.plan_hash}): was trajlake updated?"
         raise CheckpointError(msg)

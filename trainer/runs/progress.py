@@ -20,11 +20,10 @@ _LINE_SECONDS = 20.0
 """Between two lines of progress."""
 
 
-class Teller:
+class ProgressReporter:
     """Says what a run does, stage by stage.
 
     Args:
-        say: takes a line.
         show: takes updates done, all updates, and how the last one went, after each; None says it in lines.
         seconds: between two lines of progress.
     """
@@ -44,9 +43,9 @@ class Teller:
 
     def on_plan(self, prepared: "Prepared") -> None:
         """Say what will be trained on; see `trainer.runs.offline.OnPlan`."""
-        self.conclude()
+        self.summarise()
         for line in plan_lines(prepared):
-            self._tell(line)
+            self._report(line)
         prepared.notes.clear()
         self._doing = "loading the model"
 
@@ -54,7 +53,7 @@ class Teller:
         """Say how an update went; see `trainer.runs.training_run.Progress`."""
         done, metrics = report.step.index + 1, report.metrics
         for sentence in report.alarms:
-            self._tell(f"update {report.step.index}: {sentence}")
+            self._report(f"update {report.step.index}: {sentence}")
         went = f"loss {metrics['loss']:.4f}"
         if "logprob" in metrics:
             went += f", log-probability {metrics['logprob']:.3f} per trained token"
@@ -66,16 +65,16 @@ class Teller:
         elif is_first:
             self._remind()
 
-    def conclude(self) -> None:
+    def summarise(self) -> None:
         """Say from where to where the loss went."""
         if self._losses:
             (first, before), (last, after) = self._losses[0], self._losses[-1]
-            self._tell(f"first: update {first}, {before}")
-            self._tell(f"last: update {last}, {after}")
+            self._report(f"first: update {first}, {before}")
+            self._report(f"last: update {last}, {after}")
         self._losses = []
 
     @contextmanager
-    def heard(self) -> Iterator[None]:
+    def reminding(self) -> Iterator[None]:
         """While the block lasts, say every so often what is being done, if nothing else is said."""
         stop = threading.Event()
 
@@ -93,27 +92,26 @@ class Teller:
             stop.set()
 
     def _remind(self) -> None:
-        self._tell(f"{self._doing}, {time.monotonic() - self._began:.0f} s")
+        self._report(f"{self._doing}, {time.monotonic() - self._began:.0f} s")
 
-    def _tell(self, line: str) -> None:
+    def _report(self, line: str) -> None:
         self._said = time.monotonic()
         self._say(line)
 
 
-def plan_lines(prepared: "Prepared") -> list[str]:
-    """What will be trained on and what will not, line by line; a limit that does not fit the data comes first.
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: 1 episode, 2,000 episodes."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
-    Args:
-        prepared: the run that could start.
-    """
+
+def plan_lines(prepared: "Prepared") -> list[str]:
+    """What will be trained on and what will not, line by line; a limit that does not fit the data comes first."""
     plan, selection = prepared.plan, prepared.selection
     lines = [] if selection.too_long is None else [selection.too_long.describe(selection.max_length)]
     lines += prepared.notes
-    steps = int(plan.trained_M.sum())
-    lines.append(
-        f"trained: {steps:,} steps of {plan.episodes:,} episodes, {plan.loss_tokens:,} action tokens; "
-        f"{len(plan.steps):,} updates"
-    )
+    what = f"{counted(int(plan.trained_M.sum()), 'step')} of {counted(plan.episodes, 'episode')}"
+    updates = counted(len(plan.steps), "update")
+    lines.append(f"trained: {what}, {counted(plan.loss_tokens, 'action token')}; {updates}")
     if selection.drops.height:
         drops = ", ".join(f"{row['reason']} {row['steps']:,}" for row in selection.drops.iter_rows(named=True))
         lines.append(f"steps left out: {drops}")
@@ -121,26 +119,26 @@ def plan_lines(prepared: "Prepared") -> list[str]:
 
 
 @contextmanager
-def told() -> Iterator[Teller]:
+def progress_reporter() -> Iterator[ProgressReporter]:
     """Progress of a run on stderr: a bar on a terminal, lines elsewhere, nothing on ranks other than 0."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from trainer.backends.ranks import speaks
+    from trainer.backends.ranks import is_first_rank
 
     console = Console(stderr=True)
-    if not (console.is_terminal and speaks()):
-        teller = Teller(lambda line: click.echo(line, err=True) if speaks() else None)
-        with teller.heard():
-            yield teller
-            teller.conclude()
+    if not (console.is_terminal and is_first_rank()):
+        reporter = ProgressReporter(lambda line: click.echo(line, err=True) if is_first_rank() else None)
+        with reporter.reminding():
+            yield reporter
+            reporter.summarise()
         return
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[went]}"), TimeRemainingColumn())
     with Progress(TextColumn("train"), *columns, console=console) as bar:
         task = bar.add_task("train", total=None, went="")
-        teller = Teller(
+        reporter = ProgressReporter(
             lambda line: bar.console.print(line, markup=False, highlight=False, soft_wrap=True),
             lambda done, total, went: bar.update(task, completed=done, total=total, went=went),
         )
-        yield teller
-        teller.conclude()
+        yield reporter
+        reporter.summarise()

@@ -16,8 +16,8 @@ from lake.lake import Lake
 from lake.settings import validated
 from trainer.config import TrainConfig
 from trainer.former_layout import renewed_record
-from trainer.runs.lineage import final_digest
 from trainer.runs.offline import OnPlan, Origin, train
+from trainer.runs.runs import final_digest
 
 if TYPE_CHECKING:
     from trainer.runs.training_run import Progress, TrainResult
@@ -40,18 +40,10 @@ def repeat(
     on_step: "Progress | None" = None,
     on_plan: OnPlan | None = None,
 ) -> "TrainResult":
-    """Train again what a run trained, on the data that it read.
+    """Train again what a run trained, on the data that it read; the first note says whether the weights are the same.
 
     Args:
-        lk: the lake of the run.
         wanted: name of the run, or id of its job (13 characters or their beginning).
-        out: folder of the new run.
-        run_id: its name.
-        on_step: called after each update.
-        on_plan: called when it is known what will be trained on.
-
-    Returns:
-        The result; its first note says whether the weights are those of the run.
 
     Raises:
         UsageError: no such run.
@@ -78,8 +70,7 @@ def _find(lk: Lake, wanted: str) -> dict[str, Any]:
         raise UsageError(msg)
     if found["job_id"].n_unique() > 1:
         jobs = ", ".join(found["text"].head(5))
-        msg = f"--repeat {wanted} means {found.height} runs; name one by its job: {jobs}"
-        raise UsageError(msg)
+        raise UsageError(f"--repeat {wanted} means {found.height} runs; name one by its job: {jobs}")
     return found.row(0, named=True)
 
 

@@ -5,13 +5,10 @@ metrics.jsonl          metrics, a line per optimizer step
 checkpoints/           one folder each
 final/                 the trained model in Hugging Face layout
 
-A run's ranks around the lake and the run folder: rank 0 reads and writes, the others are told and follow.
+Rank 0 reads and writes the lake and the run folder; the others get its results and follow. Every rank goes through the
+same code; what only rank 0 may do stands here, or asks `Ranks.leads`.
 
-Every rank goes through the same code; what only rank 0 may do stands here, or asks `Ranks.leads`.
-
-Which checkpoints of a run stay on disk: the newest few, and the best.
-
-A checkpoint is removed only after a newer one is complete and stands in the table. Its folder is renamed first, so
+A checkpoint is removed only after a newer one is complete and in the table. Its folder is renamed first, so
 that a kill in between leaves either all of it or none under its name. Rows of `checkpoints` stay: they tell what was.
 """
 
@@ -22,15 +19,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 import polars as pl
 
+from lake import ids
 from lake.errors import CheckpointError, UsageError
 from lake.judgements.credit import Credit
 from lake.lake import Lake
+from lake.read.parquet import collected
 from lake.settings import validated
 from lake.write.jobs import Job
 from trainer.atomic import PARTIAL, atomic_text
@@ -38,7 +36,7 @@ from trainer.backends.ranks import Ranks
 from trainer.config import TrainConfig
 from trainer.data.plan.preparation import Prepared, prepare_at
 from trainer.former_layout import renewed_record
-from trainer.layers import layered
+from trainer.train_settings import layered
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,11 +59,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunFolder:
-    """The folder of one run.
-
-    Args:
-        path: its place; made when something is written.
-    """
+    """The folder of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -74,11 +68,6 @@ class RunFolder:
     def final(self) -> Path:
         """The trained model."""
         return self.path / "final"
-
-    @property
-    def metrics(self) -> Path:
-        """Metrics as JSON lines."""
-        return self.path / "metrics.jsonl"
 
     @property
     def checkpoints(self) -> Path:
@@ -90,19 +79,14 @@ class RunFolder:
         return self.checkpoints / f"step-{step:08d}-attempt-{attempt}"
 
     def read(self) -> RunRecord | None:
-        """The run's record; None if none was started here.
-
-        Raises:
-            CheckpointError: damaged.
-        """
+        """The run's record; None if none was started here, a CheckpointError where it is damaged."""
         path = self.path / "run.json"
         if not path.exists():
             return None
         try:
             record = msgspec.json.decode(path.read_bytes(), type=RunRecord)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            msg = f"{path} is damaged: {error}; train again into another --out"
-            raise CheckpointError(msg) from error
+            raise CheckpointError(f"{path} is damaged: {error}; train again into another --out") from error
         return msgspec.structs.replace(record, config=renewed_record(record.config))
 
     def write(self, record: RunRecord) -> None:
@@ -111,11 +95,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes out; the lock goes with the process, however it ends.
-
-        Raises:
-            UsageError: another process trains here.
-        """
+        """Keep other processes out (UsageError there); the lock goes with the process, however it ends."""
         self.path.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
         try:
@@ -123,11 +103,10 @@ class RunFolder:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
-                msg = (
+                raise UsageError(
                     f"process {holder or 'unknown'} trains into {self.path}: wait for it, end it (kill {holder}), or "
                     f"choose another --out"
-                )
-                raise UsageError(msg) from error
+                ) from error
             os.truncate(descriptor, 0)
             os.pwrite(descriptor, str(os.getpid()).encode(), 0)
             yield
@@ -164,7 +143,7 @@ def _differences(settings: Mapping[str, Any], stored: Mapping[str, Any], prefix:
 
 
 @dataclass(slots=True)
-class FollowedJob:
+class FollowerJob:
     """Rank 0's job as another rank sees it: it writes nothing."""
 
     job_id: int
@@ -180,29 +159,23 @@ class FollowedJob:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *fault: object) -> None:
         """Rank 0 ends the job."""
 
 
-RunJob = Job | FollowedJob
+RunJob = Job | FollowerJob
 """The training job on any rank."""
 
 
 @contextmanager
 def locked(folder: RunFolder, ranks: Ranks) -> Iterator[None]:
-    """Keep other runs out of the folder.
-
-    Raises:
-        UsageError: another run trains there.
-    """
+    """Keep other runs out of the folder; a UsageError where another run trains there."""
     with ExitStack() as stack:
 
         def take() -> None:
             stack.enter_context(folder.locked())
 
-        ranks.told_by_zero(take)
+        ranks.on_rank_zero(take)
         yield
 
 
@@ -214,8 +187,8 @@ def run_job(make: Callable[[], Job], ranks: Ranks) -> RunJob:
         made.append(make())
         return made[0].job_id, made[0].attempt
 
-    job_id, attempt = ranks.told_by_zero(told)
-    return made[0] if made else FollowedJob(job_id, attempt)
+    job_id, attempt = ranks.on_rank_zero(told)
+    return made[0] if made else FollowerJob(job_id, attempt)
 
 
 def leased(lk: Lake, prepared: Prepared, run_id: str, ranks: Ranks) -> AbstractContextManager[object]:
@@ -223,35 +196,25 @@ def leased(lk: Lake, prepared: Prepared, run_id: str, ranks: Ranks) -> AbstractC
     return lk.lease(prepared.snapshot, f"train {run_id}") if ranks.leads else nullcontext()
 
 
-def prepared_together(lk: Lake, config: TrainConfig, make: Callable[[], Prepared], ranks: Ranks) -> Prepared:
-    """The run's data and plan: rank 0 finds them, renders what is only text, and says where; the others do the same.
-
-    Args:
-        lk: the lake.
-        config: resolved.
-        make: what rank 0 does.
-        ranks: who takes part.
-    """
+def prepare_on_ranks(lk: Lake, config: TrainConfig, make: Callable[[], Prepared], ranks: Ranks) -> Prepared:
+    """The run's data and plan: rank 0 finds them, renders what is only text, and says where; the others do the same."""
     made: list[Prepared] = []
 
     def told() -> tuple[dict[str, int], Credit | None]:
         made.append(make())
         return made[0].snapshot.versions, made[0].selection.source
 
-    versions, source = ranks.told_by_zero(told)
+    versions, source = ranks.on_rank_zero(told)
     return made[0] if made else prepare_at(lk.at(versions), config, source)
 
 
-_DOOMED = ".removed-"
+_REMOVED = ".removed-"
 
 
-def kept(written: Sequence[tuple[int, Path]], keep_last: int | None, best: int | None) -> list[tuple[int, Path]]:
-    """The checkpoints that stay.
+def retained(written: Sequence[tuple[int, Path]], keep_last: int | None, best: int | None) -> list[tuple[int, Path]]:
+    """The (updates done, folder) of `written` that stay: the newest `keep_last` (None: all), and the best.
 
-    Args:
-        written: (updates done, folder) of every checkpoint with a row, oldest first.
-        keep_last: how many of the newest stay; None keeps all.
-        best: updates done at the best validation, if there is one; its checkpoint stays.
+    `written` is in the order of updates, and `best` the updates done at the best validation.
     """
     if keep_last is None:
         return list(written)
@@ -261,23 +224,63 @@ def kept(written: Sequence[tuple[int, Path]], keep_last: int | None, best: int |
 
 def sweep(checkpoints: Path) -> None:
     """Remove what killed attempts left half written or half removed; nobody else may be writing there."""
-    for left in [*checkpoints.glob(f".*{PARTIAL}"), *checkpoints.glob(f"{_DOOMED}*")]:
+    for left in [*checkpoints.glob(f".*{PARTIAL}"), *checkpoints.glob(f"{_REMOVED}*")]:
         shutil.rmtree(left)
 
 
 def prune(checkpoints: Path, keep: Sequence[Path]) -> list[Path]:
-    """Remove every other checkpoint, those included that a killed attempt left without a row.
-
-    Args:
-        checkpoints: the folder that holds them.
-        keep: those that stay.
-
-    Returns:
-        What was removed.
-    """
+    """Remove every other checkpoint, those included that a killed attempt left without a row; what was removed."""
     sweep(checkpoints)
     names = {path.name for path in keep}
     removed = sorted(path for path in checkpoints.glob("step-*") if path.name not in names)
     for path in removed:
-        shutil.rmtree(path.rename(checkpoints / f"{_DOOMED}{path.name}"))
+        shutil.rmtree(path.rename(checkpoints / f"{_REMOVED}{path.name}"))
     return removed
+
+
+SPEED = "tokens_per_second"
+"""Name under which a training job's counts hold its speed."""
+
+
+def newest_checkpoint(lk: Lake, job_id: int) -> dict[str, Any] | None:
+    """The row of `checkpoints` with the most updates; None if there is none yet."""
+    mine = lk.scan("checkpoints").filter(pl.col("job_id") == job_id)
+    newest = collected(mine.sort("optimizer_step", "attempt").tail(1))
+    return newest.row(0, named=True) if newest.height else None
+
+
+def checkpoints_of(lk: Lake, job_id: int, folder: RunFolder) -> list[tuple[int, Path]]:
+    """Updates done and place of each checkpoint of a job, oldest first; of repeated steps the newest attempt's."""
+    mine = lk.scan("checkpoints").filter(pl.col("job_id") == job_id).sort("optimizer_step", "attempt")
+    rows = collected(mine).iter_rows(named=True)
+    places = {row["optimizer_step"]: folder.checkpoints / Path(row["uri"]).name for row in rows}
+    return sorted(places.items())
+
+
+def job_row(lk: Lake, job_id: int) -> dict[str, Any]:
+    """Its status in `job_runs` (started means running or interrupted) and what it counted.
+
+    A CheckpointError where the lake does not know the job.
+    """
+    found = lk.sql("SELECT status, counts FROM job_runs WHERE job_id = ?", [job_id])
+    if found.is_empty():
+        msg = f"the lake {lk.uri} does not know job {ids.to_text(job_id)}; name the lake that the run was started on"
+        raise CheckpointError(msg)
+    return found.row(0, named=True)
+
+
+def final_digest(counts: str | None) -> str | None:
+    """Digest of the final weights in a job's counts (JSON; None unless it has ended).
+
+    These are not the weights of its newest checkpoint where it exported the best.
+    """
+    digest = None if counts is None else msgspec.json.decode(counts, type=dict[str, Any]).get("weights_sha256")
+    return None if digest is None else str(digest)
+
+
+def next_attempt(lk: Lake, job_id: int) -> int:
+    """One more than any attempt that left rows; at least 1, since the first attempt is 0."""
+    snapshot = lk.snapshot()
+    mine = pl.col("job_id") == job_id
+    parts = [snapshot.scan(name).filter(mine).select("attempt") for name in ("batches", "metrics", "checkpoints")]
+    return 1 + int(collected(pl.concat(parts).select(pl.col("attempt").max().fill_null(0)))["attempt"][0])

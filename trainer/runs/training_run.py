@@ -5,9 +5,8 @@ before, then its row in `checkpoints`. A run resumes from the newest row, so a k
 work: what the dead attempt had written for those steps is superseded by the new attempt's rows (views `trained_batches`
 and `run_metrics`), and the weights come out the same.
 
-The trained model as an ordinary Hugging Face folder, whatever it was trained on.
-
-With LoRA the folder holds the merged model, and `adapter/` the adapters alone, for engines that load them.
+The trained model is exported as an ordinary Hugging Face folder, whatever it was trained on. With LoRA the folder holds
+the merged model, and `adapter/` the adapters alone, for engines that load them.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,28 +23,21 @@ from trainer.atomic import atomic_folder
 from trainer.backends.base import PolicyBackend
 from trainer.config import TrainConfig
 from trainer.data.plan.preparation import Prepared
-from trainer.monitor.alarms import Alarms, data_alarms
 from trainer.monitor.loggers import Logger, open_loggers
 from trainer.monitor.validation import Measurement, best, negative_log_likelihood, should_stop
-from trainer.monitor.watch import Watch
+from trainer.monitor.watch import Alarms, Watch, data_alarms
 from trainer.policy.lora import merged, save_adapters
 from trainer.policy.model import Policy
 from trainer.policy.model_files import load_tokenizer
 from trainer.runs.checkpoint import State, load_checkpoint, save_checkpoint
-from trainer.runs.lineage import SPEED
 from trainer.runs.loop import StepReport, batches_frame, run_steps
 from trainer.runs.metrics import metrics_frame
-from trainer.runs.runs import RunFolder, RunJob, RunRecord, kept, prune
+from trainer.runs.progress import counted
+from trainer.runs.runs import SPEED, RunFolder, RunJob, RunRecord, prune, retained
 
 
 def export_model(backend: PolicyBackend, config: TrainConfig, folder: Path) -> None:
-    """Write the model and its tokenizer; across ranks every one calls it, and rank 0 writes.
-
-    Args:
-        backend: the trained policy.
-        config: the run: where the tokenizer is, and the adapters' options.
-        folder: where to; replaced if there is one.
-    """
+    """Write the model and its tokenizer, in place of what is there; across ranks all call it, and rank 0 writes."""
     weights = backend.get_all_weights()
     adapters = {} if config.lora is None else backend.get_weights()
     if backend.rank == 0:
@@ -100,7 +92,7 @@ class TrainingRun:
     history: list[Measurement] = field(default_factory=list)
     """Measurements on held-out episodes so far."""
     alarms: Alarms = field(init=False)
-    """Which stand."""
+    """Which are active."""
     written: list[tuple[int, Path]] = field(default_factory=list)
     """Checkpoints on disk that have a row: updates done and place, oldest first."""
     pending: list[StepReport] = field(default_factory=list)
@@ -119,8 +111,10 @@ class TrainingRun:
         if first == 0:
             notes += data_alarms(config.alarms, self.prepared.snapshot, self.prepared.selection)
         done = first if self._stopped else self._update(first, on_step, evaluate)
-        if self._stopped:
-            notes.append(f"stopped after {done} updates: no improvement in {self._patience} measurements")
+        if self._stopped and config.validation is not None:
+            notes.append(
+                f"stopped after {counted(done, 'update')}: no improvement in {config.validation.patience} measurements"
+            )
         if config.validation is not None and config.validation.export:
             self._load_best()
         export_model(self.backend, config, self.folder.final)
@@ -141,7 +135,7 @@ class TrainingRun:
                 improved = self._validate(done, total, report)
                 if evaluate is not None:
                     report.metrics.update(evaluate(self.backend.policy, done))
-                watch.look(report)
+                watch.observe(report)
                 self.pending.append(report)
                 self.tokens += report.step.tokens
                 self.seconds += report.metrics["seconds"]
@@ -170,10 +164,6 @@ class TrainingRun:
     def _stopped(self) -> bool:
         options = self.config.validation
         return options is not None and should_stop(self.history, options)
-
-    @property
-    def _patience(self) -> int | None:
-        return None if self.config.validation is None else self.config.validation.patience
 
     @property
     def _best_step(self) -> int | None:
@@ -213,7 +203,7 @@ class TrainingRun:
             config=record.config,
             validations=self.history,
             first_entropy=self.alarms.first_entropy,
-            standing_alarms=sorted(self.alarms.standing),
+            standing_alarms=sorted(self.alarms.active),
         )
         state = save_checkpoint(place, self.backend, state)
         self.job.write("batches", batches_frame(self.prepared.plan, self.pending))
@@ -236,7 +226,7 @@ class TrainingRun:
         }
         self.job.write("checkpoints", pl.DataFrame([row]))
         self.pending.clear()
-        self.written = kept([*self.written, (done, place)], self.config.keep_last, self._best_step)
+        self.written = retained([*self.written, (done, place)], self.config.keep_last, self._best_step)
         if self.config.keep_last is not None and self.backend.ranks.leads:
             prune(self.folder.checkpoints, [path for _, path in self.written])
 

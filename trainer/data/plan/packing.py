@@ -11,14 +11,9 @@ from collections.abc import Sequence
 
 
 def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Pack items into bins.
+    """Pack items of so many tokens each into bins of `budget` tokens; every item is in exactly one.
 
-    Args:
-        lengths: tokens of each item.
-        budget: tokens of a bin.
-
-    Returns:
-        Bins as lists of item numbers, in the order in which they were opened; every item is in exactly one.
+    Bins are lists of item numbers, in the order in which they were opened.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)  # equal ones stay in order
     bins: list[list[int]] = []
@@ -38,21 +33,12 @@ def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def spread(lengths: Sequence[int], costs: Sequence[int], budget: int, ranks: int) -> list[list[list[int]]]:
-    """Pack items into bins and give each rank equally many of them, of about equal cost.
+    """Pack items into bins and give each rank equally many of them, of about equal cost; every item is in exactly one.
 
     There are as few rounds as best fit decreasing allows. Where the budget permits it, items go, the costliest first,
-    to the cheapest bin with room; else bins are split, the costliest first, until each rank has one in each round.
-    Then rounds are dealt out in order of cost, in each round the costliest bin to the rank with the least so far.
-
-    Args:
-        lengths: tokens of each item.
-        costs: cost of each item, not negative.
-        budget: tokens of a bin.
-        ranks: 1 or more.
-
-    Returns:
-        Bins of each rank; every item is in exactly one. Where there are too few items, ranks have empty bins at their
-        end.
+    to the cheapest bin with room; else bins are split, the costliest first, until each rank has one in each round. Then
+    rounds are dealt out in order of cost, in each round the costliest bin to the rank with the least so far. Where
+    there are too few items, ranks have empty bins at their end.
     """
     bins = pack(lengths, budget)
     wanted = -(-len(bins) // ranks) * ranks

@@ -23,8 +23,8 @@ from lake import ids
 from lake.errors import DataRefusedError
 from trainer.config import TrainConfig
 from trainer.data.plan.packing import spread
-from trainer.data.select.drops import Drop
 from trainer.data.select.mixture import draw, order_keys
+from trainer.data.select.refusals import Drop
 from trainer.data.select.selection import Selection
 from trainer.data.stream.aggregation import Atom, Unit
 from trainer.data.stream.batch import Ints, ranges, starts
@@ -54,15 +54,7 @@ class OptimizerStep:
 
 
 class Plan:
-    """Every optimizer step of a run.
-
-    Args:
-        selection: what is trained on.
-        config: epochs, order, step size, token budget.
-
-    Raises:
-        DataRefusedError: nothing is left to train on.
-    """
+    """Every optimizer step of a run; a DataRefusedError where nothing is left to train on."""
 
     def __init__(self, selection: Selection, config: TrainConfig) -> None:
         members = selection.members
@@ -72,11 +64,11 @@ class Plan:
             advice = "Widen --where"
             if most == [Drop.OVER_LENGTH] and selection.too_long is not None:
                 advice = f"Raise --max-length, now {selection.max_length}: {selection.too_long.every} leaves out none"
-            msg = (
-                f"nothing is left to train on: {selection.episodes} episodes selected, steps dropped: {reasons}. "
+            raise DataRefusedError(
+                f"nothing is left to train on: {selection.episodes} episode{'s' * (selection.episodes != 1)} selected, "
+                f"steps dropped: {reasons}. "
                 f"{advice}, or see what each reason means in docs/guides/training.md"
             )
-            raise DataRefusedError(msg)
         self.members = members
         self.config = config.model_copy(update={"max_length": selection.max_length})
         """What it was made for."""
@@ -154,11 +146,7 @@ class Plan:
         return draw(ids, self.source_E[every], [source.weight for source in self.config.mixture], seed, epoch)
 
     def _sources(self, selection: Selection) -> npt.NDArray[np.int32] | None:
-        """The mixture's source of each episode.
-
-        Raises:
-            DataRefusedError: a source has nothing to train on.
-        """
+        """The mixture's source of each episode; a DataRefusedError where a source has nothing to train on."""
         if selection.sources is None:
             return None
         ids_E = pl.DataFrame({"episode_id": self.episode_ids_E})
@@ -170,16 +158,10 @@ class Plan:
         return source_E.to_numpy()
 
     def micro_batches(self, step: OptimizerStep, world_size: int = 1) -> list[list[list[int]]]:
-        """Sequence numbers of each micro-batch of an optimizer step, by rank.
+        """Sequence numbers of each micro-batch of an optimizer step, by rank, the costliest first.
 
-        Atoms stay whole and in order. Every rank has the same number of micro-batches; the last ones may be empty.
-
-        Args:
-            step: the optimizer step.
-            world_size: number of ranks.
-
-        Returns:
-            For each rank its micro-batches, the costliest first (cost: the sum of squared sequence lengths).
+        Cost is the sum of squared sequence lengths. Atoms stay whole and in order. Every rank has the same number of
+        micro-batches; the last ones may be empty.
         """
         sequences_Q, firsts = self._atoms(step)
         lengths_Q = self.tokens_Q[sequences_Q]

@@ -3,7 +3,7 @@
 The same steps make the plan again when a run is resumed, then on the pinned snapshot.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,8 +20,8 @@ from lake.read.snapshot import Snapshot
 from trainer.config import TrainConfig
 from trainer.data.plan.plan import Plan
 from trainer.data.render.chat import refuse_unrendered
-from trainer.data.render.render import Renderer, engine_encoding, render_missing, rendered_beside, rendered_encoding
-from trainer.data.select.refusals import Refusal, doubts, find_refusals, refuse_text
+from trainer.data.render.render import Renderer, engine_encoding, render_missing, render_to_scratch, rendered_encoding
+from trainer.data.select.refusals import Refusal, assumptions, find_refusals, refuse_text
 from trainer.data.select.selection import Selection, provenance_of, select, select_episodes
 from trainer.losses import Needs
 from trainer.losses.sft import SFT
@@ -62,8 +62,6 @@ def prepare(
     the data refuse without a tokenizer is refused before one is loaded.
 
     Args:
-        lk: the lake.
-        config: the run.
         tokenizer: of the model; None loads it when it is needed.
         scratch: an empty lake that takes the rendered rows in place of `lk`, in which nothing is then written.
 
@@ -78,7 +76,7 @@ def prepare(
     is_text = provenance_of(snapshot, episodes["episode_id"], config.tokens) == "rendered"
     if is_text and loss.needs.behaviour_logprobs:
         raise DataRefusedError(refuse_text(episodes, loss).message)
-    source = _credit(snapshot, config)
+    source = find_source(snapshot, config)
     tokenize = _tokenizer_of(config, tokenizer)
     if is_text:
         renderer, everything = Renderer(tokenize()), pl.concat([episodes, held_out])["episode_id"]
@@ -86,32 +84,14 @@ def prepare(
             done = render_missing(lk, snapshot, renderer, everything, {"model": config.model})
             snapshot = lk.snapshot()
             # What is current in the snapshot that the run pins, whatever ended meanwhile.
-            source = _credit(snapshot, config)
+            source = find_source(snapshot, config)
         else:
-            snapshot, done = rendered_beside(scratch, snapshot, renderer, everything)
+            snapshot, done = render_to_scratch(scratch, snapshot, renderer, everything)
         refuse_unrendered(done)
         notes.append(done.describe())
     if source is not None:
         notes.append(f"advantages: {source.title}")
-    return _prepared(snapshot, config, tokenize, source, notes)
-
-
-def prepare_pinned(snapshot: Snapshot, config: TrainConfig) -> Prepared:
-    """Everything up to the first update on a snapshot on which a run was prepared before: its texts are rendered.
-
-    Raises:
-        DataRefusedError, UsageError: as for `prepare`.
-    """
-    return prepare_at(snapshot, config, _credit(snapshot, config))
-
-
-def prepare_at(snapshot: Snapshot, config: TrainConfig, source: Credit | None) -> Prepared:
-    """Selection and plan on a pinned snapshot with a resolved source of advantages.
-
-    Raises:
-        DataRefusedError: nothing to train on, or tokens of another tokenizer.
-    """
-    return _prepared(snapshot, config, _tokenizer_of(config), source, [])
+    return prepare_at(snapshot, config, source, tokenize, notes)
 
 
 def _tokenizer_of(config: TrainConfig, tokenizer: "PreTrainedTokenizerBase | None" = None) -> _Tokenize:
@@ -126,14 +106,23 @@ def _tokenizer_of(config: TrainConfig, tokenizer: "PreTrainedTokenizerBase | Non
     return tokenize
 
 
-def _prepared(
+def prepare_at(
     snapshot: Snapshot,
     config: TrainConfig,
-    tokenize: _Tokenize,
     source: Credit | None,
-    notes: list[str],
+    tokenize: _Tokenize | None = None,
+    notes: Sequence[str] = (),
 ) -> Prepared:
-    """Selection and plan; see `prepare_at`."""
+    """Selection and plan on a pinned snapshot, in which texts are rendered, with a resolved source of advantages.
+
+    Args:
+        tokenize: gives the tokenizer; None loads the model's, if it is needed.
+        notes: what is known already.
+
+    Raises:
+        DataRefusedError: nothing to train on, or tokens of another tokenizer.
+    """
+    tokenize, notes = tokenize or _tokenizer_of(config), list(notes)
     loss = config.loss
     episodes, held_out, kept = _split(snapshot, config)
     if kept is not None:
@@ -166,12 +155,12 @@ def _prepared(
     plan = Plan(selection, config)
     if not refusals and selection.encoding_id not in (None, own()):
         _check_foreign(selection, config, notes)
-    notes += doubts(selection.members, loss)
+    notes += assumptions(selection.members, loss)
     validation = None if held_out.is_empty() else _validation_plan(snapshot, plan.config, own, held_out)
     return Prepared(snapshot, selection, plan, refusals, notes, validation)
 
 
-def _credit(snapshot: Snapshot, config: TrainConfig) -> Credit | None:
+def find_source(snapshot: Snapshot, config: TrainConfig) -> Credit | None:
     """The advantages that a run reads, if it reads any."""
     reads = config.loss.needs.credit or config.live_only
     return find_credit(snapshot, config.advantages, place="--advantages") if reads else None
@@ -180,8 +169,7 @@ def _credit(snapshot: Snapshot, config: TrainConfig) -> Credit | None:
 def _split(snapshot: Snapshot, config: TrainConfig) -> tuple[pl.DataFrame, pl.DataFrame, Kept | None]:
     """Episodes to train on, episodes held out (empty without validation), and the selection that is honoured.
 
-    Raises:
-        DataRefusedError: validation holds out every episode.
+    A DataRefusedError where validation holds out every episode.
     """
     kept = None if config.selection is None else read_kept(snapshot, config.selection)
     episodes = select_episodes(snapshot, config.where, kept)
@@ -190,8 +178,7 @@ def _split(snapshot: Snapshot, config: TrainConfig) -> tuple[pl.DataFrame, pl.Da
     held_out = select_episodes(snapshot, config.validation.where, place="validation.where")
     left = episodes.join(held_out, on="episode_id", how="anti", maintain_order="left")
     if left.is_empty():
-        msg = f"validation holds out all {episodes.height} selected episodes: narrow validation.where"
-        raise DataRefusedError(msg)
+        raise DataRefusedError(f"validation holds out all {episodes.height} selected episodes: narrow validation.where")
     return left, held_out, kept
 
 
@@ -213,25 +200,19 @@ def _validation_plan(snapshot: Snapshot, config: TrainConfig, own: Callable[[], 
 
 
 def _check_foreign(selection: Selection, config: TrainConfig, notes: list[str]) -> None:
-    """Rows of an encoding that is not known to be the model's.
-
-    Raises:
-        DataRefusedError: they are known to be another's.
-    """
+    """Note rows of an encoding that may not be the model's; refuse them (DataRefusedError) if it is another's."""
     assert selection.encoding_id is not None
     if selection.provenance == "rendered":
         # Only in the snapshot of an earlier run: what is missing is rendered before a new one.
-        msg = (
+        raise DataRefusedError(
             f"the texts were tokenised (encoding {ids.to_text(selection.encoding_id)}) with another template, or by "
             f"another version of trajlake; start a run of its own, which tokenises them again"
         )
-        raise DataRefusedError(msg)
     known = selection.encoding_id != _NO_TOKENIZER
     if known and config.tokens != "engine":
-        msg = (
+        raise DataRefusedError(
             f"the engine's tokens (encoding {ids.to_text(selection.encoding_id)}) were made with another tokenizer or "
             f"chat template than the model's; use that model, tokenise the text again with --tokens rendered, "
             f"or insist with --tokens engine"
         )
-        raise DataRefusedError(msg)
     notes.append("the engine's tokens are taken to be of this model's tokenizer; the lake cannot tell")

@@ -5,7 +5,7 @@ not as JSON text; text where a source has null; and text where it has a list of 
 as Python writes a list. Parts of text are joined by newlines, as vLLM joins them for such templates; parts of any other
 kind cannot be trained on here, and are refused. A source that kept no messages has its states: they become the user's.
 
-What a chat template cannot write of an episode, or leaves out: the reasons, and what they mean for a run.
+What a chat template cannot write of an episode, or leaves out, has a reason code and consequences for a run.
 """
 
 import json
@@ -46,15 +46,12 @@ class Turn:
 
 
 def turns_of(initial_messages: str | None, steps: Sequence[Mapping[str, Any]]) -> list[Turn]:
-    """The turns of an episode.
+    """The turns of an episode, one per step.
 
     Args:
         initial_messages: `episodes.initial_messages`, JSON.
         steps: rows of `steps` in order: step_index, context, state, state_role, action, reasoning, tool_calls; agent_id
             and finish_reason where it matters who decided, and whether it was cut.
-
-    Returns:
-        One turn per step.
 
     Raises:
         UnrenderableError: content that is no text; says where it stands.
@@ -105,11 +102,7 @@ def _tidy(message: Message, place: str) -> Message:
 
 
 def _text(content: Any, place: str) -> str:
-    """Content as text.
-
-    Raises:
-        UnrenderableError: it is, or has, something else.
-    """
+    """Content as text; an UnrenderableError where it is, or has, something else."""
     texts: list[str] = []
     for part in content if isinstance(content, list) else [content]:
         text = part.get("text") if isinstance(part, dict) and part.get("type") in _TEXT_PARTS else part
@@ -172,12 +165,7 @@ _FATAL = ("template_drops_tool_calls", "template_writes_python", "content_not_te
 
 
 class UnrenderableError(Exception):
-    """An episode that the template cannot render.
-
-    Args:
-        reason: code.
-        place: where in the episode, if that is known.
-    """
+    """An episode that the template cannot render."""
 
     def __init__(self, reason: str, place: str = "") -> None:
         super().__init__(f"{reason} ({place})" if place else reason)
@@ -201,12 +189,7 @@ class Rendering:
 
 
 def is_written(call: Any, text: str) -> bool:
-    """Whether a tool call is in a text, as far as its name and the names of its arguments tell.
-
-    Args:
-        call: of the assistant's message, as its source wrote it.
-        text: the action.
-    """
+    """Whether a tool call is in a text, as far as its name and the names of its arguments tell."""
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return True
@@ -216,12 +199,7 @@ def is_written(call: Any, text: str) -> bool:
 
 
 def is_python(call: Any, text: str) -> bool:
-    """Whether a text has the arguments of a tool call, or one of them, as Python writes it and not as JSON.
-
-    Args:
-        call: of a message, its arguments as an object.
-        text: what the template made of it.
-    """
+    """Whether a text has the arguments (an object) of a tool call, or one of them, as Python and not JSON writes it."""
     function = call.get("function", call) if isinstance(call, dict) else None
     arguments = function.get("arguments") if isinstance(function, dict) else None
     if not isinstance(arguments, dict):
@@ -231,20 +209,12 @@ def is_python(call: Any, text: str) -> bool:
 
 
 def loses_reasoning(turn: "Turn", action: str) -> bool:
-    """Whether the reasoning of a decision is not in its action: it is not learned then.
-
-    Args:
-        turn: the decision.
-        action: what the template made of it.
-    """
+    """Whether the reasoning of a decision is not in its action: it is not learned then."""
     return str(turn.action.get("reasoning_content", "")).strip() not in action
 
 
 def refuse_unrendered(done: Rendering) -> None:
     """A template that cannot write what episodes hold does not get to train on the rest of them.
-
-    Args:
-        done: what became of a run's episodes.
 
     Raises:
         DataRefusedError: nothing was rendered, the template leaves tool calls out or writes Python, or a message has
@@ -260,5 +230,4 @@ def refuse_unrendered(done: Rendering) -> None:
         if counts.get(code)
     )
     if reasons:
-        msg = f"{usable} episodes are rendered, others cannot be: {reasons}"
-        raise DataRefusedError(msg)
+        raise DataRefusedError(f"{usable} episodes are rendered, others cannot be: {reasons}")

@@ -8,8 +8,6 @@ its end token was not sampled and carries no loss. Agents that take turns in an 
 
 The rows (`render_missing` writes them) are of provenance `rendered`: likelihood losses may learn from them,
 ratio losses may not, because no policy sampled these ids.
-
-The render job: token rows of text-only episodes, made once and found again by their encoding.
 """
 
 import sys
@@ -83,14 +81,7 @@ class _Conversation:
 
 
 class Renderer:
-    """A tokenizer's chat template, applied to episodes.
-
-    Args:
-        tokenizer: a fast tokenizer with a chat template.
-
-    Raises:
-        DataRefusedError: it has no chat template.
-    """
+    """The chat template of a fast tokenizer, applied to episodes; a DataRefusedError where it has none."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         if not tokenizer.chat_template:
@@ -107,11 +98,7 @@ class Renderer:
         return rendered_encoding(self._tokenizer)
 
     def spans(self, turns: list[Turn], tools: list[Any] | None) -> list[Span]:
-        """The text each turn adds.
-
-        Raises:
-            UnrenderableError: one of `UNRENDERABLE`.
-        """
+        """The text each turn adds; an UnrenderableError with one of the reasons in `UNRENDERABLE`."""
         if any(token in text for text in texts_of(turns) for token in self._special):
             raise UnrenderableError("special_token_text")
         conversations: defaultdict[str | None, _Conversation] = defaultdict(_Conversation)
@@ -248,15 +235,7 @@ _STEP_COLUMNS = (
 def render_missing(
     lk: Lake, snapshot: Snapshot, renderer: Renderer, episode_ids: pl.Series, parameters: dict[str, Any]
 ) -> Rendering:
-    """Render the episodes that have no rows in the renderer's encoding yet, as a `render` job.
-
-    Args:
-        lk: where rows go.
-        snapshot: where episodes come from.
-        renderer: the template.
-        episode_ids: int64 [E].
-        parameters: for the job's row.
-    """
+    """Render the episodes (int64 [E]) that have no rows in the renderer's encoding yet, as a `render` job."""
     missing = unrendered(snapshot, renderer, episode_ids)
     done = Rendering(Counter({"rendered": 0, "present": len(episode_ids) - len(missing)}))
     if missing.is_empty():
@@ -275,34 +254,22 @@ def render_missing(
     return done
 
 
-def rendered_beside(
+def render_to_scratch(
     scratch: Lake, snapshot: Snapshot, renderer: Renderer, episode_ids: pl.Series
 ) -> tuple[Snapshot, Rendering]:
-    """As `render_missing`, but into another lake, so that the rows can be counted and are then forgotten.
+    """As `render_missing`, but into another, empty lake, so that the rows can be counted and are then forgotten.
 
-    Args:
-        scratch: takes the rows; nothing else is in it.
-        snapshot: where episodes come from.
-        renderer: the template.
-        episode_ids: int64 [E].
-
-    Returns:
-        The snapshot with the scratch lake's token rows in place of its own, unless all of them are there already.
+    The snapshot has the scratch lake's token rows in place of its own, unless all of them are there already.
     """
     if unrendered(snapshot, renderer, episode_ids).is_empty():
         return snapshot, Rendering(Counter({"rendered": 0, "present": len(episode_ids)}))
-    empty = Composed(snapshot, scratch.snapshot())
+    empty = SnapshotWithTokens(snapshot, scratch.snapshot())
     done = render_missing(scratch, empty, renderer, episode_ids, {})
-    return Composed(snapshot, scratch.snapshot()), done
+    return SnapshotWithTokens(snapshot, scratch.snapshot()), done
 
 
-class Composed(Snapshot):
-    """A snapshot whose token rows are those of another lake.
-
-    Args:
-        snapshot: has all other tables.
-        tokens: has the token rows.
-    """
+class SnapshotWithTokens(Snapshot):
+    """A snapshot whose token rows are those of another lake."""
 
     def __init__(self, snapshot: Snapshot, tokens: Snapshot) -> None:
         self._snapshot, self._tokens = snapshot, tokens

@@ -5,12 +5,9 @@ one. If the source has more than that, an epoch draws some of them, other ones e
 repeated as a whole and drawn from for the rest. What is drawn depends on hashes of (seed, epoch, episode_id) alone.
 
 Axes: `_E` episodes, `_D` draws: an episode as often as it was drawn.
-
-Stable pseudo-random keys of episodes: the same on every machine, for any set of episodes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -28,15 +25,9 @@ Keys = npt.NDArray[np.uint64]
 
 
 def order_keys(episode_ids_E: Ints, seed: int, epoch: int) -> Keys:
-    """Sort keys of the episodes in one epoch: a hash of (seed, epoch, episode_id).
+    """Sort keys of episodes (int64 [E]) in one epoch: a hash of (seed, epoch, episode_id), uint64 [E].
 
-    Args:
-        episode_ids_E: int64 [E].
-        seed: of the run.
-        epoch: 0, 1, ...
-
-    Returns:
-        uint64 [E]; equal ids have equal keys on every machine.
+    Equal ids have equal keys on every machine.
     """
     salt = splitmix64(splitmix64(np.array([seed], np.uint64)) + np.uint64(epoch))
     return splitmix64(episode_ids_E.astype(np.uint64) ^ salt)
@@ -46,23 +37,13 @@ _DRAW = np.uint64(0x2545F4914F6CDD1D)
 """Tells the keys by which episodes are drawn from those by which they are ordered."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mixed:
-    """Episodes by source."""
+def assign(
+    snapshot: Snapshot, mixture: Sequence[MixtureSource], episodes: pl.DataFrame
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Find each episode's source, and the single steps that the selection of this source dropped.
 
-    episodes: pl.DataFrame
-    """episode_id, source (position in the mixture): each episode once, in the first source that it is in."""
-    dropped_steps: pl.DataFrame
-    """episode_id, step_index: single steps that the selection of an episode's source dropped."""
-
-
-def assign(snapshot: Snapshot, mixture: Sequence[MixtureSource], episodes: pl.DataFrame) -> Mixed:
-    """Find each episode's source.
-
-    Args:
-        snapshot: the data.
-        mixture: the sources.
-        episodes: episode_id: those in question.
+    Returns episode_id, source (position in the mixture), each episode once, in the first source that it is in; and
+    episode_id, step_index.
 
     Raises:
         UsageError: a predicate that is none, or an unknown selection.
@@ -86,18 +67,13 @@ def assign(snapshot: Snapshot, mixture: Sequence[MixtureSource], episodes: pl.Da
         left = left.join(chosen, on="episode_id", how="anti", maintain_order="left")
         found.append(chosen.with_columns(source=pl.lit(number, pl.Int32)))
     nothing = pl.DataFrame(schema={"episode_id": pl.Int64, "step_index": pl.Int32})
-    return Mixed(pl.concat(found).sort("episode_id"), pl.concat([nothing, *dropped]))
+    return pl.concat(found).sort("episode_id"), pl.concat([nothing, *dropped])
 
 
 def shares(total: int, weights: Sequence[float]) -> list[int]:
-    """A total split in proportion to weights, each part within one of its share (largest remainder).
+    """A total in whole parts in proportion to weights, each within one of its share; ties favour earlier parts.
 
-    Args:
-        total: of all parts, not negative.
-        weights: positive.
-
-    Returns:
-        Whole numbers that add up to the total; equal remainders favour earlier parts.
+    This is the method of the largest remainder.
     """
     exact = [total * weight / sum(weights) for weight in weights]
     parts = [int(share) for share in exact]
@@ -108,17 +84,9 @@ def shares(total: int, weights: Sequence[float]) -> list[int]:
 
 
 def draw(episode_ids_E: Ints, source_E: npt.NDArray[np.int32], weights: Sequence[float], seed: int, epoch: int) -> Ints:
-    """The episodes of an epoch, in order.
+    """The episodes of an epoch, in order, from their ids (int64 [E]) and sources (int32 [E], each occurs).
 
-    Args:
-        episode_ids_E: int64 [E].
-        source_E: source of each, int32 [E]; every source occurs.
-        weights: of the sources.
-        seed: of the run.
-        epoch: 0, 1, ...
-
-    Returns:
-        Positions in episode_ids_E, int64 [D] with D = E; repeated ones where a source is drawn more than once.
+    Returns positions in episode_ids_E, int64 [D] with D = E; repeated ones where a source is drawn more than once.
     """
     keys_E = order_keys(episode_ids_E, seed, epoch)
     parts, keys = [], []

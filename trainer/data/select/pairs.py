@@ -6,7 +6,7 @@ one action after everything before it in its training sequence. Losses on pairs 
 given its context, so both actions of a pair of steps must have been taken in the same context, token by token; a shared
 anchor is not enough, since it is a hash of the state without the history. `graft` puts both onto the chosen one's.
 
-Matching: who is compared with whom, inside groups whose rows are ordered from best to worst.
+Matching goes group by group, over rows that are ordered from best to worst.
 
 The best row is paired with the worst that it may be compared with, then the next best that is still free, and so on. If
 only a margin limits the choice, that is the i-th best with the i-th worst. Groups are small (siblings of a task, steps
@@ -27,7 +27,7 @@ import polars as pl
 from lake import ids
 from trainer.data.select.sequences import fingerprints
 from trainer.data.stream.batch import Ints
-from trainer.losses.compared import PairsConfig
+from trainer.losses.base import PairsConfig
 
 if TYPE_CHECKING:
     from lake.read.snapshot import Snapshot
@@ -108,9 +108,7 @@ def match(group_N: npt.NDArray[np.generic], conditions: Mapping[str, Condition],
 def best_with_worst(allowed_II: Bools, limit: int | None = None) -> list[tuple[int, int]]:
     """Pairs (i, j) of rows ordered from best to worst: each row in one at most.
 
-    Args:
-        allowed_II: whether row i may be chosen over row j, bool [I, I]; False unless i < j.
-        limit: pairs at most.
+    allowed_II says whether row i may be chosen over row j, bool [I, I]; False unless i < j.
     """
     free_I = np.ones(len(allowed_II), np.bool_)
     pairs: list[tuple[int, int]] = []
@@ -166,7 +164,6 @@ def episode_pairs(outcomes: pl.DataFrame, config: PairsConfig, cut: pl.Series | 
     Args:
         outcomes: episode_id, group_id, source (position in a mixture), outcome: a row for each episode. Rows without a
             finite outcome are in no pair.
-        config: margin, pairs of a group.
         cut: episodes of which max_length takes an action away, int64; they came out as they did with it, so they are in
             no pair. None: there are none.
     """
@@ -188,11 +185,9 @@ def step_pairs(
     """Pairs of steps of different episodes that share an anchor and did different things there.
 
     Args:
-        snapshot: the data, whose contexts are compared.
         members: judged members of sequences; `trained` says which steps can be compared.
         returns: episode_id, step_index, group_id, source (position in a mixture), anchor_key, return_to_go. Rows
             without an anchor or a finite return are in no pair.
-        config: margin, pairs of an anchor, graft.
         max_length: tokens of a grafted side at most.
     """
     keys = ["group_id", "source", "anchor_key"]

@@ -12,8 +12,8 @@ import polars as pl
 
 from lake.errors import DataRefusedError
 from lake.judgements.scores import episode_scores
-from trainer.data.select.drops import Drop
 from trainer.data.select.pairs import Finding, Preferences, episode_pairs, labels, step_pairs
+from trainer.data.select.refusals import Drop
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,12 +52,8 @@ def find_preferences(
     """What the trained steps of a selection are compared with.
 
     Args:
-        snapshot: the data.
-        members: judged members of sequences.
         credit: of `read_advantages` with the columns `credit_columns` names; required for pairs, and for labels without
             a threshold.
-        config: the run.
-        needs: of its loss: pairs or labels.
         sources: episode_id, source of a mixture; None without one. Pairs do not reach across sources.
 
     Raises:
@@ -69,8 +65,7 @@ def find_preferences(
         scores = episode_scores(snapshot, rule.score).rename({"score": "outcome"})
         return labels(trained.join(scores, on="episode_id", how="left"), rule.threshold)
     if credit is None:
-        msg = "preferences need a credit job: pass its source"
-        raise ValueError(msg)
+        raise ValueError("preferences need a credit job: pass its source")
     credit = credit.filter(~pl.col("flags").str.contains(_OUT)).join(trained, on="episode_id", how="semi")
     credit = credit.with_columns(source=0) if sources is None else credit.join(sources, on="episode_id")
     if pairs is None:
@@ -92,7 +87,7 @@ def credit_columns(needs: "Needs") -> tuple[str, ...]:
     return ("a_episode",) if needs.pairs or needs.labels else ()
 
 
-def leave_out(members: pl.DataFrame, preferences: Preferences, reason: str) -> pl.DataFrame:
+def drop_uncompared(members: pl.DataFrame, preferences: Preferences, reason: str) -> pl.DataFrame:
     """Members in which only what is compared is trained; the rest gets a reason, unless it has one already."""
     keys = _STEP if preferences.kind == "step" else ["episode_id"]
     compared = preferences.sides.select(*keys, compared=pl.lit(value=True)).unique()
@@ -105,16 +100,11 @@ def leave_out(members: pl.DataFrame, preferences: Preferences, reason: str) -> p
     ).drop("compared")
 
 
-def arrange(members: pl.DataFrame, preferences: Preferences) -> pl.DataFrame:
-    """The members of the sides.
+def arrange_sides(members: pl.DataFrame, preferences: Preferences) -> pl.DataFrame:
+    """The members of the sides, of sequences with a trained step, after `drop_uncompared`.
 
-    Args:
-        members: of sequences with a trained step, after `leave_out`.
-        preferences: what is compared.
-
-    Returns:
-        Labels: the members and `sign`. Pairs: the members of each side and `pair`, `sign`, sorted by pair, chosen side
-        first. If a side is grafted, also `takes_context` and `takes_action`: which part of the row belongs to it.
+    Labels: the members and `sign`. Pairs: the members of each side and `pair`, `sign`, sorted by pair, chosen side
+    first. If a side is grafted, also `takes_context` and `takes_action`: which part of the row belongs to it.
     """
     sides = preferences.sides
     if preferences.kind == "step":
@@ -166,5 +156,4 @@ def _outcomes(credit: pl.DataFrame) -> pl.DataFrame:
 def _refuse(findings: "Sequence[Finding]", loss: str) -> None:
     empty = next(finding.name for finding in findings if not finding.number)
     counts = "; ".join(f"{finding.name}: {finding.number:,} {finding.note}" for finding in findings)
-    msg = f"{loss} refused (no_pairs): {counts}. {_ADVICE[empty]}"
-    raise DataRefusedError(msg)
+    raise DataRefusedError(f"{loss} refused (no_pairs): {counts}. {_ADVICE[empty]}")

@@ -8,6 +8,7 @@ alternative.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
 import polars as pl
@@ -17,6 +18,39 @@ from lake.errors import DataRefusedError
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
 from trainer.losses import Loss, Unit
+
+
+class Drop(StrEnum):
+    """Why a step carries no loss, in order of precedence."""
+
+    NO_TOKENS = "no_tokens"
+    """It has no token row in the encoding that is trained on."""
+    DEAD_GROUP = "dead_group"
+    """All its siblings scored the same (or it has none), so its group says nothing; left out by --live-only."""
+    NO_ADVANTAGE = "no_advantage"
+    """The credit job gave it no advantage: unscored, excluded, or not covered."""
+    INACTIVE = "inactive"
+    """Padding after the end of the episode."""
+    COPIED_CONTEXT = "copied_context"
+    """Repeated from an earlier episode, where it was trained."""
+    FILTERED = "filtered"
+    """The selection of --selection dropped this step out of an episode that it kept."""
+    NOT_TRAINABLE = "not_trainable"
+    """Another policy took this decision."""
+    STALE = "stale"
+    """It was sampled more than `max_staleness` policy versions before the newest one; `unknown_staleness` says what
+    becomes of steps of unknown version."""
+    NO_ACTION_TOKENS = "no_action_tokens"
+    """No token of the action was sampled by the policy."""
+    NO_CONTEXT = "no_context"
+    """Its action opens a sequence, so nothing predicts its first token."""
+    OVER_LENGTH = "over_length"
+    """It ends after --max-length tokens of its sequence."""
+    UNPAIRED = "unpaired"
+    """It, or its episode, is in no pair; the rows `preferences` of --plan say what each condition left."""
+    UNLABELLED = "unlabelled"
+    """Its episode came out neither well nor badly, or nobody knows how."""
+
 
 _ALTERNATIVE = "train with --loss awr or --loss sft, which need no log-probabilities"
 _RECORD = "record the engine's token ids and log-probabilities while collecting"
@@ -35,29 +69,15 @@ class Refusal:
 
 
 def find_refusals(snapshot: Snapshot, members: pl.DataFrame, loss: Loss) -> list[Refusal]:
-    """What speaks against training a loss on a selection's trained steps.
-
-    Args:
-        snapshot: the data.
-        members: of `Selection`.
-        loss: of the run.
-
-    Returns:
-        Refusals, one per reason; none for plain likelihood losses.
-    """
+    """What speaks against training a loss on a selection's trained steps, by reason; nothing for likelihood losses."""
     trained = members.filter(pl.col("trained"))
     if trained.is_empty():
         return []
     return [*_distribution(snapshot, trained, loss), *_advantages(trained, loss), *_preferences(trained, loss)]
 
 
-def doubts(members: pl.DataFrame, loss: Loss) -> list[str]:
-    """What a ratio takes on trust, as sentences for the user.
-
-    Args:
-        members: of `Selection`.
-        loss: of the run.
-    """
+def assumptions(members: pl.DataFrame, loss: Loss) -> list[str]:
+    """What a ratio takes on trust, as sentences for the user."""
     trained = members.filter(pl.col("trained"))
     silent = trained.filter(pl.col("top_p").is_null() | pl.col("top_k").is_null()).height
     if not loss.needs.behaviour_logprobs or not silent:
@@ -69,44 +89,29 @@ def doubts(members: pl.DataFrame, loss: Loss) -> list[str]:
 
 
 def refuse_step_advantages(credit: pl.DataFrame, source: str) -> None:
-    """Raise if no step has a step advantage A_S: every step would be dropped, and nobody would know why.
+    """Refuse (DataRefusedError) credit of which no step has a step advantage A_S.
 
-    Args:
-        credit: of `read_advantages`: episode_id, step_index, a_step.
-        source: where they come from, for the message.
-
-    Raises:
-        DataRefusedError: none has.
+    Every step would be dropped, and nobody would know why.
     """
     if credit.is_empty() or credit["a_step"].null_count() < credit.height:
         return
     example = credit.select("episode_id", "step_index").sort("episode_id", "step_index").row(0)
-    msg = (
+    raise DataRefusedError(
         f"this loss weighs by the step advantage A_S, and {credit.height} of {credit.height} steps of {source} have "
         f"none (for example {_row(example)}); compute them with trajlake credit gigpo, choose such a job with "
         f"--advantages, or train with --loss awr, which takes any advantage"
     )
-    raise DataRefusedError(msg)
 
 
 def refuse_text(episodes: pl.DataFrame, loss: Loss) -> Refusal:
-    """The refusal of episodes that hold text only, before they are rendered in vain.
-
-    Args:
-        episodes: of `select_episodes`.
-        loss: a ratio loss.
-    """
+    """The refusal of episodes that hold text only, before they are rendered in vain."""
     steps = int(episodes["num_steps"].sum())
     message = _message(loss, _CHECKS[0], f"{steps} of {steps}", (episodes["episode_id"][0], 0))
     return Refusal(_CHECKS[0].reason, message, steps)
 
 
 def refuse(refusals: Sequence[Refusal]) -> None:
-    """Raise if there is any refusal.
-
-    Raises:
-        DataRefusedError: with the message of each.
-    """
+    """Raise a DataRefusedError with the message of each refusal, if there is any."""
     if refusals:
         raise DataRefusedError("; ".join(refusal.message for refusal in refusals))
 

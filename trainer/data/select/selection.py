@@ -2,7 +2,7 @@
 
 Steps that carry no loss stay in their sequence as context as long as a later step is trained; what comes after the last
 trained step is cut off. Every row that carries no loss has exactly one reason, the first that applies in the order of
-`trainer.data.select.drops.Drop`.
+`trainer.data.select.refusals.Drop`.
 """
 
 from collections.abc import Callable
@@ -17,13 +17,11 @@ from lake.judgements.selections import Kept, read_kept
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
 from trainer.config import TrainConfig
-from trainer.data.select.drops import Drop
 from trainer.data.select.mixture import assign
 from trainer.data.select.pairs import Finding
-from trainer.data.select.preferences import arrange, credit_columns, find_preferences, leave_out
-from trainer.data.select.refusals import refuse_step_advantages
-from trainer.data.select.sequences import link_sequences
-from trainer.data.select.token_rows import choose_encoding, read_token_rows, staleness
+from trainer.data.select.preferences import arrange_sides, credit_columns, drop_uncompared, find_preferences
+from trainer.data.select.refusals import Drop, refuse_step_advantages
+from trainer.data.select.sequences import choose_encoding, link_sequences, read_token_rows, staleness
 from trainer.losses import Needs
 
 _TIE = 1e-9
@@ -60,7 +58,7 @@ class Selection:
     members: pl.DataFrame
     """Rows of sequences with at least one trained step, up to its last trained step; sorted by episode_id, sequence,
     step_index. Beside the columns of `trainer.data.select.sequences`: trained, loss_tokens, advantage. Those of losses
-    on preferences are arranged as `trainer.data.select.preferences.arrange` says."""
+    on preferences are arranged as `trainer.data.select.preferences.arrange_sides` says."""
     drops: pl.DataFrame
     """reason, episodes, steps, tokens: what carries no loss. tokens counts action tokens."""
     episodes: int
@@ -97,7 +95,6 @@ def select_episodes(
     """The episodes of a predicate, of those a selection kept: episode_id and num_steps, sorted by id.
 
     Args:
-        snapshot: the data.
         where: SQL predicate over `episodes`; None takes them all.
         kept: a selection; None takes all that satisfy the predicate.
         place: where the predicate stands, for messages.
@@ -140,17 +137,10 @@ def select(
     """Judge every step of the selected episodes.
 
     Args:
-        snapshot: the data.
-        config: the run.
-        needs: of its loss.
         source: where advantages come from; required if the loss needs them or dead groups are left out.
         own_encoding: gives the encoding_id of the model's tokenizer under the provenance in question, if known.
-        episodes: of `select_episodes`, if known already.
-        kept: the selection that is honoured, if one is; None reads that of `config.selection`.
+        kept: the selection that `episodes` honour, if one is; None reads that of `config.selection`.
         longest: tokens that the model was made for; a limit that fits the data goes no higher.
-
-    Returns:
-        What is trained on, and what is not.
     """
     kept = read_kept(snapshot, config.selection) if kept is None and config.selection is not None else kept
     episodes = select_episodes(snapshot, config.where, kept) if episodes is None else episodes
@@ -161,19 +151,18 @@ def select(
     members = link_sequences(rows.with_columns(staleness=staleness(snapshot, rows)))
     config = _fitted(config, members, longest)
     credit = None if source is None else _credit(snapshot, source, episodes["episode_id"], needs)
-    members = _join(members, _special_steps(snapshot, episodes["episode_id"]), credit)
-    members = _marked(members, dropped)
+    members = _marked(_join(members, _special_steps(snapshot, episodes["episode_id"]), credit), dropped)
     dead_flags = [] if credit is None else _dead_flags(credit)
     members = _judge(members, needs, config, dead_flags)
     too_long = _too_long(members, config)
     preferences = None
     if needs.pairs or needs.labels:
         preferences = find_preferences(snapshot, members, credit, config, needs, sources)
-        members = leave_out(members, preferences, Drop.UNPAIRED if needs.pairs else Drop.UNLABELLED)
+        members = drop_uncompared(members, preferences, Drop.UNPAIRED if needs.pairs else Drop.UNLABELLED)
     drops = _drops(members, episodes)
     members = _trim(members)
     if preferences is not None:
-        members = arrange(members, preferences)
+        members = arrange_sides(members, preferences)
     mean, scale, ties = _normalisation(members) if needs.normalised_advantages else (0.0, 1.0, False)
     groups, dead_groups = _groups(credit, dead_flags)
     return Selection(
@@ -202,9 +191,9 @@ def _mixed(
     dropped = pl.DataFrame(schema=_STEPS) if kept is None else kept.dropped_steps
     if not config.mixture:
         return episodes, None, dropped
-    mixed = assign(snapshot, config.mixture, episodes)
-    episodes = episodes.join(mixed.episodes, on="episode_id", how="semi", maintain_order="left")
-    return episodes, mixed.episodes, pl.concat([dropped, mixed.dropped_steps]).unique()
+    sources, mixed_dropped = assign(snapshot, config.mixture, episodes)
+    episodes = episodes.join(sources, on="episode_id", how="semi", maintain_order="left")
+    return episodes, sources, pl.concat([dropped, mixed_dropped]).unique()
 
 
 def _special_steps(snapshot: Snapshot, episode_ids: pl.Series) -> pl.DataFrame:
@@ -327,10 +316,9 @@ def _trim(members: pl.DataFrame) -> pl.DataFrame:
 
 
 def _normalisation(members: pl.DataFrame) -> tuple[float, float, bool]:
-    """Mean and population standard deviation of the trained steps' advantages; scale 1 where they are all equal.
+    """Mean and population standard deviation of the trained steps' advantages, and whether these are all equal.
 
-    Returns:
-        Mean, scale, and whether they are equal: up to rounding, which must not be blown up to a deviation of 1.
+    Equal is up to rounding, which must not be blown up to a deviation of 1; the scale is 1 then.
     """
     advantage_S = members.filter(pl.col("trained"))["advantage"].sort()
     if advantage_S.is_empty():

@@ -9,7 +9,6 @@ Axes: `_U` units of one optimizer step, `_N` trained tokens, `_M` members.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -57,67 +56,14 @@ class Atom(StrEnum):
     """Both sides of a pair."""
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Of one optimizer step over all ranks."""
-
-    tokens: int
-    """Trained tokens."""
-    units: int
-    """Units with a trained token."""
-    constant: float | None
-    """C of unit_mean_token_sum_norm."""
-
-
-def token_mean(tokens_U: Ints, totals: Totals) -> Weights:
-    """1 / n.
-
-    Args:
-        tokens_U: trained tokens of each unit, int64 [U]; here any of the step's.
-        totals: of the step.
-
-    Returns:
-        What each token of a unit weighs, float64 [U].
-    """
-    return np.full(len(tokens_U), 1.0 / totals.tokens)
-
-
-def unit_mean_token_mean(tokens_U: Ints, totals: Totals) -> Weights:
-    """1 / (U n_u); see `token_mean` for arguments."""
-    return 1.0 / (totals.units * tokens_U.astype(np.float64))
-
-
-def unit_mean_token_sum(tokens_U: Ints, totals: Totals) -> Weights:
-    """1 / U; see `token_mean` for arguments."""
-    return np.full(len(tokens_U), 1.0 / totals.units)
-
-
-def unit_mean_token_sum_norm(tokens_U: Ints, totals: Totals) -> Weights:
-    """1 / (U C); see `token_mean` for arguments."""
-    assert totals.constant is not None
-    return np.full(len(tokens_U), 1.0 / (totals.units * totals.constant))
-
-
-WEIGHTS: dict[Aggregation, Callable[[Ints, Totals], Weights]] = {
-    Aggregation.TOKEN_MEAN: token_mean,
-    Aggregation.UNIT_MEAN_TOKEN_MEAN: unit_mean_token_mean,
-    Aggregation.UNIT_MEAN_TOKEN_SUM: unit_mean_token_sum,
-    Aggregation.UNIT_MEAN_TOKEN_SUM_NORM: unit_mean_token_sum_norm,
-}
-"""The function of each mode."""
-
-
 def unit_numbers(unit: Unit, trained_M: npt.NDArray[np.bool_], members_Q: Ints, opens_Q: npt.NDArray[np.bool_]) -> Ints:
-    """Which unit each member belongs to, counted through a buffer.
+    """Which unit each member belongs to, counted through a buffer: int64 [M], ascending, without gaps where trained.
 
     Args:
-        unit: the unit; for TOKEN all members of a sequence get one number, which `token_mean` does not look at.
+        unit: the unit; for TOKEN all members of a sequence get one number, which no weight depends on.
         trained_M: the member carries loss, bool [M]. Only numbers of such members mean anything.
         members_Q: members of each sequence, int64 [Q]; each sequence has a trained one.
         opens_Q: the sequence is the first of an episode, bool [Q].
-
-    Returns:
-        int64 [M], ascending; over trained members without gaps.
     """
     if unit is Unit.TURN:
         return np.cumsum(trained_M) - 1
@@ -136,17 +82,17 @@ class Weighting:
     """C of unit_mean_token_sum_norm; None where nothing is divided by it."""
 
     def weights(self, tokens_U: Ints, *, tokens: int, units: int) -> Weights:
-        """What each trained token of a unit weighs.
+        """What each trained token of some units (tokens_U of them each, int64 [U]) weighs, float64 [U].
 
-        Args:
-            tokens_U: trained tokens of some units of an optimizer step, int64 [U].
-            tokens: trained tokens of the whole step, over all ranks.
-            units: units of the whole step.
-
-        Returns:
-            float64 [U].
+        `tokens` and `units` are those of the whole optimizer step, over all ranks.
         """
-        return WEIGHTS[self.aggregation](tokens_U, Totals(tokens, units, self.constant))
+        if self.aggregation is Aggregation.UNIT_MEAN_TOKEN_MEAN:
+            return 1.0 / (units * tokens_U.astype(np.float64))
+        divisor: float = tokens if self.aggregation is Aggregation.TOKEN_MEAN else units
+        if self.aggregation is Aggregation.UNIT_MEAN_TOKEN_SUM_NORM:
+            assert self.constant is not None
+            divisor = units * self.constant
+        return np.full(len(tokens_U), 1.0 / divisor)
 
     def describe(self) -> str:
         """For people: `unit_mean_token_mean over episode`."""

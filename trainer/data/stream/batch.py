@@ -1,13 +1,11 @@
-"""PackedBatch: what one forward and backward pass gets.
+"""PackedBatch: what one forward and backward pass gets; and the flat arrays and memory that it is made of.
 
-Axes: `_T` tokens of the packed buffer, `_N` its rows that carry loss (one per trained action token).
+Axes: `_T` tokens of the packed buffer, `_N` its rows that carry loss (one per trained action token). Ragged data is
+flat values and where each part starts.
 
-Consecutive ranges as arrays: ragged data is flat values and where each part starts.
-
-Memory of batches that is used again once no tensor refers to it.
-
-A batch is made by one thread and dropped by another, so memory from the allocator goes back to the system and comes
-anew, page by page, for every optimizer step; that costs more than filling it.
+Memory of batches is used again once no tensor refers to it: a batch is made by one thread and dropped by another, so
+memory from the allocator goes back to the system and comes anew, page by page, for every optimizer step; that costs
+more than filling it.
 """
 
 from __future__ import annotations
@@ -28,27 +26,12 @@ Ints = npt.NDArray[np.int64]
 
 
 def starts(counts: npt.ArrayLike) -> Ints:
-    """Starts of consecutive ranges, and the end of the last: [0, c0, c0 + c1, ...].
-
-    Args:
-        counts: sizes of the ranges, integers [n].
-
-    Returns:
-        int64 [n + 1].
-    """
+    """Starts of consecutive ranges of some sizes [n], and the end of the last: [0, c0, c0 + c1, ...], int64 [n + 1]."""
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 def ranges(firsts: Ints, counts: Ints) -> Ints:
-    """The numbers of several ranges, end to end: firsts[0], firsts[0] + 1, ..., firsts[1], ...
-
-    Args:
-        firsts: first number of each range, int64 [n].
-        counts: sizes of the ranges, int64 [n].
-
-    Returns:
-        int64 [sum of counts].
-    """
+    """The numbers of ranges (int64 [n]), end to end: firsts[0], firsts[0] + 1, ..., firsts[1], ...; int64 [sum]."""
     numbers = np.repeat(firsts - (np.cumsum(counts) - counts), counts)
     numbers += np.arange(len(numbers))
     return numbers
@@ -65,11 +48,7 @@ class _Lease(np.ndarray[Any, np.dtype[np.uint8]]):
 
 
 class Arena:
-    """A piece of memory from which arrays are cut.
-
-    Args:
-        lease: the memory.
-    """
+    """A piece of memory from which arrays are cut."""
 
     def __init__(self, lease: npt.NDArray[np.uint8]) -> None:
         self._lease = lease

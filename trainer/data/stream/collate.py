@@ -90,22 +90,16 @@ def collate(
     pinned: bool = False,
     allocate: Allocate = np.empty,
 ) -> list[PackedBatch]:
-    """Lay sequences end to end in micro-batches and mark the tokens that carry loss.
+    """Lay sequences end to end in micro-batches (on the CPU) and mark the tokens that carry loss.
 
     Masks come from lengths and from the stored action mask, never from token ids: padding often shares the id of the
-    end token.
+    end token. Tensors share memory where they can, also with `tokens`.
 
     Args:
-        members: members of all sequences, in order.
         members_Q: how many belong to each sequence, at least 1.
-        tokens: their tokens; the batches take their memory over.
-        shares: what they count.
         sequences_B: how many sequences each micro-batch has, at least 1; together all of them.
         pinned: put the batches into page-locked memory.
         allocate: gives memory for so many numbers of a type.
-
-    Returns:
-        The micro-batches, on the CPU; tensors share memory where they can.
     """
     first_M = starts(members.n_context_M + members.n_action_M)
     member_Q, sequence_B = starts(members_Q), starts(sequences_B)
@@ -219,12 +213,7 @@ def _split(values: npt.NDArray[Any], sizes_B: Ints, *, pinned: bool) -> tuple[to
 def dummy(members: Members, *, logprobs: bool, units: bool, pairs: bool = False, signs: bool = False) -> PackedBatch:
     """A buffer of one sequence that counts nothing: for a rank that has no micro-batch where others have one.
 
-    Args:
-        members: of the run; only which columns it has matters.
-        logprobs: the run's batches hold behaviour log-probabilities.
-        units: the run's batches hold units.
-        pairs: and which pair they are of.
-        signs: and which of them are preferred.
+    It has the columns that `members` has, and behaviour log-probabilities, units, pairs and signs as the run's batches.
     """
     one, zero, number = np.ones(1, np.float32), np.zeros(1, np.float32), np.ones(1, np.int64)
     single = Members(

@@ -51,14 +51,7 @@ class RowGroup:
 
 
 class RowGroupReader:
-    """Reads row groups of a list of files; safe to use from several threads.
-
-    Args:
-        files: Parquet files of `tokens`.
-        objects: where they are.
-        masks: also decode action masks.
-        logprobs: also decode behaviour log-probabilities.
-    """
+    """Reads row groups of a list of files; safe to use from several threads."""
 
     def __init__(self, files: Sequence[DataFile], objects: Objects, *, masks: bool, logprobs: bool) -> None:
         self._paths = [file.path for file in files]
@@ -76,11 +69,7 @@ class RowGroupReader:
         return starts([metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)])
 
     def read(self, file: int, group: int) -> RowGroup:
-        """Decode a row group.
-
-        Raises:
-            LakeAccessError: the file is missing or damaged.
-        """
+        """Decode a row group; a LakeAccessError where the file is missing or damaged."""
         with self._opened(file, self.metadata(file)) as parquet:
             return decode(parquet.read_row_group(group, columns=self._columns, use_threads=False))
 
@@ -114,13 +103,9 @@ class RowGroupReader:
 
 
 def decode(table: pa.Table) -> RowGroup:
-    """Flat arrays of a row group.
+    """Flat arrays of a row group's context_ids and action_ids and, if there, action_mask and action_logprobs.
 
-    Args:
-        table: context_ids and action_ids of its rows and, if wanted, action_mask and action_logprobs.
-
-    Returns:
-        The arrays; no copies where Arrow's memory will do.
+    There are no copies where Arrow's memory will do.
     """
     context, action = _combined(table, "context_ids"), _combined(table, "action_ids")
     action_starts = _offsets(action)

@@ -4,7 +4,6 @@ Threads and not processes: decoding releases the GIL, and sending tensors betwee
 (measured: 476,000 samples/s in one process, 64,000 through a worker). What is prefetched never shows: steps come out in
 the plan's order, and a resumed run starts at any of them, on any number of ranks.
 
-From a plan's optimizer step and decoded row groups to one rank's micro-batches.
 
 Axes: `_M` members, `_Q` sequences, `_U` units.
 """
@@ -12,7 +11,6 @@ Axes: `_M` members, `_Q` sequences, `_U` units.
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -33,16 +31,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 class Assembler:
-    """Lays out optimizer steps.
-
-    Args:
-        plan: what is trained.
-        needs: of the loss: which columns come along.
-        locations: where its tokens lie.
-        rank: whose micro-batches to lay out.
-        world_size: number of ranks.
-        pinned: put batches into page-locked memory.
-    """
+    """Lays out optimizer steps."""
 
     def __init__(
         self, plan: Plan, needs: Needs, locations: Locations, *, rank: int, world_size: int, pinned: bool
@@ -50,7 +39,9 @@ class Assembler:
         self._plan, self._needs, self._locations = plan, needs, locations
         self._rank, self._world_size, self._pinned = rank, world_size, pinned
         self._buffers = Buffers()
-        self._takes_M2 = _takes(plan)
+        takes = [name for name in ("takes_context", "takes_action") if name in plan.members.columns]
+        self._takes_M2: Bools | None = plan.members.select(takes).to_numpy() if takes else None
+        """Whether a member's context and its action belong to its sequence, bool [M, 2]; None where all do."""
         self._columns = _member_columns(plan, needs, self._takes_M2)
 
     def batches(self, step: OptimizerStep, window: Window) -> list[PackedBatch]:
@@ -120,12 +111,9 @@ def _joined(values: npt.NDArray[Any], slices: list[slice], arena: Arena) -> npt.
 
 
 def shares_of(plan: Plan, step: OptimizerStep, sequences_Q: Ints) -> Shares:
-    """What the members of some sequences count.
+    """What the members of some sequences count, which are in the order of a buffer.
 
-    Args:
-        plan: of the run.
-        step: one of its optimizer steps.
-        sequences_Q: sequences of it in the order of a buffer, whole atoms: every unit is all here or not at all.
+    Atoms are whole: every unit is all here or not at all.
     """
     weighting = plan.weighting
     chosen_M, members_Q = plan.members_of(sequences_Q)
@@ -145,13 +133,6 @@ def shares_of(plan: Plan, step: OptimizerStep, sequences_Q: Ints) -> Shares:
     # The two sides of a pair are units, one after the other.
     pair_U = np.arange(len(tokens_U)) // 2 if plan.paired else None
     return Shares(weight_M, unit_M, 1.0 / step.units, pair_U, sign_U)
-
-
-def _takes(plan: Plan) -> Bools | None:
-    """Whether a member's context and its action belong to its sequence, bool [M, 2]; None where all do."""
-    if "takes_context" not in plan.members.columns:
-        return None
-    return np.asarray(plan.members.select("takes_context", "takes_action").to_numpy())
 
 
 def _member_columns(plan: Plan, needs: Needs, takes_M2: Bools | None) -> Members:
@@ -175,16 +156,7 @@ def _member_columns(plan: Plan, needs: Needs, takes_M2: Bools | None) -> Members
 
 
 class Stream:
-    """Reads a plan's tokens. Use as a context: leaving it stops the threads.
-
-    Args:
-        snapshot: the snapshot the plan was made on.
-        plan: what to read.
-        needs: of the loss: which columns come along.
-        config: threads, prefetch, cache, device.
-        rank: whose micro-batches to read.
-        world_size: number of ranks.
-    """
+    """Reads a plan's tokens from the snapshot it was made on. Use as a context: leaving it stops the threads."""
 
     def __init__(
         self,
@@ -219,9 +191,7 @@ class Stream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *fault: object) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def steps(self, first: int = 0) -> Iterator[tuple[OptimizerStep, list[PackedBatch]]]:

@@ -28,11 +28,6 @@ from trainer.data.stream.row_groups import RowGroupReader
 class Locations:
     """Where each member's tokens lie.
 
-    Args:
-        plan: whose members.
-        reader: of its files.
-        pool: reads the files' footers.
-
     Attributes:
         group_M: number of the row group, int64 [M].
         row_M: row inside it, int64 [M].
@@ -64,12 +59,7 @@ class Window:
     order in which it got them, so a step that waits for a row group never waits for a task that cannot start.
 
     Args:
-        steps: the optimizer steps, at least one.
         wanted_M: members of theirs, ascending.
-        plan: of the run.
-        locations: of its members.
-        reader: reads row groups.
-        pool: runs the reading.
 
     Attributes:
         context_C: ids of context tokens of all rows, int32 [C].
@@ -156,12 +146,11 @@ class Window:
         if len(bad):
             at = int(bad[0])
             row = self._plan.members.row(int(self._member_R[low + at]), named=True)
-            msg = (
+            raise ContractError(
                 f"table `tokens`, row episode_id={ids.to_text(row['episode_id'])}, step_index={row['step_index']}: "
                 f"n_context {row['n_context']} and n_action {row['n_action']} do not match the lists' lengths "
                 f"{context[at]} and {action[at]}; record the episode again"
             )
-            raise ContractError(msg)
 
 
 def _succeeded(future: Future[None]) -> bool:
@@ -179,10 +168,6 @@ class Windows:
     """Cuts a plan into windows.
 
     Args:
-        plan: what is read.
-        reader: reads row groups.
-        locations: of the plan's members.
-        pool: reads ahead.
         limit: bytes of tokens to keep; a window holds at least one optimizer step whatever its size.
         ramp: optimizer steps of the first window; each one after it may hold twice as many.
     """

@@ -1,6 +1,6 @@
 """Off-policy estimators, one file each, formula and source in the docstring. NumPy only."""
 
-from trainer.evaluation.estimators.base import Behaviour, Estimator, Value
+from trainer.evaluation.estimators.base import Behaviour, Estimator
 from trainer.evaluation.estimators.clipped import Clipped
 from trainer.evaluation.estimators.doubly_robust import DoublyRobust
 from trainer.evaluation.estimators.fitted import Fitted
@@ -10,24 +10,5 @@ from trainer.evaluation.estimators.wpdis import WPDIS
 
 
 def all_estimators(*, clip: float = 2.0, ridge: float = 1.0) -> list[Estimator]:
-    """Every estimator, the recorded mean first.
-
-    Args:
-        clip: largest ratio of a turn for `clipped`.
-        ridge: shrinkage of the value tables of `dr` and `fqe`.
-    """
+    """Every estimator, the recorded mean first."""
     return [Behaviour(), PDIS(), WIS(), WPDIS(), Clipped(clip), DoublyRobust(ridge), Fitted(ridge)]
-
-
-__all__ = [
-    "PDIS",
-    "WIS",
-    "WPDIS",
-    "Behaviour",
-    "Clipped",
-    "DoublyRobust",
-    "Estimator",
-    "Fitted",
-    "Value",
-    "all_estimators",
-]

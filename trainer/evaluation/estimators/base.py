@@ -1,27 +1,179 @@
-"""What an off-policy estimator is.
+"""What an off-policy estimator reads, gives, and must show before its value may be told.
 
-An estimator says how evenly it listens to the episodes, and gives a function of how often each of them counts: once for
+An estimator says how evenly it weighs the episodes, and gives a function of how often each of them counts: once for
 the estimate, not at all while its task is left out for the error.
 
-The value of the policy that acted: the plain mean of what was recorded. For comparison.
+Whether a value may be told depends on how many episodes it rests on, and on what they show of the target. The effective
+sample size sees only weights that occurred. An action of probability 0.001 that the target takes every other time is
+missing from most data sets, and then all weights are alike: small, and very even. What is missing shows in their mean,
+which is 1 in expectation: E_b[pi_e / pi_b] is the probability, under the target, of all that the behaviour policy can
+do.
+
+Axes: `_E` episodes, `_H` turns (shorter episodes are padded at the end), `_P` tasks.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from trainer.evaluation.intervals import Spread, spread_by_task
-from trainer.evaluation.reliability import Reliability, reliability
-from trainer.evaluation.turns import Floats, Turns
+from trainer.evaluation.intervals import LEVEL_Z, Floats, Ints, Spread, spread_by_task, spread_of_mean
+
+MAX_LOG_WEIGHT = 300.0
+"""Products of ratios are clamped to exp(+-300), so that squares stay finite; no estimate survives such a weight."""
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Rewards and importance ratios of some episodes, turn by turn."""
+
+    log_ratio_EH: Floats
+    """Sum over the turn's sampled tokens of log pi_e - log pi_b; 0 where the policy sampled nothing, and as padding."""
+    reward_EH: Floats
+    """Reward of the turn; 0 as padding."""
+    length_E: Ints
+    """Turns of each episode, at least 1."""
+    state_EH: Ints
+    """Number of the state the turn was taken in: equal numbers are one state; -1 as padding."""
+    task_E: Ints
+    """Number of the episode's task, 0 .. P-1."""
+    gamma: float = 1.0
+    """Discount per turn."""
+
+    @property
+    def episodes(self) -> int:
+        """E."""
+        return len(self.length_E)
+
+    @property
+    def horizon(self) -> int:
+        """H."""
+        return int(self.reward_EH.shape[1])
+
+    @cached_property
+    def alive_EH(self) -> npt.NDArray[np.bool_]:
+        """Turns that were taken."""
+        taken_EH: npt.NDArray[np.bool_] = np.arange(self.horizon) < self.length_E[:, None]
+        return taken_EH
+
+    @cached_property
+    def discount_H(self) -> Floats:
+        """The discount of each turn, gamma ** t."""
+        return np.asarray(self.gamma, np.float64) ** np.arange(self.horizon)
+
+    @cached_property
+    def ratio_EH(self) -> Floats:
+        """pi_e / pi_b of each turn; 1 as padding."""
+        return exp_clamped(self.log_ratio_EH)
+
+    @cached_property
+    def weight_EH(self) -> Floats:
+        """Product of the ratios up to and including each turn; what an episode ended with goes on as padding."""
+        return exp_clamped(np.cumsum(self.log_ratio_EH, axis=1))
+
+    @cached_property
+    def return_E(self) -> Floats:
+        """Discounted return of each episode."""
+        return np.asarray(self.reward_EH @ self.discount_H, np.float64)
+
+
+def exp_clamped(log_EH: Floats) -> Floats:
+    """Weights of their logarithms, finite."""
+    return np.asarray(np.exp(np.clip(log_EH, -MAX_LOG_WEIGHT, MAX_LOG_WEIGHT)), np.float64)
+
+
+LEAST_ESS = 50.0
+LEAST_SHARE = 0.05
+MOST_WEIGHT = 0.2
+"""A value is told from an effective sample size of max(50, 5 % of n) on. Then no weight is above 20 % of their sum:
+(sum w)^2 / sum w^2 is at most 1 / share^2, 25 for a fifth."""
+MEAN_LEVEL = 0.05
+"""Probability that the mean weights of a fair data set are refused, all turns together."""
+MEAN_SLACK = 1e-3
+"""Distance of a mean weight from 1 that is never refused: arithmetic of engines, and too little to matter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reliability:
+    """How evenly weights are spread."""
+
+    n: int
+    """Number of weights."""
+    ess: float
+    """Effective sample size (sum w)^2 / sum w^2 (Kish 1965): n if all are equal, 1 if one decides."""
+    max_share: float
+    """Largest weight over their sum."""
+    mean: float
+    """Mean weight: 1 in expectation, unless weights were clipped."""
+    objection: str | None = None
+    """What else speaks against telling the value."""
+
+    @property
+    def refusal(self) -> str | None:
+        """Why no value may be told; None if one may."""
+        needed = max(LEAST_ESS, LEAST_SHARE * self.n)
+        if self.ess >= needed:
+            return self.objection
+        heavy = f"; one weight is {self.max_share:.0%} of their sum" if MOST_WEIGHT < self.max_share < 1 else ""
+        return f"effective sample size {self.ess:.1f} of {self.n}, needed are {needed:.0f}{heavy}"
+
+
+def reliability(weights: Floats, *, objection: str | None = None) -> Reliability:
+    """How evenly weights are spread: float64, none negative; of none, or none above 0, nothing is effective."""
+    largest = float(weights.max()) if len(weights) else 0.0
+    if largest <= 0:
+        return Reliability(len(weights), 0.0, 1.0, 0.0, objection)
+    # Scaled by the largest: squares of exp(300) and of exp(-300) stay numbers.
+    scaled = weights / largest
+    total = float(scaled.sum())
+    ess = total**2 / float(scaled @ scaled)
+    return Reliability(len(weights), ess, 1.0 / total, largest * (total / len(weights)), objection)
+
+
+def of_episodes(turns: Turns) -> Reliability:
+    """Of the weights of whole episodes, with the objection of `mean_weights`: for estimators that multiply ratios."""
+    return reliability(turns.weight_EH[:, -1], objection=mean_weights(turns))
+
+
+def mean_weights(turns: Turns) -> str | None:
+    """What the mean weights say against an estimate: None if each is 1 up to chance.
+
+    Every mean has an interval (`Spread`); all of them hold together with probability 1 - `MEAN_LEVEL` (Bonferroni).
+    """
+    means = [(place, spread_of_mean(weights)) for place, weights in _weights(turns)]
+    for place, found in means:
+        if found is None or abs(found.value - 1) <= max(MEAN_SLACK, LEVEL_Z * found.error):
+            continue
+        interval = found.interval(MEAN_LEVEL / 2 / len(means))
+        if interval is None or not interval[0] <= 1 <= interval[1]:
+            why = (
+                "the target does what these episodes do not show"
+                if found.value < 1
+                else "these are not the log-probabilities that the actions were sampled with"
+            )
+            return f"mean weight {found.value:.3f} +- {found.error:.2g} {place}, 1 is expected: {why}"
+    return None
+
+
+def _weights(turns: Turns) -> Iterator[tuple[str, Floats]]:
+    """Weights whose mean is 1 in expectation, each with its place in words."""
+    for turn in range(turns.horizon):
+        yield f"of turn {turn}", turns.ratio_EH[turns.alive_EH[:, turn], turn]
+        if turn:
+            yield f"of turns 0 to {turn}", turns.weight_EH[:, turn]
+    if turns.horizon > 1:
+        yield "of all turns", turns.ratio_EH[turns.alive_EH]
+
 
 Value = Callable[[Floats], float]
 """counts_E (float64 [E], how often each episode counts) -> estimate; NaN where nothing carries it."""
 
 
-class Told(NamedTuple):
+class Estimate(NamedTuple):
     """An estimate, or why there is none."""
 
     value: float | None
@@ -36,38 +188,38 @@ class Estimator(ABC):
     name: ClassVar[str]
     """As the command line names it."""
 
-    @abstractmethod
     def reliability(self, turns: Turns) -> Reliability:
-        """How evenly the weights are spread that the estimate rests on."""
+        """How evenly the weights are spread that the estimate rests on: those of whole episodes, unless overridden."""
+        return of_episodes(turns)
 
     @abstractmethod
     def value(self, turns: Turns) -> Value:
         """The estimate as a function of how often each episode counts."""
 
-    @abstractmethod
     def bias(self, turns: Turns) -> str:
-        """Where the estimate errs in expectation, in a few words: `none`, `downward`, ..."""
+        """Where the estimate errs in expectation, in a few words: `none` (unless overridden), `downward`, ..."""
+        del turns
+        return "none"
 
-    def told(self, turns: Turns) -> Told:
+    def estimate(self, turns: Turns) -> Estimate:
         """Value and 95 % interval, or the refusal: of `reliability`, or because nothing says how large the error is.
 
         One task has no interval: its episodes say nothing of other tasks.
         """
         if refusal := self.reliability(turns).refusal:
-            return Told(None, refused=refusal)
-        estimate = self.value(turns)
-        value = estimate(np.ones(turns.episodes))
+            return Estimate(None, refused=refusal)
+        value = self.value(turns)
         if not turns.task_E.any():
-            return Told(value)
-        found = spread_by_task(estimate, turns.task_E)
+            return Estimate(value(np.ones(turns.episodes)))
+        found = spread_by_task(value, turns.task_E)
         if found is None or found.error == 0:
-            return Told(None, refused="every task gives the same value, so that nothing tells how far off it is")
-        return self._told(turns, found)
+            return Estimate(None, refused="every task gives the same value, so that nothing tells how far off it is")
+        return self._with_interval(turns, found)
 
-    def _told(self, turns: Turns, found: Spread) -> Told:
+    def _with_interval(self, turns: Turns, found: Spread) -> Estimate:
         """The estimate with its interval, which an estimator with an error beyond sampling makes wider."""
         del turns
-        return Told(found.value, *(found.interval() or (None, None)))
+        return Estimate(found.value, *(found.interval() or (None, None)))
 
 
 def mean(contribution_E: Floats) -> Value:
@@ -84,7 +236,6 @@ def divided(above: float, below: float) -> float:
     return above / below if below > 0 else float(np.nan)
 
 
-@dataclass(frozen=True)
 class Behaviour(Estimator):
     """(1/n) sum_i G_i, with G_i = sum_t gamma^t r_t."""
 
@@ -97,8 +248,3 @@ class Behaviour(Estimator):
     def value(self, turns: Turns) -> Value:
         """See `Estimator.value`."""
         return mean(turns.return_E)
-
-    def bias(self, turns: Turns) -> str:
-        """None."""
-        del turns
-        return "none"

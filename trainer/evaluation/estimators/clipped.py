@@ -14,10 +14,18 @@ from typing import ClassVar
 
 import numpy as np
 
-from trainer.evaluation.estimators.base import Estimator, Told, Value, mean
-from trainer.evaluation.intervals import Spread, spread_by_task
-from trainer.evaluation.reliability import Reliability, mean_weights, reliability
-from trainer.evaluation.turns import Floats, Turns, exp_clamped
+from trainer.evaluation.estimators.base import (
+    Estimate,
+    Estimator,
+    Reliability,
+    Turns,
+    Value,
+    exp_clamped,
+    mean,
+    mean_weights,
+    reliability,
+)
+from trainer.evaluation.intervals import Floats, Spread, spread_by_task
 
 LEAST_MEAN = 0.8
 """Mean of the clipped weights from which on an estimate may be told: a fifth of the weight lost at most."""
@@ -55,7 +63,7 @@ class Clipped(Estimator):
             return "downward"
         return "upward" if highest <= 0 else "unknown"
 
-    def _told(self, turns: Turns, found: Spread) -> Told:
+    def _with_interval(self, turns: Turns, found: Spread) -> Estimate:
         """Room on the side of the bias: what each weight lacks of 1, its mean, at the extreme rewards of its turn."""
         weight_EH = self._weight_EH(turns)
         ends = [found.value - found.half(), found.value + found.half()]
@@ -65,4 +73,4 @@ class Clipped(Estimator):
             bound = spread_by_task(mean(at_most_E), turns.task_E)
             if bound is not None:
                 ends += [bound.value - bound.half(), bound.value + bound.half()]
-        return Told(found.value, min(ends), max(ends))
+        return Estimate(found.value, min(ends), max(ends))

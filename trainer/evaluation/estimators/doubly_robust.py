@@ -13,24 +13,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from trainer.evaluation.estimators.base import Estimator, Value, mean
+from trainer.evaluation.estimators.base import Estimator, Turns, Value, mean
 from trainer.evaluation.estimators.value_table import fitted_values, visits
-from trainer.evaluation.reliability import Reliability, of_episodes
-from trainer.evaluation.turns import Floats, Ints, Turns
+from trainer.evaluation.intervals import Floats, Ints
 
 FOLDS = 5
 
 
 def doubly_robust(turns: Turns, action_values_EH: Floats, state_values_EH: Floats) -> Floats:
-    """Each episode's contribution to the estimate.
+    """Each episode's contribution to the estimate, which is their mean: float64 [E].
 
-    Args:
-        turns: the episodes.
-        action_values_EH: Q(s_t, a_t), float64; padding is not read.
-        state_values_EH: V(s_t), float64; padding is not read.
-
-    Returns:
-        float64 [E]; the estimate is their mean.
+    Q(s_t, a_t) and V(s_t) are float64 [E, H]; padding is not read.
     """
     state_EH = np.where(turns.alive_EH, state_values_EH, 0.0)
     action_EH = np.where(turns.alive_EH, action_values_EH, 0.0)
@@ -75,16 +68,7 @@ class DoublyRobust(Estimator):
     ridge: float = 1.0
     """Of the fit."""
 
-    def reliability(self, turns: Turns) -> Reliability:
-        """Of the weights of whole episodes."""
-        return of_episodes(turns)
-
     def value(self, turns: Turns) -> Value:
         """See `Estimator.value`; the critic is fitted once."""
         values_EH = cross_fitted(turns, self.ridge)
         return mean(doubly_robust(turns, values_EH, values_EH))
-
-    def bias(self, turns: Turns) -> str:
-        """None."""
-        del turns
-        return "none"

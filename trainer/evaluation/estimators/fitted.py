@@ -15,12 +15,19 @@ from typing import ClassVar
 
 import numpy as np
 
-from trainer.evaluation.estimators.base import Estimator, Told, Value, divided
+from trainer.evaluation.estimators.base import (
+    Estimate,
+    Estimator,
+    Reliability,
+    Turns,
+    Value,
+    divided,
+    of_episodes,
+    reliability,
+)
 from trainer.evaluation.estimators.doubly_robust import DoublyRobust
 from trainer.evaluation.estimators.value_table import fitted_values, visits
-from trainer.evaluation.intervals import Spread, spread_by_task, t_quantile
-from trainer.evaluation.reliability import Reliability, of_episodes, reliability
-from trainer.evaluation.turns import Floats, Turns
+from trainer.evaluation.intervals import Floats, Spread, spread_by_task, t_quantile
 
 LEAST_SHARED = 0.5
 """Share of turns in states that two or more episodes visited at that turn, from which on a value may be told."""
@@ -67,15 +74,15 @@ class Fitted(Estimator):
         del turns
         return "unknown (model)"
 
-    def _told(self, turns: Turns, found: Spread) -> Told:
+    def _with_interval(self, turns: Turns, found: Spread) -> Estimate:
         """The interval with room for what `dr` says beyond; refused where that is no chance."""
         fitted, robust = self.value(turns), DoublyRobust(self.ridge).value(turns)
         gap = spread_by_task(lambda counts_E: robust(counts_E) - fitted(counts_E), turns.task_E)
         if gap is None:
-            return Told(None, refused="dr, which checks it, rests on one task")
+            return Estimate(None, refused="dr, which checks it, rests on one task")
         outside = gap.interval() or (gap.value, gap.value)
         if not outside[0] <= 0 <= outside[1]:
             said = f"dr differs from it by {gap.value:.3g} ({outside[0]:.3g} to {outside[1]:.3g})"
-            return Told(None, refused=f"{said}: what follows depends on more than the state shows")
+            return Estimate(None, refused=f"{said}: what follows depends on more than the state shows")
         half = t_quantile(min(found.df, gap.df)) * math.hypot(found.error, gap.error) + abs(gap.value)
-        return Told(found.value, found.value - half, found.value + half)
+        return Estimate(found.value, found.value - half, found.value + half)

@@ -6,29 +6,16 @@ A reward is weighed by the turns up to it only. Unbiased; its variance grows exp
 (Liu et al. 2018, arXiv 1810.12429).
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
-from trainer.evaluation.estimators.base import Estimator, Value, mean
-from trainer.evaluation.reliability import Reliability, of_episodes
-from trainer.evaluation.turns import Turns
+from trainer.evaluation.estimators.base import Estimator, Turns, Value, mean
 
 
-@dataclass(frozen=True)
 class PDIS(Estimator):
     """Per-decision importance sampling."""
 
     name: ClassVar[str] = "pdis"
 
-    def reliability(self, turns: Turns) -> Reliability:
-        """Of the weights of whole episodes."""
-        return of_episodes(turns)
-
     def value(self, turns: Turns) -> Value:
         """See `Estimator.value`."""
         return mean((turns.weight_EH * turns.reward_EH) @ turns.discount_H)
-
-    def bias(self, turns: Turns) -> str:
-        """None."""
-        del turns
-        return "none"

@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainer.evaluation.turns import Floats, Ints, Turns
+from trainer.evaluation.estimators.base import Turns
+from trainer.evaluation.intervals import Floats, Ints
 
 
 class Visit(NamedTuple):
@@ -45,8 +46,6 @@ def fitted_values(turns: Turns, visits_H: list[Visit], counts_E: Floats, ridge: 
     """State values of the target policy, fitted on some episodes, for all of them.
 
     Args:
-        turns: the episodes.
-        visits_H: of `visits`.
         counts_E: how often each counts for the fit; those with 0 are only predicted.
         ridge: pull of each state's value towards the mean of its turn, in visits.
 

@@ -6,25 +6,18 @@ The weights are made to add up to 1: biased towards the behaviour policy's value
 range of the returns.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
-from trainer.evaluation.estimators.base import Estimator, Value, divided
-from trainer.evaluation.reliability import Reliability, of_episodes
-from trainer.evaluation.turns import Floats, Turns
+from trainer.evaluation.estimators.base import Estimator, Turns, Value, divided
+from trainer.evaluation.intervals import Floats
 
 TOWARDS_BEHAVIOUR = "towards behaviour"
 
 
-@dataclass(frozen=True)
 class WIS(Estimator):
     """Self-normalised importance sampling of episodes."""
 
     name: ClassVar[str] = "wis"
-
-    def reliability(self, turns: Turns) -> Reliability:
-        """Of the weights of whole episodes."""
-        return of_episodes(turns)
 
     def value(self, turns: Turns) -> Value:
         """See `Estimator.value`."""

@@ -3,29 +3,23 @@
     V = sum_t gamma^t  sum_i W_it r_it / sum_i W_it
 
 Each turn is normalised on its own. An episode that has ended stays in the sums with the weight that it ended with and
-reward 0, so that long episodes do not speak for short ones.
+reward 0, so that long episodes do not speak for short ones. Its reliability is that of the weights of whole episodes:
+those of the last turn are the most uneven.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from trainer.evaluation.estimators.base import Estimator, Value
+from trainer.evaluation.estimators.base import Estimator, Turns, Value
 from trainer.evaluation.estimators.wis import TOWARDS_BEHAVIOUR
-from trainer.evaluation.reliability import Reliability, of_episodes
-from trainer.evaluation.turns import Floats, Turns
+from trainer.evaluation.intervals import Floats
 
 
-@dataclass(frozen=True)
 class WPDIS(Estimator):
     """Self-normalised importance sampling of turns."""
 
     name: ClassVar[str] = "wpdis"
-
-    def reliability(self, turns: Turns) -> Reliability:
-        """Of the weights of whole episodes: those of the last turn are the most uneven."""
-        return of_episodes(turns)
 
     def value(self, turns: Turns) -> Value:
         """See `Estimator.value`."""

@@ -1,24 +1,94 @@
-"""Whether stored actions can carry importance weights at all.
+"""The table `ratios`: which checkpoints have scored actions, its rows, and whether they can carry importance weights.
 
-The behaviour policy must have been able to do whatever the target does, with probabilities of these very tokens.
-
-Rows of the table `ratios`: a checkpoint's log-probabilities, and their distance from what the engine recorded.
-
-The distance is known where both are of one distribution: log-probabilities were recorded, at a temperature above 0, of
-the distribution sampled from (processed, or temperature 1), without truncation and without a grammar. Elsewhere
-`log_ratio` is NULL.
+A row holds a checkpoint's log-probabilities of an action, and their distance from what the engine recorded. The
+distance is known where both are of one distribution: log-probabilities were recorded, at a temperature above 0, of the
+distribution sampled from (processed, or temperature 1), without truncation and without a grammar. Elsewhere `log_ratio`
+is NULL. Importance weights take more: the behaviour policy must have been able to do whatever the target does, with
+probabilities of these very tokens. Nothing here needs torch.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import polars as pl
 
 from lake import ids
-from lake.errors import DataRefusedError
+from lake.errors import DataRefusedError, UsageError
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
-from trainer.evaluation.scored import KEYS
+
+KIND = "rescore"
+STORED = "stored"
+"""The behaviour policy as the engine recorded it: no checkpoint is called that."""
+KEYS = ("episode_id", "step_index", "encoding_id")
+"""What one series has at most one row of `ratios` for."""
+_SHORTEST_HASH = 6
+_NAMES = """
+SELECT
+    j.series_id,
+    any_value(j.parameters->>'$.checkpoint') AS checkpoint,
+    any_value(j.parameters->>'$.weights_sha256') AS weights_sha256,
+    list(DISTINCT j.parameters->>'$.spelled') AS spelled,
+    list(DISTINCT j.parameters->>'$.path') AS paths,
+    any_value(j.code_hash) AS code_hash,
+    max(j.sequence) AS sequence
+FROM jobs AS j
+WHERE j.kind = 'rescore' AND j.event = 'succeeded'
+GROUP BY j.series_id
+ORDER BY sequence DESC
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A checkpoint that has scored actions."""
+
+    series_id: int
+    """Its rows in `ratios`."""
+    checkpoint: str
+    """Its name there."""
+    code_hash: str
+    """Of the code that scored."""
+
+
+def names_of(snapshot: Snapshot) -> pl.DataFrame:
+    """One row per series, the newest first: series_id, checkpoint, weights_sha256, spelled, paths, code_hash."""
+    return snapshot.sql(_NAMES)
+
+
+def find_scored(snapshot: Snapshot, text: str) -> Scored:
+    """The newest series of a checkpoint.
+
+    Args:
+        text: its name in `ratios`, what `trajlake rescore` was given, its folder, or the beginning of its sha256.
+
+    Raises:
+        UsageError: no such checkpoint has scored anything, or several sets of weights are meant.
+    """
+    rows = names_of(snapshot)
+    by_name = rows.filter(pl.col("checkpoint") == text)
+    place = str(Path(text).resolve())
+    is_hash = len(text) >= _SHORTEST_HASH
+    found = (
+        by_name
+        if by_name.height
+        else rows.filter(
+            pl.col("spelled").list.contains(text)
+            | pl.col("paths").list.contains(place)
+            | (pl.col("weights_sha256").str.starts_with(text.lower()) & is_hash)
+        )
+    )
+    weights = found.unique("weights_sha256", keep="first", maintain_order=True)
+    if weights.height != 1:
+        names = ", ".join((weights if weights.height else rows)["checkpoint"].unique(maintain_order=True))
+        fault = "means several checkpoints" if weights.height else "has scored nothing"
+        advice = f"name one of: {names}" if names else "there is none"
+        raise UsageError(f"checkpoint {text!r} {fault}; {advice}. Score with one: trajlake rescore CHECKPOINT")
+    row = found.row(0, named=True)
+    return Scored(row["series_id"], row["checkpoint"], row["code_hash"])
+
 
 _RECORDED = ("action_logprobs", "action_mask", "constrained", "has_logprobs")
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "logprobs_mode")
@@ -36,17 +106,7 @@ def processed() -> pl.Expr:
 
 
 def ratio_rows(snapshot: Snapshot, scored: pl.DataFrame, checkpoint: str, policy_version: int | None) -> pl.DataFrame:
-    """Scored actions as rows of `ratios`.
-
-    Args:
-        snapshot: where tokens and episodes are read.
-        scored: of `trainer.evaluation.scoring.score`.
-        checkpoint: name of the checkpoint.
-        policy_version: of its weights, if known.
-
-    Returns:
-        The table's columns without those that a job fills in.
-    """
+    """Scored actions (of `scoring.score`) as rows of `ratios`, without the columns that a job fills in."""
     here = pl.col("episode_id").is_in(scored["episode_id"].unique().implode())
     tokens = snapshot.scan("tokens").filter(here, pl.col("encoding_id").is_in(scored["encoding_id"].unique().implode()))
     recorded = collected(tokens.select(*KEYS, *_RECORDED, *_SAMPLING).unique(KEYS))
@@ -110,16 +170,9 @@ _FAULTS = (
 
 
 def token_facts(snapshot: Snapshot, episode_ids: pl.Series, scored: pl.DataFrame) -> pl.DataFrame:
-    """What the stored actions say of how they were sampled.
+    """How stored actions were sampled: per step and encoding its keys, encoding_id, sampling columns, constrained.
 
-    Args:
-        snapshot: the data.
-        episode_ids: whose.
-        scored: episode_id, step_index, encoding_id of scored actions: their encodings are meant, and of the other steps
-            the engine's.
-
-    Returns:
-        One row per step and encoding: keys, encoding_id, sampling columns, constrained.
+    Steps among `scored` (episode_id, step_index, encoding_id) have the encodings named there, others the engine's.
     """
     rows = snapshot.scan("tokens").filter(pl.col("episode_id").is_in(episode_ids.implode()))
     constrained = pl.col("constrained").list.any().fill_null(value=False)
@@ -132,10 +185,9 @@ def token_facts(snapshot: Snapshot, episode_ids: pl.Series, scored: pl.DataFrame
 
 
 def check_support(decided: pl.DataFrame, *, stored: bool) -> None:
-    """Refuse actions that no importance weight can be taken of.
+    """Refuse actions (`token_facts`) that no importance weight can be taken of.
 
     Args:
-        decided: `token_facts` of the policy's own actions.
         stored: the recorded log-probabilities are used.
 
     Raises:
@@ -148,8 +200,7 @@ def check_support(decided: pl.DataFrame, *, stored: bool) -> None:
         bad = sampled.filter(fault.test())
         if bad.height:
             row = bad.sort(_KEYS).row(0, named=True)
-            msg = (
+            raise DataRefusedError(
                 f"refused: {bad.height} of {sampled.height} actions {fault.message} (for example "
                 f"episode_id={ids.to_text(row['episode_id'])}, step_index={row['step_index']}); {_INSTEAD}"
             )
-            raise DataRefusedError(msg)
