@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from lake import Snapshot, ids
 from lake.errors import DataRefusedError
-from lake.judgements.credit import find_credit
+from lake.judgements.credit import covering, find_credit
 from lake.judgements.scores import ENV_RETURN, current_versions
 from lake.read import show
 from pipelines.credit import GiGPO
@@ -32,7 +32,7 @@ from testkit.training import config, token_episodes, token_lake
 from trainer.data.select.selection import select
 from trainer.evaluation.success import read_attempts
 from trainer.losses import LOSSES
-from viewer.queries import credit as viewed
+from viewer.queries import training as viewed
 
 Values = dict[tuple[int, int], float | None]
 """(episode_id, step_index) -> advantage."""
@@ -143,11 +143,11 @@ class JudgementMachine(RuleBasedStateMachine):
             assert told["credit"]["title"] == credit.title
             mine = {key[1]: value for key, value in expected.items() if key[0] == episode}
             assert {step["step_index"]: step["advantage"] for step in told["steps"]} == mine
-            assert viewed.find(snapshot) == credit
-            assert [one.credit.series_id for one in viewed.of_episode(snapshot, episode) if one.is_current] == [
+            assert viewed.credit_named(snapshot) == credit
+            assert [one.credit.series_id for one in covering(snapshot, episode_id=episode) if one.is_current] == [
                 credit.series_id
             ]
-            ledger = viewed.ledger(snapshot, episode, credit)
+            ledger = viewed.advantages(snapshot, episode, credit)
             assert dict(ledger.select("step_index", "advantage").iter_rows()) == mine
         # compare
         if any(value is not None for value in expected.values()):
