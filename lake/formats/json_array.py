@@ -21,9 +21,10 @@ from typing import Any
 
 import msgspec
 
+from lake import records
 from lake.formats.json_faults import Rewriter, repeated_key
 from lake.formats.source import Meter, Source
-from lake.records import RAW_LIMIT, excerpt
+from lake.records import excerpt
 
 _CHUNK = 1 << 21
 """Bytes of a window; an element that does not fit makes it grow."""
@@ -341,7 +342,7 @@ class Scanner:
 
     def rest(self) -> str:
         """Everything from the position on, for a person to look at."""
-        while len(self._text) - self._position <= RAW_LIMIT and self._more():
+        while len(self._text) - self._position <= records.RAW_LIMIT and self._more():
             pass
         return excerpt(self._text[self._position :])
 
