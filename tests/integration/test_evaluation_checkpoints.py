@@ -122,7 +122,7 @@ def test_the_command_prints_the_mismatch(lk: Lake, models: Path) -> None:
     assert row["episodes"] == 4
     assert 0 < row["mean_abs"] < 1
     assert "e (series " in done.stderr
-    assert "actions scored, 0 had been" in done.stderr
+    assert "actions scored, 0 already there" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import lake
 from lake import Lake
 from lake.errors import LakeAccessError
 from lake.judgements.credit import find_credit
-from lake.storage.objects import Objects
+from lake.storage.buckets import Bucket
 from testkit.lakes import add_credit
 from testkit.object_store import Store, s3, s3_server
 from testkit.training import config, token_episodes
@@ -65,13 +65,13 @@ def test_a_row_group_is_one_request(s3: Store, monkeypatch: pytest.MonkeyPatch) 
     settings = config("ppo", episodes_per_step=3)
     plan = Plan(select(snapshot, settings, PPO, source=find_credit(snapshot, None)), settings)
     asked: list[str] = []
-    read = Objects._read
+    read = Bucket.read
 
-    def counted(self: Objects, uri: str, start: int, end: int) -> bytes:
-        asked.append(uri)
-        return read(self, uri, start, end)
+    def counted(self: Bucket, path: str, start: int, end: int) -> bytes:
+        asked.append(path)
+        return read(self, path, start, end)
 
-    monkeypatch.setattr(Objects, "_read", counted)
+    monkeypatch.setattr(Bucket, "read", counted)
     with Stream(snapshot, plan, PPO, settings) as stream:
         footers = len(asked)
         assert len(list(stream.steps())) == len(plan.steps)
