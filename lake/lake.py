@@ -138,17 +138,20 @@ class Lake:
         """Take a snapshot's name back; what only it needs goes with the next vacuum. Raises UsageError: no such one."""
         self._pins.drop(name)
 
-    def lease(self, snapshot: Snapshot, holder: str, duration: timedelta = LEASE) -> Lease:
+    def lease(
+        self, snapshot: Snapshot, holder: str, duration: timedelta = LEASE, *, job_id: int | None = None
+    ) -> Lease:
         """Keep a snapshot readable while the caller works on it; a context, renewed by a thread.
 
         Args:
             holder: who, for whoever looks at the lease.
             duration: how long it outlives a holder that is killed.
+            job_id: of a job that one process at a time works on: its next attempt takes over what a killed one left.
 
         Raises:
             LakeAccessError: on entering it, files of the snapshot are gone.
         """
-        return Lease(self._store, holder, snapshot.versions, duration)
+        return Lease(self._store, holder, snapshot.versions, duration, job_id)
 
     def missing(self, versions: Mapping[str, int]) -> str | None:
         """What these versions of the tables need and is not there, in words; None if all is there."""

@@ -252,7 +252,7 @@ def ope(
 
 @click.command("evaluate", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def former_evaluate() -> None:
-    """Name the command that this one has become."""
+    """`trajlake evaluate` is now `trajlake ope` (off-policy evaluation); `trajlake eval` counts successes."""
     raise UsageError("`trajlake evaluate` is now `trajlake ope` (off-policy evaluation); `eval` counts successes")
 
 

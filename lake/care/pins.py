@@ -148,11 +148,13 @@ class Lease:
     A failed renewal is not an error: the lease lasts on, and the next renewal may succeed.
     """
 
-    def __init__(self, store: Store, holder: str, versions: Mapping[str, int], duration: timedelta) -> None:
+    def __init__(
+        self, store: Store, holder: str, versions: Mapping[str, int], duration: timedelta, job_id: int | None = None
+    ) -> None:
         self._store = store
         self._pin = Pin(name=holder, versions=dict(versions), created_at=store.clock())
         self._duration = duration
-        self._path = f"{_LEASES}/{ids.to_text(ids.fresh_id())}.json"
+        self._path = f"{_LEASES}/{ids.to_text(ids.fresh_id() if job_id is None else job_id)}.json"
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="trajlake-lease", daemon=True)
 

@@ -80,4 +80,5 @@ def _tell(file: str, report: "Report", lake_uri: str) -> None:
             text = " ".join(message.split())
             click.echo(f"{file}, record {position}: {text[:_SHOWN]}{'...' if len(text) > _SHOWN else ''}", err=True)
         hint = f"trajlake sql {target} 'SELECT position, reason, message FROM rejects ORDER BY position'"
-        click.echo(f"{report.rejected} of {report.records} records were rejected; see: {hint}", err=True)
+        was = "was" if report.rejected == 1 else "were"
+        click.echo(f"{report.rejected} of {counted(report.records, 'record')} {was} rejected; see: {hint}", err=True)

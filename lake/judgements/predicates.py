@@ -1,7 +1,8 @@
 """SQL predicates over `episodes`, as people pass them with --where, in a configuration, or in a mixture.
 
-A predicate is one expression. DuckDB's own parser says so before anything runs: text that closes the bracket it stands
-in (`true) UNION SELECT ...`) would otherwise add rows of its own making to a job's input.
+A predicate is one expression. DuckDB's own parser says so before anything runs, of the text in brackets and of the text
+alone: text that closes the bracket it stands in (`true) UNION SELECT ...`, `a) OR (b`) would otherwise add rows of its
+own making to a job's input, or loosen a condition that stands beside it.
 """
 
 from collections.abc import Sequence
@@ -32,10 +33,13 @@ def check_predicate(where: str, place: str = "--where") -> None:
     if not where.strip():
         raise UsageError(f"{place} is empty; give a SQL predicate over `episodes`, or leave it out to take all")
     with duckdb.connect() as parser:
-        text = parser.execute("SELECT json_serialize_sql(?)", [f"SELECT (\n{where}\n)"]).fetchall()[0][0]
-    parsed: dict[str, Any] = msgspec.json.decode(text)
-    if parsed["error"]:
-        raise UsageError(f"{place} {where!r} is no predicate over `episodes`: {parsed['error_message']}")
+        spelled = [f"SELECT\n{where}\n", f"SELECT (\n{where}\n)"]
+        texts = parser.execute("SELECT json_serialize_sql(unnest(?))", [spelled]).fetchall()
+    parsed: dict[str, Any] = {}
+    for (text,) in texts:
+        parsed = msgspec.json.decode(text)
+        if parsed["error"]:
+            raise UsageError(f"{place} {where!r} is no predicate over `episodes`: {parsed['error_message']}")
     nodes = [statement["node"] for statement in parsed["statements"]]
     alone = len(nodes) == 1 and all(nodes[0].get(name) == value for name, value in _BARE.items())
     parts = nodes[0]["select_list"] if alone and nodes[0]["from_table"]["type"] == "EMPTY" else []

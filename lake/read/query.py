@@ -354,7 +354,8 @@ class Session:
         if (failure := self._unread()) is not None:
             return failure
         text = self._objects.redacted(query_results.one_line(error))
-        return LakeAccessError(f"{self._objects.root}: {text}. `trajlake doctor` tells what is damaged")
+        erased = "If a forget or a vacuum ran meanwhile, read again; else " if "No such file" in text else ""
+        return LakeAccessError(f"{self._objects.root}: {text}. {erased}`trajlake doctor` tells what is damaged")
 
 
 def _keep(key: tuple[Any, ...], idle: _Idle) -> None:

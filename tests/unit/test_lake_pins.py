@@ -174,6 +174,13 @@ def test_a_lease_whose_holder_was_killed_expires(lk: Lake, clock: MovingClock) -
     assert lk._pins.active() == []
 
 
+def test_a_jobs_next_attempt_takes_over_the_lease_of_the_killed_one(lk: Lake) -> None:
+    lk.lease(lk.snapshot(), "train run", job_id=7)._write()  # killed
+    with lk.lease(lk.snapshot(), "train run", job_id=7):
+        assert [pin.name for pin in lk._pins.active()] == ["train run"]
+    assert leases(lk) == []
+
+
 def beat(lk: Lake, clock: MovingClock) -> bool:
     """Whether a lease is renewed before long."""
     (path,) = leases(lk)

@@ -15,6 +15,8 @@ HOSTILE = [
     "true) FROM steps WHERE (true",
     "true), (false",
     "true, false",
+    "true) OR (true",
+    "false) AND (true -- the rest",
     "true) ORDER BY (1",
     "true) LIMIT (1",
     "true) GROUP BY (1",

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from lake.errors import UsageError
 from trainer.config import ScheduleConfig, TrainConfig
 from trainer.losses.awr import AWR
 from trainer.runs import presets
@@ -20,10 +21,15 @@ def test_a_preset_is_its_configuration() -> None:
 
 @pytest.mark.parametrize(
     ("where", "expected"),
-    [(None, "env_return >= 0.5"), ("a OR b", "(a OR b) AND env_return >= 0.5")],
+    [(None, "env_return >= 0.5"), ("a OR b -- c", "(\na OR b -- c\n) AND env_return >= 0.5")],
 )
 def test_filtered_cloning_adds_its_threshold(where: str | None, expected: str) -> None:
     assert presets.filtered_bc("m", 0.5, where=where).where == expected
+
+
+def test_a_condition_cannot_loosen_the_threshold() -> None:
+    with pytest.raises(UsageError, match="no predicate"):
+        presets.filtered_bc("m", where="a) OR (b")
 
 
 def test_rl_follows_sft() -> None:

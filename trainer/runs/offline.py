@@ -137,7 +137,7 @@ def train(
             ),
             ranks,
         )
-        with leased(lk, prepared, run_id, ranks), _left_open_when_interrupted(job):
+        with leased(lk, prepared, run_id, job.job_id, ranks), _left_open_when_interrupted(job):
             record = RunRecord(
                 job_id=job.job_id,
                 run_id=run_id,
@@ -203,7 +203,7 @@ def resume(
             ),
             ranks,
         )
-        with leased(lk, prepared, record.run_id, ranks), _left_open_when_interrupted(job):
+        with leased(lk, prepared, record.run_id, job.job_id, ranks), _left_open_when_interrupted(job):
             run = TrainingRun(job, folder, record, prepared, backend, config)
             run.written = previous.written
             if state is not None:

@@ -8,6 +8,7 @@ with what the preset sets.
 
 from typing import Any
 
+from lake.judgements.predicates import bracketed
 from trainer.config import TrainConfig
 from trainer.runs.stages import Stage
 from trainer.train_settings import layered
@@ -26,7 +27,7 @@ def filtered_bc(model: str, threshold: float = 1.0, **fields: Any) -> TrainConfi
     """Behaviour cloning of episodes whose `env_return` reaches a threshold (RFT, arXiv 2308.01825)."""
     reached = f"env_return >= {float(threshold)!r}"
     where = fields.pop("where", None)
-    return sft(model, where=f"({where}) AND {reached}" if where else reached, **fields)
+    return sft(model, where=f"{bracketed(where, 'where')} AND {reached}" if where else reached, **fields)
 
 
 def awr(model: str, beta: float = 1.0, **fields: Any) -> TrainConfig:

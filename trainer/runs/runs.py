@@ -191,9 +191,9 @@ def run_job(make: Callable[[], Job], ranks: Ranks) -> RunJob:
     return made[0] if made else FollowerJob(job_id, attempt)
 
 
-def leased(lk: Lake, prepared: Prepared, run_id: str, ranks: Ranks) -> AbstractContextManager[object]:
-    """Keeps the run's data from vacuum while it trains."""
-    return lk.lease(prepared.snapshot, f"train {run_id}") if ranks.leads else nullcontext()
+def leased(lk: Lake, prepared: Prepared, run_id: str, job_id: int, ranks: Ranks) -> AbstractContextManager[object]:
+    """Keeps the run's data from vacuum while it trains; a resumed run takes over the lease that a killed one left."""
+    return lk.lease(prepared.snapshot, f"train {run_id}", job_id=job_id) if ranks.leads else nullcontext()
 
 
 def prepare_on_ranks(lk: Lake, config: TrainConfig, make: Callable[[], Prepared], ranks: Ranks) -> Prepared:
