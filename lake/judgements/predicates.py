@@ -33,18 +33,16 @@ def check_predicate(where: str, place: str = "--where") -> None:
     if not where.strip():
         raise UsageError(f"{place} is empty; give a SQL predicate over `episodes`, or leave it out to take all")
     with duckdb.connect() as parser:
-        spelled = [f"SELECT\n{where}\n", f"SELECT (\n{where}\n)"]
+        spelled = [f"SELECT (\n{where}\n)", f"SELECT\n{where}\n"]
         texts = parser.execute("SELECT json_serialize_sql(unnest(?))", [spelled]).fetchall()
-    parsed: dict[str, Any] = {}
-    for (text,) in texts:
-        parsed = msgspec.json.decode(text)
-        if parsed["error"]:
-            raise UsageError(f"{place} {where!r} is no predicate over `episodes`: {parsed['error_message']}")
+    parsed, unbracketed = (msgspec.json.decode(text, type=dict[str, Any]) for (text,) in texts)
+    if parsed["error"]:
+        raise UsageError(f"{place} {where!r} is no predicate over `episodes`: {parsed['error_message']}")
     nodes = [statement["node"] for statement in parsed["statements"]]
     alone = len(nodes) == 1 and all(nodes[0].get(name) == value for name, value in _BARE.items())
     parts = nodes[0]["select_list"] if alone and nodes[0]["from_table"]["type"] == "EMPTY" else []
     # A list in brackets, an empty one too, is a row of values.
-    if len(parts) != 1 or parts[0].get("function_name") == "row":
+    if unbracketed["error"] or len(parts) != 1 or parts[0].get("function_name") == "row":
         raise UsageError(f"{place} {where!r} is more than one SQL expression; write one predicate over `episodes`")
 
 
