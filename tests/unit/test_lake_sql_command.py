@@ -65,7 +65,7 @@ def test_arrow_is_a_stream_of_numbers(lk: Lake) -> None:
 
 def test_rows_are_printed_before_the_last_is_there(lk: Lake) -> None:
     """What was printed before an error stays printed: the result was never held as a whole."""
-    query = f"SELECT CASE WHEN range = {ROWS * 10} THEN error('boom') ELSE range END AS n FROM range({ROWS * 20})"
+    query = f"SELECT CASE WHEN range = {ROWS * 30} THEN error('boom') ELSE range END AS n FROM range({ROWS * 60})"
     done = CliRunner().invoke(trajlake, ["sql", query, "--format", "csv", "--lake", lk.uri])
     assert isinstance(done.exception, QueryError)
     assert "boom" in str(done.exception)
