@@ -54,8 +54,3 @@ def _value(text: str) -> Any:
 
 def _valid(kinds: Mapping[str, type[BaseModel]]) -> str:
     return f"Valid: {', '.join(kinds)}"
-
-
-def count_of(count: int, noun: str) -> str:
-    """`1 group`, `2 groups`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

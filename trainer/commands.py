@@ -13,6 +13,7 @@ import click
 
 from lake.cli.options import as_of_option, echo_rows, format_option, lake_option, opened
 from lake.errors import UsageError
+from lake.read.text_table import counted
 
 
 @contextmanager
@@ -246,7 +247,7 @@ def ope(
     for note in found.notes:
         click.echo(note, err=True)
     for reason, count in found.left_out.items():
-        click.echo(f"left out: {count} episode{'s' * (count != 1)} ({reason})", err=True)
+        click.echo(f"left out: {counted(count, 'episode')} ({reason})", err=True)
     echo_rows(found.rows, output_format)
 
 

@@ -85,8 +85,8 @@ def compare(
     """
     import polars as pl
 
+    from lake.read.text_table import counted
     from pipelines.credit.compare import compare as compare_jobs
-    from pipelines.spelling import count_of
 
     found = compare_jobs(opened(lake_uri, as_of), one, two, examples=examples, memory=memory_limit)
     steps = found.levels.row(0, named=True)
@@ -94,10 +94,10 @@ def compare(
     changes = dict(found.groups["change"].value_counts().iter_rows())
     for number, side in enumerate((found.one, found.two), start=1):
         click.echo(f"{number}: {side.title}", err=True)
-    shared = count_of(steps["shared"], "step")
+    shared = counted(steps["shared"], "step")
     click.echo(f"{shared} defined in both, {steps['flips']} ({share}) with opposite signs", err=True)
     gained, lost = (changes.get(change, 0) for change in ("gained", "lost"))
-    click.echo(f"{count_of(found.groups.height, 'group')}: {lost} live in 1 only, {gained} live in 2 only", err=True)
+    click.echo(f"{counted(found.groups.height, 'group')}: {lost} live in 1 only, {gained} live in 2 only", err=True)
     frame: pl.DataFrame = getattr(found, rows)
     if rows == "levels" and output_format == "table":
         # Three columns are read, twenty are not.
@@ -282,8 +282,8 @@ def _run(estimator: "type[Estimator]", **given: Any) -> None:
 def _report(report: "CreditReport", lake: str) -> None:
     """What was done, in words; LAKE in the commands that are proposed becomes the lake's address."""
     from lake import ids
+    from lake.read.text_table import counted
     from pipelines.credit.flags import in_words
-    from pipelines.spelling import count_of
 
     def tell(line: str) -> None:
         click.echo(line.replace("--lake LAKE", f"--lake {lake}"), err=True)
@@ -297,20 +297,20 @@ def _report(report: "CreditReport", lake: str) -> None:
         )
     summary = report.summary
     click.echo(
-        f"{count_of(summary.episodes, 'episode')}, {count_of(summary.steps, 'step')} in "
-        f"{count_of(summary.groups, 'group')}: {summary.live_groups} live, {summary.dead_groups} dead, "
+        f"{counted(summary.episodes, 'episode')}, {counted(summary.steps, 'step')} in "
+        f"{counted(summary.groups, 'group')}: {summary.live_groups} live, {summary.dead_groups} dead, "
         f"{summary.singleton_groups} singleton, {summary.unscored_groups} unscored"
     )
     if report.scorer_versions:
         named = (f"{name.partition('@')[0]}@{version}" for name, version in report.scorer_versions.items())
         click.echo(f"scores of {', '.join(dict.fromkeys(named))}")
     share = f"{summary.shared_fraction:.1%} of the steps are in a state that a sibling visited; "
-    click.echo(f"{share if summary.has_anchors else ''}{count_of(summary.undefined_steps, 'advantage')} undefined")
+    click.echo(f"{share if summary.has_anchors else ''}{counted(summary.undefined_steps, 'advantage')} undefined")
     for line in (*summary.warnings(), *in_words(report.unknown)):
         tell(line)
     if not report.skipped:
         click.echo(
-            f"{count_of(report.groups_computed, 'group')} computed, {report.groups_kept} unchanged, "
+            f"{counted(report.groups_computed, 'group')} computed, {report.groups_kept} unchanged, "
             f"{report.groups_ended} removed"
         )
         click.echo(

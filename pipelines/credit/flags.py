@@ -7,8 +7,8 @@ from enum import StrEnum
 import numpy as np
 import polars as pl
 
+from lake.read.text_table import counted
 from pipelines.credit.inputs.batch import Bools
-from pipelines.spelling import count_of
 
 STATE = """
 CASE
@@ -100,5 +100,5 @@ def in_words(unknown: Mapping[str, int]) -> list[str]:
     """A line per reason that `count_unknown` found, the most frequent first."""
     ordered = sorted(unknown.items(), key=lambda item: (-item[1], item[0]))
     return [
-        f"advantages unknown in {count_of(steps, 'step')}, {flag}: {_REMEDIES[Flag(flag)]}" for flag, steps in ordered
+        f"advantages unknown in {counted(steps, 'step')}, {flag}: {_REMEDIES[Flag(flag)]}" for flag, steps in ordered
     ]

@@ -17,6 +17,7 @@ from lake.judgements.credit import current_series
 from lake.judgements.scores import ENV_RETURN
 from lake.lake import Lake
 from lake.read.snapshot import Snapshot
+from lake.read.text_table import counted
 from lake.write.jobs import Job
 from pipelines.credit.estimators.options import ALL
 from pipelines.credit.estimators.protocol import Estimator
@@ -54,7 +55,6 @@ from pipelines.credit.inputs.ranges import (
 )
 from pipelines.credit.range_task import RangeResult, Task, columns_read, run_range
 from pipelines.executor import Executor, LocalExecutor
-from pipelines.spelling import count_of
 
 KIND = "credit"
 _EPISODES = pl.when(pl.col("steps") > 0).then("episodes").otherwise(0).alias("episodes")
@@ -254,8 +254,8 @@ def _finish(job: Job, plan: _Plan, changes: Changes, results: list[RangeResult])
     if summary.steps and summary.undefined_steps == summary.steps:
         why = "; ".join(in_words(unknown))
         msg = (
-            f"{plan.estimator.name} defines none of {count_of(summary.steps, 'advantage')} in "
-            f"{count_of(summary.groups, 'group')}, so the job failed and nothing of it counts. "
+            f"{plan.estimator.name} defines none of {counted(summary.steps, 'advantage')} in "
+            f"{counted(summary.groups, 'group')}, so the job failed and nothing of it counts. "
             f"{why + '. ' if why else ''}Give the estimator what it needs, or take another: `trajlake credit -h`"
         )
         raise DataRefusedError(msg)

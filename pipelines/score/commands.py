@@ -113,8 +113,8 @@ def _score_reward(lk: "Lake", reward: str, config: str | None, where: str | None
     from lake import ids
     from lake.errors import UsageError
     from lake.read.show import one_line
+    from lake.read.text_table import counted
     from pipelines.score.rewards import load_reward, run_reward
-    from pipelines.spelling import count_of
 
     if config is None:
         msg = f"--reward {reward} needs --config FILE, a TOML file with the section [reward.{reward}]"
@@ -125,10 +125,10 @@ def _score_reward(lk: "Lake", reward: str, config: str | None, where: str | None
     click.echo(f"reward {reward}@{report.version}: {made}")
     steps = report.known_steps + report.unknown_steps
     of_steps = (
-        f"; {count_of(steps, 'step')}: {report.known_steps} known, {report.unknown_steps} unknown" if steps else ""
+        f"; {counted(steps, 'step')}: {report.known_steps} known, {report.unknown_steps} unknown" if steps else ""
     )
     click.echo(
-        f"{count_of(report.episodes, 'episode')}: {report.known} known, {report.unknown} unknown, {report.unchanged} "
+        f"{counted(report.episodes, 'episode')}: {report.known} known, {report.unknown} unknown, {report.unchanged} "
         f"unchanged{of_steps}"
     )
     if definition.level == "both" and not steps and not report.skipped:
@@ -154,7 +154,7 @@ def _print_progress(progress: "Progress") -> None:
 
 def _print_report(report: "ScoreReport") -> None:
     from lake import ids
-    from pipelines.spelling import count_of
+    from lake.read.text_table import counted
 
     click.echo(f"scorer {report.scorer}@{report.version}")
     if report.made_current:
@@ -165,8 +165,8 @@ def _print_report(report: "ScoreReport") -> None:
             click.echo(f"--retry-failed scores the {report.failed_before} that ended with errors again", err=True)
         return
     click.echo(
-        f"{count_of(report.scored, 'episode')} scored in {report.seconds:.1f} s: {report.known} with a score, "
-        f"{report.unscored} without, {report.failed} with errors; {count_of(report.steps, 'step')}; "
+        f"{counted(report.scored, 'episode')} scored in {report.seconds:.1f} s: {report.known} with a score, "
+        f"{report.unscored} without, {report.failed} with errors; {counted(report.steps, 'step')}; "
         f"{report.present} were scored before"
     )
     if report.overtaken:
@@ -182,14 +182,14 @@ def _print_report(report: "ScoreReport") -> None:
 
 def _print_faults(report: "ScoreReport") -> None:
     from lake.read.show import one_line, printable
-    from pipelines.spelling import count_of
+    from lake.read.text_table import counted
 
     for reason, count in report.reasons.items():
         click.echo(f"  {count} without a score: {one_line(reason)}", err=True)
     if report.unmatched:
         click.echo(f"{report.unmatched} step outputs match no step", err=True)
     if report.answers:
-        click.echo(f"{count_of(report.answers, 'new answer')} of judges", err=True)
+        click.echo(f"{counted(report.answers, 'new answer')} of judges", err=True)
     for example in report.examples:
         click.echo(f"  {one_line(example)}", err=True)
     if report.printed:

@@ -61,13 +61,13 @@ def select(
     """
     import lake
     from lake import ids
+    from lake.read.text_table import counted
     from pipelines.select import run_select
-    from pipelines.spelling import count_of
 
     chosen = _selection(name, filters, config)
     report = run_select(lake.open(lake_uri), chosen, where=where, score=score, credit=credit, force=force)
     done = "nothing to do: this is the result of" if report.skipped else "written by"
-    click.echo(f"{chosen.name}: {report.kept} of {count_of(report.episodes, 'episode')} kept", err=True)
+    click.echo(f"{chosen.name}: {report.kept} of {counted(report.episodes, 'episode')} kept", err=True)
     click.echo(f"{done} job {ids.to_text(report.job_id)}", err=True)
     echo_rows(report.report, output_format)
 

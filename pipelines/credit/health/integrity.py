@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from lake import ids
 from lake.errors import DataRefusedError
-from pipelines.spelling import count_of
+from lake.read.text_table import counted
 
 Action: TypeAlias = Literal["off", "warn", "refuse"]
 
@@ -116,7 +116,7 @@ class Problem(BaseModel, frozen=True, extra="forbid"):
         what = finding.what.format(counted=self.counted, episodes=episodes)
         more = ", ..." if self.groups > len(self.examples) else ""
         named = f" ({', '.join(self.examples)}{more})" if self.examples else ""
-        return f"{self.finding}: {what}, in {count_of(self.groups, 'group')}{named}. {finding.then}"
+        return f"{self.finding}: {what}, in {counted(self.groups, 'group')}{named}. {finding.then}"
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class IntegrityReport:
             lines = ". ".join(problem.line(self.episodes) for problem in refused)
             checks = sorted({FINDINGS[problem.finding].check for problem in refused})
             options = " ".join(f"--check {check}=warn" for check in checks)
-            msg = f"of {count_of(self.checked, 'group')}: {lines}. To compute all the same: {options}"
+            msg = f"of {counted(self.checked, 'group')}: {lines}. To compute all the same: {options}"
             raise DataRefusedError(msg)
 
 

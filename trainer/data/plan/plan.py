@@ -21,6 +21,7 @@ import polars as pl
 
 from lake import ids
 from lake.errors import DataRefusedError
+from lake.read.text_table import counted
 from trainer.config import TrainConfig
 from trainer.data.plan.packing import spread
 from trainer.data.select.mixture import draw, order_keys
@@ -65,7 +66,7 @@ class Plan:
             if most == [Drop.OVER_LENGTH] and selection.too_long is not None:
                 advice = f"Raise --max-length, now {selection.max_length}: {selection.too_long.every} leaves out none"
             raise DataRefusedError(
-                f"nothing is left to train on: {selection.episodes} episode{'s' * (selection.episodes != 1)} selected, "
+                f"nothing is left to train on: {counted(selection.episodes, 'episode')} selected, "
                 f"steps dropped: {reasons}. "
                 f"{advice}, or see what each reason means in docs/guides/training.md"
             )
