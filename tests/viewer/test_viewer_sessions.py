@@ -97,7 +97,10 @@ def repeat(convert):
     while not ended.is_set():
         convert()
 
-threads = [threading.Thread(target=repeat, args=(work,), daemon=True) for work in (frame.to_arrow, frame.to_pandas)]
+# A frame of its own for each, as sessions have: Polars 2.1 itself waits for ever where to_pandas of one thread meets
+# another thread's reading of the same frame.
+works = (frame.clone().to_arrow, frame.clone().to_pandas)
+threads = [threading.Thread(target=repeat, args=(work,), daemon=True) for work in works]
 [thread.start() for thread in threads]
 for _ in range(300):
     readable(frame)
