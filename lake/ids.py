@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base32, lower case: no i, l, o, u
 MASK = (1 << 63) - 1
 TEXT_LENGTH = 13
+_KEY = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 def bytes_hash(data: bytes | bytearray) -> int:
@@ -34,7 +35,7 @@ def text_hash(text: str) -> int:
 
 def key_hash(*parts: str | int | float | bool | None) -> int:
     """63-bit hash of a natural key. Parts keep their type: 1, "1" and None give different keys."""
-    return text_hash(json.dumps(parts, ensure_ascii=False, separators=(",", ":")))
+    return text_hash(_KEY.encode(parts))
 
 
 def fresh_id() -> int:

@@ -255,6 +255,8 @@ def check(record: EpisodeRecord, *, is_plain: bool = False) -> str | None:  # no
     if problem := problem or _not_utc(started_at=record.started_at, ended_at=record.ended_at):
         return problem
     for index, step in enumerate(record.steps):
+        if is_plain and step.started_at is None and step.tokens is None:
+            continue
         if problem := _check_step(step, index, record, is_plain=is_plain):
             return f"steps[{index}]: {problem}"
     if problem := _check_spans(record):

@@ -21,6 +21,8 @@ _BARE: dict[str, Any] = {
     "cte_map": {"map": []},
     "where_clause": None,
     "group_expressions": [],
+    "group_sets": [],
+    "aggregate_handling": "STANDARD_HANDLING",
     "having": None,
     "sample": None,
     "qualify": None,
@@ -33,17 +35,32 @@ def check_predicate(where: str, place: str = "--where") -> None:
     if not where.strip():
         raise UsageError(f"{place} is empty; give a SQL predicate over `episodes`, or leave it out to take all")
     with duckdb.connect() as parser:
-        spelled = [f"SELECT (\n{where}\n)", f"SELECT\n{where}\n"]
-        texts = parser.execute("SELECT json_serialize_sql(unnest(?))", [spelled]).fetchall()
-    parsed, unbracketed = (msgspec.json.decode(text, type=dict[str, Any]) for (text,) in texts)
+        try:
+            is_one = parsed_expression(parser, where) is not None
+        except ValueError as error:
+            raise UsageError(f"{place} {where!r} is no predicate over `episodes`: {error}") from error
+    if not is_one:
+        raise UsageError(f"{place} {where!r} is more than one SQL expression; write one predicate over `episodes`")
+
+
+def parsed_expression(parser: duckdb.DuckDBPyConnection, text: str) -> dict[str, Any] | None:
+    """The tree of a text that is one SQL expression, alone and in brackets; None if it is more than that.
+
+    Raises:
+        ValueError: no SQL; the parser's message.
+    """
+    spelled = [f"SELECT (\n{text}\n)", f"SELECT\n{text}\n"]
+    found = parser.execute("SELECT json_serialize_sql(unnest(?))", [spelled]).fetchall()
+    parsed, unbracketed = (msgspec.json.decode(answer, type=dict[str, Any]) for (answer,) in found)
     if parsed["error"]:
-        raise UsageError(f"{place} {where!r} is no predicate over `episodes`: {parsed['error_message']}")
+        raise ValueError(" ".join(str(parsed["error_message"]).split()))
     nodes = [statement["node"] for statement in parsed["statements"]]
     alone = len(nodes) == 1 and all(nodes[0].get(name) == value for name, value in _BARE.items())
-    parts = nodes[0]["select_list"] if alone and nodes[0]["from_table"]["type"] == "EMPTY" else []
+    parts: list[dict[str, Any]] = nodes[0]["select_list"] if alone and nodes[0]["from_table"]["type"] == "EMPTY" else []
     # A list in brackets, an empty one too, is a row of values.
     if unbracketed["error"] or len(parts) != 1 or parts[0].get("function_name") == "row":
-        raise UsageError(f"{place} {where!r} is more than one SQL expression; write one predicate over `episodes`")
+        return None
+    return parts[0]
 
 
 def bracketed(where: str | None, place: str = "--where") -> str:

@@ -22,7 +22,7 @@ from lake.errors import UsageError
 from lake.formats import FORMATS, Item, choose
 from lake.formats.source import Meter, Source, stem
 from lake.lake import Lake
-from lake.records import EpisodeRecord, Reject, printable
+from lake.records import EpisodeRecord, Reject, StepRecord, printable
 from lake.write.jobs import Job
 
 PATIENCE_SECONDS = 1.0
@@ -105,11 +105,8 @@ class Copies:
         rollout = hash(("rollout", group, record.rollout_index, record.agent_id))
         if rollout in self._seen:
             return
-        content = rollout
-        steps = [step for step in record.steps if step.is_active]
-        if all(step.state is not None for step in steps):
-            decisions = ((s.state, s.action, self._calls(s.tool_calls) if s.tool_calls else None) for s in steps)
-            content = hash(("content", group, *decisions))
+        decisions = self._decisions(record.steps)
+        content = rollout if decisions is None else hash(("content", group, *decisions))
         size, repeated = self._groups.get(group, (0, 0))
         self._groups[group] = (size + 1, repeated + (content in self._seen))
         self._seen |= {rollout, content}
@@ -130,8 +127,20 @@ class Copies:
         """Episodes that repeat an earlier one of their group."""
         return sum(repeated for _, repeated in self._groups.values())
 
-    def _calls(self, calls: list[Any]) -> bytes:
-        return self._encode([{**call, "id": None} if isinstance(call, dict) else call for call in calls])
+    def _decisions(self, steps: list[StepRecord]) -> list[str | bytes] | None:
+        """States, actions and tool calls of the active steps; None if a state is unknown."""
+        texts: list[str | bytes] = []
+        calls: list[Any] = []
+        for step in steps:
+            if not step.is_active:
+                continue
+            if step.state is None:
+                return None
+            texts += (step.state, step.action)
+            if step.tool_calls:
+                made = [{**call, "id": None} if isinstance(call, dict) else call for call in step.tool_calls]
+                calls.append((len(texts), made))
+        return [*texts, self._encode(calls)]
 
 
 class Progress(msgspec.Struct, frozen=True):

@@ -256,7 +256,7 @@ def _fill(table: Table, structs: Sequence[msgspec.Struct], columns: dict[str, li
 
 
 def _series(column: Column, values: list[Any], dtype: pl.DataType) -> pl.Series:
-    if values.count(None) == len(values):  # most columns of most sources: not a million values to convert
+    if values and values[0] is None and values.count(None) == len(values):  # most columns: no need to convert
         return pl.Series(column.name, [None], dtype=dtype).new_from_index(0, len(values))
     if column.type is Type.JSON:
         # Bytes that never become a Python text: the cast checks them where they lie.

@@ -5,7 +5,6 @@ formula needs is let through: constants, the components' names, comparisons, CAS
 then sees one table in memory: no file, no network, no setting can be reached.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Self
 
@@ -16,6 +15,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from lake import ids
 from lake.errors import UsageError
+from lake.judgements.predicates import parsed_expression
 from lake.settings import from_file, validated
 from pipelines.score.scorers import SCORERS
 
@@ -27,19 +27,6 @@ FUNCTIONS = frozenset((*OPERATORS, *ROUNDING, *CURVES, *CHOICES))
 """Functions and operators that an expression may use."""
 MOST_CHARACTERS = 4_000
 _CLASSES = frozenset(("BETWEEN", "CASE", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "CONSTANT", "FUNCTION", "OPERATOR"))
-_BARE: dict[str, Any] = {
-    "type": "SELECT_NODE",
-    "modifiers": [],
-    "cte_map": {"map": []},
-    "where_clause": None,
-    "group_expressions": [],
-    "group_sets": [],
-    "aggregate_handling": "STANDARD_HANDLING",
-    "having": None,
-    "sample": None,
-    "qualify": None,
-}
-"""What a parsed SELECT of one expression has beside it: nothing."""
 _NUMBERS = frozenset(("BOOLEAN", "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "FLOAT", "DOUBLE"))
 
 
@@ -110,15 +97,12 @@ def _check(connection: duckdb.DuckDBPyConnection, text: str, names: Sequence[str
 
 def _parsed(connection: duckdb.DuckDBPyConnection, text: str) -> dict[str, Any]:
     """The expression's tree, if the text is one expression and nothing else."""
-    found = connection.execute("SELECT json_serialize_sql($1)", [f"SELECT {text}\n"]).fetchall()[0][0]
-    parsed = json.loads(found)
-    if parsed["error"]:
-        raise _refused(text, " ".join(str(parsed.get("error_message")).split()))
-    nodes = [statement["node"] for statement in parsed["statements"]]
-    alone = len(nodes) == 1 and all(nodes[0].get(key) == value for key, value in _BARE.items())
-    if not alone or nodes[0]["from_table"]["type"] != "EMPTY" or len(nodes[0]["select_list"]) != 1:
+    try:
+        tree = parsed_expression(connection, text)
+    except ValueError as error:
+        raise _refused(text, str(error)) from error
+    if tree is None:
         raise _refused(text, "it is more than one expression")
-    tree: dict[str, Any] = nodes[0]["select_list"][0]
     return tree
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import lake
 from lake.formats import FORMATS, Item, json_array
-from lake.formats.jsonl import read_line
+from lake.formats.jsonl import Lines
 from lake.records import EpisodeRecord, Reject, identify
 from lake.tables import TABLES
 from lake.tables.contracts import conform
@@ -146,14 +146,14 @@ def spell_out(struct: type[msgspec.Struct], given: dict[str, Any]) -> dict[str, 
 @given(data=st.data())
 def test_a_record_with_any_value_in_any_place_is_stored_or_rejected(data: st.DataObject) -> None:
     record = every_field()
-    assert isinstance(read_line(1, json.dumps(record).encode()), tuple)
+    assert isinstance(Lines().read(1, json.dumps(record).encode()), tuple)
     for _ in range(data.draw(st.integers(1, 3))):
         *path, last = data.draw(st.sampled_from(places(record)))
         parent = record
         for key in path:
             parent = parent[key]
         parent[last] = deepcopy(data.draw(st.sampled_from(WRONG)))
-    item = read_line(1, json.dumps(record).encode())
+    item = Lines().read(1, json.dumps(record).encode())
     if isinstance(item, Reject):
         assert item.reason in ("invalid", "malformed")
         return

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from lake import ids, records
-from lake.formats.jsonl import read_line
+from lake.formats.jsonl import Lines
 from lake.records import (
     EpisodeRecord,
     Reject,
@@ -304,7 +304,7 @@ def test_the_text_of_a_reject_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> No
     assert excerpt("abc") == "abc"
     assert excerpt("abcd") == "abc ... [cut at 16 MB]"
     assert excerpt("\ud800") == "\\ud800"
-    reject = read_line(1, b"nonsense\n")
+    reject = Lines().read(1, b"nonsense\n")
     assert isinstance(reject, Reject)
     assert reject.raw == "non ... [cut at 16 MB]"
 
