@@ -63,10 +63,10 @@ def quiet() -> None:
 @click.command("init-model")
 @lake_option
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write the model to.")
-@click.option("--vocabulary", type=int, help="Token ids at most. Default: 2048.")
-@click.option("--hidden-size", type=int, help="Width, a multiple of 32. Default: 64.")
-@click.option("--layers", type=int, help="Transformer blocks. Default: 2.")
-@click.option("--seed", type=int, help="Seed of the weights. Default: 0.")
+@click.option("--vocabulary", type=int, help="Token ids at most.  [default: 2048]")
+@click.option("--hidden-size", type=int, help="Width, a multiple of 32.  [default: 64]")
+@click.option("--layers", type=int, help="Transformer blocks.  [default: 2]")
+@click.option("--seed", type=int, help="Seed of the weights.  [default: 0]")
 def init_model(lake_uri: str, out: Path, **flags: int | None) -> None:
     """Make a small random model with a tokenizer trained on the lake's own texts, for trying things."""
     import lake
@@ -101,7 +101,7 @@ DEFAULT_LAKE = "demo-lake"
 
 
 @click.command()
-@click.option("--lake", "lake_uri", help=f"Folder of the lake. Default: ./{DEFAULT_LAKE}, or -2, -3, ... if taken.")
+@click.option("--lake", "lake_uri", help=f"Folder of the lake.  [default: ./{DEFAULT_LAKE}, or -2, -3, ... if taken]")
 @click.option("--seed", default=0, show_default=True, help="Seed of weights, starts and samples.")
 @click.option("--iterations", default=30, show_default=True, help="Rounds of collect, credit, train.")
 @click.option("--shuffle-advantages", is_flag=True, help="Control: shuffle the advantages among each round's steps.")
@@ -151,8 +151,8 @@ def demo(lake_uri: str | None, seed: int, iterations: int, shuffle_advantages: b
 )
 @click.option("--threshold", type=float, default=1.0, show_default=True, help="Lowest score that is a success.")
 @click.option("--k", "ks", default="1", show_default=True, metavar="K,...", help="Values of k in pass@k and pass^k.")
-@click.option("--against", nargs=2, metavar="A B", help="Compare A with B, task by task. Default: no comparison.")
-@click.option("--where", help="SQL predicate over episodes. Default: all.")
+@click.option("--against", nargs=2, metavar="A B", help="Compare A with B, task by task.  [default: no comparison]")
+@click.option("--where", help="SQL predicate over episodes.  [default: all]")
 @click.option(
     "--seed",
     type=click.IntRange(0),
@@ -191,6 +191,11 @@ def evaluate_success(
         click.echo(f"not attempts, since they came out of another episode (sub-agents, forks): {nested}", err=True)
     if unscored:
         click.echo(f"attempts without a score, left out of every figure: {unscored}", err=True)
+    scored = attempts.filter(~attempts["nested"] & attempts["score"].is_not_null())
+    most = max(scored.group_by("name", "task").len()["len"].to_list(), default=0)
+    if most and (unknown := [str(k) for k in _numbers(ks) if k > most]):
+        has = f"no task has more than {counted(most, 'scored attempt')}, so pass@k and pass^k are unknown"
+        click.echo(f"--k {','.join(unknown)}: {has}", err=True)
     echo_rows(rows, output_format)
 
 
@@ -221,7 +226,7 @@ def _numbers(text: str) -> list[int]:
     show_default=True,
     help="Reward: env_return, env_reward (of steps), or a scorer.",
 )
-@click.option("--where", help="SQL predicate over episodes. Default: all.")
+@click.option("--where", help="SQL predicate over episodes.  [default: all]")
 @click.option("--gamma", type=float, default=1.0, show_default=True, help="Discount per turn.")
 @click.option("--clip", type=float, default=2.0, show_default=True, help="Largest ratio of a turn, for clipped.")
 @click.option(
@@ -260,17 +265,17 @@ def former_evaluate() -> None:
 @click.command()
 @click.argument("checkpoint")
 @lake_option
-@click.option("--name", help="Name in the table ratios. Default: the folder's, or RUN@STEP.")
-@click.option("--where", help="SQL predicate over episodes. Default: all.")
-@click.option("--selection", help="Score only the episodes that this selection kept. Default: all.")
+@click.option("--name", help="Name in the table ratios.  [default: the folder's, or RUN@STEP]")
+@click.option("--where", help="SQL predicate over episodes.  [default: all]")
+@click.option("--selection", help="Score only the episodes that this selection kept.  [default: all]")
 @click.option(
     "--tokens",
     type=click.Choice(["auto", "engine", "rendered"]),
-    help="Which token rows: as sampled (engine), as rendered from text, or the former first (auto). Default: auto.",
+    help="Which token rows: as sampled (engine), as rendered from text, or the former first (auto).  [default: auto]",
 )
-@click.option("--token-budget", type=int, help="Tokens of one forward pass. Default: 8192.")
-@click.option("--max-length", type=int, help="Longest sequence in tokens. Default: as the data needs.")
-@click.option("--device", help="Torch device. Default: cpu.")
+@click.option("--token-budget", type=int, help="Tokens of one forward pass.  [default: 8192]")
+@click.option("--max-length", type=int, help="Longest sequence in tokens.  [default: as the data needs]")
+@click.option("--device", help="Torch device.  [default: cpu]")
 @format_option
 def rescore(checkpoint: str, lake_uri: str, name: str | None, output_format: str, **flags: str | int | None) -> None:
     """Score stored tokens with a checkpoint, at the temperature they were sampled at, into the table ratios.

@@ -63,9 +63,9 @@ _AGGREGATIONS, _UNITS = (click.Choice([member.value for member in kind]) for kin
 )
 @lake_option
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the run: checkpoints, final/.")
-@click.option("--run", "run_id", help="Name of the run. Default: the name of --out.")
+@click.option("--run", "run_id", help="Name of the run.  [default: the name of --out]")
 @click.option(
-    "--config", "config_file", type=click.Path(), help="TOML file; [trainer] in it sets any field. Default: none."
+    "--config", "config_file", type=click.Path(), help="TOML file; [trainer] in it sets any field.  [default: none]"
 )
 @click.option(
     "--set",
@@ -77,40 +77,44 @@ _AGGREGATIONS, _UNITS = (click.Choice([member.value for member in kind]) for kin
 @click.option("--resume", is_flag=True, help="Continue the run in --out; starts it if there is none.")
 @click.option("--repeat", "repeated", metavar="RUN", help="Repeat a run on the data it read: its name, or its job.")
 @click.option("--plan", "plan_only", is_flag=True, help="Show what would be trained; train and write nothing.")
-@click.option("--measure", is_flag=True, help="With --plan: load the model and time it. Default: go by earlier jobs.")
+@click.option("--measure", is_flag=True, help="With --plan: load the model and time it.  [default: go by earlier jobs]")
 @format_option
 @click.option("--model", help="Model folder in Hugging Face layout, or a .gguf file. Required, here or in the file.")
-@click.option("--reference", help="Model that the loss compares with. Default: the model as it is at the start.")
-@click.option("--device", help="Torch device, e.g. cuda. Default: cpu.")
-@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="Type of matrix products. Default: float32.")
-@click.option("--ranks", type=int, help="Processes that train together, sharded (FSDP2). Default: one, not sharded.")
-@click.option("--where", help='SQL predicate over episodes, for example "env_return > 0". Default: all.')
-@click.option("--selection", help="Train on what a selection kept: its name, or a select job. Default: no selection.")
-@click.option("--validate", metavar="WHERE", help="SQL predicate: episodes to hold out and measure. Default: none.")
+@click.option("--reference", help="Model that the loss compares with.  [default: the model as it is at the start]")
+@click.option("--device", help="Torch device, e.g. cuda.  [default: cpu]")
+@click.option(
+    "--dtype", type=click.Choice(["float32", "bfloat16"]), help="Type of matrix products.  [default: float32]"
+)
+@click.option("--ranks", type=int, help="Processes that train together, sharded (FSDP2).  [default: one, not sharded]")
+@click.option("--where", help='SQL predicate over episodes, for example "env_return > 0".  [default: all]')
+@click.option("--selection", help="Train on what a selection kept: its name, or a select job.  [default: no selection]")
+@click.option("--validate", metavar="WHERE", help="SQL predicate: episodes to hold out and measure.  [default: none]")
 @click.option(
     "--advantages",
     help="Whose advantages: an estimator's name, or (the beginning of) a credit series' or job's id. "
-    "Default: the current credit.",
+    "[default: the current credit]",
 )
 @click.option(
-    "--live-only/--all-groups", default=None, help="Leave out dead groups. Default: where the loss uses advantages."
+    "--live-only/--all-groups", default=None, help="Leave out dead groups.  [default: where the loss uses advantages]"
 )
 @click.option(
     "--tokens",
     type=click.Choice(["auto", "engine", "rendered"]),
-    help="Token rows: as sampled (engine), rendered from text, or the former first (auto). Default: auto.",
+    help="Token rows: as sampled (engine), rendered from text, or the former first (auto).  [default: auto]",
 )
-@click.option("--max-staleness", type=int, help="Leave out steps whose policy is more versions old. Default: no limit.")
-@click.option("--max-length", type=int, help="Longest sequence in tokens. Default: as the data needs.")
+@click.option(
+    "--max-staleness", type=int, help="Leave out steps whose policy is more versions old.  [default: no limit]"
+)
+@click.option("--max-length", type=int, help="Longest sequence in tokens.  [default: as the data needs]")
 @click.option("--loss", type=click.Choice(list(LOSSES)), help="What to optimise. Required, here or in the file.")
-@click.option("--aggregation", type=_AGGREGATIONS, help="How tokens are averaged. Default: by loss.")
-@click.option("--unit", type=_UNITS, help="What they are averaged over. Default: by loss.")
-@click.option("--epochs", type=int, help="Passes over the data. Default: 1.")
-@click.option("--episodes-per-step", type=int, help="Episodes of an optimizer step. Default: 8.")
-@click.option("--token-budget", type=int, help="Tokens of one forward pass. Default: 8192.")
-@click.option("--lr", "learning_rate", type=float, help="Peak learning rate. Default: by model size.")
-@click.option("--seed", type=int, help="Seed of the order of the episodes. Default: 0.")
-@click.option("--checkpoint-every", type=int, help="Optimizer steps between checkpoints. Default: 50.")
+@click.option("--aggregation", type=_AGGREGATIONS, help="How tokens are averaged.  [default: by loss]")
+@click.option("--unit", type=_UNITS, help="What they are averaged over.  [default: by loss]")
+@click.option("--epochs", type=int, help="Passes over the data.  [default: 1]")
+@click.option("--episodes-per-step", type=int, help="Episodes of an optimizer step.  [default: 8]")
+@click.option("--token-budget", type=int, help="Tokens of one forward pass.  [default: 8192]")
+@click.option("--lr", "learning_rate", type=float, help="Peak learning rate.  [default: by model size]")
+@click.option("--seed", type=int, help="Seed of the order of the episodes.  [default: 0]")
+@click.option("--checkpoint-every", type=int, help="Optimizer steps between checkpoints.  [default: 50]")
 def train(
     lake_uri: str,
     out: Path,

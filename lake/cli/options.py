@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
@@ -20,6 +20,7 @@ from lake.tables import ID_COLUMNS
 if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
+    from pydantic import BaseModel
 
     from lake.read.snapshot import Snapshot
 
@@ -39,6 +40,75 @@ class SectionedCommand(click.Command):
             records = [record for parameter in parameters if (record := parameter.get_help_record(ctx)) is not None]
             with formatter.section(heading):
                 formatter.write_dl(records)
+
+
+class ConfiguredCommand(click.Command):
+    """A command whose help also lists the fields of configuration classes, under headings, after its options.
+
+    Args:
+        models: gives heading -> class, a heading of one line or with text below; called only when the help is shown, so
+            that nothing is imported before.
+    """
+
+    def __init__(self, *, models: Callable[[], Mapping[str, type[BaseModel]]], **given: Any) -> None:
+        super().__init__(**given)
+        self.models = models
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Options of the command, then the fields of each class with default and meaning."""
+        super().format_options(ctx, formatter)
+        for heading, model in self.models().items():
+            title, _, text = heading.partition("\n")
+            with formatter.section(title):
+                if text:
+                    formatter.write_text(text)
+                    formatter.write_paragraph()
+                formatter.write_dl(list(_fields(model)), col_max=24)
+
+
+def _fields(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
+    """Each field with its meaning, the docstring under it, its words if it is one of a few, and its default."""
+    from pydantic import BaseModel
+
+    meanings: dict[str, str] = {}
+    for owner in reversed(model.__mro__):
+        if issubclass(owner, BaseModel) and owner is not BaseModel:
+            meanings |= _field_docstrings(owner)
+    for name, field in model.model_fields.items():
+        if name == "kind":
+            continue  # the tag that tells classes apart
+        words = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+        valid = f"  [{'|'.join(words)}]" if words else ""
+        value = None if field.is_required() else field.get_default(call_default_factory=True)
+        default = "  [required]" if field.is_required() else f"  [default: {_in_words(value)}]"
+        if meanings[name].endswith("Required.") or isinstance(value, BaseModel):
+            default = ""  # it is there to be refused in words, or has a heading of its own
+        yield name, f"{meanings[name]}{valid}{default}"
+
+
+def _in_words(value: Any) -> str:
+    """A default as it is written for --set."""
+    from pydantic_core import to_json
+
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else to_json(value).decode()
+
+
+def _field_docstrings(owner: type) -> dict[str, str]:
+    """The docstring under each field of a class, which Python throws away, from its source."""
+    import ast
+    import inspect
+    import textwrap
+
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+    assert isinstance(node, ast.ClassDef)
+    found = {}
+    for field, below in zip(node.body, node.body[1:], strict=False):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = " ".join(text.split())
+    return found
 
 
 Command = Callable[..., Any]

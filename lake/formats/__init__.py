@@ -48,9 +48,12 @@ FORMATS: dict[str, Format] = {
 def choose(path: Path, name: str | None = None) -> Format:
     """The format of a name, or of what a file looks like. Raises FormatError: no such one, or an unreadable file."""
     text = _head(path)
-    for fmt in FORMATS.values():
-        if fmt.name == name or (name is None and fmt.recognise(text)):
-            return fmt
+    looks_like = next((fmt for fmt in FORMATS.values() if fmt.recognise(text)), None)
+    chosen = looks_like if name is None else FORMATS.get(name)
+    if chosen is not None and looks_like is not None and not chosen.recognise(text):
+        raise FormatError(f"{path} begins like {looks_like.name}, not like {name}; leave --format out")
+    if chosen is not None:
+        return chosen
     known = "; ".join(f"{fmt.name} = {fmt.description}" for fmt in FORMATS.values())
     if name is not None:
         raise FormatError(f"there is no format {name!r}; known: {known}")

@@ -7,9 +7,12 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import polars as pl
+
 from lake import ids
 from lake.errors import UsageError
 from lake.judgements.credit import covering, current_series, find_credit
+from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
 from lake.read.text_table import counted
 from lake.write.rows import inlined
@@ -62,18 +65,23 @@ def find(lake: Snapshot, wanted: str) -> int:
         raise UsageError(f"{wanted!r} begins several episodes ({several}); write more of it")
     if found:
         return int(found[0])
-    gone = lake.sql(f"SELECT episode_id, kind, superseded_by, reason FROM retractions {where}", between)
-    if gone.height:
-        row = gone.row(0, named=True)
+    _refuse_hidden(lake, where, between)
+    raise UsageError(
+        f"no episode begins with {wanted!r}; --task and --rollout name one too, and "
+        "`trajlake sql 'SELECT episode_id, task_id, rollout_index FROM episodes'` lists them"
+    )
+
+
+def _refuse_hidden(lake: Snapshot, where: str, parameters: dict[str, int]) -> None:
+    """Raise UsageError if what is looked for is an episode that readers no longer see, with the reason."""
+    hidden = lake.sql(f"SELECT episode_id, kind, superseded_by, reason FROM retractions {where}", parameters)
+    if hidden.height:
+        row = hidden.row(0, named=True)
         instead = f"; {ids.to_text(row['superseded_by'])} took its place" if row["superseded_by"] is not None else ""
         why = f" ({printable(row['reason'])})" if row["reason"] else ""
         shown = ids.to_text(row["episode_id"])
         msg = f"episode {shown} is {row['kind']}{why}{instead}; an older snapshot may still show it (--as-of)"
         raise UsageError(msg)
-    raise UsageError(
-        f"no episode begins with {wanted!r}; --task and --rollout name one too, and "
-        "`trajlake sql 'SELECT episode_id, task_id, rollout_index FROM episodes'` lists them"
-    )
 
 
 def find_named(lake: Snapshot, *, task: str | None, rollout: int | None, run: str | None) -> int:
@@ -95,6 +103,9 @@ def find_named(lake: Snapshot, *, task: str | None, rollout: int | None, run: st
             for row in found[:_LISTED]
         )
         raise UsageError(f"{spelled} means {len(found)} episodes ({printable(listed)}{rest}); {advice}")
+    rows = lake.scan_all("episodes").filter(pl.col(name) == value for name, value in given.items())
+    for episode_id in collected(rows.select("episode_id"))["episode_id"]:
+        _refuse_hidden(lake, "WHERE episode_id = $episode", {"episode": episode_id})
     tasks = lake.sql(f"SELECT DISTINCT task_id FROM episodes ORDER BY ALL LIMIT {_LISTED + 1}")["task_id"].to_list()
     some = f"; tasks are {', '.join(tasks[:_LISTED])}{', ...' if len(tasks) > _LISTED else ''}" if task else ""
     raise UsageError(f"there is no episode of {spelled}{printable(some)}; `trajlake sql 'FROM episodes'` lists them")

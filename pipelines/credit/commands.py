@@ -4,17 +4,14 @@ The names come from the registry, so listing them imports no estimator. An estim
 options of the estimator, and the report in words.
 """
 
-import ast
-import inspect
 import shlex
-import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from lake.cli.options import as_of_option, echo_rows, format_option, lake_option, opened
+from lake.cli.options import ConfiguredCommand, as_of_option, echo_rows, format_option, lake_option, opened
 from pipelines.credit.estimators import ESTIMATORS, estimator_class, one_line
 
 if TYPE_CHECKING:
@@ -189,57 +186,13 @@ def estimator_command(estimator: "type[Estimator]") -> click.Command:
     for option in reversed(options):
         run = option(run)
     line = one_line(estimator.name)
-    command = click.command(name=estimator.name, cls=_EstimatorCommand, help=line, short_help=line)(run)
-    command.estimator = estimator
-    return command
-
-
-class _EstimatorCommand(click.Command):
-    """A command whose help lists the estimator's own options too."""
-
-    estimator: "type[Estimator]"
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Options of the command, then those of the estimator with default and meaning."""
-        super().format_options(ctx, formatter)
-        with formatter.section("Options of the estimator, for --set and --config"):
-            formatter.write_dl(list(_option_lines(self.estimator)), col_max=24)
-
-
-def _option_lines(estimator: "type[Estimator]") -> Iterator[tuple[str, str]]:
-    """Each option with its meaning, the docstring under its field, its words if it is one of a few, and its default."""
-    meanings: dict[str, str] = {}
-    for owner in reversed(estimator.__mro__):
-        if owner.__module__.startswith("pipelines."):
-            meanings |= _field_docstrings(owner)
-    for name, field in estimator.model_fields.items():
-        words = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
-        valid = f"  [{'|'.join(words)}]" if words else ""
-        # Of what has to be given the docstring says so: the default is there to be refused in words.
-        required = meanings[name].endswith("Required.")
-        default = "" if required else f"  [default: {_in_words(field.get_default(call_default_factory=True))}]"
-        yield name, f"{meanings[name]}{valid}{default}"
-
-
-def _in_words(value: Any) -> str:
-    """A default as it is written for --set."""
-    from pydantic_core import to_json
-
-    if value is None:
-        return "none"
-    return value if isinstance(value, str) else to_json(value).decode()
-
-
-def _field_docstrings(owner: type) -> dict[str, str]:
-    """The docstring under each field of a class, which Python throws away, from its source."""
-    (node,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
-    assert isinstance(node, ast.ClassDef)
-    found = {}
-    for field, below in zip(node.body, node.body[1:], strict=False):
-        match field, below:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                found[name] = " ".join(text.split())
-    return found
+    return click.command(
+        name=estimator.name,
+        cls=ConfiguredCommand,
+        models=lambda: {"Options of the estimator, for --set and --config": estimator},
+        help=line,
+        short_help=line,
+    )(run)
 
 
 def _run(estimator: "type[Estimator]", **given: Any) -> None:

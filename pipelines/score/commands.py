@@ -5,15 +5,27 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lake.cli.options import lake_option
+from lake.cli.options import ConfiguredCommand, lake_option
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from lake.lake import Lake
     from pipelines.score.functions import ScoreConfig
     from pipelines.score.job import Progress, ScoreReport
 
 
-@click.command()
+def _configuration() -> "dict[str, type[BaseModel]]":
+    from pipelines.score.functions import ScoreConfig
+    from pipelines.score.sandbox.contract import SandboxLimits
+
+    return {
+        "Options of [score], for --set and --config": ScoreConfig,
+        "Limits of the sandbox, for [score.limits] of --config": SandboxLimits,
+    }
+
+
+@click.command(cls=ConfiguredCommand, models=_configuration)
 @click.argument("target", required=False)
 @lake_option
 @click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\".  [default: all]")
@@ -45,10 +57,6 @@ def score(
     TARGET is module.py:function, a reward function of yours (docs/guides/reward-functions.md), or the name of a
     built-in scorer (docs/guides/scorers.md). Episodes that this version of it has scored are left alone; a version is a
     hash of its source and of what it imports from its own folder.
-
-    \b
-    Options of [score]: name, arguments, step_index, default_step_reward, batch_size, allow_network,
-    concurrency, environment, commit_seconds, commit_episodes, limits (of the sandbox).
 
     Functions run in a sandbox. One that declares requires_network (a judge) runs without, if --allow-network says so.
     """

@@ -1,16 +1,27 @@
 """Command `select`: filters over a lake."""
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from lake.cli.options import echo_rows, format_option, lake_option
+from lake.cli.options import ConfiguredCommand, echo_rows, format_option, lake_option
 
 if TYPE_CHECKING:
     from pipelines.select import Selection
+    from pipelines.select.base import Filter
 
 
-@click.command()
+_PARAGRAPH = "\n\n"
+
+
+def _filters() -> "dict[str, type[Filter]]":
+    from pipelines.select.filters import FILTERS
+
+    return {f"{name}\n{(inspect.getdoc(one) or '').partition(_PARAGRAPH)[0]}": one for name, one in FILTERS.items()}
+
+
+@click.command(cls=ConfiguredCommand, models=_filters)
 @click.argument("name", required=False)
 @lake_option
 @click.option(
@@ -45,19 +56,7 @@ def select(
 ) -> None:
     """Choose what is trained on and write it to `selections` as NAME, each drop with its reason.
 
-    \b
-    Filters, applied in order (docs/guides/select-and-compare.md):
-      dead_groups      singletons, unknown               groups without signal
-      min_reward       at_least, unknown                 low scores
-      diversity        min_distinct, min_share           groups that always do the same
-      length           min_|max_ steps, tokens, characters, action_characters; unknown
-      over_long        episodes, finish_reasons          cut off by a limit
-      staleness        max_behind, now, within, unknown  old policies
-      success_balance  max_ratio, success, one_sided, seed, unknown
-      top_q            fraction | count, seed, unknown   the best of each task
-      dedup            by, within                        the same again
-      status           keep                              how it ended
-      combined         filters, keep=all|any             side by side (in the file)
+    Filters are applied in order; their options are listed below (docs/guides/select-and-compare.md explains them).
     """
     import lake
     from lake import ids

@@ -111,3 +111,5 @@ def test_tau_bench_has_its_published_pass_hat_k(tmp_path: Path, cli: Cli) -> Non
     found = table(cli, "--lake", lk.uri, "--k", "1,2,3,4")
     names = ("pass@1", "pass^2", "pass^3", "pass^4")
     assert [round(float(str(found["gpt-4o-airline", name]["value"])), 3) for name in names] == [0.42, 0.273, 0.22, 0.2]
+    told = cli("eval", "--lake", lk.uri, "--k", "4,5,9").err
+    assert "--k 5,9: no task has more than 4 scored attempts, so pass@k and pass^k are unknown" in told

@@ -265,9 +265,13 @@ def newest(lk: Lake) -> int:
     [
         (["compact", "step"], 2, "there is no table `step`; the tables are episodes, steps"),
         (["compact", "steps", "--z-order", "nothing"], 2, "cannot be ordered by nothing; valid: episode_id"),
-        (["vacuum", "--days", "0.01"], 2, "a retention of 0:14:24 would take files from under running readers; valid"),
-        (["vacuum", "--days", "nan"], 2, "--days nan is no time; valid: 0.05 or more"),
-        (["vacuum", "--days", "1e300"], 2, "--days 1e+300 is no time; valid: 0.05 or more"),
+        (
+            ["vacuum", "--days", "0.01"],
+            2,
+            "--days 0.01 is less than the hour that running readers may need; valid: 0.05 or more",
+        ),
+        (["vacuum", "--days", "nan"], 2, "--days nan is no length of time; valid: 0.05 or more"),
+        (["vacuum", "--days", "1e300"], 2, "--days 1e+300 is no length of time; valid: 0.05 or more"),
         (["retract"], 2, "no episodes are named; give ids, or a condition that some episodes meet"),
         (["retract", "xyz"], 2, "'xyz' is not an id: expected 13 characters"),
         (["retract", "0000000000001"], 2, "the lake holds no episode 0000000000001; nothing was changed"),

@@ -294,6 +294,25 @@ def test_a_file_of_no_known_format_is_an_error_that_lists_them(tmp_path: Path, c
     assert choose(path, "jsonl") is FORMATS["jsonl"], "who is sure may name it"
 
 
+def test_a_file_of_another_format_than_named_is_refused_before_each_line_is(tmp_path: Path) -> None:
+    path = tmp_path / "tau.json"
+    path.write_text('[\n{"task_id": 0, "traj": [], "reward": 1.0}\n]')
+    with pytest.raises(FormatError, match=r"tau\.json begins like tau_bench, not like jsonl; leave --format out"):
+        choose(path, "jsonl")
+
+
+@pytest.mark.parametrize("spelled_out", [False, True])
+def test_a_lost_key_is_found_whether_lines_spell_defaults_out_or_not(tmp_path: Path, spelled_out: bool) -> None:
+    whole = '{"task_id": "t", "steps": [{"state": "s: %d", "action": "a"%s}]}'
+    twice = '{"task_id": "t", "steps": [{"state": "s", "action": "a", "action": "b"%s}]}'
+    more = ', "reward": null, "is_active": true' if spelled_out else ""
+    path = tmp_path / "lines.jsonl"
+    path.write_text("\n".join([whole % (0, ""), whole % (1, more), twice % more, whole % (3, more), twice % "", ""]))
+    found = list(jsonl.read(path))
+    assert [item.position for item in found if isinstance(item, Reject)] == [3, 5]
+    assert [item[0] for item in found if isinstance(item, tuple)] == [1, 2, 4]
+
+
 @pytest.mark.parametrize("name", [None, "jsonl"])
 @pytest.mark.parametrize(("content", "says"), [(None, "No such file"), (b"", "is empty"), (b" \n\n", "is empty")])
 def test_a_file_with_nothing_in_it_is_an_error(tmp_path: Path, name: str | None, content: Any, says: str) -> None:

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from lake import Lake, ids
 from lake.cli import trajlake
-from lake.errors import UsageError
+from lake.errors import DataRefusedError, UsageError
 from lake.judgements.credit import find_credit
+from lake.judgements.predicates import select_where
 from lake.read import show
 from lake.read.show import find_named
 from testkit.command_line import runner
@@ -294,6 +295,9 @@ def test_an_older_state_shows_what_is_gone_since(tmp_path: Path) -> None:
     wanted = episode_of(lk, "t")
     lk.name_snapshot("before")
     lk.retract([wanted], "wrong")
-    with pytest.raises(UsageError, match="retracted"):
-        run(lk, ids.to_text(wanted))
+    for naming in ([ids.to_text(wanted)], ["--task", "t"], ["--task", "t", "--rollout", "0"]):
+        with pytest.raises(UsageError, match=rf"episode {ids.to_text(wanted)} is retracted \(wrong\)"):
+            run(lk, *naming)
+    with pytest.raises(DataRefusedError, match=r"all episodes of the lake are retracted \(1\)"):
+        select_where(lk.snapshot(), ["episode_id"], None)
     assert "task t" in run(lk, ids.to_text(wanted), "--as-of", "before")
