@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "bench_stream.py"
 
 
+@pytest.mark.slow
 def test_it_prints_its_table_and_counts_aborted_exits() -> None:
     command = [sys.executable, str(SCRIPT), "--rows", "400", "--repeat", "1", "--exits", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -51,6 +51,7 @@ def table(output: str) -> list[dict[str, str]]:
 # ---------------------------------------------------------------- the GPU script
 
 
+@pytest.mark.slow
 def test_the_gpu_script_measures_on_a_cpu(benchmark: Any) -> None:
     script = benchmark("gpu_train")
     sizes = ("--tokens", "512", "--micro-batches", "1", "--steps", "1")
@@ -78,6 +79,7 @@ def test_the_gpu_script_measures_a_policy_gradient(benchmark: Any) -> None:
     assert found["micro"] == 1
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_a_line_with_the_size() -> None:
     done = gpu_train(
         "--tokens", "16384", "--micro-batches", "1", "--steps", "1", "--loss", "sft", "--memory-limit", "0.05"

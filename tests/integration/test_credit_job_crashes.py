@@ -84,7 +84,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[dict[str, int], str]:
     ("executor", "fate"),
     [
         ("processes", "before"),
-        ("processes", "after"),
+        pytest.param("processes", "after", marks=pytest.mark.slow),
         pytest.param("ray", "after", marks=RAY),
         pytest.param("ray", "before", marks=[RAY, pytest.mark.slow]),
     ],

@@ -22,6 +22,7 @@ from pipelines.credit.health.integrity import IntegrityConfig
 from pipelines.credit.job import CreditReport, run_credit
 from pipelines.executor import LocalExecutor
 from testkit.copies import empty_lake
+from testkit.examples import mostly_slow
 from testkit.lakes import build_lake
 
 KEYS = ["group_id", "episode_id", "step_index"]
@@ -109,7 +110,7 @@ def groups_of(lk: Lake, report: CreditReport) -> pl.DataFrame:
 # ---------------------------------------------------------------- 1. ranges and executors
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("name", mostly_slow(ESTIMATORS, "gigpo", "gae", "gdpo"))
 def test_ranges_do_not_show_in_the_numbers(lk: Lake, name: str) -> None:
     estimator = estimator_class(name)(**OPTIONS.get(name, {}))
     whole = run_credit(lk, estimator, executor=LocalExecutor(1))

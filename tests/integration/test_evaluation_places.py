@@ -86,6 +86,7 @@ def test_shards_of_two_ranks(lk: Lake, models: Path, tmp_path: Path, lora: bool)
     assert (final.weights_sha256 == report.weights_sha256) == (not lora), "merged weights are other weights"
 
 
+@pytest.mark.slow
 def test_a_lake_in_a_bucket(models: Path, tmp_path: Path, s3: Store, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scored, evaluated and counted like one in a folder."""
     episodes = play(models / "b", tasks=4, siblings=15)

@@ -37,6 +37,7 @@ def runs(out: Path) -> list[Task]:
     return [Task(**json.loads(line)["task"]) for line in (out / "results.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_small_ladder_runs_stops_goes_on_and_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arms, "RATES", (1e-3,))
     monkeypatch.setattr(arms, "BETAS", (1.0,))

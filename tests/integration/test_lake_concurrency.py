@@ -18,6 +18,7 @@ import lake
 from lake.tables import RESOLUTION_ORDER
 from testkit.copies import copied
 from testkit.episodes import assert_same, assert_whole, contents, episode
+from testkit.examples import mostly_slow
 from testkit.full_lake import add_round
 from testkit.processes import Worker, at_the_gate
 
@@ -198,7 +199,7 @@ def assert_consistent(snapshot: lake.Snapshot) -> None:
             assert session.query(query).is_empty(), fault
 
 
-@pytest.mark.parametrize("moving", RESOLUTION_ORDER)
+@pytest.mark.parametrize("moving", mostly_slow(RESOLUTION_ORDER, "jobs", "episodes", "steps", "scores"))
 def test_a_snapshot_is_consistent_when_a_round_is_written_between_two_tables(
     tmp_path: Path, moving: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from lake.errors import LakeAccessError
 from lake.tables import TABLES
 from lake.write.ingest import Report, ingest
 from testkit.copies import empty_lake
+from testkit.examples import mostly_slow
 from testkit.fault_log import Faults, seeded
 from testkit.fault_model import Key, Truth, View, accounted, harm, key, rollouts, view, write_file
 from testkit.lake_worker import compact
@@ -101,7 +102,7 @@ def holding(lk: Lake, episode_ids: list[int]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", mostly_slow(OPERATIONS, "compact", "forget"))
 @seeded()
 def test_maintenance_killed_beside_four_writers(tmp_path: Path, seed: int, operation: str) -> None:
     rng = random.Random(seed)

@@ -14,6 +14,7 @@ import pytest
 from lake import EpisodeRecord, Lake
 from lake.write.ingest import Report, ingest
 from testkit.copies import empty_lake
+from testkit.examples import mostly_slow
 from testkit.fault_log import Faults, seeded
 from testkit.fault_model import Truth, accounted, conflicts, content, harm, key, resampled, rollouts, view, write_file
 from testkit.processes import Worker, at_the_gate
@@ -59,7 +60,7 @@ def settled(lk: Lake, offered: list[list[EpisodeRecord]], truth: Truth, faults: 
     accounted(lk)
 
 
-@pytest.mark.parametrize("writers", [4, 8])
+@pytest.mark.parametrize("writers", mostly_slow([4, 8], 4))
 @seeded()
 def test_writers_at_once(tmp_path: Path, seed: int, writers: int) -> None:
     """Each has a file of its own and one that all share, so that some batches are disjoint and some collide."""

@@ -20,6 +20,7 @@ from lake.locked import isolation
 from lake.locked.query import LockedReader, size_in_bytes
 from lake.storage.objects import Objects
 from testkit.episodes import episode
+from testkit.examples import mostly_slow
 
 pytestmark = pytest.mark.skipif(bool(isolation.missing()), reason=f"no strong isolation here: {isolation.missing()}")
 SECRET = "the secret of another program"
@@ -237,7 +238,7 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("name", FOREVER)
+@pytest.mark.parametrize("name", mostly_slow(FOREVER, "a cross join"))
 def test_no_query_runs_for_ever(blueprint: Path, name: str) -> None:
     with duckdb.connect(config={"threads": 1}) as connection:
         process = subprocess.Popen([sys.executable, "-c", f"import duckdb; duckdb.execute({FOREVER[name]!r})"])
@@ -251,7 +252,7 @@ def test_no_query_runs_for_ever(blueprint: Path, name: str) -> None:
         assert reader.sql("SELECT 1 AS a").item() == 1
 
 
-@pytest.mark.parametrize("name", BOMBS)
+@pytest.mark.parametrize("name", mostly_slow(BOMBS, "a list", "a sort"))
 def test_no_query_takes_all_memory(blueprint: Path, name: str) -> None:
     most = 1 << 30
     process = subprocess.Popen(

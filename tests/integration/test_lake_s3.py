@@ -24,6 +24,7 @@ from lake.errors import LakeAccessError, NotALakeError, QueryError, TrajlakeErro
 from lake.storage.objects import Objects
 from lake.write.ingest import Report, ingest
 from testkit.episodes import assert_same, assert_whole, contents, episode, write_lines
+from testkit.examples import mostly_slow
 from testkit.full_lake import add_round
 from testkit.object_store import SECRET, Store, answering, refusal, s3, s3_server, unused_endpoint
 from testkit.processes import COMMAND, environment
@@ -120,6 +121,7 @@ def test_a_lake_in_a_bucket_shows_what_one_in_a_folder_shows(
         lk.sql("SELECT * FROM read_text('/etc/passwd')")
 
 
+@pytest.mark.slow
 def test_snapshots_outlive_compaction_and_vacuum(s3: Store) -> None:
     now = datetime.now(UTC)
 
@@ -202,7 +204,11 @@ def test_four_writers_of_overlapping_batches_write_everything_once(s3: Store, tm
 
 
 @pytest.mark.parametrize(
-    "place", ["create 1 before", "commit:steps 2 after", "commit:episodes 2 before", "commit:episodes 2 after"]
+    "place",
+    mostly_slow(
+        ["create 1 before", "commit:steps 2 after", "commit:episodes 2 before", "commit:episodes 2 after"],
+        "commit:steps 2 after",
+    ),
 )
 def test_a_killed_writer_is_made_good_by_the_same_command(
     place: str, s3: Store, file: Path, expected: dict[str, pl.DataFrame]

@@ -113,6 +113,7 @@ def test_a_second_demo_into_the_same_lake_is_refused(demo: tuple[Lake, DemoResul
         run_demo(target, SMALL, lambda _: None)
 
 
+@pytest.mark.slow
 def test_shuffled_advantages_are_a_permutation_over_live_steps(tmp_path: Path) -> None:
     target = lake.open(tmp_path / "lake", create=True)
     run_demo(target, SMALL.model_copy(update={"iterations": 1, "shuffle_advantages": True}), lambda _: None)

@@ -45,7 +45,7 @@ def calls(words: list[str]) -> list[tuple[int, dict[str, Any]]]:
     return [(n, {"n": n, "do": word}) for n, word in enumerate(words)]
 
 
-@pytest.mark.parametrize("rows", [2, 64])
+@pytest.mark.parametrize("rows", [2, pytest.param(64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("words", CASES.values(), ids=CASES)
 def test_what_comes_is_what_a_call_gives(function: FunctionSource, words: list[str], rows: int) -> None:
     limits = SandboxLimits(seconds_per_row=0.5, rows_per_batch=rows)

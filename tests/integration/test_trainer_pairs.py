@@ -19,6 +19,7 @@ from lake.judgements.credit import find_credit
 from lake.records import EpisodeRecord
 from pipelines.credit.estimators.grpo import GRPO
 from pipelines.credit.job import run_credit
+from testkit.examples import mostly_slow
 from testkit.lakes import add_credit
 from testkit.offline_runs import configured, interrupted
 from testkit.pair_worlds import context_of, meeting_episodes, world
@@ -228,7 +229,7 @@ def gradient(lk: Lake, loss: str, world_size: int, **fields: Any) -> dict[str, t
     return gradients(backend)
 
 
-@pytest.mark.parametrize("loss", ["dpo", "dmpo", "kto"])
+@pytest.mark.parametrize("loss", mostly_slow(["dpo", "dmpo", "kto"], "dmpo", "kto"))
 def test_cuts_and_ranks_do_not_matter(lk: Lake, loss: str) -> None:
     for options in ({}, {"pairs": STEPS})[: 1 if loss == "kto" else 2]:
         whole = gradient(lk, loss, 1, token_budget=10**6, options=options)
@@ -286,7 +287,10 @@ def test_kto_moves_good_episodes_up_against_bad_ones(games: tuple[Lake, Path], t
     assert metric(lk, result.job_id, "desirable")[0] + metric(lk, result.job_id, "undesirable")[0] == signs
 
 
-@pytest.mark.parametrize("fields", [{"loss": "dpo"}, {"loss": "dpo", "options": {"pairs": STEPS}}, {"loss": "kto"}])
+STOPPED = [{"loss": "dpo"}, {"loss": "dpo", "options": {"pairs": STEPS}}, {"loss": "kto"}]
+
+
+@pytest.mark.parametrize("fields", mostly_slow(STOPPED, STOPPED[1]))
 def test_a_run_that_was_stopped_ends_with_the_same_weights(
     games: tuple[Lake, Path], tmp_path: Path, fields: dict[str, Any]
 ) -> None:

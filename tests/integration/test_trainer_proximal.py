@@ -17,6 +17,7 @@ import torch  # noqa: TID253
 from lake import Lake
 from lake.errors import ContractError
 from testkit import rank_tasks
+from testkit.examples import mostly_slow
 from testkit.lakes import add_credit
 from testkit.offline_runs import configured, interrupted
 from testkit.processes import COMMAND, environment
@@ -163,7 +164,7 @@ def straight(world: tuple[Lake, Path], tmp_path_factory: pytest.TempPathFactory)
 @pytest.mark.parametrize(
     "stops", [[4], [10, 2, 5], *(pytest.param([stop], marks=pytest.mark.slow) for stop in (3, 5, 7))]
 )
-@pytest.mark.parametrize("checkpoint_every", [1, 3])
+@pytest.mark.parametrize("checkpoint_every", mostly_slow([1, 3], 3))
 def test_an_interrupted_run_ends_with_the_same_weights(
     world: tuple[Lake, Path], straight: Any, tmp_path: Path, stops: list[int], checkpoint_every: int
 ) -> None:
@@ -211,6 +212,7 @@ def test_adapters_alone_are_copied(world: tuple[Lake, Path], tmp_path: Path) -> 
     assert all(".lora_" in name for name in load_file(folder / PROXIMAL))
 
 
+@pytest.mark.slow
 def test_a_run_killed_inside_a_period_ends_with_the_same_weights(world: tuple[Lake, Path], tmp_path: Path) -> None:
     lk, model = world
     settings = tmp_path / "x.toml"

@@ -178,6 +178,7 @@ def test_a_damaged_or_missing_shard_is_found(uri: str, tmp_path: Path) -> None:
         assert rank_tasks.refused(ALONE, str(place), {}) == told
 
 
+@pytest.mark.slow
 def test_adapters_are_sharded_too(uri: str, tmp_path: Path) -> None:
     """Of rank 2 over four ranks: two of them hold nothing of a matrix."""
     pytest.importorskip("peft", reason="needs trajlake[lora]")

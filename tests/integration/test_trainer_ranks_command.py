@@ -111,14 +111,20 @@ def test_rank_0_speaks_for_all(world: tuple[Lake, list[str]], tmp_path: Path) ->
     again = trajlake("train", *options, "--out", tmp_path / "two", "--ranks", "2")
     assert again.returncode != 0
     assert again.stderr.count("two holds a run already") == 1
+    none = trajlake("train", *options, "--out", tmp_path / "none", "--ranks", "0")
+    assert "--ranks is 0; it takes a number of processes, from 1" in none.stderr
+
+
+@pytest.mark.slow
+def test_torchrun_goes_on_with_what_our_launcher_began(world: tuple[Lake, list[str]], tmp_path: Path) -> None:
+    _, options = world
+    done = trajlake("train", *options, "--out", tmp_path / "two", "--ranks", "2")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "trainer"]
     command = [*torchrun, "train", *options, "--out", str(tmp_path / "two"), "--resume"]
     finished = subprocess.run(
         command, capture_output=True, text=True, env=environment(), timeout=_PATIENCE, check=False
     )
     assert finished.stdout == done.stdout, finished.stderr
-    none = trajlake("train", *options, "--out", tmp_path / "none", "--ranks", "0")
-    assert "--ranks is 0; it takes a number of processes, from 1" in none.stderr
 
 
 ENDLESS = ["--epochs", "5000", "--checkpoint-every", "3", "--set", "keep_last=1"]
@@ -137,6 +143,7 @@ def test_no_rank_outlives_its_launcher_and_none_joins_a_living_run(
         wait_for_end(ranks)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_all_ranks_and_one_of_them_says_how_to_go_on(world: tuple[Lake, list[str]], tmp_path: Path) -> None:
     _, options = world
     out = tmp_path / "out"

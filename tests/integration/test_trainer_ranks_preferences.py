@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from lake import Lake
 from testkit import rank_tasks
+from testkit.examples import mostly_slow
 from testkit.lakes import add_credit
 from testkit.ranks import on_ranks
 from testkit.sampled_lake import play, recorded, save_model, save_near
@@ -41,9 +42,7 @@ def metrics(out: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(
-    "name", ["dpo", "kto", *(pytest.param(name, marks=pytest.mark.slow) for name in ("steps", "dmpo"))]
-)
+@pytest.mark.parametrize("name", mostly_slow(["dpo", "kto", "steps", "dmpo"], "kto"))
 def test_two_ranks_train_as_one_device_does(games: tuple[Lake, Path], tmp_path: Path, name: str) -> None:
     lk, folder = games
     fields = CASES[name] | {

@@ -12,6 +12,7 @@ from lake import Lake
 from lake.errors import LakeAccessError
 from lake.judgements.credit import find_credit
 from lake.storage.buckets import Bucket
+from testkit.examples import mostly_slow
 from testkit.lakes import add_credit
 from testkit.object_store import Store, s3, s3_server
 from testkit.training import config, token_episodes
@@ -45,7 +46,7 @@ def streamed(lk: Lake, settings: TrainConfig) -> tuple[int, list[dict[str, Any]]
     return plan.plan_hash, [{name: getattr(batch, name) for name in type(batch).__slots__} for batch in batches]
 
 
-@pytest.mark.parametrize("cache_bytes", [0, 1 << 30])
+@pytest.mark.parametrize("cache_bytes", mostly_slow([0, 1 << 30], 1 << 30))
 def test_a_bucket_gives_the_same_batches_as_a_folder(tmp_path: Path, s3: Store, cache_bytes: int) -> None:
     settings = config("ppo", episodes_per_step=3, token_budget=40, cache_bytes=cache_bytes, options={"unit": "episode"})
     local = streamed(filled(lake.open(tmp_path, create=True)), settings)

@@ -1,8 +1,19 @@
-"""How many examples a law is tried on."""
+"""How often a law is tried: on how many examples, and on which values outside `make test-slow`."""
 
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
 from hypothesis import settings
 
 
 def examples(usual: int) -> int:
     """So many per 100 of the profile's: two fifths of `usual` by default, ten times as many with `explore`."""
     return max(1, usual * settings().max_examples // 100)
+
+
+def mostly_slow(values: Iterable[Any], *usual: Any) -> list[Any]:
+    """Values as parameters; those that are not `usual` are for `make test-slow` alone."""
+    every = list(values)
+    assert all(value in every for value in usual), usual
+    return [value if value in usual else pytest.param(value, marks=pytest.mark.slow) for value in every]

@@ -1,9 +1,11 @@
 """Driving the viewer without a browser: open a page by its address, and read everything on it."""
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from streamlit.components.v2 import manifest_scanner  # noqa: TID253
 from streamlit.testing.v1 import AppTest  # noqa: TID253 - imported by the viewer's tests alone
 
 from lake import ids
@@ -11,6 +13,8 @@ from lake import ids
 APP = Path(__file__).resolve().parents[2] / "viewer" / "app.py"
 SCREENS = ("runs", "episodes", "groups", "training", "jobs", "rejects")
 """Pages in the navigation."""
+# Each page would look through every installed package for components, which takes as long as the page.
+manifest_scanner.scan_component_manifests = cache(manifest_scanner.scan_component_manifests)
 
 
 def open_page(name: str, **address: str | int | list[str]) -> AppTest:

@@ -13,6 +13,7 @@ import pytest
 
 from lake import Lake, ids
 from testkit.browsers import REQUIRE, chromium, missing
+from testkit.examples import mostly_slow
 from testkit.lakes import RUN, add_credit, add_training, build_lake, rollout, sample_episodes
 from testkit.viewer_process import Viewer, viewer
 from viewer.components import OPEN_WIDTH
@@ -120,7 +121,7 @@ def episode_text(lk: Lake, task: str, index: int) -> str:
     return ids.to_text(lk.sql(query, [task, index]).item())
 
 
-@pytest.mark.parametrize("name", ["", "episodes", "groups", "training", "jobs", "rejects"])
+@pytest.mark.parametrize("name", mostly_slow(["", "episodes", "groups", "training", "jobs", "rejects"], "", "training"))
 def test_every_page_renders(page: Any, name: str) -> None:
     go(page, f"/{name}", name.capitalize() or "Runs")
     if name != "rejects":
@@ -229,7 +230,7 @@ def test_wrong_ids_are_answered_in_words(page: Any) -> None:
         page.get_by_test_id("stAlert").wait_for()
 
 
-@pytest.mark.parametrize("where", ["episode", "group", "episodes", "runs", "groups", "rejects"])
+@pytest.mark.parametrize("where", mostly_slow(["episode", "group", "episodes", "runs", "groups", "rejects"], "episode"))
 def test_hostile_text_is_shown_and_does_nothing(page: Any, lk: Lake, where: str) -> None:
     """The fixture's end asserts that no script ran, no dialog opened and no other host was asked."""
     query = "SELECT episode_id, group_id FROM episodes WHERE status = 'completed' AND error IS NOT NULL"
