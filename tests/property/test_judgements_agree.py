@@ -178,7 +178,8 @@ class JudgementMachine(RuleBasedStateMachine):
     def inputs(self, score: str, where: str | None) -> pl.DataFrame:
         """The steps of a credit job, as the estimator takes them."""
         chosen = self.lk.sql(
-            f"SELECT episode_id, group_id, status, env_return AS episode_score FROM episodes WHERE {where or 'true'}"
+            "SELECT episode_id, group_id, status, env_return AS episode_score, final_value_estimate"
+            f" FROM episodes WHERE {where or 'true'}"
         )
         if score == "judge":
             said = self.scores(self.version)
