@@ -30,6 +30,13 @@ LOSSES = (
     *("sft", "awr", "bc_exp", "cispo", "dapo", "dmpo", "dpo", "dr_grpo", "dro", "grpo", "gspo", "kto", "ppo"),
     "reinforce",
 )
+OF_RATIOS = ("cispo", "dapo", "dr_grpo", "dro", "grpo", "gspo", "ppo", "reinforce")
+"""Losses that need the log-probabilities with which actions were sampled: they train on the engine's tokens."""
+OPTIONS = {
+    **dict.fromkeys(("batch_std", "reinforce_pp", "reinforce_pp_baseline"), ("--set", "batch_key=all")),
+    "gdpo": ("--set", "batch_key=all", "--set", 'components={"env_return": 1.0}'),
+}
+"""What estimators have to be told."""
 ESTIMATORS = (
     *("batch_std", "discounted_grpo", "dr_grpo", "gae", "gdpo", "gigpo", "gigpo_loo", "grpo", "hgpo", "maxrl", "opo"),
     *("reinforce_pp", "reinforce_pp_baseline", "rloo"),
@@ -98,7 +105,7 @@ def figures(tree: Path, source: Path, folder: Path) -> dict[str, object]:
     for name, lake in (("tau", tau), ("demo", demo)):
         found |= {f"{name}: {table}": digest for table, digest in rows(tree, lake, *TABLES).items()}
         for estimator in ESTIMATORS:
-            done = command(tree, "credit", estimator, "--lake", lake, check=False)
+            done = command(tree, "credit", estimator, "--lake", lake, *OPTIONS.get(estimator, ()), check=False)
             said = f"exit {done.returncode}"
             digest = rows(tree, lake, ADVANTAGES)[ADVANTAGES] if done.returncode == 0 else outcome(done)
             found[f"{name}: credit {estimator}"] = [said, digest]
@@ -106,7 +113,8 @@ def figures(tree: Path, source: Path, folder: Path) -> dict[str, object]:
     model = str(folder / "model")
     command(tree, "init-model", "--lake", demo, "--out", model)
     for loss in LOSSES:
-        options = ["--lake", demo, "--model", model, "--loss", loss, "--tokens", "rendered", "--seed", "3"]
+        tokens = "engine" if loss in OF_RATIOS else "rendered"
+        options = ["--lake", demo, "--model", model, "--loss", loss, "--tokens", tokens, "--seed", "3"]
         plan = command(tree, "train", *options, "--out", str(folder / f"p-{loss}"), "--plan", check=False)
         lines = [line for line in plan.stdout.splitlines() if not re.search(r"job|series|seconds|memory", line)]
         digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
