@@ -42,7 +42,7 @@ test-long: $(INSTALLED) ## Run the others: faults, attacks, ranks, buckets, the 
 
 test-all: test test-long ## Run both
 
-test-slow: $(INSTALLED) ## Run the long repetitions: kills, races, seeds (an hour)
+test-slow: $(INSTALLED) ## Run the long repetitions: kills, races, seeds (hours)
 	@$(PYTEST) -m slow
 
 coverage: $(INSTALLED) ## Run both, with the coverage of lake and pipelines

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 RETENTION = timedelta(days=7)
 """How long files stay after nobody refers to them, and dead writes after they were written."""
+SHORTEST_RETENTION = timedelta(hours=1)
+"""What running readers may need."""
 _LONGEST_JOB = timedelta(days=30)
 """A job without a terminal row may still end or be resumed for so long: its rows and what it reads are kept."""
 
@@ -54,7 +56,7 @@ class Vacuumed:
 
 def vacuum(store: Store, *, retention: timedelta = RETENTION, dry_run: bool = False) -> list[Vacuumed]:
     """Drop dead writes and files that nobody needs; see `Lake.vacuum`. Raises LakeAccessError: a damaged pin or log."""
-    if retention < timedelta(hours=1):
+    if retention < SHORTEST_RETENTION:
         msg = f"a retention of {retention} would take files from under running readers; valid: an hour or more"
         raise UsageError(msg)
     if faults := log_faults(store.objects, Snapshot(store).versions):

@@ -47,11 +47,13 @@ def vacuum(lake_uri: str, output_format: str, days: float, dry_run: bool) -> Non
     """
     import polars as pl
 
+    from lake.care.vacuum import SHORTEST_RETENTION
+
     try:
         retention = timedelta(days=days)
     except (OverflowError, ValueError) as error:
         raise UsageError(f"--days {days} is no length of time; valid: 0.05 or more") from error
-    if retention < timedelta(hours=1):
+    if retention < SHORTEST_RETENTION:
         raise UsageError(f"--days {days:g} is less than the hour that running readers may need; valid: 0.05 or more")
     done = lake.open(lake_uri).vacuum(retention=retention, dry_run=dry_run)
     echo_rows(pl.DataFrame(done), output_format)

@@ -3,7 +3,7 @@
 The fast decoder keeps the last of two values without a word. Seeing the first would take a parser of our own and half
 of the speed, so keys are counted instead: a decoded value that is written again has as many colons as its text, unless
 a key was lost. Only a text whose count differs is read a second time, slowly. What could hide a lost key is a colon
-that is written as an escape in the same text.
+that is written as an escape in the same text, or, of a typed record, a time zone written without its colon.
 """
 
 import json

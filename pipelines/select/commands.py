@@ -12,13 +12,11 @@ if TYPE_CHECKING:
     from pipelines.select.base import Filter
 
 
-_PARAGRAPH = "\n\n"
-
-
 def _filters() -> "dict[str, type[Filter]]":
     from pipelines.select.filters import FILTERS
 
-    return {f"{name}\n{(inspect.getdoc(one) or '').partition(_PARAGRAPH)[0]}": one for name, one in FILTERS.items()}
+    first = {name: (inspect.getdoc(one) or "").partition("\n\n")[0] for name, one in FILTERS.items()}
+    return {f"{name}\n{first[name]}": one for name, one in FILTERS.items()}
 
 
 @click.command(cls=ConfiguredCommand, models=_filters)

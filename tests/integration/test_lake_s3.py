@@ -121,7 +121,6 @@ def test_a_lake_in_a_bucket_shows_what_one_in_a_folder_shows(
         lk.sql("SELECT * FROM read_text('/etc/passwd')")
 
 
-@pytest.mark.slow
 def test_snapshots_outlive_compaction_and_vacuum(s3: Store) -> None:
     now = datetime.now(UTC)
 

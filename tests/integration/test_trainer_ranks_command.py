@@ -143,7 +143,6 @@ def test_no_rank_outlives_its_launcher_and_none_joins_a_living_run(
         wait_for_end(ranks)
 
 
-@pytest.mark.slow
 def test_ctrl_c_ends_all_ranks_and_one_of_them_says_how_to_go_on(world: tuple[Lake, list[str]], tmp_path: Path) -> None:
     _, options = world
     out = tmp_path / "out"
