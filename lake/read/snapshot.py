@@ -60,6 +60,7 @@ class Snapshot:
 
     def __init__(self, store: Store, versions: Mapping[str, int] | None = None) -> None:
         self._store = store
+        self._is_newest = versions is None
         self._entries: dict[str, list[FileEntry]] = {}
         self._files: dict[str, list[DataFile]] = {}
         self.versions: dict[str, int] = {}
@@ -70,18 +71,40 @@ class Snapshot:
         self.root = store.root
         if versions is not None and (unknown := set(versions) - set(TABLES)):
             raise ContractError(f"a snapshot names unknown tables {sorted(unknown)}; valid: {', '.join(TABLES)}")
-        known = {} if versions is None else store.replacements.known()
+        self._resolve(versions)
+        while self._is_newest and self._forget_began():
+            self._resolve(None)
+
+    def _resolve(self, versions: Mapping[str, int] | None) -> None:
+        known = {} if versions is None else self._store.replacements.known()
         for name in RESOLUTION_ORDER:
             wanted = None if versions is None else versions.get(name, -1)
             if wanted is not None and (not isinstance(wanted, int) or wanted < -1):
                 raise ContractError(f"table `{name}` has no version {wanted!r}; valid: -1 (no table yet), 0, 1, 2, ...")
-            self.versions[name], entries = store.logged(name, wanted)
+            self.versions[name], entries = self._store.logged(name, wanted)
             # As they are since a `forget`.
             there, gone = applied(self.objects, name, entries, known)
             if known and name == "episodes":
                 self.forgotten = sum(entry.rows for entry in entries) - sum(entry.rows for entry in there)
                 self._emptied = frozenset().union(*(entry.emptied for entry in (*there, *gone)))
             self._entries[name] = there
+
+    def _forget_began(self) -> bool:
+        """Whether a `forget` began while tables were resolved: the later ones may lack rows that the earlier refer to.
+
+        Its first row in `jobs`, the table resolved before those it erases from, comes after its tombstones were
+        accepted and before it takes the first row away.
+        """
+        since, now = self.versions["jobs"], self._store.refresh("jobs")
+        added = [entry.path for entry in self._store.added("jobs", since, now)] if now != since else []
+        if not added:
+            return False
+        import polars as pl
+
+        from lake.read.parquet import collected, scan
+
+        rows = scan(added, JOBS, self.objects.polars_options)
+        return "forget" in collected(rows.select(pl.col("kind").unique()))["kind"]
 
     def __repr__(self) -> str:
         """The mapping, as JSON."""
@@ -167,11 +190,24 @@ class Snapshot:
         """Episodes that readers do not see: int64 [E], sorted."""
         from lake.read.parquet import collected
 
-        return collected(self.scan_all("retractions").select("episode_id"))["episode_id"].unique().sort()
+        hidden = collected(self.scan_all("retractions").select("episode_id"))["episode_id"]
+        return hidden.append(self._forgotten_since).unique().sort()
+
+    @cached_property
+    def _forgotten_since(self) -> pl.Series:
+        """Of an earlier moment, what was forgotten by now: it may be gone from some tables and not yet from others."""
+        import polars as pl
+
+        from lake.read.parquet import collected
+
+        if self._is_newest or self._store.refresh("retractions") == -1:
+            return pl.Series("episode_id", [], dtype=pl.Int64)
+        rows = Snapshot(self._store).scan_all("retractions").filter(pl.col("kind") == "forgotten")
+        return collected(rows.select("episode_id"))["episode_id"]
 
     def hidden(self) -> pl.Series | None:
         """As `retracted`; None if nothing was ever retracted, which the log tells."""
-        return self.retracted if self.files("retractions") else None
+        return self.retracted if self.files("retractions") or len(self._forgotten_since) else None
 
     def sql(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pl.DataFrame:
         """Rows of one SELECT (DuckDB), with parameters ? or $name, over every table by name and the shipped views.

@@ -3,6 +3,7 @@
 import shutil
 import threading
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from lake import EpisodeRecord, Lake
 from lake.care import erasure
 from lake.care.doctor import examine
 from lake.errors import UsageError
-from lake.tables import TABLES
+from lake.tables import RESOLUTION_ORDER, TABLES
 from testkit.copies import copied, empty_lake
 from testkit.episodes import assert_whole, episode
+from testkit.examples import mostly_slow
 from testkit.full_lake import full_lake
 from testkit.moving_clock import MovingClock
 
@@ -327,6 +329,36 @@ def test_killed_between_two_deletions_and_run_again(
     lake.open(lk.uri).forget([episode_id])
     assert holders(lk) == set()
     assert rest(lk.at("before"), episode_id) == expected
+
+
+@pytest.mark.parametrize("moving", mostly_slow(RESOLUTION_ORDER, "episodes", "tokens", "steps"))
+def test_a_snapshot_resolved_while_it_is_being_erased_is_whole(
+    tmp_path: Path, moving: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows are gone from all tables, and no file is deleted yet, when the reader comes to one of the tables."""
+    lk = small(tmp_path / "lake")
+    number = id_of(lk)
+    before = datetime.now(UTC)
+    began: list[bool] = []
+    resolve = lk._store.logged
+
+    def erased_meanwhile(name: str, version: int | None = None) -> object:
+        if name == moving and not began:
+            began.append(True)
+            with monkeypatch.context() as patch:
+                patch.setattr(erasure, "_replace_files", dying(erasure._replace_files, [0]))
+                with pytest.raises(KilledError):
+                    lake.open(tmp_path / "lake").forget([number])
+        return resolve(name, version)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lk._store, "logged", erased_meanwhile)
+        snapshot = lk.snapshot()
+    # An earlier moment takes `episodes` as it was, and `steps` as it is: they must not disagree either.
+    for shown in (snapshot, lk.at(before)):
+        assert assert_whole(shown) == 2
+        assert set(shown.scan("tokens").collect()["episode_id"]) == set(shown.scan("episodes").collect()["episode_id"])
+        assert shown.sql("SELECT count(DISTINCT episode_id) AS n FROM steps").item() == 2
 
 
 def test_a_writer_that_was_about_to_bring_it_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
