@@ -92,8 +92,8 @@ class Snapshot:
     def _forget_began(self) -> bool:
         """Whether a `forget` began while tables were resolved: the later ones may lack rows that the earlier refer to.
 
-        Its first row in `jobs`, the table resolved before those it erases from, comes after its tombstones were
-        accepted and before it takes the first row away.
+        Its first row in `jobs` comes after its tombstones were accepted and before it takes the first row away, and
+        `jobs` is resolved before every table whose rows tombstones hide.
         """
         since, now = self.versions["jobs"], self._store.refresh("jobs")
         added = [entry.path for entry in self._store.added("jobs", since, now)] if now != since else []
