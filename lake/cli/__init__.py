@@ -4,12 +4,19 @@ The composition root is pyproject.toml: the entry points `trajlake.commands` nam
 command's name to where it lives and its one-line help. Nothing but click is imported until a command runs.
 """
 
+import signal
 import sys
+import threading
+import time
 from functools import cache
 from importlib import import_module
 from importlib.metadata import distribution
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 CommandTable = dict[str, tuple[str, str]]
 """Command name -> ("module:attribute" of a click command, one line of help)."""
@@ -57,11 +64,25 @@ def trajlake() -> None:
     """A lakehouse for LLM-agent trajectories: ingest, query, credit, train, view."""
 
 
+def _interrupt_again(caught: "UnraisableHookArgs") -> None:
+    """Ctrl-C in the middle of a finaliser, which cannot raise, would be a traceback and then forgotten."""
+
+    def later() -> None:
+        time.sleep(0.1)  # until this hook has returned: it cannot raise either
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    if caught.exc_type is KeyboardInterrupt:
+        threading.Thread(target=later, daemon=True).start()
+    else:
+        sys.__unraisablehook__(caught)
+
+
 def main() -> None:
     """Run the command line; a user's fault is one line on stderr, without control characters, and a status not 0."""
     from lake.errors import TrajlakeError
     from lake.read.text_table import cell
 
+    sys.unraisablehook = _interrupt_again
     try:
         trajlake(prog_name="trajlake")
     except TrajlakeError as error:

@@ -65,8 +65,15 @@ def options(endpoint: str) -> dict[str, str]:
 
 
 _SERVER = """
-import logging, sys
+import logging, sys, threading
+from moto.s3.responses import S3Response
 from moto.server import ThreadedMotoServer
+# S3 decides If-None-Match and puts in one; moto looks first and puts later, so two writers could both be told yes.
+put, one_at_a_time = S3Response.put_object, threading.Lock()
+def put_object(self):
+    with one_at_a_time:
+        return put(self)
+S3Response.put_object = put_object
 logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line for every request
 server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
 server.start()

@@ -512,6 +512,28 @@ def test_a_reader_that_leaves_is_no_fault(full: Path) -> None:
             assert process.stderr.read() == b""
 
 
+INTERRUPTED_IN_A_FINALISER = """
+import os, signal, time, click, lake.cli
+class Closing:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0)
+@click.command()
+def at_work():
+    Closing()
+    time.sleep(60)
+lake.cli.trajlake = at_work
+lake.cli.main()
+"""
+
+
+def test_ctrl_c_while_something_is_being_closed_ends_the_command() -> None:
+    """Python cannot raise out of a finaliser: it would print a traceback and go on."""
+    command = [sys.executable, "-c", INTERRUPTED_IN_A_FINALISER]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=50, check=False)
+    assert (done.returncode, done.stderr) == (1, "\nAborted!\n")
+
+
 def test_the_command_works_from_a_shell(full: Path) -> None:
     done = trajlake("sql", "SELECT count(*) AS n FROM episodes", "--lake", full, "--format", "json")
     assert (done.returncode, done.stdout, done.stderr) == (0, '[{"n":9}]\n', "")
