@@ -14,6 +14,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -287,6 +288,11 @@ class SnapshotWithTokens(Snapshot):
     def scan_all(self, name: str) -> pl.LazyFrame:
         """See `Snapshot.scan_all`."""
         return self._of(name).scan_all(name)
+
+    @cached_property
+    def retracted(self) -> pl.Series:
+        """See `Snapshot.retracted`."""
+        return self._snapshot.retracted
 
     def session(self, *, retracted_too: bool = False) -> Session:
         """Queries see the token rows of the snapshot itself."""
