@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlencode
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from lake import ids
-from lake.judgements.credit import Covering, Credit
+from lake.judgements.credit import Covering, Credit, outdated
 from lake.tables import STATUSES
 from viewer.components import FILTER, missing
 from viewer.links import finite, given, given_id, given_int, whole
@@ -152,6 +152,14 @@ def credit(found: list[Covering], subject: str) -> Credit | None:
         help="Series with advantages of this, the one that ran last first. Training takes the current one by default.",
     )
     return None if chosen is None else options[chosen]
+
+
+def explain(chosen: Credit | None, **of: int) -> None:
+    """Say whose advantages are shown, and what of an episode or group (`outdated`) changed since."""
+    if chosen is not None:
+        st.caption(f"Advantages by {chip(chosen.title, 300)}.")
+        if (stale := read(outdated, chosen, **of)) is not None:
+            st.warning(chip(stale, 400), icon=":material/history:")
 
 
 def describe(parameters: str | None, limit: int = 150) -> str:

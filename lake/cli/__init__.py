@@ -11,7 +11,7 @@ import time
 from functools import cache
 from importlib import import_module
 from importlib.metadata import distribution
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -37,6 +37,19 @@ class LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All commands by name; former names, which have no line of help, are left out."""
         return sorted(name for name, (_, text) in _table().items() if text)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; what its errors advise names the lake, if the command did."""
+        from lake.errors import TrajlakeError
+
+        try:
+            return super().invoke(ctx)
+        except TrajlakeError as error:
+            from lake.cli.options import TYPED_LAKE, with_lake
+
+            if TYPED_LAKE in ctx.meta:
+                error.args = (with_lake(str(error), ctx.meta[TYPED_LAKE]), *error.args[1:])
+            raise
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name, imported now."""

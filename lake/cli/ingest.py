@@ -73,7 +73,8 @@ def _tell(file: str, report: "Report", lake_uri: str) -> None:
     )
     target = f"--lake {shlex.quote(lake_uri)}"
     if report.new and report.copies:
-        click.echo(f"{report.copies}; leave them out with `trajlake select NAME {target} --filter dedup`", err=True)
+        without = f"trajlake select distinct --filter dedup:by=decisions,within=group {target}"
+        click.echo(f"{report.copies}; leave them out with `{without}`", err=True)
     if report.rejected:
         if report.first_fault is not None:
             position, message = report.first_fault

@@ -5,12 +5,15 @@ Ids are printed as 13 base32 characters and times as ISO 8601; a table cuts long
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
+from click.core import ParameterSource
 
 from lake import ids
 from lake.read import text_table
@@ -116,9 +119,38 @@ Command = Callable[..., Any]
 
 def lake_option(function: Command) -> Command:
     """Add --lake (environment variable TRAJLAKE_LAKE)."""
+
+    def remember(context: click.Context, parameter: click.Parameter, uri: str) -> str:
+        if context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE:
+            context.meta[TYPED_LAKE] = uri
+        return uri
+
     return click.option(
-        "--lake", "lake_uri", required=True, envvar="TRAJLAKE_LAKE", show_envvar=True, help="Folder or URI of the lake."
+        "--lake",
+        "lake_uri",
+        required=True,
+        envvar="TRAJLAKE_LAKE",
+        show_envvar=True,
+        callback=remember,
+        help="Folder or URI of the lake.",
     )(function)
+
+
+TYPED_LAKE = "trajlake.lake"
+"""Key of a context's `meta`: the lake, if it was named on the command line."""
+_QUOTED = re.compile(r"`trajlake (?!convert-model)[^`]*`")
+
+
+def with_lake(message: str, uri: str) -> str:
+    """A message whose commands in backticks name the lake, as they have to where no environment variable does."""
+
+    def complete(quoted: re.Match[str]) -> str:
+        command = quoted[0]
+        return (
+            command if "--lake" in command or command.endswith(" -h`") else f"{command[:-1]} --lake {shlex.quote(uri)}`"
+        )
+
+    return _QUOTED.sub(complete, message)
 
 
 def format_option(function: Command) -> Command:

@@ -122,10 +122,9 @@ _AFTER_THE_LAST = (
     "last step, or, if it rates the whole episode, `env_return`"
 )
 _CHAT = (
-    "this is a chat (`messages`), and no command converts chats yet: write each assistant message as a step, with "
-    "`action` (its content), `tool_calls`, `state` (the message it answers) and `context` (the messages since the "
-    "assistant message before), and what comes before the first one as `initial_messages`; docs/reference/jsonl.md has "
-    "a function that does it"
+    "this is a chat (`messages`), and no command converts chats yet: docs/reference/jsonl.md has a function that does. "
+    "Each assistant message is a step, with `action` (its content), `tool_calls`, `state` (the message it answers) "
+    "and `context` (the messages since the assistant message before); what comes before is `initial_messages`"
 )
 
 

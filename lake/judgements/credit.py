@@ -18,7 +18,9 @@ import polars as pl
 
 from lake import ids
 from lake.errors import DataRefusedError, UsageError
+from lake.judgements.scores import version_of
 from lake.read.snapshot import Reads
+from lake.read.text_table import counted
 
 _KEYS = ("episode_id", "step_index", "group_id")
 _JOBS = """
@@ -46,6 +48,20 @@ SELECT s.series_id, s.estimator, s.parameters, s.ended_at, s.is_current
 FROM credit_series AS s
 WHERE s.series_id IN (SELECT series_id FROM latest_advantages WHERE {column} = $value)
 ORDER BY ended_order(s.sequence, s.ended_at, s.job_id) DESC
+"""
+
+
+_CHANGES = """
+WITH mine AS MATERIALIZED (
+    SELECT group_id, job_id, episode_id, count(advantage) AS defined FROM {rows}
+    WHERE $value IS NULL OR group_id IN (SELECT group_id FROM {rows} WHERE {column} = $value)
+    GROUP BY ALL
+)
+SELECT
+    (SELECT count(*) FROM (SELECT group_id, job_id, sum(defined) AS shown FROM mine GROUP BY ALL)
+     JOIN credit_groups USING (group_id, job_id) WHERE shown < defined_steps) AS lost,
+    (SELECT count(*) FROM episodes WHERE $is_whole AND num_steps > 0 AND group_id IN (SELECT group_id FROM mine)
+     AND episode_id NOT IN (SELECT episode_id FROM mine)) AS joined
 """
 
 
@@ -111,7 +127,7 @@ def find_credit(
     """
     jobs = lake.sql(_JOBS, {"before": before})
     if jobs.is_empty():
-        raise DataRefusedError("the lake holds no advantages; compute them first: trajlake credit gigpo")
+        raise DataRefusedError("the lake holds no advantages; compute them first: `trajlake credit gigpo`")
     if wanted is None:
         return _credit(jobs.row(0, named=True), before)
     named = jobs.filter(pl.col("estimator") == wanted.strip())
@@ -143,6 +159,33 @@ def covering(lake: Reads, *, episode_id: int | None = None, group_id: int | None
     return [Covering(_credit(row, None), row["is_current"], row["ended_at"]) for row in rows.iter_rows(named=True)]
 
 
+def outdated(lake: Reads, credit: Credit, *, episode_id: int | None = None, group_id: int | None = None) -> str | None:
+    """What changed since advantages were computed, and what to do; None if nothing did, or if a job was named.
+
+    Siblings that were retracted or joined, and another version of a score, change what the same command would compute.
+
+    Args:
+        episode_id: look at the group of this episode only.
+        group_id: look at this group only.
+    """
+    if credit.before is not None:
+        return None
+    given = credit.parameters
+    is_whole = given.get("where") is None and given.get("grouping") is None
+    column, value = ("episode_id", episode_id) if group_id is None else ("group_id", group_id)
+    changes = _CHANGES.format(rows=credit.rows, column=column)
+    lost, joined = lake.sql(changes, {"value": value, "is_whole": is_whole}).row(0)
+    found = [f"{counted(lost, 'group')} lost episodes"] if lost else []
+    found += [f"{counted(joined, 'episode')} joined a group"] if joined else []
+    for scorer, read in (given.get("scorer_versions") or {}).items():
+        if (now := version_of(lake, scorer)) not in (None, read):
+            found.append(f"{scorer.partition('@')[0]} is at version {now} (they read {read})")
+    if not found:
+        return None
+    again = f"run the same `trajlake credit {credit.estimator} ...` again to bring them up to date"
+    return f"these advantages are older than the data: {', '.join(found)}; {again}"
+
+
 def jobs_of(lake: Reads, credit: Credit) -> tuple[int, ...]:
     """The jobs whose rows a choice is made of, sorted."""
     return tuple(lake.sql(f"SELECT DISTINCT job_id FROM {credit.rows} ORDER BY job_id")["job_id"].to_list())
@@ -172,10 +215,9 @@ def _credit(row: dict[str, Any], before: int | None, *, job_id: int | None = Non
 def _unusual(parameters: dict[str, Any]) -> list[str]:
     """How a series was computed, as far as it is not the usual: the estimator's options, then the sources."""
     versions: dict[str, str] = parameters.get("scorer_versions") or {}
-    parts = [
-        f"{name} {value if isinstance(value, str) else msgspec.json.encode(value).decode()}"
-        for name, value in (parameters.get("options") or {}).items()
-    ]
+    # `options` says which differ from the usual, `config` holds them whole: as --set takes them.
+    options = {n: (parameters.get("config") or {}).get(n, v) for n, v in (parameters.get("options") or {}).items()}
+    parts = [f"{n} {v if isinstance(v, str) else msgspec.json.encode(v).decode()}" for n, v in options.items()]
     for name, usual in (("score", "env_return"), ("rewards", "env_reward"), ("grouping", None), ("where", None)):
         value = parameters.get(name)
         if value in (None, usual):

@@ -61,7 +61,7 @@ def read_kept(snapshot: Snapshot, wanted: str) -> Kept:
     if not wanted.strip() or found.height != 1:
         fault = "begins several select jobs" if wanted.strip() and found.height else "names no select job"
         newest = ", ".join(f"{name} ({ids.to_text(job)})" for job, name in jobs.head(5).rows())
-        msg = f"--selection {wanted!r} {fault}; the newest: {newest or 'none, make one with trajlake select'}"
+        msg = f"--selection {wanted!r} {fault}; the newest: {newest or 'none, make one with `trajlake select`'}"
         raise UsageError(msg)
     job_id, name = found.row(0)
     rows = snapshot.scan("selections").filter(pl.col("job_id") == job_id)

@@ -11,7 +11,7 @@ import polars as pl
 
 from lake import ids
 from lake.errors import UsageError
-from lake.judgements.credit import covering, current_series, find_credit
+from lake.judgements.credit import covering, current_series, find_credit, outdated
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
 from lake.read.text_table import counted
@@ -106,9 +106,20 @@ def find_named(lake: Snapshot, *, task: str | None, rollout: int | None, run: st
     rows = lake.scan_all("episodes").filter(pl.col(name) == value for name, value in given.items())
     for episode_id in collected(rows.select("episode_id"))["episode_id"]:
         _refuse_hidden(lake, "WHERE episode_id = $episode", {"episode": episode_id})
-    tasks = lake.sql(f"SELECT DISTINCT task_id FROM episodes ORDER BY ALL LIMIT {_LISTED + 1}")["task_id"].to_list()
-    some = f"; tasks are {', '.join(tasks[:_LISTED])}{', ...' if len(tasks) > _LISTED else ''}" if task else ""
-    raise UsageError(f"there is no episode of {spelled}{printable(some)}; `trajlake sql 'FROM episodes'` lists them")
+    some = printable(_valid(lake, task))
+    raise UsageError(f"there is no episode of {spelled}{some}; `trajlake sql 'FROM episodes'` lists them")
+
+
+def _valid(lake: Snapshot, task: str | None) -> str:
+    """The rollouts of a task, or the tasks if it is none."""
+    if task is None:
+        return ""
+    of_task = "SELECT DISTINCT rollout_index FROM episodes WHERE task_id = $task ORDER BY 1"
+    found, noun = lake.sql(of_task, {"task": task}), f"rollouts of task {task}"
+    if found.is_empty():
+        found, noun = lake.sql("SELECT DISTINCT task_id FROM episodes ORDER BY 1"), "tasks"
+    some = found.to_series().head(_LISTED)
+    return f"; {noun} are {', '.join(map(str, some))}{', ...' if len(found) > _LISTED else ''}"
 
 
 def gather(lake: Snapshot, episode_id: int, wanted: str | None = None) -> Row:
@@ -119,7 +130,8 @@ def gather(lake: Snapshot, episode_id: int, wanted: str | None = None) -> Row:
 
     Returns:
         episode (its row), credit (series_id, estimator, title, job_id: whose rows these are, None if the series does
-        not cover the episode, others: titles of the other series that do; None if there is no credit at all), scores
+        not cover the episode, outdated: what changed since it was computed, others: titles of the other series that
+        cover the episode; None if there is no credit at all), scores
         and annotations of the episode, and steps: a list of rows with the step, its return_to_go, a_episode, a_step,
         advantage, flags (NULL without credit), scores and annotations.
 
@@ -158,6 +170,7 @@ def _credited(lake: Snapshot, episode_id: int, wanted: str | None) -> tuple[Row 
         "estimator": chosen.estimator,
         "title": chosen.title,
         "job_id": rows[0]["job_id"] if rows else None,
+        "outdated": outdated(lake, chosen, episode_id=episode_id) if rows else None,
         "others": [other.credit.title for other in others if other.credit.series_id != chosen.series_id],
     }
     return described, {row.pop("step_index"): {k: v for k, v in row.items() if k != "job_id"} for row in rows}
@@ -180,6 +193,8 @@ def lines(gathered: Row, *, full: bool = False) -> Iterator[tuple[str, str]]:
         covers = "" if credit["job_id"] is not None else ", which does not cover this episode"
         more = f"; others (--credit): {'; '.join(credit['others'])}" if credit["others"] else ""
         yield "dim", _one_line(f"credit: {credit['title']}{covers}{more}")
+        if credit["outdated"]:
+            yield "yellow", _one_line(credit["outdated"])
     yield from _judgements(gathered)
     for step in gathered["steps"]:
         yield "", ""

@@ -248,7 +248,7 @@ def test_a_checkpoint_that_scored_other_episodes_leaves_nothing(models: Path, tm
     lk = recorded(tmp_path / "lake", play(models / "b", tasks=2, siblings=3))
     rescore(lk, str(models / "b"), options={"where": "task_id = 'game0'"})
     rescore(lk, str(models / "e"), options={"where": "task_id = 'game1'"})
-    with pytest.raises(DataRefusedError, match=r"a step not scored: 6.*trajlake rescore e, trajlake rescore b"):
+    with pytest.raises(DataRefusedError, match=r"a step not scored: 6.*`trajlake rescore e`, `trajlake rescore b`"):
         evaluate(lk.snapshot(), "e", "b")
 
 

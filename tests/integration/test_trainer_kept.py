@@ -116,7 +116,7 @@ def test_an_episode_that_the_selection_never_saw_is_not_trained_on(lk: Lake) -> 
 
 @pytest.mark.parametrize("wanted", ["", "no such", "zzzzzz"])
 def test_a_selection_that_is_none_is_refused_with_the_newest(lk: Lake, wanted: str) -> None:
-    with pytest.raises(UsageError, match="names no select job; the newest: none, make one with trajlake select"):
+    with pytest.raises(UsageError, match="names no select job; the newest: none, make one with `trajlake select`"):
         read_kept(lk.snapshot(), wanted)
     job = choose(lk, MinReward(at_least=0.5))
     with pytest.raises(UsageError, match=rf"the newest: clean \({job}\)"):

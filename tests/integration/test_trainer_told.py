@@ -160,7 +160,7 @@ def test_every_run_says_what_it_trains_on_what_not_and_where_the_loss_went(fresh
     told, metrics = result.stderr.splitlines(), (fresh / "out" / "metrics.jsonl").read_text().splitlines()
     assert told[0] == "rendered: 24 rendered, 0 present"
     assert told[1].startswith("advantages: ")
-    assert told[2].startswith("awr takes (advantage - ")
+    assert told[2].startswith("awr takes (advantage ")
     assert told[3].startswith("trained: 42 steps of 14 episodes, ")
     assert told[3].endswith("; 2 updates")
     assert told[4] == "steps left out: dead_group 24, no_advantage 6"

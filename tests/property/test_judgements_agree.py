@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from lake import Snapshot, ids
 from lake.errors import DataRefusedError
-from lake.judgements.credit import covering, find_credit
+from lake.judgements.credit import covering, find_credit, outdated
 from lake.judgements.scores import ENV_RETURN, current_versions
 from lake.read import show
 from pipelines.credit import GiGPO
@@ -94,6 +94,7 @@ class JudgementMachine(RuleBasedStateMachine):
         run_credit(self.lk, estimator, score=score, where=where, force=force)
         values = {(e, s): a for e, s, a in expected.select("episode_id", "step_index", "advantage").iter_rows()}
         self.current = (name, self.version if score == "judge" else None)
+        assert outdated(self.lk.snapshot(), find_credit(self.lk.snapshot())) is None
         self.credited[self.current] = (estimator.name, values)
 
     @rule()

@@ -116,6 +116,14 @@ def test_ingest_reads_a_pipe_from_its_first_byte(tmp_path: Path, file: Path) -> 
     assert "4 episodes, 8 steps, 0 rejects" in done.stdout
 
 
+def test_commands_that_an_error_quotes_name_the_lake_if_it_was_typed(
+    cli: Cli, full: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert f"`trajlake tables --columns --lake {full}` lists" in cli("sql", "SELECT nothing", "--lake", full).fault
+    monkeypatch.setenv("TRAJLAKE_LAKE", str(full))
+    assert "`trajlake tables --columns` lists" in cli("sql", "SELECT nothing").fault
+
+
 def test_the_lake_may_come_from_the_environment(
     cli: Cli, tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,7 +359,7 @@ def make_folder(path: Path) -> Path:
 LAKES: dict[str, tuple[Callable[[Path], Path], str, str]] = {
     "missing": (
         lambda path: path,
-        "does not exist; `trajlake ingest FILE --lake URI` or `trajlake demo` makes one",
+        "does not exist; `trajlake ingest FILE --lake URI` or `trajlake demo ",
         "",
     ),
     "file": (make_file, "is a file, and a lake is a folder", "is a file, and a lake is a folder"),

@@ -102,11 +102,11 @@ def test_copies_of_siblings_are_told_and_dedup_drops_exactly_them(tmp_path: Path
     done = run(tmp_path, write_lines(tmp_path / "f.jsonl", records), size=3)
     assert done.stderr == (
         "4 of 9 episodes repeat a sibling step by step, in 2 of 4 groups (on average 54% of such a group); leave them "
-        f"out with `trajlake select NAME --lake {tmp_path / 'lake'} --filter dedup`\n"
+        f"out with `trajlake select distinct --filter dedup:by=decisions,within=group --lake {tmp_path / 'lake'}`\n"
     )
     lk = lake.open(tmp_path / "lake")
-    select = ["select", "some", "--lake", str(tmp_path / "lake"), "--filter", "dedup:within=group"]
-    assert CliRunner().invoke(trajlake, select, catch_exceptions=False).exit_code == 0
+    advised = done.stderr.partition("`trajlake ")[2].partition("`")[0].split()
+    assert CliRunner().invoke(trajlake, advised, catch_exceptions=False).exit_code == 0
     assert lk.sql("SELECT count(*) AS n FROM selections WHERE NOT kept").item() == 4
     assert "repeat" not in run(tmp_path, tmp_path / "f.jsonl").stderr, "nothing new, nothing to tell"
 

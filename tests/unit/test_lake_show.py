@@ -13,14 +13,18 @@ from hypothesis import strategies as st
 from lake import Lake, ids
 from lake.cli import trajlake
 from lake.errors import DataRefusedError, UsageError
-from lake.judgements.credit import find_credit
+from lake.judgements.credit import find_credit, outdated
 from lake.judgements.predicates import select_where
 from lake.read import show
 from lake.read.show import find_named
+from pipelines.credit.estimators.grpo import GRPO
+from pipelines.credit.job import run_credit
+from pipelines.score.job import run_score
 from testkit.command_line import runner
 from testkit.copies import empty_lake
 from testkit.episodes import episode
 from testkit.lakes import add_credit, build_lake, rollout, siblings
+from testkit.score_lakes import InProcess
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31mred\r\n\u202egnp.exe\x00\ud7ff"
 
@@ -53,6 +57,10 @@ def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
 
 def episode_of(lk: Lake, task: str, index: int = 0) -> int:
     return int(lk.sql("SELECT episode_id FROM episodes WHERE task_id = ? AND rollout_index = ?", [task, index]).item())
+
+
+def group_of(lk: Lake, episode_id: int) -> int:
+    return int(lk.sql("SELECT group_id FROM episodes WHERE episode_id = ?", [episode_id]).item())
 
 
 def text_of(lk: Lake, episode_id: int, **options: Any) -> str:
@@ -108,6 +116,48 @@ def test_another_series_can_be_chosen(lk: Lake) -> None:
     assert gathered[0]["steps"][0]["return_to_go"] != gathered[1]["steps"][0]["return_to_go"]
     with pytest.raises(UsageError, match="--credit 'grpo' names no estimator, series or job with advantages"):
         show.gather(lk.snapshot(), wanted, "grpo")
+
+
+def test_advantages_that_are_older_than_the_data_are_told(tmp_path: Path) -> None:
+    lk = empty_lake(tmp_path / "lake")
+    with lk.job(kind="collect", run_id="run") as job:
+        job.record([*siblings("maze", [1.0, 0.0, 0.0]), *siblings("tower", [1.0, 0.0])])
+    mazes = [episode_of(lk, "maze", index) for index in range(3)]
+
+    def told(episode_id: int) -> str | None:
+        said: str | None = show.gather(lk.snapshot(), episode_id)["credit"]["outdated"]
+        assert said == outdated(lk.snapshot(), find_credit(lk.snapshot()), group_id=group_of(lk, episode_id))
+        assert said is None or said in text_of(lk, episode_id)
+        return said
+
+    add_credit(lk)
+    assert told(mazes[0]) is None
+    lk.retract([mazes[2]])
+    assert "1 group lost episodes; run the same `trajlake credit gigpo ...` again" in str(told(mazes[0]))
+    assert told(episode_of(lk, "tower")) is None, "another group's business"
+    assert outdated(lk.snapshot(), find_credit(lk.snapshot())) == told(mazes[0])
+    add_credit(lk)
+    assert told(mazes[0]) is None
+    with lk.job(kind="collect", run_id="run") as job:
+        job.record(siblings("maze", [0.0] * 4)[3:])
+    assert "1 episode joined a group" in str(told(mazes[0]))
+    add_credit(lk)
+    assert told(mazes[0]) is None
+
+
+def test_advantages_of_an_earlier_version_of_a_score_are_told(tmp_path: Path) -> None:
+    lk = empty_lake(tmp_path / "lake")
+    lk.append(siblings("maze", [1.0, 0.0, 0.0]), run_id="run")
+    for version in ("1", "2"):
+        work = InProcess(lambda rollouts: [float(n) for n, _ in enumerate(rollouts)], name="judge", version=version)
+        run_score(lk, work)
+        if version == "1":
+            run_credit(lk, GRPO(), score="judge")
+            assert outdated(lk.snapshot(), find_credit(lk.snapshot())) is None
+    told = str(outdated(lk.snapshot(), find_credit(lk.snapshot())))
+    assert "judge is at version 2 (they read 1); run the same `trajlake credit grpo ...` again" in told
+    run_credit(lk, GRPO(), score="judge@1")
+    assert outdated(lk.snapshot(), find_credit(lk.snapshot())) is None, "that version was asked for"
 
 
 def test_unknown_is_a_dash_and_never_zero(lk: Lake) -> None:
@@ -225,6 +275,10 @@ def test_an_episode_is_found_by_the_names_of_its_task_and_run_and_its_number(lk:
     ("arguments", "says"),
     [
         (["--task", "nowhere"], "there is no episode of task nowhere; tasks are "),
+        (
+            ["--task", "maze", "--rollout", "9"],
+            "rollouts of task maze are 0, 1, 2; `trajlake sql 'FROM episodes' --lake ",
+        ),
         (["--task", "nowhere", "--rollout", "3"], "there is no episode of task nowhere, rollout 3; tasks are "),
         (["--rollout", "99"], "there is no episode of rollout 99; `trajlake sql"),
         ([], "name one episode: by its id (or its beginning), or by --task, --rollout and --run"),

@@ -108,7 +108,7 @@ def _on_disk(path: Path) -> Place:
         return _final(run)
     newest = _newest_saved(run)
     if newest is None:
-        raise CheckpointError(f"the run in {path} has no checkpoint yet; go on with trajlake train --resume")
+        raise CheckpointError(f"the run in {path} has no checkpoint yet; go on with `trajlake train --resume`")
     return _saved(newest, run)
 
 

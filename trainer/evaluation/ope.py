@@ -80,8 +80,8 @@ def read_turns(
     if attempts.is_empty():
         told = ", ".join(f"{reason}: {count}" for reason, count in left_out.items() if count)
         raise DataRefusedError(
-            f"no episode is left to evaluate ({told}); score them first: trajlake rescore {target.checkpoint}"
-            f"{'' if behaviour is None else f', trajlake rescore {behaviour.checkpoint}'}"
+            f"no episode is left to evaluate ({told}); score them first: `trajlake rescore {target.checkpoint}`"
+            f"{'' if behaviour is None else f', `trajlake rescore {behaviour.checkpoint}`'}"
         )
     turns = _arrays(attempts, chosen, from_steps=score == ENV_REWARD, gamma=gamma)
     return OpeData(turns, attempts["episode_id"], {reason: count for reason, count in left_out.items() if count})
@@ -218,7 +218,7 @@ def evaluate(
     elif wanted.code_hash != acted.code_hash:
         raise DataRefusedError(
             f"{wanted.checkpoint!r} and {acted.checkpoint!r} were scored by different versions of trajlake, so that "
-            "their difference is not one of policies alone; run trajlake rescore again with both"
+            "their difference is not one of policies alone; run `trajlake rescore` again with both"
         )
     data = read_turns(snapshot, wanted, acted, score=score, where=where, gamma=gamma)
     if acted is not None:

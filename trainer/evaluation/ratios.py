@@ -85,7 +85,7 @@ def find_scored(snapshot: Snapshot, text: str) -> Scored:
         names = ", ".join((weights if weights.height else rows)["checkpoint"].unique(maintain_order=True))
         fault = "means several checkpoints" if weights.height else "has scored nothing"
         advice = f"name one of: {names}" if names else "there is none"
-        raise UsageError(f"checkpoint {text!r} {fault}; {advice}. Score with one: trajlake rescore CHECKPOINT")
+        raise UsageError(f"checkpoint {text!r} {fault}; {advice}. Score with one: `trajlake rescore CHECKPOINT`")
     row = found.row(0, named=True)
     return Scored(row["series_id"], row["checkpoint"], row["code_hash"])
 
@@ -148,7 +148,7 @@ _COLUMNS = (
     "min_p",
     "logprobs_mode",
 )
-_INSTEAD = "an off-policy estimate would not mean anything; play the target policy and count: trajlake eval"
+_INSTEAD = "an off-policy estimate would not mean anything; play the target policy and count: `trajlake eval`"
 
 
 class _Fault(NamedTuple):

@@ -146,7 +146,7 @@ def _named(snapshot: Snapshot, name: str, digest: str) -> tuple[str, list[str]]:
     A UsageError where the name stands for other weights, or for the recorded log-probabilities.
     """
     if name == STORED:
-        msg = f"{STORED!r} means the recorded log-probabilities (trajlake ope); give the checkpoint another --name"
+        msg = f"{STORED!r} means the recorded log-probabilities (`trajlake ope`); give the checkpoint another --name"
         raise UsageError(msg)
     known = names_of(snapshot)
     others = known.filter((pl.col("checkpoint") == name) & (pl.col("weights_sha256") != digest))

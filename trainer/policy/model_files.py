@@ -88,7 +88,7 @@ def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerBase":
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(place), **_LOCAL, **options)
     except (*_UNREADABLE, StructError) as error:
-        msg = f"{source} holds no tokenizer: {error}; name a Hugging Face folder, or make one: trajlake init-model"
+        msg = f"{source} holds no tokenizer: {error}; name a Hugging Face folder, or make one: `trajlake init-model`"
         raise UsageError(msg) from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         msg = f"the tokenizer in {source} is {type(tokenizer).__name__}; only fast ones (tokenizer.json) will do"

@@ -31,7 +31,7 @@ def check_model_folder(folder: Path) -> None:
     A UsageError names the file, what is wrong with it, and what to do.
     """
     if not (folder / _CONFIG).is_file():
-        msg = f"{folder} holds no model (no {_CONFIG}); name a Hugging Face folder, or make one: trajlake init-model"
+        msg = f"{folder} holds no model (no {_CONFIG}); name a Hugging Face folder, or make one: `trajlake init-model`"
         raise UsageError(msg)
     check_no_code(folder)
     if (adapter := folder / "adapter_config.json").exists():

@@ -93,7 +93,7 @@ def make_tiny_model(snapshot: Snapshot, folder: Path, config: TinyModelConfig) -
         raise UsageError(f"{folder} exists already; choose another --out")
     texts = sorted(set(lake_texts(snapshot)))
     if not texts:
-        msg = "the lake holds no texts to train a tokenizer on; ingest some first: trajlake ingest FILE --lake LAKE"
+        msg = "the lake holds no texts to train a tokenizer on; ingest some first: `trajlake ingest FILE`"
         raise DataRefusedError(msg)
     tokenizer = build_tokenizer(texts, config.vocabulary)
     model = build_model(tokenizer, config)

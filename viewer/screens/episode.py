@@ -94,8 +94,7 @@ def _credit(facts: Row) -> tuple[transcript.Options, pl.DataFrame]:
             tools=st.toggle("Tool calls", value=True, key="tools", bind="query-params"),
             credit=None if chosen is None else chosen.text,
         )
-    if chosen is not None:
-        st.caption(f"Advantages by {chip(chosen.title, 300)}.")
+    choices.explain(chosen, episode_id=episode_id)
     rows = read(training.advantages, episode_id, chosen) if chosen else pl.DataFrame()
     return options, rows
 

@@ -32,8 +32,7 @@ def show() -> None:
     ui.header(f"Group {chip(links.group(facts), links.NAME)}")
     _facts(facts)
     chosen = choices.credit(read(covering, group_id=group_id), "group")
-    if chosen is not None:
-        st.caption(f"Advantages by {chip(chosen.title, 300)}.")
+    choices.explain(chosen, group_id=group_id)
     _siblings(facts, chosen)
     if chosen is None:
         st.info("No credit job has covered this group: there are no anchor states to show.", icon=":material/info:")

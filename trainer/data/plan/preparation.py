@@ -13,7 +13,7 @@ import polars as pl
 
 from lake import ids
 from lake.errors import DataRefusedError
-from lake.judgements.credit import Credit, find_credit
+from lake.judgements.credit import Credit, find_credit, outdated
 from lake.judgements.selections import Kept, read_kept
 from lake.lake import Lake
 from lake.read.snapshot import Snapshot
@@ -91,6 +91,7 @@ def prepare(
         notes.append(done.describe())
     if source is not None:
         notes.append(f"advantages: {source.title}")
+        notes += [stale] if (stale := outdated(snapshot, source)) else []
     return prepare_at(snapshot, config, source, tokenize, notes)
 
 
@@ -147,9 +148,8 @@ def prepare_at(
     refusals = find_refusals(snapshot, selection.members, loss)
     if loss.needs.normalised_advantages and not selection.advantage_ties:
         mean, scale = selection.advantage_mean, selection.advantage_scale
-        notes.append(
-            f"{loss.name} takes (advantage - {mean:.4g}) / {scale:.4g}: mean and deviation of what is trained on"
-        )
+        centred = f"advantage {'+' if mean < 0 else '-'} {abs(mean):.4g}"
+        notes.append(f"{loss.name} takes ({centred}) / {scale:.4g}: mean and deviation of what is trained on")
     if loss.needs.normalised_advantages and selection.advantage_ties:
         notes.append(f"all advantages are equal, so {loss.name} weighs every token alike")
     plan = Plan(selection, config)

@@ -27,8 +27,8 @@ _ADVICE = {
     "scored siblings": "no group has two episodes with an outcome that can be trained on: score siblings and compute "
     "credit again, or widen --where",
     "margin": "equals are never paired: lower loss.pairs.margin, or collect where outcomes differ",
-    "same anchor, other episode": "no two episodes share an anchor: choose a credit job with anchors (trajlake credit "
-    "gigpo), or compare whole episodes with loss.pairs.kind = episode",
+    "same anchor, other episode": "no two episodes share an anchor: choose a credit job with anchors (`trajlake credit "
+    "gigpo`), or compare whole episodes with loss.pairs.kind = episode",
     "distinct actions": "where episodes share an anchor they did the same; collect at a higher temperature, or compare "
     "whole episodes with loss.pairs.kind = episode",
     "identical contexts": "the histories before a shared anchor differ: set loss.pairs.graft to put both actions onto "

@@ -98,7 +98,7 @@ def refuse_step_advantages(credit: pl.DataFrame, source: str) -> None:
     example = credit.select("episode_id", "step_index").sort("episode_id", "step_index").row(0)
     raise DataRefusedError(
         f"this loss weighs by the step advantage A_S, and {credit.height} of {credit.height} steps of {source} have "
-        f"none (for example {_row(example)}); compute them with trajlake credit gigpo, choose such a job with "
+        f"none (for example {_row(example)}); compute them with `trajlake credit gigpo`, choose such a job with "
         f"--advantages, or train with --loss awr, which takes any advantage"
     )
 
@@ -220,7 +220,7 @@ def _advantages(trained: pl.DataFrame, loss: Loss) -> list[Refusal]:
         f"{loss.name} refused: {bad.height} of {units.height} {unit}s hold steps with different advantages, and one "
         f"ratio for the whole {unit} cannot tell them apart (for example {row}: from {example['low']:.4g} to "
         f"{example['high']:.4g}); set loss.unit to turn, inside which they cannot differ, set loss.unit to {unit} to "
-        f"insist, or train on an episode-level estimator (trajlake credit grpo)"
+        f"insist, or train on an episode-level estimator (`trajlake credit grpo`)"
     )
     return [Refusal("advantages_vary", message, int(bad["steps"].sum()))]
 
