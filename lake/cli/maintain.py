@@ -15,6 +15,8 @@ from lake.read.text_table import counted
 from lake.tables import TABLES
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from lake.care.erasure import Cut
     from lake.lake import Lake
 
@@ -32,7 +34,7 @@ def compact(tables: tuple[str, ...], lake_uri: str, output_format: str, z_order:
     target = lake.open(lake_uri)
     columns = [name.strip() for name in z_order.split(",")] if z_order else []
     done = [target.compact(name, z_order=columns, target_bytes=target_mb << 20) for name in tables or TABLES]
-    echo_rows(pl.DataFrame(done), output_format)
+    _echo_done(pl.DataFrame(done), output_format, "no table has small files to merge")
 
 
 @click.command()
@@ -56,9 +58,22 @@ def vacuum(lake_uri: str, output_format: str, days: float, dry_run: bool) -> Non
     if retention < SHORTEST_RETENTION:
         raise UsageError(f"--days {days:g} is less than the hour that running readers may need; valid: 0.05 or more")
     done = lake.open(lake_uri).vacuum(retention=retention, dry_run=dry_run)
-    echo_rows(pl.DataFrame(done), output_format)
+    nothing = f"there is nothing to delete; what is replaced or dead stays for {days:g} days (--days)"
+    _echo_done(pl.DataFrame(done), output_format, nothing)
     if dry_run:
         click.echo("nothing was changed: this was a dry run", err=True)
+
+
+def _echo_done(done: "pl.DataFrame", output_format: str, nothing: str) -> None:
+    """Print what was done to each table; to read, only those to which something was."""
+    import polars as pl
+
+    if output_format in ("table", "line"):
+        done = done.filter(pl.any_horizontal(pl.exclude("table") > 0))
+        if done.is_empty():
+            click.echo(nothing, err=True)
+            return
+    echo_rows(done, output_format)
 
 
 @click.command()

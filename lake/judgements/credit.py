@@ -23,6 +23,8 @@ from lake.read.snapshot import Reads
 from lake.read.text_table import counted
 
 _KEYS = ("episode_id", "step_index", "group_id")
+_LISTED = 60
+"""Characters of a series' options where it stands in a list."""
 _JOBS = """
 SELECT job_id, series_id, coalesce(sequence, -1) AS sequence, ended_at, parameters,
        json_extract_string(parameters, '$.estimator') AS estimator
@@ -88,10 +90,17 @@ class Credit:
     @property
     def title(self) -> str:
         """The choice in words: `gigpo (omega 0.5, score judge@3f2a), series 0k3...`, or `..., as of job 0k3...`."""
-        parts = _unusual(self.parameters)
-        inside = f" ({', '.join(parts)})" if parts else ""
         as_of = "" if self.job_id is None else f", as of job {ids.to_text(self.job_id)}"
-        return f"{self.estimator}{inside}, series {ids.to_text(self.series_id)}{as_of}"
+        return f"{self._words(', '.join(_unusual(self.parameters)))}{as_of}"
+
+    @property
+    def listed(self) -> str:
+        """The series in words, as one of several: long definitions are cut."""
+        unusual = ", ".join(_unusual(self.parameters))
+        return self._words(unusual if len(unusual) <= _LISTED else f"{unusual[: _LISTED - 3]}...")
+
+    def _words(self, unusual: str) -> str:
+        return f"{self.estimator}{f' ({unusual})' if unusual else ''}, series {ids.to_text(self.series_id)}"
 
     @property
     def rows(self) -> str:
@@ -229,9 +238,7 @@ def _unusual(parameters: dict[str, Any]) -> list[str]:
 
 def _no_such(jobs: pl.DataFrame, wanted: str, place: str, *, several: bool) -> UsageError:
     newest = jobs.unique("series_id", keep="first", maintain_order=True).head(5)
-    known = ", ".join(
-        f"{name} (series {ids.to_text(series)})" for name, series in newest["estimator", "series_id"].rows()
-    )
+    known = "; ".join(_credit(row, None).listed for row in newest.iter_rows(named=True))
     fault = "begins several ids" if several else "names no estimator, series or job with advantages"
     return UsageError(
         f"{place} {wanted!r} {fault}; the newest: {known}. Write an estimator's name, or the id of a series or of a "

@@ -130,7 +130,7 @@ def gather(lake: Snapshot, episode_id: int, wanted: str | None = None) -> Row:
 
     Returns:
         episode (its row), credit (series_id, estimator, title, job_id: whose rows these are, None if the series does
-        not cover the episode, outdated: what changed since it was computed, others: titles of the other series that
+        not cover the episode, outdated: what changed since it was computed, others: the other series that
         cover the episode; None if there is no credit at all), scores
         and annotations of the episode, and steps: a list of rows with the step, its return_to_go, a_episode, a_step,
         advantage, flags (NULL without credit), scores and annotations.
@@ -171,7 +171,7 @@ def _credited(lake: Snapshot, episode_id: int, wanted: str | None) -> tuple[Row 
         "title": chosen.title,
         "job_id": rows[0]["job_id"] if rows else None,
         "outdated": outdated(lake, chosen, episode_id=episode_id) if rows else None,
-        "others": [other.credit.title for other in others if other.credit.series_id != chosen.series_id],
+        "others": [other.credit.listed for other in others if other.credit.series_id != chosen.series_id],
     }
     return described, {row.pop("step_index"): {k: v for k, v in row.items() if k != "job_id"} for row in rows}
 
@@ -191,7 +191,9 @@ def lines(gathered: Row, *, full: bool = False) -> Iterator[tuple[str, str]]:
         yield from _block("error", episode["error"], full=full)
     if (credit := gathered["credit"]) is not None:
         covers = "" if credit["job_id"] is not None else ", which does not cover this episode"
-        more = f"; others (--credit): {'; '.join(credit['others'])}" if credit["others"] else ""
+        others = credit["others"]
+        rest = f"; {len(others) - _LISTED} more" if len(others) > _LISTED else ""
+        more = f"; others (--credit): {'; '.join(others[:_LISTED])}{rest}" if others else ""
         yield "dim", _one_line(f"credit: {credit['title']}{covers}{more}")
         if credit["outdated"]:
             yield "yellow", _one_line(credit["outdated"])

@@ -43,8 +43,8 @@ class Comparison:
     groups: pl.DataFrame
     """A row per collected group, those that are live in one alone first; see `pipelines/sql/compare_groups.sql`."""
     examples: pl.DataFrame
-    """episode_id, step_index, advantage_1, advantage_2, change, run_id, group_id, action (an excerpt): the steps whose
-    advantage changed most."""
+    """run_id, task_id, rollout_index, episode_id, step_index, advantage_1, advantage_2, change, group_id, action (an
+    excerpt): the steps whose advantage changed most."""
 
     @property
     def signal(self) -> pl.DataFrame:

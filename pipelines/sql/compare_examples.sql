@@ -10,15 +10,18 @@ WITH chosen AS (
 )
 
 SELECT
+    s.run_id,
+    e.task_id,
+    e.rollout_index,
     c.episode_id,
     c.step_index,
     c.advantage_1,
     c.advantage_2,
     c.advantage_2 - c.advantage_1 AS change,
-    s.run_id,
     s.group_id,
     s.action,
     s.tool_calls
 FROM chosen AS c
 JOIN steps AS s ON s.episode_id = c.episode_id AND s.step_index = c.step_index
+JOIN episodes AS e ON e.episode_id = c.episode_id
 ORDER BY abs(c.advantage_2 - c.advantage_1) DESC, c.episode_id, c.step_index

@@ -125,7 +125,7 @@ def test_the_newest_series_of_an_estimator_is_meant_by_its_name(lk: Lake, tmp_pa
 
 @pytest.mark.parametrize("wanted", ["", "  ", "zzzzz", "not an id", "grpo"])
 def test_what_names_nothing_is_refused_with_the_newest(lk: Lake, wanted: str) -> None:
-    newest = rf"the newest: gigpo \(series {series(lk, jobs(lk)[0])}\), rloo \(series \w{{13}}\)"
+    newest = rf"the newest: gigpo, series {series(lk, jobs(lk)[0])}; rloo, series \w{{13}}"
     with pytest.raises(UsageError, match=rf"names no estimator, series or job with advantages; {newest}"):
         compare(lk.snapshot(), wanted, jobs(lk)[0])
 
@@ -141,7 +141,7 @@ def test_a_beginning_of_several_is_refused_with_them(tmp_path: Path) -> None:
         if first in seen:
             break
         seen.add(first)
-    with pytest.raises(UsageError, match=rf"'{first}' begins several ids; the newest: gigpo \(series "):
+    with pytest.raises(UsageError, match=rf"'{first}' begins several ids; the newest: gigpo, series "):
         find_credit(lk.snapshot(), first)
 
 

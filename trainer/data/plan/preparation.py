@@ -16,6 +16,7 @@ from lake.errors import DataRefusedError
 from lake.judgements.credit import Credit, find_credit, outdated
 from lake.judgements.selections import Kept, read_kept
 from lake.lake import Lake
+from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
 from trainer.config import TrainConfig
 from trainer.data.plan.plan import Plan
@@ -79,7 +80,7 @@ def prepare(
     source = find_source(snapshot, config)
     tokenize = _tokenizer_of(config, tokenizer)
     if is_text:
-        renderer, everything = Renderer(tokenize()), pl.concat([episodes, held_out])["episode_id"]
+        renderer, everything = Renderer(tokenize()), _with_decisions(snapshot, pl.concat([episodes, held_out]))
         if scratch is None:
             done = render_missing(lk, snapshot, renderer, everything, {"model": config.model})
             snapshot = lk.snapshot()
@@ -93,6 +94,12 @@ def prepare(
         notes.append(f"advantages: {source.title}")
         notes += [stale] if (stale := outdated(snapshot, source)) else []
     return prepare_at(snapshot, config, source, tokenize, notes)
+
+
+def _with_decisions(snapshot: Snapshot, episodes: pl.DataFrame) -> pl.Series:
+    """Those episodes (int64 [E]) that have a step to train on: of some only the outcome is known."""
+    steps = snapshot.scan("steps").filter("trainable").select(pl.col("episode_id").unique())
+    return episodes["episode_id"].filter(episodes["episode_id"].is_in(collected(steps)["episode_id"].implode()))
 
 
 def _tokenizer_of(config: TrainConfig, tokenizer: "PreTrainedTokenizerBase | None" = None) -> _Tokenize:
