@@ -188,7 +188,7 @@ def outdated(lake: Reads, credit: Credit, *, episode_id: int | None = None, grou
     found += [f"{counted(joined, 'episode')} joined a group"] if joined else []
     for scorer, read in (given.get("scorer_versions") or {}).items():
         if (now := version_of(lake, scorer)) not in (None, read):
-            found.append(f"{scorer.partition('@')[0]} is at version {now} (they read {read})")
+            found.append(f"score {scorer.partition('@')[0]} is at version {now} (they read {read})")
     if not found:
         return None
     again = f"run the same `trajlake credit {credit.estimator} ...` again to bring them up to date"

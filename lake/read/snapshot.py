@@ -191,23 +191,28 @@ class Snapshot:
         from lake.read.parquet import collected
 
         hidden = collected(self.scan_all("retractions").select("episode_id"))["episode_id"]
-        return hidden.append(self._forgotten_since).unique().sort()
+        if self._may_lack:
+            hidden.append(self._forgotten)
+        return hidden.unique().sort()
 
     @cached_property
-    def _forgotten_since(self) -> pl.Series:
-        """Of an earlier moment, what was forgotten by now: it may be gone from some tables and not yet from others."""
+    def _may_lack(self) -> bool:
+        """Whether this shows an earlier moment, and something may have been forgotten since."""
+        return not self._is_newest and self._store.refresh("retractions") != -1
+
+    @cached_property
+    def _forgotten(self) -> pl.Series:
+        """What was forgotten by now: of an earlier moment it may be gone from some tables and not yet from others."""
         import polars as pl
 
         from lake.read.parquet import collected
 
-        if self._is_newest or self._store.refresh("retractions") == -1:
-            return pl.Series("episode_id", [], dtype=pl.Int64)
         rows = Snapshot(self._store).scan_all("retractions").filter(pl.col("kind") == "forgotten")
         return collected(rows.select("episode_id"))["episode_id"]
 
     def hidden(self) -> pl.Series | None:
         """As `retracted`; None if nothing was ever retracted, which the log tells."""
-        return self.retracted if self.files("retractions") or len(self._forgotten_since) else None
+        return self.retracted if self.files("retractions") or self._may_lack else None
 
     def sql(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pl.DataFrame:
         """Rows of one SELECT (DuckDB), with parameters ? or $name, over every table by name and the shipped views.

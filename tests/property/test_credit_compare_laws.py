@@ -25,7 +25,13 @@ SCHEMA = {
     "flags": pl.String,
 }
 EPISODES = pl.DataFrame(
-    {"episode_id": range(4), "group_id": [0, 0, 1, 1], "run_id": ["r"] * 4, "task_id": ["t", "t", "u", "u"]}
+    {
+        "episode_id": range(4),
+        "group_id": [0, 0, 1, 1],
+        "run_id": ["r"] * 4,
+        "task_id": ["t", "t", "u", "u"],
+        "rollout_index": [0, 1] * 2,
+    }
 )
 STEPS = pl.DataFrame(
     [(e, s, "r", e // 2, f"act {e}.{s}", None) for e in range(4) for s in range(3)],

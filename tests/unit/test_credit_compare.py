@@ -125,7 +125,7 @@ def test_the_newest_series_of_an_estimator_is_meant_by_its_name(lk: Lake, tmp_pa
 
 @pytest.mark.parametrize("wanted", ["", "  ", "zzzzz", "not an id", "grpo"])
 def test_what_names_nothing_is_refused_with_the_newest(lk: Lake, wanted: str) -> None:
-    newest = rf"the newest: gigpo, series {series(lk, jobs(lk)[0])}; rloo, series \w{{13}}"
+    newest = rf"the newest: gigpo, series {series(lk, jobs(lk)[0])}; rloo \(score judge\), series \w{{13}}"
     with pytest.raises(UsageError, match=rf"names no estimator, series or job with advantages; {newest}"):
         compare(lk.snapshot(), wanted, jobs(lk)[0])
 
@@ -334,7 +334,7 @@ def test_the_command_talks_to_stderr_and_prints_levels(lk: Lake, cli: Cli) -> No
     assert ["flips", "1", "1", "0"] in lines
 
 
-@pytest.mark.parametrize(("rows", "first_column"), [("levels", "level"), ("examples", "episode_id")])
+@pytest.mark.parametrize(("rows", "first_column"), [("levels", "level"), ("examples", "run_id")])
 def test_a_table_can_be_had_as_csv(lk: Lake, cli: Cli, rows: str, first_column: str) -> None:
     first, second, _ = jobs(lk)
     done = cli("compare", first, second, "--lake", lk.uri, "--rows", rows, "--format", "csv")
