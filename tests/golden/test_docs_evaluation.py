@@ -44,7 +44,7 @@ def printed(lk: Lake, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str
         words = [
             str(model) if word == "tiny" and "ope" not in command.split() else word for word in shlex.split(command)
         ]
-        done = CliRunner().invoke(trajlake, [*words[1:], "--lake", lk.uri])
+        done = CliRunner().invoke(trajlake, words[1:], env={"TRAJLAKE_LAKE": lk.uri})
         found[command] = done.stdout if done.exit_code == 0 else f"trajlake: {done.exception}"
     return found
 
