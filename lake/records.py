@@ -107,6 +107,17 @@ class SpanRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_
     attributes: dict[str, Json] | None = None
 
 
+class ScoreRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a scorer said, as the source of an episode tells it: of the whole episode, or of one step."""
+
+    scorer: str
+    value: float | None
+    step_index: Index | None = None
+    reason: str | None = None
+    error: str | None = None
+    metrics: dict[str, Json] | None = None
+
+
 class EpisodeRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One finished rollout."""
 
@@ -149,6 +160,8 @@ class EpisodeRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, om
     source_version: str | None = None
     source_uri: str | None = None
     spans: list[SpanRecord] = []
+    scores: list[ScoreRecord] = []
+    """Judgements that came with it; no part of its content: one that is scored later is the same episode."""
     extra: dict[str, Json] | None = None
 
     def __post_init__(self) -> None:
@@ -162,14 +175,18 @@ class Reject(msgspec.Struct, kw_only=True):
     """An input record that could not be taken, and why."""
 
     position: int
-    """Line number from 1 in JSONL, index from 0 in a JSON array."""
+    """Line number from 1 in JSONL; index from 0 of an element of an array, a row, an entry, a document."""
     reason: str
-    """malformed (not JSON), invalid (JSON of the wrong shape), truncated (the source ends inside it), conflict (an
-    episode of this key is present with other content), or forgotten (an episode of this key was erased)."""
+    """malformed (not JSON), invalid (JSON of the wrong shape), unsupported (a version of its format that is not known),
+    truncated (the source ends inside it), conflict (an episode of this key is present with other content), or forgotten
+    (an episode of this key was erased)."""
     message: str
     raw: str
     episode_id: int | None = None
     """The episode it would have been, where it has a key."""
+    source_uri: str | None = None
+    """The file it stands in, and its format, where one job reads several."""
+    source_format: str | None = None
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -186,11 +203,12 @@ def identify(record: EpisodeRecord, run_id: str) -> Identity:
 
     A group's natural key is (format, run, round, task, seed): never attempt, sibling number or policy version. The
     episode's adds (rollout, attempt, agent). The content hash leaves out where the record was read from, so that a
-    moved file is a replay, and fields at their default, so that a field added later changes no hash.
+    moved file is a replay, what scorers said of it, and fields at their default, so that a field added later changes
+    no hash.
     """
     group = (record.source_format, run_id, record.collection_round, record.task_id, record.seed)
     key = (*group, record.rollout_index, record.attempt, record.agent_id)
-    content = msgspec.structs.replace(record, run_id=run_id, source_uri=None)
+    content = msgspec.structs.replace(record, run_id=run_id, source_uri=None, scores=[])
     # The buffer is used again: fresh memory costs as much as the hash.
     buffer: bytearray = getattr(_buffers, "canonical", None) or bytearray()
     _ENCODER.encode_into(content, buffer)
@@ -259,7 +277,7 @@ def check(record: EpisodeRecord, *, is_plain: bool = False) -> str | None:  # no
             continue
         if problem := _check_step(step, index, record, is_plain=is_plain):
             return f"steps[{index}]: {problem}"
-    if problem := _check_spans(record):
+    if problem := _check_spans(record) or _check_scores(record):
         return problem
     return None if is_plain else _not_storable(record)
 
@@ -287,6 +305,22 @@ def _check_spans(record: EpisodeRecord) -> str | None:
             return f"spans[{index}]: `step_index` is {span.step_index}; valid: 0 to {len(record.steps) - 1}, or null"
         if (key := (span.trace_id, span.span_id)) in seen:
             return f"spans[{index}]: span {span.span_id!r} of trace {span.trace_id!r} is there twice"
+        seen.add(key)
+    return None
+
+
+def _check_scores(record: EpisodeRecord) -> str | None:
+    seen = set()
+    for index, score in enumerate(record.scores):
+        place = f"scores[{index}]"
+        if not score.scorer.strip() or "@" in score.scorer:
+            return f"{place}: `scorer` is {score.scorer!r}; valid: a name that is not blank and has no @"
+        if problem := _not_finite(value=score.value):
+            return f"{place}: {problem}"
+        if score.step_index is not None and score.step_index >= len(record.steps):
+            return f"{place}: `step_index` is {score.step_index}; valid: 0 to {len(record.steps) - 1}, or null"
+        if (key := (score.scorer, score.step_index)) in seen:
+            return f"{place}: {score.scorer!r} scores the same {'episode' if key[1] is None else 'step'} twice"
         seen.add(key)
     return None
 

@@ -11,18 +11,20 @@ from typing import Protocol
 
 from lake.errors import FormatError
 from lake.formats import jsonl, tau_bench
-from lake.formats.source import Meter, Source
-from lake.records import EpisodeRecord, Reject
-
-Item = tuple[int, EpisodeRecord] | Reject
-_HEAD_BYTES = 1 << 16
+from lake.formats.look import Look, look
+from lake.formats.rows import Item
+from lake.formats.source import Input, Meter, stem
 
 
 class Reader(Protocol):
     """From a file to its records and rejects, in order."""
 
-    def __call__(self, path: Path, meter: Meter | None = None) -> Iterator[Item]:
-        """Read a file; the meter is moved on as it is read."""
+    def __call__(self, file: Input) -> Iterator[Item]:
+        """Read a file; its meter is moved on as it is read."""
+
+
+def _holds_none(look: Look) -> str | None:
+    """Every file of the format holds trajectories."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +33,18 @@ class Format:
 
     name: str
     description: str
-    recognise: Callable[[str], bool]
-    """Whether the first 64 KB of a file (as text) look like this format."""
-    read: Reader
+    recognise: Callable[[Look], bool]
+    """Whether a file looks like this format."""
+    reader: Reader
+    no_trajectory: Callable[[Look], str | None] = _holds_none
+    """What a file of the same tool is that holds no trajectory, as a sentence; None if it may hold some."""
+    is_whole: bool = False
+    """A file is one episode, or few whose records stand anywhere in it: if it grows, it is read again from its start,
+    and what has grown replaces what it was."""
+
+    def read(self, path: Path, meter: Meter | None = None, run_id: str | None = None) -> Iterator[Item]:
+        """Records and rejects of a file."""
+        return self.reader(Input(path, stem(path) if run_id is None else run_id, meter or Meter()))
 
 
 FORMATS: dict[str, Format] = {
@@ -43,33 +54,39 @@ FORMATS: dict[str, Format] = {
         Format("jsonl", "one episode a line; docs/reference/jsonl.md", jsonl.recognise, jsonl.read),
     )
 }
+"""In the order in which they are asked whether a file is theirs: what is most particular first."""
 
 
 def choose(path: Path, name: str | None = None) -> Format:
-    """The format of a name, or of what a file looks like. Raises FormatError: no such one, or an unreadable file."""
-    text = _head(path)
-    looks_like = next((fmt for fmt in FORMATS.values() if fmt.recognise(text)), None)
+    """The format of a name, or of what a file looks like.
+
+    Raises:
+        FormatError: no such one; a file that cannot be read, that holds no trajectory, or that looks like none.
+    """
+    seen = look(path)
+    for fmt in FORMATS.values():
+        if (what := fmt.no_trajectory(seen)) is not None:
+            raise FormatError(f"{path} holds no trajectory: {what}")
+    looks_like = next((fmt for fmt in FORMATS.values() if fmt.recognise(seen)), None)
     chosen = looks_like if name is None else FORMATS.get(name)
-    if chosen is not None and looks_like is not None and not chosen.recognise(text):
-        raise FormatError(f"{path} begins like {looks_like.name}, not like {name}; leave --format out")
+    if chosen is not None and looks_like is not None and not chosen.recognise(seen):
+        raise FormatError(f"{path} looks like {looks_like.name}, not like {name}; leave --format out")
     if chosen is not None:
         return chosen
-    known = "; ".join(f"{fmt.name} = {fmt.description}" for fmt in FORMATS.values())
     if name is not None:
+        known = "; ".join(f"{fmt.name} = {fmt.description}" for fmt in FORMATS.values())
         raise FormatError(f"there is no format {name!r}; known: {known}")
-    raise FormatError(f"{path} has no known format; known: {known}. Name one with --format if you are sure")
+    names = ", ".join(FORMATS)
+    raise FormatError(
+        f"{path} looks like no format that is known{_seen(seen)}. Known: {names}. Name one with --format if you are "
+        "sure, or say in SQL what its rows are: `trajlake ingest --query FILE.sql`"
+    )
 
 
-def _head(path: Path) -> str:
-    """The first 64 KB of a file, as text."""
-    try:
-        with Source(path) as file:
-            head, fault = file.read(_HEAD_BYTES), file.fault
-    except OSError as error:
-        raise FormatError(f"{path}: {error.strerror}; give the path of a readable file") from error
-    text = head.decode("utf-8", errors="replace").lstrip("\ufeff")
-    if not text.strip() and fault is not None:
-        raise FormatError(f"{path}: {fault}; nothing of it can be read")
-    if not text.strip():
-        raise FormatError(f"{path} is empty; there is nothing to ingest")
-    return text
+def _seen(seen: Look) -> str:
+    """What there is in a file, in words."""
+    keys = list(seen.first) or list(seen.names)
+    if not keys:
+        return ""
+    what = {"parquet": "columns", "zip": "entries", "sqlite": "tables"}.get(seen.kind, "keys")
+    return f" (its {what}: {', '.join(map(str, keys[:12]))}{', ...' if len(keys) > 12 else ''})"

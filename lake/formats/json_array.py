@@ -14,7 +14,7 @@ is handed back as one piece of text. An element in which an object has a key twi
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,13 @@ class Element(msgspec.Struct):
         return excerpt(bytes(part.texts[place]).decode())
 
 
+class Member(msgspec.Struct):
+    """One member of an object that is not read element by element."""
+
+    key: str
+    value: Any
+
+
 class Damage(msgspec.Struct):
     """From here on the document does not parse."""
 
@@ -90,6 +97,49 @@ def read_array(path: Path, meter: Meter | None = None) -> Iterator[Element | Dam
     """Elements of a JSON array; last, if the document is damaged, the damage."""
     with Source(path) as file:
         yield from _Reader(_Window(file), meter or Meter()).items()
+
+
+def read_members(path: Path, names: Collection[str], meter: Meter | None = None) -> Iterator[Member | Element | Damage]:
+    """The members of a JSON object in order; of arrays called one of `names`, the elements, each array from index 0.
+
+    Last, if the document is damaged, the damage. An array of another name comes whole, and must fit into memory.
+    """
+    meter = meter or Meter()
+    with Source(path) as file:
+        window = _Window(file)
+        is_first = True
+        while True:
+            scanner = Scanner(window.taker(), min(CHUNK, _CHUNK))
+            try:
+                if is_first:
+                    scanner.expect("{")
+                if scanner.peek() == "}":
+                    scanner.expect("}")
+                    scanner.expect("")
+                    meter.done = window.passed + window.position + scanner.consumed
+                    if file.fault:
+                        yield Damage(0, file.fault, "", file.is_cut)
+                    return
+                if not is_first:
+                    scanner.expect(",")
+                is_first = False
+                key, _, _ = scanner.element()
+                scanner.expect(":")
+                is_array = key in names and scanner.peek() == "["
+                value = None if is_array else scanner.element()[0]
+            except json.JSONDecodeError as error:
+                at_end = file.is_cut if file.fault else scanner.unfinished(error)
+                yield Damage(0, file.fault or f"the document does not parse: {error.msg}", scanner.rest(), at_end)
+                return
+            window.position += scanner.consumed
+            if is_array:
+                reader = _Reader(window, meter, is_inside=True)
+                yield from reader.items()
+                if reader.is_damaged:
+                    return
+            elif isinstance(key, str):
+                yield Member(key, value)
+            meter.done = window.passed + window.position
 
 
 class _Window:
@@ -112,12 +162,30 @@ class _Window:
             self.position = 0
         return bool(added)
 
+    def taker(self) -> Callable[[int], bytes]:
+        """A function that gives the bytes from the position on, some at a time; the position stays."""
+        taken = 0
+
+        def take(size: int) -> bytes:
+            nonlocal taken
+            if len(self.data) - self.position == taken and not self.grow():
+                return b""
+            start = self.position + taken
+            data = self.data[start : start + size]
+            taken += len(data)
+            return data
+
+        return take
+
 
 class _Reader:
     """The state between elements: the window's position is behind the last element that was taken."""
 
-    def __init__(self, window: _Window, meter: Meter) -> None:
+    def __init__(self, window: _Window, meter: Meter, *, is_inside: bool = False) -> None:
         self._window = window
+        self._is_inside = is_inside
+        """The array is not the whole document."""
+        self.is_damaged = False
         self._meter = meter
         self._rewriter = Rewriter()
         self._index = 0
@@ -210,33 +278,25 @@ class _Reader:
     def _scanned(self) -> list[Element | Damage]:
         """One element by the exact scanner, or the end of the document, or its damage."""
         window = self._window
-        taken = 0
-
-        def take(size: int) -> bytes:
-            nonlocal taken
-            if len(window.data) - window.position == taken and not window.grow():
-                return b""
-            start = window.position + taken
-            data = window.data[start : start + size]
-            taken += len(data)
-            return data
-
-        scanner = Scanner(take, min(CHUNK, _CHUNK))
+        scanner = Scanner(window.taker(), min(CHUNK, _CHUNK))
         try:
             if not self._opened:
                 scanner.expect("[")
             if scanner.peek() == "]":
                 scanner.expect("]")
+                self._closed = True
+                if self._is_inside:
+                    window.position += scanner.consumed
+                    return []
                 scanner.expect("")
                 window.position += scanner.consumed
-                self._closed = True
                 fault = window.file.fault
                 return [Damage(self._index, fault, "", window.file.is_cut)] if fault else []
             if self._index:
                 scanner.expect(",")
             value, text, problem = scanner.element()
         except json.JSONDecodeError as error:
-            self._closed = True
+            self._closed = self.is_damaged = True
             return [self._damage(scanner, error)]
         self._opened = True
         window.position += scanner.consumed

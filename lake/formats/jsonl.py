@@ -8,54 +8,32 @@ docs/reference/jsonl.md is generated from the record types.
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 
 from lake.formats.json_faults import Rewriter, not_a_number, repeated_key
-from lake.formats.source import Meter, Source
-from lake.records import EpisodeRecord, Reject, check, excerpt
+from lake.formats.lines import is_cut, read_lines, reject
+from lake.formats.look import Look
+from lake.formats.source import Input
+from lake.records import EpisodeRecord, Reject, check
 
 NAME = "jsonl"
-LINE_LIMIT = 64 << 20
-"""Bytes of a line; decoding and storing one takes about ten times as much memory."""
-_RAW_OF_LONG = 64 << 10
 _BOM = b"\xef\xbb\xbf"
-_NUMBER_BEGUN = re.compile(rb"(?:-|\.|[eE][+-]?)\Z")
 _NO_ACTION = re.compile(r"missing required field `action` - at `\$\.steps\[(\d+)\]`")
 _TYPED = msgspec.json.Decoder(EpisodeRecord)
 _ANY = msgspec.json.Decoder()
-_NAMES = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def recognise(head: str) -> bool:
-    """Whether a file starts with a JSON object."""
-    return head.lstrip().startswith("{")
+def recognise(look: Look) -> bool:
+    """Whether lines are episodes of our own: they have a task and steps, or at least one of the two."""
+    return look.kind in ("lines", "object") and any("steps" in value or "task_id" in value for value in look.objects)
 
 
-def read(path: Path, meter: Meter | None = None) -> Iterator[tuple[int, EpisodeRecord] | Reject]:
+def read(file: Input) -> Iterator[tuple[int, EpisodeRecord] | Reject]:
     """Records and rejects of a file, with line numbers from 1."""
-    meter = meter or Meter()
     lines = Lines()
-    number = 0
-    with Source(path) as file:
-        while line := file.readline(LINE_LIMIT + 1):
-            number += 1
-            meter.done += len(line)
-            is_whole = line.endswith(b"\n")
-            if file.fault is not None and not is_whole:
-                yield _of_source(file, number, line)
-                return
-            if len(line) > LINE_LIMIT and not is_whole:
-                while piece := file.readline(1 << 20):  # none of it kept
-                    meter.done += len(piece)
-                    if piece.endswith(b"\n"):
-                        break
-                yield _reject(number, line[:_RAW_OF_LONG], "invalid", _TOO_LONG)
-            elif not line.isspace():
-                yield lines.read(number, line)
-        if file.fault is not None:
-            yield _of_source(file, number + 1, b"")
+    for item in read_lines(file):
+        yield item if isinstance(item, Reject) else lines.read(*item)
 
 
 class Lines:
@@ -84,7 +62,7 @@ class Lines:
             return self.read(number, line)
         problem = repeated_key(text) if may_repeat else None
         if problem := problem or check(record, is_plain=is_plain):
-            return _reject(number, line, "invalid", problem)
+            return reject(number, line, "invalid", problem)
         record.source_format = NAME
         return number, record
 
@@ -94,51 +72,22 @@ def _undecoded(number: int, line: bytes, text: bytes) -> Reject:
     try:
         _TYPED.decode(text)
     except msgspec.ValidationError as error:
-        return _reject(number, line, "invalid", _explained(str(error), text))
+        return reject(number, line, "invalid", _explained(str(error)))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        reason = "truncated" if _is_cut(line, str(error)) else "malformed"
-        return _reject(number, line, reason, not_a_number(text) or f"not JSON: {error}")
+        reason = "truncated" if is_cut(line, str(error)) else "malformed"
+        return reject(number, line, reason, not_a_number(text) or f"not JSON: {error}")
     msg = "it decodes by type, but not as plain JSON"
-    return _reject(number, line, "malformed", msg)
+    return reject(number, line, "malformed", msg)
 
 
-def _explained(message: str, text: bytes) -> str:
-    """What is wrong with a line of the wrong shape, and for shapes that are met often, what to do about it."""
-    if found := _NO_ACTION.search(message):
-        return f"{message}. {_AFTER_THE_LAST}" if int(found[1]) else message
-    try:
-        names = _NAMES.decode(text)
-    except msgspec.MsgspecError:
-        return message
-    return _CHAT if "messages" in names and "steps" not in names else message
+def _explained(message: str) -> str:
+    """What is wrong with a line of the wrong shape, and for a shape that is met often, what to do about it."""
+    if (found := _NO_ACTION.search(message)) and int(found[1]):
+        return f"{message}. {_AFTER_THE_LAST}"
+    return message
 
 
-_TOO_LONG = (
-    f"the line is longer than {LINE_LIMIT >> 20} MB; keep images and other payloads in files and write their paths, or "
-    'write several episodes that continue one another (`"relation": "continuation"`)'
-)
 _AFTER_THE_LAST = (
     "What came after the last action goes to `final_observation`; a reward given at the end is the `reward` of the "
     "last step, or, if it rates the whole episode, `env_return`"
 )
-_CHAT = (
-    "this is a chat (`messages`), and no command converts chats yet: docs/reference/jsonl.md has a function that does. "
-    "Each assistant message is a step, with `action` (its content), `tool_calls`, `state` (the message it answers) "
-    "and `context` (the messages since the assistant message before); what comes before is `initial_messages`"
-)
-
-
-def _of_source(file: Source, number: int, line: bytes) -> Reject:
-    return _reject(number, line, "truncated" if file.is_cut else "malformed", file.fault or "")
-
-
-def _is_cut(line: bytes, message: str) -> bool:
-    """Whether a line is damaged because the file ends inside it."""
-    if line.endswith(b"\n"):
-        return False
-    return "truncated" in message or ("invalid number" in message and _NUMBER_BEGUN.search(line) is not None)
-
-
-def _reject(number: int, line: bytes, reason: str, message: str) -> Reject:
-    raw = line.decode("utf-8", errors="backslashreplace").rstrip("\n")
-    return Reject(position=number, reason=reason, message=message, raw=excerpt(raw))

@@ -7,6 +7,7 @@ How far into a file a reader is: what batches are bounded by and what progress s
 """
 
 import io
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,29 @@ class Meter(msgspec.Struct):
     """Bytes of a file that its reader has made into items, up to a window ahead of the item in hand."""
 
     done: int = 0
+
+
+@dataclass(slots=True)
+class Input:
+    """A file that is read: where it lies, and what its records are called unless they say so themselves."""
+
+    path: Path
+    run_id: str
+    """The run of episodes whose source names none."""
+    meter: Meter = field(default_factory=Meter)
+    from_line: int = 0
+    """Lines before this file's first one, and where they end: a file that grows is read on from there."""
+    from_byte: int = 0
+    may_grow: bool = False
+    """Somebody still writes it: a last line without an end is left for the next time."""
+    memory: dict[str, Any] = field(default_factory=dict)
+    """What a reader has to know of the lines before, when a file that grows is read on."""
+
+    def next_index(self, *key: Any) -> int:
+        """0, 1, 2, ... for every key: numbers of siblings, where the source has none."""
+        numbers: dict[Any, int] = self.memory.setdefault("next_index", {})
+        numbers[key] = numbers.get(key, -1) + 1
+        return numbers[key]
 
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}

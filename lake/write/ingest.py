@@ -19,7 +19,8 @@ from typing import Any, BinaryIO
 import msgspec
 
 from lake.errors import UsageError
-from lake.formats import FORMATS, Item, choose
+from lake.formats import FORMATS, choose
+from lake.formats.rows import Item
 from lake.formats.source import Meter, Source, stem
 from lake.lake import Lake
 from lake.records import EpisodeRecord, Reject, StepRecord, printable

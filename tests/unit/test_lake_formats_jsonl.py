@@ -12,7 +12,7 @@ import pytest
 
 import lake
 from lake.errors import FormatError
-from lake.formats import FORMATS, choose, jsonl
+from lake.formats import FORMATS, choose, lines
 from lake.formats.source import Meter
 from lake.records import EpisodeRecord, Reject, identify
 from lake.write.ingest import ingest
@@ -24,7 +24,7 @@ GOOD = line(episode("good"))
 
 def read(path: Path, content: bytes) -> list[tuple[int, EpisodeRecord] | Reject]:
     path.write_bytes(content)
-    return list(jsonl.read(path))
+    return list(FORMATS["jsonl"].read(path))
 
 
 def one(path: Path, text: bytes) -> EpisodeRecord:
@@ -111,7 +111,6 @@ def test_a_cut_inside_a_character_or_a_number_is_truncated_too(tmp_path: Path, t
             "invalid",
             "at `$.steps[1]`. What came after the last action goes to `final_observation`; a reward given at the end",
         ),
-        (b'{"messages": [{"role": "user", "content": "x"}]}\n', "invalid", "this is a chat (`messages`)"),
         (
             b'{"task_id": "t", "steps": [{"state": "s"}]}\n',
             "invalid",
@@ -245,12 +244,12 @@ def test_images_in_messages_stay_parts_and_large_ones_move_to_blobs(tmp_path: Pa
 def test_a_line_above_the_limit_is_a_reject_and_is_never_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jsonl, "LINE_LIMIT", 1 << 20)
+    monkeypatch.setattr(lines, "LINE_LIMIT", 1 << 20)
     path = tmp_path / "f"
     path.write_bytes(GOOD + b'{"task_id": "' + b"x" * (32 << 20) + b'"}\n' + GOOD)
     meter = Meter()
     tracemalloc.start()
-    first, second, third = jsonl.read(path, meter)
+    first, second, third = FORMATS["jsonl"].read(path, meter)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert isinstance(first, tuple)
@@ -270,26 +269,36 @@ def test_a_line_above_the_limit_is_a_reject_and_is_never_in_memory(
     [
         (GOOD, "jsonl"),
         (b"\xef\xbb\xbf\n\n  " + GOOD, "jsonl"),
-        (b'{"cut', "jsonl"),
-        (b"[]", "tau_bench"),
-        (b"[", "tau_bench"),
-        (b' [\n {"task_id": 0}]', "tau_bench"),
-        (b"\xef\xbb\xbf[{", "tau_bench"),
+        (b'{"task_id": "t", "steps": [{"cut', "jsonl"),
+        (b'{"task_id": "t", "steps": \xff\n', "jsonl"),
+        (b' [\n {"task_id": 0, "traj": []}]', "tau_bench"),
+        (b'\xef\xbb\xbf[{"task_id": 0, "traj": [', "tau_bench"),
+        (b'[{"task_id": 0, "traj": ["\xff', "tau_bench"),
     ],
 )
-def test_a_file_is_known_by_its_first_characters(tmp_path: Path, content: bytes, name: str) -> None:
+def test_a_file_is_known_by_the_keys_of_its_first_values(tmp_path: Path, content: bytes, name: str) -> None:
     path = tmp_path / "anything.txt"
     path.write_bytes(content)
     assert choose(path).name == name
 
 
 @pytest.mark.parametrize(
-    "content", [b"hello", b"[1, 2]", b"\xff\xfe{\x00", b"PAR1", b"task,reward\n1,2\n", b"\x00" * 9]
+    "content",
+    [
+        b"hello",
+        b"[1, 2]",
+        b"\xff\xfe{\x00",
+        b"PAR1",
+        b"task,reward\n1,2\n",
+        b"\x00" * 9,
+        b'{"a": 1}',
+        b'{"a": 1, "b": [{"c"',
+    ],
 )
 def test_a_file_of_no_known_format_is_an_error_that_lists_them(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "unknown"
     path.write_bytes(content)
-    with pytest.raises(FormatError, match=r"no known format; known: tau_bench = .*; jsonl = .*--format"):
+    with pytest.raises(FormatError, match=r"looks like no format.*Known: .*tau_bench.*jsonl.*--format.*--query"):
         choose(path)
     assert choose(path, "jsonl") is FORMATS["jsonl"], "who is sure may name it"
 
@@ -297,7 +306,7 @@ def test_a_file_of_no_known_format_is_an_error_that_lists_them(tmp_path: Path, c
 def test_a_file_of_another_format_than_named_is_refused_before_each_line_is(tmp_path: Path) -> None:
     path = tmp_path / "tau.json"
     path.write_text('[\n{"task_id": 0, "traj": [], "reward": 1.0}\n]')
-    with pytest.raises(FormatError, match=r"tau\.json begins like tau_bench, not like jsonl; leave --format out"):
+    with pytest.raises(FormatError, match=r"tau\.json looks like tau_bench, not like jsonl; leave --format out"):
         choose(path, "jsonl")
 
 
@@ -308,13 +317,16 @@ def test_a_lost_key_is_found_whether_lines_spell_defaults_out_or_not(tmp_path: P
     more = ', "reward": null, "is_active": true' if spelled_out else ""
     path = tmp_path / "lines.jsonl"
     path.write_text("\n".join([whole % (0, ""), whole % (1, more), twice % more, whole % (3, more), twice % "", ""]))
-    found = list(jsonl.read(path))
+    found = list(FORMATS["jsonl"].read(path))
     assert [item.position for item in found if isinstance(item, Reject)] == [3, 5]
     assert [item[0] for item in found if isinstance(item, tuple)] == [1, 2, 4]
 
 
 @pytest.mark.parametrize("name", [None, "jsonl"])
-@pytest.mark.parametrize(("content", "says"), [(None, "No such file"), (b"", "is empty"), (b" \n\n", "is empty")])
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(None, "No such file"), (b"", "is empty"), (b" \n\n", "is empty"), (b"[ ]\n", "is empty"), (b"[", "is empty")],
+)
 def test_a_file_with_nothing_in_it_is_an_error(tmp_path: Path, name: str | None, content: Any, says: str) -> None:
     path = tmp_path / "nothing.jsonl"
     if content is not None:
@@ -332,4 +344,3 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
 def test_an_unknown_name_is_an_error_that_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="no format 'parquet'; known: tau_bench"):
         choose(write_lines(tmp_path / "f", [GOOD]), "parquet")
-    assert FORMATS["jsonl"].read is jsonl.read

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from lake.formats import json_array, tau_bench
+from lake.formats import FORMATS, json_array
 from lake.formats.tau_bench import to_record
 from lake.records import EpisodeRecord, Reject, StepRecord
 
@@ -40,7 +40,7 @@ def row(traj: list[Any] | None = None, **fields: Any) -> dict[str, Any]:
 
 def read(path: Path, document: str | list[Any]) -> list[tuple[int, EpisodeRecord] | Reject]:
     path.write_text(document if isinstance(document, str) else json.dumps(document), "utf-8")
-    return list(tau_bench.read(path))
+    return list(FORMATS["tau_bench"].read(path))
 
 
 def rejected(path: Path, bad: Any) -> Reject:
@@ -172,15 +172,15 @@ def test_a_reward_may_be_unknown() -> None:
         (row(info={"task": "actions"}), "at `$.info.task`"),
         (row(info={"source": 5}), "at `$.info.source`"),
         (row(info={"reward_info": 1.0}), "at `$.info.reward_info`"),
-        (row([]), "at least one step"),
-        (row([SYSTEM, HELLO]), "at least one step"),
+        (row([], reward=None), "no decision of an agent, and no outcome"),
+        (row([SYSTEM, HELLO], reward=None), "no decision of an agent, and no outcome"),
         (row([HELLO, {"content": "no role"}]), "`traj[1].role` is None"),
         (row([{"role": ["user"], "content": ""}, ASK]), "`traj[0].role` is ['user']"),
-        (row([{"role": "user", "content": [{"type": "text"}]}, ASK]), "is list; valid: text"),
+        (row([{"role": "user", "content": [{"type": "text"}, 5]}, ASK]), "is list; valid: text, or parts"),
         (row([HELLO, ASK | {"content": 5}]), "is int; valid: text"),
-        (row([HELLO, CALL | {"tool_calls": {"id": "1"}}]), "`traj[1].tool_calls` is dict; valid: a list"),
+        (row([HELLO, CALL | {"tool_calls": {"id": "1"}}]), "`traj[1].tool_calls` is dict; valid: list"),
         (row([{"role": "user", "content": "lone \ud800"}, ASK]), "cannot be stored as UTF-8"),
-        (row([{"role": "lone \ud800", "content": []}, ASK]), "'lone \\ud800' message near"),
+        (row([{"role": "lone \ud800", "content": 5}, ASK]), "'lone \\ud800' message at"),
         (row() | {"lone \ud800": 1}, "surrogates not allowed"),
     ],
 )

@@ -14,6 +14,7 @@ from lake.formats.jsonl import Lines
 from lake.records import (
     EpisodeRecord,
     Reject,
+    ScoreRecord,
     SpanRecord,
     StepRecord,
     TokensRecord,
@@ -69,6 +70,7 @@ ANOTHER: dict[str, Any] = {
     "source_version": "another",
     "source_uri": "elsewhere.jsonl",
     "spans": [SpanRecord(trace_id="t", span_id="s", kind="tool", name="find")],
+    "scores": [ScoreRecord(scorer="judge", value=0.5)],
     "extra": {},
 }
 """For every field a value other than its default, unknown and zero being different."""
@@ -368,10 +370,10 @@ def test_which_fields_decide_which_id(field: str) -> None:
 
 
 @pytest.mark.parametrize("field", ANOTHER)
-def test_content_is_everything_but_where_it_was_read(field: str) -> None:
-    """A moved file is a replay; anything else that changed is a conflict. The run is given beside the record."""
+def test_content_is_everything_but_where_it_was_read_and_what_was_said_of_it(field: str) -> None:
+    """A moved file is a replay, and so is one that was scored since; anything else that changed is a conflict."""
     before, after = identify(plain(), "run"), identify(plain(**{field: ANOTHER[field]}), "run")
-    assert (before.content_hash != after.content_hash) == (field not in {"source_uri", "run_id"})
+    assert (before.content_hash != after.content_hash) == (field not in {"source_uri", "run_id", "scores"})
 
 
 def test_the_run_decides_every_id() -> None:

@@ -1,0 +1,217 @@
+"""The values of a file, whatever holds them: lines, an array, one document, a Parquet file; and each as episodes.
+
+Most formats say what one value means, and nothing about where it stands. They are functions from a value to records;
+`converted` reads the file, turns what they cannot take into rejects with a position, and never raises for what a file
+holds.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+from lake import ids
+from lake.errors import FormatError
+from lake.formats.json_array import Damage, Element, Member, read_array, read_members
+from lake.formats.json_faults import Rewriter, not_a_number, repeated_key
+from lake.formats.lines import LINE_LIMIT, is_cut, read_lines, reject
+from lake.formats.look import look
+from lake.formats.source import Input, Source
+from lake.records import EpisodeRecord, Reject, StepRecord, check, excerpt, identify
+
+Item = tuple[int, EpisodeRecord] | Reject
+"""A record with its position in the file, or why there is none."""
+DOCUMENT_LIMIT = 1 << 30
+"""Bytes of a document that is one episode."""
+_DECODE = msgspec.json.Decoder().decode
+_NOT_DECODED = (msgspec.MsgspecError, ValueError, RecursionError)
+_WRONG = (msgspec.MsgspecError, ValueError, RecursionError, TypeError, LookupError, AttributeError, OverflowError)
+"""What comes of a value of the wrong shape."""
+
+
+class UnsupportedError(ValueError):
+    """A version of a format that is not known: newer, most likely. The message says which are."""
+
+
+class ShapeError(ValueError):
+    """A value that is not what the format says; the message tells where and what is valid."""
+
+
+def converted(
+    items: Iterable[Element | Reject], name: str, convert: Callable[[Any], Iterable[EpisodeRecord]]
+) -> Iterator[Item]:
+    """The episodes of each value of a file (see `values`), and its rejects. `name` is the format's."""
+    for item in items:
+        yield from items_of(item, name, convert)
+
+
+def items_of(item: Element | Reject, name: str, convert: Callable[[Any], Iterable[EpisodeRecord]]) -> Iterator[Item]:
+    """One value of a file as episodes, or as the reject that says why not: all of its episodes or none."""
+    if isinstance(item, Reject):
+        yield item
+        return
+    reason, problem, records = "invalid", item.problem, []
+    if problem is None:
+        try:
+            records = list(convert(item.value))
+            problem = next(filter(None, (_finished(record, name, is_plain=item.is_plain) for record in records)), None)
+        except UnsupportedError as error:
+            reason, problem = "unsupported", str(error)
+        except _WRONG as error:
+            problem = explained(error)
+    if problem is None:
+        yield from ((item.index, record) for record in records)
+    else:
+        yield Reject(position=item.index, reason=reason, message=problem, raw=item.raw)
+
+
+def finished(record: EpisodeRecord, name: str) -> str | None:
+    """Complete a record of a format, and say what is wrong with it; None if nothing is."""
+    try:
+        return _finished(record, name, is_plain=False)
+    except _WRONG as error:
+        return explained(error)
+
+
+def _finished(record: EpisodeRecord, name: str, *, is_plain: bool) -> str | None:
+    record.source_format = name
+    if not record.steps and (record.env_return is not None or record.scores):
+        # Only its outcome is known: it counts among its siblings, and nothing of it is trained on.
+        record.steps = [StepRecord(state=None, action="", trainable=False)]
+    if not record.steps:
+        return "it holds no decision of an agent, and no outcome: there is nothing to learn from it"
+    return check(record, is_plain=is_plain)
+
+
+def explained(error: Exception) -> str:
+    """What is wrong with a value, from the error that reading it raised."""
+    if isinstance(error, ShapeError | msgspec.MsgspecError):
+        return str(error)
+    if isinstance(error, KeyError):
+        return f"the key {error.args[0]!r} is missing"
+    return f"a value is not of the type that the format has there: {error}"
+
+
+def episode_text_id(record: EpisodeRecord, file: Input) -> str:
+    """The id that a record will have, as `parent_episode_id` and `root_episode_id` take it."""
+    return ids.to_text(identify(record, record.run_id or file.run_id).episode_id)
+
+
+def rest(value: dict[str, Any], *known: str) -> dict[str, Any] | None:
+    """The fields of an object that a format has no place for, for `extra`; None if there are none."""
+    left = {key: item for key, item in value.items() if key not in known and item is not None}
+    return left or None
+
+
+def values(file: Input) -> Iterator[Element | Reject]:
+    """The values of a file in order: lines from 1, elements of an array, rows, or the one document from 0."""
+    try:
+        kind = look(file.path).kind
+    except FormatError:
+        kind = "other"
+    if kind == "parquet":
+        yield from parquet_rows(file)
+    elif kind == "array":
+        yield from array_values(file)
+    elif kind == "lines":
+        yield from line_values(file)
+    else:
+        yield document(file)
+
+
+def array_values(file: Input) -> Iterator[Element | Reject]:
+    """The elements of a JSON array, with indices from 0."""
+    return map(_undamaged, read_array(file.path, file.meter))
+
+
+def line_values(file: Input) -> Iterator[Element | Reject]:
+    """The values of lines, with line numbers from 1."""
+    rewriter = Rewriter()
+    for item in read_lines(file):
+        if isinstance(item, Reject):
+            yield item
+            continue
+        number, line = item
+        text = line.removeprefix(b"\xef\xbb\xbf")
+        try:
+            value = _DECODE(text)
+        except _NOT_DECODED as error:
+            reason = "truncated" if is_cut(line, str(error)) else "malformed"
+            yield reject(number, line, reason, not_a_number(text) or f"not JSON: {error}")
+            continue
+        is_plain, may_repeat = rewriter.compared(text, value)
+        problem = repeated_key(text) if may_repeat else None
+        yield Element(number, value, problem, is_plain, line.decode("utf-8", errors="backslashreplace").rstrip("\n"))
+
+
+def document(file: Input) -> Element | Reject:
+    """A file that is one JSON value."""
+    with Source(file.path) as source:
+        data = source.read(DOCUMENT_LIMIT + 1)
+        fault, is_cut_short = source.fault, source.is_cut
+    file.meter.done += len(data)
+    raw = excerpt(data[:DOCUMENT_LIMIT].decode("utf-8", errors="backslashreplace"))
+    if fault is not None:
+        return Reject(position=0, reason="truncated" if is_cut_short else "malformed", message=fault, raw=raw)
+    if len(data) > DOCUMENT_LIMIT:
+        message = f"the document is longer than {DOCUMENT_LIMIT >> 20} MB"
+        return Reject(position=0, reason="invalid", message=message, raw=excerpt(raw[:LINE_LIMIT]))
+    text = data.removeprefix(b"\xef\xbb\xbf")
+    try:
+        value = _DECODE(text)
+    except _NOT_DECODED as error:
+        reason = "truncated" if is_cut(text.rstrip(), str(error)) else "malformed"
+        return Reject(position=0, reason=reason, message=not_a_number(text) or f"not JSON: {error}", raw=raw)
+    is_plain, may_repeat = Rewriter().compared(text, value)
+    return Element(0, value, repeated_key(text) if may_repeat else None, is_plain, raw)
+
+
+def members(file: Input, *names: str) -> Iterator[Member | Element | Reject]:
+    """The members of a document that is an object, in order, the arrays `names` element by element."""
+    for item in read_members(file.path, names, file.meter):
+        yield item if isinstance(item, Member) else _undamaged(item)
+
+
+def parquet_rows(file: Input) -> Iterator[Element | Reject]:
+    """The rows of a Parquet file as objects; fields of structs that are NULL are left out, as JSON would."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    index = 0
+    try:
+        # Not memory-mapped: pages of a big file would count as ours.
+        with pq.ParquetFile(file.path, memory_map=False, pre_buffer=False) as parquet:
+            for batch in parquet.iter_batches(batch_size=256):
+                for row in batch.to_pylist():
+                    value = _jsonable(row)
+                    yield Element(index, value, None, False, msgspec.json.encode(value).decode())
+                    index += 1
+                file.meter.done = int(file.path.stat().st_size * index / max(parquet.metadata.num_rows, 1))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        is_short = "ends" in str(error) or "magic bytes" in str(error)
+        message = f"the Parquet file cannot be read from row {index} on: {error}"
+        yield Reject(position=index, reason="truncated" if is_short else "malformed", message=message, raw="")
+
+
+def _undamaged(item: Element | Damage) -> Element | Reject:
+    if isinstance(item, Element):
+        return item
+    reason = "truncated" if item.at_end else "malformed"
+    return Reject(position=item.index, reason=reason, message=item.message, raw=item.raw)
+
+
+def _jsonable(value: Any) -> Any:
+    """A value of Arrow as JSON has it."""
+    if isinstance(value, dict):
+        return {key: _jsonable(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_jsonable(item) for item in value]
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return float(value)
+    if isinstance(value, bytes):
+        return value.decode("utf-8", errors="backslashreplace")
+    return value

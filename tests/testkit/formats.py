@@ -1,0 +1,105 @@
+"""Reading files of any format in tests: what they hold, counted, and the same files damaged.
+
+`counts` is about records. What they are compared with is counted in each format's test by a few lines that know nothing
+of the readers.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lake.formats import choose
+from lake.records import EpisodeRecord, Reject, check, identify
+
+
+class Counts(NamedTuple):
+    """What a file holds."""
+
+    episodes: int
+    decisions: int
+    tool_calls: int
+    rewards: list[float]
+    """Returns and episode scores and step rewards that are known, sorted; see `counts`."""
+    characters: int
+    """Of the agent's text: actions, without reasoning and tool calls."""
+
+
+def read_file(path: Path, run_id: str | None = None) -> tuple[list[EpisodeRecord], list[Reject]]:
+    """Records and rejects of a file, its format recognised; every record can be stored and has a key of its own."""
+    fmt = choose(path)
+    items = list(fmt.read(path, run_id=run_id))
+    records = [item[1] for item in items if isinstance(item, tuple)]
+    for record in records:
+        assert record.source_format == fmt.name
+        assert check(record) is None
+    keys = [identify(record, record.run_id or "run").episode_id for record in records]
+    assert len(set(keys)) == len(keys), "two records of one file have the same key"
+    return records, [item for item in items if isinstance(item, Reject)]
+
+
+def counts(records: list[EpisodeRecord]) -> Counts:
+    """What records hold; steps that stand for an outcome alone are no decisions."""
+    steps = [step for record in records for step in record.steps if step.trainable or step.action or step.tool_calls]
+    rewards = [record.env_return for record in records if record.env_return is not None]
+    rewards += [score.value for record in records for score in record.scores if score.value is not None]
+    rewards += [step.reward for step in steps if step.reward is not None]
+    return Counts(
+        episodes=len(records),
+        decisions=len(steps),
+        tool_calls=sum(len(step.tool_calls or ()) for step in steps),
+        rewards=sorted(rewards),
+        characters=sum(len(step.action) for step in steps),
+    )
+
+
+def wrong_types(value: Any, path: tuple[Any, ...] = ()) -> Iterator[Any]:
+    """Copies of a JSON value, in each of which one place holds a value of another type."""
+    for place in _places(value):
+        for other in (None, True, 7, -1.5, "text", [], [3], {}, {"a": [1]}):
+            changed = deepcopy(value)
+            _put(changed, place, other)
+            yield changed
+
+
+def without_keys(value: Any) -> Iterator[Any]:
+    """Copies of a JSON value, in each of which one key of an object is missing."""
+    for place in _places(value):
+        if isinstance(place[-1], str):
+            changed = deepcopy(value)
+            _at(changed, place[:-1]).pop(place[-1])
+            yield changed
+
+
+def assert_never_raises(path: Path, value: Any, *, lines: bool = False, most: int = 400) -> None:
+    """A file of a format with any one place wrong or missing is read, rejected, or told to be of no format."""
+    from lake.errors import FormatError
+
+    write: Callable[[Any], str] = (
+        (lambda values: "\n".join(json.dumps(item) for item in values) + "\n") if lines else json.dumps
+    )
+    variants = [*without_keys(value), *wrong_types(value)]
+    for variant in variants[:: max(1, len(variants) // most)]:
+        path.write_text(write(variant), "utf-8")
+        try:
+            read_file(path)
+        except FormatError:
+            continue
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in inner:
+        yield (*path, key)
+        yield from _places(item, (*path, key))
+
+
+def _at(value: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        value = value[key]
+    return value
+
+
+def _put(value: Any, path: tuple[Any, ...], other: Any) -> None:
+    _at(value, path[:-1])[path[-1]] = other
