@@ -167,11 +167,14 @@ class Lake:
         """
         if isinstance(records, Mapping | EpisodeRecord | str | bytes):
             raise UsageError(f"`append` takes a list of episodes, not one {type(records).__name__}: put it in brackets")
+        from lake.write.scores import RECORDED, add_scores
+
         batch = list(records)
         with self.job(kind="record", run_id=run_id) as job:
             counts = job.record(batch)
             job.counts |= {"rows_in": len(batch), "rows_out": counts.new, "rows_dropped": counts.rejected}
             job.counts["already_present"] = counts.present
+        add_scores(self, job.scores.taken(), version=RECORDED, source="recorder")
         return counts
 
     def retract(self, episode_ids: Iterable[int | str], reason: str | None = None) -> int:

@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,9 +11,11 @@ from lake.cli.options import lake_option
 from lake.read.text_table import counted
 
 if TYPE_CHECKING:
-    from lake.write.ingest import Report
+    from lake.write.ingest import Plan, Report
+    from lake.write.sources import Argument
 
 _RUNS_NAMED = 3
+_SKIPPED_NAMED = 3
 _SHOWN = 300
 """Characters of a reject's message."""
 
@@ -22,7 +24,10 @@ _SHOWN = 300
 @click.argument("files", nargs=-1, required=True)
 @lake_option
 @click.option("--run", "run_id", help="Run of records that name none.  [default: the file's name without its ending]")
-@click.option("--format", "format_name", help="tau_bench or jsonl.  [default: recognised by how a file begins]")
+@click.option("--format", "format_name", help="Name of the format.  [default: recognised by how a file begins]")
+@click.option("--query", is_flag=True, help="FILES are SQL, each a SELECT whose rows are episodes, steps or messages.")
+@click.option("--dry-run", is_flag=True, help="Say what would be taken and rejected, show examples, write nothing.")
+@click.option("--watch", is_flag=True, help="Go on taking what is appended to files or put into folders, until Ctrl-C.")
 @click.option(
     "--batch-size",
     type=click.IntRange(min=1),
@@ -30,56 +35,139 @@ _SHOWN = 300
     show_default=True,
     help="Most episodes of a commit; it also ends at 32 MB of text.",
 )
-def ingest(files: tuple[str, ...], lake_uri: str, run_id: str | None, format_name: str | None, batch_size: int) -> None:
-    """Read trajectory FILES into a lake (made if it is not there). `-` reads stdin; .gz and .zst are unpacked.
+def ingest(
+    files: tuple[str, ...],
+    lake_uri: str,
+    run_id: str | None,
+    format_name: str | None,
+    query: bool,
+    dry_run: bool,
+    watch: bool,
+    batch_size: int,
+) -> None:
+    """Read trajectories into a lake (made if it is not there): files, folders, globs, s3:// and other URIs, or `-`.
+
+    Formats are recognised by what a file holds (docs/guides/bring-your-trajectories.md lists them); .gz and .zst are
+    unpacked. In a folder, files that hold no trajectories are left out and told.
 
     Every record is taken exactly once: the same file again adds nothing, a killed ingest is simply run again. Records
     that cannot be taken are in the table `rejects` with position, reason and raw text. Exits with 1 if there were
     only such.
     """
-    from lake.write.ingest import Progress, prepare, spooled
-    from lake.write.ingest import ingest as ingest_file
+    from lake.write.ingest import plan
+    from lake.write.sources import located
 
-    taken = rejected = 0
-    for file in files:
-
-        def show(progress: Progress, file: str = file) -> None:
-            size = "" if progress.size is None else f" of {progress.size / 1e6:,.0f}"
-            click.echo(f"{file}: {progress.records:,} records, {progress.done / 1e6:,.0f}{size} MB", err=True)
-
-        with spooled(file, sys.stdin.buffer, lambda text: click.echo(text, err=True)) as path:
-            # Before a lake is made: a wrong path must leave nothing behind.
-            prepare(path, run_id=run_id, format_name=format_name)
-            target = lake.open(lake_uri, create=True)
-            report = ingest_file(
-                target, path, run_id=run_id, format_name=format_name, batch_size=batch_size, progress=show
-            )
-        taken += report.new + report.present
-        rejected += report.rejected
-        _tell(file, report, lake_uri)
-    if rejected and not taken:
+    options: dict[str, Any] = {"run_id": run_id, "format_name": "query" if query else format_name}
+    if watch:
+        _watch(files, lake_uri, batch_size, options)
+        return
+    with located(files, sys.stdin.buffer, lambda text: click.echo(text, err=True)) as arguments:
+        # Before a lake is made: a wrong path must leave nothing behind.
+        planned = [(argument, plan(argument, **options)) for argument in arguments]
+        if dry_run:
+            for argument, found in planned:
+                _preview(argument, found)
+            return
+        reports = [_taken(argument, found, lake_uri, batch_size) for argument, found in planned]
+    if not any(report.new + report.present for report in reports) and any(report.rejected for report in reports):
         sys.exit(1)
 
 
+def _taken(argument: "Argument", plan: "Plan", lake_uri: str, batch_size: int) -> "Report":
+    """Ingest what one argument names, and say what became of it."""
+    from lake.write.ingest import Progress, run_plan
+
+    def show(progress: Progress) -> None:
+        size = "" if progress.size is None else f" of {progress.size / 1e6:,.0f}"
+        click.echo(f"{argument.name}: {progress.records:,} records, {progress.done / 1e6:,.0f}{size} MB", err=True)
+
+    target = lake.open(lake_uri, create=True)
+    report = run_plan(target, plan, batch_size=batch_size, progress=show)
+    _tell(argument.name, report, lake_uri)
+    return report
+
+
+def _watch(files: tuple[str, ...], lake_uri: str, batch_size: int, options: dict[str, Any]) -> None:
+    from lake.write.watch import Watched, watch
+
+    watched = Watched(files, **options)
+    target = lake.open(lake_uri, create=True)
+    click.echo(f"watching {', '.join(files)}; Ctrl-C ends it", err=True)
+    try:
+        watch(target, watched, batch_size=batch_size, tell=lambda report: _tell(report.source, report, lake_uri))
+    except KeyboardInterrupt:
+        click.echo("ended; what was taken is in the lake, and is not taken again", err=True)
+
+
+def _preview(argument: "Argument", plan: "Plan") -> None:
+    """Say what one argument holds, with examples."""
+    from lake.write.preview import preview, shown
+
+    found = preview(plan)
+    parts = [
+        counted(found.episodes, "episode"),
+        counted(found.steps, "step"),
+        counted(found.tool_calls, "tool call"),
+        counted(found.scores, "score"),
+        counted(sum(found.reasons.values()), "reject"),
+    ]
+    parts += [f"{counted(found.with_tokens, 'step')} with exact tokens"] if found.with_tokens else []
+    parts += [f"{counted(found.related, 'episode')} out of others"] if found.related else []
+    where = _runs(found.runs or {plan.report.run_id})
+    click.echo(f"{argument.name} ({_files(plan.report)}): {', '.join(parts)} in {where}; nothing is written")
+    for reason, number in found.reasons.most_common():
+        name, position, message = found.faults[reason]
+        click.echo(f"{number:,} {reason}, first {name}, record {position}: {_short(message)}")
+    _tell_skipped(plan.report)
+    for record in found.examples:
+        click.echo(f"\n{shown(record)}")
+
+
 def _tell(file: str, report: "Report", lake_uri: str) -> None:
-    """Print what became of a file."""
-    names = sorted(report.runs) or [report.run_id]
-    more = ", ..." if len(names) > _RUNS_NAMED else ""
-    runs = f"run {names[0]}" if len(names) == 1 else f"{len(names)} runs ({', '.join(names[:_RUNS_NAMED])}{more})"
+    """Print what became of what was named."""
+    scores = f"{counted(report.scores, 'score')}, " if report.scores else ""
+    several = f" from {_files(report)}" if report.files > 1 or report.skipped else ""
     click.echo(
-        f"{file}: {counted(report.new, 'episode')}, {counted(report.steps, 'step')}, "
+        f"{file}: {counted(report.new, 'episode')}, {counted(report.steps, 'step')}, {scores}"
         f"{counted(report.rejected, 'reject')} "
-        f"({report.present} already present) in {runs}"
+        f"({report.present} already present){several} in {_runs(report.runs or {report.run_id})}"
     )
+    if report.replaced:
+        click.echo(f"{counted(report.replaced, 'episode')} had gone on, and replaced what was read before", err=True)
+    _tell_skipped(report)
     target = f"--lake {shlex.quote(lake_uri)}"
     if report.new and report.copies:
         without = f"trajlake select distinct --filter dedup:by=decisions,within=group {target}"
         click.echo(f"{report.copies}; leave them out with `{without}`", err=True)
     if report.rejected:
         if report.first_fault is not None:
-            position, message = report.first_fault
-            text = " ".join(message.split())
-            click.echo(f"{file}, record {position}: {text[:_SHOWN]}{'...' if len(text) > _SHOWN else ''}", err=True)
+            name, position, message = report.first_fault
+            place = file if report.files == 1 and not report.skipped else name
+            click.echo(f"{place}, record {position}: {_short(message)}", err=True)
         hint = f"trajlake sql {target} 'SELECT position, reason, message FROM rejects ORDER BY position'"
         was = "was" if report.rejected == 1 else "were"
         click.echo(f"{report.rejected} of {counted(report.records, 'record')} {was} rejected; see: {hint}", err=True)
+
+
+def _tell_skipped(report: "Report") -> None:
+    if not report.skipped:
+        return
+    named = list(report.skipped.items())[:_SKIPPED_NAMED]
+    more = f"; and {len(report.skipped) - len(named)} more" if len(report.skipped) > len(named) else ""
+    listed = "; ".join(f"{name}: {_short(why, 160)}" for name, why in named)
+    click.echo(f"{counted(len(report.skipped), 'file')} left out ({listed}{more})", err=True)
+
+
+def _files(report: "Report") -> str:
+    return report.format if report.files == 1 else f"{report.files} files ({report.format})"
+
+
+def _runs(runs: set[str]) -> str:
+    names = sorted(runs)
+    more = ", ..." if len(names) > _RUNS_NAMED else ""
+    return f"run {names[0]}" if len(names) == 1 else f"{len(names)} runs ({', '.join(names[:_RUNS_NAMED])}{more})"
+
+
+def _short(message: str, most: int = _SHOWN) -> str:
+    text = " ".join(message.split())
+    return f"{text[:most]}..." if len(text) > most else text

@@ -38,6 +38,8 @@ class Format:
     reader: Reader
     no_trajectory: Callable[[Look], str | None] = _holds_none
     """What a file of the same tool is that holds no trajectory, as a sentence; None if it may hold some."""
+    by_line: bool = False
+    """Each line of a file is complete by itself: a file that grows is read on from where its last line ended."""
     is_whole: bool = False
     """A file is one episode, or few whose records stand anywhere in it: if it grows, it is read again from its start,
     and what has grown replaces what it was."""
@@ -51,7 +53,7 @@ FORMATS: dict[str, Format] = {
     fmt.name: fmt
     for fmt in (
         Format("tau_bench", "tau-bench historical trajectories (a JSON array)", tau_bench.recognise, tau_bench.read),
-        Format("jsonl", "one episode a line; docs/reference/jsonl.md", jsonl.recognise, jsonl.read),
+        Format("jsonl", "one episode a line; docs/reference/jsonl.md", jsonl.recognise, jsonl.read, by_line=True),
     )
 }
 """In the order in which they are asked whether a file is theirs: what is most particular first."""
@@ -78,8 +80,8 @@ def choose(path: Path, name: str | None = None) -> Format:
         raise FormatError(f"there is no format {name!r}; known: {known}")
     names = ", ".join(FORMATS)
     raise FormatError(
-        f"{path} looks like no format that is known{_seen(seen)}. Known: {names}. Name one with --format if you are "
-        "sure, or say in SQL what its rows are: `trajlake ingest --query FILE.sql`"
+        f"{path} has no known format{_seen(seen)}; known: {names}. Name one with --format if you are sure, or say in "
+        "SQL what its rows are: `trajlake ingest --query FILE.sql`"
     )
 
 

@@ -98,12 +98,12 @@ def _json(path: Path, text: str, *, wide: str | None = None, is_whole: bool = Fa
     if start.startswith("["):
         values = _partial(start)
         return Look(path, "array", text, values[:_MOST_VALUES] if isinstance(values, list) else _by_keys(start))
-    if not start.startswith("{"):
-        return Look(path, "other", text)
     lines = [line.rstrip() for line in (wide or text).split("\n", _MOST_VALUES)[:_MOST_VALUES]]
     values = [value for line in lines if line.startswith("{") and line.endswith("}") and (value := _whole(line))]
     if values:
         return Look(path, "lines", text, values)
+    if not start.startswith("{"):
+        return Look(path, "other", text)
     value = _partial((wide or text).lstrip())
     # A document that an error cuts short shows its keys all the same.
     return Look(path, "object", text, [value] if value else _by_keys(start))

@@ -1,89 +1,66 @@
-"""Ingest: a file of trajectories into the lake, in batches, exactly once, with every record accounted for.
+"""Ingest: files of trajectories into the lake, in batches, exactly once, with every record accounted for.
 
 Records in = new + already present + rejects; the figures stand in the job's terminal row. Killed and started again, a
-job skips what is present. The batch size changes nothing but speed. Standard input and named pipes are spooled to disk,
-so that formats can be sniffed.
+job skips what is present. The batch size changes nothing but speed. What scorers said of episodes is committed after
+them: `lake.write.scores`.
 """
 
 import gc
-import os
-import select
-import shutil
-import tempfile
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
-from lake.errors import UsageError
-from lake.formats import FORMATS, choose
+from lake.errors import FormatError, UsageError
+from lake.formats import Format, choose
 from lake.formats.rows import Item
-from lake.formats.source import Meter, Source, stem
+from lake.formats.source import Input, Source, stem
 from lake.lake import Lake
 from lake.records import EpisodeRecord, Reject, StepRecord, printable
 from lake.write.jobs import Job
-
-PATIENCE_SECONDS = 1.0
-"""How long a named pipe may stay silent before the user hears of it."""
-
-
-@contextmanager
-def spooled(name: str, stdin: BinaryIO, tell: Callable[[str], None] = lambda _: None) -> Iterator[Path]:
-    """The path of a file; stdin (`-`) and pipes are held in a temporary one. `tell` hears of a pipe that waits."""
-    source = Path(name)
-    if name != "-" and not source.is_fifo():
-        yield source
-        return
-    with tempfile.TemporaryDirectory(prefix="trajlake-") as folder:
-        path = Path(folder, "stdin" if name == "-" else source.name)
-        with path.open("wb") as file, nullcontext(stdin) if name == "-" else _opened(source, tell) as pipe:
-            shutil.copyfileobj(pipe, file)
-        yield path
-
-
-def _opened(fifo: Path, tell: Callable[[str], None]) -> BinaryIO:
-    """A named pipe, once there is something to read, or a writer has come and gone."""
-    # Opened as a blocking file it would wait for its writer inside open(), where nobody can say so.
-    pipe = open(fifo, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))  # noqa: SIM115
-    try:
-        look = select.poll()
-        look.register(pipe, select.POLLIN)
-        if not look.poll(PATIENCE_SECONDS * 1000):
-            tell(f"{fifo} is a named pipe into which nobody has written yet: waiting for a writer (Ctrl-C gives up)")
-            look.poll()
-        os.set_blocking(pipe.fileno(), True)
-    except BaseException:
-        pipe.close()
-        raise
-    return pipe
-
+from lake.write.scores import RECORDED, add_scores
+from lake.write.sources import Argument, File, located
 
 BATCH_EPISODES = 4096
 BATCH_STEPS = 65_536
 BATCH_BYTES = 32 << 20
 """Of text. A batch closes at whichever comes first; all three bound memory and the size of a column."""
+BATCH_SCORES = 200_000
+"""Scores that are committed at once."""
 PROGRESS_SECONDS = 10.0
 
 
 class Report(msgspec.Struct):
-    """What became of a file."""
+    """What became of what a person named: a file, or the files of a folder."""
 
     source: str
     format: str
+    """The formats, comma-separated, that its files have."""
     run_id: str
+    """Of records that name none."""
+    files: int = 1
+    """Those that were read."""
+    skipped: dict[str, str] = msgspec.field(default_factory=dict)
+    """Files of a folder that hold no trajectory or are of no known format -> why they were left out."""
     records: int = 0
     new: int = 0
     present: int = 0
+    replaced: int = 0
+    """New episodes that replace an earlier reading: a session that has gone on since."""
     rejected: int = 0
     steps: int = 0
     """Steps of the new episodes."""
+    scores: int = 0
+    """Scores that are new, of new episodes and of those that were present."""
     runs: set[str] = msgspec.field(default_factory=set)
     """The runs that the records name."""
-    first_fault: tuple[int, str] | None = None
-    """Position and message of the first record that could not be read."""
+    first_fault: tuple[str, int, str] | None = None
+    """File, position and message of the first record that could not be read."""
     copies: str = ""
     """What there is to know of episodes that repeat a sibling, as a sentence."""
 
@@ -151,7 +128,77 @@ class Progress(msgspec.Struct, frozen=True):
     done: int
     """Bytes of text."""
     size: int | None
-    """Bytes of the file; None if it is packed."""
+    """Bytes of the files; None if one is packed."""
+
+
+class Reading(msgspec.Struct):
+    """A file, its format, and what its reader needs."""
+
+    file: File
+    format: Format
+    input: Input
+
+
+class Plan(msgspec.Struct):
+    """What an argument stands for, before any record is read."""
+
+    report: Report
+    readings: list[Reading]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the files."""
+        return sum(reading.file.path.stat().st_size for reading in self.readings)
+
+    @property
+    def done(self) -> int:
+        """Bytes of text that were read."""
+        return sum(reading.input.meter.done for reading in self.readings)
+
+    def parameters(self) -> dict[str, Any]:
+        """Of the job: nothing that depends on the machine."""
+        report = self.report
+        several = {} if len(self.readings) == 1 else {"files": len(self.readings)}
+        named = {"source": report.source, "bytes": self.size, "format": report.format, "run_id": report.run_id}
+        return named | several
+
+
+def plan(argument: Argument, *, run_id: str | None = None, format_name: str | None = None) -> Plan:
+    """Which files will be read as what; needs no lake.
+
+    A file's records belong to the run of its name, unless they or `run_id` say otherwise. Where every file of a folder
+    is an episode, that would be a run each: they belong to the run of the folder's name.
+
+    Raises:
+        FormatError: a file that was named is missing, empty, of no known format or without trajectories; a folder has
+            none that is not.
+        UsageError: an empty run.
+    """
+    readings: list[Reading] = []
+    skipped: dict[str, str] = {}
+    for file in argument.files:
+        try:
+            fmt = choose(file.path, format_name)
+        except FormatError as error:
+            if file.folder is None:
+                raise FormatError(str(error).replace(str(file.path), argument.name)) from error
+            skipped[file.name] = str(error).removeprefix(str(file.path)).lstrip(": ")
+            continue
+        own = stem(Path(file.name)) if file.folder is None or not fmt.is_whole else file.folder
+        run = printable(own if run_id is None else run_id)
+        if not run.strip():
+            raise UsageError("the run's name is empty; give --run NAME")
+        readings.append(Reading(file, fmt, Input(file.path, run)))
+    if not readings:
+        name, why = next(iter(skipped.items()))
+        more = f" (and {len(skipped) - 1} more files)" if len(skipped) > 1 else ""
+        raise FormatError(f"{argument.name} holds no trajectories: {name} {why}{more}")
+    formats = ", ".join(dict.fromkeys(reading.format.name for reading in readings))
+    is_one = len(argument.files) == 1 and argument.files[0].folder is None
+    source = readings[0].file.name if is_one else printable(argument.name.rstrip("/").rpartition("/")[2])
+    runs = dict.fromkeys(reading.input.run_id for reading in readings)
+    report = Report(source, formats, next(iter(runs)), files=len(readings), skipped=skipped)
+    return Plan(report, readings)
 
 
 def ingest(
@@ -163,9 +210,7 @@ def ingest(
     batch_size: int = BATCH_EPISODES,
     progress: Callable[[Progress], None] | None = None,
 ) -> Report:
-    """Read a file into a lake; the counts are of records, and of the new episodes' steps.
-
-    The job's parameters are the file's name and size, its format and the run: nothing that depends on the machine.
+    """Read a file, a folder, a glob or a URI into a lake; the counts are of records, and of the new episodes' steps.
 
     Args:
         run_id: run of records that name none; the file's stem unless given.
@@ -173,27 +218,52 @@ def ingest(
         progress: called between batches, at most every 10 seconds.
 
     Raises:
-        FormatError: the file is missing, empty or of no known format.
+        FormatError: see `plan`.
         UsageError: a batch size below 1, or an empty run.
     """
+    with located([str(path)], sys.stdin.buffer) as (argument,):
+        planned = plan(argument, run_id=run_id, format_name=format_name)
+        return run_plan(lake, planned, batch_size=batch_size, progress=progress)
+
+
+def run_plan(
+    lake: Lake,
+    plan: Plan,
+    *,
+    batch_size: int = BATCH_EPISODES,
+    progress: Callable[[Progress], None] | None = None,
+    only_if_any: bool = False,
+) -> Report:
+    """Read what was planned into a lake, as one job; see `ingest`. `only_if_any`: no job if there is no record."""
     if batch_size < 1:
         raise UsageError(f"the batch size is {batch_size}; valid: 1 or more")
-    path = Path(path)
-    report = prepare(path, run_id=run_id, format_name=format_name)
-    meter, size = Meter(), path.stat().st_size
-    with Source(path) as file:
-        text_size = None if file.is_packed else size
-    parameters = {"source": report.source, "bytes": size, "format": report.format, "run_id": report.run_id}
+    report = plan.report
+    size: int | None = plan.size
+    for reading in plan.readings[:1]:
+        with Source(reading.file.path) as file:
+            size = None if file.is_packed else size
     shown = time.monotonic()
-    with lake.job(kind="ingest", run_id=report.run_id, parameters=parameters) as job, _without_collector():
+    batches = _batches(plan, batch_size)
+    with _without_collector():
+        first = next(batches, None)
+    if first is None and only_if_any:
+        return report
+
+    def commit_scores() -> None:
+        report.scores += add_scores(lake, job.scores.taken(), version=RECORDED, source=report.source).new
+
+    with lake.job(kind="ingest", run_id=report.run_id, parameters=plan.parameters()) as job, _without_collector():
         copies = Copies()
-        for batch in _batches(FORMATS[report.format].read(path, meter), meter, batch_size):
+        for batch in chain([first] if first else [], batches):
             _record(job, batch, report, copies)
             batch.clear()
             gc.collect(1)
+            if len(job.scores) >= BATCH_SCORES:
+                commit_scores()
             if progress is not None and time.monotonic() - shown >= PROGRESS_SECONDS:
-                progress(Progress(report.records, meter.done, text_size))
+                progress(Progress(report.records, plan.done, size))
                 shown = time.monotonic()
+        commit_scores()
         job.counts |= {
             "rows_in": report.records,
             "rows_out": report.new,
@@ -204,15 +274,6 @@ def ingest(
         }
     report.copies = copies.in_words()
     return report
-
-
-def prepare(path: Path, *, run_id: str | None = None, format_name: str | None = None) -> Report:
-    """The report of a file before any record is read; needs no lake and raises what `ingest` would."""
-    fmt = choose(path, format_name)
-    run = printable(stem(path) if run_id is None else run_id)
-    if not run.strip():
-        raise UsageError("the run's name is empty; give --run NAME")
-    return Report(source=printable(path.name), format=fmt.name, run_id=run)
 
 
 @contextmanager
@@ -227,40 +288,58 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _batches(items: Iterator[Item], meter: Meter, batch_size: int) -> Iterator[list[Item]]:
-    batch: list[Item] = []
-    steps = begun = 0
-    for item in items:
-        batch.append(item)
+def items(plan: Plan) -> Iterator[tuple[Reading, Item]]:
+    """Every record and reject of the files, in order; each with its run, file and format."""
+    for reading in plan.readings:
+        for item in reading.format.reader(reading.input):
+            found = item if isinstance(item, Reject) else item[1]
+            found.source_uri, found.source_format = reading.file.name, reading.format.name
+            if isinstance(found, EpisodeRecord):
+                found.run_id = found.run_id or reading.input.run_id
+            yield reading, item
+
+
+def _batches(plan: Plan, batch_size: int) -> Iterator[list[tuple[Reading, Item]]]:
+    batch: list[tuple[Reading, Item]] = []
+    steps = before = begun = 0
+    last: Reading | None = None
+    for reading, item in items(plan):
+        if reading is not last:
+            before += last.input.meter.done if last else 0
+            last = reading
+        batch.append((reading, item))
         steps += 0 if isinstance(item, Reject) else len(item[1].steps)
-        if len(batch) >= batch_size or steps >= BATCH_STEPS or meter.done - begun >= BATCH_BYTES:
+        done = before + reading.input.meter.done
+        if len(batch) >= batch_size or steps >= BATCH_STEPS or done - begun >= BATCH_BYTES:
             yield batch
-            batch, steps, begun = [], 0, meter.done
+            batch, steps, begun = [], 0, done
     if batch:
         yield batch
 
 
-def _record(job: Job, batch: list[Item], report: Report, copies: Copies) -> None:
+def _record(job: Job, batch: list[tuple[Reading, Item]], report: Report, copies: Copies) -> None:
     rejects: list[Reject] = []
     records: list[EpisodeRecord] = []
     positions: list[int] = []
-    for item in batch:
+    growing: set[int] = set()
+    for reading, item in batch:
         if isinstance(item, Reject):
             rejects.append(item)
-            report.first_fault = report.first_fault or (item.position, item.message)
+            report.first_fault = report.first_fault or (reading.file.name, item.position, item.message)
             continue
         position, record = item
-        record.run_id = record.run_id or report.run_id
-        report.runs.add(record.run_id)
+        report.runs.add(record.run_id or "")
         copies.add(record)
-        record.source_uri = report.source
+        if reading.format.is_whole:
+            growing.add(len(records))
         records.append(record)
         positions.append(position)
     if rejects:
         job.reject(rejects, report.source, report.format)
-    counts = job.record_checked(records, positions)
+    counts = job.record_checked(records, positions, growing=growing)
     report.records += len(batch)
     report.new += counts.new
+    report.replaced += counts.replaced
     report.steps += counts.steps
     report.present += counts.present
     report.rejected += len(rejects) + counts.rejected

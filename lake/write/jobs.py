@@ -29,7 +29,7 @@ from lake.tables import TABLES, WRITTEN_BY_JOBS
 from lake.tables.columns import Visibility
 from lake.tables.contracts import conform
 from lake.write.index import Tombstones
-from lake.write.rows import json_text
+from lake.write.rows import ScoreRows, json_text
 from lake.write.writer import EpisodeWriter
 
 Code = ModuleType | FunctionType | type
@@ -43,6 +43,8 @@ class Counts(msgspec.Struct):
     steps: int = 0
     """Steps of the new episodes."""
     present: int = 0
+    replaced: int = 0
+    """New episodes that replace an earlier reading of themselves."""
     rejected: int = 0
 
 
@@ -152,6 +154,8 @@ class Job:
         self.run_id = run_id
         self.code_hash = code_hash(code)
         self.series_id = series_id(kind, (parameters or {}) if series is None else series, code)
+        self.scores = ScoreRows()
+        """Those that came with recorded episodes, for whoever runs the job to write: `lake.write.scores`."""
         self.counts: dict[str, Any] = {}
         """Figures for the terminal row; rows_in, rows_out and rows_dropped go to their own columns."""
         self._fixed = {
@@ -211,30 +215,41 @@ class Job:
         counts.rejected += len(bad)
         return counts
 
-    def record_checked(self, records: Sequence[EpisodeRecord], positions: Sequence[int]) -> Counts:
-        """Record episodes that passed `lake.records.check`; positions tell where each stands in its source."""
+    def record_checked(
+        self, records: Sequence[EpisodeRecord], positions: Sequence[int], *, growing: Collection[int] = ()
+    ) -> Counts:
+        """Record episodes that passed `lake.records.check`; positions tell where each stands in its source.
+
+        `growing`: places of records that may have grown since they were read last; see `EpisodeWriter.write`.
+        """
         for record in records:
             if record.run_id is None:
                 record.run_id = self.run_id
-        outcome = self._writer.write(records, job_id=self.job_id)
+        outcome = self._writer.write(records, job_id=self.job_id, growing=growing)
         self._touched.update(("episodes", "steps", "tokens") if outcome.new else ())
         rejects = [_reject(records[i], positions[i], "conflict") for i in outcome.conflicts]
         rejects += [_reject(records[i], positions[i], "forgotten") for i in outcome.forgotten]
         if rejects:
             first = records[(outcome.conflicts + outcome.forgotten)[0]]
             self.reject(rejects, first.source_uri or "recorder", first.source_format)
-        return Counts(new=outcome.new, steps=outcome.new_steps, present=outcome.present, rejected=len(rejects))
+        refused = outcome.conflicts + outcome.forgotten
+        for place, record in enumerate(records):
+            if record.scores and place not in refused:
+                self.scores.add(record)
+        return Counts(outcome.new, outcome.new_steps, outcome.present, outcome.replaced, len(refused))
 
     def reject(self, rejects: Sequence[Reject], source_uri: str, source_format: str) -> None:
         """Record input that could not be taken. The same reject twice is one row for readers."""
         now = self._store.clock()
         rows = [
             {
-                "reject_id": ids.key_hash("reject", self.run_id, source_uri, r.position, r.reason, r.raw),
+                "reject_id": ids.key_hash(
+                    "reject", self.run_id, r.source_uri or source_uri, r.position, r.reason, r.raw
+                ),
                 "run_id": self.run_id,
                 "episode_id": r.episode_id,
-                "source_uri": source_uri,
-                "source_format": source_format,
+                "source_uri": r.source_uri or source_uri,
+                "source_format": r.source_format or source_format,
                 "position": r.position,
                 "reason": r.reason,
                 "message": printable(r.message),
@@ -242,6 +257,7 @@ class Job:
                 "at": now,
             }
             for r in rejects
+            for uri in [r.source_uri or source_uri]
         ]
         self.write("rejects", pl.DataFrame(rows, schema_overrides={"run_id": pl.String, "episode_id": pl.Int64}))
 
@@ -339,7 +355,15 @@ def _reject(record: EpisodeRecord, position: int, reason: Literal["conflict", "f
     # What was forgotten is kept without its text: it was erased for a reason.
     raw = excerpt(msgspec.json.encode(record).decode()) if reason == "conflict" else ""
     episode_id = identify(record, record.run_id or "").episode_id
-    return Reject(position=position, reason=reason, message=f"{key} {fault[reason]}", raw=raw, episode_id=episode_id)
+    return Reject(
+        position=position,
+        reason=reason,
+        message=f"{key} {fault[reason]}",
+        raw=raw,
+        episode_id=episode_id,
+        source_uri=record.source_uri,
+        source_format=record.source_format,
+    )
 
 
 def code_hash(code: Sequence[Code]) -> str:

@@ -23,8 +23,8 @@ from msgspec import UNSET
 from lake import ids
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
-from lake.records import EpisodeRecord, Identity, SpanRecord, StepRecord, TokensRecord
-from lake.tables import BLOBS, EPISODES, SPANS, STEPS, TOKENS
+from lake.records import EpisodeRecord, Identity, SpanRecord, StepRecord, TokensRecord, identify
+from lake.tables import BLOBS, EPISODES, SPANS, STEPS, TABLES, TOKENS
 from lake.tables.columns import Column, Table, Type
 
 LIMIT = 64 << 10
@@ -241,6 +241,36 @@ def tokens_frame(records: Sequence[EpisodeRecord], identities: Sequence[Identity
         "action_mask": mask_S,
     }
     return _fill(TOKENS, tokens_S, columns)
+
+
+_OF_A_SCORE = ("episode_id", "step_index", "scorer", "value", "reason", "error", "metrics")
+SCORE_COLUMNS: dict[str, pl.DataType] = {name: TABLES["scores"].polars()[name] for name in _OF_A_SCORE}
+"""What is known of a score before it is written."""
+
+
+class ScoreRows:
+    """Scores that came with records, collected until they are written."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, list[Any]] = {name: [] for name in SCORE_COLUMNS}
+
+    def __len__(self) -> int:
+        return len(self._columns["episode_id"])
+
+    def add(self, record: EpisodeRecord) -> None:
+        """Add those of a record that has its run and its attempt."""
+        episode_id = identify(record, record.run_id or "").episode_id
+        for score in record.scores:
+            row = (episode_id, score.step_index, score.scorer, score.value, score.reason, score.error)
+            for values, value in zip(self._columns.values(), (*row, json_text(score.metrics)), strict=True):
+                values.append(value)
+
+    def taken(self) -> pl.DataFrame:
+        """All of them as rows, of which this one is rid."""
+        frame = pl.DataFrame(self._columns, schema=SCORE_COLUMNS)
+        for values in self._columns.values():
+            values.clear()
+        return frame
 
 
 def _fill(table: Table, structs: Sequence[msgspec.Struct], columns: dict[str, list[Any]]) -> pl.DataFrame:

@@ -12,7 +12,7 @@ batching, beside any number of writers, adds nothing twice.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -43,6 +43,8 @@ class Outcome:
     new: int = 0
     new_steps: int = 0
     present: int = 0
+    replaced: int = 0
+    """New ones that replace an earlier reading of themselves."""
     conflicts: list[int] = field(default_factory=list)
     """Positions in the batch of records whose key is present with other content."""
     forgotten: list[int] = field(default_factory=list)
@@ -59,16 +61,22 @@ class EpisodeWriter:
         # Threads of one process take turns: a lost update of the index would let a duplicate through.
         self._lock = threading.Lock()
 
-    def write(self, records: Sequence[EpisodeRecord], *, job_id: int | None = None) -> Outcome:
+    def write(
+        self, records: Sequence[EpisodeRecord], *, job_id: int | None = None, growing: Collection[int] = ()
+    ) -> Outcome:
         """Record a batch; every record needs its run_id.
 
         Records already present with the same content are skipped, those present with other content reported.
+
+        Args:
+            growing: places of records of sessions that go on. One that is present with other content becomes its next
+                attempt, which replaces the one before; its record's `attempt` is set.
         """
         identities = [identify(record, record.run_id or "") for record in records]
         with self._lock:
             while True:
                 version = self._index.refresh()
-                todo, outcome = self._sort_out(identities)
+                todo, outcome = self._sort_out(records, identities, growing)
                 if not todo:
                     return outcome
                 batch = _Batch([records[i] for i in todo], [identities[i] for i in todo], ids.fresh_id(), job_id)
@@ -139,16 +147,27 @@ class EpisodeWriter:
                 best[slot] = (record.attempt, identity.episode_id)
         return replaced
 
-    def _sort_out(self, identities: list[Identity]) -> tuple[list[int], Outcome]:
+    def _sort_out(
+        self, records: Sequence[EpisodeRecord], identities: list[Identity], growing: Collection[int]
+    ) -> tuple[list[int], Outcome]:
         """Positions of the records that are new, and the others counted.
 
-        A key's second record in the batch counts as if its first were in the lake: batching changes nothing.
+        A key's second record in the batch counts as if its first were in the lake: batching changes nothing. The
+        identities of growing records are replaced by those of the attempts that they become.
         """
         content = self._index.contents(identity.episode_id for identity in identities)
         todo: list[int] = []
         outcome = Outcome()
-        for position, identity in enumerate(identities):
+        for position, record in enumerate(records):
+            identity = identities[position]
             known = content.get(identity.episode_id)
+            while position in growing and known not in (None, identity.content_hash):
+                record.attempt += 1
+                identity = identities[position] = identify(record, record.run_id or "")
+                known = content.get(identity.episode_id) or self._index.contents([identity.episode_id]).get(
+                    identity.episode_id
+                )
+                outcome.replaced += known is None
             if self._index.is_forgotten(identity.episode_id):
                 outcome.forgotten.append(position)
             elif known is None:

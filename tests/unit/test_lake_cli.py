@@ -133,10 +133,15 @@ def test_the_lake_may_come_from_the_environment(
 
 
 def test_a_format_that_is_named_is_used(cli: Cli, tmp_path: Path) -> None:
-    """The first line is damaged, so the file does not look like JSONL."""
-    file = write_lines(tmp_path / "damaged.jsonl", [b'_id": "cut off"}\n', episode()])
+    """No line is whole, so the file does not look like JSONL."""
+    file = write_lines(tmp_path / "damaged.jsonl", [b'_id": "cut off"}\n'])
     assert "no known format" in cli("ingest", file, "--lake", tmp_path / "lake").fault
-    assert "1 episode, 2 steps, 1 reject" in cli("ingest", file, "--lake", tmp_path / "lake", "--format", "jsonl").out
+    assert "1 reject" in cli("ingest", file, "--lake", tmp_path / "lake", "--format", "jsonl").out
+
+
+def test_a_file_whose_first_line_is_damaged_is_known_by_the_others(cli: Cli, tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "damaged.jsonl", [b'_id": "cut off"}\n', episode()])
+    assert "1 episode, 2 steps, 1 reject" in cli("ingest", file, "--lake", tmp_path / "lake").out
 
 
 def test_names_that_are_no_utf8_are_shown_escaped(tmp_path: Path, file: Path) -> None:
@@ -397,12 +402,12 @@ def test_a_path_that_is_no_lake_is_one_line_and_stays_as_it_is(
     ("name", "content", "says"),
     [
         ("missing.jsonl", None, "No such file or directory; give the path of a readable file"),
-        (".", None, "directory; give the path of a readable file"),
+        (".", None, "is a folder without a file in it; there is nothing to ingest"),
         ("empty.jsonl", b"", "is empty; there is nothing to ingest"),
         ("blank.jsonl", b" \n \n", "is empty; there is nothing to ingest"),
-        ("hello.txt", b"hello", "has no known format; known: tau_bench = "),
-        ("numbers.json", b"[1, 2]", "has no known format; known: tau_bench = "),
-        ("binary", bytes(range(256)), "has no known format; known: tau_bench = "),
+        ("hello.txt", b"hello", "has no known format"),
+        ("numbers.json", b"[1, 2]", "has no known format"),
+        ("binary", bytes(range(256)), "has no known format"),
     ],
 )
 @pytest.mark.parametrize("exists", [True, False], ids=["into a lake", "into nothing"])

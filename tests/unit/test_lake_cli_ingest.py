@@ -14,11 +14,12 @@ import lake
 from lake import EpisodeRecord, StepRecord
 from lake.cli import trajlake
 from lake.cli.ingest import ingest
+from lake.errors import FormatError
 from lake.write import ingest as ingest_module
 from testkit.episodes import episode, line, write_lines
 
 TRAJLAKE = [sys.executable, "-c", "from lake.cli import main; main()"]
-BAD = [b"{}\n", b"nonsense\n"]
+BAD = [b'{"task_id": "t"}\n', b"nonsense\n"]
 
 
 def run(folder: Path, *files: Path | str, size: int = 512) -> Result:
@@ -32,7 +33,7 @@ def test_a_file_of_rejects_alone_fails(tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert f"{bad}: 0 episodes, 0 steps, 2 rejects (0 already present) in run bad" in done.stdout
     assert done.stderr.splitlines() == [
-        f"{bad}, record 1: Object missing required field `task_id`",
+        f"{bad}, record 1: Object missing required field `steps`",
         f"2 of 2 records were rejected; see: trajlake sql --lake {tmp_path / 'lake'} "
         "'SELECT position, reason, message FROM rejects ORDER BY position'",
     ]
@@ -47,12 +48,12 @@ def test_one_record_that_was_taken_or_is_present_is_enough(tmp_path: Path) -> No
     assert run(tmp_path, write_lines(tmp_path / "mixed.jsonl", [*BAD, episode()])).exit_code == 0
 
 
-def test_an_empty_array_is_no_failure(tmp_path: Path) -> None:
+def test_an_empty_array_is_told_like_an_empty_file(tmp_path: Path) -> None:
     path = tmp_path / "none.json"
     path.write_text("[]", "utf-8")
-    done = run(tmp_path, path)
-    assert done.exit_code == 0
-    assert "0 episodes, 0 steps, 0 rejects" in done.stdout
+    with pytest.raises(FormatError, match="none.json is empty; there is nothing to ingest"):
+        run(tmp_path, path)
+    assert not Path(tmp_path, "lake").exists()
 
 
 def test_a_blank_task_is_a_reject(tmp_path: Path) -> None:

@@ -298,7 +298,7 @@ def test_a_file_is_known_by_the_keys_of_its_first_values(tmp_path: Path, content
 def test_a_file_of_no_known_format_is_an_error_that_lists_them(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "unknown"
     path.write_bytes(content)
-    with pytest.raises(FormatError, match=r"looks like no format.*Known: .*tau_bench.*jsonl.*--format.*--query"):
+    with pytest.raises(FormatError, match=r"has no known format.*; known: .*tau_bench.*jsonl.*--format.*--query"):
         choose(path)
     assert choose(path, "jsonl") is FORMATS["jsonl"], "who is sure may name it"
 

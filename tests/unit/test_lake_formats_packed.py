@@ -13,7 +13,8 @@ from lake.errors import FormatError
 from lake.formats import FORMATS, Item, choose
 from lake.formats.source import stem
 from lake.records import Reject
-from lake.write.ingest import prepare
+from lake.write.ingest import plan
+from lake.write.sources import Argument, File
 from testkit.episodes import episode, line
 
 LINES = b"".join(line(episode(f"task {n}", extra={"x": str(n) * 50})) for n in range(300))
@@ -48,7 +49,8 @@ def test_a_packed_file_reads_like_its_text(tmp_path: Path, ending: str, name: st
     assert comparable(read(path, pack(text), name)) == plain
     assert comparable(read(path, pack(text[:half]) + pack(text[half:]), name)) == plain, "several pieces are one text"
     assert choose(path).name == name
-    assert prepare(path).run_id == prepare(tmp_path / "runs.json").run_id == "runs"
+    for named in (path, tmp_path / "runs.json"):
+        assert plan(Argument(str(named), [File(named, named.name)])).report.run_id == "runs"
 
 
 @packed

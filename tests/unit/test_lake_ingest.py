@@ -30,9 +30,9 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     record = Job.record_checked
 
-    def counted(job: Job, records: Any, positions: Any) -> Any:
+    def counted(job: Job, records: Any, positions: Any, **given: Any) -> Any:
         sizes.append(len(records))
-        return record(job, records, positions)
+        return record(job, records, positions, **given)
 
     monkeypatch.setattr(Job, "record_checked", counted)
     return sizes
@@ -112,7 +112,7 @@ def test_records_in_are_new_or_present_or_rejected_in_any_batching(
 ) -> None:
     """The oracle counts lines: the first content of a key is new, the same again present, all else a reject."""
     folder = tmp_path_factory.mktemp("any")
-    path = write_lines(folder / "f.jsonl", [b'{"x": 1}\n', *lines])
+    path = write_lines(folder / "f.jsonl", [b'{"task_id": 1}\n', *lines])
     expected = {"records": 1, "new": 0, "present": 0, "rejected": 1}
     first: dict[bytes, bytes] = {}
     for text in lines:
