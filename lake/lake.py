@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
     from lake.care import erasure
     from lake.read.history import Difference
+    from lake.write.ingest import Report
     from lake.write.jobs import Code, Counts, Job
+    from lake.write.score_import import ScoresReport
     from lake.write.writer import EpisodeWriter
 
 
@@ -176,6 +178,53 @@ class Lake:
             job.counts["already_present"] = counts.present
         add_scores(self, job.scores.taken(), version=RECORDED, source="recorder")
         return counts
+
+    def ingest(
+        self, path: str | Path, *, run_id: str | None = None, format_name: str | None = None, batch_size: int = 4096
+    ) -> Report:
+        """Read a file, folder, glob or URI of trajectories; what is present is skipped, what is wrong in `rejects`.
+
+        Args:
+            path: what to read; its format is recognised unless it is named.
+            run_id: run of records that name none; the file's name without its ending unless given.
+            batch_size: episodes a commit at most.
+
+        Raises:
+            FormatError: missing, empty, of no known format, or without trajectories.
+        """
+        from lake.write.ingest import ingest
+
+        return ingest(self, path, run_id=run_id, format_name=format_name, batch_size=batch_size)
+
+    def ingest_frame(self, frame: object, *, shape: str | None = None, run_id: str | None = None) -> Report:
+        """Take the rows of a frame as episodes, steps or messages; `lake.formats.shapes` says what they may hold.
+
+        Args:
+            frame: of Polars or pandas, or an Arrow table.
+            shape: episodes, steps or messages; told from the columns unless given.
+            run_id: run of rows that name none; `frame` unless given.
+
+        Raises:
+            UsageError: no frame, or columns of none of the shapes.
+        """
+        from lake.write.frames import ingest_frame
+
+        return ingest_frame(self, frame, shape=shape, run_id=run_id)
+
+    def add_scores(self, frame: object, *, name: str | None = None) -> ScoresReport:
+        """Take rewards or labels that came after their episodes, each once; see `lake.write.score_import`.
+
+        Args:
+            frame: of Polars or pandas, or an Arrow table: episode_id, or task_id with run_id and rollout_index;
+                step_index, value, reason, and scorer unless `name` is given.
+            name: the scorer's.
+
+        Raises:
+            UsageError: no frame, or columns that name no episode or no value.
+        """
+        from lake.write.score_import import add_frame
+
+        return add_frame(self, frame, name=name)
 
     def retract(self, episode_ids: Iterable[int | str], reason: str | None = None) -> int:
         """Hide episodes from all readers of later snapshots; the rows stay.

@@ -178,8 +178,8 @@ class Reject(msgspec.Struct, kw_only=True):
     """Line number from 1 in JSONL; index from 0 of an element of an array, a row, an entry, a document."""
     reason: str
     """malformed (not JSON), invalid (JSON of the wrong shape), unsupported (a version of its format that is not known),
-    truncated (the source ends inside it), conflict (an episode of this key is present with other content), or forgotten
-    (an episode of this key was erased)."""
+    truncated (the source ends inside it), conflict (an episode of this key is present with other content), forgotten
+    (an episode of this key was erased), or unmatched (a score of an episode or step that is not there)."""
     message: str
     raw: str
     episode_id: int | None = None

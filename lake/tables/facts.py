@@ -180,7 +180,7 @@ REJECTS = Table(
             Type.WORD,
             "Reason code.",
             required=True,
-            values=("malformed", "invalid", "unsupported", "conflict", "truncated", "forgotten"),
+            values=("malformed", "invalid", "unsupported", "conflict", "truncated", "forgotten", "unmatched"),
         ),
         Column("message", Type.TEXT, "What is wrong, for a person.", required=True),
         Column("raw", Type.TEXT, "The record's text.", required=True),

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from lake.errors import FormatError, UsageError
-from lake.formats import Format, choose
+from lake.formats import Format, choose, query
 from lake.formats.rows import Item
 from lake.formats.source import Input, Source, stem
 from lake.lake import Lake
@@ -184,6 +184,8 @@ def plan(argument: Argument, *, run_id: str | None = None, format_name: str | No
                 raise FormatError(str(error).replace(str(file.path), argument.name)) from error
             skipped[file.name] = str(error).removeprefix(str(file.path)).lstrip(": ")
             continue
+        if fmt.name == query.NAME:
+            query.check(file.path)
         own = stem(Path(file.name)) if file.folder is None or not fmt.is_whole else file.folder
         run = printable(own if run_id is None else run_id)
         if not run.strip():

@@ -27,6 +27,7 @@ def _configuration() -> "dict[str, type[BaseModel]]":
 
 @click.command(cls=ConfiguredCommand, models=_configuration)
 @click.argument("target", required=False)
+@click.argument("file", required=False)
 @lake_option
 @click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\".  [default: all]")
 @click.option("--reward", metavar="NAME", help="Instead of TARGET: the weighted reward [reward.NAME] of --config.")
@@ -40,6 +41,7 @@ def _configuration() -> "dict[str, type[BaseModel]]":
 @click.option("--config", type=click.Path(dir_okay=False), help="TOML file with [score].  [default: none]")
 def score(
     target: str | None,
+    file: str | None,
     lake_uri: str,
     where: str | None,
     reward: str | None,
@@ -59,9 +61,15 @@ def score(
     hash of its source and of what it imports from its own folder.
 
     Functions run in a sandbox. One that declares requires_network (a judge) runs without, if --allow-network says so.
+
+    `trajlake score import FILE --name human` takes scores that somebody gave, from CSV, JSON, JSONL or Parquet: rows of
+    episode_id, or task_id and what else tells episodes apart, with value, and step_index and reason if there are any.
     """
     import lake
 
+    if target == "import" or file is not None:
+        _import_scores(target, file, lake_uri, name)
+        return
     if reward is not None:
         flags = {"--name": name, "--arg": arguments, "--set": settings, "--default-step-reward": default_step_reward}
         _require_alone(reward, target, flags | {"--retry-failed": retry_failed, "--allow-network": allow_network})
@@ -89,6 +97,31 @@ def score(
         progress=_print_progress,
     )
     _print_report(report)
+
+
+def _import_scores(target: str | None, file: str | None, lake_uri: str, name: str | None) -> None:
+    from pathlib import Path
+
+    import lake
+    from lake.errors import UsageError
+    from lake.read.show import one_line
+    from lake.read.text_table import counted
+    from lake.write.score_import import import_file
+
+    if target != "import" or file is None:
+        raise UsageError("a file of scores is taken with `trajlake score import FILE --name NAME`")
+    report = import_file(lake.open(lake_uri), Path(file), name=name)
+    scorers = ", ".join(report.scorers) or "nobody"
+    click.echo(
+        f"{file}: {counted(report.new, 'score')} of {scorers} ({report.present} already present), "
+        f"{report.unmatched} unmatched, {report.invalid} invalid, of {counted(report.rows, 'row')}"
+    )
+    for example in report.examples:
+        click.echo(f"  {one_line(example)}", err=True)
+    if report.unmatched or report.invalid:
+        click.echo("they are in the table `rejects`", err=True)
+    if report.rows and not report.new + report.present:
+        sys.exit(1)
 
 
 def _require_alone(reward: str, target: str | None, flags: dict[str, Any]) -> None:
