@@ -63,7 +63,6 @@ class Lines:
         problem = repeated_key(text) if may_repeat else None
         if problem := problem or check(record, is_plain=is_plain):
             return reject(number, line, "invalid", problem)
-        record.source_format = NAME
         return number, record
 
 

@@ -12,7 +12,7 @@ killed is finished by the next writer, and pinned snapshots stay as they were.
 Format 1: ten tables. Format 2: `spans`, `blobs`, `retractions`, `groupings`, `selections`, `ratios`, `annotations`;
 `episodes.blob_ids`, `rejects.episode_id`, `jobs.sequence`; file statistics for keys only. Format 3: `steps.state` and
 `steps.state_hash` may be NULL; `cost` of episodes and steps, token counts of steps. Format 4: a table is made by the
-first write to it, where all of them were made with the lake.
+first write to it, where all of them were made with the lake. Format 5: `episodes.tokenizer`, `episodes.chat_template`.
 """
 
 import uuid

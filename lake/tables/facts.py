@@ -59,6 +59,8 @@ EPISODES = Table(
         ),
         Column("sampling", Type.JSON, "Sampling parameters of the policy."),
         Column("extra", Type.JSON, "What the source had and no column holds."),
+        Column("tokenizer", Type.WORD, "Name or hash of the tokenizer its exact tokens are of, if the source says so."),
+        Column("chat_template", Type.WORD, "Name or hash of the chat template they were made with."),
     ),
 )
 

@@ -295,9 +295,11 @@ def items(plan: Plan) -> Iterator[tuple[Reading, Item]]:
     for reading in plan.readings:
         for item in reading.format.reader(reading.input):
             found = item if isinstance(item, Reject) else item[1]
-            found.source_uri, found.source_format = reading.file.name, reading.format.name
+            found.source_uri = reading.file.name
             if isinstance(found, EpisodeRecord):
                 found.run_id = found.run_id or reading.input.run_id
+            else:
+                found.source_format = reading.format.name
             yield reading, item
 
 

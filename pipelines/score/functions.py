@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field
 
 from lake import ids
 from lake.errors import UsageError
+from lake.read.episodes import parts
 from lake.read.snapshot import Snapshot
 from lake.settings import NAME
 from pipelines.score.reward_function import (
@@ -34,7 +35,6 @@ from pipelines.score.rollouts import (
     check_arguments,
     joint_call,
     one_call,
-    parts,
     read_rollouts,
 )
 from pipelines.score.rows import Reading, Scored, add_result, known_answers, response_rows

@@ -16,13 +16,13 @@ from pydantic import BaseModel, ValidationError
 
 from lake.errors import ConflictError, UsageError
 from lake.lake import Lake
+from lake.read.episodes import KEYS, parts
 from lake.read.snapshot import Snapshot
 from lake.settings import faults
 from lake.write import jobs
 from lake.write.claims import Commit, commit_unclaimed
 from pipelines.score.functions import ScoreConfig, UserFunction, Work
 from pipelines.score.pending import Pending, confirm, find_pending, taken
-from pipelines.score.rollouts import KEYS, parts
 from pipelines.score.rows import EXAMPLES, SCHEMA, Scored, example
 from pipelines.score.scorers import SCORERS, read_inputs
 from pipelines.score.scorers.protocol import Scorer

@@ -17,9 +17,9 @@ import polars as pl
 from lake.judgements.predicates import select_where
 from lake.judgements.scores import version_of
 from lake.lake import Lake
+from lake.read.episodes import KEYS
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
-from pipelines.score.rollouts import KEYS
 from pipelines.score.rows import SIBLINGS
 
 

@@ -19,6 +19,7 @@ from lake.errors import ContractError, UsageError
 from lake.judgements.predicates import select_where
 from lake.judgements.scores import current_versions
 from lake.lake import Lake
+from lake.read.episodes import KEYS
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
 from lake.write import jobs
@@ -26,7 +27,6 @@ from lake.write.jobs import Job
 from pipelines.score import reward_definition
 from pipelines.score.pending import confirm
 from pipelines.score.reward_definition import Component, Expression, RewardDefinition, load_reward
-from pipelines.score.rollouts import KEYS
 from pipelines.score.rows import EXAMPLES
 
 _SCORER = ["scorer", "scorer_version"]

@@ -1,11 +1,11 @@
 """From the lake's rows to the arguments of a reward function, as JSON, in bounded memory; and their check.
 
-Episodes come in parts that follow the order of the files (run, group, episode), so a part touches few of them. A
-conversation is put together from texts that are JSON already: nothing is decoded but to be counted.
+Episodes come in the parts of `lake.read.episodes`. A conversation is put together from texts that are JSON already:
+nothing is decoded but to be counted.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,16 +14,10 @@ import polars as pl
 
 from lake import ids
 from lake.errors import LakeAccessError, UsageError
-from lake.read.parquet import collected
+from lake.read.episodes import rows_of
 from lake.read.snapshot import Snapshot
-from lake.write.rows import inlined
 from pipelines.score.reward_function import KNOWN_ANSWERS, Mode
 
-KEYS = ("run_id", "group_id", "episode_id")
-"""Order of the lake's files."""
-STEPS_A_PART = 8192
-EPISODES_A_PART = 1024
-"""Bounds of a part; a part has one group at least, whatever its size."""
 _IDS = ("episode_id", "group_id")
 _PLAIN = (
     "run_id",
@@ -79,32 +73,14 @@ class Rollout:
     """Argument -> value; JSON as `msgspec.Raw`."""
 
 
-def parts(episodes: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """Rows of chosen episodes in the order of the files, groups whole, a bounded number of steps at a time."""
-    ordered = episodes.sort(*KEYS)
-    starts = [0]
-    size = steps = 0
-    groups = ordered.select("group_id", rows=pl.lit(1)).with_row_index("at").group_by("group_id", maintain_order=True)
-    bounds = groups.agg(pl.col("at").first(), pl.len())
-    sums = ordered["num_steps"].cum_sum()
-    for at, length in bounds.select("at", "len").iter_rows():
-        group_steps = sums[at + length - 1] - (sums[at - 1] if at else 0)
-        if size and (size + length > EPISODES_A_PART or steps + group_steps > STEPS_A_PART):
-            starts.append(at)
-            size = steps = 0
-        size += length
-        steps += group_steps
-    for low, high in zip(starts, [*starts[1:], len(ordered)], strict=True):
-        if high > low:
-            yield ordered[low:high]
-
-
 def read_rollouts(snapshot: Snapshot, part: pl.DataFrame, wanted: Collection[str]) -> list[Rollout]:
     """The episodes of a part, in its order, with the wanted `ARGUMENTS`; LakeAccessError for a file that is damaged."""
     documents = [*_CHAT, *(name for name in _DOCUMENTS if name in wanted)]
-    heads = _rows(snapshot, "episodes", part, ("episode_id", "group_id", *_PLAIN, *documents), documents)
+    heads = rows_of(snapshot, "episodes", part, ("episode_id", "group_id", *_PLAIN, *documents), documents)
     heads = part.select("episode_id").join(heads, on="episode_id", how="inner", maintain_order="left")
-    steps = _rows(snapshot, "steps", part, _STEP_COLUMNS, ("context", "tool_calls"), active=True)
+    steps = rows_of(snapshot, "steps", part, ("is_active", *_STEP_COLUMNS), ("context", "tool_calls")).filter(
+        "is_active"
+    )
     of_episode: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for row in steps.sort("episode_id", "step_index").iter_rows(named=True):
         of_episode[row["episode_id"]].append(row)
@@ -121,27 +97,6 @@ def joint_call(rollouts: Sequence[Rollout], arguments: dict[str, Any]) -> dict[s
     names = rollouts[0].arguments if rollouts else {}
     lists = {name: [rollout.arguments[name] for rollout in rollouts] for name in names}
     return {RENAMED.get(name, name): values for name, values in lists.items()} | arguments
-
-
-def _rows(
-    snapshot: Snapshot,
-    table: str,
-    part: pl.DataFrame,
-    columns: Sequence[str],
-    documents: Sequence[str],
-    *,
-    active: bool = False,
-) -> pl.DataFrame:
-    """Rows of some episodes with their big payloads put back; ranges of the sort keys spare files and row groups."""
-    groups = part["group_id"]
-    rows = snapshot.scan(table).filter(
-        pl.col("group_id").is_between(groups.min(), groups.max()),
-        pl.col("run_id").is_in(part["run_id"].unique().implode()),
-        pl.col("episode_id").is_in(part["episode_id"].implode()),
-    )
-    if active:
-        rows = rows.filter("is_active")
-    return inlined(snapshot, collected(rows.select(columns)), documents)
 
 
 def _rollout(head: dict[str, Any], rows: list[dict[str, Any]], wanted: Collection[str]) -> Rollout:

@@ -36,7 +36,7 @@ NEW_TABLES = {
     "responses",
 }
 NEW_COLUMNS = {
-    "episodes": {"blob_ids", "cost"},
+    "episodes": {"tokenizer", "chat_template", "blob_ids", "cost"},
     "steps": {"prompt_tokens", "completion_tokens", "cost"},
     "rejects": {"episode_id"},
     "jobs": {"sequence"},

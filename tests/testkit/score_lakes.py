@@ -7,7 +7,8 @@ from typing import Any
 import polars as pl
 
 from lake import EpisodeRecord, Lake, Snapshot, StepRecord
-from pipelines.score.rollouts import Rollout, parts, read_rollouts
+from lake.read.episodes import parts
+from pipelines.score.rollouts import Rollout, read_rollouts
 from pipelines.score.rows import Reading, Scored, add_result
 from testkit.copies import copied, empty_lake
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import lake
 from lake import EpisodeRecord, StepRecord, ids
 from lake.errors import LakeAccessError
-from pipelines.score import rollouts
-from pipelines.score.rollouts import ARGUMENTS, Rollout, joint_call, one_call, parts, read_rollouts
+from lake.read.episodes import parts
+from pipelines.score.rollouts import ARGUMENTS, Rollout, joint_call, one_call, read_rollouts
 from testkit.copies import empty_lake
 from testkit.lakes import rollout as maze
 from testkit.score_lakes import conversation, conversations
@@ -163,10 +163,7 @@ def test_parts_hold_every_episode_once_and_groups_whole(rows: list[tuple[int, in
     episodes = pl.DataFrame(
         columns, schema_overrides={"run_id": pl.String, "group_id": pl.Int64, "num_steps": pl.Int32}
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rollouts, "STEPS_A_PART", bound)
-        patch.setattr(rollouts, "EPISODES_A_PART", 4)
-        found = list(parts(episodes))
+    found = list(parts(episodes, steps=bound, most=4))
     assert all(len(part) for part in found)
     if found:
         assert pl.concat(found).equals(episodes.sort("run_id", "group_id", "episode_id"))

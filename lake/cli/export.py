@@ -1,0 +1,78 @@
+"""Command `export`."""
+
+import sys
+from pathlib import Path
+from typing import Literal, cast
+
+import click
+
+import lake
+from lake.cli.options import lake_option
+from lake.read.text_table import counted
+
+_PAIRS = ("siblings", "anchors")
+
+
+@click.command()
+@lake_option
+@click.option("--format", "format_name", default="jsonl", show_default=True, help="See docs/guides/export.md.")
+@click.option("--out", required=True, type=click.Path(), help="A file (.jsonl, .parquet), or a new folder of shards.")
+@click.option("--where", help="SQL predicate over `episodes`.  [default: all]")
+@click.option("--selection", help="Only what this selection kept: its name, or a select job's id.  [default: all]")
+@click.option("--run", "run_id", help="Only this run.  [default: all]")
+@click.option("--credit", help="Whose advantages: an estimator, series or job, or `none`.  [default: the current ones]")
+@click.option("--score", default="env_return", show_default=True, help="The score that pairs and labels go by.")
+@click.option(
+    "--pairs",
+    type=click.Choice(_PAIRS),
+    default="siblings",
+    show_default=True,
+    help="Preference pairs of episodes of a group, or of decisions in one anchor state.",
+)
+@click.option("--threshold", type=float, help="Unpaired: label of a higher score.  [default: the mean of its group]")
+@click.option(
+    "--shard-episodes",
+    type=click.IntRange(min=1),
+    default=10_000,
+    show_default=True,
+    help="Most episodes of a shard; a group is never divided.",
+)
+def export(
+    lake_uri: str,
+    format_name: str,
+    out: str,
+    where: str | None,
+    selection: str | None,
+    run_id: str | None,
+    credit: str | None,
+    score: str,
+    pairs: str,
+    threshold: float | None,
+    shard_episodes: int,
+) -> None:
+    """Write episodes in a format that others read.
+
+    Killed and run again it goes on where it was. A manifest beside the files says what they hold, from which snapshot
+    and jobs, and what the format has no place for. Retracted and forgotten episodes are never exported.
+    """
+    from lake.export import target
+    from lake.export.job import Request
+    from lake.export.job import export as run
+    from lake.export.target import Choices
+
+    choices = Choices(score=score, pairs=cast("Literal['siblings', 'anchors']", pairs), threshold=threshold)
+    request = Request(target(format_name), Path(out), where, selection, run_id, credit, choices, shard_episodes)
+
+    def show(done: int, chosen: int) -> None:
+        if sys.stderr.isatty():
+            click.echo(f"{out}: {done:,} of {chosen:,} episodes", err=True)
+
+    manifest = run(lake.open(lake_uri), request, show)
+    shards = "" if len(manifest.shards) == 1 else f" in {len(manifest.shards)} shards"
+    click.echo(
+        f"{out}: {counted(manifest.rows, 'row')} of {counted(manifest.episodes, 'episode')} "
+        f"({counted(manifest.steps, 'step')}) as {format_name}{shards}"
+    )
+    if manifest.left_out:
+        listed = ", ".join(f"{number:,} {what}" for what, number in manifest.left_out.items())
+        click.echo(f"not in it: {listed}", err=True)

@@ -1,0 +1,311 @@
+"""Chat data for supervised and preference training, as Hugging Face datasets and TRL take it.
+
+.. code-block:: text
+
+    messages           an episode a row: {messages, tools, id, run_id, task_id, rollout_index, reward, scores,
+                       advantages}; advantages: one for each assistant message, null where there is none
+    prompt-completion  a decision a row: {prompt: messages before it, completion: [the assistant's message], tools, id,
+                       step_index, reward, advantage}
+    preference         two siblings of a group of which one scored higher: {prompt, chosen, rejected}, each a list of
+                       messages: what both have in common at the beginning is the prompt. Or, by anchors, two decisions
+                       in the same state of which one has the higher step advantage
+    unpaired           an episode a row: {prompt, completion, label}: whether it scored above the threshold, or else
+                       above the mean of its group
+
+Columns beside those that a trainer reads say where a row comes from. Arguments of tool calls are objects, as chat
+templates expect them, wherever they are JSON text of one. A Parquet file has one type for all messages: there
+arguments, tools and content that is no text are JSON text, and keys of messages that no chat API has are left out.
+
+Sources: the dataset formats of TRL's documentation (conversational language modelling, prompt-completion, preference,
+unpaired preference); Hugging Face chat templates.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import takewhile
+from typing import Any
+
+import msgspec
+
+from lake import ids
+from lake.export.target import Choices, Convert, Exported, Losses, Row, Target, answer, conversation, prompts
+from lake.write.rows import json_text
+
+_CALL_PARTS = ("function", "custom")
+
+
+def _messages(group: Sequence[Exported], _: Choices, __: Losses) -> Iterator[Row]:
+    for exported in group:
+        advantages = exported.advantages()
+        yield _named(exported) | {
+            "messages": [_tidy(message) for message in conversation(exported.record)],
+            "tools": exported.record.tools,
+            "reward": exported.record.env_return,
+            "scores": _scores(exported) or None,
+            "advantages": advantages,
+        }
+
+
+def _prompt_completion(group: Sequence[Exported], _: Choices, losses: Losses) -> Iterator[Row]:
+    for exported in group:
+        before: list[Row] = []
+        steps = exported.record.steps
+        for index, (step, since) in enumerate(zip(steps, prompts(exported.record), strict=True)):
+            before = [*before, *map(_tidy, since)]
+            message = _tidy(answer(step))
+            if exported.is_learned_from(index):
+                credit = exported.credit_S.get(index)
+                yield _named(exported) | {
+                    "step_index": index,
+                    "prompt": before,
+                    "completion": [message],
+                    "tools": exported.record.tools,
+                    "reward": step.reward,
+                    "advantage": None if credit is None else credit.advantage,
+                }
+            else:
+                losses.add("steps that are not learned from")
+            before = [*before, message]
+
+
+def _preference(group: Sequence[Exported], choices: Choices, losses: Losses) -> Iterator[Row]:
+    if choices.pairs == "anchors":
+        yield from _anchor_pairs(group, losses)
+        return
+    scored = [(score, exported) for exported in group if (score := exported.score(choices.score)) is not None]
+    losses.add("episodes without a score", len(group) - len(scored))
+    if not scored or min(score for score, _ in scored) == max(score for score, _ in scored):
+        losses.add("groups whose scores do not differ")
+        return
+    # The best against the worst, the second best against the second worst, ...: each episode stands in one pair.
+    ranked = sorted(scored, key=lambda pair: (-pair[0], pair[1].episode.episode_id))
+    for (high, chosen), (low, rejected) in zip(ranked, reversed(ranked[len(ranked) // 2 :]), strict=False):
+        if high <= low:
+            break
+        better, worse = ([_tidy(m) for m in conversation(one.record)] for one in (chosen, rejected))
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(better, worse, strict=False)))
+        yield {
+            "prompt": better[:same],
+            "chosen": better[same:],
+            "rejected": worse[same:],
+            "tools": chosen.record.tools,
+            "run_id": chosen.record.run_id,
+            "task_id": chosen.record.task_id,
+            "chosen_id": ids.to_text(chosen.episode.episode_id),
+            "rejected_id": ids.to_text(rejected.episode.episode_id),
+            "chosen_step": None,
+            "rejected_step": None,
+            "chosen_score": high,
+            "rejected_score": low,
+        }
+
+
+def _anchor_pairs(group: Sequence[Exported], losses: Losses) -> Iterator[Row]:
+    """In every state that several siblings came to: the best decision against the worst, by step advantage."""
+    taken: dict[int, list[tuple[float, Exported, int]]] = defaultdict(list)
+    for exported in group:
+        for index, credit in exported.credit_S.items():
+            if credit.anchor_key is not None and credit.a_step is not None and exported.is_learned_from(index):
+                taken[credit.anchor_key].append((credit.a_step, exported, index))
+    for decisions in taken.values():
+        high, chosen, at = max(decisions, key=lambda found: (found[0], -found[1].episode.episode_id, -found[2]))
+        low, rejected, other = min(decisions, key=lambda found: (found[0], found[1].episode.episode_id, found[2]))
+        better, worse = _tidy(answer(chosen.record.steps[at])), _tidy(answer(rejected.record.steps[other]))
+        if high <= low or better == worse:
+            losses.add("anchors without a better decision")
+            continue
+        yield {
+            "prompt": _history(chosen, at),
+            "chosen": [better],
+            "rejected": [worse],
+            "tools": chosen.record.tools,
+            "run_id": chosen.record.run_id,
+            "task_id": chosen.record.task_id,
+            "chosen_id": ids.to_text(chosen.episode.episode_id),
+            "rejected_id": ids.to_text(rejected.episode.episode_id),
+            "chosen_step": at,
+            "rejected_step": other,
+            "chosen_score": high,
+            "rejected_score": low,
+        }
+
+
+def _unpaired(group: Sequence[Exported], choices: Choices, losses: Losses) -> Iterator[Row]:
+    scores = [exported.score(choices.score) for exported in group]
+    known = [score for score in scores if score is not None]
+    losses.add("episodes without a score", len(scores) - len(known))
+    border = choices.threshold if choices.threshold is not None else sum(known) / max(len(known), 1)
+    if choices.threshold is None and known and min(known) == max(known):
+        losses.add("groups whose scores do not differ")
+        return
+    for exported, score in zip(group, scores, strict=True):
+        if score is None:
+            continue
+        messages = [_tidy(message) for message in conversation(exported.record)]
+        first = next((at for at, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
+        yield _named(exported) | {
+            "prompt": messages[:first],
+            "completion": messages[first:],
+            "tools": exported.record.tools,
+            "label": score > border,
+            "score": score,
+        }
+
+
+def _named(exported: Exported) -> Row:
+    record = exported.record
+    return {
+        "id": ids.to_text(exported.episode.episode_id),
+        "run_id": record.run_id,
+        "task_id": record.task_id,
+        "rollout_index": record.rollout_index,
+    }
+
+
+def _scores(exported: Exported) -> dict[str, float]:
+    """What scorers say of the whole episode."""
+    found = (score for _, score in exported.episode.scores if score.step_index is None)
+    return {score.scorer: score.value for score in found if score.value is not None}
+
+
+def _history(exported: Exported, index: int) -> list[Row]:
+    """The messages before a decision."""
+    before: list[Row] = []
+    for at, since in enumerate(prompts(exported.record)[: index + 1]):
+        before += map(_tidy, since)
+        if at < index:
+            before.append(_tidy(answer(exported.record.steps[at])))
+    return before
+
+
+def _tidy(message: Row) -> Row:
+    """A message as chat templates expect it: arguments of tool calls as objects, no nulls."""
+    tidy = {key: value for key, value in message.items() if value is not None or key == "content"}
+    if isinstance(calls := tidy.get("tool_calls"), list):
+        tidy["tool_calls"] = [_tidy_call(call) for call in calls]
+    return tidy
+
+
+def _tidy_call(call: Any) -> Any:
+    if not isinstance(call, dict):
+        return call
+    for part in _CALL_PARTS:
+        if isinstance(call.get(part), dict):
+            return call | {part: _tidy_call(call[part])}
+    if not isinstance(arguments := call.get("arguments"), str):
+        return call
+    try:
+        decoded = msgspec.json.decode(arguments)
+    except msgspec.DecodeError:
+        return call
+    return call | {"arguments": decoded} if isinstance(decoded, dict) else call
+
+
+_MESSAGE_KEYS = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
+
+
+def _flat(convert: Convert) -> Convert:
+    """The same rows for a Parquet file."""
+
+    def rows(group: Sequence[Exported], choices: Choices, losses: Losses) -> Iterator[Row]:
+        for row in convert(group, choices, losses):
+            flat = dict(row)
+            for name in ("messages", "prompt", "completion", "chosen", "rejected"):
+                if name in flat:
+                    flat[name] = [_flat_message(message, losses) for message in flat[name]]
+            flat["tools"] = json_text(flat["tools"])
+            if "scores" in flat:
+                flat["scores"] = json_text(flat["scores"])
+            yield flat
+
+    return rows
+
+
+def _flat_message(message: Row, losses: Losses) -> Row:
+    losses.add("keys of messages", len(message.keys() - set(_MESSAGE_KEYS)))
+    flat = {name: message.get(name) for name in _MESSAGE_KEYS}
+    for name in ("content", "reasoning_content", "tool_call_id", "name"):
+        if flat[name] is not None and not isinstance(flat[name], str):
+            flat[name] = json_text(flat[name])
+    calls = flat["tool_calls"] if isinstance(flat["tool_calls"], list) else None
+    flat["tool_calls"] = calls and [_flat_call(call) for call in calls]
+    return flat
+
+
+def _flat_call(call: Any) -> Row:
+    inner = next(
+        (call[part] for part in _CALL_PARTS if isinstance(call, dict) and isinstance(call.get(part), dict)), {}
+    )
+    arguments = inner.get("arguments", inner.get("input"))
+    return {
+        "id": named.get("id"),
+        "type": "function",
+        "function": {
+            "name": inner.get("name"),
+            "arguments": arguments if isinstance(arguments, str | None) else json_text(arguments),
+        },
+    }
+
+
+def _schema(*chats: str, **columns: str) -> Any:
+    """Columns of messages, and others by the names of their Arrow types."""
+    import pyarrow as pa
+
+    text = pa.string()
+    call = pa.struct({"id": text, "type": text, "function": pa.struct({"name": text, "arguments": text})})
+    kinds = dict.fromkeys(_MESSAGE_KEYS, text) | {"tool_calls": pa.list_(call)}
+    messages = pa.list_(pa.struct(kinds))
+    types = {"doubles": pa.list_(pa.float64())}
+    named = {name: types[kind] if kind in types else pa.type_for_alias(kind) for name, kind in columns.items()}
+    return pa.schema(dict.fromkeys(chats, messages) | {"tools": text} | named)
+
+
+_NAMED = {"id": "string", "run_id": "string", "task_id": "string", "rollout_index": "int32"}
+_PAIR = dict.fromkeys(("run_id", "task_id", "chosen_id", "rejected_id"), "string")
+_PAIR |= {"chosen_step": "int32", "rejected_step": "int32", "chosen_score": "double", "rejected_score": "double"}
+_SHAPES: tuple[tuple[str, str, Convert, tuple[str, ...], dict[str, str]], ...] = (
+    (
+        "messages",
+        "chats, an episode a row",
+        _messages,
+        ("messages",),
+        _NAMED | {"reward": "double", "scores": "string", "advantages": "doubles"},
+    ),
+    (
+        "prompt-completion",
+        "a decision a row, with the chat before it",
+        _prompt_completion,
+        ("prompt", "completion"),
+        _NAMED | {"step_index": "int32", "reward": "double", "advantage": "double"},
+    ),
+    (
+        "preference",
+        "pairs of siblings, or of decisions in one anchor state",
+        _preference,
+        ("prompt", "chosen", "rejected"),
+        _PAIR,
+    ),
+    (
+        "unpaired",
+        "completions with a label: good, or not",
+        _unpaired,
+        ("prompt", "completion"),
+        _NAMED | {"label": "bool", "score": "double"},
+    ),
+)
+TARGETS = tuple(
+    target
+    for name, description, convert, chats, columns in _SHAPES
+    for target in (
+        Target(name, f"{description} (JSONL)", "jsonl", convert, holds=frozenset(("advantages",))),
+        Target(
+            f"{name}-parquet",
+            f"{description} (Parquet)",
+            "parquet",
+            _flat(convert),
+            partial(_schema, *chats, **columns),
+            frozenset(("advantages",)),
+        ),
+    )
+)
