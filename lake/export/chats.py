@@ -234,9 +234,8 @@ def _flat_message(message: Row, losses: Losses) -> Row:
 
 
 def _flat_call(call: Any) -> Row:
-    inner = next(
-        (call[part] for part in _CALL_PARTS if isinstance(call, dict) and isinstance(call.get(part), dict)), {}
-    )
+    named: Row = call if isinstance(call, dict) else {}
+    inner: Row = next((named[part] for part in _CALL_PARTS if isinstance(named.get(part), dict)), {})
     arguments = inner.get("arguments", inner.get("input"))
     return {
         "id": named.get("id"),

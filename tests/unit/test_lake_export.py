@@ -1,0 +1,310 @@
+"""Export: what each format holds of an episode, and that the same export is the same bytes, however it was reached."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from click.testing import CliRunner
+
+import lake
+from lake import EpisodeRecord, Lake, StepRecord
+from lake.cli import trajlake
+from lake.errors import DataRefusedError, UsageError
+from lake.export import TARGETS, target
+from lake.export import job as export_job
+from lake.export.job import MANIFEST, STATE, Manifest, Request, export
+from lake.export.target import Choices, file_name
+from lake.records import ScoreRecord, SpanRecord, TokensRecord
+from testkit.copies import empty_lake
+
+CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": "door"}'}}
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Open the door."},
+    {"role": "assistant", "content": "I look.", "reasoning_content": "hm", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "1", "content": "a door"},
+    {"role": "assistant", "content": "Done."},
+    {"role": "user", "content": "Thanks."},
+]
+
+
+def rollout(task: str = "door", index: int = 0, reward: float | None = 1.0, last: str = "Done.") -> EpisodeRecord:
+    """Two decisions, the second of which is `last`."""
+    return EpisodeRecord(
+        task_id=task,
+        rollout_index=index,
+        env_return=reward,
+        tokenizer="tiny",
+        initial_messages=CHAT[:2],
+        final_observation=CHAT[5:],
+        steps=[
+            StepRecord(
+                state="Open the door.",
+                state_role="user",
+                action="I look.",
+                reasoning="hm",
+                tool_calls=[CALL],
+                tokens=TokensRecord(context_ids=[1, 2], action_ids=[3], action_logprobs=[-0.1]),
+            ),
+            StepRecord(state="a door", state_role="tool", context=[CHAT[3]], action=last, reward=0.5),
+        ],
+        spans=[SpanRecord(trace_id="t", span_id="s", kind="tool", name="look")],
+        scores=[
+            ScoreRecord(scorer="judge", value=0.25, reason="fair"),
+            ScoreRecord(scorer="judge", value=1, step_index=1),
+        ],
+        extra={"model": "m"},
+    )
+
+
+@pytest.fixture
+def lk(tmp_path: Path) -> Lake:
+    """Two groups: one of which the returns differ in, one of which they do not."""
+    made = empty_lake(tmp_path / "lake")
+    made.append(
+        [rollout(), rollout(index=1, reward=0.0, last="No."), rollout("other"), rollout("other", 1)], run_id="a"
+    )
+    return made
+
+
+def exported(lk: Lake, out: Path, name: str, **given: Any) -> tuple[list[dict[str, Any]], Manifest]:
+    """The rows of an export, and its manifest."""
+    manifest = export(lk, Request(target(name), out, **given))
+    rows: list[dict[str, Any]] = []
+    for shard in manifest.shards:
+        path = (out if out.is_dir() else out.parent) / shard.name
+        if path.suffix == ".parquet":
+            rows += pl.read_parquet(path).to_dicts()
+        else:
+            rows += [json.loads(text) for text in path.read_text("utf-8").splitlines()]
+    assert manifest.rows == len(rows)
+    return rows, manifest
+
+
+# ---------------------------------------------------------------- formats
+
+
+def test_our_own_lines_are_ingested_as_the_same_rows(lk: Lake, tmp_path: Path) -> None:
+    exported(lk, tmp_path / "out.jsonl", "jsonl")
+    other = empty_lake(tmp_path / "other")
+    report = other.ingest(tmp_path / "out.jsonl")
+    assert (report.new, report.scores, report.rejected) == (4, 8, 0)
+    for name in ("episodes", "steps", "tokens", "spans"):
+        elsewhere = ["write_id", *(["source_uri"] if name == "episodes" else [])]
+        before, after = (one.scan(name).drop(elsewhere).collect() for one in (lk, other))
+        keys = [column for column in ("episode_id", "step_index", "span_id") if column in before.columns]
+        assert before.sort(keys).equals(after.sort(keys)), name
+    columns = ["episode_id", "step_index", "scorer", "value", "reason", "scorer_version"]
+    both = [one.sql("FROM current_scores").select(columns).sort(columns[:2], nulls_last=False) for one in (lk, other)]
+    assert both[0].equals(both[1])
+    assert lk.ingest(tmp_path / "out.jsonl").present == 4, "and the lake it came from knows them"
+
+
+def test_a_chat_is_whole_and_says_where_it_comes_from(lk: Lake, tmp_path: Path) -> None:
+    rows, manifest = exported(lk, tmp_path / "out", "messages", where="task_id = 'door' AND rollout_index = 0")
+    (row,) = rows
+    arguments = {"at": "door"}
+    tidy = [*CHAT]
+    tidy[2] = CHAT[2] | {"tool_calls": [CALL | {"function": {"name": "look", "arguments": arguments}}]}
+    assert row["messages"] == tidy
+    assert (row["run_id"], row["task_id"], row["rollout_index"], row["reward"]) == ("a", "door", 0, 1.0)
+    assert row["scores"] == {"judge": 0.25}
+    assert manifest.left_out == {"spans": 1, "tokens": 1}
+
+
+def test_a_decision_has_the_chat_before_it_as_prompt(lk: Lake, tmp_path: Path) -> None:
+    rows, _ = exported(lk, tmp_path / "out", "prompt-completion", where="task_id = 'door' AND rollout_index = 0")
+    assert [len(row["prompt"]) for row in rows] == [2, 4]
+    assert [row["completion"][0]["content"] for row in rows] == ["I look.", "Done."]
+    assert [row["reward"] for row in rows] == [None, 0.5]
+
+
+def test_steps_that_are_not_the_policys_are_prompt_and_no_completion(tmp_path: Path) -> None:
+    made = empty_lake(tmp_path / "lake")
+    record = rollout()
+    record.steps[0].trainable = False
+    record.steps[0].tokens = None
+    made.append([record], run_id="a")
+    rows, manifest = exported(made, tmp_path / "out", "prompt-completion")
+    assert [row["step_index"] for row in rows] == [1]
+    assert rows[0]["prompt"][2]["content"] == "I look."
+    assert manifest.left_out["steps that are not learned from"] == 1
+
+
+def test_the_better_of_two_siblings_is_chosen(lk: Lake, tmp_path: Path) -> None:
+    rows, manifest = exported(lk, tmp_path / "out", "preference")
+    (row,) = rows
+    assert len(row["prompt"]) == 4, "as far as they are the same"
+    assert [row["chosen"][0]["content"], row["rejected"][0]["content"]] == ["Done.", "No."]
+    assert (row["chosen_score"], row["rejected_score"]) == (1.0, 0.0)
+    assert manifest.left_out["groups whose scores do not differ"] == 1
+
+
+def test_each_episode_stands_in_one_pair_and_ties_in_none(tmp_path: Path) -> None:
+    made = empty_lake(tmp_path / "lake")
+    made.append([rollout(index=n, reward=r, last=str(n)) for n, r in enumerate([1.0, 0.5, 0.5, 0.0, 0.75])], run_id="a")
+    rows, _ = exported(made, tmp_path / "out", "preference")
+    assert sorted((row["chosen_score"], row["rejected_score"]) for row in rows) == [(0.75, 0.5), (1.0, 0.0)]
+    assert len({row[side] for row in rows for side in ("chosen_id", "rejected_id")}) == 4
+
+
+def test_decisions_in_one_anchor_state_are_compared_by_step_advantage(lk: Lake, tmp_path: Path) -> None:
+    with pytest.raises(DataRefusedError, match="no advantages"):
+        exported(lk, tmp_path / "none", "preference", choices=Choices(pairs="anchors"))
+    run = CliRunner().invoke(trajlake, ["credit", "gigpo", "--lake", lk.uri, "--set", "step_source=terminal_score"])
+    assert run.exit_code == 0, run.output
+    rows, manifest = exported(lk, tmp_path / "out", "preference", choices=Choices(pairs="anchors"))
+    (row,) = rows
+    assert [message["content"] for message in row["prompt"]] == ["Be brief.", "Open the door.", "I look.", "a door"]
+    assert (row["chosen"][0]["content"], row["rejected"][0]["content"]) == ("Done.", "No.")
+    assert (row["chosen_step"], row["rejected_step"]) == (1, 1)
+    assert manifest.jobs["credit"]["estimator"] == "gigpo"
+
+
+def test_a_label_says_whether_the_score_is_above_the_border(lk: Lake, tmp_path: Path) -> None:
+    rows, _ = exported(lk, tmp_path / "mean", "unpaired")
+    assert [(row["rollout_index"], row["label"]) for row in rows] == [(0, True), (1, False)]
+    rows, _ = exported(lk, tmp_path / "fixed", "unpaired", choices=Choices(threshold=0.5))
+    assert [row["label"] for row in sorted(rows, key=lambda r: (r["task_id"], r["rollout_index"]))] == [1, 0, 1, 1]
+    rows, _ = exported(lk, tmp_path / "judge", "unpaired", choices=Choices(score="judge", threshold=0.5))
+    assert [row["label"] for row in rows] == [False] * 4
+
+
+@pytest.mark.parametrize("name", [name for name in TARGETS if f"{name}-parquet" in TARGETS])
+def test_a_parquet_file_has_the_rows_of_the_lines(lk: Lake, tmp_path: Path, name: str) -> None:
+    lines, _ = exported(lk, tmp_path / "lines", name)
+    rows, _ = exported(lk, tmp_path / "rows", f"{name}-parquet")
+    assert len(lines) == len(rows) > 0
+    for one, other in zip(lines, rows, strict=True):
+        plain = [key for key in one if key not in ("messages", "prompt", "completion", "chosen", "rejected", "scores")]
+        assert {key: one[key] for key in plain} == {key: other[key] for key in plain}
+        for key in set(one) - set(plain) - {"scores"}:
+            assert [m["content"] for m in one[key]] == [m["content"] for m in other[key]]
+
+
+def test_scout_has_inspects_messages_and_the_episodes_columns(lk: Lake, tmp_path: Path) -> None:
+    rows, _ = exported(lk, tmp_path / "out", "scout", where="task_id = 'door' AND rollout_index = 0")
+    (row,) = rows
+    messages = json.loads(row["messages"])
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool", "assistant", "user"]
+    assert messages[2]["tool_calls"] == [
+        {"id": "1", "function": "look", "arguments": {"at": "door"}, "type": "function"}
+    ]
+    assert messages[2]["content"][0] == {"type": "reasoning", "reasoning": "hm"}
+    assert len({message["id"] for message in messages}) == 6
+    assert (row["task_id"], row["env_return"], json.loads(row["scores"])) == ("door", 1.0, {"judge": 0.25})
+
+
+# ---------------------------------------------------------------- what is exported, and where to
+
+
+@pytest.mark.parametrize("name", [name for name, found in TARGETS.items() if found.container != "tree"])
+def test_the_same_export_is_the_same_bytes_whatever_the_files_of_the_lake(lk: Lake, tmp_path: Path, name: str) -> None:
+    export(lk, Request(target(name), tmp_path / "one"))
+    other = empty_lake(tmp_path / "other")
+    for record in [rollout("other", 1), rollout(index=1, reward=0.0, last="No."), rollout("other"), rollout()]:
+        other.append([record], run_id="a")
+    export(other, Request(target(name), tmp_path / "two"))
+    files = sorted(path.name for path in Path(tmp_path, "one").iterdir())
+    for file in set(files) - {MANIFEST}:
+        assert Path(tmp_path, "one", file).read_bytes() == Path(tmp_path, "two", file).read_bytes()
+
+
+def test_what_is_retracted_or_forgotten_is_never_exported(lk: Lake, tmp_path: Path) -> None:
+    first, second = lk.sql("SELECT episode_id FROM episodes WHERE task_id = 'door' ORDER BY 1")["episode_id"]
+    lk.retract([first])
+    lk.forget([second])
+    rows, manifest = exported(lk, tmp_path / "out.jsonl", "jsonl")
+    assert {row["task_id"] for row in rows} == {"other"}
+    assert manifest.episodes == 2
+
+
+def test_shards_hold_whole_groups_and_are_one_export_together(lk: Lake, tmp_path: Path) -> None:
+    whole, _ = exported(lk, tmp_path / "whole", "jsonl")
+    parts, manifest = exported(lk, tmp_path / "parts", "jsonl", shard_episodes=1)
+    assert parts == whole
+    assert [shard.name for shard in manifest.shards] == ["00000.jsonl", "00001.jsonl"]
+    assert [shard.episodes for shard in manifest.shards] == [2, 2]
+
+
+def test_an_export_that_was_stopped_goes_on_where_it_was(
+    lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported(lk, tmp_path / "whole", "jsonl", shard_episodes=1)
+    write = export_job._write_lines
+    written: list[Path] = []
+
+    def once(path: Path, rows: Any) -> int:
+        if written:
+            raise KeyboardInterrupt
+        written.append(path)
+        return write(path, rows)
+
+    request = Request(target("jsonl"), tmp_path / "out", shard_episodes=1)
+    monkeypatch.setattr(export_job, "_write_lines", once)
+    with pytest.raises(KeyboardInterrupt):
+        export(lk, request)
+    assert sorted(path.name for path in request.out.iterdir()) == ["00000.jsonl", STATE]
+    first = Path(request.out, "00000.jsonl").stat().st_mtime_ns
+    lk.append([rollout("later")], run_id="a")
+    monkeypatch.setattr(export_job, "_write_lines", write)
+    export(lk, request)
+    assert Path(request.out, "00000.jsonl").stat().st_mtime_ns == first, "it was there"
+    for file in ("00000.jsonl", "00001.jsonl"):
+        assert Path(request.out, file).read_bytes() == Path(tmp_path, "whole", file).read_bytes()
+    assert not Path(request.out, STATE).exists()
+
+
+def test_what_is_retracted_while_an_export_is_stopped_is_not_in_it(
+    lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(path: Path, rows: Any) -> int:
+        raise KeyboardInterrupt
+
+    request = Request(target("jsonl"), tmp_path / "out", shard_episodes=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(export_job, "_write_lines", never)
+        with pytest.raises(KeyboardInterrupt):
+            export(lk, request)
+    lk.retract(lk.sql("SELECT episode_id FROM episodes WHERE task_id = 'door'")["episode_id"])
+    rows, _ = exported(lk, tmp_path / "out", "jsonl", shard_episodes=1)
+    assert {row["task_id"] for row in rows} == {"other"}
+
+
+def test_a_place_that_holds_something_else_is_refused(lk: Lake, tmp_path: Path) -> None:
+    Path(tmp_path, "full").mkdir()
+    Path(tmp_path, "full", "mine.txt").write_text("mine")
+    Path(tmp_path, "there.jsonl").write_text("mine")
+    with pytest.raises(UsageError, match="full is there already; name a new or an empty folder"):
+        export(lk, Request(target("jsonl"), tmp_path / "full"))
+    with pytest.raises(UsageError, match=r"there\.jsonl is there already; name a new file"):
+        export(lk, Request(target("jsonl"), tmp_path / "there.jsonl"))
+    with pytest.raises(UsageError, match=r"is a file; scout is written to a folder, or a file that ends in \.parquet"):
+        export(lk, Request(target("scout"), tmp_path / "there.jsonl"))
+    assert Path(tmp_path, "there.jsonl").read_text() == "mine"
+
+
+def test_nothing_chosen_and_unknown_names_are_refused(lk: Lake, tmp_path: Path) -> None:
+    with pytest.raises(DataRefusedError, match="no episode is chosen; runs of the lake: a"):
+        export(lk, Request(target("jsonl"), tmp_path / "out", run_id="b"))
+    with pytest.raises(UsageError, match="nothing is exported as 'csv'; valid: jsonl = "):
+        target("csv")
+    assert not Path(tmp_path, "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "name"), [("../../etc", "_.._etc"), ("a b/c", "a_b_c"), ("", "_"), ("...", "_"), ("x" * 200, "x" * 80)]
+)
+def test_a_name_from_a_source_leads_nowhere_else(text: str, name: str) -> None:
+    assert file_name(text) == name
+
+
+def test_the_command_says_what_was_written_and_what_not(lk: Lake, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    done = CliRunner().invoke(trajlake, ["export", "--lake", lk.uri, "--format", "messages", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert done.stdout == f"{out}: 4 rows of 4 episodes (8 steps) as messages\n"
+    assert done.stderr == "not in it: 4 spans, 4 tokens\n"
+    assert lake.open(lk.uri).sql("SELECT count(*) AS n FROM episodes").item() == 4
