@@ -5,8 +5,8 @@ import json
 import msgspec
 from msgspec import inspect
 
-from lake.records import EpisodeRecord, SpanRecord, StepRecord, TokensRecord
-from lake.tables import EPISODES, SPANS, STEPS, TOKENS
+from lake.records import EpisodeRecord, ScoreRecord, SpanRecord, StepRecord, TokensRecord
+from lake.tables import EPISODES, SPANS, STEPS, TABLES, TOKENS
 from lake.tables.columns import Table
 
 # Fields that are no column, and those that people write otherwise than they are stored.
@@ -32,8 +32,11 @@ _MEANINGS = {
     "steps": "The decisions in order, at least one; see below.",
     "tokens": "Exact tokens around the action, where the engine gave them; see below.",
     "spans": "Raw trace events of whatever ran the agent, where they were kept; see below.",
-    "tokenizer": "Name or hash of the tokenizer the token ids belong to.",
-    "chat_template": "Name or hash of the chat template the token ids were made with.",
+    "scores": (
+        "What scorers said of it, see below. Scores are no part of its content: the same episode with other scores is "
+        "present already, and the scores are added."
+    ),
+    "source_format": "Format it first came from; part of what it is called. Only what was exported from a lake has it.",
     "parent_episode_id": "The episode this one came out of: its 13 characters.",
     "root_episode_id": "Root of the tree of sub-agents and forks: its 13 characters.",
     "context_ids": "Only the tokens added since the prefix.",
@@ -50,32 +53,8 @@ _SCALARS = {
     inspect.DictType: "object",
     inspect.DateTimeType: "RFC 3339 time",
 }
-_SET_BY_THE_READER = {"source_format", "source_uri"}
-_FROM_CHAT = """def episode(messages, task_id, rollout_index=0, env_return=None):
-    steps, since, first = [], [], []
-    for message in messages:
-        if message["role"] != "assistant":
-            since.append(message)
-            continue
-        seen = [m["content"] for m in since if m["role"] != "system" and isinstance(m["content"], str)]
-        first, context = (first, since) if steps else (since, [])
-        steps.append(
-            {
-                "state": "\\n".join(seen) or None,
-                "context": context,
-                "action": message.get("content") or "",
-                "tool_calls": message.get("tool_calls"),
-            }
-        )
-        since = []
-    return {
-        "task_id": task_id,
-        "rollout_index": rollout_index,
-        "env_return": env_return,
-        "initial_messages": first,
-        "final_observation": since,
-        "steps": steps,
-    }"""
+_SET_BY_THE_READER = {"source_uri"}
+SCORES = TABLES["scores"]
 _EXAMPLE = """{"task_id": "find-the-key", "rollout_index": 0, "env_return": 1.0, "steps": [
   {"state": "You are in the hall. Exits: north.", "action": "go north", "reward": 0.0},
   {"state": "You are in the kitchen. You see a key.", "action": "take key", "reward": 1.0}]}"""
@@ -105,20 +84,15 @@ and among its siblings.
 Messages keep their content as it is, a text or a list of parts (images as `image_url` with a data URI); texts above
 64 KB move to the table `blobs` and come back where they are read.
 
-## From chats
-
-Lines `{{"messages": [...]}}` are chats, not episodes: which of the texts is the state, and what the outcome was, nobody
-can tell from them. This makes an episode of one, to be given its task, number and outcome:
-
-```python
-{_FROM_CHAT}
-```
+Chats (`{{"messages": [...]}}`) and the files of many frameworks are read as they are: see
+[bring your trajectories](../guides/bring-your-trajectories.md).
 """
     sections = [
         _section("An episode", EpisodeRecord, EPISODES),
         _section("A step", StepRecord, STEPS),
         _section("Tokens of a step", TokensRecord, TOKENS),
         _section("A span", SpanRecord, SPANS),
+        _section("A score", ScoreRecord, SCORES),
     ]
     return "\n".join([intro, *sections])
 

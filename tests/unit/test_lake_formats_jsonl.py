@@ -1,7 +1,6 @@
 """Our JSONL: an episode a line; a bad line is a reject with its number, reason and text, and the rest goes on."""
 
 import json
-import re
 import tracemalloc
 from datetime import UTC, datetime
 from pathlib import Path
@@ -211,22 +210,6 @@ def test_cost_and_token_counts_have_fields_of_their_own(tmp_path: Path) -> None:
     record = one(tmp_path / "f", f'{{"task_id": "t", "cost": 0.5, "steps": [{step}]}}'.encode())
     assert (record.cost, record.steps[0].cost) == (0.5, 0.01)
     assert (record.steps[0].prompt_tokens, record.steps[0].completion_tokens) == (7, 3)
-
-
-def test_the_function_that_the_reference_page_gives_makes_an_episode_of_a_chat(tmp_path: Path) -> None:
-    page = Path(__file__).parents[2] / "docs" / "reference" / "jsonl.md"
-    scope: dict[str, Any] = {}
-    exec(re.search(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)[1], scope)
-    roles = ["system", "user", "assistant", "tool", "tool", "assistant", "user"]
-    chat = [{"role": role, "content": f"{role} {n}"} for n, role in enumerate(roles)]
-    made = one(tmp_path / "f", json.dumps(scope["episode"](chat, 7, 1, 0.5)).encode())
-    assert (made.task_id, made.rollout_index, made.env_return) == ("7", 1, 0.5)
-    assert [(step.state, step.action) for step in made.steps] == [
-        ("user 1", "assistant 2"),
-        ("tool 3\ntool 4", "assistant 5"),
-    ]
-    kept = [*made.initial_messages, chat[2], *made.steps[1].context, chat[5], *made.final_observation]
-    assert kept == chat, "no message is lost, none is there twice"
 
 
 def test_images_in_messages_stay_parts_and_large_ones_move_to_blobs(tmp_path: Path) -> None:
