@@ -1,10 +1,12 @@
 """Formats out: one file per format, each a function from a group of siblings to rows; and the job that writes them."""
 
 from lake.errors import UsageError
-from lake.export import chats, facts, scout
+from lake.export import chats, facts, massgen, scout, verl
 from lake.export.target import Target
 
-TARGETS: dict[str, Target] = {target.name: target for target in (facts.TARGET, *chats.TARGETS, scout.TARGET)}
+TARGETS: dict[str, Target] = {
+    target.name: target for target in (facts.TARGET, *chats.TARGETS, *verl.TARGETS, scout.TARGET, massgen.TARGET)
+}
 
 
 def target(name: str) -> Target:

@@ -304,6 +304,8 @@ class _Place:
     def finish(self, manifest: Manifest) -> None:
         """The export is whole."""
         with _writing(self._folder):
+            if self._target.finish is not None:
+                self._target.finish(self._folder)
             _replace(self._manifest_path, msgspec.json.format(msgspec.json.encode(manifest)))
             self._state_path.unlink(missing_ok=True)
 

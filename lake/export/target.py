@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -104,6 +105,8 @@ class Target:
     """Of a Parquet file (an Arrow schema)."""
     holds: frozenset[str] = frozenset()
     """Which of tokens, spans and advantages have a place in it; the others are not read, and told as left out."""
+    finish: Callable[[Path], None] | None = None
+    """What a tree needs once all of its files are there: an index."""
 
 
 def each(convert: Callable[[Exported, Losses], Row | None]) -> Convert:
@@ -142,6 +145,11 @@ def prompts(record: EpisodeRecord) -> list[list[Row]]:
             since = [{"role": step.state_role or "user", "content": step.state}]
         added.append(since)
     return added
+
+
+def first_prompt(record: EpisodeRecord) -> list[Row]:
+    """The messages before the first decision."""
+    return list(prompts(record)[0]) if record.steps else list(record.initial_messages or ())
 
 
 def conversation(record: EpisodeRecord) -> list[Row]:

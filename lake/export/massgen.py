@@ -1,0 +1,139 @@
+"""MassGen's layout of RL traces, `traces/YYYYMMDD/{agent}/{trace_id}.json` and `metadata/trace_index.json`.
+
+A trace that was ingested from MassGen is written as it was, byte for byte: its spans and everything else of it are kept
+(`lake.formats.massgen_traces` has the spec). The day is that of its start in UTC.
+
+An episode of another source becomes a trace: a prompt span for each decision, a tool span for each call with its
+result, a reward span for each step reward and score, and the return as the total reward.
+"""
+
+import json
+import uuid
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lake.export.target import Choices, Exported, Losses, Row, Target, file_name
+from lake.formats.messages import text_of
+
+_STATUSES = {"completed": "completed", "failed": "failed", "truncated": "completed", "aborted": "running"}
+_LONGEST_TASK = 500
+_NAMESPACE = uuid.UUID("6b1f0a5e-3d0f-4f4e-9d55-5a0c7e3d1a10")
+_IN_INDEX = ("agent_id", "task", "start_time", "status", "total_reward")
+
+
+def _files(group: Sequence[Exported], _: Choices, losses: Losses) -> Iterator[Row]:
+    for exported in group:
+        trace = _as_it_was(exported) or _made(exported, losses)
+        start = trace.get("start_time")
+        day = datetime.fromtimestamp(start if isinstance(start, int | float) else 0, UTC)
+        path = f"traces/{day:%Y%m%d}/{file_name(str(trace['agent_id']))}/{file_name(str(trace['trace_id']))}.json"
+        yield {"path": path, "text": json.dumps(trace, indent=2)}
+
+
+def _as_it_was(exported: Exported) -> Row | None:
+    """The trace that an episode was read from."""
+    kept = (exported.record.extra or {}).get("massgen")
+    if not isinstance(kept, dict) or not isinstance(kept.get("trace"), dict):
+        return None
+    by_id = {span.span_id: span.attributes for span in exported.record.spans}
+    spans = [by_id.get(span_id) for span_id in kept.get("spans", ())]
+    trace: Row = {}
+    for key, value in kept["trace"].items():
+        trace[key] = value
+        if key == "task":
+            trace["spans"] = spans
+    return trace
+
+
+def _made(exported: Exported, losses: Losses) -> Row:
+    """A trace of an episode that has another source."""
+    record = exported.record
+    losses.add("messages of others", len(record.initial_messages or ()) + len(record.final_observation or ()))
+    start = record.started_at.timestamp() if record.started_at else 0.0
+    end = record.ended_at.timestamp() if record.ended_at else None
+    spans: list[Row] = []
+
+    def add(kind: str, at: float, span_id: str | None = None, **fields: Any) -> None:
+        spans.append({"span_id": span_id or f"span-{len(spans)}", "span_type": kind, "timestamp": at} | fields)
+
+    rewards = [(score.step_index, score.scorer, score.value, score.reason) for _, score in exported.episode.scores]
+    for index, step in enumerate(record.steps):
+        at = step.started_at.timestamp() if step.started_at else start
+        said: Row = {"input": step.state or "", "output": step.action, "model": step.model or record.policy or ""}
+        said |= {"input_tokens": step.prompt_tokens, "output_tokens": step.completion_tokens}
+        add("prompt", at, **said, reasoning=step.reasoning)
+        after = record.steps[index + 1].context if index + 1 < len(record.steps) else record.final_observation or []
+        for call in step.tool_calls or ():
+            add("tool", at, **_tool(call, after))
+        if step.reward is not None:
+            add("reward", at, reward=step.reward, reward_type="environment", reason=None)
+        for _, scorer, value, reason in (found for found in rewards if found[0] == index):
+            if value is not None:
+                add("reward", at, reward=value, reward_type=scorer, reason=reason)
+    for _, scorer, value, reason in (found for found in rewards if found[0] is None):
+        if value is not None:
+            add("reward", end or start, reward=value, reward_type=scorer, reason=reason)
+    about = {"agent_id": record.agent_id or "agent", "model": record.policy}
+    return {
+        "trace_id": str(uuid.uuid5(_NAMESPACE, str(exported.episode.episode_id))),
+        "agent_id": record.agent_id or "agent",
+        "task": record.task_id if len(record.task_id) <= _LONGEST_TASK else f"{record.task_id[:_LONGEST_TASK]}...",
+        "spans": spans,
+        "metadata": about | ({"error": record.error} if record.error else {}),
+        "start_time": start,
+        "end_time": end,
+        "duration": None if end is None else end - start,
+        "total_reward": record.env_return,
+        "status": _STATUSES[record.status],
+    }
+
+
+def _tool(call: Any, after: Sequence[Row]) -> Row:
+    """The fields of a tool's span: the call, and its answer among the messages after it."""
+    inner = call.get("function", call) if isinstance(call, dict) else {}
+    arguments = inner.get("arguments") if isinstance(inner, dict) else None
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except msgspec.DecodeError:
+            arguments = {"raw": arguments}
+    call_id = call.get("id") if isinstance(call, dict) else None
+    answer = next((m for m in after if m["role"] == "tool" and m.get("tool_call_id") == call_id), None)
+    failed = bool(answer and answer.get("is_error"))
+    text = None if answer is None else text_of(answer.get("content"), "\n")
+    return {
+        "span_id": call_id,
+        "tool_name": inner.get("name") if isinstance(inner, dict) else None,
+        "arguments": arguments if isinstance(arguments, dict) else {"value": arguments},
+        "result": None if failed else text,
+        "success": not failed,
+        "execution_time": 0.0,
+        "error": text if failed else None,
+    }
+
+
+def _index(folder: Path) -> None:
+    """Write the index of the traces that lie in a folder."""
+    traces: dict[str, Any] = {}
+    agents: dict[str, list[str]] = {}
+    for path in sorted(folder.glob("traces/*/*/*.json")):
+        trace = msgspec.json.decode(path.read_bytes())
+        traces[trace["trace_id"]] = {key: trace.get(key) for key in _IN_INDEX} | {"task": str(trace["task"])[:100]}
+        agents.setdefault(str(trace["agent_id"]), []).append(trace["trace_id"])
+    target = folder / "metadata" / "trace_index.json"
+    target.parent.mkdir(exist_ok=True)
+    target.write_text(json.dumps({"traces": traces, "agents": agents}, indent=2), "utf-8")
+
+
+TARGET = Target(
+    "massgen",
+    "MassGen's folder of RL traces; its own come out as they went in",
+    "tree",
+    _files,
+    holds=frozenset(("spans",)),
+    finish=_index,
+)
