@@ -14,20 +14,32 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lake import errors
-    from lake.lake import Lake, open  # noqa: A004 - `lake.open` is the name people guess
+    from lake.lake import Lake
+    from lake.opening import open  # noqa: A004 - `lake.open` is the name people guess
     from lake.read.snapshot import Snapshot
-    from lake.records import EpisodeRecord, SpanRecord, StepRecord, TokensRecord
+    from lake.records import EpisodeRecord, ScoreRecord, SpanRecord, StepRecord, TokensRecord
 
-__all__ = ["EpisodeRecord", "Lake", "Snapshot", "SpanRecord", "StepRecord", "TokensRecord", "errors", "open"]
+__all__ = [
+    "EpisodeRecord",
+    "Lake",
+    "ScoreRecord",
+    "Snapshot",
+    "SpanRecord",
+    "StepRecord",
+    "TokensRecord",
+    "errors",
+    "open",
+]
 
 _HOME = {
     "EpisodeRecord": "lake.records",
     "Lake": "lake.lake",
+    "ScoreRecord": "lake.records",
     "Snapshot": "lake.read.snapshot",
     "SpanRecord": "lake.records",
     "StepRecord": "lake.records",
     "TokensRecord": "lake.records",
-    "open": "lake.lake",
+    "open": "lake.opening",
 }
 
 

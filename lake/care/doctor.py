@@ -17,7 +17,7 @@ from lake import ids
 from lake.care.compaction import FEW_FILES, TARGET_BYTES
 from lake.errors import LakeAccessError, NotALakeError, TrajlakeError
 from lake.lake import Lake
-from lake.lake import open as open_lake
+from lake.opening import open as open_lake
 from lake.read.lost_rows import lost_jobs
 from lake.read.parquet import scan
 from lake.read.snapshot import Snapshot

@@ -176,7 +176,7 @@ def as_of_option(function: Command) -> Command:
 
 def opened(uri: str, as_of: str | None = None) -> Snapshot:
     """A snapshot of a lake: the newest, or an older one; says if an older one was cut by a `forget`."""
-    from lake.lake import open as open_lake
+    from lake.opening import open as open_lake
 
     found = open_lake(uri)
     if as_of is None:

@@ -6,14 +6,16 @@ rows in the compare-and-swap of its terminal row, and drops its own of the same 
 
 from collections.abc import Callable, Mapping
 from itertools import count
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
 from lake.errors import ConflictError
-from lake.lake import Lake
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from lake.lake import Lake
 
 _TRIES = 20
 
@@ -33,7 +35,7 @@ class Committed(NamedTuple):
 
 
 def commit_unclaimed(
-    lake: Lake,
+    lake: "Lake",
     rows: pl.DataFrame,
     *,
     claimed: Callable[[Snapshot], pl.DataFrame],

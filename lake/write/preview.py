@@ -6,19 +6,23 @@ from pathlib import Path
 
 import msgspec
 
-from lake.lake import open as open_lake
+from lake.opening import open as open_lake
 from lake.read.show import gather, lines
-from lake.records import EpisodeRecord, Reject
+from lake.records import EpisodeRecord, Reject, identify
 from lake.write.ingest import Plan, items
 
 EXAMPLES = 3
+Seen = dict[int, tuple[int, int]]
+"""Episode -> hash of its content, and its steps."""
 
 
 class Preview(msgspec.Struct):
-    """What the files of a plan hold."""
+    """What the files of a plan hold: each record is an episode, present, or a reject."""
 
     records: int = 0
     episodes: int = 0
+    present: int = 0
+    """Records that repeat an earlier one."""
     steps: int = 0
     tool_calls: int = 0
     scores: int = 0
@@ -33,26 +37,42 @@ class Preview(msgspec.Struct):
     """Reason -> file, position and message of the first of them."""
     examples: list[EpisodeRecord] = msgspec.field(default_factory=list)
 
+    def take(self, record: EpisodeRecord) -> None:
+        """Count an episode."""
+        self.episodes += 1
+        self.steps += len(record.steps)
+        self.tool_calls += sum(len(step.tool_calls or ()) for step in record.steps)
+        self.scores += len(record.scores)
+        self.with_tokens += sum(step.tokens is not None for step in record.steps)
+        self.related += record.relation is not None
+        self.runs.add(record.run_id or "")
 
-def preview(plan: Plan) -> Preview:
-    """Read all that an ingest would read. Keys are not compared with those of a lake."""
+
+def preview(plan: Plan, seen: Seen | None = None) -> Preview:
+    """Read all that an ingest would read. Keys are compared with those that were seen before, not with a lake's."""
     found = Preview()
+    seen = {} if seen is None else seen
     for reading, item in items(plan):
         found.records += 1
         if isinstance(item, Reject):
-            found.reasons[item.reason] += 1
-            found.faults.setdefault(item.reason, (reading.file.name, item.position, item.message))
-            continue
-        record = item[1]
-        found.episodes += 1
-        found.steps += len(record.steps)
-        found.tool_calls += sum(len(step.tool_calls or ()) for step in record.steps)
-        found.scores += len(record.scores)
-        found.with_tokens += sum(step.tokens is not None for step in record.steps)
-        found.related += record.relation is not None
-        found.runs.add(record.run_id or "")
-        if len(found.examples) < EXAMPLES:
-            found.examples.append(record)
+            reason, position, message = item.reason, item.position, item.message
+        else:
+            position, record = item
+            identity = identify(record, record.run_id or "")
+            before = seen.get(identity.episode_id)
+            has_grown = before is not None and reading.format.is_whole and len(record.steps) > before[1]
+            if before is None or has_grown:
+                seen[identity.episode_id] = identity.content_hash, len(record.steps)
+                found.take(record)
+                if before is None and len(found.examples) < EXAMPLES:
+                    found.examples.append(record)
+                continue
+            if before[0] == identity.content_hash or reading.format.is_whole:
+                found.present += 1
+                continue
+            reason, message = "conflict", "an earlier record has the same key and other content"
+        found.reasons[reason] += 1
+        found.faults.setdefault(reason, (reading.file.name, position, message))
     return found
 
 
@@ -61,6 +81,5 @@ def shown(record: EpisodeRecord) -> str:
     with tempfile.TemporaryDirectory(prefix="trajlake-") as folder:
         lake = open_lake(Path(folder, "lake"), create=True)
         lake.append([record])
-        snapshot = lake.snapshot()
-        episode_id = snapshot.sql("SELECT episode_id FROM episodes").item()
-        return "\n".join(line for _, line in lines(gather(snapshot, episode_id)))
+        episode_id = identify(record, record.run_id or "").episode_id
+        return "\n".join(line for _, line in lines(gather(lake.snapshot(), episode_id)))

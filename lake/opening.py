@@ -1,0 +1,74 @@
+"""Opening a lake, and making one."""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+
+from lake.care import compaction
+from lake.errors import LakeAccessError, NotALakeError
+from lake.lake import Lake
+from lake.storage.migrations import OWN_FOLDER, missing_table
+from lake.storage.objects import Objects
+from lake.storage.store import Store, utc_now
+from lake.tables import TABLES
+
+
+def open(  # noqa: A001 - `lake.open` is the name people guess
+    uri: str | Path,
+    *,
+    create: bool = False,
+    storage_options: Mapping[str, str] | None = None,
+    clock: Callable[[], datetime] = utc_now,
+    compact_above: int = compaction.FEW_FILES,
+) -> Lake:
+    """Open a lake.
+
+    Args:
+        uri: its folder, or s3://bucket/prefix, gs://..., az://...
+        create: make a lake if the folder is missing or empty.
+        storage_options: of the object store, by the names of delta-rs and Polars; what is not given comes from the
+            environment (AWS_*, GOOGLE_*, AZURE_*). They are never stored.
+        clock: what time it is, with a timezone.
+        compact_above: a job that leaves a table with this many small files merges them; 0 never does.
+
+    Raises:
+        NotALakeError: nothing there, or something that is not a lake.
+        LakeVersionError: a lake of a newer format.
+        LakeAccessError: no permission, damaged tables, no network.
+        UsageError: a URI scheme that is not supported, or no usable path.
+    """
+    objects = Objects(uri, storage_options)
+    store = Store(objects, clock)
+    if not store.exists():
+        _require_room(objects, create=create)
+        if objects.folder is not None:
+            try:
+                objects.folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                reason = error.strerror or error
+                msg = f"{objects.folder}: {reason}; choose another --lake or change the folder's permissions"
+                raise LakeAccessError(msg) from error
+        names = objects.names()
+        was_written = OWN_FOLDER in names or any(store.files(name)[1] for name in TABLES if name in names)
+        if was_written and not store.exists():
+            # Not half made, nor just made by another process: without `episodes` all of it would be dead.
+            raise LakeAccessError(missing_table(objects.root, "episodes"))
+        store.create()
+    store.check_format()
+    return Lake(store, compact_above=compact_above)
+
+
+def _require_room(objects: Objects, *, create: bool) -> None:
+    """Raise unless a lake may be made there."""
+    advice = "`trajlake ingest FILE --lake URI` or `trajlake demo` makes one"
+    path = objects.folder
+    if path is not None and path.exists() and not path.is_dir():
+        raise NotALakeError(f"{path} is a file, and a lake is a folder; {advice}")
+    if create:
+        # Another process may be making the lake, or an older package was killed while it made all tables.
+        if not objects.names() <= TABLES.keys() | {OWN_FOLDER}:
+            raise NotALakeError(f"{objects.root} is not a lake and not empty; name a new or an empty folder")
+    elif path is not None and not path.exists():
+        raise NotALakeError(f"{path} does not exist; {advice}")
+    else:
+        raise NotALakeError(f"{objects.root} is not a lake: it holds no `episodes` table; {advice}")
