@@ -8,10 +8,11 @@ import click
 
 import lake
 from lake.cli.options import lake_option
-from lake.read.text_table import counted
+from lake.read.text_table import cell, counted
 
 if TYPE_CHECKING:
     from lake.write.ingest import Plan, Report
+    from lake.write.preview import Seen
     from lake.write.sources import Argument
 
 _RUNS_NAMED = 3
@@ -54,19 +55,30 @@ def ingest(
     that cannot be taken are in the table `rejects` with position, reason and raw text. Exits with 1 if there were
     only such.
     """
+    from lake.errors import UsageError
     from lake.write.ingest import plan
+    from lake.write.preview import Seen
     from lake.write.sources import located
 
+    if watch and (dry_run or query):
+        raise UsageError(f"--watch cannot be combined with {'--dry-run' if dry_run else '--query'}")
+    if query and format_name is not None:
+        raise UsageError("--query and --format exclude each other: a query's rows have a form of their own")
     options: dict[str, Any] = {"run_id": run_id, "format_name": "query" if query else format_name}
     if watch:
         _watch(files, lake_uri, batch_size, options)
         return
-    with located(files, sys.stdin.buffer, lambda text: click.echo(text, err=True)) as arguments:
+    with located(files, sys.stdin.buffer, lambda text: click.echo(cell(text), err=True)) as arguments:
         # Before a lake is made: a wrong path must leave nothing behind.
         planned = [(argument, plan(argument, **options)) for argument in arguments]
+        for argument, found in planned:
+            if not found.readings:
+                click.echo(f"{cell(argument.name)}: its files were named before", err=True)
+        planned = [(argument, found) for argument, found in planned if found.readings]
         if dry_run:
+            seen: Seen = {}
             for argument, found in planned:
-                _preview(argument, found)
+                _preview(argument, found, seen)
             return
         reports = [_taken(argument, found, lake_uri, batch_size) for argument, found in planned]
     if not any(report.new + report.present for report in reports) and any(report.rejected for report in reports):
@@ -79,7 +91,8 @@ def _taken(argument: "Argument", plan: "Plan", lake_uri: str, batch_size: int) -
 
     def show(progress: Progress) -> None:
         size = "" if progress.size is None else f" of {progress.size / 1e6:,.0f}"
-        click.echo(f"{argument.name}: {progress.records:,} records, {progress.done / 1e6:,.0f}{size} MB", err=True)
+        name = cell(argument.name)
+        click.echo(f"{name}: {progress.records:,} records, {progress.done / 1e6:,.0f}{size} MB", err=True)
 
     target = lake.open(lake_uri, create=True)
     report = run_plan(target, plan, batch_size=batch_size, progress=show)
@@ -90,20 +103,28 @@ def _taken(argument: "Argument", plan: "Plan", lake_uri: str, batch_size: int) -
 def _watch(files: tuple[str, ...], lake_uri: str, batch_size: int, options: dict[str, Any]) -> None:
     from lake.write.watch import Watched, watch
 
+    def tell(report: "Report") -> None:
+        if report.records:
+            _tell(report.source, report, lake_uri)
+        else:
+            _tell_skipped(report)
+
     watched = Watched(files, **options)
-    target = lake.open(lake_uri, create=True)
-    click.echo(f"watching {', '.join(files)}; Ctrl-C ends it", err=True)
     try:
-        watch(target, watched, batch_size=batch_size, tell=lambda report: _tell(report.source, report, lake_uri))
+        target = lake.open(lake_uri, create=True)
+        click.echo(f"watching {cell(', '.join(files))}; Ctrl-C ends it", err=True)
+        for name in watched.absent():
+            click.echo(f"{cell(name)} is not there yet", err=True)
+        watch(target, watched, batch_size=batch_size, tell=tell)
     except KeyboardInterrupt:
         click.echo("ended; what was taken is in the lake, and is not taken again", err=True)
 
 
-def _preview(argument: "Argument", plan: "Plan") -> None:
+def _preview(argument: "Argument", plan: "Plan", seen: "Seen") -> None:
     """Say what one argument holds, with examples."""
     from lake.write.preview import preview, shown
 
-    found = preview(plan)
+    found = preview(plan, seen)
     parts = [
         counted(found.episodes, "episode"),
         counted(found.steps, "step"),
@@ -111,13 +132,14 @@ def _preview(argument: "Argument", plan: "Plan") -> None:
         counted(found.scores, "score"),
         counted(sum(found.reasons.values()), "reject"),
     ]
+    parts += [f"{found.present} repeated"] if found.present else []
     parts += [f"{counted(found.with_tokens, 'step')} with exact tokens"] if found.with_tokens else []
     parts += [f"{counted(found.related, 'episode')} out of others"] if found.related else []
-    where = _runs(found.runs or {plan.report.run_id})
-    click.echo(f"{argument.name} ({_files(plan.report)}): {', '.join(parts)} in {where}; nothing is written")
+    where = _runs(found.runs, plan.report)
+    click.echo(f"{cell(argument.name)} ({_files(plan.report)}): {', '.join(parts)} in {where}; nothing is written")
     for reason, number in found.reasons.most_common():
         name, position, message = found.faults[reason]
-        click.echo(f"{number:,} {reason}, first {name}, record {position}: {_short(message)}")
+        click.echo(f"{number:,} {reason}, first {cell(name)}, record {position}: {_short(message)}")
     _tell_skipped(plan.report)
     for record in found.examples:
         click.echo(f"\n{shown(record)}")
@@ -128,9 +150,9 @@ def _tell(file: str, report: "Report", lake_uri: str) -> None:
     scores = f"{counted(report.scores, 'score')}, " if report.scores else ""
     several = f" from {_files(report)}" if report.files > 1 or report.skipped else ""
     click.echo(
-        f"{file}: {counted(report.new, 'episode')}, {counted(report.steps, 'step')}, {scores}"
+        f"{cell(file)}: {counted(report.new, 'episode')}, {counted(report.steps, 'step')}, {scores}"
         f"{counted(report.rejected, 'reject')} "
-        f"({report.present} already present){several} in {_runs(report.runs or {report.run_id})}"
+        f"({report.present} already present){several} in {_runs(report.runs, report)}"
     )
     if report.replaced:
         click.echo(f"{counted(report.replaced, 'episode')} had gone on, and replaced what was read before", err=True)
@@ -143,7 +165,7 @@ def _tell(file: str, report: "Report", lake_uri: str) -> None:
         if report.first_fault is not None:
             name, position, message = report.first_fault
             place = file if report.files == 1 and not report.skipped else name
-            click.echo(f"{place}, record {position}: {_short(message)}", err=True)
+            click.echo(f"{cell(place)}, record {position}: {_short(message)}", err=True)
         hint = f"trajlake sql {target} 'SELECT position, reason, message FROM rejects ORDER BY position'"
         was = "was" if report.rejected == 1 else "were"
         click.echo(f"{report.rejected} of {counted(report.records, 'record')} {was} rejected; see: {hint}", err=True)
@@ -154,7 +176,7 @@ def _tell_skipped(report: "Report") -> None:
         return
     named = list(report.skipped.items())[:_SKIPPED_NAMED]
     more = f"; and {len(report.skipped) - len(named)} more" if len(report.skipped) > len(named) else ""
-    listed = "; ".join(f"{name}: {_short(why, 160)}" for name, why in named)
+    listed = "; ".join(f"{cell(name)}: {_short(why, 160)}" for name, why in named)
     click.echo(f"{counted(len(report.skipped), 'file')} left out ({listed}{more})", err=True)
 
 
@@ -162,12 +184,12 @@ def _files(report: "Report") -> str:
     return report.format if report.files == 1 else f"{report.files} files ({report.format})"
 
 
-def _runs(runs: set[str]) -> str:
-    names = sorted(runs)
+def _runs(runs: set[str], report: "Report") -> str:
+    names = sorted(map(cell, runs or {report.run_id or report.source}))
     more = ", ..." if len(names) > _RUNS_NAMED else ""
     return f"run {names[0]}" if len(names) == 1 else f"{len(names)} runs ({', '.join(names[:_RUNS_NAMED])}{more})"
 
 
 def _short(message: str, most: int = _SHOWN) -> str:
-    text = " ".join(message.split())
+    text = cell(message)
     return f"{text[:most]}..." if len(text) > most else text

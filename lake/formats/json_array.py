@@ -63,15 +63,30 @@ class Element(msgspec.Struct):
     is there twice."""
     is_plain: bool = False
     """UTF-8 throughout and not nested deeply: it can be stored as JSON."""
-    source: str | tuple[_Part, int] = ""
+    source: str | bytes | tuple[_Part, int] | None = ""
+    """What its text is made of when somebody asks; None if its file has no text, and it is written as JSON."""
 
     @property
     def raw(self) -> str:
         """Its text, at most 16 MB of it, undecodable bytes escaped."""
+        if self.source is None:
+            return excerpt(written(self.value))
+        if isinstance(self.source, bytes):
+            return excerpt(self.source.decode("utf-8", errors="backslashreplace").rstrip("\n"))
         if isinstance(self.source, str):
             return excerpt(self.source)
         part, place = self.source
         return excerpt(bytes(part.texts[place]).decode())
+
+
+def written(value: Any) -> str:
+    """A value as JSON; text that is no UTF-8 as escapes."""
+    try:
+        return msgspec.json.encode(value).decode()
+    except (UnicodeEncodeError, OverflowError):
+        return json.dumps(value)
+    except RecursionError:
+        return "(it is nested too deeply to be shown)"
 
 
 class Member(msgspec.Struct):

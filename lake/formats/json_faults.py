@@ -18,6 +18,9 @@ from lake.records import DEPTH_KEPT
 _LEVELS = DEPTH_KEPT + 8
 """Of nesting to spare: a record has a few levels more than its text."""
 _LARGEST_BUFFER = 16 << 20
+_SHORT = 1 << 16
+_FEW = 256
+"""Brackets, which nest nothing deeply however they stand."""
 _COLON = ord(":")
 
 
@@ -25,7 +28,8 @@ class Rewriter:
     """Writes decoded values again, to compare them with their text."""
 
     def __init__(self) -> None:
-        self._encode_into = msgspec.json.Encoder().encode_into
+        encoder = msgspec.json.Encoder()
+        self._encode, self._encode_into = encoder.encode, encoder.encode_into
         self._place: list[Any] = [None]
         self._nested = self._place
         for _ in range(_LEVELS):
@@ -38,6 +42,12 @@ class Rewriter:
         Returns:
             is_plain, may_repeat. The second is also true of a text that spells a colon as an escape.
         """
+        if len(text) <= _SHORT and text.count(b"[") + text.count(b"{") <= _FEW:
+            try:
+                written = self._encode(value)
+            except (msgspec.MsgspecError, ValueError, RecursionError):
+                return False, True
+            return True, written != text.rstrip() and written.count(b":") != text.count(b":")
         self._place[0] = value
         try:
             self._encode_into(self._nested, self._buffer)

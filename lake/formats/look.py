@@ -138,20 +138,11 @@ def _names(path: Path, kind: Kind) -> tuple[str, ...]:
 
         return tuple(pq.read_schema(path).names)
     if kind == "zip":
-        import zipfile
+        from lake.formats.zip_entries import listed
 
-        try:
-            with zipfile.ZipFile(path) as archive:
-                return tuple(archive.namelist())
-        except zipfile.BadZipFile as error:
-            raise ValueError(str(error)) from error
+        return tuple(entry.name for entry in listed(path)[0])
     if kind == "sqlite":
-        import sqlite3
-        from contextlib import closing
+        from lake.formats.sqlite_rows import tables
 
-        try:
-            with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as file:
-                return tuple(name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'"))
-        except sqlite3.Error as error:
-            raise ValueError(str(error)) from error
+        return tables(path)
     return ()

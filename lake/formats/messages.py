@@ -22,6 +22,7 @@ Message = dict[str, Any]
 INSTRUCTIONS = frozenset(("system", "developer"))
 """Roles of messages that are no observation."""
 _TEXT_PARTS = frozenset(("text", "input_text", "output_text", "summary_text", "refusal"))
+_TYPED = (("tool_calls", list), ("reasoning_content", str))
 _ACTED = frozenset(("role", "content", "tool_calls", "reasoning_content"))
 """Keys of a decision's message that have a column."""
 
@@ -104,8 +105,8 @@ def checked(message: Any, place: str) -> Message:
     if not (content is None or isinstance(content, str) or _is_parts(content)):
         kind = type(content).__name__
         raise ShapeError(f"the content of a {message['role']!r} message at `{place}` is {kind}; valid: text, or parts")
-    for key, valid in (("tool_calls", list), ("reasoning_content", str)):
-        if not isinstance(message.get(key), valid | None):
+    for key, valid in _TYPED:
+        if message.get(key) is not None and not isinstance(message[key], valid):
             raise ShapeError(f"`{place}.{key}` is {type(message[key]).__name__}; valid: {valid.__name__}")
     return message
 

@@ -1,14 +1,18 @@
 """Anything else: the rows of a SELECT that a person wrote over files of their own (`trajlake ingest --query FILE.sql`).
 
 DuckDB runs it, with read_json, read_parquet, read_csv and all else it has; `lake.formats.shapes` says what the rows may
-be. A query is code of the one who runs it, and reads what they may read: it is never recognised, only named.
+be. Relative paths in it are relative to the working directory. A query is code of the one who runs it, and reads what
+they may read: it is never recognised, only named.
 """
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lake.errors import FormatError, QueryError
+import msgspec
+
+from lake.errors import FormatError, QueryError, UsageError
 from lake.formats.look import Look
 from lake.formats.rows import Item, parquet_rows
 from lake.formats.shapes import Shape, read_rows, shape_of
@@ -21,6 +25,12 @@ if TYPE_CHECKING:
 NAME = "query"
 FRAME = "frame"
 _ROWS = 4096
+_decode = msgspec.json.Decoder().decode
+_PLAIN = frozenset(
+    ("BOOLEAN", "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "FLOAT")
+) | {"DOUBLE", "VARCHAR", "UUID", "DATE", "TIME", "TIMESTAMP", "TIMESTAMP WITH TIME ZONE"}
+"""Types whose values come as they are. All others come as JSON: a content that is now a text and now a list of parts is
+a value of type JSON inside a list of structs, and Arrow would show its text with the quotes around it."""
 
 
 def recognise(_: Look) -> bool:
@@ -31,69 +41,97 @@ def recognise(_: Look) -> bool:
 def read(file: Input) -> Iterator[Item]:
     """Records and rejects of a query's rows."""
     with _connection() as connection:
-        yield from _read(connection, file)
+        relation = _relation(connection, file.path)
+        shape = shape_of(relation.columns)
+        yield from read_rows(_rows(relation, file.path), shape, file, NAME)
 
 
 def check(path: Path) -> None:
     """Raise what running the query of a file would, before anything is written: QueryError, UsageError, FormatError."""
     with _connection() as connection:
-        shape_of(_columns(connection, _text(path)))
+        shape_of(_relation(connection, path).columns)
 
 
 def read_frame(file: Input) -> Iterator[Item]:
     """Records and rejects of a frame that was written to a Parquet file."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    shape: Shape = file.memory.get("shape") or shape_of(pq.read_schema(file.path).names)
+    try:
+        shape: Shape = file.memory.get("shape") or shape_of(pq.read_schema(file.path).names)
+    except (pa.ArrowException, OSError) as error:
+        raise FormatError(f"{file.path} is no Parquet file: {error}") from error
 
     def rows() -> Iterator[dict[str, Any]]:
         for item in parquet_rows(file):
             if isinstance(item, Reject):
-                raise FormatError(item.message)
+                raise FormatError(f"{file.path}: {item.message}")
             yield item.value
 
     yield from read_rows(rows(), shape, file, FRAME)
 
 
-def _read(connection: "duckdb.DuckDBPyConnection", file: Input) -> Iterator[Item]:
-    import duckdb
-
-    query = _text(file.path)
-    shape = shape_of(_columns(connection, query))
-
-    def rows() -> Iterator[dict[str, Any]]:
-        try:
-            reader: Any = connection.sql(query).to_arrow_reader(_ROWS)
-            for batch in reader:
-                yield from batch.to_pylist()
-        except duckdb.Error as error:
-            raise QueryError(f"{file.path.name}: {error}") from error
-
-    yield from read_rows(rows(), shape, file, NAME)
-
-
-def _columns(connection: "duckdb.DuckDBPyConnection", query: str) -> list[str]:
+def _relation(connection: "duckdb.DuckDBPyConnection", path: Path) -> "duckdb.DuckDBPyRelation":
+    """The query of a file, bound and not yet run."""
     import duckdb
 
     try:
-        found: list[Any] = connection.execute(f"DESCRIBE {query}").fetchall()
+        query = path.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FormatError(f"{path}: {error}; --query takes a file of SQL") from error
+    kinds = (duckdb.StatementType.SELECT, duckdb.StatementType.MULTI)
+    try:
+        statements = connection.extract_statements(query)
+        if len(statements) != 1 or statements[0].type not in kinds:
+            found = "no SELECT" if len(statements) == 1 else f"{len(statements)} statements"
+            raise UsageError(f"{path.name} holds {found}; --query takes a file with one SELECT")
+        relation = connection.sql(_without_end(query))
     except duckdb.Error as error:
-        raise QueryError(f"the query cannot be run: {error}") from error
-    return [str(name) for name, *_ in found]
+        raise QueryError(f"{path.name} cannot be run: {error}") from error
+    twice = {name for name in relation.columns if relation.columns.count(name) > 1}
+    if twice:
+        raise UsageError(f"{path.name} gives the column `{min(twice)}` twice; name each of them with AS")
+    return relation
+
+
+def _without_end(query: str) -> str:
+    """A statement without its semicolon and the comments behind it: it is going to be part of another one."""
+    import duckdb
+
+    text = query.encode()
+    ends = [start for start, _ in duckdb.tokenize(query) if text[start : start + 1] == b";"]
+    return text[: ends[0]].decode() if ends else query
+
+
+def _rows(relation: "duckdb.DuckDBPyRelation", path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a query as plain values; its order is kept."""
+    import duckdb
+    import pyarrow as pa
+
+    columns = {name: '"' + name.replace('"', '""') + '"' for name in relation.columns}
+    packed = [name for name, kind in zip(columns, relation.types, strict=True) if str(kind) not in _PLAIN]
+    shown = {name: f"CAST(to_json({columns[name]}) AS VARCHAR) AS {columns[name]}" for name in packed}
+    try:
+        reader: Any = relation.project(", ".join((columns | shown).values())).to_arrow_reader(_ROWS)
+        for batch in reader:
+            for row in batch.to_pylist():
+                for name in packed:
+                    row[name] = row[name] and _unpacked(row[name])
+                yield row
+    except (duckdb.Error, pa.ArrowException, OSError) as error:
+        raise QueryError(f"{path.name}: {error}") from error
+
+
+def _unpacked(text: str) -> Any:
+    try:
+        return _decode(text)
+    except msgspec.DecodeError:
+        return json.loads(text)  # it knows NaN and infinities, which the record's check then refuses
 
 
 def _connection() -> "duckdb.DuckDBPyConnection":
     import duckdb
 
-    # Rows in the order of the files: what is numbered is numbered the same again.
-    return duckdb.connect(config={"preserve_insertion_order": True})
-
-
-def _text(path: Path) -> str:
-    try:
-        text = path.read_text("utf-8").strip().rstrip(";")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FormatError(f"{path}: {error}; --query takes a file of SQL") from error
-    if not text:
-        raise FormatError(f"{path} is empty; --query takes a file with one SELECT")
-    return text
+    # What has no number of its own is numbered as it comes: the rows come in the same order each time, and a name is
+    # never a variable of ours.
+    return duckdb.connect(config={"threads": 1, "preserve_insertion_order": True, "python_enable_replacements": False})

@@ -5,6 +5,7 @@ Most formats say what one value means, and nothing about where it stands. They a
 holds.
 """
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from datetime import date, datetime
 from decimal import Decimal
@@ -25,6 +26,7 @@ Item = tuple[int, EpisodeRecord] | Reject
 """A record with its position in the file, or why there is none."""
 DOCUMENT_LIMIT = 1 << 30
 """Bytes of a document that is one episode."""
+_BUFFER = 1 << 20
 _DECODE = msgspec.json.Decoder().decode
 _NOT_DECODED = (msgspec.MsgspecError, ValueError, RecursionError)
 _WRONG = (msgspec.MsgspecError, ValueError, RecursionError, TypeError, LookupError, AttributeError, OverflowError)
@@ -105,17 +107,23 @@ def rest(value: dict[str, Any], *known: str) -> dict[str, Any] | None:
     return left or None
 
 
-def values(file: Input) -> Iterator[Element | Reject]:
-    """The values of a file in order: lines from 1, elements of an array, rows, or the one document from 0."""
+def values(file: Input, *, by_line: bool = False) -> Iterator[Element | Reject]:
+    """The values of a file in order: lines from 1, elements of an array, rows, or the one document from 0.
+
+    `by_line`: files of the format are lines, so that one whose first lines are damaged is not taken for a document;
+    only an opening bracket on a line of its own begins one.
+    """
     try:
-        kind = look(file.path).kind
+        seen = look(file.path)
+        kind = seen.kind
+        by_line = by_line and seen.text.lstrip().partition("\n")[0].rstrip() != "{"
     except FormatError:
         kind = "other"
     if kind == "parquet":
         yield from parquet_rows(file)
     elif kind == "array":
         yield from array_values(file)
-    elif kind == "lines":
+    elif kind == "lines" or by_line:
         yield from line_values(file)
     else:
         yield document(file)
@@ -143,7 +151,7 @@ def line_values(file: Input) -> Iterator[Element | Reject]:
             continue
         is_plain, may_repeat = rewriter.compared(text, value)
         problem = repeated_key(text) if may_repeat else None
-        yield Element(number, value, problem, is_plain, line.decode("utf-8", errors="backslashreplace").rstrip("\n"))
+        yield Element(number, value, problem, is_plain, line)
 
 
 def document(file: Input) -> Element | Reject:
@@ -152,20 +160,39 @@ def document(file: Input) -> Element | Reject:
         data = source.read(DOCUMENT_LIMIT + 1)
         fault, is_cut_short = source.fault, source.is_cut
     file.meter.done += len(data)
-    raw = excerpt(data[:DOCUMENT_LIMIT].decode("utf-8", errors="backslashreplace"))
     if fault is not None:
-        return Reject(position=0, reason="truncated" if is_cut_short else "malformed", message=fault, raw=raw)
+        reason = "truncated" if is_cut_short else "malformed"
+        return Reject(position=0, reason=reason, message=fault, raw=_shown(data))
     if len(data) > DOCUMENT_LIMIT:
         message = f"the document is longer than {DOCUMENT_LIMIT >> 20} MB"
-        return Reject(position=0, reason="invalid", message=message, raw=excerpt(raw[:LINE_LIMIT]))
+        return Reject(position=0, reason="invalid", message=message, raw=_shown(data[:LINE_LIMIT]))
+    return parsed(0, data)
+
+
+def parsed(position: int, data: bytes, *, constants: bool = False) -> Element | Reject:
+    """The one JSON value that a document or an entry of an archive is.
+
+    `constants`: its format writes NaN and infinities, which JSON does not have.
+    """
     text = data.removeprefix(b"\xef\xbb\xbf")
+    is_json = True
     try:
         value = _DECODE(text)
     except _NOT_DECODED as error:
-        reason = "truncated" if is_cut(text.rstrip(), str(error)) else "malformed"
-        return Reject(position=0, reason=reason, message=not_a_number(text) or f"not JSON: {error}", raw=raw)
+        is_json, value = False, _with_constants(text) if constants else None
+        if value is None:
+            reason = "truncated" if is_cut(text.rstrip(), str(error)) else "malformed"
+            message = not_a_number(text) or f"not JSON: {error}"
+            return Reject(position=position, reason=reason, message=message, raw=_shown(data))
     is_plain, may_repeat = Rewriter().compared(text, value)
-    return Element(0, value, repeated_key(text) if may_repeat else None, is_plain, raw)
+    return Element(position, value, repeated_key(text) if may_repeat else None, is_plain and is_json, data)
+
+
+def _with_constants(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def members(file: Input, *names: str) -> Iterator[Member | Element | Reject]:
@@ -181,18 +208,31 @@ def parquet_rows(file: Input) -> Iterator[Element | Reject]:
 
     index = 0
     try:
-        # Not memory-mapped: pages of a big file would count as ours.
-        with pq.ParquetFile(file.path, memory_map=False, pre_buffer=False) as parquet:
+        # Not memory-mapped: pages of a big file would count as ours. Buffered: a column is read page by page.
+        with pq.ParquetFile(file.path, memory_map=False, pre_buffer=False, buffer_size=_BUFFER) as parquet:
+            # Texts of Arrow are UTF-8, and a schema nests as deeply as somebody wrote it down.
+            is_plain = not any(map(_has_floats, parquet.schema_arrow.types))
             for batch in parquet.iter_batches(batch_size=256):
                 for row in batch.to_pylist():
-                    value = _jsonable(row)
-                    yield Element(index, value, None, False, msgspec.json.encode(value).decode())
+                    value = jsonable(row)
+                    yield Element(index, value, is_plain=is_plain, source=None)
                     index += 1
                 file.meter.done = int(file.path.stat().st_size * index / max(parquet.metadata.num_rows, 1))
     except (pa.ArrowException, OSError, ValueError) as error:
         is_short = "ends" in str(error) or "magic bytes" in str(error)
         message = f"the Parquet file cannot be read from row {index} on: {error}"
         yield Reject(position=index, reason="truncated" if is_short else "malformed", message=message, raw="")
+
+
+def _shown(data: bytes) -> str:
+    return excerpt(data.decode("utf-8", errors="backslashreplace"))
+
+
+def _has_floats(kind: Any) -> bool:
+    """Whether a type of Arrow holds numbers that may be NaN or infinite, at any depth."""
+    import pyarrow as pa
+
+    return pa.types.is_floating(kind) or any(_has_floats(kind.field(place).type) for place in range(kind.num_fields))
 
 
 def _undamaged(item: Element | Damage) -> Element | Reject:
@@ -202,16 +242,19 @@ def _undamaged(item: Element | Damage) -> Element | Reject:
     return Reject(position=item.index, reason=reason, message=item.message, raw=item.raw)
 
 
-def _jsonable(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
     """A value of Arrow as JSON has it."""
-    if isinstance(value, dict):
-        return {key: _jsonable(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list | tuple):
-        return [_jsonable(item) for item in value]
+    kind = type(value)
+    if kind is str:
+        return value
+    if kind is dict:
+        return {key: item if type(item) is str else jsonable(item) for key, item in value.items() if item is not None}
+    if kind is list or kind is tuple:
+        return [jsonable(item) for item in value]
     if isinstance(value, datetime | date):
         return value.isoformat()
     if isinstance(value, Decimal):
-        return float(value)
-    if isinstance(value, bytes):
-        return value.decode("utf-8", errors="backslashreplace")
+        value = int(value) if value.is_finite() and value == value.to_integral_value() else float(value)
+    elif isinstance(value, bytes):
+        value = value.decode("utf-8", errors="backslashreplace")
     return value

@@ -4,21 +4,28 @@
 
     episodes   has `messages`: a list of chat messages, or JSON text of one (`lake.formats.messages` says how they
                become decisions); `step_rewards`: a number or null for each decision
-    steps      has `action`; `state`, `reward` and whatever else a step has in docs/reference/jsonl.md
+    steps      has `action`; `state`, `reward` and whatever else a step has in docs/reference/jsonl.md but `tokens`
     messages   has `role`; `content`, `tool_calls`, `tool_call_id`, `name`, `reasoning_content`, `is_error`; `reward` of
                an assistant's message is its step's; columns of no other meaning stay with the message
 
-    episode    which rows are one episode (steps, messages); else run_id, task_id, rollout_index, attempt and agent_id
+    episode    which rows are one episode (steps, messages); else run_id, task_id, rollout_index, attempt, agent_id,
+               collection_round and seed
     task_id    else what `episode` says, else the number of the row
     rollout_index   else rows of a task are numbered as they come
     step_index, message_index   the order inside an episode; else the order of the rows
     scores     {name: number} or a list of {"scorer", "value", ...}
-    any other field of an episode in docs/reference/jsonl.md, of its first row that has it
+    any other field of an episode in docs/reference/jsonl.md, of its first row that has it; in `steps`, a name that a
+    step has too is the step's
 
-What has another name is kept in `extra`: of the episode (episodes), or of the step (steps).
+What has another name is kept in `extra`: of the episode (episodes), or of the step (steps). NULL is what is not given.
+What is wrong is told with the number of its row, from 0.
 """
 
-from collections.abc import Iterable, Iterator
+import pickle
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from math import isfinite
 from typing import Any, Literal
 
 import msgspec
@@ -26,16 +33,17 @@ import msgspec
 from lake.errors import UsageError
 from lake.formats.grouped import grouped
 from lake.formats.json_array import Element
-from lake.formats.messages import conversation
-from lake.formats.rows import Item, ShapeError, items_of, jsonable
+from lake.formats.messages import checked, conversation
+from lake.formats.rows import Item, ShapeError, explained, items_of, jsonable
 from lake.formats.source import Input
 from lake.records import EpisodeRecord, ScoreRecord, StepRecord
 
 Shape = Literal["episodes", "steps", "messages"]
 SHAPES: dict[Shape, str] = {"episodes": "messages", "messages": "role", "steps": "action"}
 """Shape -> the column that it must have."""
-_KEY = ("run_id", "task_id", "rollout_index", "attempt", "agent_id")
+_KEY = ("run_id", "task_id", "rollout_index", "attempt", "agent_id", "collection_round", "seed")
 _EPISODE = frozenset(EpisodeRecord.__struct_fields__) - {"steps", "spans", "scores", "source_format", "source_uri"}
+# Not `tokens`: rows cannot tell an absent `prefix_step_index` from one that is null.
 _STEP = frozenset(StepRecord.__struct_fields__) - {"tokens"}
 _DOCUMENTS = frozenset(
     ("messages", "step_rewards", "tool_calls", "context", "scores", "ground_truth", "tools", "initial_messages")
@@ -43,7 +51,9 @@ _DOCUMENTS = frozenset(
 """Columns that may hold JSON text of a list or an object."""
 _OF_A_MESSAGE = frozenset(("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "is_error"))
 _NOT_OF_A_MESSAGE = _EPISODE | {"episode", "message_index", "reward", "scores"}
+_FIELD = re.compile(r"`\$\.(\w+)")
 _encode, _decode = msgspec.json.Encoder().encode, msgspec.json.Decoder().decode
+_Row = dict[str, Any]
 
 
 def shape_of(columns: Iterable[str], named: str | None = None) -> Shape:
@@ -57,92 +67,164 @@ def shape_of(columns: Iterable[str], named: str | None = None) -> Shape:
     raise UsageError(f"{asked} are needed ({valid}); there are: {', '.join(columns)}")
 
 
-def read_rows(rows: Iterable[dict[str, Any]], shape: Shape, file: Input, name: str) -> Iterator[Item]:
-    """Records and rejects of rows; a position is the index of an episode's first row."""
+def read_rows(rows: Iterable[_Row], shape: Shape, file: Input, name: str) -> Iterator[Item]:
+    """Records and rejects of rows; a position is the number of an episode's first row."""
     if shape == "episodes":
-        for index, row in enumerate(rows):
-            yield from _items(index, [row], shape, file, name)
+        for number, row in enumerate(rows):
+            file.meter.done += sum(len(cell) for cell in row.values() if isinstance(cell, str))
+            yield from _items([number], [jsonable(row)], shape, file, name)
         return
-    for _, texts in grouped(_keyed(rows)):
-        found = [_decode(text) for text in texts]
-        yield from _items(found[0][0], [row for _, row in found], shape, file, name)
+    for _, pieces in grouped(_keyed(rows)):
+        file.meter.done += sum(map(len, pieces))
+        numbers, found = zip(*map(pickle.loads, pieces), strict=True)
+        yield from _items(numbers, found, shape, file, name)
 
 
-def _items(index: int, rows: list[dict[str, Any]], shape: Shape, file: Input, name: str) -> Iterator[Item]:
-    rows = [jsonable(row) for row in rows]
-    element = Element(index, rows, source=_encode(rows).decode())
-    yield from items_of(element, name, lambda found: [_record(found, shape, index, file)])
-
-
-def _keyed(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[str, bytes]]:
+def _keyed(rows: Iterable[_Row]) -> Iterator[tuple[str, bytes]]:
     """Each row with its number, under what makes rows one episode."""
-    for index, given in enumerate(rows):
+    for number, given in enumerate(rows):
         row = jsonable(given)
-        key = row["episode"] if row.get("episode") is not None else [row.get(name) for name in _KEY]
-        yield _encode(key).decode(), _encode((index, row))
+        key = [row["episode"]] if row.get("episode") is not None else [None, *map(row.get, _KEY)]
+        yield _encode(key).decode(), pickle.dumps((number, row))
 
 
-def _record(given: list[dict[str, Any]], shape: Shape, index: int, file: Input) -> EpisodeRecord:
-    rows = [{key: _document(key, value) for key, value in row.items() if value is not None} for row in given]
-    fields: dict[str, Any] = {}
-    for row in rows:
-        for key in row.keys() & _EPISODE - (_STEP if shape == "steps" else frozenset()):
-            fields.setdefault(key, row[key])
-    fields.setdefault("task_id", str(rows[0].get("episode", index)))
+def _items(numbers: Sequence[int], rows: Sequence[_Row], shape: Shape, file: Input, name: str) -> Iterator[Item]:
+    element = Element(numbers[0], rows, source=None)
+    yield from items_of(element, name, lambda found: [_record(numbers, found, shape, file)])
+
+
+def _record(numbers: Sequence[int], given: Sequence[_Row], shape: Shape, file: Input) -> EpisodeRecord:
+    rows = []
+    for number, row in zip(numbers, given, strict=True):
+        with _named(number):
+            rows.append({key: _value(key, value) for key, value in row.items() if value is not None})
+    is_keyed = rows[0].get("episode") is None
+    fields, origins = _fields(numbers, rows, _EPISODE - _of_steps(shape, is_keyed=is_keyed))
+    fields.setdefault("task_id", _name(rows[0].get("episode", numbers[0])))
     if "rollout_index" not in fields:
-        fields["rollout_index"] = file.next_index(fields.get("run_id"), str(fields["task_id"]))
-    chat: dict[str, Any]
-    if shape == "steps":
-        ordered = sorted(rows, key=lambda row: row["step_index"]) if "step_index" in rows[0] else rows
-        chat = {"steps": [_step(row) for row in ordered]}
-    else:
-        chat = _chat(rows, shape)
+        fields["rollout_index"] = file.next_index(*(str(fields.get(key)) for key in _KEY))
+    numbers, rows = _ordered(numbers, rows, "step_index" if shape == "steps" else "message_index")
+    chat = _steps(numbers, rows) if shape == "steps" else _chat(numbers, rows, shape)
     if shape == "episodes":
         known = _EPISODE | {"messages", "step_rewards", "scores", "episode"}
-        extra = {key: value for key, value in rows[0].items() if key not in known}
-        if extra:
-            fields["extra"] = fields.get("extra", {}) | extra
-    record = msgspec.convert({"steps": []} | fields, EpisodeRecord, strict=False)
+        fields |= _with_extra(fields, rows[0], known)
+    try:
+        record = msgspec.convert({"steps": []} | fields, EpisodeRecord, strict=False)
+    except msgspec.ValidationError as error:
+        field = _FIELD.search(str(error))
+        raise ShapeError(f"row {origins.get(field[1] if field else '', numbers[0])}: {error}") from error
     for key, value in chat.items():
         if value or key == "steps":
             setattr(record, key, value)
-    record.scores = _scores(next((row["scores"] for row in rows if "scores" in row), {}))
+    for number, row in zip(numbers, rows, strict=True):
+        if "scores" in row:
+            with _named(number):
+                record.scores = _scores(row["scores"])
+            break
     return record
 
 
-def _step(row: dict[str, Any]) -> StepRecord:
-    fields = {"state": None} | {key: value for key, value in row.items() if key in _STEP}
-    known = _STEP | _EPISODE | {"episode", "step_index", "scores"}
-    if extra := {key: value for key, value in row.items() if key not in known}:
-        fields["extra"] = fields.get("extra", {}) | extra
-    return msgspec.convert(fields, StepRecord, strict=False)
+@contextmanager
+def _named(number: int) -> Iterator[None]:
+    """What is wrong is told with the number of the row."""
+    try:
+        yield
+    except (msgspec.MsgspecError, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ShapeError(f"row {number}: {explained(error)}") from error
 
 
-def _chat(rows: list[dict[str, Any]], shape: Shape) -> dict[str, Any]:
+def _of_steps(shape: Shape, *, is_keyed: bool) -> frozenset[str]:
+    """Names that an episode has too, and that mean the step's."""
+    if shape != "steps":
+        return frozenset()
+    return _STEP - {"agent_id"} if is_keyed else _STEP
+
+
+def _fields(numbers: Sequence[int], rows: Sequence[_Row], names: frozenset[str]) -> tuple[_Row, dict[str, int]]:
+    """Fields of an episode, each of the first row that has it, and which row that is."""
+    fields: _Row = {}
+    origins: dict[str, int] = {}
+    for number, row in zip(numbers, rows, strict=True):
+        for key in row.keys() & names - fields.keys():
+            fields[key], origins[key] = row[key], number
+    return fields, origins
+
+
+def _name(value: Any) -> str:
+    return value if isinstance(value, str) else _encode(value).decode()
+
+
+def _ordered(numbers: Sequence[int], rows: Sequence[_Row], column: str) -> tuple[list[int], list[_Row]]:
+    """The rows of an episode in their order, and their numbers."""
+    if not any(column in row for row in rows):
+        return list(numbers), list(rows)
+    places: dict[int, tuple[int, _Row]] = {}
+    for number, row in zip(numbers, rows, strict=True):
+        with _named(number):
+            try:
+                place = msgspec.convert(row.get(column), int, strict=False)
+            except msgspec.ValidationError:
+                raise ShapeError(f"`{column}` is {row.get(column)!r}; valid: a whole number") from None
+            if place in places:
+                raise ShapeError(f"`{column}` is {place}, as in row {places[place][0]}; valid: each number once")
+            places[place] = number, row
+    ordered = [places[place] for place in sorted(places)]
+    return [number for number, _ in ordered], [row for _, row in ordered]
+
+
+def _with_extra(fields: _Row, row: _Row, known: frozenset[str]) -> _Row:
+    """What a row has beyond what is known, as `extra`; nothing if there is nothing."""
+    found = {key: value for key, value in row.items() if key not in known}
+    return {"extra": fields.get("extra", {}) | found} if found else {}
+
+
+def _steps(numbers: Sequence[int], rows: Sequence[_Row]) -> dict[str, Any]:
+    steps = []
+    for number, row in zip(numbers, rows, strict=True):
+        with _named(number):
+            fields = {"state": None} | {key: value for key, value in row.items() if key in _STEP}
+            fields |= _with_extra(fields, row, _STEP | _EPISODE | {"episode", "step_index", "scores"})
+            steps.append(msgspec.convert(fields, StepRecord, strict=False))
+    return {"steps": steps}
+
+
+def _chat(numbers: Sequence[int], rows: Sequence[_Row], shape: Shape) -> dict[str, Any]:
     """A chat's fields of an episode."""
     if shape == "episodes":
-        messages, rewards = rows[0].get("messages"), rows[0].get("step_rewards")
-        if not isinstance(messages, list):
-            raise ShapeError(f"`messages` is {type(messages).__name__}; valid: a list of messages, or JSON text of one")
-        found = conversation(messages)
-        if rewards is not None and (not isinstance(rewards, list) or len(rewards) != len(found.steps)):
-            valid = f"valid: a number or null for each of {len(found.steps)} decisions"
-            raise ShapeError(f"`step_rewards` is {rewards!r}; {valid}")
+        with _named(numbers[0]):
+            messages, rewards = rows[0].get("messages"), rows[0].get("step_rewards")
+            if not isinstance(messages, list):
+                kind = type(messages).__name__
+                raise ShapeError(f"`messages` is {kind}; valid: a list of messages, or JSON text of one")
+            found = conversation(messages)
+            if rewards is not None and (not isinstance(rewards, list) or len(rewards) != len(found.steps)):
+                valid = f"valid: a number or null for each of {len(found.steps)} decisions"
+                raise ShapeError(f"`step_rewards` is {rewards!r}; {valid}")
+            numbers = [numbers[0]] * len(found.steps)
     else:
-        ordered = sorted(rows, key=lambda row: row["message_index"]) if "message_index" in rows[0] else rows
-        messages = [
-            {key: value for key, value in row.items() if key in _OF_A_MESSAGE or key not in _NOT_OF_A_MESSAGE}
-            for row in ordered
-        ]
+        messages = []
+        for number, row in zip(numbers, rows, strict=True):
+            kept = {key: value for key, value in row.items() if key in _OF_A_MESSAGE or key not in _NOT_OF_A_MESSAGE}
+            with _named(number):
+                messages.append(checked(kept, "message"))
         found = conversation(messages)
-        rewards = [ordered[place].get("reward") for place in found.places]
-    for step, reward in zip(found.steps, rewards or (), strict=False):
-        step.reward = msgspec.convert(reward, float | None, strict=False)
+        rewards = [rows[place].get("reward") for place in found.places]
+        numbers = [numbers[place] for place in found.places]
+    for step, reward, number in zip(found.steps, rewards or (), numbers, strict=False):
+        with _named(number):
+            step.reward = _reward(reward)
     return {
         "steps": found.steps,
         "initial_messages": found.initial_messages,
         "final_observation": found.final_observation,
     }
+
+
+def _reward(value: Any) -> float | None:
+    try:
+        return msgspec.convert(value, float | None, strict=False)
+    except msgspec.ValidationError:
+        raise ShapeError(f"a reward is {value!r}; valid: a number, or null if it is unknown") from None
 
 
 def _scores(given: Any) -> list[ScoreRecord]:
@@ -151,11 +233,13 @@ def _scores(given: Any) -> list[ScoreRecord]:
     return msgspec.convert(given, list[ScoreRecord], strict=False)
 
 
-def _document(key: str, value: Any) -> Any:
+def _value(key: str, value: Any) -> Any:
     """A value, decoded where it is JSON text of a list or an object in a column that may hold one."""
     if key in _DOCUMENTS and isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
             return _decode(value)
         except msgspec.DecodeError as error:
             raise ShapeError(f"`{key}` is no JSON: {error}") from error
+    if isinstance(value, float) and not isfinite(value) and key in _EPISODE | _STEP:
+        raise ShapeError(f"`{key}` is {value}; valid: a finite number, or NULL if it is unknown")
     return value

@@ -15,7 +15,7 @@ class Lineage:
 
     def __init__(self) -> None:
         self._ends: list[tuple[int, list[int]]] = []
-        """step index and its whole sequence, prompt and action; those that later ones extend are replaced."""
+        """step index and its whole sequence, prompt and action."""
 
     def add(
         self,
@@ -29,10 +29,11 @@ class Lineage:
         prompt = list(prompt_ids)
         prefix: int | None = None
         length = 0
-        # The longest match counts; of equals, the newest.
-        for index, sequence in self._ends:
-            if length <= len(sequence) <= len(prompt) and prompt[: len(sequence)] == sequence:
+        # The longest match counts, of equals the newest; asked first, because a chat's last call mostly is the match.
+        for index, sequence in sorted(self._ends, key=lambda end: (len(end[1]), end[0]), reverse=True):
+            if len(sequence) <= len(prompt) and prompt[: len(sequence)] == sequence:
                 prefix, length = index, len(sequence)
+                break
         self._ends.append((step_index, [*prompt, *action_ids]))
         return TokensRecord(
             context_ids=prompt[length:],

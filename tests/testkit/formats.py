@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lake.formats import choose
-from lake.records import EpisodeRecord, Reject, check, identify
+from lake.records import EpisodeRecord, Reject, check, identify, retyped
 
 
 class Counts(NamedTuple):
@@ -34,6 +34,7 @@ def read_file(path: Path, run_id: str | None = None) -> tuple[list[EpisodeRecord
     for record in records:
         assert record.source_format == fmt.name
         assert check(record) is None
+        assert retyped(record) == record, "a field is of a type that its column does not hold"
     keys = [identify(record, record.run_id or "run").episode_id for record in records]
     assert len(set(keys)) == len(keys), "two records of one file have the same key"
     return records, [item for item in items if isinstance(item, Reject)]

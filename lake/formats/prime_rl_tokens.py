@@ -1,0 +1,129 @@
+"""prime-rl token exports, `token_exports/step_N/rank_R.jsonl`: the sequences that a trainer trained on, token by token.
+
+.. code-block:: text
+
+    schema_version                   1
+    step, export_step                trainer step; of several runs in one trainer, the run's own (export_step)
+    rank, micro_step, micro_sequence_idx, export_sequence_idx, run_id, env_name, training_mode
+    token_ids, position_ids, loss_mask, advantages, losses, rewards, inference_logprobs, trainer_logprobs, entropy, ...
+                                     a value for each token; null where it is not known
+    tokens [{id, position, loss_mask, advantage, reward, inference_logprob, ...}]
+                                     in place of those lists, in the first version
+
+A row is a sequence: one branch of one rollout. It names neither task nor rollout nor text, so each is a task of its
+own, called by its environment, rank and number; the texts stand in the traces (`verifiers_traces`). A decision is a run
+of tokens that are trained (`loss_mask`; where the row has losses of several kinds, those of `rl`). Its text is not known
+and stays empty, its ids and the log-probabilities of the engine (`inference_logprobs`) are exact. `env_return` is the
+reward, which the trainer repeats at every token. What the trainer computed is kept in extra, as long as the sequence.
+
+Source: prime-rl (Prime Intellect, Apache-2.0), src/prime_rl/trainer/rl/token_export.py, May to October 2026.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from lake.formats.fields import whole
+from lake.formats.look import Look
+from lake.formats.rows import Item, ShapeError, UnsupportedError, converted, rest, values
+from lake.formats.source import Input
+from lake.records import EpisodeRecord, Index, StepRecord, TokensRecord
+
+NAME = "prime_rl_tokens"
+_NEWEST = 1
+_OWN = ("schema_version", "env_name", "run_id", "token_ids", "tokens", "loss_mask", "rewards", "inference_logprobs")
+_COLUMNS = {"id": "token_ids", "position": "position_ids", "advantage": "advantages", "reward": "rewards"} | {
+    f"{who}_logprob": f"{who}_logprobs" for who in ("inference", "trainer")
+}
+"""Fields of a token in the first version -> what their list is called since."""
+
+
+class _Row(msgspec.Struct):
+    token_ids: list[Index]
+    loss_mask: list[bool]
+    schema_version: int = 1
+    step: int | None = None
+    export_step: int | None = None
+    run_id: str | None = None
+    env_name: str | None = None
+    rewards: list[float | None] | None = None
+    inference_logprobs: list[float | None] | None = None
+    losses: list[dict[str, Any]] | None = None
+
+
+def recognise(look: Look) -> bool:
+    """Whether rows are sequences of a trainer's micro batches."""
+    return look.has("schema_version", "micro_step", "micro_sequence_idx")
+
+
+def read(file: Input) -> Iterator[Item]:
+    """Records and rejects of a file, with line numbers from 1."""
+    return converted(values(file, by_line=True), NAME, lambda value: [to_record(value, file)])
+
+
+def to_record(value: Any, file: Input) -> EpisodeRecord:
+    """One sequence as an episode.
+
+    Raises:
+        msgspec.ValidationError: wrong keys or types.
+        ShapeError: lists that are not as long as the sequence.
+        UnsupportedError: a newer version of the format.
+    """
+    if isinstance(value, dict) and isinstance(value.get("tokens"), list):
+        value = {**value, **_by_column(value["tokens"])}
+    row = msgspec.convert(value, _Row)
+    if not 1 <= row.schema_version <= _NEWEST:
+        raise UnsupportedError(f"`schema_version` is {row.schema_version}; known: {_NEWEST}. Use a newer trajlake")
+    length = len(row.token_ids)
+    for name in ("loss_mask", "rewards", "inference_logprobs", "losses"):
+        if (items := getattr(row, name)) is not None and len(items) != length:
+            raise ShapeError(f"`{name}` has {len(items)} entries for {length} token ids")
+    rewards = {reward for reward in row.rewards or () if reward is not None}
+    round_ = whole(row.step if row.export_step is None else row.export_step)
+    places = (row.env_name or "sequence", value.get("rank"), value.get("export_sequence_idx"))
+    task = "/".join("-" if place is None else str(place) for place in places)
+    is_counted = value.get("position_ids") == list(range(length))
+    extra = rest(value, *_OWN, *(("position_ids",) if is_counted else ())) or {}
+    if len(rewards) > 1:
+        extra["rewards"] = row.rewards
+    return EpisodeRecord(
+        task_id=task,
+        run_id=row.run_id or None,
+        collection_round=round_,
+        rollout_index=file.next_index(NAME, row.run_id, round_, task),
+        environment=row.env_name or None,
+        env_return=next(iter(rewards)) if len(rewards) == 1 else None,
+        source_version=str(row.schema_version),
+        steps=_steps(row),
+        extra=extra or None,
+    )
+
+
+def _steps(row: _Row) -> list[StepRecord]:
+    """The runs of tokens that are trained; what stands behind the last one is not part of any."""
+    mask = row.loss_mask
+    if row.losses is not None and any("rl" in losses for losses in row.losses):
+        mask = [isinstance(loss := losses.get("rl"), dict) and loss.get("mask") is True for losses in row.losses]
+    steps: list[StepRecord] = []
+    end = at = 0
+    while True in mask[at:]:
+        start = mask.index(True, at)
+        at = mask.index(False, start) if False in mask[start:] else len(mask)
+        logprobs = [] if row.inference_logprobs is None else row.inference_logprobs[start:at]
+        known = [value for value in logprobs if value is not None]
+        tokens = TokensRecord(
+            context_ids=row.token_ids[end:start],
+            action_ids=row.token_ids[start:at],
+            action_logprobs=known if len(known) == at - start else None,
+            prefix_step_index=len(steps) - 1 if steps else None,
+        )
+        steps.append(StepRecord(state=None, action="", tokens=tokens))
+        end = at
+    return steps
+
+
+def _by_column(tokens: list[Any]) -> dict[str, Any]:
+    """Tokens of the first version as lists."""
+    names = dict.fromkeys(name for token in tokens for name in token if name != "index")
+    return {_COLUMNS.get(name, name): [token.get(name) for token in tokens] for name in names} | {"tokens": None}

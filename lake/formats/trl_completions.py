@@ -1,0 +1,82 @@
+"""TRL completion logs: what GRPOTrainer writes with `log_completions`, `completions/completions_{step}.parquet`.
+
+.. code-block:: text
+
+    step                 int; the training step                          collection round
+    prompt, completion   text, or messages (newer versions)              one episode; decisions are the completion's
+    <reward function>    float, a column each; null: it did not apply    a score each
+    <extra>              what `log_extra` was given                      extra
+    advantage            float (newer versions)                          extra: it is computed, no fact
+
+Equal prompts of a step are siblings: the task is the hash of the prompt, and they are numbered as they stand. The total
+reward is a weighted sum whose weights are not in the file, so the return is known only where there is one reward (or a
+column `reward`). Source: TRL 1.16, trainer/grpo_trainer.py.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from lake.formats.chat_rows import chats_of
+from lake.formats.fields import Scores, number, prompt_task, whole
+from lake.formats.look import Look
+from lake.formats.rows import Item, ShapeError, items_of, parquet_rows, rest
+from lake.formats.source import Input
+from lake.records import EpisodeRecord
+
+NAME = "trl_completions"
+_COLUMNS = ("step", "prompt", "completion")
+
+
+def recognise(look: Look) -> bool:
+    """Whether a Parquet file has a training step beside each prompt and completion."""
+    return look.kind == "parquet" and set(look.names).issuperset(_COLUMNS)
+
+
+def read(file: Input) -> Iterator[Item]:
+    """Records and rejects of a file, with indices from 0."""
+    rewards = _rewards(file)
+    for item in parquet_rows(file):
+        yield from items_of(item, NAME, lambda row: [to_record(row, rewards, file)])
+
+
+def to_record(row: dict[str, Any], rewards: list[str], file: Input) -> EpisodeRecord:
+    """A row as an episode; `rewards` are the columns of reward functions.
+
+    Raises:
+        ShapeError: no step; a prompt or a completion that is neither text nor messages.
+    """
+    step = whole(row.get("step"))
+    if step is None:
+        raise ShapeError(f"`step` is {row.get('step')!r}; valid: a whole number")
+    (chat,) = chats_of({key: row.get(key) for key in ("prompt", "completion")}).chats
+    task = prompt_task(row["prompt"])
+    scores = Scores()
+    for name in rewards:
+        scores.add(name, row.get(name))
+    total = "reward" if "reward" in rewards else rewards[0] if len(rewards) == 1 else ""
+    env_return = number(row.get(total))
+    return EpisodeRecord(
+        task_id=task,
+        rollout_index=file.next_index(step, task),
+        collection_round=step,
+        env_return=env_return if env_return is not None and math.isfinite(env_return) else None,
+        initial_messages=chat.initial_messages,
+        final_observation=chat.final_observation,
+        steps=chat.steps,
+        scores=scores.records,
+        extra=rest(row, *_COLUMNS, *rewards),
+    )
+
+
+def _rewards(file: Input) -> list[str]:
+    """The columns of reward functions: rewards come out of tensors, so they are floats."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        schema = pq.read_schema(file.path)
+    except (OSError, ValueError):
+        return []  # reading the rows says why
+    others = (*_COLUMNS, "advantage")
+    return [field.name for field in schema if pa.types.is_floating(field.type) and field.name not in others]
