@@ -230,7 +230,14 @@ FORMATS: dict[str, Format] = {
         Format(
             "messages", "chat messages, prompts and answers, preferences", messages_chat.recognise, messages_chat.read
         ),
-        Format("jsonl", "one episode a line; docs/reference/jsonl.md", jsonl.recognise, jsonl.read, by_line=True),
+        Format(
+            "jsonl",
+            "one episode a line; docs/reference/jsonl.md",
+            jsonl.recognise,
+            jsonl.read,
+            jsonl.no_trajectory,
+            by_line=True,
+        ),
     )
 }
 """In the order in which they are asked whether a file is theirs: what is most particular first."""

@@ -32,7 +32,7 @@ from lake.formats.agent_lightning_attempt import Attempt, Event
 from lake.formats.fields import moment, sibling_number, whole, without_secrets
 from lake.formats.json_array import Element
 from lake.formats.look import Look, look
-from lake.formats.rows import Item, ShapeError, converted, episode_text_id, items_of, rest, values
+from lake.formats.rows import WRONG, Item, ShapeError, converted, episode_text_id, explained, items_of, rest, values
 from lake.formats.source import Input
 from lake.formats.traces import traces
 from lake.records import EpisodeRecord, Reject
@@ -106,8 +106,8 @@ def _fault(event: Any) -> str | None:
     """What is wrong with an event by itself."""
     try:
         Attempt([(0, msgspec.convert(event, Event))])
-    except (msgspec.ValidationError, ShapeError) as error:
-        return str(error).replace("events[0].", "")
+    except WRONG as error:
+        return explained(error).replace("events[0].", "")
     return None
 
 

@@ -148,12 +148,13 @@ def links(said: dict[str, Any]) -> list[tuple[str, Any]]:
 
 def literal(text: Any) -> Any:
     """What text of a Python literal or of JSON says; other text, and other values, as they are."""
-    if not isinstance(text, str) or len(text) > _LONGEST_LITERAL:
-        return text
+    opened = decoded(text)
+    if not isinstance(opened, str) or len(opened) > _LONGEST_LITERAL:
+        return opened
     try:
-        return ast.literal_eval(text)
+        return ast.literal_eval(opened)
     except _NOT_LITERAL:
-        return decoded(text)
+        return opened
 
 
 def _raw(said: dict[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from lake.formats.fields import moment, number, whole
 from lake.formats.json_array import Element
 from lake.formats.look import Look, look
 from lake.formats.messages import tool_call
-from lake.formats.rows import Item, episode_text_id, items_of, members, rest, values
+from lake.formats.rows import WRONG, Item, episode_text_id, explained, items_of, members, rest, values
 from lake.formats.source import Input
 from lake.formats.tokens import Lineage
 from lake.formats.trace_episodes import episodes
@@ -92,10 +92,11 @@ def _by_rollout(items: Iterable[Element | Reject], lost: dict[str, int]) -> Iter
         try:
             if problem is None:
                 span = msgspec.convert(item.value, _Span)
+                _Attempt([(span, item.value)])
                 yield span.rollout_id, item.index, item.value
                 continue
-        except msgspec.ValidationError as error:
-            problem = str(error)
+        except WRONG as error:
+            problem = explained(error)
         rollout = item.value.get("rollout_id") if isinstance(item.value, dict) else None
         if isinstance(rollout, str):
             lost[rollout] = lost.get(rollout, 0) + 1

@@ -19,7 +19,8 @@ The rewards stand in the trial (`lake.formats.harbor_trial`): each is a score, `
 agent wrote no trajectory is an episode of its outcome, with the tokens of `rollout_details` where there are any. Task
 and run are the trial's (`task_name`, the job); the sibling number is a hash of the trial's id, because a trial does not
 know which of its task's it is. Outside of a trial, `extra` may say (task_id, rollout_index, reward, policy_version);
-else the session is the task, and the number is a hash of its ids and its first step.
+else the session is the task, and the number is a hash of its ids and its first step. What our own export wrote says in
+`extra.trajlake` what it is called; the rest of that is not read back.
 
 Exact tokens are those of a step's metrics. Those of `rollout_details` are taken where its turns are as many as the
 steps that have a call, and as long as the steps say; where steps have their own, they are a repetition.
@@ -39,6 +40,7 @@ import msgspec
 
 from lake.formats import harbor_trial
 from lake.formats.atif_document import (
+    OURS,
     Agent,
     Document,
     Totals,
@@ -49,9 +51,10 @@ from lake.formats.atif_document import (
     decisions_in,
     file_name,
     refs,
+    without_ours,
 )
 from lake.formats.documents import companion, with_parts
-from lake.formats.fields import Scores, free_number, moment, number, sibling_number, whole
+from lake.formats.fields import Scores, as_object, as_text, free_number, moment, number, sibling_number, whole
 from lake.formats.harbor_trial import Trial
 from lake.formats.look import Look
 from lake.formats.rows import Item, episode_text_id, items_of, rest
@@ -133,16 +136,17 @@ def _key(document: Document, trial: Trial | None) -> EpisodeRecord:
     named = [extra.get(name) for name in ("task_id", "task_name", "instance_id")]
     session = document.session_id or document.trajectory_id
     task = next((str(name) for name in named if isinstance(name, str | int) and str(name).strip()), session)
-    index = whole(extra.get("rollout_index"))
+    ours = as_object(extra.get(OURS))
+    index = next((i for said in (ours, extra) if (i := whole(said.get("rollout_index"))) is not None), None)
     if index is None:
         # Sessions are shared, and some tools give each the same name: what a rollout begins with belongs to it.
         first = document.steps[0] if document.steps else None
         begins = [document.session_id, document.trajectory_id, first and first.timestamp, first and first.message]
         index = sibling_number((trial.name if trial is not None else None) or json.dumps(begins))
     return EpisodeRecord(
-        task_id=(trial and trial.task) or task or document.agent.name,
+        task_id=as_text(ours.get("task_id")) or (trial and trial.task) or task or document.agent.name,
         rollout_index=index,
-        run_id=trial.run if trial is not None else None,
+        run_id=as_text(ours.get("run_id")) or (trial.run if trial is not None else None),
         agent_id=document.agent.name,
         steps=[],
     )
@@ -171,7 +175,8 @@ def _called(document: Document, file: Input, trial: Trial | None) -> tuple[Episo
         found = _referrer(found.path)
     if not above:
         is_later = whole((document.agent.extra or {}).get("continuation_index"))
-        return _key(document, trial), _Place(document.agent.name, relation="continuation" if is_later else None)
+        name = as_text(as_object((document.extra or {}).get(OURS)).get("agent_id")) or document.agent.name
+        return _key(document, trial), _Place(name, relation="continuation" if is_later else None)
     key = _key(above[-1].document, trial)
     parent = key if len(above) == 1 else _renamed(key, _file_agent(above[0].path, above[0].document))
     return key, _Place(_file_agent(file.path, document), parent, above[0].step, key, above[0].relation)
@@ -249,10 +254,11 @@ def _episode(
     agent, totals = document.agent, document.final_metrics or Totals()
     times = [time for step in document.steps if (time := moment(step.timestamp)) is not None]
     extra = document.extra or {}
-    kept = rest(value, "schema_version", "steps", "agent", "final_metrics", "subagent_trajectories") or {}
+    known = ("schema_version", "steps", "agent", "final_metrics", "subagent_trajectories")
+    kept = without_ours(rest(value, *known) or {})
     kept["agent"] = rest(value["agent"], "model_name", "tool_definitions")
-    known = ("total_prompt_tokens", "total_completion_tokens", "total_cost_usd")
-    if metrics := rest(value.get("final_metrics") or {}, *known):
+    sums = ("total_prompt_tokens", "total_completion_tokens", "total_cost_usd")
+    if metrics := rest(value.get("final_metrics") or {}, *sums):
         kept["final_metrics"] = metrics
     record = EpisodeRecord(
         task_id=key.task_id,
@@ -279,6 +285,11 @@ def _episode(
         record.parent_episode_id = _id(place.parent, file)
         record.root_episode_id = _id(place.root, file)
         record.parent_step_index = place.parent_step
+    elif (ours := as_object(extra.get(OURS))).get("relation") is not None:
+        # Our own export wrote it without its parent.
+        record.relation, record.parent_step_index = as_text(ours["relation"]), whole(ours.get("parent_step_index"))
+        record.parent_episode_id = as_text(ours.get("parent_episode_id"))
+        record.root_episode_id = as_text(ours.get("root_episode_id"))
     return record
 
 

@@ -16,6 +16,8 @@ from lake.records import EpisodeRecord, Index, Int64, StepRecord
 _VERSIONS = tuple(f"ATIF-v1.{minor}" for minor in range(9))
 _ON_STEPS = ("source", "message", "tool_calls", "observation", "metrics", "step_id", "timestamp", "model_name")
 _OF_AGENTS = ("is_copied_context", "reasoning_content")
+OURS = "trajlake"
+"""Key of `extra` under which our own export says what ATIF has no place for; not read back but for the names."""
 
 
 class Metrics(msgspec.Struct):
@@ -127,6 +129,15 @@ def _check_version(version: str) -> None:
         raise UnsupportedError(f"`schema_version` is {version!r}; known: {_VERSIONS[0]} to {_VERSIONS[-1]}")
 
 
+def without_ours(kept: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of an object, without what our own export added to its `extra`."""
+    if isinstance(extra := kept.get("extra"), dict):
+        kept["extra"] = {key: value for key, value in extra.items() if key != OURS}
+        if not kept["extra"]:
+            del kept["extra"]
+    return kept
+
+
 def file_name(ref: str | None) -> str | None:
     """The name at the end of a path or an address."""
     return re.split(r"[/\\]", ref)[-1] if ref else None
@@ -153,7 +164,7 @@ def chat_of(document: Document, value: dict[str, Any]) -> tuple[Conversation, li
     origins: list[int] = []
     for index, (step, given) in enumerate(zip(document.steps, value["steps"], strict=True)):
         is_agent = step.source == "agent"
-        kept = rest(given, *_ON_STEPS, *(_OF_AGENTS if is_agent else ())) or {}
+        kept = without_ours(rest(given, *_ON_STEPS, *(_OF_AGENTS if is_agent else ())) or {})
         if step.step_id != index + 1:
             kept["step_id"] = step.step_id
         if step.timestamp is not None and (not is_agent or moment(step.timestamp) is None):

@@ -18,7 +18,7 @@ from lake.formats.rows import ShapeError
 _PLAIN = frozenset(("role", "content"))
 _TEXTS = ("text", "input_text", "output_text")
 _ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
-_WEIGHTS = ("weight", "loss_weight", "train", "training", "trainable")
+WEIGHTS = ("weight", "loss_weight", "train", "training", "trainable")
 _decode = msgspec.json.Decoder().decode
 
 
@@ -67,7 +67,7 @@ def answered(messages: Sequence[Message], start: int = 0, *, place: str) -> Conv
         chat.initial_messages = list(messages[: chat.places[0]])
         chat.steps[0].context = []
     for step in chat.steps:
-        if (extra := step.extra) is not None and any(key in extra and extra[key] == 0 for key in _WEIGHTS):
+        if (extra := step.extra) is not None and any(key in extra and extra[key] == 0 for key in WEIGHTS):
             step.trainable = False
     return chat
 

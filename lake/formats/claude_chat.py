@@ -61,6 +61,8 @@ class _Chat:
         self._acted: set[int] = set()
         self._prompt: Any = None
         self._failure: str | None = None
+        self._tools: dict[str, str] = {}
+        """Tool call -> name of the tool, as far as the branch has come."""
         self._waiting: list[str] = []
         """Tool calls of the last decision."""
         events = [event for node in branch.nodes for event in (*node.events, *node.results)]
@@ -147,6 +149,7 @@ class _Chat:
         self._failure = None
         # What the API runs itself is answered in the same response.
         self._waiting = [call for call, made in calls.items() if "source_type" not in made]
+        self._tools |= {call: made["function"]["name"] for call, made in calls.items()}
         self._acted.add(id(message))
         self._messages.append(message)
         self._calls.append(node)
@@ -225,7 +228,7 @@ class _Chat:
 
     def _result(self, raw: dict[str, Any]) -> Message:
         call = raw.get("tool_use_id")
-        name = self._facts.tools.get(call) if isinstance(call, str) else None
+        name = self._tools.get(call, self._facts.tools.get(call)) if isinstance(call, str) else None
         found = {"role": "tool", "tool_call_id": call, "name": name, "content": raw.get("content")}
         found["is_error"] = bool(raw.get("is_error"))  # absent where there is none
         kept = {key: raw[key] for key in raw.keys() - {"type", "tool_use_id", "content", "is_error"}}

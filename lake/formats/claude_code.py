@@ -136,7 +136,7 @@ class _Session:
         self.tree = Tree(events)
         self.name = next((event.session for event in reversed(events) if event.session), None)
         self.run_id = project(next((event.said.cwd for event in events if event.said.cwd), None))
-        self.version = next((event.said.version for event in reversed(events) if event.said.version), None)
+        self.version = next((event.version for event in reversed(events) if event.version), None)
 
     def _hear(self, value: dict[str, Any]) -> None:
         """A line about the session."""

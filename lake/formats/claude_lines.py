@@ -66,6 +66,7 @@ class Said(msgspec.Struct, gc=False):
     requestId: str | None = None
     cwd: str | None = None
     version: str | None = None
+    claude_code_version: str | None = None
     subtype: str | None = None
     message: Message | None = None
     isMeta: bool | None = None
@@ -92,6 +93,11 @@ class Event(msgspec.Struct, gc=False):
         return self.said.sessionId or self.said.session_id
 
     @property
+    def version(self) -> str | None:
+        """Of the tool."""
+        return self.said.version or self.said.claude_code_version
+
+    @property
     def parts(self) -> list[Part]:
         """The parts of its message; none of a text."""
         return self.said.message.parts if self.said.message is not None else []
@@ -115,10 +121,10 @@ class Event(msgspec.Struct, gc=False):
 def event_of(line: Line) -> Event:
     """A line, typed. Raises msgspec.ValidationError, ShapeError: it is of the wrong shape; UnsupportedError."""
     said = msgspec.convert(line[1], Said)
-    known_version(said.version, NEWEST, "Claude Code")
+    event = Event(line[0], line[1], said)
+    known_version(event.version, NEWEST, "Claude Code")
     if said.type in _SPOKEN and said.message is None:
         raise ShapeError("Object missing required field `message`")
-    event = Event(line[0], line[1], said)
     for index, part in enumerate(event.parts):
         if part.is_tool_use and part.name is None:
             raise ShapeError(f"Object missing required field `name` - at `$.message.content[{index}]`")

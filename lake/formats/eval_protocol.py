@@ -33,6 +33,7 @@ import msgspec
 from lake import ids
 from lake.errors import FormatError
 from lake.formats.eval_protocol_outcomes import Result, ending, rewards, scores, terminated
+from lake.formats.eval_protocol_rows import OURS, with_spelling
 from lake.formats.eval_protocol_tokens import add_tokens
 from lake.formats.fields import as_object, as_text, moment, number, sibling_number, whole, without_secrets
 from lake.formats.json_array import Element
@@ -168,6 +169,7 @@ def to_record(value: Any, file: Input) -> EpisodeRecord:
     """
     if isinstance(value, dict) and isinstance(text := value.get("data_json"), str):
         value = msgspec.json.decode(text)
+    value = _without_ours(value)
     row = msgspec.convert(value, _Row)
     given, execution = dict(value), dict(row.execution_metadata or {})
     about, evaluation = row.input_metadata or {}, row.eval_metadata or {}
@@ -192,7 +194,7 @@ def to_record(value: Any, file: Input) -> EpisodeRecord:
         "input_metadata": rest(about, "row_id", "completion_params"),
     }
     known = ("messages", "tools", "ground_truth", "created_at", "evaluation_result", "execution_metadata")
-    return EpisodeRecord(
+    record = EpisodeRecord(
         task_id=task_id,
         run_id=run,
         rollout_index=sibling_number(rollout_id) if rollout_id else file.next_index(run, task_id),
@@ -218,6 +220,20 @@ def to_record(value: Any, file: Input) -> EpisodeRecord:
         steps=chat.steps,
         extra={**(rest(given, *known, "input_metadata") or {}), **{k: v for k, v in kept.items() if v}} or None,
     )
+    if "completion_params" in about:
+        public = about | {"completion_params": without_secrets(about["completion_params"])}
+        value = value | {"input_metadata": public}
+    return with_spelling(record, value)
+
+
+def _without_ours(value: Any) -> Any:
+    """A row without what our own export added to it."""
+    execution = as_object(as_object(value).get("execution_metadata"))
+    if OURS not in as_object(execution.get("extra")):
+        return value
+    extra = {key: item for key, item in execution["extra"].items() if key != OURS}
+    left = {key: item for key, item in execution.items() if key != "extra"} | ({"extra": extra} if extra else {})
+    return value | {"execution_metadata": left}
 
 
 def _conversation(messages: list[Any]) -> Conversation:

@@ -27,7 +27,7 @@ def matched(answers: Iterable[tuple[str, Any]], given: Sequence[Any], resolve: R
     found: dict[str | bytes, list[str]] = defaultdict(list)
     for span_id, answer in answers:
         found[key_of(answer, resolve)].append(span_id)
-    pairs = {}
+    pairs: dict[str, int] = {}
     for key, places in wanted.items():
         spans = found[key]
         if isinstance(key, str) and len(places) == 1:

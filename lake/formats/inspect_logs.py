@@ -12,13 +12,13 @@
                     metadata, store, model_usage, error{}, error_retries[], limit{}, started_at, uuid
     early           `score` for scores (version 1), `transcript{events, content}` for events and attachments
 
-Versions 1 (to 0.3.8 and beyond), 2, and 3 (development) of `version` are read. Source: inspect_ai 0.3.8, 0.3.100 and
-0.3.285, and what they write.
+Versions 1 (0.3.8), 2, and 3 (development) of `version` are read. Source: inspect_ai 0.3.8, 0.3.100 and 0.3.285, and
+what they, 0.3.25, 0.3.43, 0.3.75, 0.3.150, 0.3.210 and 0.3.245 write.
 
 A sample of an epoch is an episode: task_id is the sample's id, rollout_index is epoch - 1, attempt how often it was
-tried again. The run is the eval, called task-model-BEGINNING of its eval_id; logs up to 0.3.58 have no such id, and
-take the beginnings of task_id and run_id. Nothing of the header that changes while an eval runs is part of an episode:
-a sample of a log that is still written is the same one later.
+tried again. The run is the eval, called task-model-BEGINNING of its eval_id; early logs (0.3.75 still) have no such id,
+and take the beginnings of task_id and run_id. Nothing of the header that changes while an eval runs is part of an
+episode: a sample of a log that is still written is the same one later.
 
 A decision is an assistant's message of the sample's messages that a model wrote (see `lake.formats.inspect_messages`);
 events add what they know of its call, and spans (`lake.formats.inspect_events`). Ids of messages stand in `extra`,

@@ -10,7 +10,7 @@ from msgspec import Meta
 from lake.formats.fields import Scores, as_object, as_text, number, whole, without_secrets
 from lake.formats.inspect_calls import answer_of, complete, finite, utc
 from lake.formats.inspect_events import Known, Transcript
-from lake.formats.inspect_messages import Resolve, chat_message, decisions_of, filled, key_of, resolver
+from lake.formats.inspect_messages import Resolve, chat_message, decisions_of, filled, key_of, list_of, resolver
 from lake.formats.messages import Conversation, Message, conversation
 from lake.formats.rows import rest
 from lake.records import EpisodeRecord, ScoreRecord, StepRecord
@@ -93,9 +93,10 @@ class Header(msgspec.Struct, dict=True):
     def about(self) -> dict[str, Any]:
         """What else there is to say; without the list of all samples, which every one of them would repeat."""
         known = ("task", "model", "model_generate_config", "dataset", "scorers", "metrics", "viewer")
-        dataset = filled(as_object(self.eval.get("dataset")), "sample_ids")
-        about = filled(self.eval, *known) | filled({"dataset": dataset})
-        found: dict[str, Any] = without_secrets(filled({"eval": about, "plan": self.plan.get("steps")}))
+        about = _unrepeated(filled(self.eval, *known))
+        about |= filled({"dataset": filled(as_object(self.eval.get("dataset")), "sample_ids")})
+        steps = [_unrepeated(as_object(step)) for step in list_of(self.plan.get("steps"))]
+        found: dict[str, Any] = without_secrets(filled({"eval": about, "plan": steps}))
         return found
 
     @property
@@ -112,6 +113,11 @@ class Header(msgspec.Struct, dict=True):
     def source_version(self) -> str:
         """The version of the tool, or of the log."""
         return as_text(as_object(self.eval.get("packages")).get("inspect_ai")) or f"log {self.version}"
+
+
+def _unrepeated(said: dict[str, Any]) -> dict[str, Any]:
+    """An object without its empty fields, and without `X_passed` where all of `X` was passed."""
+    return {k: v for k, v in filled(said).items() if not k.endswith("_passed") or v != said.get(k[: -len("_passed")])}
 
 
 def to_record(value: Any, header: Header) -> EpisodeRecord:

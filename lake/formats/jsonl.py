@@ -29,6 +29,11 @@ def recognise(look: Look) -> bool:
     return look.kind in ("lines", "object") and any("steps" in value or "task_id" in value for value in look.objects)
 
 
+def no_trajectory(look: Look) -> str | None:
+    """What lies beside the files of an export."""
+    return "it says what an export of a lake holds" if look.has("package_version", "snapshot", "shards") else None
+
+
 def read(file: Input) -> Iterator[tuple[int, EpisodeRecord] | Reject]:
     """Records and rejects of a file, with line numbers from 1."""
     lines = Lines()

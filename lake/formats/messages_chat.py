@@ -23,9 +23,10 @@ do not say that an environment gave them.
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from lake.formats.chat_messages import decoded
+from lake import ids
+from lake.formats.chat_messages import answered, chat_messages, decoded
 from lake.formats.chat_rows import ANSWERS, CHATS, PAIRS, SIDES, chats_of
-from lake.formats.fields import Scores, number
+from lake.formats.fields import Scores, as_object, as_text, number, whole
 from lake.formats.look import Look
 from lake.formats.messages import Conversation
 from lake.formats.rows import Item, ShapeError, items_of, rest, values
@@ -34,6 +35,8 @@ from lake.records import EpisodeRecord, Reject
 
 NAME = "messages"
 IDS = ("task_id", "prompt_id", "example_id", "id", "conversation_id", "uuid")
+_OURS = frozenset(("id", "run_id", "task_id", "rollout_index", "messages", "prompt_messages"))
+"""Columns of our own export (`lake.export.chats`)."""
 _SCORES = ("reward", "score", "rating", "label", "kto_tag", "rewards", "scores")
 _OTHERS = frozenset(
     # Keys of rows of other formats that have messages or prompts too.
@@ -77,7 +80,7 @@ def leaves(look: Look) -> frozenset[str]:
 
 
 def _is_row(value: dict[str, Any]) -> bool:
-    if "role" in value and value.keys() >= {"content"} and set(value.values()) == {None}:
+    if "role" in value and value.keys() >= {"content"} and all(inner is None for inner in value.values()):
         return any(key in value for key in (*CHATS, *PAIRS[0]))  # of a damaged document, only the keys are known
     if any(_is_chat(value.get(key)) for key in CHATS):
         return True
@@ -122,9 +125,39 @@ def to_records(row: dict[str, Any], place: int, file: Input) -> list[EpisodeReco
     Raises:
         ShapeError, msgspec.ValidationError: a message of the wrong shape; a row that is of none of the forms.
     """
+    if _OURS.issubset(row) and isinstance(row["id"], str) and ids.is_text(row["id"]):
+        return [_exported(row)]
     found = chats_of(row)
     sides = SIDES if len(found.chats) > 1 else (None,)
     return [_record(row, chat, place, file, found.known, side) for side, chat in zip(sides, found.chats, strict=True)]
+
+
+def _exported(row: dict[str, Any]) -> EpisodeRecord:
+    """The episode of a row of our own export, which says what it is called, and where its decisions begin.
+
+    Raises:
+        ShapeError: a message of the wrong shape.
+    """
+    chat = answered(chat_messages(row["messages"], "messages"), whole(row["prompt_messages"]) or 0, place="messages")
+    record = EpisodeRecord(
+        task_id=row["task_id"],
+        run_id=as_text(row["run_id"]),
+        rollout_index=whole(row["rollout_index"]) or 0,
+        env_return=number(row.get("reward")),
+        initial_messages=chat.initial_messages,
+        final_observation=chat.final_observation,
+        steps=chat.steps,
+    )
+    given, further = (
+        decoded(value) if isinstance(value := row.get(key), str) else value for key in ("scores", "further")
+    )
+    scores = Scores()
+    for name, score in as_object(given).items():
+        scores.add(name, score)
+    left = rest(row, *_OURS, "reward", "scores", "advantages", "further") or {}
+    _tell(record, left | as_object(further), scores)
+    record.scores = scores.records
+    return record
 
 
 def _record(

@@ -205,14 +205,14 @@ def _span(piece: dict[str, Any], logged: list[Any], resource: dict[str, Any]) ->
     elif span.call is not None and not span.call.is_recorded:
         also = otlp_genai.call_of(span.attributes, events)
         span.call.prompt, span.call.answers = also.prompt, also.answers
-    kept = [
-        {"name": e["name"], "time": time(e["time"]), "attributes": e["attributes"]}
-        for e in events
-        if e["name"] or e["attributes"]
-    ]
+    kept = []
+    for event in events:
+        at = time(event["time"])
+        about_event = {"name": event["name"], "time": at and at.isoformat(), "attributes": event["attributes"]}
+        kept.append({key: value for key, value in about_event.items() if value})
     about = {
         "kind": kind if kind != span.kind else None,
-        "events": [{key: value for key, value in event.items() if value} for event in kept],
+        "events": [event for event in kept if event],
         "scope": piece["scope"],
         "resource": piece["resource"] if piece["resource"] != resource else None,
         **piece["more"],

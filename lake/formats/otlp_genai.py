@@ -34,6 +34,13 @@ _OPERATIONS = {"invoke_agent": "agent", "execute_tool": "tool"}
 _MIRRORS = ("pydantic_ai.all_messages", "all_messages_events")
 """Of an agent's span: the messages of its calls once more, like those that the conventions put there."""
 _AGENT_MIRRORS = ("gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.system_instructions")
+_TWICE = (
+    ("gen_ai.task.input", "traceloop.entity.input"),
+    ("gen_ai.task.output", "traceloop.entity.output"),
+    ("gen_ai.tool.call.arguments", "traceloop.entity.input"),
+    ("gen_ai.tool.call.result", "traceloop.entity.output"),
+)
+"""What instrumentations that are changing over say under both names."""
 _PROMPT_TOKENS = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
 _COMPLETION_TOKENS = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
 _COSTS = ("operation.cost", "gen_ai.usage.cost")
@@ -61,6 +68,9 @@ def fill(span: Span, events: list[Event]) -> bool:
         span.agent = span.agent or entity or span.name.removeprefix("invoke_agent ")
     for key in _MIRRORS if kind != "agent" else (*_MIRRORS, *_AGENT_MIRRORS):
         span.attributes.pop(key, None)
+    for key, older in _TWICE:
+        if older in span.attributes and span.attributes.get(key) == span.attributes[older]:
+            del span.attributes[older]
     return True
 
 

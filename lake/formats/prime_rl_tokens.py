@@ -12,7 +12,7 @@
 
 A row is a sequence: one branch of one rollout. It names neither task nor rollout nor text, so each is a task of its
 own, called by its environment, rank and number; the texts stand in the traces (`verifiers_traces`). A decision is a run
-of tokens that are trained (`loss_mask`; where the row has losses of several kinds, those of `rl`). Its text is not known
+of tokens that are trained (`loss_mask`; where the row has losses of several kinds, those of `rl`). Its text is unknown
 and stays empty, its ids and the log-probabilities of the engine (`inference_logprobs`) are exact. `env_return` is the
 reward, which the trainer repeats at every token. What the trainer computed is kept in extra, as long as the sequence.
 

@@ -29,7 +29,7 @@ DOCUMENT_LIMIT = 1 << 30
 _BUFFER = 1 << 20
 _DECODE = msgspec.json.Decoder().decode
 _NOT_DECODED = (msgspec.MsgspecError, ValueError, RecursionError)
-_WRONG = (msgspec.MsgspecError, ValueError, RecursionError, TypeError, LookupError, AttributeError, OverflowError)
+WRONG = (msgspec.MsgspecError, ValueError, RecursionError, TypeError, LookupError, AttributeError, OverflowError)
 """What comes of a value of the wrong shape."""
 
 
@@ -61,7 +61,7 @@ def items_of(item: Element | Reject, name: str, convert: Callable[[Any], Iterabl
             problem = next(filter(None, (_finished(record, name, is_plain=item.is_plain) for record in records)), None)
         except UnsupportedError as error:
             reason, problem = "unsupported", str(error)
-        except _WRONG as error:
+        except WRONG as error:
             problem = explained(error)
     if problem is None:
         yield from ((item.index, record) for record in records)
@@ -73,7 +73,7 @@ def finished(record: EpisodeRecord, name: str) -> str | None:
     """Complete a record of a format, and say what is wrong with it; None if nothing is."""
     try:
         return _finished(record, name, is_plain=False)
-    except _WRONG as error:
+    except WRONG as error:
         return explained(error)
 
 

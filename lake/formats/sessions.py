@@ -238,7 +238,11 @@ def _storable(lines: list[Line]) -> tuple[list[Line], list[Reject]]:
     rewriter = Rewriter()
     kept, dropped = [], []
     for line in lines:
-        if rewriter.compared(b"", line[1])[0]:
+        try:
+            is_plain, _ = rewriter.compared(msgspec.json.encode(line[1]), line[1])
+        except _NOT_DECODED:
+            is_plain = False
+        if is_plain:
             kept.append(line)
         else:
             dropped.append(line_reject(line, "it cannot be stored as JSON: it is nested too deeply"))

@@ -1,5 +1,7 @@
 """verifiers evaluation results, before its version 0.3: `results.jsonl`, a rollout a line, beside `metadata.json`.
 
+The same rows are in Parquet files of data sets that it pushes to a hub.
+
 .. code-block:: text
 
     example_id (0.1.6 on), or id     the task; rows of one example are siblings, numbered as they come
@@ -34,7 +36,7 @@ import msgspec
 
 from lake.formats.fields import Scores, moment, number, whole, without_secrets
 from lake.formats.look import Look
-from lake.formats.messages import conversation, is_assistant
+from lake.formats.messages import Conversation, conversation, is_assistant
 from lake.formats.rows import Item, ShapeError, converted, document, episode_text_id, rest, values
 from lake.formats.source import Input
 from lake.formats.verifiers_messages import as_object, chat
@@ -79,6 +81,8 @@ class _Run(msgspec.Struct):
 def recognise(look: Look) -> bool:
     """Whether rows have an example, a prompt and a completion, and what only this tool writes beside them."""
     own = ("task", "reward", "metrics", "timing", "is_completed", "generation_ms")
+    if look.kind == "parquet":
+        return {"example_id", "prompt", "completion", "reward"} <= set(look.names)
     return any(
         {"prompt", "completion"} <= value.keys()
         and ("example_id" in value or {"id", "task", "reward"} <= value.keys())
@@ -125,17 +129,7 @@ def to_records(value: Any, file: Input, run: _Run) -> list[EpisodeRecord]:
     task = row.id if row.example_id is None else row.example_id
     if task is None:
         raise ShapeError("`example_id` is null; valid: the number or name of the example")
-    prompt, completion = chat(row.prompt, "prompt"), chat(row.completion, "completion")
-    mains, subs = calls_of(value.get("trajectory"))
-    own = {id(message) for message in completion}
-    talk = conversation(
-        [*prompt, *completion], is_decision=lambda message: is_assistant(message) and id(message) in own, place="chat"
-    )
-    if len(mains) > len(talk.steps):
-        talk = retold(mains, completion)
-    is_told = 0 < len(mains) == len(talk.steps)
-    if is_told:
-        learn(talk.steps, mains, row.reward)
+    talk, subs, is_told = _talk(row, value.get("trajectory"))
     timing, usage = as_object(value.get("timing")), as_object(value.get("token_usage"))
     _time(talk.steps, timing)
     model = run.text("model")
@@ -144,23 +138,10 @@ def to_records(value: Any, file: Input, run: _Run) -> list[EpisodeRecord]:
     scores, named = Scores(), _metrics(value, row, run)
     for name, score in named.items():
         scores.add(name, score)
-    error, told = _error(value.get("error"))
+    error, trajectory = _error(value.get("error")), value.get("trajectory")
     stop = reason if isinstance(reason := value.get("stop_condition"), str) else None
     is_cut = value.get("is_truncated") is True or stop in _LIMITS
     is_done = value.get("is_completed")
-    info = _parsed(value.get("info"))
-    tools = value.get("tool_defs") or (info.get("oai_tools") if isinstance(info, dict) else None)
-    mirrored = {name for name, score in named.items() if name not in _COLUMNS and value.get(name) == score}
-    extra = {
-        **(rest(value, *_COLUMNS, *mirrored) or {}),
-        "id": None if row.example_id is None else row.id,
-        "error": told,
-        "trajectory": None if is_told else value.get("trajectory"),
-        "metadata": {name: without_secrets(run.facts[name]) for name in _OF_THE_RUN if run.facts.get(name)},
-        "metadata_fault": run.fault,
-        "token_usage": rest(usage, "input_tokens", "output_tokens"),
-        "tool_defs": None if isinstance(tools, list) else value.get("tool_defs"),
-    }
     sampling = run.facts.get("sampling_args")
     record = EpisodeRecord(
         task_id=str(task),
@@ -170,7 +151,7 @@ def to_records(value: Any, file: Input, run: _Run) -> list[EpisodeRecord]:
         policy=model,
         sampling=without_secrets(sampling) if isinstance(sampling, dict) and sampling else None,
         source_version=_version(run),
-        tools=tools if isinstance(tools, list) and tools else None,
+        tools=_tools(value),
         status="failed" if error else "truncated" if is_cut else "aborted" if is_done is False else "completed",
         terminated=False if is_cut else True if is_done is True and not error else None,
         stop_reason=stop,
@@ -185,9 +166,48 @@ def to_records(value: Any, file: Input, run: _Run) -> list[EpisodeRecord]:
         initial_messages=talk.initial_messages,
         final_observation=talk.final_observation,
         steps=talk.steps,
-        extra={key: item for key, item in extra.items() if item not in (None, {}, [], "")} or None,
+        extra=_extra(value, row, run, named) | ({"trajectory": trajectory} if trajectory and not is_told else {})
+        or None,
     )
     return [record, *(_of_sub_model(calls, record, number + 1, file) for number, calls in enumerate(subs))]
+
+
+def _talk(row: _Row, trajectory: Any) -> tuple[Conversation, list[list[dict[str, Any]]], bool]:
+    """The conversation, the calls of sub-models, and whether the trajectory is told by both."""
+    prompt, completion = chat(row.prompt, "prompt"), chat(row.completion, "completion")
+    mains, subs = calls_of(trajectory)
+    own = {id(message) for message in completion}
+    talk = conversation(
+        [*prompt, *completion], is_decision=lambda message: is_assistant(message) and id(message) in own, place="chat"
+    )
+    if len(mains) > len(talk.steps):
+        talk = retold(mains, completion)
+    if not 0 < len(mains) == len(talk.steps):
+        return talk, subs, False
+    learn(talk.steps, mains, row.reward)
+    return talk, subs, True
+
+
+def _tools(value: dict[str, Any]) -> list[Any] | None:
+    """The tools that were offered: the last versions list them, earlier ones had them in the data set's row."""
+    info = _parsed(value.get("info"))
+    tools = value.get("tool_defs") or (info.get("oai_tools") if isinstance(info, dict) else None)
+    return tools if isinstance(tools, list) and tools else None
+
+
+def _extra(value: dict[str, Any], row: _Row, run: _Run, named: dict[str, Any]) -> dict[str, Any]:
+    """What of a row has no column: all but what repeats a score or the error."""
+    mirrored = {name for name, score in named.items() if name not in _COLUMNS and value.get(name) == score}
+    extra = {
+        **(rest(value, *_COLUMNS, *mirrored) or {}),
+        "id": None if row.example_id is None else row.id,
+        "error": value["error"] if isinstance(value.get("error"), dict) else None,
+        "metadata": {name: without_secrets(run.facts[name]) for name in _OF_THE_RUN if run.facts.get(name)},
+        "metadata_fault": run.fault,
+        "token_usage": rest(as_object(value.get("token_usage")), "input_tokens", "output_tokens"),
+        "tool_defs": None if isinstance(value.get("tool_defs"), list) else value.get("tool_defs"),
+    }
+    return {key: item for key, item in extra.items() if item not in (None, {}, [], "")}
 
 
 def _of_sub_model(calls: list[dict[str, Any]], parent: EpisodeRecord, index: int, file: Input) -> EpisodeRecord:
@@ -246,12 +266,12 @@ def _when(seconds: Any) -> Any:
     return moment(seconds) if number(seconds) else None
 
 
-def _error(value: Any) -> tuple[str | None, dict[str, Any] | None]:
-    """The text of an error, and what else is said of it."""
+def _error(value: Any) -> str | None:
+    """The text of an error."""
     if isinstance(value, dict):
         texts = [value.get(name) for name in ("error_chain_str", "error_chain_repr", "error")]
-        return next((text for text in texts if isinstance(text, str) and text), "error"), value
-    return (value if isinstance(value, str) else str(value)) if value else None, None
+        return next((text for text in texts if isinstance(text, str) and text), "error")
+    return (value if isinstance(value, str) else str(value)) if value else None
 
 
 def _parsed(info: Any) -> Any:

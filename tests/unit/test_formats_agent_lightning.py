@@ -25,7 +25,13 @@ def answer(message: Any, prompt_ids: list[int], ids: list[int], **fields: Any) -
     logprobs = {"content": [{"token": "t", "logprob": -0.5} for _ in ids]}
     choice = {"index": 0, "message": message, "finish_reason": "stop", "token_ids": ids, "logprobs": logprobs}
     usage = {"prompt_tokens": len(prompt_ids), "completion_tokens": len(ids), "total_tokens": 9}
-    made = {"id": "r", "object": "chat.completion", "model": "tiny", "choices": [choice], "usage": usage}
+    made: dict[str, Any] = {
+        "id": "r",
+        "object": "chat.completion",
+        "model": "tiny",
+        "choices": [choice],
+        "usage": usage,
+    }
     return made | {"prompt_token_ids": prompt_ids} | fields
 
 
@@ -48,7 +54,7 @@ REWARD = event("reward", {"value": 1.0, "reason": "right", "source": "agent"})
 
 def archive(*events: Any, **fields: Any) -> dict[str, Any]:
     """A line with the nested status of 1.0."""
-    status = {"state": "succeeded", "last_attempt_id": "a", "error_message": None, "version": 3}
+    status: dict[str, Any] = {"state": "succeeded", "last_attempt_id": "a", "error_message": None, "version": 3}
     status |= {"created_at": 1_750_000_000.0, "updated_at": 1_750_000_009.0}
     rollout = {"rollout_id": "ro", "input": {"question": "1 + 2?", "answer": "3"}, "is_train": True, "config": {}}
     rollout |= {"metadata": {"batch_idx": 2, "sample_idx_in_batch": 0}, "status": status} | fields

@@ -209,6 +209,7 @@ def test_the_lines_of_one_response_are_one_decision_with_the_last_usage(tmp_path
     assert step.extra is not None
     assert (step.extra["signatures"], step.extra["uuids"]) == (["sig"], ["b", "c", "d", "e"])
     assert (step.extra["message_id"], step.extra["requestId"]) == ("m", "req")
+    assert step.extra["usage"]["output_tokens"] == 9
 
 
 def test_an_id_that_comes_again_after_a_person_spoke_is_another_response(tmp_path: Path) -> None:
@@ -237,6 +238,27 @@ def test_a_response_goes_on_after_the_result_of_its_first_call(tmp_path: Path) -
     record = one(tmp_path, *lines, result("r2", "c", 2), said("d", "r2", "Done."))
     assert [len(step.tool_calls or ()) for step in record.steps] == [2, 0]
     assert len(record.steps[1].context) == 2
+
+
+def test_notes_between_the_lines_of_a_response_do_not_part_it(tmp_path: Path) -> None:
+    note = line("attachment", "n", "b", attachment={"type": "hook_success"})
+    record = one(tmp_path, asked("a", None), said("b", "a", "One. ", name="m"), note, said("c", "n", "Two.", name="m"))
+    assert [step.action for step in record.steps] == ["One. Two."]
+
+
+def test_calls_that_are_numbered_anew_get_the_results_that_follow_them(tmp_path: Path) -> None:
+    lines = [asked("a", None), said("b", "a", call(1)), result("r", "b", 1, "first"), said("c", "r", call(1, "Read"))]
+    record = one(tmp_path, *lines, result("q", "c", 1, "second"), said("d", "q", "Done."))
+    assert [(step.state, step.context[0]["name"]) for step in record.steps[1:]] == [
+        ("first", "Bash"),
+        ("second", "Read"),
+    ]
+
+
+def test_a_result_of_no_call_is_seen_where_it_stands(tmp_path: Path) -> None:
+    lines = [asked("a", None), said("b", "a", call(1)), result("x", "b", 9, "stray"), result("r", "b", 1)]
+    record = one(tmp_path, *lines, said("c", "r", "Done."))
+    assert record.steps[1].state == "ok\nstray"
 
 
 def test_what_a_skill_or_a_hook_adds_beside_the_main_line_was_seen(tmp_path: Path) -> None:
@@ -444,6 +466,25 @@ def test_a_sidechain_that_hangs_on_the_main_line_belongs_to_that_step(tmp_path: 
     assert (agent.agent_id, agent.parent_step_index, len(agent.steps)) == ("sidechain-1", 0, 1)
 
 
+def test_a_sidechain_that_lost_a_line_is_one_episode(tmp_path: Path) -> None:
+    side = {"isSidechain": True}
+    lines = [asked("a", None), said("b", "a", call(1, "Task", prompt="Go.")), asked("s", None, "Go.", **side)]
+    _, agent = read(tmp_path, *lines, said("t", "s", "One.", **side), said("v", "lost", "Two.", **side))
+    assert [step.action for step in agent.steps] == ["One.", "Two."]
+
+
+def test_a_sub_agent_in_another_folder_belongs_to_its_sessions_run(tmp_path: Path) -> None:
+    side = {"isSidechain": True, "agentId": "abc", "cwd": "/home/user/shop/inner"}
+    (tmp_path / "s1/subagents").mkdir(parents=True)
+    write(tmp_path / "s1.jsonl", asked("a", None), said("b", "a", call(1, "Agent")), result("r", "b", 1))
+    path = write(tmp_path / "s1/subagents/agent-abc.jsonl", asked("s", None, **side), said("t", "s", "Sub.", **side))
+    (agent,) = read_file(path)[0]
+    assert (agent.run_id, agent.parent_step_index) == ("shop", None)
+    lines = [asked("a", None), said("b", "a", call(1, "Agent")), result("r", "b", 1, toolUseResult={"agentId": "abc"})]
+    write(tmp_path / "s1.jsonl", *lines)
+    assert read_file(path)[0][0].parent_step_index == 0
+
+
 def test_a_sub_agent_that_goes_on_is_one_episode(tmp_path: Path) -> None:
     side = {"isSidechain": True, "agentId": "abc"}
     lines = [
@@ -523,7 +564,7 @@ GOOD = (asked("a", None), said("b", "a", "1"), asked("c", "b", "More."), said("d
         (result("c", "b", 1, {"a": 1}), "invalid", "`message.content[0].content` is dict"),
         (said("c", "b", {"type": "tool_use", "id": "t"}), "invalid", "missing required field `name`"),
         ('{"type": "user", "uuid": NaN}', "malformed", "NaN"),
-        (json.dumps(asked("c", "b", "DEEP")).replace('"DEEP"', "[" * 900 + "]" * 900), "invalid", "Expected `object`"),
+        (json.dumps(asked("c", "b", "DEEP")).replace('"DEEP"', "[" * 900 + "]" * 900), "invalid", "nested too deeply"),
         (
             json.dumps(asked("c", "b", toolUseResult="D")).replace('"D"', "[" * 900 + "]" * 900),
             "invalid",
@@ -561,6 +602,18 @@ def test_half_a_surrogate_pair_becomes_an_escape(tmp_path: Path) -> None:
     assert record.steps[0].action == "cut \\ud83d"
 
 
+def test_a_stream_names_its_version_in_its_first_line(tmp_path: Path) -> None:
+    stream = {"session_id": "s1", "parent_tool_use_id": None, "uuid": "b"}
+    first = {"type": "system", "subtype": "init", "session_id": "s1", "cwd": "/home/user/shop", "uuid": "a"}
+    spoken = stream | {"type": "assistant", "message": said("b", None, "Hello.")["message"]}
+    ended = {"type": "result", "subtype": "error_max_turns", "session_id": "s1", "total_cost_usd": 0.5}
+    record = one(tmp_path, first | {"claude_code_version": "2.1.0"}, spoken, ended)
+    assert (record.source_version, record.task_id, record.run_id) == ("2.1.0", "s1", "shop")
+    assert (record.status, record.terminated, record.cost) == ("truncated", False, 0.5)
+    _, (reject,) = read_file(write(tmp_path / "s.jsonl", first | {"claude_code_version": "4.0.0"}, spoken))
+    assert reject.reason == "unsupported"
+
+
 def test_a_newer_version_is_unsupported(tmp_path: Path) -> None:
     records, (reject,) = read_file(write(tmp_path / "s.jsonl", *(value | {"version": "3.0.1"} for value in GOOD)))
     assert records == []
@@ -577,9 +630,13 @@ def test_a_session_without_a_decision_is_rejected(tmp_path: Path) -> None:
 
 
 def test_no_damage_raises(tmp_path: Path) -> None:
-    for path in (GOLDEN / "2.0.14.jsonl", SESSION, GOLDEN / "stream_2.0.14.jsonl"):
-        lines = [json.loads(text) for text in path.read_text().splitlines()]
-        assert_never_raises(tmp_path / "s.jsonl", lines, lines=True, most=60)
+    side = {"isSidechain": True, "agentId": "abc"}
+    lines = [asked("a", None), said("b", "a", call(1, "Agent", prompt="Go.")), asked("s", None, "Go.", **side)]
+    lines += [said("t", "s", "Sub.", **side), result("r", "b", 1, toolUseResult={"agentId": "abc"})]
+    lines += [line("attachment", "q", "r", attachment={"type": "queued_command", "prompt": "Faster!"})]
+    lines += [line("system", "x", "q", subtype="compact_boundary"), said("c", "x", "Done."), said("d", "q", "Fork.")]
+    lines += [{"type": "api-request", "id": "1", "params": {"max_tokens": 1}, "sessionId": "s1"}]
+    assert_never_raises(tmp_path / "s.jsonl", lines, lines=True, most=500)
 
 
 def test_a_branch_of_many_rewinds_is_read_in_linear_time(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Inspect logs: what real ones hold, by counts that know nothing of the reader, and what each rule is."""
 
+import gc
 import gzip
 import io
 import json
@@ -314,6 +315,10 @@ def test_a_log_that_a_newer_tool_wrote_again_has_the_same_episodes(tmp_path: Pat
     made = sample(events=[event], store={}, error_retries=[], role_usage={}, choices=None)
     (after,), _ = read(tmp_path / "b", made, eval=spec | {"task_args": {}, "tags": [], "metadata": None})
     assert identify(before, "") == identify(after, "")
+    args = {"task_args": {"n": 1}}
+    (first,), _ = read(tmp_path / "a", sample(), eval=spec | args)
+    (second,), _ = read(tmp_path / "b", sample(), eval=spec | args | {"task_args_passed": {"n": 1}})
+    assert identify(first, "") == identify(second, "")
 
 
 @pytest.mark.parametrize(
@@ -825,6 +830,19 @@ def test_an_archive_is_read_sample_by_sample(tmp_path: Path) -> None:
     next(records)
     assert meter.done < path.stat().st_size / 4
     assert len(list(records)) == 19
+
+
+@pytest.mark.parametrize("name", ["zstd.eval", "deflate.eval", "chunked.eval", "log.json.gz"])
+def test_reading_leaves_nothing_to_the_garbage_collector(name: str) -> None:
+    """Ingest stops it: a sample that is part of a cycle would stay in memory for good."""
+    list(FORMATS["inspect"].read(GOLDEN / name))
+    gc.collect()
+    gc.disable()
+    try:
+        list(FORMATS["inspect"].read(GOLDEN / name))
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "latin-1", "utf-16"])

@@ -17,7 +17,14 @@ from testkit.formats import assert_never_raises, counts, read_file
 def row(**fields: Any) -> dict[str, Any]:
     """A sequence with two answers, as it is written since October 2026."""
     mask = [False, False, True, True, False, True]
-    made = {"schema_version": 1, "step": 9, "export_step": 4, "rank": 1, "micro_step": 0, "micro_sequence_idx": 0}
+    made: dict[str, Any] = {
+        "schema_version": 1,
+        "step": 9,
+        "export_step": 4,
+        "rank": 1,
+        "micro_step": 0,
+        "micro_sequence_idx": 0,
+    }
     made |= {"export_sequence_idx": 3, "run_id": "run-1", "env_name": "math", "token_ids": [1, 2, 3, 4, 5, 6]}
     made |= {"position_ids": list(range(6)), "loss_mask": mask, "rewards": [0.5] * 6, "advantages": [1.0] * 6}
     logprobs = [-0.5 if trained else 0.0 for trained in mask]

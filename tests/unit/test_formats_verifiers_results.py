@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from lake.errors import FormatError
@@ -23,7 +25,12 @@ ANSWER = {"role": "assistant", "content": "It is 3."}
 
 def row(**fields: Any) -> dict[str, Any]:
     """A row of 0.1.14."""
-    made = {"example_id": 4, "prompt": [SYSTEM, ASK], "completion": [CALLING, RESULT, ANSWER], "reward": 1.5}
+    made: dict[str, Any] = {
+        "example_id": 4,
+        "prompt": [SYSTEM, ASK],
+        "completion": [CALLING, RESULT, ANSWER],
+        "reward": 1.5,
+    }
     return made | {"metrics": {"right": 1.0}, "right": 1.0, "is_completed": True, "timing": {}} | fields
 
 
@@ -31,13 +38,19 @@ def call(prompt: list[Any], answer: Any, **fields: Any) -> dict[str, Any]:
     """A call of a trajectory."""
     response = {"id": "r", "model": "tiny", "usage": {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}}
     response["message"] = answer | {"finish_reason": "stop"}
-    made = {"prompt": prompt, "completion": [answer], "response": response, "tokens": None, "reward": 1.5}
+    made: dict[str, Any] = {
+        "prompt": prompt,
+        "completion": [answer],
+        "response": response,
+        "tokens": None,
+        "reward": 1.5,
+    }
     return made | {"advantage": 0.0, "trajectory_id": "main", "extras": {}} | fields
 
 
 def tokens(prompt: list[int], action: list[int], **fields: Any) -> dict[str, Any]:
     """The tokens of a call."""
-    made = {"prompt_ids": prompt, "prompt_mask": [0] * len(prompt), "completion_ids": action}
+    made: dict[str, Any] = {"prompt_ids": prompt, "prompt_mask": [0] * len(prompt), "completion_ids": action}
     made |= {"completion_mask": [1] * len(action), "completion_logprobs": [-0.5] * len(action)}
     return made | {"overlong_prompt": False, "is_truncated": False} | fields
 
@@ -171,6 +184,20 @@ def test_unknown_metrics_stay_unknown_and_others_are_kept(tmp_path: Path) -> Non
         ("pass_1", 1.0, None),
         ("verdict", None, {"value": "fine"}),
     ]
+
+
+def test_rows_may_be_in_a_parquet_file(tmp_path: Path) -> None:
+    pq.write_table(
+        pa.Table.from_pylist([row(timing={"total": 1.0}), row(timing={"total": 1.0}, reward=0.5)]),
+        tmp_path / "train-0.parquet",
+    )
+    records, rejects = read_file(tmp_path / "train-0.parquet")
+    assert not rejects
+    assert [(r.task_id, r.rollout_index, r.env_return, len(r.steps)) for r in records] == [
+        ("4", 0, 1.5, 2),
+        ("4", 1, 0.5, 2),
+    ]
+    assert records[0].steps[0].tool_calls is not None
 
 
 def test_siblings_are_rows_of_an_example_in_any_order(tmp_path: Path) -> None:

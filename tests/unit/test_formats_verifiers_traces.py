@@ -22,7 +22,10 @@ def node(
 ) -> dict[str, Any]:
     """A node; the last `sampled` of its tokens are."""
     ids = ids or []
-    made = {"message": {"role": "assistant" if sampled else "user", "content": text}, "sampled": bool(sampled)}
+    made: dict[str, Any] = {
+        "message": {"role": "assistant" if sampled else "user", "content": text},
+        "sampled": bool(sampled),
+    }
     made |= {"token_ids": ids, "mask": [False] * (len(ids) - sampled) + [True] * sampled}
     made |= {"logprobs": [-0.5] * sampled} | ({} if parent is None else {"parent": parent})
     return made | fields
@@ -34,7 +37,13 @@ TASK = {"type": "T", "data": {"idx": 0, "answer": "42"}, "key": "k"}
 
 def trace(nodes: list[Any] | None = None, **fields: Any) -> dict[str, Any]:
     """A trace of 0.4."""
-    made = {"version": 1, "id": "t", "verifiers": {"version": "0.4.0"}, "task": TASK, "agent": {"name": "solver"}}
+    made: dict[str, Any] = {
+        "version": 1,
+        "id": "t",
+        "verifiers": {"version": "0.4.0"},
+        "task": TASK,
+        "agent": {"name": "solver"},
+    }
     made |= {
         "nodes": LINE if nodes is None else nodes,
         "calls": [],
@@ -45,7 +54,14 @@ def trace(nodes: list[Any] | None = None, **fields: Any) -> dict[str, Any]:
 
 def episode(*traces: Any, **fields: Any) -> dict[str, Any]:
     """A line."""
-    made = {"id": "e", "env": {"id": "toy"}, "task": TASK, "group": {"id": "g"}, "ok": True, "errors": []}
+    made: dict[str, Any] = {
+        "id": "e",
+        "env": {"id": "toy"},
+        "task": TASK,
+        "group": {"id": "g"},
+        "ok": True,
+        "errors": [],
+    }
     run = {"type": "train", "id": "run-1", "work": {"type": "train", "step": 5, "policy": {"start": 4, "end": 4}}}
     return made | {"run": run, "traces": list(traces or [trace()])} | fields
 
@@ -438,7 +454,13 @@ def test_a_trace_of_0_2_0_has_usage_at_its_nodes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("late", "version"), [(0, 12), (1, None)])
 def test_a_rollout_of_prime_rl_before_episodes_names_its_policy(tmp_path: Path, late: int, version: int | None) -> None:
-    about = {"kind": "train", "env_name": "math", "group_id": "g", "policy_version": 12, "off_policy_steps": late}
+    about: dict[str, Any] = {
+        "kind": "train",
+        "env_name": "math",
+        "group_id": "g",
+        "policy_version": 12,
+        "off_policy_steps": late,
+    }
     (record,) = of(tmp_path, trace(advantage=0.5, **about))
     assert (record.environment, record.policy_version, record.split) == ("math", version, "train")
     assert record.scores[-1].metrics == {"advantage": 0.5}

@@ -154,8 +154,9 @@ def test_a_time_outside_of_the_calendar_in_utc_is_rejected(tmp_path: Path) -> No
     assert "steps[0]: `started_at` is 9999-12-31" in rejected(tmp_path / "f", step).message
 
 
-def test_where_a_record_says_it_comes_from_does_not_matter(tmp_path: Path) -> None:
-    assert one(tmp_path / "f", line(episode("t", source_format="elsewhere"))).source_format == "jsonl"
+def test_a_record_that_was_exported_keeps_the_format_that_it_first_came_from(tmp_path: Path) -> None:
+    assert one(tmp_path / "f", line(episode("t", source_format="elsewhere"))).source_format == "elsewhere"
+    assert one(tmp_path / "f", line(episode("t"))).source_format == "jsonl"
 
 
 # ---------------------------------------------------------------- keys that are there twice

@@ -30,14 +30,16 @@ FOLDER = Path(__file__).parent / "agent_lightning_spans"
 START = 1_750_000_000.0
 PORT = 8765
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}]
-OF_THE_HOST = re.compile(r"metadata\.|hidden_params|server\.|network\.|url\.|gen_ai\.cost\.|imported_libraries|service\.")
+OF_THE_HOST = re.compile(
+    r"metadata\.|hidden_params|server\.|network\.|url\.|gen_ai\.cost\.|imported_libraries|service\."
+)
 
 
 class Server(BaseHTTPRequestHandler):
-    """Asked by a user it calls add; after that it answers. A prompt's ids are those of the call before, and one more."""
+    """Asked by a user it calls add, then it answers. A prompt's ids are those of the call before, and one more."""
 
     count = 0
-    ids = [1, 2, 3]
+    ids = ()
 
     def log_message(self, *_):
         """Say nothing."""
@@ -103,7 +105,9 @@ async def of_proxy(url):
     await asyncio.sleep(8)
     spans = await store.query_spans(rollout.rollout_id)
     await proxy.stop()
-    return [span for span in spans if span.name in ("litellm_request", "raw_gen_ai_request", "POST /v1/chat/completions")]
+    return [
+        span for span in spans if span.name in ("litellm_request", "raw_gen_ai_request", "POST /v1/chat/completions")
+    ]
 
 
 def write(name, spans):

@@ -15,8 +15,16 @@ from verifiers.v1.graph import MessageNode
 from verifiers.v1.semantic import ParentLink
 from verifiers.v1.task import TaskData
 from verifiers.v1.trace import AgentInfo, Error, ModelCall, TimeSpan, Timing, Trace, TraceTask
-from verifiers.v1.types import AssistantMessage, SamplingConfig, SystemMessage, Tool, ToolCall, ToolMessage, Usage
-from verifiers.v1.types import UserMessage
+from verifiers.v1.types import (
+    AssistantMessage,
+    SamplingConfig,
+    SystemMessage,
+    Tool,
+    ToolCall,
+    ToolMessage,
+    Usage,
+    UserMessage,
+)
 from verifiers.v1.utils.trace_store import write_episode
 
 FOLDER = Path(__file__).parent / "verifiers_traces"
@@ -73,7 +81,13 @@ def with_tools(task):
         node(AssistantMessage(reasoning_content="Call it.", tool_calls=[CALL]), 1, [5, 6, 7], 2),
         node(ToolMessage(tool_call_id="call_1", content="3", name="add"), 2, [8]),
         node(UserMessage(content="Check 3."), ids=[20]),
-        node(AssistantMessage(content="Right."), 4, [21, 22], 1, semantic_parents=[ParentLink(node=2, type="subagent_call")]),
+        node(
+            AssistantMessage(content="Right."),
+            4,
+            [21, 22],
+            1,
+            semantic_parents=[ParentLink(node=2, type="subagent_call")],
+        ),
         node(AssistantMessage(content="It is 3"), 3, [9, 10], 1),
     ]
     calls = [call(2, finish_reason="tool_calls"), call(5), call(6, finish_reason="length")]
@@ -105,7 +119,10 @@ def failed(task):
     nodes = [node(UserMessage(content="3 + 3?"), ids=[1]), node(AssistantMessage(content="6"), 0, [2, 3], 1)]
     error = Error(type="TaskError", message="boom")
     state = {"ok": False, "errors": [error], "stop_condition": "task_error", "rewards": {"correct": None}}
-    judged = [node(UserMessage(content="Is 6 right?")), MessageNode(parent=0, message=AssistantMessage(content="Yes"), sampled=True, timestamp=START)]
+    judged = [
+        node(UserMessage(content="Is 6 right?")),
+        MessageNode(parent=0, message=AssistantMessage(content="Yes"), sampled=True, timestamp=START),
+    ]
     return [trace(task, "judge", judged, [call(1)], trainable=False), trace(task, "solver", nodes, [call(1)], **state)]
 
 
@@ -113,7 +130,9 @@ def main():
     """Write the file anew."""
     FOLDER.mkdir(exist_ok=True)
     (FOLDER / "traces.jsonl").unlink(missing_ok=True)
-    tasks = [TraceTask(type="Sum", data=Data(idx=n, prompt="?", answer="3"), key=f"sums/{n % 2}", hash="h") for n in range(3)]
+    tasks = [
+        TraceTask(type="Sum", data=Data(idx=n, prompt="?", answer="3"), key=f"sums/{n % 2}", hash="h") for n in range(3)
+    ]
     made = [
         episode(0, tasks[0], [with_tools(tasks[0])]),
         episode(1, tasks[2], [resampled(tasks[2])]),

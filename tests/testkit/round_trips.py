@@ -1,0 +1,55 @@
+"""There and back: what a lake holds is exported, and read into a new one."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lake import Lake
+from lake.export import target
+from lake.export.job import export
+from lake.export.request import Manifest, Request
+from lake.read.episodes import KEYS, read_episodes
+from lake.records import EpisodeRecord
+from testkit.copies import empty_lake
+
+
+def records(lk: Lake) -> dict[int, EpisodeRecord]:
+    """The episodes of a lake by their ids, with the scores that came with them."""
+    snapshot = lk.snapshot()
+    found = {}
+    for episode in read_episodes(snapshot, snapshot.scan("episodes").select(*KEYS, "num_steps").collect().sort(*KEYS)):
+        episode.record.scores = [score for version, score in episode.scores if version in ("recorded", "imported")]
+        episode.record.source_uri = None
+        found[episode.episode_id] = episode.record
+    return found
+
+
+def exported(lk: Lake, out: Path, name: str, **given: Any) -> Manifest:
+    """Export in the format of a name."""
+    return export(lk, Request(target(name), out, **given))
+
+
+def there_and_back(
+    lk: Lake, tmp_path: Path, name: str, run_id: str | None = None, **given: Any
+) -> tuple[dict[int, EpisodeRecord], Manifest]:
+    """The episodes of a new lake that read what was exported; nothing of it may be rejected."""
+    manifest = exported(lk, tmp_path / "out", name, **given)
+    other = empty_lake(tmp_path / "other")
+    report = other.ingest(tmp_path / "out", run_id=run_id)
+    assert report.rejected == 0, report.first_fault
+    return records(other), manifest
+
+
+def assert_same(
+    before: dict[int, EpisodeRecord],
+    after: dict[int, EpisodeRecord],
+    alike: Callable[[Any], Any] = lambda value: value,
+) -> None:
+    """Lakes hold the same episodes, field by field; `alike` makes what may differ the same."""
+    assert before.keys() == after.keys(), "the same keys: format, run, round, task, seed, rollout, attempt, agent"
+    for episode_id, record in before.items():
+        mine, other = (alike(msgspec.to_builtins(one)) for one in (record, after[episode_id]))
+        different = {name for name in mine.keys() | other.keys() if mine.get(name) != other.get(name)}
+        assert {name: mine.get(name) for name in different} == {name: other.get(name) for name in different}

@@ -1,0 +1,369 @@
+"""GenAI conventions: what spans are, and where their messages stand; and those of the Vercel AI SDK."""
+
+import json
+from typing import Any
+
+import pytest
+
+from lake.formats import otlp_genai, otlp_vercel
+from lake.formats.attributes import flattened
+from lake.formats.otlp_genai import evaluations
+from lake.formats.traces import Call, Span, Tool
+
+USER = {"role": "user", "content": "Weather?"}
+CALL = {"id": "c1", "type": "function", "function": {"name": "get", "arguments": '{"city": "Paris"}'}}
+CHAT = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "m-1"}
+
+
+def event(name: str, **attributes: Any) -> dict[str, Any]:
+    return {"name": name, "time": None, "attributes": attributes}
+
+
+def filled(attributes: dict[str, Any], *events: dict[str, Any], name: str = "n", error: str | None = None) -> Span:
+    """A span of which everything is said that its attributes tell."""
+    span = Span(id="a", name=name, attributes=dict(attributes), error=error)
+    left = list(events)
+    assert otlp_genai.fill(span, left)
+    assert all(e["name"].startswith("other") for e in left), "what became messages is taken out"
+    return span
+
+
+def call(attributes: dict[str, Any], *events: dict[str, Any]) -> Call:
+    found = filled(CHAT | attributes, *events).call
+    assert found is not None
+    return found
+
+
+# ---------------------------------------------------------------- what a span is
+
+
+@pytest.mark.parametrize(
+    ("attributes", "kind"),
+    [
+        ({"gen_ai.operation.name": "chat"}, "llm"),
+        ({"gen_ai.operation.name": "generate_content"}, "llm"),
+        ({"gen_ai.operation.name": "text_completion"}, "llm"),
+        ({"gen_ai.operation.name": "my_call", "gen_ai.output.messages": "[]"}, "llm"),
+        ({"llm.request.type": "chat"}, "llm"),
+        ({"gen_ai.system": "x", "gen_ai.prompt.0.content": "hi"}, "llm"),
+        ({"gen_ai.operation.name": "embeddings", "gen_ai.request.model": "e"}, "embeddings"),
+        ({"llm.request.type": "embedding"}, "embedding"),
+        ({"llm.request.type": "rerank"}, "rerank"),
+        ({"gen_ai.operation.name": "invoke_agent"}, "agent"),
+        ({"gen_ai.operation.name": "invoke_workflow"}, "invoke_workflow"),
+        ({"traceloop.span.kind": "agent"}, "agent"),
+        ({"traceloop.span.kind": "workflow"}, "workflow"),
+        ({"agent_name": "joker", "model_name": "m"}, "agent"),
+        ({"gen_ai.agent.name": "joker"}, "agent"),
+        ({"gen_ai.operation.name": "execute_tool"}, "tool"),
+        ({"traceloop.span.kind": "tool"}, "tool"),
+        ({"gen_ai.tool.name": "get", "gen_ai.agent.name": "joker"}, "tool"),
+        ({"http.method": "GET"}, None),
+        ({"gen_ai.system": "x", "gen_ai.request.model": "m"}, None),
+    ],
+)
+def test_attributes_say_what_a_span_is(attributes: dict[str, Any], kind: str | None) -> None:
+    assert otlp_genai.kind_of(attributes) == kind
+
+
+def test_an_agent_has_a_name_and_does_not_repeat_the_messages_of_its_calls() -> None:
+    span = filled(
+        {"gen_ai.operation.name": "invoke_agent", "pydantic_ai.all_messages": "[]", "x": 1}, name="invoke_agent joker"
+    )
+    assert (span.agent, span.attributes) == ("joker", {"gen_ai.operation.name": "invoke_agent", "x": 1})
+    assert filled({"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "critic"}).agent == "critic"
+
+
+# ---------------------------------------------------------------- where messages stand
+
+PARTS = {
+    "gen_ai.input.messages": [{"role": "user", "parts": [{"type": "text", "content": "Weather?"}]}],
+    "gen_ai.output.messages": [
+        {
+            "role": "assistant",
+            "parts": [
+                {"type": "reasoning", "content": "Hm."},
+                {"type": "text", "content": "Let me look."},
+                {"type": "tool_call", "id": "c1", "name": "get", "arguments": '{"city": "Paris"}'},
+            ],
+            "finish_reason": "tool_call",
+        }
+    ],
+    "gen_ai.system_instructions": [{"type": "text", "content": "Be kind."}],
+}
+NUMBERED = {
+    "gen_ai.prompt.0.role": "system",
+    "gen_ai.prompt.0.content": "Be kind.",
+    "gen_ai.prompt.1.role": "user",
+    "gen_ai.prompt.1.content": "Weather?",
+    "gen_ai.completion.0.role": "thinking",
+    "gen_ai.completion.0.content": "Hm.",
+    "gen_ai.completion.1.role": "assistant",
+    "gen_ai.completion.1.content": "Let me look.",
+    "gen_ai.completion.1.finish_reason": "tool_call",
+    "gen_ai.completion.1.tool_calls.0.id": "c1",
+    "gen_ai.completion.1.tool_calls.0.name": "get",
+    "gen_ai.completion.1.tool_calls.0.arguments": '{"city": "Paris"}',
+}
+GIVEN = [{"role": "system", "content": "Be kind."}, USER]
+ANSWER = {"role": "assistant", "content": "Let me look.", "reasoning_content": "Hm.", "tool_calls": [CALL]}
+PLACES: dict[str, tuple[dict[str, Any], list[Any]]] = {
+    "json text": ({key: json.dumps(value) for key, value in PARTS.items()}, []),
+    "structured": (PARTS, []),
+    "on an event": ({}, [event("gen_ai.client.inference.operation.details", **PARTS)]),
+    "numbered": (NUMBERED, []),
+    "json text of chat messages": ({"gen_ai.prompt": json.dumps(GIVEN), "gen_ai.completion": json.dumps([ANSWER])}, []),
+    "content events": (
+        {},
+        [
+            event("gen_ai.content.prompt", **{"gen_ai.prompt": json.dumps(GIVEN)}),
+            event("gen_ai.content.completion", **{"gen_ai.completion": json.dumps([ANSWER])}),
+        ],
+    ),
+    "an event a message": (
+        {},
+        [
+            event("gen_ai.system.message", content="Be kind.", **{"gen_ai.system": "openai"}),
+            event("gen_ai.user.message", content="Weather?"),
+            event("gen_ai.choice", index=0, finish_reason="tool_call", message=ANSWER),
+        ],
+    ),
+    "events as an attribute": (
+        {
+            "events": json.dumps(
+                [
+                    {"event.name": "gen_ai.system.message", "content": "Be kind.", "role": "system"},
+                    {"event.name": "gen_ai.user.message", "content": "Weather?", "gen_ai.message.index": 0},
+                    {"event.name": "gen_ai.choice", "index": 0, "message": ANSWER, "finish_reason": "tool_call"},
+                ]
+            )
+        },
+        [],
+    ),
+    "request and response": (
+        {
+            "request_data": json.dumps({"messages": GIVEN, "model": "m-1"}),
+            "response_data": json.dumps({"message": ANSWER, "usage": {"total_tokens": 3}}),
+        },
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_messages_are_found_wherever_they_stand(place: str) -> None:
+    attributes, events = PLACES[place]
+    found = call(attributes, event("other"), *events)
+    assert found.prompt == GIVEN
+    (answer,) = found.answers
+    assert {key: answer[key] for key in ANSWER} == ANSWER
+    text = json.dumps([filled(CHAT | attributes, *events).attributes])
+    assert "Weather?" not in text
+    assert "Be kind" not in text
+
+
+def test_events_of_blocks_are_messages_of_blocks() -> None:
+    blocks = json.dumps([{"toolResult": {"toolUseId": "c1", "status": "success", "content": [{"text": "22C"}]}}])
+    found = call(
+        {},
+        event("gen_ai.user.message", content=json.dumps([{"text": "Weather?"}])),
+        event(
+            "gen_ai.assistant.message",
+            content=json.dumps([{"toolUse": {"toolUseId": "c1", "name": "get", "input": {}}}]),
+        ),
+        event("gen_ai.tool.message", content=blocks, role="tool", id="c1"),
+        event("gen_ai.choice", message=json.dumps([{"text": "Sunny."}]), finish_reason="end_turn"),
+    )
+    assert found.prompt is not None
+    assert [message["role"] for message in found.prompt] == ["user", "assistant", "tool"]
+    assert (found.prompt[0]["content"], found.prompt[2]["content"]) == ("Weather?", "22C")
+    assert (found.answers[0]["content"], found.answers[0]["finish_reason"]) == ("Sunny.", "end_turn")
+
+
+def test_text_of_a_user_that_looks_like_json_stays_text() -> None:
+    found = call(
+        {"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": '[{"a": 1}]', "gen_ai.completion.0.content": "x"}
+    )
+    assert found.prompt == [{"role": "user", "content": '[{"a": 1}]'}]
+
+
+def test_numbers_above_nine_are_in_order() -> None:
+    found = call({f"gen_ai.prompt.{n}.content": str(n) for n in range(12)} | {"gen_ai.completion.0.content": "x"})
+    assert found.prompt is not None
+    assert [message["content"] for message in found.prompt] == [str(n) for n in range(12)]
+
+
+def test_instructions_that_the_messages_have_too_are_not_said_twice() -> None:
+    given = [{"role": "system", "parts": [{"type": "text", "content": "Be kind."}]}, USER]
+    found = call({"gen_ai.system_instructions": "Be kind.", "gen_ai.input.messages": given})
+    assert found.prompt == GIVEN
+
+
+# ---------------------------------------------------------------- settings and outcome
+
+
+def test_settings_counts_and_names_have_their_places() -> None:
+    found = call(
+        {
+            "gen_ai.request.temperature": 0.5,
+            "gen_ai.request.max_tokens": 9,
+            "gen_ai.response.model": "m-1-2026",
+            "gen_ai.response.id": "r",
+            "gen_ai.response.finish_reasons": ["stop"],
+            "gen_ai.provider.name": "p",
+            "gen_ai.usage.input_tokens": "11",
+            "gen_ai.usage.output_tokens": 7,
+            "gen_ai.usage.cache_read.input_tokens": 3,
+            "operation.cost": "0.25",
+        }
+        | PARTS
+    )
+    assert (found.model, found.finish_reason, found.sampling) == (
+        "m-1-2026",
+        "stop",
+        {"temperature": 0.5, "max_tokens": 9},
+    )
+    assert (found.prompt_tokens, found.completion_tokens, found.cost) == (11, 7, 0.25)
+    assert found.extra == {
+        "response_id": "r",
+        "provider": "p",
+        "request_model": "m-1",
+        "usage": {"cache_read.input_tokens": 3},
+    }
+
+
+def test_several_choices_are_several_answers() -> None:
+    said = [{"role": "assistant", "parts": [{"type": "text", "content": t}]} for t in "ab"]
+    both = call({"gen_ai.output.messages": said, "gen_ai.request.choice.count": 2})
+    assert [message["content"] for message in both.answers] == ["a", "b"]
+    assert len(call({"gen_ai.output.messages": said}).answers) == 1
+
+
+@pytest.mark.parametrize(
+    ("attributes", "names"),
+    [
+        ({"gen_ai.tool.definitions": '[{"name": "get"}]'}, ["get"]),
+        ({"gen_ai.tool.definitions": [{"name": "get"}]}, ["get"]),
+        ({"llm.request.functions.0.name": "get", "llm.request.functions.0.parameters": '{"type": "object"}'}, ["get"]),
+        (
+            {"model_request_parameters": {"function_tools": [{"name": "a"}], "output_tools": [{"name": "b"}]}},
+            ["a", "b"],
+        ),
+    ],
+)
+def test_tools_that_were_offered_are_found(attributes: dict[str, Any], names: list[str]) -> None:
+    found = call(attributes | PARTS)
+    assert [tool["name"] for tool in found.tools] == names
+    assert found.tools[0].get("parameters", {}) in ({}, {"type": "object"})
+
+
+# ---------------------------------------------------------------- tools and judgements
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": "get",
+            "gen_ai.tool.call.id": "c1",
+            "gen_ai.tool.call.arguments": '{"city":"Paris"}',
+            "gen_ai.tool.call.result": "22C",
+        },
+        {
+            "gen_ai.tool.name": "get",
+            "gen_ai.tool.call.id": "c1",
+            "tool_arguments": '{"city":"Paris"}',
+            "tool_response": "22C",
+        },
+        {
+            "traceloop.span.kind": "tool",
+            "traceloop.entity.name": "get",
+            "traceloop.entity.input": '{"city":"Paris"}',
+            "traceloop.entity.output": json.dumps(
+                {"output": {"id": ["ToolMessage"], "kwargs": {"content": "22C", "type": "tool", "tool_call_id": "c1"}}}
+            ),
+        },
+    ],
+)
+def test_a_tool_is_the_same_under_every_convention(attributes: dict[str, Any]) -> None:
+    assert filled(attributes).tool == Tool(name="get", call_id="c1", arguments='{"city":"Paris"}', result="22C")
+
+
+def test_a_tool_that_failed_gave_back_its_error() -> None:
+    tool = filled({"gen_ai.tool.name": "get"}, error="no such city").tool
+    assert tool == Tool(name="get", result="no such city", is_error=True)
+
+
+def test_evaluation_events_are_scores() -> None:
+    said = {
+        "gen_ai.evaluation.name": "Relevance",
+        "gen_ai.evaluation.score.value": 0.75,
+        "gen_ai.evaluation.score.label": "good",
+        "gen_ai.evaluation.explanation": "mostly",
+        "gen_ai.response.id": "r",
+    }
+    (score,) = evaluations([event("gen_ai.evaluation.result", **said), event("gen_ai.evaluation.result")])
+    assert (score.scorer, score.value, score.reason) == ("Relevance", 0.75, "mostly")
+    assert score.metrics == {"score.label": "good", "gen_ai.response.id": "r"}
+    (failed,) = evaluations(
+        [event("gen_ai.evaluation.result", **{"gen_ai.evaluation.name": "x", "error.type": "timeout"})]
+    )
+    assert (failed.value, failed.error) == (None, "timeout")
+
+
+def test_numbered_attributes_and_nested_ones_are_the_same() -> None:
+    flat = {"p.0.a.b": 1, "p.0.c.0.d": 2, "p.1.a": {"x.y": 3}, "q": 4}
+    nested = {"p": [{"a": {"b": 1}, "c": [{"d": 2}]}, {"a": {"x": {"y": 3}}}], "q": 4}
+    assert flattened(flat, "p") == flattened(nested, "p") == [{"a": {"b": 1}, "c": [{"d": 2}]}, {"a": {"x": {"y": 3}}}]
+    assert flat == nested == {"q": 4}
+
+
+# ---------------------------------------------------------------- the Vercel AI SDK
+
+
+def test_a_call_of_the_vercel_sdk_is_the_step_inside_and_not_the_whole() -> None:
+    span = Span(
+        id="a",
+        attributes={
+            "ai.operationId": "ai.generateText.doGenerate",
+            "ai.prompt.messages": json.dumps([{"role": "user", "content": [{"type": "text", "text": "Weather?"}]}]),
+            "ai.prompt.tools": ['{"name": "get"}'],
+            "ai.response.text": "Let me look.",
+            "ai.response.toolCalls": json.dumps([{"toolCallId": "c1", "toolName": "get", "input": {"city": "Paris"}}]),
+            "ai.response.finishReason": "tool-calls",
+            "ai.model.id": "m-1",
+            "ai.usage.promptTokens": 11,
+            "ai.usage.completionTokens": 7,
+            "gen_ai.request.temperature": 0.5,
+        },
+    )
+    assert otlp_vercel.fill(span, [])
+    found = span.call
+    assert found is not None
+    assert found.prompt == [USER]
+    assert found.answers[0]["content"] == "Let me look."
+    assert found.answers[0]["tool_calls"] == [CALL | {"function": {"name": "get", "arguments": {"city": "Paris"}}}]
+    assert (found.tools, found.model, found.finish_reason) == ([{"name": "get"}], "m-1", "tool-calls")
+    assert (found.prompt_tokens, found.completion_tokens, found.sampling) == (11, 7, {"temperature": 0.5})
+    outer = Span(id="b", attributes={"ai.operationId": "ai.generateText", "ai.prompt": "{}"})
+    assert otlp_vercel.fill(outer, [])
+    assert (outer.kind, outer.call) == ("ai.generateText", None)
+
+
+def test_a_tool_of_the_vercel_sdk_is_a_tool() -> None:
+    said = {
+        "ai.operationId": "ai.toolCall",
+        "ai.toolCall.name": "get",
+        "ai.toolCall.id": "c1",
+        "ai.toolCall.result": '"22C"',
+    }
+    span = Span(id="a", attributes=said)
+    assert otlp_vercel.fill(span, [])
+    assert span.tool == Tool(name="get", call_id="c1", result='"22C"')
+    assert not otlp_vercel.fill(Span(id="c", attributes=dict(CHAT)), [])
+
+
+def test_what_is_said_under_an_old_and_a_new_name_is_kept_once() -> None:
+    span = filled({"gen_ai.operation.name": "execute_task", "gen_ai.task.input": "x", "traceloop.entity.input": "x"})
+    assert span.attributes == {"gen_ai.operation.name": "execute_task", "gen_ai.task.input": "x"}

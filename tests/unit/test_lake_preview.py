@@ -1,0 +1,196 @@
+"""A dry run counts what an ingest of the same would, shows three episodes as they would be, and writes nothing."""
+
+import gzip
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lake import EpisodeRecord, StepRecord, TokensRecord
+from lake.records import ScoreRecord
+from lake.write.ingest import ingest, plan
+from lake.write.preview import Preview, preview, shown
+from lake.write.sources import located
+from testkit.command_line import Cli, runner
+from testkit.copies import empty_lake
+from testkit.episodes import episode, line, write_lines
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
+    monkeypatch.chdir(tmp_path)
+    return runner(monkeypatch, capsys)
+
+
+def previewed(path: Path) -> Preview:
+    with located([str(path)], None) as (argument,):  # type: ignore[arg-type]
+        return preview(plan(argument))
+
+
+def rich(index: int) -> EpisodeRecord:
+    """An episode with all that a dry run counts."""
+    tokens = TokensRecord(context_ids=[1], action_ids=[2])
+    calls = [{"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}]
+    return EpisodeRecord(
+        task_id="rich",
+        rollout_index=index,
+        relation="subagent",
+        steps=[
+            StepRecord(state="s", action="a", tokens=tokens, tool_calls=calls * 2),
+            StepRecord(state="s", action="b"),
+        ],
+        scores=[ScoreRecord(scorer="judge", value=0.5), ScoreRecord(scorer="other", value=None, error="late")],
+    )
+
+
+ITEMS: list[EpisodeRecord | bytes] = [
+    rich(0),
+    episode("a"),
+    b"nonsense\n",
+    b"{}\n",
+    episode("a"),
+    episode("a", steps=3),
+    rich(1),
+    b'{"task_id": "cut',
+]
+
+
+# ---------------------------------------------------------------- counts
+
+
+def test_everything_in_a_file_is_counted(tmp_path: Path) -> None:
+    found = previewed(write_lines(tmp_path / "f.jsonl", ITEMS))
+    assert (found.records, found.episodes, found.present) == (8, 3, 1)
+    assert found.records == found.episodes + found.present + sum(found.reasons.values())
+    assert (found.steps, found.tool_calls, found.scores, found.with_tokens, found.related) == (6, 4, 4, 2, 2)
+    assert found.reasons == {"malformed": 1, "invalid": 1, "conflict": 1, "truncated": 1}
+    assert found.faults["malformed"][:2] == ("f.jsonl", 3)
+    assert found.faults["conflict"] == ("f.jsonl", 6, "an earlier record has the same key and other content")
+    assert found.runs == {"f"}
+    assert [record.task_id for record in found.examples] == ["rich", "a", "rich"]
+
+
+LINES = st.lists(
+    st.sampled_from([*(item if isinstance(item, bytes) else line(item) for item in ITEMS[:-1]), b"\n"]), max_size=8
+)
+
+
+@settings(
+    max_examples=max(10, settings().max_examples // 4),
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(lines=st.lists(LINES, min_size=1, max_size=3))
+def test_a_dry_run_says_what_an_ingest_then_does(
+    lines: list[list[bytes]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    for number, some in enumerate(lines):
+        write_lines(folder / f"{number}.jsonl", [line(episode(f"first of {number}", run_id="one")), *some])
+    found = previewed(folder)
+    report = ingest(empty_lake(folder / "lake"), folder)
+    assert (found.records, found.episodes, found.present, sum(found.reasons.values())) == (
+        report.records,
+        report.new,
+        report.present,
+        report.rejected,
+    )
+    assert (found.steps, found.scores, found.runs) == (report.steps, report.scores, report.runs)
+
+
+# ---------------------------------------------------------------- examples
+
+
+def test_an_example_reads_as_it_would_in_the_lake(tmp_path: Path, cli: Cli) -> None:
+    path = write_lines(tmp_path / "f.jsonl", [rich(0)])
+    (example,) = previewed(path).examples
+    text = shown(example)
+    assert cli("ingest", path, "--lake", "lake").code == 0
+    there = cli("show", "--task", "rich", "--lake", "lake").out
+    assert text.splitlines() == there.rstrip("\n").splitlines()
+
+
+def test_two_attempts_of_a_rollout_can_both_be_shown(tmp_path: Path) -> None:
+    records = [episode("t"), episode("t", attempt=1, steps=1)]
+    found = previewed(write_lines(tmp_path / "f.jsonl", records))
+    assert ["\nstep 1 " in shown(record) for record in found.examples] == [True, False]
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_the_command_says_what_would_be_and_leaves_no_trace(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "in").mkdir()
+    write_lines(tmp_path / "in" / "f.jsonl", ITEMS)
+    (tmp_path / "in" / "notes.txt").write_text("hello")
+    before = sorted(tmp_path.rglob("*"))
+    done = cli("ingest", "in", "--dry-run", "--lake", "new/lake")
+    assert done.code == 0
+    first, *rest = done.out.splitlines()
+    assert first == (
+        "in (jsonl): 3 episodes, 6 steps, 4 tool calls, 4 scores, 4 rejects, 1 repeated, "
+        "2 steps with exact tokens, 2 episodes out of others in run f; nothing is written"
+    )
+    assert "1 malformed, first f.jsonl, record 3: not JSON" in rest[0]
+    assert sum(text.startswith("episode ") for text in rest) == 3
+    assert done.err.startswith("1 file left out (notes.txt: has no known format")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_dry_run_into_a_lake_that_is_there_does_not_touch_it(tmp_path: Path, cli: Cli) -> None:
+    path = write_lines(tmp_path / "f.jsonl", [episode("a")])
+    assert cli("ingest", path, "--lake", "lake").code == 0
+
+    def files() -> dict[str, Any]:
+        return {str(file): file.stat().st_mtime_ns for file in sorted((tmp_path / "lake").rglob("*"))}
+
+    before = files()
+    assert "1 episode, 2 steps" in cli("ingest", path, "--dry-run", "--lake", "lake").out
+    assert files() == before
+
+
+def test_records_of_several_arguments_are_compared(tmp_path: Path, cli: Cli) -> None:
+    one = write_lines(tmp_path / "one.jsonl", [episode("a", run_id="r")])
+    two = write_lines(tmp_path / "two.jsonl", [episode("a", run_id="r"), episode("a", run_id="r", steps=3)])
+    out = cli("ingest", one, two, one, "--dry-run", "--lake", "lake").out
+    assert "two.jsonl (jsonl): 0 episodes, 0 steps, 0 tool calls, 0 scores, 1 reject, 1 repeated in run two" in out
+
+
+def test_packed_files_and_standard_input_can_be_looked_at(tmp_path: Path, cli: Cli) -> None:
+    packed = tmp_path / "f.jsonl.gz"
+    packed.write_bytes(gzip.compress(line(episode("a"))))
+    assert "1 episode, 2 steps" in cli("ingest", packed, "--dry-run", "--lake", "lake").out
+    assert "- (jsonl): 1 episode" in cli("ingest", "-", "--dry-run", "--lake", "lake", stdin=line(episode("a"))).out
+
+
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "hello.txt").write_text("hello")
+    assert "has no known format" in cli("ingest", "hello.txt", "--dry-run", "--lake", "lake").fault
+    assert not (tmp_path / "lake").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--watch", "--dry-run"], "--watch cannot be combined with --dry-run"),
+        (["--watch", "--query"], "--watch cannot be combined with --query"),
+        (["--query", "--format", "jsonl"], "--query and --format exclude each other"),
+        (["--watch", "--format", "unheard"], "there is no format 'unheard'"),
+        (["--watch", "--run", " "], "the run's name is empty"),
+        (["--run", " "], "the run's name is empty"),
+    ],
+)
+def test_options_that_cannot_be_meant_together_are_refused(
+    tmp_path: Path, cli: Cli, flags: list[str], says: str
+) -> None:
+    write_lines(tmp_path / "f.jsonl", [episode()])
+    assert says in cli("ingest", "f.jsonl", *flags, "--lake", "lake").fault
+    assert not (tmp_path / "lake").exists()
+
+
+@pytest.mark.parametrize("name", ["-", "s3://bucket/x", "pipe"])
+def test_what_nothing_can_be_appended_to_cannot_be_watched(tmp_path: Path, cli: Cli, name: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert "cannot be watched" in cli("ingest", name, "--watch", "--lake", "lake").fault

@@ -1,0 +1,277 @@
+"""What a person names, as files: folders, globs, `-`, pipes, links; each file once, called the same on every machine.
+
+Buckets are in tests/integration/test_lake_ingest_s3.py.
+"""
+
+import gzip
+import io
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from lake.errors import FormatError, UsageError
+from lake.write.ingest import ingest, plan
+from lake.write.sources import Argument, located
+from testkit.copies import empty_lake
+from testkit.episodes import episode, line, write_lines
+
+
+def found(*names: str | Path, stdin: bytes = b"") -> list[Argument]:
+    with located([str(name) for name in names], io.BytesIO(stdin)) as arguments:
+        return arguments
+
+
+def called(*names: str | Path) -> list[list[str]]:
+    """The names of the files of each argument."""
+    return [[file.name for file in argument.files] for argument in found(*names)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Files in folders of two levels, and what is no file."""
+    root = tmp_path / "logs"
+    (root / "b" / "deep").mkdir(parents=True)
+    for name in ("z.jsonl", "b/a.jsonl", "b/deep/with space.jsonl", "a.jsonl"):
+        write_lines(root / name, [episode(name)])
+    return root
+
+
+# ---------------------------------------------------------------- folders
+
+
+def test_files_of_a_folder_are_called_by_their_path_below_it_in_the_order_of_names(folder: Path) -> None:
+    (argument,) = found(folder)
+    assert [file.name for file in argument.files] == ["a.jsonl", "z.jsonl", "b/a.jsonl", "b/deep/with space.jsonl"]
+    assert {file.folder for file in argument.files} == {"logs"}
+    assert argument.source == "logs"
+
+
+def test_a_folder_is_called_the_same_however_it_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    for written in (".", "./", f"{folder}/", "../logs", str(folder / "b" / "..")):
+        (argument,) = found(written)
+        assert argument.source == "logs"
+        assert argument.files[0].folder == "logs"
+        assert argument.files[0].name == "a.jsonl"
+
+
+def test_names_that_are_not_utf8_and_names_with_line_ends_are_files_like_others(tmp_path: Path) -> None:
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    for name in (b"new\nline.jsonl", b"\xff\xfe.jsonl"):
+        Path(os.fsdecode(os.fsencode(folder) + b"/" + name)).write_bytes(line(episode("t")))
+    assert called(folder) == [["new\nline.jsonl", "\\udcff\\udcfe.jsonl"]]
+    report = ingest(empty_lake(tmp_path / "lake"), folder)
+    assert (report.new, report.rejected) == (2, 0)
+    assert report.runs == {"new\nline", "\\udcff\\udcfe"}
+
+
+def test_a_lake_inside_the_folder_is_not_read(folder: Path, tmp_path: Path) -> None:
+    lk = empty_lake(folder / "lake")
+    lk.append([episode("mine")], run_id="run")
+    lk.name_snapshot("named")
+    before = [["a.jsonl", "z.jsonl", "b/a.jsonl", "b/deep/with space.jsonl"]]
+    assert called(folder) == before
+    assert called(f"{folder}/**") == [sorted(before[0])]
+    assert found(folder)[0].left_out == {}
+    assert ingest(lk, folder).new == 4
+
+
+def test_what_is_hidden_or_still_being_written_is_left_alone(folder: Path) -> None:
+    for name in (".DS_Store", ".#a.jsonl", "c.jsonl.tmp", "c.jsonl.part", "c.jsonl~"):
+        (folder / name).write_bytes(line(episode("t")))
+    for inner in (".git", ".ipynb_checkpoints", "node_modules", "venv"):
+        (folder / inner).mkdir()
+        write_lines(folder / inner / "x.jsonl", [episode("t")])
+    everything = [["a.jsonl", "z.jsonl", "b/a.jsonl", "b/deep/with space.jsonl"]]
+    assert called(folder) == everything
+    assert called(f"{folder}/*/*.jsonl", f"{folder}/*.jsonl*") == [["b/a.jsonl"], ["a.jsonl", "z.jsonl"]]
+    assert called(folder / ".#a.jsonl") == [[".#a.jsonl"]], "who names it means it"
+
+
+def test_what_is_no_file_is_told(folder: Path) -> None:
+    os.mkfifo(folder / "pipe")
+    (folder / "dangling").symlink_to("nowhere")
+    (folder / "self").symlink_to("self")
+    (folder / "b" / "up").symlink_to("..")
+    left_out = found(folder)[0].left_out
+    assert set(left_out) == {"dangling", "pipe", "self", "b/up"}
+    assert left_out["pipe"] == "is no file: a pipe, a socket, or a link to nothing"
+    assert left_out["b/up"] == "is a link to a folder; name the folder to have it read"
+    report = plan(found(folder)[0]).report
+    assert report.skipped == left_out
+
+
+def test_a_folder_that_cannot_be_listed_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who runs the tests may be root, who can list all: the refusal is a stand-in's."""
+    scandir = os.scandir
+
+    def refused(path: str) -> object:
+        if Path(path).name == "b":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    (argument,) = found(folder)
+    assert [file.name for file in argument.files] == ["a.jsonl", "z.jsonl"]
+    assert argument.left_out == {"b": "cannot be read: Permission denied"}
+
+
+def test_a_folder_of_nothing_is_refused_with_what_there_was(tmp_path: Path) -> None:
+    folder = tmp_path / "none"
+    folder.mkdir()
+    with pytest.raises(FormatError, match=r"none is a folder without a file in it; there is nothing to ingest$"):
+        found(folder)
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(FormatError, match="there is nothing to ingest; pipe is no file"):
+        found(folder)
+
+
+def test_a_link_to_a_folder_is_followed_where_it_is_named(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(folder)
+    assert called(tmp_path / "link")[0][0] == "a.jsonl"
+    assert found(tmp_path / "link")[0].source == "logs"
+
+
+# ---------------------------------------------------------------- globs
+
+
+def test_a_glob_names_files_by_their_path_below_its_fixed_part(folder: Path) -> None:
+    assert called(f"{folder}/*.jsonl", f"{folder}/b/**/*.jsonl") == [
+        ["a.jsonl", "z.jsonl"],
+        ["a.jsonl", "deep/with space.jsonl"],
+    ]
+    (argument,) = found(f"{folder}/*.jsonl")
+    assert argument.source == "*.jsonl"
+    assert {file.folder for file in argument.files} == {None}
+
+
+def test_a_glob_that_matches_folders_reads_them_and_each_file_once(folder: Path) -> None:
+    (argument,) = found(f"{folder}/**")
+    assert [file.name for file in argument.files] == ["a.jsonl", "b/a.jsonl", "b/deep/with space.jsonl", "z.jsonl"]
+    (argument,) = found(f"{folder}/?")
+    assert [(file.name, file.folder) for file in argument.files] == [
+        ("b/a.jsonl", "b"),
+        ("b/deep/with space.jsonl", "b"),
+    ]
+
+
+def test_a_glob_ends_where_links_lead_back(folder: Path) -> None:
+    for name in ("up", "upper"):
+        (folder / "b" / name).symlink_to("..")
+    assert called(f"{folder}/**/*.jsonl") == [["a.jsonl", "b/a.jsonl", "b/deep/with space.jsonl", "z.jsonl"]]
+
+
+def test_a_glob_without_a_match_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"no file matches '.*\*\.jsonl'; there is nothing to ingest"):
+        found(f"{tmp_path}/*.jsonl")
+
+
+def test_a_file_whose_name_looks_like_a_glob_is_itself(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a[1]*.jsonl", [episode("t")])
+    write_lines(tmp_path / "a1.jsonl", [episode("t")])
+    assert called(tmp_path / "a[1]*.jsonl") == [["a[1]*.jsonl"]]
+
+
+# ---------------------------------------------------------------- each file once
+
+
+def test_a_file_that_is_named_twice_is_read_once(folder: Path) -> None:
+    again = folder / "b" / ".." / "a.jsonl"
+    assert called(folder / "a.jsonl", again, folder, f"{folder}/*.jsonl") == [
+        ["a.jsonl"],
+        [],
+        ["z.jsonl", "b/a.jsonl", "b/deep/with space.jsonl"],
+        [],
+    ]
+
+
+def test_of_a_file_and_links_to_it_the_file_is_read(folder: Path) -> None:
+    (folder / "0.jsonl").symlink_to("z.jsonl")
+    os.link(folder / "z.jsonl", folder / "zz.jsonl")
+    assert called(folder)[0][:2] == ["a.jsonl", "z.jsonl"]
+    assert called(folder / "0.jsonl") == [["0.jsonl"]]
+
+
+def test_nothing_is_planned_for_an_argument_whose_files_were_named_before(folder: Path) -> None:
+    _, second = found(folder, folder / "a.jsonl")
+    assert plan(second).readings == []
+    assert second.source == "a.jsonl"
+
+
+# ---------------------------------------------------------------- what a plan calls its runs
+
+
+def test_the_job_of_a_folder_names_no_run_and_its_records_those_of_their_files(folder: Path, tmp_path: Path) -> None:
+    lk = empty_lake(tmp_path / "lake")
+    report = ingest(lk, folder)
+    assert report.run_id is None
+    assert report.runs == {"a", "z", "with space"}
+    assert lk.sql("SELECT DISTINCT source_uri FROM episodes ORDER BY 1")["source_uri"].to_list() == [
+        "a.jsonl",
+        "b/a.jsonl",
+        "b/deep/with space.jsonl",
+        "z.jsonl",
+    ]
+    assert str(tmp_path) not in lk.scan("jobs").collect().write_json()
+
+
+def test_a_reject_is_one_however_many_files_there_are_beside_it(folder: Path, tmp_path: Path) -> None:
+    lk = empty_lake(tmp_path / "lake")
+    write_lines(folder / "m.jsonl", [b"nonsense\n", episode("good")])
+    assert ingest(lk, folder).rejected == 1
+    write_lines(folder / "0.jsonl", [episode("first now")])
+    assert ingest(lk, folder).rejected == 1
+    assert ingest(lk, f"{folder}/**").rejected == 1
+    assert lk.sql("SELECT source_uri, position FROM rejects").rows() == [("m.jsonl", 1)]
+
+
+def test_files_that_hold_no_trajectories_are_left_out_and_all_of_them_refused(folder: Path, tmp_path: Path) -> None:
+    (folder / "notes.txt").write_text("hello")
+    (folder / "empty.jsonl").touch()
+    report = ingest(empty_lake(tmp_path / "lake"), folder)
+    assert report.skipped.keys() == {"notes.txt", "empty.jsonl"}
+    assert report.skipped["empty.jsonl"] == "is empty; there is nothing to ingest"
+    assert (report.files, report.new) == (4, 4)
+    only = tmp_path / "only"
+    only.mkdir()
+    for name in ("a.txt", "b.txt"):
+        (only / name).write_text("hello")
+    with pytest.raises(FormatError, match=r"only holds no trajectories: a.txt has no known format.*\(and 1 more"):
+        plan(found(only)[0])
+
+
+# ---------------------------------------------------------------- - and pipes
+
+
+def test_standard_input_and_a_packed_pipe_are_read_to_their_end(tmp_path: Path) -> None:
+    lk = empty_lake(tmp_path / "lake")
+    pipe = tmp_path / "fed.jsonl.gz"
+    os.mkfifo(pipe)
+    data = line(episode("from a pipe"))
+    writer = threading.Thread(target=lambda: pipe.write_bytes(gzip.compress(data)))
+    writer.start()
+    assert ingest(lk, pipe).new == 1
+    writer.join()
+    with located(["-"], io.BytesIO(line(episode("from stdin")))) as (argument,):
+        planned = plan(argument)
+        assert planned.report.run_id == "stdin"
+        spooled = argument.files[0].path
+        assert spooled.read_bytes() == line(episode("from stdin"))
+    assert not spooled.parent.exists(), "what was spooled is deleted"
+    assert lk.sql("SELECT run_id, source_uri FROM episodes").rows() == [("fed", "fed.jsonl.gz")]
+
+
+def test_standard_input_is_empty_the_second_time() -> None:
+    with located(["-", "-"], io.BytesIO(line(episode()))) as (first, second):
+        plan(first)
+        with pytest.raises(FormatError, match=r"^- is empty"):
+            plan(second)
+
+
+def test_a_name_that_is_empty_is_refused() -> None:
+    """It would be the working directory: what an unset variable of a script names."""
+    with pytest.raises(UsageError, match="the name of a file is empty"):
+        found("")
