@@ -120,7 +120,7 @@ _OPEN = """
 import sys, time
 import duckdb, polars, deltalake, lake
 from lake.tables import TABLES
-import lake.lake, lake.read.query
+import lake.opening, lake.read.query
 began = time.perf_counter()
 snapshot = lake.open(sys.argv[1]).snapshot()
 opened = time.perf_counter() - began

@@ -116,7 +116,7 @@ def import_pages() -> None:
     import viewer
     import viewer.queries
 
-    for name in ("altair", "pandas", "lake.lake"):
+    for name in ("altair", "pandas", "lake.opening"):
         import_module(name)
     for package in (viewer, viewer.queries):
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):

@@ -56,8 +56,8 @@ def export(
     and jobs, and what the format has no place for. Retracted and forgotten episodes are never exported.
     """
     from lake.export import target
-    from lake.export.job import Request
     from lake.export.job import export as run
+    from lake.export.request import Request
     from lake.export.target import Choices
 
     choices = Choices(score=score, pairs=cast("Literal['siblings', 'anchors']", pairs), threshold=threshold)

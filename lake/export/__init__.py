@@ -1,11 +1,21 @@
 """Formats out: one file per format, each a function from a group of siblings to rows; and the job that writes them."""
 
 from lake.errors import UsageError
-from lake.export import chats, facts, massgen, scout, verl
+from lake.export import atif, chats, eval_protocol, facts, massgen, scout, trl, verl
 from lake.export.target import Target
 
 TARGETS: dict[str, Target] = {
-    target.name: target for target in (facts.TARGET, *chats.TARGETS, *verl.TARGETS, scout.TARGET, massgen.TARGET)
+    target.name: target
+    for target in (
+        facts.TARGET,
+        *chats.TARGETS,
+        trl.TARGET,
+        *verl.TARGETS,
+        atif.TARGET,
+        *eval_protocol.TARGETS,
+        scout.TARGET,
+        massgen.TARGET,
+    )
 }
 
 

@@ -2,9 +2,10 @@
 
 .. code-block:: text
 
-    messages           an episode a row: {messages, tools, id, run_id, task_id, rollout_index, reward, scores,
-                       advantages}; advantages: one for each assistant message, null where there is none
-    prompt-completion  a decision a row: {prompt: messages before it, completion: [the assistant's message], tools, id,
+    messages           an episode a row: {messages, tools, model, split, reward, scores, advantages, prompt_messages};
+                       advantages: one for each decision, null where there is none; prompt_messages: how many messages
+                       there are before the first decision
+    prompt-completion  a decision a row: {prompt: messages before it, completion: [the assistant's message], tools,
                        step_index, reward, advantage}
     preference         two siblings of a group of which one scored higher: {prompt, chosen, rejected}, each a list of
                        messages: what both have in common at the beginning is the prompt. Or, by anchors, two decisions
@@ -12,9 +13,12 @@
     unpaired           an episode a row: {prompt, completion, label}: whether it scored above the threshold, or else
                        above the mean of its group
 
-Columns beside those that a trainer reads say where a row comes from. Arguments of tool calls are objects, as chat
-templates expect them, wherever they are JSON text of one. A Parquet file has one type for all messages: there
-arguments, tools and content that is no text are JSON text, and keys of messages that no chat API has are left out.
+Columns beside those that a trainer reads (id, run_id, task_id, rollout_index) say where a row comes from. Arguments of
+tool calls are objects, as chat templates expect them, wherever they are JSON text of one. A Parquet file has one type
+for all messages: there arguments, tools and content that is no text are JSON text.
+
+Of an episode that was read from messages, `messages` has all further columns too; in a Parquet file as JSON text of an
+object, `further`, which also holds those that are called like ours. It is read as the same episode again.
 
 Sources: the dataset formats of TRL's documentation (conversational language modelling, prompt-completion, preference,
 unpaired preference); Hugging Face chat templates.
@@ -26,25 +30,38 @@ from functools import partial
 from itertools import takewhile
 from typing import Any
 
-import msgspec
-
 from lake import ids
-from lake.export.target import Choices, Convert, Exported, Losses, Row, Target, answer, conversation, prompts
+from lake.export.plain import chat, flat, flat_type, plain
+from lake.export.target import Choices, Convert, Exported, Losses, Row, Target, answer, first_prompt, prompts
+from lake.formats import messages_chat
 from lake.write.rows import json_text
 
-_CALL_PARTS = ("function", "custom")
+_CHATS = ("messages", "prompt", "completion", "chosen", "rejected")
 
 
-def _messages(group: Sequence[Exported], _: Choices, __: Losses) -> Iterator[Row]:
+def _messages(group: Sequence[Exported], _: Choices, losses: Losses) -> Iterator[Row]:
     for exported in group:
-        advantages = exported.advantages()
-        yield _named(exported) | {
-            "messages": [_tidy(message) for message in conversation(exported.record)],
-            "tools": exported.record.tools,
-            "reward": exported.record.env_return,
-            "scores": _scores(exported) or None,
-            "advantages": advantages,
-        }
+        record = exported.record
+        further = dict(record.extra or {})
+        if record.ground_truth is not None:
+            further["ground_truth"] = record.ground_truth
+        if record.source_format != messages_chat.NAME:
+            losses.add("episodes' extra", bool(further))
+            further = {}
+        yield (
+            further
+            | _named(exported)
+            | {
+                "messages": chat(exported, losses),
+                "tools": record.tools,
+                "model": record.policy,
+                "split": record.split,
+                "prompt_messages": len(first_prompt(record)),
+                "reward": record.env_return,
+                "scores": _scores(exported) or None,
+                "advantages": exported.advantages(),
+            }
+        )
 
 
 def _prompt_completion(group: Sequence[Exported], _: Choices, losses: Losses) -> Iterator[Row]:
@@ -52,8 +69,8 @@ def _prompt_completion(group: Sequence[Exported], _: Choices, losses: Losses) ->
         before: list[Row] = []
         steps = exported.record.steps
         for index, (step, since) in enumerate(zip(steps, prompts(exported.record), strict=True)):
-            before = [*before, *map(_tidy, since)]
-            message = _tidy(answer(step))
+            before = [*before, *(plain(message, exported, losses) for message in since)]
+            message = plain(answer(step), exported, losses)
             if exported.is_learned_from(index):
                 credit = exported.credit_S.get(index)
                 yield _named(exported) | {
@@ -83,7 +100,7 @@ def _preference(group: Sequence[Exported], choices: Choices, losses: Losses) -> 
     for (high, chosen), (low, rejected) in zip(ranked, reversed(ranked[len(ranked) // 2 :]), strict=False):
         if high <= low:
             break
-        better, worse = ([_tidy(m) for m in conversation(one.record)] for one in (chosen, rejected))
+        better, worse = (chat(one, losses) for one in (chosen, rejected))
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(better, worse, strict=False)))
         yield {
             "prompt": better[:same],
@@ -111,12 +128,14 @@ def _anchor_pairs(group: Sequence[Exported], losses: Losses) -> Iterator[Row]:
     for decisions in taken.values():
         high, chosen, at = max(decisions, key=lambda found: (found[0], -found[1].episode.episode_id, -found[2]))
         low, rejected, other = min(decisions, key=lambda found: (found[0], found[1].episode.episode_id, found[2]))
-        better, worse = _tidy(answer(chosen.record.steps[at])), _tidy(answer(rejected.record.steps[other]))
+        better, worse = (
+            plain(answer(one.record.steps[index]), one, losses) for one, index in ((chosen, at), (rejected, other))
+        )
         if high <= low or better == worse:
             losses.add("anchors without a better decision")
             continue
         yield {
-            "prompt": _history(chosen, at),
+            "prompt": _history(chosen, at, losses),
             "chosen": [better],
             "rejected": [worse],
             "tools": chosen.record.tools,
@@ -142,7 +161,7 @@ def _unpaired(group: Sequence[Exported], choices: Choices, losses: Losses) -> It
     for exported, score in zip(group, scores, strict=True):
         if score is None:
             continue
-        messages = [_tidy(message) for message in conversation(exported.record)]
+        messages = chat(exported, losses)
         first = next((at for at, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
         yield _named(exported) | {
             "prompt": messages[:first],
@@ -169,95 +188,42 @@ def _scores(exported: Exported) -> dict[str, float]:
     return {score.scorer: score.value for score in found if score.value is not None}
 
 
-def _history(exported: Exported, index: int) -> list[Row]:
+def _history(exported: Exported, index: int, losses: Losses) -> list[Row]:
     """The messages before a decision."""
     before: list[Row] = []
     for at, since in enumerate(prompts(exported.record)[: index + 1]):
-        before += map(_tidy, since)
+        before += since
         if at < index:
-            before.append(_tidy(answer(exported.record.steps[at])))
-    return before
+            before.append(answer(exported.record.steps[at]))
+    return [plain(message, exported, losses) for message in before]
 
 
-def _tidy(message: Row) -> Row:
-    """A message as chat templates expect it: arguments of tool calls as objects, no nulls."""
-    tidy = {key: value for key, value in message.items() if value is not None or key == "content"}
-    if isinstance(calls := tidy.get("tool_calls"), list):
-        tidy["tool_calls"] = [_tidy_call(call) for call in calls]
-    return tidy
-
-
-def _tidy_call(call: Any) -> Any:
-    if not isinstance(call, dict):
-        return call
-    for part in _CALL_PARTS:
-        if isinstance(call.get(part), dict):
-            return call | {part: _tidy_call(call[part])}
-    if not isinstance(arguments := call.get("arguments"), str):
-        return call
-    try:
-        decoded = msgspec.json.decode(arguments)
-    except msgspec.DecodeError:
-        return call
-    return call | {"arguments": decoded} if isinstance(decoded, dict) else call
-
-
-_MESSAGE_KEYS = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
-
-
-def _flat(convert: Convert) -> Convert:
-    """The same rows for a Parquet file."""
+def _flat(convert: Convert, columns: frozenset[str]) -> Convert:
+    """The same rows for a Parquet file of some columns; what is none is in `further`."""
 
     def rows(group: Sequence[Exported], choices: Choices, losses: Losses) -> Iterator[Row]:
         for row in convert(group, choices, losses):
-            flat = dict(row)
-            for name in ("messages", "prompt", "completion", "chosen", "rejected"):
-                if name in flat:
-                    flat[name] = [_flat_message(message, losses) for message in flat[name]]
-            flat["tools"] = json_text(flat["tools"])
-            if "scores" in flat:
-                flat["scores"] = json_text(flat["scores"])
-            yield flat
+            made: Row = {key: value for key, value in row.items() if key in columns or key == "tools"}
+            for name in _CHATS:
+                if name in row:
+                    made[name] = flat(row[name], losses)
+            made["tools"] = json_text(row["tools"])
+            if "scores" in row:
+                made["scores"] = json_text(row["scores"])
+                others = {key: row[key] for key in row if key not in made and key != "further"}
+                made["further"] = json_text(others | row.get("further", {}) or None)
+            yield made
 
     return rows
-
-
-def _flat_message(message: Row, losses: Losses) -> Row:
-    losses.add("keys of messages", len(message.keys() - set(_MESSAGE_KEYS)))
-    flat = {name: message.get(name) for name in _MESSAGE_KEYS}
-    for name in ("content", "reasoning_content", "tool_call_id", "name"):
-        if flat[name] is not None and not isinstance(flat[name], str):
-            flat[name] = json_text(flat[name])
-    calls = flat["tool_calls"] if isinstance(flat["tool_calls"], list) else None
-    flat["tool_calls"] = calls and [_flat_call(call) for call in calls]
-    return flat
-
-
-def _flat_call(call: Any) -> Row:
-    named: Row = call if isinstance(call, dict) else {}
-    inner: Row = next((named[part] for part in _CALL_PARTS if isinstance(named.get(part), dict)), {})
-    arguments = inner.get("arguments", inner.get("input"))
-    return {
-        "id": named.get("id"),
-        "type": "function",
-        "function": {
-            "name": inner.get("name"),
-            "arguments": arguments if isinstance(arguments, str | None) else json_text(arguments),
-        },
-    }
 
 
 def _schema(*chats: str, **columns: str) -> Any:
     """Columns of messages, and others by the names of their Arrow types."""
     import pyarrow as pa
 
-    text = pa.string()
-    call = pa.struct({"id": text, "type": text, "function": pa.struct({"name": text, "arguments": text})})
-    kinds = dict.fromkeys(_MESSAGE_KEYS, text) | {"tool_calls": pa.list_(call)}
-    messages = pa.list_(pa.struct(kinds))
     types = {"doubles": pa.list_(pa.float64())}
     named = {name: types[kind] if kind in types else pa.type_for_alias(kind) for name, kind in columns.items()}
-    return pa.schema(dict.fromkeys(chats, messages) | {"tools": text} | named)
+    return pa.schema(dict.fromkeys(chats, flat_type()) | {"tools": pa.string()} | named)
 
 
 _NAMED = {"id": "string", "run_id": "string", "task_id": "string", "rollout_index": "int32"}
@@ -269,7 +235,9 @@ _SHAPES: tuple[tuple[str, str, Convert, tuple[str, ...], dict[str, str]], ...] =
         "chats, an episode a row",
         _messages,
         ("messages",),
-        _NAMED | {"reward": "double", "scores": "string", "advantages": "doubles"},
+        _NAMED
+        | {"model": "string", "split": "string", "prompt_messages": "int32", "reward": "double", "scores": "string"}
+        | {"advantages": "doubles", "further": "string"},
     ),
     (
         "prompt-completion",
@@ -302,9 +270,9 @@ TARGETS = tuple(
             f"{name}-parquet",
             f"{description} (Parquet)",
             "parquet",
-            _flat(convert),
+            _flat(convert, frozenset(columns)),
             partial(_schema, *chats, **columns),
-            frozenset(("advantages",)),
+            holds=frozenset(("advantages",)),
         ),
     )
 )

@@ -9,15 +9,12 @@ functions, advantages, selections, rendered tokens) is not a fact, and is comput
 import msgspec
 
 from lake.export.target import Exported, Losses, Row, Target, each
-from lake.write.scores import IMPORTED, RECORDED
-
-_KEPT = frozenset((RECORDED, IMPORTED))
 
 
 def _row(exported: Exported, losses: Losses) -> Row:
     record = exported.record
-    record.scores = [score for version, score in exported.episode.scores if version in _KEPT]
-    losses.add("scores of functions", len(exported.episode.scores) - len(record.scores))
+    record.scores = [score for _, score in exported.came_with]
+    losses.add("scores of functions", len(exported.computed))
     record.source_uri = None
     row: Row = msgspec.to_builtins(record)
     return row

@@ -1,7 +1,7 @@
 """MassGen's layout of RL traces, `traces/YYYYMMDD/{agent}/{trace_id}.json` and `metadata/trace_index.json`.
 
 A trace that was ingested from MassGen is written as it was, byte for byte: its spans and everything else of it are kept
-(`lake.formats.massgen_traces` has the spec). The day is that of its start in UTC.
+(`lake.formats.massgen.traces` has the spec). The day is that of its start in UTC.
 
 An episode of another source becomes a trace: a prompt span for each decision, a tool span for each call with its
 result, a reward span for each step reward and score, and the return as the total reward.
@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from lake.export.target import Choices, Exported, Losses, Row, Target, file_name
-from lake.formats.messages import text_of
+from lake.formats.chat.messages import text_of
 
 _STATUSES = {"completed": "completed", "failed": "failed", "truncated": "completed", "aborted": "running"}
 _LONGEST_TASK = 500
@@ -120,8 +120,8 @@ def _index(folder: Path) -> None:
     """Write the index of the traces that lie in a folder."""
     traces: dict[str, Any] = {}
     agents: dict[str, list[str]] = {}
-    for path in sorted(folder.glob("traces/*/*/*.json")):
-        trace = msgspec.json.decode(path.read_bytes())
+    found = [msgspec.json.decode(path.read_bytes()) for path in folder.glob("traces/*/*/*.json")]
+    for trace in sorted(found, key=lambda one: (one.get("start_time") or 0, str(one["trace_id"]))):
         traces[trace["trace_id"]] = {key: trace.get(key) for key in _IN_INDEX} | {"task": str(trace["task"])[:100]}
         agents.setdefault(str(trace["agent_id"]), []).append(trace["trace_id"])
     target = folder / "metadata" / "trace_index.json"

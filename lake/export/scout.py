@@ -120,5 +120,5 @@ TARGET = Target(
     "parquet",
     each(_row),
     _schema,
-    frozenset(("advantages",)),
+    holds=frozenset(("advantages",)),
 )

@@ -5,16 +5,25 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from lake import ids
+from lake.formats.chat.chat_messages import decoded
 from lake.read.episodes import Episode
-from lake.records import EpisodeRecord, StepRecord
+from lake.records import EpisodeRecord, ScoreRecord, StepRecord
+from lake.write.scores import IMPORTED, RECORDED
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=-]")
 _LONGEST_NAME = 80
-Container = Literal["jsonl", "parquet", "tree"]
+_MARKED = re.compile(rf"-[a-z0-9]{{{ids.TEXT_LENGTH}}}\Z")
+_NOT_READ = frozenset(("manifest.json", "venv", "node_modules", "__pycache__"))
+"""Names that mean something else to whoever reads a folder."""
+_UNFINISHED = (".part", ".partial", ".tmp", ".crdownload", "~")
+FROM_ELSEWHERE = (RECORDED, IMPORTED)
+"""Versions of scores that nobody computed here."""
+Container = Literal["jsonl", "parquet", "sqlite", "tree"]
 Row = dict[str, Any]
 
 
@@ -36,11 +45,18 @@ class Exported(msgspec.Struct, frozen=True):
     """step_index -> its credit; empty if no series covers the episode."""
     dropped_S: frozenset[int] = frozenset()
     """Steps that the selection dropped out of it."""
+    came_with: list[tuple[str, ScoreRecord]] = []
+    """What came with it or was imported, with the version; also where a scorer of that name has run since."""
 
     @property
     def record(self) -> EpisodeRecord:
         """The episode as a record."""
         return self.episode.record
+
+    @property
+    def computed(self) -> list[ScoreRecord]:
+        """The scores that were computed here."""
+        return [score for version, score in self.episode.scores if version not in FROM_ELSEWHERE]
 
     def is_learned_from(self, index: int) -> bool:
         """Whether a step is a decision of the policy that may be learned from."""
@@ -99,10 +115,13 @@ class Target:
     name: str
     description: str
     container: Container
-    """jsonl: a row is a line. parquet: of a table. tree: {"path": below the folder, "text": of a file}."""
+    """jsonl: a row is a line. parquet, sqlite: of a table. tree: {"path": below the folder, "text": of a file, "id": of
+    its episode}."""
     convert: Convert
     schema: Callable[[], Any] | None = None
-    """Of a Parquet file (an Arrow schema)."""
+    """Of a Parquet file (an Arrow schema), or of SQLite (statements, the last of which inserts a row)."""
+    schema_of: Callable[[Iterable[Row]], tuple[Any, Callable[[Row], Row]]] | None = None
+    """Of a Parquet file whose columns are what its rows have; and how a row is made to fit them."""
     holds: frozenset[str] = frozenset()
     """Which of tokens, spans and advantages have a place in it; the others are not read, and told as left out."""
     finish: Callable[[Path], None] | None = None
@@ -121,8 +140,44 @@ def each(convert: Callable[[Exported, Losses], Row | None]) -> Convert:
 
 
 def file_name(text: str) -> str:
-    """A text of a source as a part of a path: what it may not hold is `_`, and what is long is cut."""
-    return _UNSAFE.sub("_", text)[:_LONGEST_NAME].lstrip(".") or "_"
+    """A text of a source as a part of a path; different texts have different names.
+
+    What a path may not hold is `_`, and what is long is cut; what was changed has a hash of the text behind it.
+    """
+    clean = _UNSAFE.sub("_", text)[:_LONGEST_NAME].strip(".")
+    is_read = clean not in _NOT_READ and not clean.startswith("_") and not clean.endswith(_UNFINISHED)
+    if clean == text and clean and is_read and not _MARKED.search(clean):
+        return clean
+    return f"{clean.lstrip('_')}-{ids.to_text(ids.text_hash(text))}".lstrip("-")
+
+
+class Call(NamedTuple):
+    """A tool call, whichever shape its source has."""
+
+    id: str | None
+    name: str | None
+    raw: Any
+    """Its arguments as they are."""
+
+    @property
+    def arguments(self) -> Any:
+        """The arguments, decoded if they are JSON text."""
+        said = decoded(self.raw) if isinstance(self.raw, str) else None
+        return self.raw if said is None else said
+
+
+def call_of(call: Any) -> Call:
+    """What a tool call says."""
+    outer: Row = call if isinstance(call, dict) else {}
+    inner: Row = next((outer[part] for part in ("function", "custom") if isinstance(outer.get(part), dict)), outer)
+    call_id, name = outer.get("id"), inner.get("name")
+    raw = inner.get("arguments", inner.get("input"))
+    return Call(call_id if isinstance(call_id, str) else None, name if isinstance(name, str) else None, raw)
+
+
+def by_rollout(group: Iterable[Exported]) -> list[Exported]:
+    """Siblings by their numbers: readers of formats that have no place for these count them as they come."""
+    return sorted(group, key=lambda one: (one.record.rollout_index, one.record.attempt, one.record.agent_id or ""))
 
 
 def answer(step: StepRecord) -> Row:
@@ -133,7 +188,7 @@ def answer(step: StepRecord) -> Row:
         message["reasoning_content"] = step.reasoning
     if step.tool_calls is not None:
         message["tool_calls"] = step.tool_calls
-    return message | extra
+    return extra | message
 
 
 def prompts(record: EpisodeRecord) -> list[list[Row]]:
@@ -143,13 +198,30 @@ def prompts(record: EpisodeRecord) -> list[list[Row]]:
         since = [*(record.initial_messages or []), *step.context] if index == 0 else step.context
         if not since and step.state:
             since = [{"role": step.state_role or "user", "content": step.state}]
-        added.append(since)
+        added.append(_with_roles(since))
     return added
+
+
+def _with_roles(messages: list[Row]) -> list[Row]:
+    """Messages of a source that need not be chat messages: what has no role is the user's."""
+    if all(isinstance(message.get("role"), str) for message in messages):
+        return messages
+    return [message if isinstance(message.get("role"), str) else message | {"role": "user"} for message in messages]
 
 
 def first_prompt(record: EpisodeRecord) -> list[Row]:
     """The messages before the first decision."""
-    return list(prompts(record)[0]) if record.steps else list(record.initial_messages or ())
+    return list(prompts(record)[0])
+
+
+def last_words(record: EpisodeRecord) -> list[Row]:
+    """The messages after the last decision."""
+    return _with_roles(record.final_observation or [])
+
+
+def is_decision(step: StepRecord) -> bool:
+    """Whether a step is one, and does not only stand for an outcome."""
+    return step.trainable or bool(step.action) or bool(step.tool_calls)
 
 
 def conversation(record: EpisodeRecord) -> list[Row]:
@@ -157,6 +229,17 @@ def conversation(record: EpisodeRecord) -> list[Row]:
     messages: list[Row] = []
     for step, since in zip(record.steps, prompts(record), strict=True):
         messages += since
-        if step.trainable or step.action or step.tool_calls:
+        if is_decision(step):
             messages.append(answer(step))
-    return messages + (record.final_observation or [])
+    return messages + last_words(record)
+
+
+def learned(exported: Exported) -> list[int | None]:
+    """Of every message of the whole chat: 0 if it is a decision that is not learned from."""
+    weights: list[int | None] = []
+    record = exported.record
+    for index, (step, since) in enumerate(zip(record.steps, prompts(record), strict=True)):
+        weights += [None] * len(since)
+        if is_decision(step):
+            weights.append(None if exported.is_learned_from(index) else 0)
+    return weights + [None] * len(last_words(record))

@@ -20,11 +20,10 @@ from typing import Any
 import msgspec
 
 from lake import ids
-from lake.export.target import Choices, Exported, Losses, Row, Target, conversation, first_prompt
-from lake.formats.messages import text_of
+from lake.export.target import Choices, Exported, Losses, Row, Target, by_rollout, conversation, first_prompt
+from lake.formats.chat.messages import text_of
+from lake.formats.verl import NAME
 from lake.write.rows import json_text
-
-_OWN = "verl"
 
 
 def _training(group: Sequence[Exported], choices: Choices, losses: Losses) -> Iterator[Row]:
@@ -59,25 +58,35 @@ def _training(group: Sequence[Exported], choices: Choices, losses: Losses) -> It
 
 
 def _rollouts(group: Sequence[Exported], _: Choices, losses: Losses) -> Iterator[Row]:
-    for exported in group:
+    for exported in by_rollout(group):
         record = exported.record
         prompt = first_prompt(record)
         answer = conversation(record)[len(prompt) :]
-        if record.source_format != _OWN and len(record.steps) > 1:
+        if record.source_format != NAME and len(record.steps) > 1:
             losses.add("turns, which are one text", len(record.steps))
-        yield {
-            "input": _as_text(prompt),
-            "output": _as_text(answer),
-            "gts": record.ground_truth,
-            "score": record.env_return,
-            "step": record.collection_round or 0,
-        } | _others(exported)
+        scores = _scores(exported, losses)
+        extra = record.extra or {} if record.source_format == NAME else {}
+        yield (
+            extra
+            | {
+                "input": _as_text(prompt),
+                "output": _as_text(answer),
+                "gts": record.ground_truth,
+                "score": scores.pop("score", record.env_return),
+                "step": record.collection_round or 0,
+            }
+            | scores
+        )
 
 
-def _others(exported: Exported) -> Row:
-    scores = {score.scorer: score.value for _, score in exported.episode.scores if score.step_index is None}
-    scores.pop("score", None)
-    return (exported.record.extra or {}) | scores
+def _scores(exported: Exported, losses: Losses) -> Row:
+    """Of the episode as a whole: of verl's own lines, those that stood in it."""
+    is_own = exported.record.source_format == NAME
+    if is_own:
+        losses.add("scores of functions", len(exported.computed))
+    found = exported.came_with if is_own else exported.episode.scores
+    losses.add("step scores", sum(score.step_index is not None for _, score in found))
+    return {score.scorer: score.value for _, score in found if score.step_index is None}
 
 
 def _as_text(messages: Sequence[Row]) -> str:

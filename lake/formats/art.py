@@ -25,14 +25,10 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.answers import tell
-from lake.formats.calls import Calls
-from lake.formats.chat_completions import completion
-from lake.formats.chat_messages import answered, chat_messages
-from lake.formats.fields import Scores, free_number, is_score_name, moment, number
-from lake.formats.look import Look
-from lake.formats.messages import Conversation, Message
-from lake.formats.rows import (
+from lake.formats.base.fields import Scores, free_number, is_score_name, moment, number
+from lake.formats.base.format import Format
+from lake.formats.base.look import Look
+from lake.formats.base.rows import (
     Item,
     ShapeError,
     UnsupportedError,
@@ -41,8 +37,13 @@ from lake.formats.rows import (
     parquet_rows,
     rest,
 )
-from lake.formats.source import Input, stem
-from lake.formats.tokens import Lineage
+from lake.formats.base.source import Input, stem
+from lake.formats.chat.answers import tell
+from lake.formats.chat.calls import Calls
+from lake.formats.chat.chat_completions import completion
+from lake.formats.chat.chat_messages import answered, chat_messages
+from lake.formats.chat.messages import Conversation, Message
+from lake.formats.chat.tokens import Lineage
 from lake.records import EpisodeRecord, Int64
 
 NAME = "art"
@@ -227,3 +228,6 @@ def _json(row: dict[str, Any], key: str, kind: type) -> Any:
     if value is None or isinstance(value, kind) or key.endswith("logs"):
         return value
     raise ShapeError(f"`{key}` is JSON of {type(value).__name__}; valid: {kind.__name__}")
+
+
+FORMAT = Format(NAME, "ART trajectory groups (Parquet)", recognise, read)

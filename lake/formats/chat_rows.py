@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.chat_messages import answered, chat_messages
-from lake.formats.messages import Conversation, Message, text_of
-from lake.formats.rows import ShapeError
+from lake.formats.base.rows import ShapeError
+from lake.formats.chat.chat_messages import answered, chat_messages
+from lake.formats.chat.messages import Conversation, Message, text_of
 
 CHATS = ("messages", "conversations", "conversation")
 PAIRS = (("chosen_messages", "rejected_messages"), ("chosen", "rejected"))

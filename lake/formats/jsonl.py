@@ -11,13 +11,15 @@ from collections.abc import Iterator
 
 import msgspec
 
-from lake.formats.json_faults import Rewriter, not_a_number, repeated_key
-from lake.formats.lines import is_cut, read_lines, reject
-from lake.formats.look import Look
-from lake.formats.source import Input
+from lake.formats.base.format import Format
+from lake.formats.base.json_faults import Rewriter, not_a_number, repeated_key
+from lake.formats.base.lines import is_cut, read_lines, reject
+from lake.formats.base.look import Look
+from lake.formats.base.source import Input
 from lake.records import EpisodeRecord, Reject, check
 
 NAME = "jsonl"
+_FIELDS = frozenset(EpisodeRecord.__struct_fields__)
 _BOM = b"\xef\xbb\xbf"
 _NO_ACTION = re.compile(r"missing required field `action` - at `\$\.steps\[(\d+)\]`")
 _TYPED = msgspec.json.Decoder(EpisodeRecord)
@@ -25,8 +27,11 @@ _ANY = msgspec.json.Decoder()
 
 
 def recognise(look: Look) -> bool:
-    """Whether lines are episodes of our own: they have a task and steps, or at least one of the two."""
-    return look.kind in ("lines", "object") and any("steps" in value or "task_id" in value for value in look.objects)
+    """Whether lines are episodes of our own: with a task or steps, and mostly of our fields."""
+    return look.kind in ("lines", "object") and any(
+        not value.keys().isdisjoint(("task_id", "steps")) and 2 * len(value.keys() & _FIELDS) >= len(value)
+        for value in look.objects
+    )
 
 
 def no_trajectory(look: Look) -> str | None:
@@ -95,3 +100,6 @@ _AFTER_THE_LAST = (
     "What came after the last action goes to `final_observation`; a reward given at the end is the `reward` of the "
     "last step, or, if it rates the whole episode, `env_return`"
 )
+
+
+FORMAT = Format(NAME, "one episode a line; docs/reference/jsonl.md", recognise, read, no_trajectory, by_line=True)

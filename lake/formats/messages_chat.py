@@ -24,13 +24,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from lake import ids
-from lake.formats.chat_messages import answered, chat_messages, decoded
+from lake.formats.base.fields import Scores, as_object, as_text, number, whole
+from lake.formats.base.format import Format
+from lake.formats.base.look import Look
+from lake.formats.base.rows import Item, ShapeError, items_of, rest, values
+from lake.formats.base.source import Input
+from lake.formats.chat.chat_messages import answered, chat_messages, decoded
+from lake.formats.chat.messages import Conversation
 from lake.formats.chat_rows import ANSWERS, CHATS, PAIRS, SIDES, chats_of
-from lake.formats.fields import Scores, as_object, as_text, number, whole
-from lake.formats.look import Look
-from lake.formats.messages import Conversation
-from lake.formats.rows import Item, ShapeError, items_of, rest, values
-from lake.formats.source import Input
 from lake.records import EpisodeRecord, Reject
 
 NAME = "messages"
@@ -229,3 +230,6 @@ def _of_side(fields: dict[str, Any], side: str) -> dict[str, Any]:
         elif len(names) != 1:
             found[key] = value
     return found
+
+
+FORMAT = Format(NAME, "chat messages, prompts and answers, preferences", recognise, read)

@@ -28,15 +28,16 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.answers import of_input, of_output, tell
-from lake.formats.documents import gathered, is_array, problem_of, with_parts
-from lake.formats.fields import moment, number, prompt_task, sibling_number, without_secrets
-from lake.formats.look import Look
-from lake.formats.messages import Message, conversation, text_of
-from lake.formats.rows import Item, ShapeError, UnsupportedError, array_values, items_of, rest
-from lake.formats.sessions import complete
-from lake.formats.source import Input
-from lake.formats.tokens import Lineage
+from lake.formats.base.documents import gathered, is_array, problem_of, with_parts
+from lake.formats.base.fields import moment, number, prompt_task, sibling_number, without_secrets
+from lake.formats.base.format import Format
+from lake.formats.base.look import Look
+from lake.formats.base.rows import Item, ShapeError, UnsupportedError, array_values, items_of, rest
+from lake.formats.base.source import Input
+from lake.formats.chat.answers import of_input, of_output, tell
+from lake.formats.chat.messages import Message, conversation, text_of
+from lake.formats.chat.sessions import complete
+from lake.formats.chat.tokens import Lineage
 from lake.records import EpisodeRecord, Reject, StepRecord
 
 NAME = "mini_swe_agent"
@@ -199,3 +200,6 @@ def _sibling(messages: list[Any]) -> int:
                 return sibling_number(json.dumps(marks))
             break
     return sibling_number(json.dumps(messages, sort_keys=True))
+
+
+FORMAT = Format(NAME, "mini-swe-agent trajectories (.traj.json)", recognise, read, is_whole=True)

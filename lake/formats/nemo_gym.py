@@ -24,15 +24,16 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.chat_messages import answered
-from lake.formats.fields import Scores, free_number, is_score_name, number, prompt_task, whole
-from lake.formats.look import Look
-from lake.formats.message_shapes import text
-from lake.formats.messages import Conversation, Message
-from lake.formats.response_items import chat_tool, item_messages
-from lake.formats.rows import Item, items_of, line_values, rest
-from lake.formats.source import Input
-from lake.formats.tokens import Lineage
+from lake.formats.base.fields import Scores, free_number, is_score_name, number, prompt_task, whole
+from lake.formats.base.format import Format
+from lake.formats.base.look import Look
+from lake.formats.base.rows import Item, items_of, line_values, rest
+from lake.formats.base.source import Input
+from lake.formats.chat.chat_messages import answered
+from lake.formats.chat.messages import Conversation, Message
+from lake.formats.chat.response_items import chat_tool, item_messages
+from lake.formats.chat.tokens import Lineage
+from lake.formats.tracing.shapes import text
 from lake.records import EpisodeRecord, Index
 
 NAME = "nemo_gym"
@@ -212,3 +213,6 @@ def _flat(output: list[Any], asked: list[Any]) -> list[Any]:
 def _is_same(item: Any, other: Any) -> bool:
     keys = ("role", "content", "name", "arguments", "output")
     return all(isinstance(one, dict) for one in (item, other)) and all(item.get(key) == other.get(key) for key in keys)
+
+
+FORMAT = Format(NAME, "NeMo Gym rollouts", recognise, read, no_trajectory, by_line=True)

@@ -27,11 +27,12 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.fields import Scores, is_score_name, number, prompt_task, whole
-from lake.formats.look import Look
-from lake.formats.messages import Conversation, Message, conversation, text_of
-from lake.formats.rows import Item, ShapeError, items_of, line_values
-from lake.formats.source import Input, stem
+from lake.formats.base.fields import Scores, is_score_name, number, prompt_task, whole
+from lake.formats.base.format import Format
+from lake.formats.base.look import Look
+from lake.formats.base.rows import Item, ShapeError, items_of, line_values
+from lake.formats.base.source import Input, stem
+from lake.formats.chat.messages import Conversation, Message, conversation, text_of
 from lake.records import EpisodeRecord, Index, StepRecord, TokensRecord
 
 NAME = "nemo_rl"
@@ -193,3 +194,6 @@ def _one(key: str, batch: Any) -> Any:
         shown = f"a list of {len(batch)}" if isinstance(batch, list) else type(batch).__name__
         raise ShapeError(f"`{key}` is {shown}; valid: a list of one")
     return batch
+
+
+FORMAT = Format(NAME, "NeMo RL train_data_step and val_data_step logs", recognise, read)

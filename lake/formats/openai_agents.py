@@ -9,7 +9,7 @@
                  function {name, input, output, mcp_data}: a tool; agent {name, handoffs, tools, output_type}
                  handoff, guardrail, custom (also the SDK's own task and turn), mcp_tools, transcription, speech, ...
 
-* A trace is an episode; generations and responses in order of their start are its decisions (`lake.formats.traces`).
+* A trace is an episode; generations and responses in order of their start are its decisions (`tracing.tree`).
   A handoff goes on in the same episode, `agent_id` of a step says who; an agent inside a function is a sub-agent.
 * The export of a `response` does not say what was said: such steps have the tool calls that the function spans after
   them tell, and are not trained on.
@@ -24,16 +24,17 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from lake.formats.attributes import count_of, name_in
-from lake.formats.fields import moment, sibling_number
-from lake.formats.json_array import Element
-from lake.formats.look import Look
-from lake.formats.message_shapes import is_empty, text
-from lake.formats.payloads import answers, instructions, prompt
-from lake.formats.rows import Item, ShapeError, items_of, values
-from lake.formats.source import Input
-from lake.formats.trace_episodes import episodes, nanoseconds
-from lake.formats.traces import Call, Span, Tool, Trace, traces
+from lake.formats.base.fields import moment, sibling_number
+from lake.formats.base.format import Format
+from lake.formats.base.json_array import Element
+from lake.formats.base.look import Look
+from lake.formats.base.rows import Item, ShapeError, items_of, values
+from lake.formats.base.source import Input
+from lake.formats.tracing.attributes import count_of, name_in
+from lake.formats.tracing.episodes import episodes, nanoseconds
+from lake.formats.tracing.payloads import answers, instructions, prompt
+from lake.formats.tracing.shapes import is_empty, text
+from lake.formats.tracing.tree import Call, Span, Tool, Trace, traces
 from lake.records import EpisodeRecord, Reject, excerpt
 
 NAME = "openai_agents"
@@ -196,3 +197,6 @@ def _call(data: dict[str, Any], attributes: dict[str, Any]) -> Call:
         completion_tokens=count_of(usage.get("completion_tokens") if completion_tokens is None else completion_tokens),
         extra={key: value for key, value in more.items() if value},
     )
+
+
+FORMAT = Format(NAME, "OpenAI Agents SDK traces", recognise, read, no_trajectory, is_whole=True)

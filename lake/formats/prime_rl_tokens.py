@@ -24,10 +24,11 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.fields import whole
-from lake.formats.look import Look
-from lake.formats.rows import Item, ShapeError, UnsupportedError, converted, rest, values
-from lake.formats.source import Input
+from lake.formats.base.fields import whole
+from lake.formats.base.format import Format
+from lake.formats.base.look import Look
+from lake.formats.base.rows import Item, ShapeError, UnsupportedError, converted, rest, values
+from lake.formats.base.source import Input
 from lake.records import EpisodeRecord, Index, StepRecord, TokensRecord
 
 NAME = "prime_rl_tokens"
@@ -127,3 +128,6 @@ def _by_column(tokens: list[Any]) -> dict[str, Any]:
     """Tokens of the first version as lists."""
     names = dict.fromkeys(name for token in tokens for name in token if name != "index")
     return {_COLUMNS.get(name, name): [token.get(name) for token in tokens] for name in names} | {"tokens": None}
+
+
+FORMAT = Format(NAME, "prime-rl token exports (step_N/rank_R.jsonl)", recognise, read, by_line=True)

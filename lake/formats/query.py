@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from lake.errors import FormatError, QueryError, UsageError
-from lake.formats.look import Look
-from lake.formats.rows import Item, parquet_rows
+from lake.formats.base.format import Format
+from lake.formats.base.look import Look
+from lake.formats.base.rows import Item, parquet_rows
+from lake.formats.base.source import Input
 from lake.formats.shapes import Shape, read_rows, shape_of
-from lake.formats.source import Input
 from lake.records import Reject
 
 if TYPE_CHECKING:
@@ -135,3 +136,9 @@ def _connection() -> "duckdb.DuckDBPyConnection":
     # What has no number of its own is numbered as it comes: the rows come in the same order each time, and a name is
     # never a variable of ours.
     return duckdb.connect(config={"threads": 1, "preserve_insertion_order": True, "python_enable_replacements": False})
+
+
+FORMAT = Format(NAME, "rows of a SELECT (--query)", recognise, read)
+
+
+FRAMES = Format(FRAME, "rows of a frame (lake.ingest_frame)", recognise, read_frame)

@@ -2,7 +2,7 @@
 
 .. code-block:: text
 
-    episodes   has `messages`: a list of chat messages, or JSON text of one (`lake.formats.messages` says how they
+    episodes   has `messages`: a list of chat messages, or JSON text of one (`lake.formats.chat.messages` says how they
                become decisions); `step_rewards`: a number or null for each decision
     steps      has `action`; `state`, `reward` and whatever else a step has in docs/reference/jsonl.md but `tokens`
     messages   has `role`; `content`, `tool_calls`, `tool_call_id`, `name`, `reasoning_content`, `is_error`; `reward` of
@@ -31,11 +31,11 @@ from typing import Any, Literal
 import msgspec
 
 from lake.errors import UsageError
-from lake.formats.grouped import grouped
-from lake.formats.json_array import Element
-from lake.formats.messages import checked, conversation
-from lake.formats.rows import Item, ShapeError, explained, items_of, jsonable
-from lake.formats.source import Input
+from lake.formats.base.grouped import grouped
+from lake.formats.base.json_array import Element
+from lake.formats.base.rows import Item, ShapeError, explained, items_of, jsonable
+from lake.formats.base.source import Input
+from lake.formats.chat.messages import checked, conversation
 from lake.records import EpisodeRecord, ScoreRecord, StepRecord
 
 Shape = Literal["episodes", "steps", "messages"]

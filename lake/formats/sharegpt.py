@@ -9,12 +9,13 @@ function_response. Pairs are `chosen` and `rejected` beside the conversations th
 from collections.abc import Iterator
 from typing import Any
 
-from lake.formats.chat_messages import decoded
-from lake.formats.look import Look
-from lake.formats.messages import Message
+from lake.formats.base.format import Format
+from lake.formats.base.look import Look
+from lake.formats.base.rows import Item, ShapeError
+from lake.formats.base.source import Input
+from lake.formats.chat.chat_messages import decoded
+from lake.formats.chat.messages import Message
 from lake.formats.messages_chat import leaves, read_rows
-from lake.formats.rows import Item, ShapeError
-from lake.formats.source import Input
 
 NAME = "sharegpt"
 _CHATS = ("conversations", "conversation", "messages")
@@ -77,3 +78,6 @@ def _message(turn: Any, place: str) -> Message:
         if calls and all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
             message |= {"content": None, "tool_calls": calls}
     return message
+
+
+FORMAT = Format(NAME, "ShareGPT conversations (from, value)", recognise, read)

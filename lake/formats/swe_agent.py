@@ -31,12 +31,13 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.documents import with_parts
-from lake.formats.fields import Scores, number, sibling_number, without_secrets
-from lake.formats.look import Look
-from lake.formats.messages import Conversation, Message, checked, conversation, decision, text_of
-from lake.formats.rows import Item, UnsupportedError, items_of, rest
-from lake.formats.source import Input, stem
+from lake.formats.base.documents import with_parts
+from lake.formats.base.fields import Scores, number, sibling_number, without_secrets
+from lake.formats.base.format import Format
+from lake.formats.base.look import Look
+from lake.formats.base.rows import Item, UnsupportedError, items_of, rest
+from lake.formats.base.source import Input, stem
+from lake.formats.chat.messages import Conversation, Message, checked, conversation, decision, text_of
 from lake.records import EpisodeRecord
 
 NAME = "swe_agent"
@@ -325,3 +326,6 @@ def _text(value: Any) -> str | None:
 
 def _count(value: Any) -> int | None:
     return value if type(value) is int and 0 <= value < _MOST else None
+
+
+FORMAT = Format(NAME, "SWE-agent trajectories (.traj)", recognise, read, is_whole=True)

@@ -13,10 +13,11 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from lake.formats.look import Look
-from lake.formats.messages import conversation
-from lake.formats.rows import Item, array_values, converted
-from lake.formats.source import Input
+from lake.formats.base.format import Format
+from lake.formats.base.look import Look
+from lake.formats.base.rows import Item, array_values, converted
+from lake.formats.base.source import Input
+from lake.formats.chat.messages import conversation
 from lake.records import EpisodeRecord
 
 NAME = "tau_bench"
@@ -82,3 +83,6 @@ def to_record(value: Any) -> EpisodeRecord:
         steps=chat.steps,
         extra={"info": value["info"]} if row.info else None,
     )
+
+
+FORMAT = Format(NAME, "tau-bench historical trajectories (a JSON array)", recognise, read)

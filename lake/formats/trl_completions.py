@@ -17,11 +17,12 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from lake.formats.base.fields import Scores, number, prompt_task, whole
+from lake.formats.base.format import Format
+from lake.formats.base.look import Look
+from lake.formats.base.rows import Item, ShapeError, items_of, parquet_rows, rest
+from lake.formats.base.source import Input
 from lake.formats.chat_rows import chats_of
-from lake.formats.fields import Scores, number, prompt_task, whole
-from lake.formats.look import Look
-from lake.formats.rows import Item, ShapeError, items_of, parquet_rows, rest
-from lake.formats.source import Input
 from lake.records import EpisodeRecord
 
 NAME = "trl_completions"
@@ -80,3 +81,6 @@ def _rewards(file: Input) -> list[str]:
         return []  # reading the rows says why
     others = (*_COLUMNS, "advantage")
     return [field.name for field in schema if pa.types.is_floating(field.type) and field.name not in others]
+
+
+FORMAT = Format(NAME, "TRL completion logs (Parquet)", recognise, read)

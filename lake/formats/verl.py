@@ -19,11 +19,12 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.fields import Scores, is_score_name, number, prompt_task
-from lake.formats.look import Look
-from lake.formats.messages import conversation
-from lake.formats.rows import Item, episode_text_id, items_of, line_values, rest
-from lake.formats.source import Input
+from lake.formats.base.fields import Scores, is_score_name, number, prompt_task
+from lake.formats.base.format import Format
+from lake.formats.base.look import Look
+from lake.formats.base.rows import Item, episode_text_id, items_of, line_values, rest
+from lake.formats.base.source import Input
+from lake.formats.chat.messages import conversation
 from lake.records import EpisodeRecord, Index
 
 NAME = "verl"
@@ -98,3 +99,6 @@ def _session(uid: Any) -> tuple[str, int]:
     if len(parts) == 3 and all(part.isdecimal() and len(part) < 10 for part in parts[1:]):
         return f"{parts[0]}_{parts[1]}", int(parts[2])
     return "", 0
+
+
+FORMAT = Format(NAME, "verl rollout data ({step}.jsonl)", recognise, read, by_line=True)

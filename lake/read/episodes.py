@@ -7,7 +7,7 @@ whole. The order depends on the episodes alone, not on files or commits.
 import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -123,10 +123,12 @@ def read_episodes(
     return found
 
 
-def read_scores(snapshot: Snapshot, episode_ids: pl.Series) -> dict[int, list[tuple[str, ScoreRecord]]]:
-    """The current scores of some episodes, each with the scorer's version."""
+def read_scores(
+    snapshot: Snapshot, episode_ids: pl.Series, view: Literal["current_scores", "latest_scores"] = "current_scores"
+) -> dict[int, list[tuple[str, ScoreRecord]]]:
+    """The scores of some episodes, each with the scorer's version: the current one, or all of them."""
     found: dict[int, list[tuple[str, ScoreRecord]]] = defaultdict(list)
-    rows = snapshot.sql(_SCORES.format(view="current_scores"), {"ids": episode_ids.to_list()})
+    rows = snapshot.sql(_SCORES.format(view=view), {"ids": episode_ids.to_list()})
     for episode_id, step_index, scorer, version, value, reason, error, metrics in rows.iter_rows():
         decoded = None if metrics is None else msgspec.json.decode(metrics)
         score = ScoreRecord(

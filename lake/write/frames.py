@@ -9,8 +9,8 @@ import polars as pl
 
 from lake.errors import UsageError
 from lake.formats import FORMATS, query
+from lake.formats.base.source import Input
 from lake.formats.shapes import shape_of
-from lake.formats.source import Input
 from lake.write.ingest import Plan, Reading, Report, run_plan
 from lake.write.sources import File
 

@@ -10,21 +10,25 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from lake.errors import FormatError, UsageError
-from lake.formats import Format, choose, query
-from lake.formats.rows import Item
-from lake.formats.source import Input, Source, stem
-from lake.lake import Lake
+from lake.formats import choose, query
+from lake.formats.base.format import Format
+from lake.formats.base.rows import Item
+from lake.formats.base.source import Input, Source, stem
 from lake.records import EpisodeRecord, Reject, StepRecord, printable
 from lake.write.jobs import Job
 from lake.write.scores import RECORDED, add_scores
 from lake.write.sources import Argument, File, located
+
+if TYPE_CHECKING:
+    from lake.lake import Lake
 
 BATCH_EPISODES = 4096
 BATCH_STEPS = 65_536
@@ -41,8 +45,8 @@ class Report(msgspec.Struct):
     source: str
     format: str
     """The formats, comma-separated, that its files have."""
-    run_id: str
-    """Of records that name none."""
+    run_id: str | None
+    """The run of records that name none; None if that depends on the file."""
     files: int = 1
     """Those that were read."""
     skipped: dict[str, str] = msgspec.field(default_factory=dict)
@@ -151,6 +155,11 @@ class Plan(msgspec.Struct):
         return sum(reading.file.path.stat().st_size for reading in self.readings)
 
     @property
+    def text_size(self) -> int | None:
+        """Bytes of text that the files hold; None if that is not known before all is read."""
+        return None if any(map(_is_unlike_its_text, self.readings)) else self.size
+
+    @property
     def done(self) -> int:
         """Bytes of text that were read."""
         return sum(reading.input.meter.done for reading in self.readings)
@@ -163,8 +172,16 @@ class Plan(msgspec.Struct):
         return named | several
 
 
+def _is_unlike_its_text(reading: Reading) -> bool:
+    """Whether a file is packed, or has its text from elsewhere."""
+    if reading.format.name == query.NAME:
+        return True
+    with Source(reading.file.path) as file:
+        return file.is_packed
+
+
 def plan(argument: Argument, *, run_id: str | None = None, format_name: str | None = None) -> Plan:
-    """Which files will be read as what; needs no lake.
+    """Which files will be read as what; needs no lake. Nothing is read of an argument whose files were named before.
 
     A file's records belong to the run of its name, unless they or `run_id` say otherwise. Where every file of a folder
     is an episode, that would be a run each: they belong to the run of the folder's name.
@@ -175,36 +192,48 @@ def plan(argument: Argument, *, run_id: str | None = None, format_name: str | No
         UsageError: an empty run.
     """
     readings: list[Reading] = []
-    skipped: dict[str, str] = {}
+    skipped = dict(argument.left_out)
     for file in argument.files:
         try:
-            fmt = choose(file.path, format_name)
+            readings.append(reading_of(file, run_id=run_id, format_name=format_name))
         except FormatError as error:
-            if file.folder is None:
+            if not argument.label:
                 raise FormatError(str(error).replace(str(file.path), argument.name)) from error
-            skipped[file.name] = str(error).removeprefix(str(file.path)).lstrip(": ")
-            continue
-        if fmt.name == query.NAME:
-            query.check(file.path)
-        own = stem(Path(file.name)) if file.folder is None or not fmt.is_whole else file.folder
-        run = printable(own if run_id is None else run_id)
-        if not run.strip():
-            raise UsageError("the run's name is empty; give --run NAME")
-        readings.append(Reading(file, fmt, Input(file.path, run)))
-    if not readings:
-        name, why = next(iter(skipped.items()))
+            skipped[file.name] = reason_of(error, file)
+    if argument.files and not readings:
+        name, why = next((file.name, skipped[file.name]) for file in argument.files)
         more = f" (and {len(skipped) - 1} more files)" if len(skipped) > 1 else ""
         raise FormatError(f"{argument.name} holds no trajectories: {name} {why}{more}")
+    return planned(argument, readings, skipped, run_id)
+
+
+def reading_of(file: File, *, run_id: str | None, format_name: str | None) -> Reading:
+    """How a file will be read. Raises FormatError, UsageError: see `plan`; QueryError: a query that cannot be run."""
+    fmt = choose(file.path, format_name)
+    if fmt.name == query.NAME:
+        query.check(file.path)
+    own = stem(Path(file.name)) if file.folder is None or not fmt.is_whole else file.folder
+    run = printable(own if run_id is None else run_id)
+    if not run.strip():
+        raise UsageError("the run's name is empty; give --run NAME")
+    return Reading(file, fmt, Input(file.path, run))
+
+
+def reason_of(error: FormatError, file: File) -> str:
+    """Why a file is left out, without its path."""
+    return str(error).removeprefix(str(file.path)).lstrip(": ")
+
+
+def planned(argument: Argument, readings: list[Reading], skipped: dict[str, str], run_id: str | None) -> Plan:
+    """The plan of an argument. Its run does not depend on which of the files are there today."""
     formats = ", ".join(dict.fromkeys(reading.format.name for reading in readings))
-    is_one = len(argument.files) == 1 and argument.files[0].folder is None
-    source = readings[0].file.name if is_one else printable(argument.name.rstrip("/").rpartition("/")[2])
-    runs = dict.fromkeys(reading.input.run_id for reading in readings)
-    report = Report(source, formats, next(iter(runs)), files=len(readings), skipped=skipped)
-    return Plan(report, readings)
+    is_one = run_id is not None or not argument.label or all(reading.format.is_whole for reading in readings)
+    run = readings[0].input.run_id if is_one and readings else None
+    return Plan(Report(argument.source, formats, run, files=len(readings), skipped=skipped), readings)
 
 
 def ingest(
-    lake: Lake,
+    lake: "Lake",
     path: str | Path,
     *,
     run_id: str | None = None,
@@ -223,13 +252,13 @@ def ingest(
         FormatError: see `plan`.
         UsageError: a batch size below 1, or an empty run.
     """
-    with located([str(path)], sys.stdin.buffer) as (argument,):
+    with located([str(path)], getattr(sys.stdin, "buffer", BytesIO())) as (argument,):
         planned = plan(argument, run_id=run_id, format_name=format_name)
         return run_plan(lake, planned, batch_size=batch_size, progress=progress)
 
 
 def run_plan(
-    lake: Lake,
+    lake: "Lake",
     plan: Plan,
     *,
     batch_size: int = BATCH_EPISODES,
@@ -240,10 +269,7 @@ def run_plan(
     if batch_size < 1:
         raise UsageError(f"the batch size is {batch_size}; valid: 1 or more")
     report = plan.report
-    size: int | None = plan.size
-    for reading in plan.readings[:1]:
-        with Source(reading.file.path) as file:
-            size = None if file.is_packed else size
+    size = plan.text_size
     shown = time.monotonic()
     batches = _batches(plan, batch_size)
     with _without_collector():

@@ -60,14 +60,14 @@ def preview(plan: Plan, seen: Seen | None = None) -> Preview:
             position, record = item
             identity = identify(record, record.run_id or "")
             before = seen.get(identity.episode_id)
-            has_grown = before is not None and reading.format.is_whole and len(record.steps) > before[1]
-            if before is None or has_grown:
+            goes_on = before is not None and reading.format.is_whole
+            if before is None or (goes_on and before[0] != identity.content_hash and len(record.steps) >= before[1]):
                 seen[identity.episode_id] = identity.content_hash, len(record.steps)
                 found.take(record)
                 if before is None and len(found.examples) < EXAMPLES:
                     found.examples.append(record)
                 continue
-            if before[0] == identity.content_hash or reading.format.is_whole:
+            if goes_on or before[0] == identity.content_hash:
                 found.present += 1
                 continue
             reason, message = "conflict", "an earlier record has the same key and other content"

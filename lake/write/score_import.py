@@ -19,7 +19,7 @@ import msgspec
 import polars as pl
 
 from lake.errors import FormatError, UsageError
-from lake.formats.rows import jsonable
+from lake.formats.base.rows import jsonable
 from lake.records import Reject, excerpt
 from lake.write import score_files
 from lake.write.frames import as_polars

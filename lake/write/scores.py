@@ -6,13 +6,17 @@ is append-only and the newest job of an episode counts as a whole, so what an ep
 written again beside what is new; a score that is there already is not written twice.
 """
 
+from typing import TYPE_CHECKING
+
 import msgspec
 import polars as pl
 
-from lake.lake import Lake
 from lake.read.snapshot import Snapshot
 from lake.write.claims import Commit, commit_unclaimed
 from lake.write.rows import SCORE_COLUMNS
+
+if TYPE_CHECKING:
+    from lake.lake import Lake
 
 RECORDED = "recorded"
 IMPORTED = "imported"
@@ -27,11 +31,11 @@ class Added(msgspec.Struct):
     present: int = 0
 
 
-def add_scores(lake: Lake, rows: pl.DataFrame, *, version: str, source: str) -> Added:
+def add_scores(lake: "Lake", rows: pl.DataFrame, *, version: str, source: str) -> Added:
     """Write scores of episodes that the lake holds, each once; rows of others are left out.
 
     Args:
-        rows: columns of `ScoreRows`; at most one row for an episode or step and scorer.
+        rows: columns of `ScoreRows`. Of several rows of an episode or step and scorer the last counts.
         version: of all these scorers.
         source: where they come from, for the job's row.
 
@@ -42,7 +46,8 @@ def add_scores(lake: Lake, rows: pl.DataFrame, *, version: str, source: str) -> 
         return Added()
     episode_ids = rows["episode_id"].unique()
     before = _told(lake.snapshot(), episode_ids, version)
-    fresh = _key(rows).join(_key(before), on=["key", *_TOLD], how="anti", nulls_equal=True)
+    last = _key(rows).unique("key", keep="last", maintain_order=True)
+    fresh = last.join(_key(before), on=["key", *_TOLD], how="anti", nulls_equal=True)
     present = rows.height - fresh.height
     if fresh.is_empty():
         return Added(present=present)

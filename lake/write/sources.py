@@ -2,28 +2,33 @@
 
 Standard input, pipes and objects of a bucket are spooled to disk, so that formats can look at them more than once. A
 folder is walked in the order of its names; what lies in it is called by its path below the folder, which is the same on
-every machine.
+every machine. A file that is named twice, or that links lead to, is read once.
 """
 
-import glob
 import os
 import select
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from lake.errors import FormatError
+from lake.errors import FormatError, UsageError
 from lake.records import printable
-from lake.storage.objects import Objects
+from lake.storage.migrations import OWN_FOLDER
+from lake.storage.objects import Found, Objects
 
 PATIENCE_SECONDS = 1.0
 """How long a named pipe may stay silent before the user hears of it."""
-_NEVER_ENTERED = frozenset((".git", ".hg", ".svn", ".venv", "venv", "node_modules", "__pycache__"))
+_NEVER_ENTERED = frozenset(("venv", "node_modules", "__pycache__", OWN_FOLDER))
+_TABLE = "_delta_log"
+"""A folder that holds this one is a table, of a lake perhaps."""
+_UNFINISHED = ("~", ".tmp", ".part", ".partial", ".crdownload")
+"""Endings of files that somebody is still writing under another name than theirs."""
 _WILD = frozenset("*?[")
 _PIECE = 8 << 20
 
@@ -44,7 +49,18 @@ class Argument:
     """One thing that a person named, and the files that it stands for."""
 
     name: str
+    """As it was written."""
     files: list[File]
+    """Those that no argument before it stands for."""
+    label: str = ""
+    """What a folder or a pattern is called in the lake; empty for a file."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """What was found and is no file to be read -> why."""
+
+    @property
+    def source(self) -> str:
+        """What it is called in the lake."""
+        return self.label or (self.files[0].name if self.files else printable(Path(self.name).name))
 
 
 @contextmanager
@@ -57,100 +73,157 @@ def located(
         FormatError: nothing is there, or a folder or a glob without a file.
         UsageError, LakeAccessError: a URI that is none, or cannot be read.
     """
+    met: set[object] = set()
     with ExitStack() as stack:
 
-        def spool(name: str) -> Path:
-            return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trajlake-")), name)
+        def room() -> Path:
+            return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trajlake-")))
 
-        yield [Argument(name, _files(name, stdin, tell, spool)) for name in names]
-
-
-def _files(name: str, stdin: BinaryIO, tell: Callable[[str], None], spool: Callable[[str], Path]) -> list[File]:
-    path = Path(name)
-    if "://" in name:
-        return _objects(name, spool)
-    if name == "-" or path.is_fifo():
-        target = spool("stdin" if name == "-" else path.name)
-        with target.open("wb") as file:
-            if name == "-":
-                shutil.copyfileobj(stdin, file)
+        found = []
+        for name in names:
+            if "://" in name:
+                found.append(_objects(name, room, met))
+            elif name == "-" or Path(name).is_fifo():
+                found.append(_piped(name, stdin, tell, room()))
             else:
-                with _opened(path, tell) as pipe:
-                    shutil.copyfileobj(pipe, file)
-        return [File(target, target.name)]
+                found.append(local(name, met))
+        yield found
+
+
+def local(name: str, met: set[object]) -> Argument:
+    """The files of this machine that a name stands for, without those that were met before.
+
+    Raises:
+        FormatError: a folder or a glob without a file. A file that is not there is for its reader to tell.
+        UsageError: no name.
+    """
+    if not name:
+        raise UsageError("the name of a file is empty; give the path of a file or a folder")
+    path = Path(name)
     if path.is_dir():
-        if not (found := walked(path)):
-            raise FormatError(f"{name} is a folder without a file in it; there is nothing to ingest")
-        return found
-    if not path.exists() and _WILD & set(name):
-        if not (matches := sorted(glob.glob(name, recursive=True))):  # noqa: PTH207 - a pattern may be absolute
-            raise FormatError(f"no file matches {name!r}; there is nothing to ingest")
-        return [
-            found
-            for match in matches
-            for found in (walked(Path(match)) if Path(match).is_dir() else [File(Path(match), Path(match).name)])
-        ]
-    return [File(path, printable(path.name))]
+        label = printable(path.resolve().name or name)
+        left_out: dict[str, str] = {}
+        files = _walked(path, label, left_out)
+        if not files:
+            why = "".join(f"; {found} {reason}" for found, reason in list(left_out.items())[:1])
+            raise FormatError(f"{name} is a folder without a file in it; there is nothing to ingest{why}")
+        return Argument(name, _unmet(files, met), label, left_out)
+    if not os.path.lexists(name) and _WILD & set(name):
+        return _matched(name, met)
+    return Argument(name, _unmet([File(path, printable(path.name))], met))
 
 
-def walked(folder: Path) -> list[File]:
-    """The files of a folder and of those below it, by name."""
-    label = folder.resolve().name
-    found = []
-    for where, folders, names in os.walk(folder):
-        if "_delta_log" in folders:
-            folders.clear()  # a table, of a lake perhaps
+def _matched(pattern: str, met: set[object]) -> Argument:
+    """What a glob matches; a file is called by its path below what is fixed of the pattern."""
+    parts = Path(pattern).parts
+    fixed = _before_wild(parts)
+    base = Path(*fixed)
+    found: dict[Path, File] = {}
+    left_out: dict[str, str] = {}
+    for match in _expanded(base, parts[len(fixed) :]):
+        below = match.relative_to(base).as_posix()
+        if match.is_dir():
+            inside = _walked(match, printable(match.resolve().name), left_out, below)
+            found |= {file.path: file for file in inside}
+        elif match.is_file():
+            found.setdefault(match, File(match, printable(below)))
+    if not found:
+        raise FormatError(f"no file matches {pattern!r}; there is nothing to ingest")
+    files = sorted(found.values(), key=lambda file: file.path)
+    return Argument(pattern, _unmet(files, met), printable(parts[-1]), left_out)
+
+
+def _expanded(folder: Path, pattern: Sequence[str]) -> Iterator[Path]:
+    """The files and folders below a folder that a pattern matches; `**` stands for any folders but links to them."""
+    here, rest = pattern[0], pattern[1:]
+    try:
+        with os.scandir(folder) as entries:
+            inner = sorted(entries, key=lambda entry: entry.name)
+    except OSError:
+        return
+    if any(entry.name == _TABLE for entry in inner):
+        return
+    if here == "**":
+        if not rest:
+            yield folder
+            return
+        yield from _expanded(folder, rest)
+        for entry in inner:
+            if entry.is_dir(follow_symlinks=False) and _is_entered(entry.name):
+                yield from _expanded(Path(entry), pattern)
+        return
+    for entry in inner:
+        if not fnmatchcase(entry.name, here):
             continue
-        folders[:] = sorted(inner for inner in folders if inner not in _NEVER_ENTERED)
-        for name in sorted(names):
-            path = Path(where, name)
-            if path.is_file():
-                found.append(File(path, printable(path.relative_to(folder).as_posix()), label))
-    return found
+        if entry.is_dir():
+            if _is_entered(entry.name):
+                yield from _expanded(Path(entry), rest) if rest else (Path(entry),)
+        elif not rest and not _is_unfinished(entry.name):
+            yield Path(entry)
 
 
-def _objects(uri: str, spool: Callable[[str], Path]) -> list[File]:
-    """The objects that a URI names: one, those that match its pattern, or all below it."""
-    scheme, _, rest = uri.partition("://")
-    bucket, _, key = rest.partition("/")
-    store = Objects(f"{scheme}://{bucket}")
-    key = key.rstrip("/")
-    fixed = PurePosixPath(*_before_wild(PurePosixPath(key).parts))
-    prefix = "" if str(fixed) == "." else str(fixed)
-    is_pattern = prefix != key
-    parent = str(PurePosixPath(key).parent)
-    sizes = {found.path: found.bytes for found in store.list(prefix if is_pattern else "" if parent == "." else parent)}
-    if is_pattern:
-        chosen, base = [path for path in sizes if fnmatchcase(path, key)], prefix
-    elif key in sizes:
-        chosen, base = [key], str(PurePosixPath(key).parent)
-    else:
-        sizes = {found.path: found.bytes for found in store.list(key)}
-        chosen, base = list(sizes), key
-    if not chosen:
-        raise FormatError(f"there is no object at {uri}; there is nothing to ingest")
-    root = spool("objects")
-    files = store.filesystem({store.uri(path): size for path, size in sizes.items()})
-    assert files is not None
-    label = None if chosen == [key] else PurePosixPath(base or bucket).name
+def _walked(folder: Path, label: str, left_out: dict[str, str], below: str = "") -> list[File]:
+    """The files of a folder and of those below it, by name; `below` stands before their names."""
     found = []
-    for path in chosen:
-        below = PurePosixPath(path).relative_to(base) if base not in ("", ".") else PurePosixPath(path)
-        target = root / below
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with files.open(store.uri(path), "rb") as remote, target.open("wb") as local:
-            shutil.copyfileobj(remote, local, _PIECE)
-        found.append(File(target, printable(str(below)), label))
+
+    def called(path: Path) -> str:
+        return printable((PurePosixPath(below) / path.relative_to(folder).as_posix()).as_posix())
+
+    def unreadable(error: OSError) -> None:
+        left_out[called(Path(error.filename))] = f"cannot be read: {error.strerror}"
+
+    for where, folders, names in os.walk(folder, onerror=unreadable):
+        if _TABLE in folders:
+            folders.clear()
+            continue
+        folders[:] = sorted(inner for inner in folders if _is_entered(inner))
+        for path in (Path(where, inner) for inner in folders):
+            if path.is_symlink():
+                left_out[called(path)] = "is a link to a folder; name the folder to have it read"
+        for path in (Path(where, name) for name in sorted(names)):
+            if not _is_unfinished(path.name):
+                if path.is_file():
+                    found.append(File(path, called(path), label))
+                else:
+                    left_out[called(path)] = "is no file: a pipe, a socket, or a link to nothing"
     return found
 
 
-def _before_wild(parts: Sequence[str]) -> list[str]:
-    fixed = []
-    for part in parts:
-        if _WILD & set(part):
-            break
-        fixed.append(part)
-    return fixed
+def _is_entered(folder: str) -> bool:
+    return folder not in _NEVER_ENTERED and not folder.startswith(".")
+
+
+def _is_unfinished(name: str) -> bool:
+    """Whether a file's name says that it is hidden, or not yet what it will be."""
+    return name.startswith(".") or name.endswith(_UNFINISHED)
+
+
+def _unmet(files: list[File], met: set[object]) -> list[File]:
+    """The files that were not met before, whatever they are called; of a file and links to it, the file."""
+    chosen = set()
+    for file in sorted(files, key=lambda file: file.path.is_symlink()):
+        try:
+            seen = file.path.stat()
+        except OSError:
+            chosen.add(file)
+            continue
+        if (key := (seen.st_dev, seen.st_ino)) not in met:
+            met.add(key)
+            chosen.add(file)
+    return [file for file in files if file in chosen]
+
+
+def _piped(name: str, stdin: BinaryIO, tell: Callable[[str], None], room: Path) -> Argument:
+    """What comes out of standard input or a named pipe, until its end."""
+    path = Path(name)
+    target = room / ("stdin" if name == "-" else path.name)
+    with target.open("wb") as file:
+        if name == "-":
+            shutil.copyfileobj(stdin, file)
+        else:
+            with _opened(path, tell) as pipe:
+                shutil.copyfileobj(pipe, file)
+    return Argument(name, [File(target, printable(target.name))])
 
 
 def _opened(fifo: Path, tell: Callable[[str], None]) -> BinaryIO:
@@ -168,3 +241,69 @@ def _opened(fifo: Path, tell: Callable[[str], None]) -> BinaryIO:
         pipe.close()
         raise
     return pipe
+
+
+def _objects(uri: str, room: Callable[[], Path], met: set[object]) -> Argument:
+    """The objects that a URI names: one, those that match its pattern, or all below it."""
+    scheme, _, rest = uri.partition("://")
+    bucket, _, key = rest.partition("/")
+    key = key.strip("/")
+    store = Objects(f"{scheme}://{bucket}")
+    parts = PurePosixPath(key).parts
+    is_object = bool(key) and store.exists(key)
+    base = PurePosixPath(*(parts[:-1] if is_object else _before_wild(parts)))
+    listed = store.list("" if not base.parts else str(base))
+    folders: dict[str, str | None] = {key: None} if is_object else _chosen(listed, parts, len(base.parts), bucket)
+    sizes = {found.path: found.bytes for found in listed if found.path in folders}
+    if not sizes:
+        raise FormatError(f"there is no object at {uri}; there is nothing to ingest")
+    root = room()
+    files = store.filesystem({store.uri(path): size for path, size in sizes.items()})
+    assert files is not None
+    argument = Argument(uri, [], "" if is_object else printable(parts[-1] if parts else bucket))
+    for path in sizes:
+        if (address := store.uri(path)) in met:
+            continue
+        met.add(address)
+        name = PurePosixPath(path).relative_to(base)
+        target = root / name
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with files.open(address, "rb") as remote, target.open("wb") as spooled:
+                shutil.copyfileobj(remote, spooled, _PIECE)
+        except (FileExistsError, NotADirectoryError, IsADirectoryError):
+            argument.left_out[printable(str(name))] = "is an object, and other objects lie below it"
+            continue
+        argument.files.append(File(target, printable(str(name)), folders[path]))
+    return argument
+
+
+def _chosen(listed: Iterable[Found], pattern: tuple[str, ...], fixed: int, bucket: str) -> dict[str, str | None]:
+    """Keys that a pattern matches (-> None), or that lie below what it matches (-> the name of that folder)."""
+    paths = {found.path: PurePosixPath(found.path).parts for found in listed}
+    tables = {parts[: parts.index(_TABLE)] for parts in paths.values() if _TABLE in parts}
+    chosen: dict[str, str | None] = {}
+    for path, parts in paths.items():
+        below = range(fixed, len(parts) + 1)
+        if any(parts[:end] in tables for end in below) or _is_unfinished(parts[-1]):
+            continue
+        if not all(map(_is_entered, parts[fixed:-1])) or ".." in parts:
+            continue
+        end = next((end for end in below if _fits(parts[:end], pattern)), None)
+        if end is not None:
+            chosen[path] = None if end == len(parts) else printable(parts[end - 1] if end else bucket)
+    return chosen
+
+
+def _fits(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether a path matches a pattern part by part; `**` stands for any number of parts."""
+    if not pattern:
+        return not parts
+    if pattern[0] == "**":
+        return any(_fits(parts[start:], pattern[1:]) for start in range(len(parts) + 1))
+    return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _fits(parts[1:], pattern[1:])
+
+
+def _before_wild(parts: Sequence[str]) -> list[str]:
+    """The parts of a path before the first that is a pattern."""
+    return list(takewhile(lambda part: not _WILD & set(part), parts))

@@ -1,24 +1,25 @@
 """Ingest that goes on: what is appended to files or put into folders is taken as it comes, until interrupted.
 
-Lines are read on from where the last whole line ended. Other files (a session, a document, Parquet) are read again as a
-whole once nobody has written to them for a moment. What was taken is known by its key, as ever: after a restart the
-files are read from their start once more, and nothing is taken twice.
+Lines are read on from where the last whole line ended, as long as the file still holds that line. Other files (a
+session, a document, Parquet) are read again as a whole once nobody has written to them for a moment. What was taken is
+known by its key, as ever: after a restart the files are read from their start once more, and nothing is taken twice.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from lake.errors import FormatError, UsageError
-from lake.formats.look import look
-from lake.formats.source import Source
+from lake.errors import FormatError, TrajlakeError, UsageError
+from lake.formats import FORMATS, query
+from lake.formats.base.lines import TAIL
+from lake.formats.base.look import look
+from lake.formats.base.source import Input, Source
 from lake.lake import Lake
-from lake.write.ingest import BATCH_EPISODES, Plan, Reading, Report, plan, run_plan
-from lake.write.sources import Argument, File, located
+from lake.write.ingest import BATCH_EPISODES, Plan, Reading, Report, planned, reading_of, reason_of, run_plan
+from lake.write.sources import File, local
 
 INTERVAL_SECONDS = 1.0
 QUIET_SECONDS = 2.0
@@ -32,10 +33,17 @@ class _Seen(NamedTuple):
     size: int
     modified: int
 
-    @classmethod
-    def of(cls, path: Path) -> "_Seen":
-        found = path.stat()
-        return cls(found.st_ino, found.st_size, found.st_mtime_ns)
+
+class _State(msgspec.Struct):
+    """What is known of a file."""
+
+    seen: _Seen | None = None
+    since: float = 0.0
+    """When it was first seen like that, by our own clock: a file's time may be that of another machine."""
+    is_done: bool = False
+    """As it is, it was read, or found to be none of ours."""
+    reading: Reading | None = None
+    """If it is read on by lines."""
 
 
 class Watched(msgspec.Struct):
@@ -45,57 +53,91 @@ class Watched(msgspec.Struct):
     run_id: str | None = None
     format_name: str | None = None
     quiet_seconds: float = QUIET_SECONDS
-    taken: dict[Path, _Seen] = msgspec.field(default_factory=dict)
-    """What a file was when it was read last, or found to be none of ours."""
-    readings: dict[Path, Reading] = msgspec.field(default_factory=dict)
-    """Of files that are read on by lines."""
+    files: dict[Path, _State] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raises UsageError: something that nothing can be appended to."""
+        """Raises UsageError, FormatError: what nothing can be appended to; no such format, or an empty run."""
         for name in self.arguments:
-            if name == "-" or "://" in name or Path(name).is_fifo():
+            if not name or name == "-" or "://" in name or Path(name).is_fifo():
                 raise UsageError(f"{name!r} cannot be watched; valid: files, folders and globs of this machine")
+        if self.format_name == query.NAME:
+            raise UsageError("the rows of a query cannot be watched; run it again when its files have grown")
+        if self.format_name is not None and self.format_name not in FORMATS:
+            raise FormatError(f"there is no format {self.format_name!r}; known: {', '.join(FORMATS)}")
+        if self.run_id is not None and not self.run_id.strip():
+            raise UsageError("the run's name is empty; give --run NAME")
+
+    def absent(self) -> list[str]:
+        """The arguments that stand for nothing yet."""
+        return [name for name in self.arguments if not _stands_for_something(name)]
 
     def changed(self) -> list[Plan]:
-        """What is to be read now: one plan per argument that has something."""
+        """What is to be read, or to be told of, now: one plan per argument that has something."""
+        now = time.monotonic()
         plans = []
+        met: set[object] = set()
         for name in self.arguments:
             try:
-                with located([name], BytesIO()) as (argument,):
-                    readings = [found for file in argument.files if (found := self._reading(name, file)) is not None]
+                argument = local(name, met)
             except FormatError:
-                continue  # an empty folder, a file that will be there later
-            if readings:
-                formats = ", ".join(dict.fromkeys(reading.format.name for reading in readings))
-                report = Report(readings[0].file.name, formats, readings[0].input.run_id, files=len(readings))
-                plans.append(Plan(report, readings))
+                continue  # a folder that is empty yet, a pattern that nothing matches yet
+            readings, skipped = [], {}
+            for file in argument.files:
+                try:
+                    reading = self._reading(file, now)
+                except FormatError as error:
+                    skipped[file.name] = reason_of(error, file)
+                else:
+                    readings += [] if reading is None else [reading]
+            if readings or skipped:
+                plans.append(planned(argument, readings, skipped, self.run_id))
         return plans
 
-    def _reading(self, name: str, file: File) -> Reading | None:
-        """How to read a file now; None if there is nothing new, or it is still being written, or none of ours."""
+    def is_away(self, plan: Plan, error: OSError) -> bool:
+        """Whether reading failed because a file has gone or changed hands meanwhile; all are looked at again then."""
+        paths = {str(reading.file.path) for reading in plan.readings}
+        if isinstance(error, TrajlakeError) or str(error.filename) not in paths:
+            return False
+        for reading in plan.readings:
+            self.files.pop(reading.file.path, None)
+        return True
+
+    def _reading(self, file: File, now: float) -> Reading | None:
+        """How to read a file now; None if there is nothing new, or it is still being written.
+
+        Raises:
+            FormatError: it has been quiet for long enough, and is none of ours.
+        """
         try:
-            seen = _Seen.of(file.path)
-        except FileNotFoundError:
+            found = file.path.stat()
+        except OSError:
             return None
-        before = self.taken.get(file.path)
-        if seen == before:
+        state = self.files.setdefault(file.path, _State())
+        seen = _Seen(found.st_ino, found.st_size, found.st_mtime_ns)
+        if seen != state.seen:
+            state.seen, state.since, state.is_done = seen, now, False
+        if state.is_done:
             return None
-        known = self.readings.get(file.path)
-        if known is not None and before is not None and seen.inode == before.inode and seen.size >= before.size:
-            self.taken[file.path] = seen
-            return known
+        if state.reading is not None and _goes_on(state.reading.input):
+            state.is_done = True
+            state.reading.input.meter.done = 0
+            return state.reading
+        state.reading = None
+        is_quiet = now - state.since >= self.quiet_seconds
         try:
-            (reading,) = plan(Argument(name, [file]), run_id=self.run_id, format_name=self.format_name).readings
-            by_line = reading.format.by_line and look(file.path).kind == "lines" and not _is_packed(file.path)
+            reading = reading_of(file, run_id=self.run_id, format_name=self.format_name)
+            by_line = reading.format.by_line and _has_lines(file.path)
         except FormatError:
-            self.taken[file.path] = seen
-            return None
+            state.is_done = is_quiet
+            if not is_quiet:
+                return None
+            raise
         if by_line:
             reading.input.may_grow = True
-            self.readings[file.path] = reading
-        elif time.time() - seen.modified / 1e9 < self.quiet_seconds:
+            state.reading = reading
+        elif not is_quiet:
             return None
-        self.taken[file.path] = seen
+        state.is_done = True
         return reading
 
 
@@ -109,13 +151,43 @@ def watch(
 ) -> None:
     """Take what comes, until interrupted; `tell` hears of every round that brought something."""
     while True:
-        for planned in watched.changed():
-            report = run_plan(lake, planned, batch_size=batch_size, only_if_any=True)
-            if report.records:
+        for plan in watched.changed():
+            try:
+                report = run_plan(lake, plan, batch_size=batch_size, only_if_any=True)
+            except OSError as error:
+                if not watched.is_away(plan, error):
+                    raise
+                continue
+            if report.records or report.skipped:
                 tell(report)
         time.sleep(interval)
 
 
-def _is_packed(path: Path) -> bool:
+def _stands_for_something(name: str) -> bool:
+    try:
+        return any(file.path.exists() for file in local(name, set()).files)
+    except FormatError:
+        return False
+
+
+def _has_lines(path: Path) -> bool:
+    """Whether a file of a format of lines is read line by line: it is not packed, and no document over many lines."""
+    seen = look(path)
+    text = seen.text.strip()
     with Source(path) as file:
-        return file.is_packed
+        is_packed = file.is_packed
+    begins_document = "\n" in text and text.partition("\n")[0].rstrip() == "{"
+    return seen.kind in ("lines", "object") and not is_packed and not begins_document
+
+
+def _goes_on(file: Input) -> bool:
+    """Whether a file still holds what was read last where it was: it was appended to, not written anew."""
+    tail: bytes = file.memory.get(TAIL, b"")
+    if not tail:
+        return False
+    try:
+        with file.path.open("rb") as opened:
+            opened.seek(file.from_byte - len(tail))
+            return opened.read(len(tail)) == tail
+    except OSError:
+        return False

@@ -4,6 +4,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from lake.cli.options import ConfiguredCommand, lake_option
 
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
     from lake.lake import Lake
     from pipelines.score.functions import ScoreConfig
     from pipelines.score.job import Progress, ScoreReport
+
+
+_OF_IMPORT = ("target", "file", "--lake", "--name")
+"""Arguments and options of `score import`."""
 
 
 def _configuration() -> "dict[str, type[BaseModel]]":
@@ -100,20 +105,26 @@ def score(
 
 
 def _import_scores(target: str | None, file: str | None, lake_uri: str, name: str | None) -> None:
-    from pathlib import Path
-
     import lake
     from lake.errors import UsageError
     from lake.read.show import one_line
-    from lake.read.text_table import counted
+    from lake.read.text_table import cell, counted
     from lake.write.score_import import import_file
 
     if target != "import" or file is None:
         raise UsageError("a file of scores is taken with `trajlake score import FILE --name NAME`")
-    report = import_file(lake.open(lake_uri), Path(file), name=name)
-    scorers = ", ".join(report.scorers) or "nobody"
+    context = click.get_current_context()
+    typed = [
+        option.opts[0]
+        for option in context.command.params
+        if context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+    ]
+    if idle := [option for option in typed if option not in _OF_IMPORT]:
+        raise UsageError(f"of no effect on scores that are imported: {', '.join(idle)}")
+    report = import_file(lake.open(lake_uri), file, name=name)
+    scorers = cell(", ".join(report.scorers) or "nobody")
     click.echo(
-        f"{file}: {counted(report.new, 'score')} of {scorers} ({report.present} already present), "
+        f"{cell(file)}: {counted(report.new, 'score')} of {scorers} ({report.present} already present), "
         f"{report.unmatched} unmatched, {report.invalid} invalid, of {counted(report.rows, 'row')}"
     )
     for example in report.examples:

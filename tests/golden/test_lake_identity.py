@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from lake.formats import FORMATS, json_array
+from lake.formats import FORMATS
+from lake.formats.base import json_array
 from lake.records import Reject, identify
 from testkit.shared import shared_data
 

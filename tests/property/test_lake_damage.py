@@ -16,7 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import lake
-from lake.formats import FORMATS, Item, json_array
+from lake.formats import FORMATS
+from lake.formats.base import json_array
+from lake.formats.base.rows import Item
 from lake.formats.jsonl import Lines
 from lake.records import EpisodeRecord, Reject, identify
 from lake.tables import TABLES

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lake import records
-from lake.formats import json_array
-from lake.formats.json_array import Damage, Element, read_array
-from lake.formats.source import Meter
+from lake.formats.base import json_array
+from lake.formats.base.json_array import Damage, Element, read_array
+from lake.formats.base.source import Meter
 from testkit.examples import examples
 
 RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

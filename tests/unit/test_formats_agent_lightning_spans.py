@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lake.formats import choose
-from lake.formats.agent_lightning_calls import literal
+from lake.formats.agent_lightning.calls import literal
 from lake.records import EpisodeRecord, Reject, TokensRecord
 from testkit.formats import Counts, assert_never_raises, counts, read_file
 

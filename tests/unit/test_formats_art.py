@@ -10,7 +10,7 @@ import pytest
 
 from lake import ids
 from lake.formats import FORMATS
-from lake.formats.look import look
+from lake.formats.base.look import look
 from lake.records import EpisodeRecord, Reject, identify
 from testkit.formats import counts, read_file, without_keys, wrong_types
 from testkit.shared import shared_data

@@ -2,9 +2,9 @@
 
 import pytest
 
-from lake.formats.calls import Calls
-from lake.formats.rows import ShapeError
-from lake.formats.tokens import Lineage
+from lake.formats.base.rows import ShapeError
+from lake.formats.chat.calls import Calls
+from lake.formats.chat.tokens import Lineage
 from lake.records import TokensRecord
 
 SYSTEM = {"role": "system", "content": "Be short."}

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from lake.errors import FormatError
-from lake.formats import choose, claude_code
-from lake.formats.look import look
-from lake.formats.rows import episode_text_id
-from lake.formats.source import Input
+from lake.formats import choose
+from lake.formats.base.look import look
+from lake.formats.base.rows import episode_text_id
+from lake.formats.base.source import Input
+from lake.formats.claude_code import reader as claude_code
 from lake.records import EpisodeRecord, Reject
 from testkit.formats import assert_never_raises, counts, read_file
 from testkit.shared import shared_data

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from lake.errors import FormatError
-from lake.formats import choose, codex
-from lake.formats.look import look
-from lake.formats.rows import episode_text_id
-from lake.formats.source import Input
+from lake.formats import choose
+from lake.formats.base.look import look
+from lake.formats.base.rows import episode_text_id
+from lake.formats.base.source import Input
+from lake.formats.codex import reader as codex
 from lake.records import EpisodeRecord
 from testkit.formats import assert_never_raises, counts, read_file
 from testkit.shared import shared_data

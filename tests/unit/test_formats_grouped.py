@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from lake.formats.grouped import grouped
+from lake.formats.base.grouped import grouped
 
 
 def test_keys_come_in_the_order_of_their_first_piece_and_pieces_in_theirs() -> None:
@@ -32,7 +32,7 @@ def test_memory_is_bounded_by_the_cache_and_not_by_what_is_grouped() -> None:
     """300 MB in 3000 groups, in a process of its own."""
     script = """
 import resource
-from lake.formats import grouped
+from lake.formats.base import grouped
 grouped._CACHE_KIB = 8 << 10
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 items = ((str(number % 3000), bytes(10_000)) for number in range(30_000))

@@ -13,10 +13,12 @@ import pyarrow as pa
 import pytest
 
 from lake.errors import FormatError
-from lake.formats import FORMATS, choose, inspect_archive, zip_entries
-from lake.formats.inspect_logs import no_trajectory, recognise
-from lake.formats.look import look
-from lake.formats.source import Meter
+from lake.formats import FORMATS, choose
+from lake.formats.base import zip_entries
+from lake.formats.base.look import look
+from lake.formats.base.source import Meter
+from lake.formats.inspect_logs import archive as inspect_archive
+from lake.formats.inspect_logs.reader import no_trajectory, recognise
 from lake.records import EpisodeRecord, Reject, ScoreRecord, identify
 from testkit.formats import Counts, assert_never_raises, counts, read_file
 from testkit.shared import shared_data

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lake.formats import FORMATS, choose
-from lake.formats.look import look
+from lake.formats.base.look import look
 from lake.records import EpisodeRecord, Reject
 from testkit.formats import assert_never_raises, counts, read_file
 from testkit.shared import shared_data

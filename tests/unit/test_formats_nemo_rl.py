@@ -8,7 +8,7 @@ import pytest
 from msgspec import UNSET
 
 from lake.formats import FORMATS
-from lake.formats.look import look
+from lake.formats.base.look import look
 from lake.records import EpisodeRecord, Reject
 from testkit.formats import assert_never_raises, counts, read_file
 from testkit.shared import shared_data

@@ -8,7 +8,7 @@ import pytest
 
 from lake.errors import FormatError
 from lake.formats import choose
-from lake.formats.fields import sibling_number
+from lake.formats.base.fields import sibling_number
 from lake.records import EpisodeRecord, Reject
 from testkit.formats import Counts, assert_never_raises, counts, read_file
 from testkit.shared import shared_data

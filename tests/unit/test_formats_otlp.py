@@ -12,7 +12,7 @@ import pytest
 
 from lake.errors import FormatError
 from lake.formats import choose
-from lake.formats.otlp_spans import any_value, instant, span_id
+from lake.formats.otlp.spans import any_value, instant, span_id
 from lake.records import EpisodeRecord
 from testkit.formats import Counts, assert_never_raises, counts, read_file
 from testkit.shared import shared_data

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from lake.formats import otlp_genai, otlp_vercel
-from lake.formats.attributes import flattened
-from lake.formats.otlp_genai import evaluations
-from lake.formats.traces import Call, Span, Tool
+from lake.formats.otlp import genai as otlp_genai
+from lake.formats.otlp import vercel as otlp_vercel
+from lake.formats.otlp.genai import evaluations
+from lake.formats.tracing.attributes import flattened
+from lake.formats.tracing.tree import Call, Span, Tool
 
 USER = {"role": "user", "content": "Weather?"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "get", "arguments": '{"city": "Paris"}'}}

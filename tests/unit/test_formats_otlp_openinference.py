@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from lake.formats import otlp_openinference
-from lake.formats.traces import Call, Span, Tool
+from lake.formats.otlp import openinference as otlp_openinference
+from lake.formats.tracing.tree import Call, Span, Tool
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "get", "arguments": '{"city": "Paris"}'}}
 GIVEN = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Weather?"}]

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from lake.formats.message_shapes import messages_of, result
-from lake.formats.messages import checked
-from lake.formats.payloads import answers, choices, instructions, prompt
+from lake.formats.chat.messages import checked
+from lake.formats.tracing.payloads import answers, choices, instructions, prompt
+from lake.formats.tracing.shapes import messages_of, result
 
 USER = {"role": "user", "content": "Weather?"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "get", "arguments": '{"city": "Paris"}'}}

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from lake.formats.rows import ShapeError, episode_text_id, finished
-from lake.formats.source import Input
-from lake.formats.trace_episodes import episodes
-from lake.formats.traces import Call, Score, Span, Tool, Trace, Tree, traces
+from lake.formats.base.rows import ShapeError, episode_text_id, finished
+from lake.formats.base.source import Input
+from lake.formats.tracing.episodes import episodes
+from lake.formats.tracing.tree import Call, Score, Span, Tool, Trace, Tree, traces
 from lake.records import EpisodeRecord, Reject
 
 SYSTEM = {"role": "system", "content": "Be kind."}

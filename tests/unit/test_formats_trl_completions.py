@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lake.formats import FORMATS
-from lake.formats.look import look
+from lake.formats.base.look import look
 from lake.records import EpisodeRecord, Reject
 from testkit.formats import counts, read_file
 

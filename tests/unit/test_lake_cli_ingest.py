@@ -51,7 +51,7 @@ def test_one_record_that_was_taken_or_is_present_is_enough(tmp_path: Path) -> No
 def test_an_empty_array_is_told_like_an_empty_file(tmp_path: Path) -> None:
     path = tmp_path / "none.json"
     path.write_text("[]", "utf-8")
-    with pytest.raises(FormatError, match="none.json is empty; there is nothing to ingest"):
+    with pytest.raises(FormatError, match=r"none\.json is empty; there is nothing to ingest"):
         run(tmp_path, path)
     assert not Path(tmp_path, "lake").exists()
 

@@ -11,8 +11,9 @@ import pytest
 
 import lake
 from lake.errors import FormatError
-from lake.formats import FORMATS, choose, lines
-from lake.formats.source import Meter
+from lake.formats import FORMATS, choose
+from lake.formats.base import lines
+from lake.formats.base.source import Meter
 from lake.records import EpisodeRecord, Reject, identify
 from lake.write.ingest import ingest
 from lake.write.rows import inlined

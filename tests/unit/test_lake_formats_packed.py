@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 from lake.errors import FormatError
-from lake.formats import FORMATS, Item, choose
-from lake.formats.source import stem
+from lake.formats import FORMATS, choose
+from lake.formats.base.rows import Item
+from lake.formats.base.source import stem
 from lake.records import Reject
 from lake.write.ingest import plan
 from lake.write.sources import Argument, File

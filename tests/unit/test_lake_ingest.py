@@ -84,7 +84,7 @@ def test_elements_of_an_array_are_bounded_by_bytes_too(
     rows = [{"task_id": n, "trial": 0, "reward": 0.0, "info": {}, "traj": chat} for n in range(100)]
     path = tmp_path / "array.json"
     path.write_text(json.dumps(rows), "utf-8")
-    monkeypatch.setattr("lake.formats.json_array._CHUNK", 2000)
+    monkeypatch.setattr("lake.formats.base.json_array._CHUNK", 2000)
     monkeypatch.setattr(ingest_module, "BATCH_BYTES", 4000)
     assert ingest(lk, path).new == 100
     assert sum(batches) == 100

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lake import records
-from lake.formats import json_array
-from lake.formats.json_array import Damage, Element, read_array
+from lake.formats.base import json_array
+from lake.formats.base.json_array import Damage, Element, read_array
 
 VALUES: list[Any] = [
     {"a": 'quotes " and \\ back\n', "b": [1, -2.5, 1e-7, 12345678901234567890], "c": None},

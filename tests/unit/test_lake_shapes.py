@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from lake import EpisodeRecord, Lake
 from lake.errors import QueryError, UsageError
+from lake.formats.base.source import Input
 from lake.formats.shapes import read_rows, shape_of
-from lake.formats.source import Input
 from lake.records import Reject
 from lake.write.ingest import Report, ingest
 from testkit.command_line import Cli, runner

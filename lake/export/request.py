@@ -1,0 +1,64 @@
+"""What is asked of an export, and what is written down of it while it runs and when it is done."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lake.export.target import Choices, Target
+
+SHARD_EPISODES = 10_000
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What a person asks for."""
+
+    target: Target
+    out: Path
+    """A file (one shard), or a folder."""
+    where: str | None = None
+    selection: str | None = None
+    run_id: str | None = None
+    credit: str | None = None
+    """Whose advantages: an estimator, series or job; None: the current one, if there is any; `none`: nobody's."""
+    choices: Choices = Choices()
+    shard_episodes: int = SHARD_EPISODES
+
+
+class Shard(msgspec.Struct):
+    """A finished file; of a tree, the files of some episodes together."""
+
+    name: str
+    episodes: int
+    rows: int
+    bytes: int
+    sha256: str
+
+
+class State(msgspec.Struct):
+    """What a killed export left: where to go on."""
+
+    fingerprint: str
+    snapshot: dict[str, int]
+    shards: list[Shard] = []
+    left_out: dict[str, int] = {}
+
+
+class Manifest(msgspec.Struct):
+    """What was exported."""
+
+    format: str
+    package_version: str
+    snapshot: dict[str, int]
+    where: str | None
+    selection: str | None
+    run_id: str | None
+    choices: dict[str, Any]
+    jobs: dict[str, Any]
+    """The credit series and its jobs, and the select job; by name, as people see ids."""
+    episodes: int
+    steps: int
+    rows: int
+    left_out: dict[str, int]
+    """What the format has no place for, or what no row could be made of."""
+    shards: list[Shard]

@@ -1,0 +1,1 @@
+"""agent-lightning: archives and events of v1, spans of v0."""

@@ -1,0 +1,1 @@
+"""ATIF trajectories and Harbor trials."""

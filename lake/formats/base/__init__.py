@@ -1,0 +1,1 @@
+"""What every reader stands on: bytes, values, documents, fields, and sniffing."""

@@ -1,0 +1,65 @@
+"""Calls that each report their whole prompt, as decisions: which call each goes on from, and what was new to it.
+
+Logs of requests repeat the history in every call. A prompt goes on from the call whose own prompt it begins with,
+followed by an assistant's message; what comes behind is what the policy saw since. Of several such calls the one with
+the longest prompt counts. That message is not compared with what was answered, because clients rewrite it (they cut
+reasoning, strip spaces, parse arguments). A prompt that goes on from no call opens a new conversation (the history was
+cut, or another agent called): all of it is the context, and what stands behind its last assistant's message the state.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lake.formats.chat.messages import Message, checked, decision, is_assistant, text_of
+from lake.records import StepRecord
+
+
+class Calls:
+    """The decisions of an episode, call by call."""
+
+    def __init__(self) -> None:
+        self.initial_messages: list[Message] = []
+        self.steps: list[StepRecord] = []
+        self.follows: list[int | None] = []
+        """Of each step: the step that its prompt goes on from; None if it opens a conversation."""
+        self._prompts: dict[int, int] = {}
+        """Hashes of the prompts so far, and the step of each."""
+
+    def add(self, prompt: Sequence[Any], answer: Any, *, place: str = "messages") -> StepRecord:
+        """The decision of one call.
+
+        Args:
+            prompt: the messages of its request; `lake.formats.chat.messages` says what they look like.
+            answer: the assistant's message.
+            place: what the prompt is called in its source, for what is said of a wrong message.
+
+        Raises:
+            ShapeError: a message is not of that form.
+        """
+        messages = [checked(message, f"{place}[{index}]") for index, message in enumerate(prompt)]
+        start, so_far, follows = 0, 0, None
+        for index, message in enumerate(messages):
+            if is_assistant(message) and so_far in self._prompts:
+                start, follows = index + 1, self._prompts[so_far]
+            so_far = hash((so_far, _key(message)))
+        self._prompts[so_far] = len(self.steps)
+        self.follows.append(follows)
+        is_first = not self.steps
+        since = messages[start:]
+        if not start and not is_first:
+            behind = [index for index, message in enumerate(messages) if is_assistant(message)]
+            since = messages[behind[-1] + 1 :] if behind else messages
+        step = decision(checked(answer, f"the answer to {place}"), since, is_first=is_first)
+        if is_first:
+            self.initial_messages = messages
+        elif not start:
+            step.context = messages
+        self.steps.append(step)
+        return step
+
+
+def _key(message: Message) -> tuple[Any, ...]:
+    """What a message must share with another to be the same: an assistant's text is left out, as clients rewrite it."""
+    if is_assistant(message):
+        return ("assistant", len(message.get("tool_calls") or ()))
+    return message["role"], text_of(message.get("content"), "\n"), str(message.get("tool_call_id"))

@@ -1,0 +1,1 @@
+"""MassGen: traces, session logs, coordination logs."""

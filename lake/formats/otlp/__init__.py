@@ -1,0 +1,1 @@
+"""OpenTelemetry traces, one file per convention."""

@@ -1,0 +1,1 @@
+"""verifiers: results of old, traces of now."""

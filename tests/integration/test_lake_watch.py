@@ -1,0 +1,495 @@
+"""`trajlake ingest --watch`: what is appended or put there is taken exactly once, whatever happens to who watches.
+
+1. What is read when, in this process, by a clock of the test's own.
+2. The command in a process of its own, beside others that write: interrupted, killed, started again.
+3. Scores of episodes whose ingest was killed between the two commits.
+
+What a watch leaves in the lake is compared with what one plain ingest of the same files leaves.
+"""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lake
+from lake import EpisodeRecord, Lake
+from lake.errors import LakeAccessError, NotALakeError, UsageError
+from lake.formats import FORMATS, Format, jsonl
+from lake.records import ScoreRecord
+from lake.write import watch as watch_module
+from lake.write.ingest import Report, ingest, run_plan
+from lake.write.watch import Watched, watch
+from testkit.copies import empty_lake
+from testkit.episodes import assert_same, assert_whole, contents, episode, line, write_lines
+from testkit.processes import COMMAND, Worker, environment
+
+PATIENCE = 60.0
+"""Seconds within which a watcher has to have taken something, on a busy machine too."""
+
+
+# ---------------------------------------------------------------- 1. what is read when
+
+
+class Clock:
+    """Seconds, as the test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(watch_module.time, "monotonic", lambda: self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+@pytest.fixture
+def lk(tmp_path: Path) -> Lake:
+    return empty_lake(tmp_path / "lake")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "logs"
+    made.mkdir()
+    return made
+
+
+def taken(lk: Lake, watched: Watched) -> tuple[int, int, int]:
+    """Records, new episodes and rejects of one look at everything."""
+    reports = [run_plan(lk, plan, only_if_any=True) for plan in watched.changed()]
+    for report in reports:
+        assert report.records == report.new + report.present + report.rejected
+    return tuple(sum(getattr(report, name) for report in reports) for name in ("records", "new", "rejected"))  # type: ignore[return-value]
+
+
+def numbered(*numbers: int) -> list[EpisodeRecord]:
+    return [episode("t", number) for number in numbers]
+
+
+def append(path: Path, *items: EpisodeRecord | bytes) -> None:
+    with path.open("ab") as file:
+        file.write(b"".join(item if isinstance(item, bytes) else line(item) for item in items))
+
+
+def same_as_one_ingest(lk: Lake, where: Path) -> None:
+    """The lake shows what one ingest of the files as they are now would leave."""
+    assert_whole(lk.snapshot())
+    other = empty_lake(where.parent / f"{where.name} at once")
+    ingest(other, where)
+    names = ("episodes", "steps", "rejects")
+    assert_same(contents(lk.snapshot(), names), contents(other.snapshot(), names))
+
+
+def test_lines_are_read_on_from_where_the_last_one_ended(lk: Lake, folder: Path, clock: Clock) -> None:
+    path = write_lines(folder / "f.jsonl", numbered(0, 1))
+    watched = Watched([str(folder)])
+    assert taken(lk, watched) == (2, 2, 0)
+    assert taken(lk, watched) == (0, 0, 0)
+    append(path, *numbered(2), b"nonsense\n")
+    assert taken(lk, watched) == (2, 1, 1)
+    assert lk.sql("SELECT position FROM rejects").item() == 4, "counted from the file's first line"
+    same_as_one_ingest(lk, folder)
+
+
+def test_half_a_line_is_left_until_its_other_half_comes(lk: Lake, folder: Path, clock: Clock) -> None:
+    path = folder / "f.jsonl"
+    whole = line(episode("t", 0, extra={"note": "}"}))
+    watched = Watched([str(folder)])
+    for end in range(1, len(whole) - 1):
+        path.write_bytes(whole[:end])
+        assert taken(lk, watched) == (0, 0, 0), whole[:end]
+    clock.now += 100
+    assert taken(lk, watched) == (0, 0, 0), "however long it takes"
+    path.write_bytes(whole)
+    assert taken(lk, watched) == (1, 1, 0)
+    same_as_one_ingest(lk, folder)
+
+
+def test_a_last_line_without_an_end_is_taken_and_its_end_is_no_line(lk: Lake, folder: Path, clock: Clock) -> None:
+    path = folder / "f.jsonl"
+    watched = Watched([str(path)])
+    path.write_bytes(line(episode("t", 0)) + line(episode("t", 1)).rstrip())
+    assert taken(lk, watched) == (2, 2, 0)
+    append(path, b"\n")
+    assert taken(lk, watched) == (0, 0, 0)
+    append(path, b"nonsense\n")
+    assert taken(lk, watched) == (1, 0, 1)
+    assert lk.sql("SELECT position FROM rejects").item() == 3
+    same_as_one_ingest(lk, path)
+
+
+@pytest.mark.parametrize("how", ["in place", "by another file", "shorter", "as long", "cut and appended"])
+def test_a_file_that_is_written_anew_is_read_from_its_start(lk: Lake, folder: Path, clock: Clock, how: str) -> None:
+    path = write_lines(folder / "f.jsonl", numbered(0, 1, 2))
+    watched = Watched([str(folder)])
+    assert taken(lk, watched) == (3, 3, 0)
+    if how == "in place":
+        write_lines(path, numbered(3, 4, 5, 6))
+        expected = (4, 4, 0)
+    elif how == "by another file":
+        write_lines(folder / "f.new.tmp", numbered(1, 2, 3, 4)).replace(path)
+        expected = (4, 2, 0)
+    elif how == "shorter":
+        write_lines(path, numbered(5))
+        expected = (1, 1, 0)
+    elif how == "as long":
+        write_lines(path, numbered(3, 4, 5))
+        expected = (3, 3, 0)
+    else:
+        path.write_bytes(path.read_bytes()[: len(line(episode("t", 0))) + 5])
+        assert taken(lk, watched) == (1, 0, 0)
+        append(path, b"\n", *numbered(7))
+        expected = (2, 1, 1)
+    assert taken(lk, watched) == expected
+    assert taken(lk, watched) == (0, 0, 0)
+
+
+def test_a_document_is_read_once_nobody_has_written_to_it_for_a_moment(lk: Lake, folder: Path, clock: Clock) -> None:
+    path = folder / "runs.json"
+    rows = tau(3)
+    watched = Watched([str(folder)], quiet_seconds=2.0)
+    text = json.dumps(rows)
+    for end in (10, 100, len(text) - 1, len(text)):
+        path.write_text(text[:end])
+        clock.now += 1.5
+        assert taken(lk, watched) == (0, 0, 0)
+    clock.now += 1.9
+    assert taken(lk, watched) == (0, 0, 0)
+    clock.now += 0.2
+    assert taken(lk, watched) == (3, 3, 0)
+    path.write_text(json.dumps(tau(4)))
+    assert taken(lk, watched) == (0, 0, 0)
+    clock.now += 2.1
+    assert taken(lk, watched) == (4, 1, 0)
+
+
+def test_a_packed_file_of_lines_is_read_whole_once_it_is_quiet(lk: Lake, folder: Path, clock: Clock) -> None:
+    import gzip
+
+    (folder / "f.jsonl.gz").write_bytes(gzip.compress(line(episode("t", 0))))
+    watched = Watched([str(folder)])
+    assert taken(lk, watched) == (0, 0, 0)
+    clock.now += 2.1
+    assert taken(lk, watched) == (1, 1, 0)
+
+
+def test_a_session_is_read_again_as_a_whole_and_replaces_what_it_was(
+    lk: Lake, folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        FORMATS, "jsonl", Format("jsonl", "sessions", jsonl.recognise, jsonl.read, by_line=False, is_whole=True)
+    )
+    watched = Watched([str(folder)])
+    for steps in (1, 3, 3, 7):
+        write_lines(folder / "s.jsonl", [episode("session", steps=steps)])
+        taken(lk, watched)
+        clock.now += 2.1
+        taken(lk, watched)
+    assert lk.sql("SELECT run_id, attempt, num_steps FROM episodes").rows() == [("logs", 2, 7)]
+
+
+def test_what_is_none_of_ours_is_told_once_and_looked_at_again_when_it_changes(
+    lk: Lake, folder: Path, clock: Clock
+) -> None:
+    def skipped() -> dict[str, str]:
+        return {name: why for plan in watched.changed() for name, why in plan.report.skipped.items()}
+
+    path = folder / "notes.txt"
+    path.write_text("hello")
+    watched = Watched([str(folder)])
+    assert skipped() == {}, "it may become something yet"
+    clock.now += 2.1
+    assert skipped().keys() == {"notes.txt"}
+    clock.now += 10
+    assert skipped() == {}
+    write_lines(path, numbered(0))
+    assert taken(lk, watched) == (1, 1, 0)
+
+
+def test_files_come_and_go(lk: Lake, folder: Path, clock: Clock) -> None:
+    watched = Watched([str(folder / "later"), str(folder / "*.jsonl"), str(folder / "named.jsonl")])
+    assert taken(lk, watched) == (0, 0, 0)
+    (folder / "later" / "new").mkdir(parents=True)
+    assert taken(lk, watched) == (0, 0, 0)
+    write_lines(folder / "later" / "new" / "a.jsonl", numbered(0))
+    write_lines(folder / "named.jsonl", numbered(1))
+    assert taken(lk, watched) == (2, 2, 0), "by two names, read once"
+    (folder / "named.jsonl").unlink()
+    assert taken(lk, watched) == (0, 0, 0)
+    write_lines(folder / "named.jsonl", numbered(2, 1))
+    assert taken(lk, watched) == (2, 1, 0)
+    write_lines(folder / "next.tmp", numbered(2, 1, 3)).replace(folder / "named.jsonl")
+    assert taken(lk, watched) == (1, 1, 0), "another file, but it begins with what was read"
+
+
+def test_a_file_that_goes_while_it_is_read_does_not_end_the_watch(
+    lk: Lake, folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class DoneError(Exception):
+        pass
+
+    write_lines(folder / "a.jsonl", numbered(0))
+    path = write_lines(folder / "b.jsonl", numbered(1))
+    rounds = iter(range(4))
+    told: list[Report] = []
+
+    def sleep(_: float) -> None:
+        if next(rounds) == 2:
+            raise DoneError
+        write_lines(path, numbered(1))
+
+    def gone(at: Lake, plan: Any, **options: Any) -> Report:
+        path.unlink(missing_ok=not told)
+        monkeypatch.setattr(watch_module, "run_plan", run_plan)
+        return run_plan(at, plan, **options)
+
+    monkeypatch.setattr(watch_module, "run_plan", gone)
+    monkeypatch.setattr(watch_module.time, "sleep", sleep)
+    with pytest.raises(DoneError):
+        watch(lk, Watched([str(folder)]), tell=told.append)
+    same_as_one_ingest(lk, folder)
+
+
+def test_a_failure_of_the_lake_ends_the_watch(lk: Lake, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_lines(folder / "a.jsonl", numbered(0))
+
+    def full(*_: Any, **__: Any) -> Report:
+        raise OSError(28, "No space left on device", str(folder / "lake"))
+
+    monkeypatch.setattr(watch_module, "run_plan", full)
+    with pytest.raises(OSError, match="No space left"):
+        watch(lk, Watched([str(folder)]), tell=lambda _: None)
+
+
+def test_the_lake_may_lie_inside_what_is_watched(folder: Path, clock: Clock) -> None:
+    lk = empty_lake(folder / "lake")
+    write_lines(folder / "a.jsonl", numbered(0))
+    watched = Watched([str(folder), str(folder / "**")])
+    assert taken(lk, watched) == (1, 1, 0)
+    clock.now += 10
+    assert [plan.report for plan in watched.changed()] == []
+
+
+def test_rejects_of_a_watch_are_those_of_one_ingest_also_after_a_restart(lk: Lake, folder: Path, clock: Clock) -> None:
+    write_lines(folder / "b.jsonl", [b"nonsense\n", *numbered(0)])
+    watched = Watched([str(folder)])
+    taken(lk, watched)
+    write_lines(folder / "a.jsonl", [b"nonsense\n", *numbered(1)])
+    taken(lk, watched)
+    append(folder / "b.jsonl", b"{}\n")
+    taken(lk, watched)
+    assert taken(lk, Watched([str(folder)])) == (5, 0, 3)
+    assert lk.sql("SELECT count(*) FROM rejects").item() == 3
+    same_as_one_ingest(lk, folder)
+
+
+@pytest.mark.parametrize("name", ["-", "", "s3://bucket/logs"])
+def test_what_cannot_be_watched_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="cannot be watched; valid: files, folders and globs of this machine"):
+        Watched([name])
+
+
+def tau(number: int) -> list[dict[str, Any]]:
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+    return [{"task_id": n, "trial": 0, "reward": 0.0, "info": {}, "traj": chat} for n in range(number)]
+
+
+# ---------------------------------------------------------------- 2. the command
+
+
+class Watcher:
+    """The command `ingest --watch` in a process of its own."""
+
+    def __init__(self, uri: Path, *names: Path | str) -> None:
+        self.uri = uri
+        self._process = subprocess.Popen(
+            [*COMMAND, "ingest", "--watch", *map(str, names), "--lake", str(uri)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+
+    def until(self, *, episodes: int = 0, condition: Callable[[], bool] = lambda: True) -> None:
+        """Return when the lake shows so many episodes, and whatever else is waited for."""
+        deadline = time.monotonic() + PATIENCE
+        while not (_count(self.uri) >= episodes and condition()):
+            assert self._process.poll() is None, self._process.communicate()
+            assert time.monotonic() < deadline, f"{_count(self.uri)} of {episodes} episodes after {PATIENCE} s"
+            time.sleep(0.1)
+
+    def end(self, how: signal.Signals = signal.SIGINT) -> tuple[int, str, str]:
+        self._process.send_signal(how)
+        out, err = self._process.communicate(timeout=PATIENCE)
+        return self._process.returncode, out, err
+
+
+def _count(uri: Path) -> int:
+    try:
+        return int(lake.open(uri).sql("SELECT count(*) FROM episodes").item())
+    except (NotALakeError, LakeAccessError):
+        return 0  # it is being made
+
+
+@contextmanager
+def watching(uri: Path, *names: Path | str) -> Iterator[Watcher]:
+    watcher = Watcher(uri, *names)
+    try:
+        yield watcher
+    finally:
+        if watcher._process.poll() is None:
+            watcher.end(signal.SIGKILL)
+
+
+_WRITER = """
+import sys, time
+source, target, pieces, pause = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+data = open(source, "rb").read()
+size = len(data) // pieces + 1
+with open(target, "ab", buffering=0) as file:
+    for start in range(0, len(data), size):
+        file.write(data[start : start + size])
+        time.sleep(pause)
+"""
+
+
+def writing(source: Path, target: Path, pieces: int, pause: float) -> subprocess.Popen[bytes]:
+    """A process that appends a file's bytes piece by piece, without regard to lines."""
+    return subprocess.Popen([sys.executable, "-c", _WRITER, str(source), str(target), str(pieces), str(pause)])
+
+
+def test_what_another_process_writes_is_taken_until_interrupted(folder: Path, tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "source", [*numbered(*range(40)), b"nonsense\n", *numbered(*range(40, 60))])
+    uri = tmp_path / "lake"
+    with watching(uri, folder) as watcher, writing(source, folder / "f.jsonl", 150, 0.02) as writer:
+        watcher.until(episodes=1)
+        (folder / "new" / "deeper").mkdir(parents=True)
+        write_lines(folder / "new" / "deeper" / "g.jsonl", numbered(100, 101))
+        (folder / "runs.json").write_text(json.dumps(tau(3)))
+        watcher.until(episodes=65)
+        assert writer.wait() == 0
+        code, out, err = watcher.end()
+    assert code == 0, err
+    assert err.splitlines()[0] == f"watching {folder}; Ctrl-C ends it"
+    assert err.splitlines()[-1] == "ended; what was taken is in the lake, and is not taken again"
+    assert "Traceback" not in err
+    assert sum(int(text.split(": ")[1].split()[0]) for text in out.splitlines()) == 65
+    same_as_one_ingest(lake.open(uri), folder)
+
+
+def test_a_watcher_that_is_killed_again_and_again_takes_everything_once(folder: Path, tmp_path: Path) -> None:
+    chosen = random.Random(7)
+    records = [
+        episode("t", n, scores=[ScoreRecord(scorer="judge", value=n / 100)], steps=1 + n % 3) for n in range(100)
+    ]
+    source = write_lines(tmp_path / "source", records)
+    uri = tmp_path / "lake"
+    with writing(source, folder / "f.jsonl", 300, 0.03) as writer:
+        for _ in range(3):
+            with watching(uri, folder) as watcher:
+                watcher.until(episodes=min(95, _count(uri) + 5))
+                time.sleep(chosen.uniform(0, 1.5))
+                assert watcher.end(signal.SIGKILL)[0] == -signal.SIGKILL
+            assert_whole(lake.open(uri).snapshot())
+        assert writer.wait() == 0
+    with watching(uri, folder) as watcher:
+        scored = "SELECT count(*) FROM current_scores"
+        watcher.until(episodes=100, condition=lambda: lake.open(uri).sql(scored).item() == 100)
+        assert watcher.end()[0] == 0
+    lk = lake.open(uri)
+    same_as_one_ingest(lk, folder)
+    values = lk.sql("SELECT rollout_index, value FROM current_scores JOIN episodes USING (episode_id) ORDER BY 1")
+    assert values.rows() == [(n, n / 100) for n in range(100)]
+    with watching(uri, folder) as watcher:
+        jobs = "SELECT count(*) FROM job_runs WHERE kind = 'ingest' AND status = 'succeeded'"
+        before = lk.sql(jobs).item()
+        watcher.until(condition=lambda: lake.open(uri).sql(jobs).item() > before)
+        assert "(100 already present)" in watcher.end()[1]
+
+
+def test_watching_what_is_not_there_yet_is_told(tmp_path: Path) -> None:
+    uri, name = tmp_path / "lake", tmp_path / "later.jsonl"
+    with watching(uri, name) as watcher:
+        watcher.until(condition=lambda: _is_lake(uri))
+        write_lines(name, numbered(0))
+        watcher.until(episodes=1)
+        code, out, err = watcher.end()
+    assert code == 0
+    assert f"{name} is not there yet" in err
+    assert out == "later.jsonl: 1 episode, 2 steps, 0 rejects (0 already present) in run later\n"
+
+
+def _is_lake(uri: Path) -> bool:
+    return (uri / "episodes" / "_delta_log").is_dir()
+
+
+# ---------------------------------------------------------------- 3. scores, killed in between
+
+
+SCORED = [
+    episode("t", n, scores=[ScoreRecord(scorer=name, value=float(n)) for name in ("judge", "other")]) for n in range(8)
+]
+
+
+@pytest.mark.parametrize(
+    ("place", "side"),
+    [
+        ("write:scores", "before"),
+        ("write:scores", "after"),
+        ("commit:scores", "before"),
+        ("commit:scores", "after"),
+        ("commit:episodes", "after"),
+    ],
+)
+def test_scores_of_an_ingest_that_was_killed_come_with_the_next(tmp_path: Path, place: str, side: str) -> None:
+    path = write_lines(tmp_path / "f.jsonl", SCORED)
+    uri = tmp_path / "lake"
+    empty_lake(uri)
+    worker = Worker("ingest", uri, path, "run", 4096, faults=f"{place} 1 {side} kill")
+    worker.wait_until_ready()
+    worker.go()
+    assert worker.wait() == -signal.SIGKILL, worker.error
+    lk = lake.open(uri)
+    assert lk.sql("SELECT count(*) FROM episodes").item() == 8
+    assert lk.sql("SELECT count(*) FROM current_scores").item() == 0
+    report = ingest(lk, path, run_id="run")
+    assert (report.new, report.present, report.scores) == (0, 8, 16)
+    assert ingest(lk, path, run_id="run").scores == 0
+    rows = lk.sql("SELECT rollout_index, value FROM current_scores JOIN episodes USING (episode_id) ORDER BY ALL")
+    assert rows.rows() == [(n, float(n)) for n in range(8) for _ in range(2)]
+
+
+def test_two_processes_import_the_same_scores_at_once(tmp_path: Path) -> None:
+    uri = tmp_path / "lake"
+    lk = empty_lake(uri)
+    lk.append([episode("t", n) for n in range(200)], run_id="run")
+    files = []
+    for name, numbers in (("one", range(120)), ("two", range(80, 200))):
+        path = tmp_path / f"{name}.csv"
+        path.write_text("task_id,rollout_index,value\n" + "".join(f"t,{n},{n}\n" for n in numbers))
+        files.append(path)
+    command = [*COMMAND, "score", "import"]
+    running = [
+        subprocess.Popen(
+            [*command, str(path), "--name", "human", "--lake", str(uri)], stdout=subprocess.PIPE, env=environment()
+        )
+        for path in files
+    ]
+    said = [process.communicate(timeout=PATIENCE)[0].decode() for process in running]
+    assert [process.returncode for process in running] == [0, 0]
+    new, present = zip(
+        *((int(text.split(": ")[1].split()[0]), int(text.split("(")[1].split()[0])) for text in said), strict=True
+    )
+    assert (sum(new), sum(present)) == (200, 40), said
+    rows = lake.open(uri).sql("SELECT rollout_index, value FROM current_scores JOIN episodes USING (episode_id)")
+    assert sorted(rows.rows()) == [(n, float(n)) for n in range(200)]
