@@ -7,6 +7,7 @@ whole. The order depends on the episodes alone, not on files or commits.
 import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
@@ -27,6 +28,7 @@ KEYS = ("run_id", "group_id", "episode_id")
 STEPS_A_PART = 8192
 EPISODES_A_PART = 1024
 """Bounds of a part; a part has one group at least, whatever its size."""
+_EARLIEST = datetime.min.replace(tzinfo=UTC)
 _SCORES = """
     SELECT episode_id, step_index, scorer, scorer_version, value, reason, error, metrics FROM {view}
     WHERE episode_id IN (SELECT unnest($ids)) ORDER BY episode_id, step_index NULLS FIRST, scorer
@@ -119,6 +121,7 @@ def read_episodes(
             ],
             spans=[SpanRecord(**_without(row, "episode_id")) for row in of_spans.get(episode_id, ())],
         )
+        record.spans.sort(key=_in_order)
         found.append(Episode(episode_id, head["group_id"], record, of_scores.get(episode_id, [])))
     return found
 
@@ -161,6 +164,11 @@ def _typed_rows(snapshot: Snapshot, table: Table, part: pl.DataFrame, columns: S
             # The very objects that are the defaults of records: only those are left out where a record is spelled.
             row[name] = sys.intern(row[name])
     return rows
+
+
+def _in_order(span: SpanRecord) -> tuple[datetime, str, str]:
+    """As `lake.formats.base.canonical` has it: the order of files is not kept."""
+    return span.started_at or _EARLIEST, span.trace_id, span.span_id
 
 
 def _by_episode(rows: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:

@@ -183,8 +183,9 @@ def _is_unlike_its_text(reading: Reading) -> bool:
 def plan(argument: Argument, *, run_id: str | None = None, format_name: str | None = None) -> Plan:
     """Which files will be read as what; needs no lake. Nothing is read of an argument whose files were named before.
 
-    A file's records belong to the run of its name, unless they or `run_id` say otherwise. Where every file of a folder
-    is an episode, that would be a run each: they belong to the run of the folder's name.
+    A file's records belong to the run of its name, unless they or `run_id` say otherwise; in a folder that is its path
+    below the folder, because tools call the files of all their runs alike (`results.jsonl`). Where every file of a
+    folder is an episode, that would be a run each: they belong to the run of the folder's name.
 
     Raises:
         FormatError: a file that was named is missing, empty, of no known format or without trajectories; a folder has
@@ -212,7 +213,8 @@ def reading_of(file: File, *, run_id: str | None, format_name: str | None) -> Re
     fmt = choose(file.path, format_name)
     if fmt.name == query.NAME:
         query.check(file.path)
-    own = stem(Path(file.name)) if file.folder is None or not fmt.is_whole else file.folder
+    named = Path(file.name)
+    own = file.folder if file.folder is not None and fmt.is_whole else (named.parent / stem(named)).as_posix()
     run = printable(own if run_id is None else run_id)
     if not run.strip():
         raise UsageError("the run's name is empty; give --run NAME")

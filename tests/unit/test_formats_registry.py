@@ -41,7 +41,7 @@ def test_real_files_are_claimed_by_one_format_each() -> None:
 def test_a_text_that_is_cut_is_claimed_by_the_format_of_the_whole_or_by_none(share: float, tmp_path: Path) -> None:
     """What tells a document apart may be its last key: then nobody guesses, but that rows of chats are chats."""
     for path in [*real_files(), *MADE]:
-        if look(path).kind not in ("lines", "array", "object"):
+        if path.suffix == ".gz" or look(path).kind not in ("lines", "array", "object"):
             continue
         data = path.read_bytes()
         cut = tmp_path / path.name

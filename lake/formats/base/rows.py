@@ -15,6 +15,7 @@ import msgspec
 
 from lake import ids
 from lake.errors import FormatError
+from lake.formats.base.canonical import spell
 from lake.formats.base.json_array import Damage, Element, Member, read_array, read_members
 from lake.formats.base.json_faults import Rewriter, not_a_number, repeated_key
 from lake.formats.base.lines import LINE_LIMIT, is_cut, read_lines, reject
@@ -84,7 +85,10 @@ def _finished(record: EpisodeRecord, name: str, *, is_plain: bool) -> str | None
         record.steps = [StepRecord(state=None, action="", trainable=False)]
     if not record.steps:
         return "it holds no decision of an agent, and no outcome: there is nothing to learn from it"
-    return check(record, is_plain=is_plain)
+    problem = check(record, is_plain=is_plain)
+    if problem is None:
+        spell(record)
+    return problem
 
 
 def explained(error: Exception) -> str:
