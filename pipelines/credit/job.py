@@ -14,14 +14,14 @@ from pydantic import BaseModel, Field, SerializeAsAny
 from lake import ids
 from lake.errors import DataRefusedError
 from lake.judgements.credit import current_series
-from lake.judgements.scores import ENV_RETURN
+from lake.judgements.scores import ENV_RETURN, current_versions
 from lake.lake import Lake
 from lake.read.snapshot import Snapshot
 from lake.read.text_table import counted
 from lake.write.jobs import Job
 from pipelines.credit.estimators.options import ALL
 from pipelines.credit.estimators.protocol import Estimator
-from pipelines.credit.flags import in_words
+from pipelines.credit.flags import Flag, in_words
 from pipelines.credit.health.diagnosis import DIAGNOSED, CreditDiagnosis
 from pipelines.credit.health.integrity import IntegrityConfig, IntegrityReport
 from pipelines.credit.incremental import (
@@ -253,10 +253,14 @@ def _finish(job: Job, plan: _Plan, changes: Changes, results: list[RangeResult])
     summary = summary_of(pl.concat([frame.select(DIAGNOSED) for frame in (changes.kept, *computed)]))
     if summary.steps and summary.undefined_steps == summary.steps:
         why = "; ".join(in_words(unknown))
+        scorers = ", ".join(sorted(current_versions(plan.snapshot)))
+        there = (
+            f"The lake has scores of {scorers}: name one with --score. " if scorers and Flag.UNSCORED in unknown else ""
+        )
         msg = (
             f"{plan.estimator.name} defines none of {counted(summary.steps, 'advantage')} in "
             f"{counted(summary.groups, 'group')}, so the job failed and nothing of it counts. "
-            f"{why + '. ' if why else ''}Give the estimator what it needs, or take another: `trajlake credit -h`"
+            f"{why + '. ' if why else ''}{there}Give the estimator what it needs, or take another: `trajlake credit -h`"
         )
         raise DataRefusedError(msg)
     rows_out = sum(result.written.rows for result in results if result.written is not None)

@@ -1,0 +1,240 @@
+"""What a lake may hold of strange things, through every format out: nothing stops an export, or writes elsewhere."""
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import polars as pl
+import pytest
+
+from lake import ids
+from lake.export import TARGETS
+from lake.export.target import Choices, Credit, Exported, Losses, file_name
+from lake.read.episodes import Episode
+from lake.records import EpisodeRecord, ScoreRecord, StepRecord, check, identify
+from testkit import eval_protocol_files, massgen_files
+from testkit.copies import empty_lake
+from testkit.export_trials import write_job
+from testkit.formats import read_file, without_keys, wrong_types
+from testkit.round_trips import exported
+from testkit.shared import CHECKOUT
+
+GOLDEN = CHECKOUT / "tests" / "golden" / "formats"
+
+
+def on_its_way(record: EpisodeRecord) -> Exported:
+    """An episode as a target gets it, with credit."""
+    identity = identify(record, record.run_id or "run")
+    credit = {index: Credit(0.5 + index, None, 0.5, None, 1) for index in range(len(record.steps))}
+    scores = [("recorded", score) for score in record.scores]
+    computed = [("1", ScoreRecord(scorer="ours", value=None, error="no"))]
+    return Exported(
+        Episode(identity.episode_id, identity.group_id, record, scores + computed), credit, frozenset((0,)), scores
+    )
+
+
+def leave(records: list[EpisodeRecord], name: str) -> list[Any]:
+    """The rows of a group in a format, as JSON."""
+    rows = TARGETS[name].convert([on_its_way(deepcopy(record)) for record in records], Choices(), Losses())
+    return [msgspec.json.decode(msgspec.json.encode(row)) for row in rows]
+
+
+def job(folder: Path) -> list[EpisodeRecord]:
+    paths = (*sorted(write_job(folder).rglob("trajectory*.json")), folder / "tokens-only" / "result.json")
+    return [record for path in paths for record in read_file(path)[0]]
+
+
+def traces(folder: Path) -> list[EpisodeRecord]:
+    made = [massgen_files.streamed(), massgen_files.prompted()]
+    return [record for path in massgen_files.write_traces(folder, made) for record in read_file(path)[0]]
+
+
+def rows(folder: Path) -> list[EpisodeRecord]:
+    folder.mkdir()
+    path = folder / "rows.jsonl"
+    path.write_text(json.dumps(eval_protocol_files.row()) + "\n", "utf-8")
+    return read_file(path)[0]
+
+
+OWN = {
+    "atif": job,
+    "massgen": traces,
+    "eval-protocol": rows,
+    "messages": lambda _: read_file(GOLDEN / "messages" / "sft.jsonl")[0],
+    "trl-completions": lambda _: read_file(GOLDEN / "trl_completions" / "completions_text.parquet")[0],
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_whatever_is_said_to_come_from_a_format_leaves_in_it(name: str, tmp_path: Path) -> None:
+    """Lines of ours may name any format they first came from, and hold whatever they like in its place."""
+    tried = 0
+    for record in OWN[name](tmp_path / "source")[:6]:
+        value = msgspec.to_builtins(record)
+        parts = {key: value[key] for key in ("extra", "steps", "initial_messages") if value.get(key)}
+        variants = [*wrong_types(parts), *without_keys(parts)]
+        for variant in variants[:: max(1, len(variants) // 300)]:
+            kept = {key: item for key, item in value.items() if key not in parts}
+            try:
+                made = msgspec.convert(kept | variant, EpisodeRecord)
+            except msgspec.ValidationError:
+                continue
+            if check(made) is None:
+                assert leave([made], name)
+                tried += 1
+    assert tried > 300
+
+
+STRANGE: list[dict[str, Any]] = [
+    {"initial_messages": [{"x": 1}, {"role": 7, "content": {"a": 1}}, {"role": "assistant", "tool_calls": 5}]},
+    {"final_observation": [{"role": "tool", "content": [1, None, {"type": "image_url"}], "is_error": "yes"}]},
+    {"tools": ["look", None, 5], "ground_truth": {"a": [None]}, "sampling": {"model": 3, "stop": ["x"]}},
+    {"extra": {"messages": 1, "id": 2, "scores": "x", "further": 3, "massgen": 4, "trial": [], "agent": 7, "step": 1}},
+    {"task_id": "../../x", "run_id": "../up", "agent_id": "/etc/passwd"},
+    {"task_id": "x" * 300, "run_id": "manifest.json", "agent_id": "ä\u202e\n"},
+    {"task_id": "CON", "run_id": "a/b\\c", "agent_id": "..."},
+]
+STEPS = [
+    StepRecord(state=None, action="", extra={"role": "x", "content": [{"a": 1}], "metrics": 5, "observation": 7}),
+    StepRecord(state="s", action="a", tool_calls=[None, 7, "x", {"function": {"name": 3, "arguments": "[" * 9000}}]),
+    StepRecord(state="", action="", tool_calls=[{"id": 5, "custom": {"name": "n", "input": "1e999"}}], trainable=False),
+    StepRecord(state="t", action="b", context=[{"role": "tool", "tool_call_id": ["x"]}, {"content": None}]),
+]
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("source", ["jsonl", "atif", "eval_protocol", "massgen_traces", "messages", "verl"])
+def test_strange_episodes_leave_in_every_format(name: str, source: str) -> None:
+    for number, fields in enumerate(STRANGE):
+        given: dict[str, Any] = {"task_id": "task", "run_id": "run"} | fields
+        records = [
+            EpisodeRecord(
+                steps=deepcopy(STEPS), rollout_index=index, env_return=float(index), source_format=source, **given
+            )
+            for index in range(2)
+        ]
+        assert all(check(record) is None for record in records), number
+        leave(records, name)
+
+
+def test_circles_and_deep_families_are_written_once_each() -> None:
+    key: dict[str, Any] = {"task_id": "task", "run_id": "run", "relation": "subagent"}
+    names = [f"agent-{number}" for number in range(40)]
+    own = [
+        ids.to_text(identify(EpisodeRecord(task_id="task", agent_id=name, steps=[]), "run").episode_id)
+        for name in names
+    ]
+    for parents in ([own[-1], *own[:-1]], own, [None, *own[:-1]], [own[1], own[0], *own[1:-1]]):
+        records = [
+            EpisodeRecord(agent_id=name, parent_episode_id=parent, steps=[StepRecord(state="", action=name)], **key)
+            for name, parent in zip(names, parents, strict=True)
+        ]
+        text = json.dumps(leave(records, "atif"))
+        assert [text.count(f'\\"message\\": \\"{name}\\"') for name in names] == [1] * 40
+
+
+@pytest.mark.parametrize("name", [name for name, target in TARGETS.items() if target.container == "tree"])
+def test_hostile_names_stay_below_the_folder(name: str) -> None:
+    for fields in STRANGE[-3:]:
+        for source in ("jsonl", "atif", "massgen_traces"):
+            trace = {"trace_id": "../../../../etc/x", "agent_id": "../..", "task": "t", "start_time": 1e300}
+            extra = {
+                "massgen": {"trace": trace, "spans": []},
+                "trial": {"trial_name": "../../x", "step": {"step_name": ".."}},
+            }
+            record = EpisodeRecord(
+                steps=STEPS[1:2], extra=extra | {"agent": {"name": "a"}}, source_format=source, **fields
+            )
+            for row in leave([record], name):
+                parts = Path(row["path"]).parts
+                assert not Path(row["path"]).is_absolute()
+                assert ".." not in parts
+                assert all(len(part) < 130 and part.isascii() for part in parts)
+
+
+NAMES = [
+    "x" * 300,
+    "x" * 301,
+    "a/b",
+    "a_b",
+    "a b",
+    "../../x",
+    ".._.._x",
+    "",
+    "...",
+    "_",
+    ".",
+    "ä",
+    "ö",
+    "manifest.json",
+]
+
+
+def test_different_names_stay_different_and_lead_nowhere_else() -> None:
+    made = [file_name(name) for name in NAMES]
+    made += [file_name(name) for name in made]
+    assert len(set(made)) == len(set(NAMES) | set(made[: len(NAMES)]))
+    for name in made:
+        assert name not in ("", ".", "..", "manifest.json")
+        assert not name.startswith(("_", "."))
+        assert "/" not in name
+    assert [file_name(name) for name in ("gpt-4o", "trial__AbC1234", "a.b=c")] == ["gpt-4o", "trial__AbC1234", "a.b=c"]
+
+
+def test_episodes_whose_names_are_the_same_once_cleaned_do_not_overwrite_each_other(tmp_path: Path) -> None:
+    lk = empty_lake(tmp_path / "lake")
+    record = EpisodeRecord(task_id="a/b", agent_id="a/b", steps=[StepRecord(state="s", action="one")])
+    others = [
+        msgspec.structs.replace(record, task_id=task, steps=[StepRecord(state="s", action=task)])
+        for task in ("a_b", "a b", "x" * 299 + "1", "x" * 299 + "2")
+    ]
+    lk.append([record, *others], run_id="run")
+    for name in ("atif", "massgen"):
+        exported(lk, tmp_path / name, name)
+        files = [
+            path
+            for path in (tmp_path / name).rglob("*.json")
+            if "steps" in (text := path.read_text()) or "spans" in text
+        ]
+        assert len([path for path in files if path.name not in ("manifest.json", "result.json")]) == 5
+
+
+def test_one_trace_of_two_runs_is_one_file_and_two_of_one_name_are_two(tmp_path: Path) -> None:
+    trace = massgen_files.prompted()
+    massgen_files.write_traces(tmp_path / "one", [trace])
+    massgen_files.write_traces(tmp_path / "other", [trace | {"task": "Another one."}])
+    lk = empty_lake(tmp_path / "lake")
+    for folder, run in (("one", "a"), ("one", "b"), ("other", "a")):
+        assert lk.ingest(tmp_path / folder / "traces", run_id=run).new == 1
+    exported(lk, tmp_path / "out", "massgen", shard_episodes=1)
+    found = sorted(path.name for path in (tmp_path / "out" / "traces").rglob("*.json"))
+    own = ids.to_text(lk.sql("SELECT max(episode_id) AS i FROM episodes WHERE run_id = 'a'").item())
+    assert len(found) == 2, found
+    assert found[1] == f"{trace['trace_id']}.json" or found[0] == f"{trace['trace_id']}.json"
+    assert any(name.startswith(f"{trace['trace_id']}-") for name in found), own
+    texts = {json.loads(path.read_text())["task"] for path in (tmp_path / "out" / "traces").rglob("*.json")}
+    assert texts == {trace["task"], "Another one."}
+
+
+def test_rollouts_that_have_one_name_are_rows_of_their_own_in_a_log(tmp_path: Path) -> None:
+    lk = empty_lake(tmp_path / "lake")
+    for number in range(2):
+        path = tmp_path / f"{number}.jsonl"
+        about = {"row_id": f"row-{number}"}
+        path.write_text(json.dumps(eval_protocol_files.row(input_metadata=about)) + "\n", "utf-8")
+        lk.ingest(path)
+    exported(lk, tmp_path / "logs.db", "eval-protocol-db")
+    found = pl.read_database_uri if False else _rollouts(tmp_path / "logs.db")
+    assert len(found) == 2
+    assert found[0] == "r-1"
+    assert found[1].startswith("r-1-")
+
+
+def _rollouts(path: Path) -> list[str]:
+    import sqlite3
+    from contextlib import closing
+
+    with closing(sqlite3.connect(path)) as db:
+        return [name for (name,) in db.execute("SELECT rollout_id FROM evaluationrow ORDER BY id")]
