@@ -10,11 +10,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SHOWN = {
-    "lake/lake.py": ("open", "Lake"),
+    "lake/opening.py": ("open",),
+    "lake/lake.py": ("Lake",),
     "lake/read/snapshot.py": ("Snapshot",),
     "lake/read/query.py": ("Session", "Limits"),
     "lake/write/jobs.py": ("Job", "Counts"),
-    "lake/records.py": ("EpisodeRecord", "StepRecord", "TokensRecord", "SpanRecord"),
+    "lake/records.py": ("EpisodeRecord", "StepRecord", "TokensRecord", "SpanRecord", "ScoreRecord"),
+    "lake/write/ingest.py": ("Report",),
+    "lake/write/score_import.py": ("ScoresReport",),
     "lake/care/pins.py": ("Pin", "Lease"),
     "lake/care/compaction.py": ("Compaction",),
     "lake/care/vacuum.py": ("Vacuumed",),
@@ -36,8 +39,8 @@ with lake.open("my-lake", create=True) as lk:
     print(lk.sql("SELECT task_id, num_steps FROM episodes"))
 ```
 
-`lake` exports `open`, `Lake`, `Snapshot`, `EpisodeRecord`, `StepRecord`, `TokensRecord`, `SpanRecord` and `errors`. The
-other names below are what their methods return.
+`lake` exports `open`, `Lake`, `Snapshot`, `EpisodeRecord`, `StepRecord`, `TokensRecord`, `SpanRecord`, `ScoreRecord` and
+`errors`. The other names below are what their methods return.
 """
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
