@@ -39,8 +39,8 @@ with lake.open("my-lake", create=True) as lk:
     print(lk.sql("SELECT task_id, num_steps FROM episodes"))
 ```
 
-`lake` exports `open`, `Lake`, `Snapshot`, `EpisodeRecord`, `StepRecord`, `TokensRecord`, `SpanRecord`, `ScoreRecord` and
-`errors`. The other names below are what their methods return.
+`lake` exports `open`, `Lake`, `Snapshot`, `EpisodeRecord`, `StepRecord`, `TokensRecord`, `SpanRecord`, `ScoreRecord`
+and `errors`. The other names below are what their methods return.
 """
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -28,7 +28,7 @@ import msgspec
 from lake import ids
 from lake.export.atif_steps import left_of, steps_of, tokens_are_in_trial
 from lake.export.atif_trial import is_bare_outcome, result_of, rewards_beside, step_name, turns_of
-from lake.export.target import Choices, Exported, Losses, Row, Target, file_name, is_decision
+from lake.export.target import Choices, Exported, Losses, Row, Target, file_name, is_decision, put_back
 from lake.formats.atif.document import OURS
 from lake.formats.atif.document import file_name as name_in
 from lake.formats.atif.reader import NAME
@@ -44,15 +44,24 @@ _BILL = ("prompt_tokens", "completion_tokens", "cost")
 
 
 def _files(group: Sequence[Exported], _: Choices, losses: Losses) -> Iterator[Row]:
-    for root, family in _families(group):
-        trial = _Trial(root, family, losses)
-        for path, value in trial.files():
-            text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
-            yield {"path": path, "text": text, "id": _id(root)}
+    for family in _families(group):
+        yield from put_back(_family_files, family, losses)
 
 
-def _families(group: Sequence[Exported]) -> Iterator[tuple[Exported, dict[str, list[Exported]]]]:
-    """The episodes that stand for themselves, and of each episode those that came out of it."""
+def _family_files(family: Sequence[Exported], losses: Losses) -> list[Row]:
+    """The files of an episode and of those that came out of it."""
+    root, *others = family
+    below: dict[str, list[Exported]] = defaultdict(list)
+    for one in others:
+        below[one.record.parent_episode_id or ""].append(one)
+    return [
+        {"path": path, "text": msgspec.json.format(msgspec.json.encode(value), indent=2).decode(), "id": _id(root)}
+        for path, value in _Trial(root, below, losses).files()
+    ]
+
+
+def _families(group: Sequence[Exported]) -> Iterator[list[Exported]]:
+    """Each episode that stands for itself, followed by those that came out of it, or out of these."""
     by_id = {_id(one): one for one in group}
     children: dict[str, list[Exported]] = defaultdict(list)
     roots = []
@@ -62,24 +71,20 @@ def _families(group: Sequence[Exported]) -> Iterator[tuple[Exported, dict[str, l
             children[parent].append(one)
         else:
             roots.append(one)
-    below: dict[str, list[Exported]] = defaultdict(list)
     told: set[str] = set()
     # Those that no root leads to claim to come out of each other: one of each circle stands for itself. So does what
     # is too far down.
-    waiting = [(one, 0) for one in (*group, *roots)]
-    known = {_id(one) for one in roots}
-    while waiting:
-        one, depth = waiting.pop()
-        if _id(one) in told:
-            continue
-        told.add(_id(one))
-        if depth == 0 and _id(one) not in known:
-            roots.append(one)
-        for child in children[_id(one)]:
-            if depth < _DEEPEST and _id(child) not in told:
-                below[_id(one)].append(child)
-                waiting.append((child, depth + 1))
-    yield from ((root, below) for root in roots)
+    for root in (*roots, *group):
+        family: list[Exported] = []
+        waiting = [(root, 0)]
+        while waiting:
+            one, depth = waiting.pop(0)
+            if _id(one) not in told:
+                told.add(_id(one))
+                family.append(one)
+                waiting += [(child, depth + 1) for child in children[_id(one)] if depth < _DEEPEST]
+        if family:
+            yield family
 
 
 class _Trial:

@@ -48,20 +48,18 @@ def _messages(group: Sequence[Exported], _: Choices, losses: Losses) -> Iterator
         if record.source_format != messages_chat.NAME:
             losses.add("episodes' extra", bool(further))
             further = {}
-        yield (
-            further
-            | _named(exported)
-            | {
-                "messages": chat(exported, losses),
-                "tools": record.tools,
-                "model": record.policy,
-                "split": record.split,
-                "prompt_messages": len(first_prompt(record)),
-                "reward": record.env_return,
-                "scores": _scores(exported) or None,
-                "advantages": exported.advantages(),
-            }
-        )
+        row = _named(exported) | {
+            "messages": chat(exported, losses),
+            "tools": record.tools,
+            "model": record.policy,
+            "split": record.split,
+            "prompt_messages": len(first_prompt(record)),
+            "reward": record.env_return,
+            "scores": _scores(exported) or None,
+            "advantages": exported.advantages(),
+        }
+        apart = {key: further.pop(key) for key in (*row, "further") if key in further}
+        yield row | further | ({"further": apart} if apart else {})
 
 
 def _prompt_completion(group: Sequence[Exported], _: Choices, losses: Losses) -> Iterator[Row]:

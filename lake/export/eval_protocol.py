@@ -25,7 +25,18 @@ from typing import Any
 import msgspec
 
 from lake import ids
-from lake.export.target import Choices, Exported, Losses, Row, Target, by_rollout, call_of, conversation, learned
+from lake.export.target import (
+    Choices,
+    Exported,
+    Losses,
+    Row,
+    Target,
+    by_rollout,
+    call_of,
+    conversation,
+    learned,
+    put_back,
+)
 from lake.formats.eval_protocol.reader import NAME
 from lake.formats.eval_protocol.rows import OURS, row_of, tokens_of
 from lake.write.rows import json_text
@@ -50,18 +61,23 @@ _PARTS = ("text", "image_url")
 
 def _rows(group: Sequence[Exported], choices: Choices, losses: Losses) -> Iterator[Row]:
     for exported in by_rollout(group):
-        record = exported.record
-        if record.source_format == NAME and (record.extra or {}).keys() != _PLAYED:
-            row = row_of(record, [score for version, score in exported.came_with if version == RECORDED])
-            losses.add("scores that are not the evaluation's", len(exported.computed))
-        else:
-            row = _made(exported, choices, losses)
-        if (advantages := exported.advantages()) is not None:
-            ours = {"id": ids.to_text(exported.episode.episode_id), "advantages": advantages}
-            execution = row.get("execution_metadata") or {}
-            extra = (execution.get("extra") or {}) | {OURS: ours}
-            row["execution_metadata"] = execution | {"extra": extra}
-        yield row
+        yield put_back(partial(_row, choices=choices), [exported], losses)
+
+
+def _row(episodes: Sequence[Exported], losses: Losses, *, choices: Choices) -> Row:
+    (exported,) = episodes
+    record = exported.record
+    if record.source_format == NAME and (record.extra or {}).keys() != _PLAYED:
+        row = row_of(record, [score for version, score in exported.came_with if version == RECORDED])
+        losses.add("scores that are not the evaluation's", len(exported.computed))
+    else:
+        row = _made(exported, choices, losses)
+    if (advantages := exported.advantages()) is not None:
+        ours = {"id": ids.to_text(exported.episode.episode_id), "advantages": advantages}
+        execution = row.get("execution_metadata") or {}
+        extra = (execution.get("extra") or {}) | {OURS: ours}
+        row["execution_metadata"] = execution | {"extra": extra}
+    return row
 
 
 def _logged(group: Sequence[Exported], choices: Choices, losses: Losses) -> Iterator[Row]:

@@ -16,8 +16,12 @@ from typing import Any
 
 import msgspec
 
-from lake.export.target import Choices, Exported, Losses, Row, Target, file_name
+from lake import ids
+from lake.export.files import replace
+from lake.export.target import Choices, Exported, Losses, Row, Target, call_of, file_name, last_words, prompts, put_back
+from lake.formats.base.fields import moment, number
 from lake.formats.chat.messages import text_of
+from lake.formats.massgen.traces import NAME
 
 _STATUSES = {"completed": "completed", "failed": "failed", "truncated": "completed", "aborted": "running"}
 _LONGEST_TASK = 500
@@ -27,20 +31,32 @@ _IN_INDEX = ("agent_id", "task", "start_time", "status", "total_reward")
 
 def _files(group: Sequence[Exported], _: Choices, losses: Losses) -> Iterator[Row]:
     for exported in group:
-        trace = _as_it_was(exported) or _made(exported, losses)
-        start = trace.get("start_time")
-        day = datetime.fromtimestamp(start if isinstance(start, int | float) else 0, UTC)
-        path = f"traces/{day:%Y%m%d}/{file_name(str(trace['agent_id']))}/{file_name(str(trace['trace_id']))}.json"
-        yield {"path": path, "text": json.dumps(trace, indent=2)}
+        yield put_back(_file, [exported], losses)
 
 
-def _as_it_was(exported: Exported) -> Row | None:
-    """The trace that an episode was read from."""
-    kept = (exported.record.extra or {}).get("massgen")
-    if not isinstance(kept, dict) or not isinstance(kept.get("trace"), dict):
-        return None
+def _file(episodes: Sequence[Exported], losses: Losses) -> Row:
+    (exported,) = episodes
+    is_own = exported.record.source_format == NAME
+    trace = _as_it_was(exported) if is_own else _made(exported, losses)
+    day = moment(trace.get("start_time")) or datetime.fromtimestamp(0, UTC)
+    agent, name = (file_name(str(trace[key])) for key in ("agent_id", "trace_id"))
+    path = f"traces/{day:%Y%m%d}/{agent}/{name}.json"
+    return {"path": path, "text": _text(trace), "id": ids.to_text(exported.episode.episode_id)}
+
+
+def _text(trace: Row) -> str:
+    """As the tool writes it; what is nested too deeply for its way in the nearest other one."""
+    try:
+        return json.dumps(trace, indent=2)
+    except RecursionError:
+        return msgspec.json.format(msgspec.json.encode(trace), indent=2).decode()
+
+
+def _as_it_was(exported: Exported) -> Row:
+    """The trace that an episode was read from. Raises KeyError, TypeError, ...: it was read from none."""
+    kept = (exported.record.extra or {})["massgen"]
     by_id = {span.span_id: span.attributes for span in exported.record.spans}
-    spans = [by_id.get(span_id) for span_id in kept.get("spans", ())]
+    spans = [by_id[span_id] for span_id in kept["spans"]]
     trace: Row = {}
     for key, value in kept["trace"].items():
         trace[key] = value
@@ -61,12 +77,13 @@ def _made(exported: Exported, losses: Losses) -> Row:
         spans.append({"span_id": span_id or f"span-{len(spans)}", "span_type": kind, "timestamp": at} | fields)
 
     rewards = [(score.step_index, score.scorer, score.value, score.reason) for _, score in exported.episode.scores]
+    since = prompts(record)
     for index, step in enumerate(record.steps):
         at = step.started_at.timestamp() if step.started_at else start
         said: Row = {"input": step.state or "", "output": step.action, "model": step.model or record.policy or ""}
         said |= {"input_tokens": step.prompt_tokens, "output_tokens": step.completion_tokens}
         add("prompt", at, **said, reasoning=step.reasoning)
-        after = record.steps[index + 1].context if index + 1 < len(record.steps) else record.final_observation or []
+        after = since[index + 1] if index + 1 < len(record.steps) else last_words(record)
         for call in step.tool_calls or ():
             add("tool", at, **_tool(call, after))
         if step.reward is not None:
@@ -94,20 +111,14 @@ def _made(exported: Exported, losses: Losses) -> Row:
 
 def _tool(call: Any, after: Sequence[Row]) -> Row:
     """The fields of a tool's span: the call, and its answer among the messages after it."""
-    inner = call.get("function", call) if isinstance(call, dict) else {}
-    arguments = inner.get("arguments") if isinstance(inner, dict) else None
-    if isinstance(arguments, str):
-        try:
-            arguments = msgspec.json.decode(arguments)
-        except msgspec.DecodeError:
-            arguments = {"raw": arguments}
-    call_id = call.get("id") if isinstance(call, dict) else None
-    answer = next((m for m in after if m["role"] == "tool" and m.get("tool_call_id") == call_id), None)
+    said = call_of(call)
+    arguments = {"raw": said.arguments} if isinstance(said.arguments, str) else said.arguments
+    answer = next((m for m in after if m["role"] == "tool" and m.get("tool_call_id") == said.id), None)
     failed = bool(answer and answer.get("is_error"))
     text = None if answer is None else text_of(answer.get("content"), "\n")
     return {
-        "span_id": call_id,
-        "tool_name": inner.get("name") if isinstance(inner, dict) else None,
+        "span_id": said.id,
+        "tool_name": said.name or "unknown",
         "arguments": arguments if isinstance(arguments, dict) else {"value": arguments},
         "result": None if failed else text,
         "success": not failed,
@@ -118,15 +129,19 @@ def _tool(call: Any, after: Sequence[Row]) -> Row:
 
 def _index(folder: Path) -> None:
     """Write the index of the traces that lie in a folder."""
-    traces: dict[str, Any] = {}
+    found: list[Row] = []
+    for path in folder.glob("traces/*/*/*.json"):
+        trace = msgspec.json.decode(path.read_bytes())
+        found.append({key: trace.get(key) for key in (*_IN_INDEX, "trace_id")} | {"task": str(trace["task"])[:100]})
+    traces: dict[str, Row] = {}
     agents: dict[str, list[str]] = {}
-    found = [msgspec.json.decode(path.read_bytes()) for path in folder.glob("traces/*/*/*.json")]
-    for trace in sorted(found, key=lambda one: (one.get("start_time") or 0, str(one["trace_id"]))):
-        traces[trace["trace_id"]] = {key: trace.get(key) for key in _IN_INDEX} | {"task": str(trace["task"])[:100]}
-        agents.setdefault(str(trace["agent_id"]), []).append(trace["trace_id"])
+    for trace in sorted(found, key=lambda one: (number(one["start_time"]) or 0.0, str(one["trace_id"]))):
+        name = str(trace.pop("trace_id"))
+        traces[name] = trace
+        agents.setdefault(str(trace["agent_id"]), []).append(name)
     target = folder / "metadata" / "trace_index.json"
     target.parent.mkdir(exist_ok=True)
-    target.write_text(json.dumps({"traces": traces, "agents": agents}, indent=2), "utf-8")
+    replace(target, json.dumps({"traces": traces, "agents": agents}, indent=2).encode())
 
 
 TARGET = Target(

@@ -53,32 +53,34 @@ class Place:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Keep other processes out. Raises UsageError: one is at work here."""
-        with writing(self._folder):
-            descriptor = os.open(self._lock_path, os.O_CREAT | os.O_RDWR, 0o644)
+        descriptor = self._locked()
         try:
+            yield
+        finally:
+            with suppress(OSError):
+                self._lock_path.unlink()
+            os.close(descriptor)
+            if not self._is_file:
+                with suppress(OSError):
+                    self._folder.rmdir()  # if nothing was written
+
+    def _locked(self) -> int:
+        while True:
+            with writing(self._folder):
+                descriptor = os.open(self._lock_path, os.O_CREAT | os.O_RDWR, 0o644)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise UsageError(
-                    f"another process exports to {self._out}: wait for it, or name another place"
-                ) from error
+                os.close(descriptor)
+                message = f"another process exports to {self._out}: wait for it, or name another place"
+                raise UsageError(message) from error
             except OSError:
-                pass  # a file system without locks
-            try:
-                yield
-            finally:
-                if not self._state_path.exists():
-                    self._leave()
-        finally:
+                return descriptor  # a file system without locks
+            # Whoever held it may have deleted it meanwhile; then another file is the lock now.
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), self._lock_path.stat()):
+                    return descriptor
             os.close(descriptor)
-
-    def _leave(self) -> None:
-        """Nothing is unfinished here, and if nothing was written, no folder is left."""
-        with suppress(OSError):
-            self._lock_path.unlink()
-        if not self._is_file:
-            with suppress(OSError):
-                self._folder.rmdir()
 
     def state(self) -> State | None:
         """What a killed export left here; None if there was none. Raises UsageError: something else is here."""

@@ -15,10 +15,8 @@ Source: docs/db_schema of inspect_scout.
 
 from typing import Any
 
-import msgspec
-
 from lake import ids
-from lake.export.target import Exported, Losses, Row, Target, each, prompts
+from lake.export.target import Exported, Losses, Row, Target, call_of, each, last_words, prompts
 from lake.write.rows import json_text
 
 _PLAIN = {
@@ -60,7 +58,7 @@ def _row(exported: Exported, losses: Losses) -> Row:
             "metadata": {key: value for key, value in judged.items() if value is not None},
         }
         messages.append({key: value for key, value in message.items() if value is not None})
-    messages += [_observed(message) for message in record.final_observation or ()]
+    messages += [_observed(message) for message in last_words(record)]
     for place, message in enumerate(messages):
         message.setdefault("id", f"{episode_id}-{place}")
     losses.add("step scores", sum(score.step_index is not None for _, score in exported.episode.scores))
@@ -89,18 +87,12 @@ def _observed(message: Row) -> Row:
     return {key: value for key, value in known.items() if value is not None}
 
 
-def _call(call: Any, place: int) -> Row:
-    inner = call.get("function", call) if isinstance(call, dict) else {}
-    arguments = inner.get("arguments") if isinstance(inner, dict) else None
-    if isinstance(arguments, str):
-        try:
-            arguments = msgspec.json.decode(arguments)
-        except msgspec.DecodeError:
-            arguments = {"text": arguments}
-    name = inner.get("name") if isinstance(inner, dict) else None
+def _call(given: Any, place: int) -> Row:
+    call = call_of(given)
+    arguments = {"text": call.arguments} if isinstance(call.arguments, str) else call.arguments
     return {
-        "id": (call.get("id") if isinstance(call, dict) else None) or f"call-{place}",
-        "function": name or "unknown",
+        "id": call.id or f"call-{place}",
+        "function": call.name or "unknown",
         "arguments": arguments if isinstance(arguments, dict) else {"value": arguments},
         "type": "function",
     }

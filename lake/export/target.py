@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -13,6 +13,7 @@ from lake import ids
 from lake.formats.chat.chat_messages import decoded
 from lake.read.episodes import Episode
 from lake.records import EpisodeRecord, ScoreRecord, StepRecord
+from lake.write.rows import json_text
 from lake.write.scores import IMPORTED, RECORDED
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=-]")
@@ -25,6 +26,9 @@ FROM_ELSEWHERE = (RECORDED, IMPORTED)
 """Versions of scores that nobody computed here."""
 Container = Literal["jsonl", "parquet", "sqlite", "tree"]
 Row = dict[str, Any]
+_Made = TypeVar("_Made")
+_WRONG = (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
+"""What comes of a value of the wrong shape."""
 
 
 class Credit(msgspec.Struct, frozen=True):
@@ -139,6 +143,31 @@ def each(convert: Callable[[Exported, Losses], Row | None]) -> Convert:
     return rows
 
 
+def put_back(
+    make: Callable[[Sequence[Exported], Losses], _Made], episodes: Sequence[Exported], losses: Losses
+) -> _Made:
+    """What a target makes of episodes that came from its own format, of which it puts back what the reader kept.
+
+    Lines of ours may name any format and hold anything in its place. What is not what the reader keeps is written like
+    an episode of another source.
+    """
+    told = Losses()
+    try:
+        made = make(episodes, told)
+    except _WRONG:
+        told = Losses()
+        made = make([_stranger(exported) for exported in episodes], told)
+    losses.counts.update(told.counts)
+    return made
+
+
+def _stranger(exported: Exported) -> Exported:
+    """The same episode, of no known source."""
+    replace = msgspec.structs.replace
+    record = replace(exported.record, source_format="unknown")
+    return replace(exported, episode=replace(exported.episode, record=record))
+
+
 def file_name(text: str) -> str:
     """A text of a source as a part of a path; different texts have different names.
 
@@ -148,7 +177,7 @@ def file_name(text: str) -> str:
     is_read = clean not in _NOT_READ and not clean.startswith("_") and not clean.endswith(_UNFINISHED)
     if clean == text and clean and is_read and not _MARKED.search(clean):
         return clean
-    return f"{clean.lstrip('_')}-{ids.to_text(ids.text_hash(text))}".lstrip("-")
+    return f"{clean.lstrip('._') or 'x'}-{ids.to_text(ids.text_hash(text))}"
 
 
 class Call(NamedTuple):
@@ -188,25 +217,41 @@ def answer(step: StepRecord) -> Row:
         message["reasoning_content"] = step.reasoning
     if step.tool_calls is not None:
         message["tool_calls"] = step.tool_calls
-    return extra | message
+    return _well_formed(extra | message)
 
 
 def prompts(record: EpisodeRecord) -> list[list[Row]]:
-    """Of every step: the messages that were added before it, since the step before. Lists are not copied."""
+    """Of every step: the messages that were added before it, since the step before."""
     added = []
     for index, step in enumerate(record.steps):
         since = [*(record.initial_messages or []), *step.context] if index == 0 else step.context
         if not since and step.state:
             since = [{"role": step.state_role or "user", "content": step.state}]
-        added.append(_with_roles(since))
+        added.append([_well_formed(message) for message in since])
     return added
 
 
-def _with_roles(messages: list[Row]) -> list[Row]:
-    """Messages of a source that need not be chat messages: what has no role is the user's."""
-    if all(isinstance(message.get("role"), str) for message in messages):
-        return messages
-    return [message if isinstance(message.get("role"), str) else message | {"role": "user"} for message in messages]
+def _well_formed(message: Row) -> Row:
+    """A message as chats have them: lines of ours may hold any object in its place."""
+    role, content = message.get("role"), message.get("content")
+    calls, reasoning = message.get("tool_calls"), message.get("reasoning_content")
+    is_plain = isinstance(role, str) and isinstance(content, str | None) and isinstance(reasoning, str | None)
+    if is_plain and isinstance(calls, list | None):
+        return message
+    made = message | {"role": role if isinstance(role, str) else "user"}
+    if isinstance(content, list):
+        made["content"] = [part if _is_part(part) else {"type": "text", "text": json_text(part)} for part in content]
+    elif not isinstance(content, str | None):
+        made["content"] = json_text(content)
+    if not isinstance(calls, list):
+        made.pop("tool_calls", None)
+    if not isinstance(reasoning, str | None):
+        made["reasoning_content"] = json_text(reasoning)
+    return made
+
+
+def _is_part(part: Any) -> bool:
+    return isinstance(part, str) or (isinstance(part, dict) and isinstance(part.get("type", "text"), str))
 
 
 def first_prompt(record: EpisodeRecord) -> list[Row]:
@@ -216,7 +261,7 @@ def first_prompt(record: EpisodeRecord) -> list[Row]:
 
 def last_words(record: EpisodeRecord) -> list[Row]:
     """The messages after the last decision."""
-    return _with_roles(record.final_observation or [])
+    return [_well_formed(message) for message in record.final_observation or ()]
 
 
 def is_decision(step: StepRecord) -> bool:

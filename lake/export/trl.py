@@ -42,12 +42,13 @@ def _rows(group: Sequence[Exported], _: Choices, losses: Losses) -> Iterator[Row
         else:
             prompt, completion = flat(messages[:start], losses), flat(messages[start:], losses)
         row: Row = {"step": record.collection_round or 0, "prompt": prompt, "completion": completion}
-        row |= _scores(exported, losses)
         extra = dict(record.extra or {}) if is_own else {name: getattr(record, name) for name in _NAMES[1:]}
         logged = extra.pop("advantage", None)
         if not is_own:
             extra["id"] = ids.to_text(exported.episode.episode_id)
-        yield {"advantage": _advantage(exported, losses, logged)} | extra | row
+        row["advantage"] = _advantage(exported, losses, logged)
+        further = extra | _scores(exported, losses)
+        yield row | {key: value for key, value in further.items() if key not in row}
 
 
 def _text(messages: Sequence[Row]) -> Any:

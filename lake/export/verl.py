@@ -65,18 +65,15 @@ def _rollouts(group: Sequence[Exported], _: Choices, losses: Losses) -> Iterator
         if record.source_format != NAME and len(record.steps) > 1:
             losses.add("turns, which are one text", len(record.steps))
         scores = _scores(exported, losses)
-        extra = record.extra or {} if record.source_format == NAME else {}
-        yield (
-            extra
-            | {
-                "input": _as_text(prompt),
-                "output": _as_text(answer),
-                "gts": record.ground_truth,
-                "score": scores.pop("score", record.env_return),
-                "step": record.collection_round or 0,
-            }
-            | scores
-        )
+        row = {
+            "input": _as_text(prompt),
+            "output": _as_text(answer),
+            "gts": record.ground_truth,
+            "score": scores.pop("score", record.env_return),
+            "step": record.collection_round or 0,
+        }
+        further = (record.extra or {} if record.source_format == NAME else {}) | scores
+        yield row | {key: value for key, value in further.items() if key not in row}
 
 
 def _scores(exported: Exported, losses: Losses) -> Row:

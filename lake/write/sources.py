@@ -254,7 +254,12 @@ def _objects(uri: str, room: Callable[[], Path], met: set[object]) -> Argument:
     base = PurePosixPath(*(parts[:-1] if is_object else _before_wild(parts)))
     listed = store.list("" if not base.parts else str(base))
     folders: dict[str, str | None] = {key: None} if is_object else _chosen(listed, parts, len(base.parts), bucket)
-    sizes = {found.path: found.bytes for found in listed if found.path in folders}
+    # A folder that somebody made in a console is an object of no bytes.
+    sizes = {
+        found.path: found.bytes
+        for found in listed
+        if found.path in folders and (found.bytes or is_object or PurePosixPath(found.path).suffix)
+    }
     if not sizes:
         raise FormatError(f"there is no object at {uri}; there is nothing to ingest")
     root = room()

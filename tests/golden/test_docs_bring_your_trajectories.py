@@ -1,7 +1,9 @@
 """docs/guides/bring-your-trajectories.md: it names every format, and its commands print what it shows."""
 
+import inspect
 import re
 import shlex
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from click.testing import CliRunner
 
 import lake
 from lake.cli import trajlake
-from lake.formats import FORMATS
+from lake.formats import FORMATS, shapes
 from testkit.shared import CHECKOUT, shared_data
 
 PAGE = Path(CHECKOUT, "docs", "guides", "bring-your-trajectories.md").read_text("utf-8")
@@ -25,6 +27,11 @@ def commands(block: str) -> list[tuple[str, str]]:
 def test_every_format_is_in_the_table_once() -> None:
     named = [name for row in re.findall(r"^\| (`.+?) \|", PAGE, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)]
     assert sorted(named) == sorted(FORMATS)
+
+
+def test_the_shapes_are_those_of_the_code() -> None:
+    spec = inspect.cleandoc(shapes.__doc__ or "").partition(".. code-block:: text\n\n")[2].partition("\n\nWhat has")[0]
+    assert textwrap.dedent(spec) in PAGE
 
 
 def test_a_strange_file_comes_to_advantages_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,8 +40,9 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], buc
 def put(store: Store, key: str, data: bytes) -> None:
     """An object, by any key that HTTP can name."""
     url = f"{store.endpoint}/{store.bucket}/{quote(key)}"
-    length = {"Content-Length": str(len(data))}  # left out of an empty body, for which the server would wait
-    with urllib.request.urlopen(urllib.request.Request(url, data=data, method="PUT", headers=length)) as answer:
+    # What urllib says unasked is that the body is a form, which the server then reads as one.
+    headers = {"Content-Type": "application/octet-stream", "Content-Length": str(len(data))}
+    with urllib.request.urlopen(urllib.request.Request(url, data=data, method="PUT", headers=headers)) as answer:
         assert answer.status == 200
 
 

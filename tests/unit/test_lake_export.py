@@ -4,19 +4,22 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
 import pytest
 from click.testing import CliRunner
 
 import lake
-from lake import EpisodeRecord, Lake, StepRecord
+from lake import EpisodeRecord, Lake, StepRecord, ids
 from lake.cli import trajlake
 from lake.errors import DataRefusedError, UsageError
 from lake.export import TARGETS, target
-from lake.export import job as export_job
-from lake.export.job import MANIFEST, STATE, Manifest, Request, export
-from lake.export.target import Choices, file_name
-from lake.records import ScoreRecord, SpanRecord, TokensRecord
+from lake.export import files as export_files
+from lake.export.job import export
+from lake.export.place import MANIFEST, STATE
+from lake.export.request import Manifest, Request
+from lake.export.target import Choices
+from lake.records import ScoreRecord, SpanRecord, TokensRecord, identify
 from testkit.copies import empty_lake
 
 CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": "door"}'}}
@@ -111,7 +114,7 @@ def test_a_chat_is_whole_and_says_where_it_comes_from(lk: Lake, tmp_path: Path) 
     assert row["messages"] == tidy
     assert (row["run_id"], row["task_id"], row["rollout_index"], row["reward"]) == ("a", "door", 0, 1.0)
     assert row["scores"] == {"judge": 0.25}
-    assert manifest.left_out == {"spans": 1, "tokens": 1}
+    assert manifest.left_out == {"episodes' extra": 1, "spans": 1, "tokens": 1}
 
 
 def test_a_decision_has_the_chat_before_it_as_prompt(lk: Lake, tmp_path: Path) -> None:
@@ -233,7 +236,7 @@ def test_an_export_that_was_stopped_goes_on_where_it_was(
     lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exported(lk, tmp_path / "whole", "jsonl", shard_episodes=1)
-    write = export_job._write_lines
+    write = export_files.write_lines
     written: list[Path] = []
 
     def once(path: Path, rows: Any) -> int:
@@ -243,13 +246,13 @@ def test_an_export_that_was_stopped_goes_on_where_it_was(
         return write(path, rows)
 
     request = Request(target("jsonl"), tmp_path / "out", shard_episodes=1)
-    monkeypatch.setattr(export_job, "_write_lines", once)
+    monkeypatch.setattr(export_files, "write_lines", once)
     with pytest.raises(KeyboardInterrupt):
         export(lk, request)
     assert sorted(path.name for path in request.out.iterdir()) == ["00000.jsonl", STATE]
     first = Path(request.out, "00000.jsonl").stat().st_mtime_ns
     lk.append([rollout("later")], run_id="a")
-    monkeypatch.setattr(export_job, "_write_lines", write)
+    monkeypatch.setattr(export_files, "write_lines", write)
     export(lk, request)
     assert Path(request.out, "00000.jsonl").stat().st_mtime_ns == first, "it was there"
     for file in ("00000.jsonl", "00001.jsonl"):
@@ -265,7 +268,7 @@ def test_what_is_retracted_while_an_export_is_stopped_is_not_in_it(
 
     request = Request(target("jsonl"), tmp_path / "out", shard_episodes=1)
     with monkeypatch.context() as patch:
-        patch.setattr(export_job, "_write_lines", never)
+        patch.setattr(export_files, "write_lines", never)
         with pytest.raises(KeyboardInterrupt):
             export(lk, request)
     lk.retract(lk.sql("SELECT episode_id FROM episodes WHERE task_id = 'door'")["episode_id"])
@@ -294,17 +297,116 @@ def test_nothing_chosen_and_unknown_names_are_refused(lk: Lake, tmp_path: Path) 
     assert not Path(tmp_path, "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "name"), [("../../etc", "_.._etc"), ("a b/c", "a_b_c"), ("", "_"), ("...", "_"), ("x" * 200, "x" * 80)]
-)
-def test_a_name_from_a_source_leads_nowhere_else(text: str, name: str) -> None:
-    assert file_name(text) == name
-
-
 def test_the_command_says_what_was_written_and_what_not(lk: Lake, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     done = CliRunner().invoke(trajlake, ["export", "--lake", lk.uri, "--format", "messages", "--out", str(out)])
     assert done.exit_code == 0, done.output
     assert done.stdout == f"{out}: 4 rows of 4 episodes (8 steps) as messages\n"
-    assert done.stderr == "not in it: 4 spans, 4 tokens\n"
+    assert done.stderr == "not in it: 4 episodes' extra, 4 spans, 4 tokens\n"
     assert lake.open(lk.uri).sql("SELECT count(*) AS n FROM episodes").item() == 4
+
+
+# ---------------------------------------------------------------- formats of others
+
+
+def test_a_trial_of_harbor_holds_the_chat_the_tokens_the_rewards_and_the_advantages(lk: Lake, tmp_path: Path) -> None:
+    run = CliRunner().invoke(trajlake, ["credit", "rloo", "--lake", lk.uri])
+    assert run.exit_code == 0, run.output
+    manifest = export(lk, Request(target("atif"), tmp_path / "out", where="task_id = 'door' AND rollout_index = 0"))
+    assert manifest.left_out == {"spans": 1}
+    (path,) = (tmp_path / "out").glob("a/door__*/agent/trajectory.json")
+    document = json.loads(path.read_text("utf-8"))
+    assert [step["source"] for step in document["steps"]] == ["system", "user", "agent", "agent", "user"]
+    first, second = document["steps"][2:4]
+    assert first["tool_calls"] == [{"tool_call_id": "1", "function_name": "look", "arguments": {"at": "door"}}]
+    assert first["observation"] == {"results": [{"source_call_id": "1", "content": "a door"}]}
+    assert first["metrics"] == {"prompt_token_ids": [1, 2], "completion_token_ids": [3], "logprobs": [-0.1]}
+    assert (first["reasoning_content"], second["message"]) == ("hm", "Done.")
+    assert second["extra"]["trajlake"] == {"advantage": 1.0, "reward": 0.5, "state_role": "tool"}
+    ours = document["extra"]["trajlake"]
+    assert (ours["run_id"], ours["task_id"], ours["rollout_index"]) == ("a", "door", 0)
+    result = json.loads((path.parents[1] / "result.json").read_text("utf-8"))
+    assert result["verifier_result"] == {"rewards": {"reward": 1.0, "judge": 0.25}}
+    assert (result["task_name"], result["agent_result"]) == ("door", {})
+
+
+def test_sub_agents_are_embedded_and_continuations_are_files_beside(tmp_path: Path) -> None:
+    made = empty_lake(tmp_path / "lake")
+    root = rollout()
+    own = ids.to_text(identify(root, "a").episode_id)
+    related = [
+        msgspec.structs.replace(rollout(), agent_id=name, relation=name, parent_episode_id=own, parent_step_index=0)
+        for name in ("subagent", "continuation", "fork")
+    ]
+    made.append([root, *related], run_id="a")
+    export(made, Request(target("atif"), tmp_path / "out"))
+    (folder,) = (tmp_path / "out" / "a").glob(f"door__{own}")
+    document = json.loads((folder / "agent" / "trajectory.json").read_text("utf-8"))
+    (inner,) = document["subagent_trajectories"]
+    refs = document["steps"][2]["observation"]["results"][-1]
+    assert refs == {"subagent_trajectory_ref": [{"trajectory_id": inner["trajectory_id"]}]}
+    assert document["continued_trajectory_ref"] == "trajectory.cont.json"
+    assert (folder / "agent" / "trajectory.cont.json").exists()
+    assert len(list((tmp_path / "out" / "a").iterdir())) == 2, "a fork stands for itself"
+
+
+def test_a_row_of_eval_protocol_holds_what_it_can(lk: Lake, tmp_path: Path) -> None:
+    rows, manifest = exported(lk, tmp_path / "out", "eval-protocol", where="task_id = 'door' AND rollout_index = 0")
+    (row,) = rows
+    assert [message["role"] for message in row["messages"]] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "user",
+    ]
+    assert row["messages"][2]["tool_calls"] == [CALL]
+    assert row["input_metadata"] == {"row_id": "door", "completion_params": {}}
+    assert row["rollout_status"] == {"code": 100, "message": "Rollout finished", "details": []}
+    result = row["evaluation_result"]
+    assert (result["score"], result["is_score_valid"], result["metrics"]["judge"]["score"]) == (1.0, True, 0.25)
+    assert result["step_outputs"] == [{"step_index": 1, "base_reward": 0.5, "terminated": False, "metrics": {}}]
+    turn = {"prompt_token_ids": [1, 2], "completion_token_ids": [3]}
+    (payload,) = row["execution_metadata"]["extra"]["assistant_turn_payloads"]
+    assert payload | turn == payload
+    assert row["execution_metadata"]["experiment_id"] == "a"
+    assert manifest.left_out == {"spans": 1}
+
+
+def test_trls_table_has_a_column_for_each_scorer(lk: Lake, tmp_path: Path) -> None:
+    rows, _ = exported(lk, tmp_path / "out", "trl-completions", where="task_id = 'door'")
+    assert [(row["rollout_index"], row["reward"], row["judge"], row["step"]) for row in rows] == [
+        (0, 1.0, 0.25, 0),
+        (1, 0.0, 0.25, 0),
+    ]
+    assert [message["role"] for message in rows[0]["prompt"]] == ["system", "user"]
+    assert [message["role"] for message in rows[0]["completion"]] == ["assistant", "tool", "assistant", "user"]
+    assert rows[0]["advantage"] is None
+
+
+def test_what_is_not_learned_from_has_no_weight(tmp_path: Path) -> None:
+    made = empty_lake(tmp_path / "lake")
+    record = rollout()
+    record.steps[0].trainable = False
+    made.append([record], run_id="a")
+    (row,), _ = exported(made, tmp_path / "messages", "messages")
+    assert [message.get("weight") for message in row["messages"]] == [None, None, 0, None, None, None]
+    (row,), _ = exported(made, tmp_path / "rows", "eval-protocol")
+    assert [message.get("weight") for message in row["messages"]] == [None, None, 0, None, None, None]
+
+
+def test_scores_of_elsewhere_leave_with_our_lines_also_where_a_scorer_of_their_name_has_run(
+    lk: Lake, tmp_path: Path
+) -> None:
+    job = tmp_path / "judge.py"
+    job.write_text(
+        "from pipelines.score import reward_function\n\n\n@reward_function\ndef judge(messages, **kwargs):\n    return 0.75\n"
+    )
+    done = CliRunner().invoke(trajlake, ["score", f"{job}:judge", "--lake", lk.uri])
+    assert done.exit_code == 0, done.output
+    assert set(lk.sql("SELECT value FROM current_scores WHERE step_index IS NULL")["value"]) == {0.75}
+    rows, manifest = exported(lk, tmp_path / "out", "jsonl")
+    values = {score["value"] for row in rows for score in row["scores"] if "step_index" not in score}
+    assert values == {0.25}
+    assert manifest.left_out == {"scores of functions": 4}

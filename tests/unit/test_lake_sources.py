@@ -208,7 +208,7 @@ def test_the_job_of_a_folder_names_no_run_and_its_records_those_of_their_files(f
     lk = empty_lake(tmp_path / "lake")
     report = ingest(lk, folder)
     assert report.run_id is None
-    assert report.runs == {"a", "z", "with space"}
+    assert report.runs == {"a", "z", "b/a", "b/deep/with space"}
     assert lk.sql("SELECT DISTINCT source_uri FROM episodes ORDER BY 1")["source_uri"].to_list() == [
         "a.jsonl",
         "b/a.jsonl",

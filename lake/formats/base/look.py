@@ -40,10 +40,15 @@ class Look:
     values: list[Any] = field(default_factory=list)
     """Its first JSON values: of lines, or elements of the array, or the one object. The last may be cut."""
 
-    @property
+    @cached_property
     def objects(self) -> list[dict[str, Any]]:
         """Those of the values that are objects."""
         return [value for value in self.values if isinstance(value, dict)]
+
+    @cached_property
+    def _keys(self) -> set[frozenset[str]]:
+        """The different sets of keys that they have: few, where there are many lines."""
+        return {frozenset(value) for value in self.objects}
 
     @property
     def first(self) -> dict[str, Any]:
@@ -52,7 +57,7 @@ class Look:
 
     def has(self, *keys: str) -> bool:
         """Whether one of the first objects has all of these keys."""
-        return any(all(key in value for key in keys) for value in self.objects)
+        return any(present.issuperset(keys) for present in self._keys)
 
     def says(self, key: str, values: Iterable[str]) -> bool:
         """Whether one of the first objects has one of these texts under a key."""

@@ -168,9 +168,11 @@ def _is_deep(values: list[Any]) -> bool:
 
 
 def _put(row: Any, path: Sequence[str | int], value: Sequence[Any]) -> None:
-    """Change one place of a row, or take it out."""
+    """Change one place of a row, or take it out. Raises KeyError, TypeError, ...: there is no such place."""
     for key in path[:-1]:
         row = row[key]
+    if isinstance(row, dict) and not isinstance(path[-1], str):
+        raise TypeError(f"{path[-1]!r} is no key")
     if value:
         row[path[-1]] = value[0]
     else:
