@@ -148,7 +148,8 @@ def _preview(argument: "Argument", plan: "Plan", seen: "Seen") -> None:
 def _tell(file: str, report: "Report", lake_uri: str) -> None:
     """Print what became of what was named."""
     scores = f"{counted(report.scores, 'score')}, " if report.scores else ""
-    several = f" from {_files(report)}" if report.files > 1 or report.skipped else ""
+    files = f" from {counted(report.files, 'file')} ({report.format})"
+    several = files if report.files > 1 or report.skipped else ""
     click.echo(
         f"{cell(file)}: {counted(report.new, 'episode')}, {counted(report.steps, 'step')}, {scores}"
         f"{counted(report.rejected, 'reject')} "

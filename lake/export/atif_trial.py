@@ -37,11 +37,9 @@ def result_of(exported: Exported, trial_name: str, details: list[Row]) -> Row | 
     """The result of an episode's trial; None if it was read without one."""
     record = exported.record
     rewards = _rewards(exported)
-    bill = {
-        "n_input_tokens": record.prompt_tokens,
-        "n_output_tokens": record.completion_tokens,
-        "cost_usd": record.cost,
-    } | ({"rollout_details": details} if details else {})
+    counted: Row = {"n_input_tokens": record.prompt_tokens, "n_output_tokens": record.completion_tokens}
+    counted |= {"cost_usd": record.cost, "rollout_details": details or None}
+    bill = {key: value for key, value in counted.items() if value is not None}
     verified = {"rewards": rewards} if rewards else None
     times = {"started_at": record.started_at, "finished_at": record.ended_at}
     if record.source_format != NAME:

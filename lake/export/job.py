@@ -63,7 +63,7 @@ def export(lake: Lake, request: Request, progress: Callable[[int, int], None] = 
             run = _Run(lake, request, state)
         if state is None or state.fingerprint != run.fingerprint:
             run = run if state is None else _Run(lake, request, None)
-            begun = State(run.fingerprint, run.snapshot.versions)
+            begun = State(request.asked, run.fingerprint, run.snapshot.versions)
             place.begin(begun, state)
             state = begun
         return _written(place, run, state, progress)
@@ -94,9 +94,9 @@ class _Run:
     def __init__(self, lake: Lake, request: Request, state: State | None) -> None:
         self.request = request
         newest = lake.snapshot()
-        # A snapshot whose files a vacuum has removed is begun anew: its fingerprint is another.
-        is_there = state is not None and lake.missing(state.snapshot) is None
-        self.snapshot = lake.at(state.snapshot) if state is not None and is_there else newest
+        # What a vacuum has taken the files of is begun anew, as what is asked anew: the fingerprint is another.
+        goes_on = state is not None and state.asked == request.asked and lake.missing(state.snapshot) is None
+        self.snapshot = lake.at(state.snapshot) if state is not None and goes_on else newest
         self._retracted = newest.retracted
         self.kept: Kept | None = None if request.selection is None else read_kept(self.snapshot, request.selection)
         self.series = self._series()
@@ -129,21 +129,14 @@ class _Run:
     @cached_property
     def fingerprint(self) -> str:
         """Hash of what is asked for and of the episodes that it means."""
-        request = self.request
-        asked = msgspec.json.encode(
-            [
-                request.target.name,
-                request.where,
-                request.choices,
-                request.shard_episodes,
-                self.kept and self.kept.job_id,
-                self.series and [self.series.series_id, *jobs_of(self.snapshot, self.series)],
-                package_version(),
-                self.snapshot.versions,
-            ]
-        )
+        used = [
+            self.request.asked,
+            self.kept and self.kept.job_id,
+            self.series and [self.series.series_id, *jobs_of(self.snapshot, self.series)],
+            self.snapshot.versions,
+        ]
         chosen = self.episodes["episode_id"].to_numpy().astype("<i8", order="C").tobytes()
-        return hashlib.sha256(asked + chosen).hexdigest()
+        return hashlib.sha256(msgspec.json.encode(used) + chosen).hexdigest()
 
     @cached_property
     def shards(self) -> list[pl.DataFrame]:

@@ -1,11 +1,13 @@
 """What is asked of an export, and what is written down of it while it runs and when it is done."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from lake.export.target import Choices, Target
+from lake.write.jobs import package_version
 
 SHARD_EPISODES = 10_000
 
@@ -24,6 +26,13 @@ class Request(msgspec.Struct, frozen=True):
     choices: Choices = Choices()
     shard_episodes: int = SHARD_EPISODES
 
+    @property
+    def asked(self) -> str:
+        """Hash of what is asked for, wherever it is written to."""
+        names = (self.target.name, self.where, self.selection, self.run_id, self.credit, package_version())
+        asked = msgspec.json.encode([*names, self.choices, self.shard_episodes])
+        return hashlib.sha256(asked).hexdigest()
+
 
 class Shard(msgspec.Struct):
     """A finished file; of a tree, the files of some episodes together."""
@@ -38,7 +47,10 @@ class Shard(msgspec.Struct):
 class State(msgspec.Struct):
     """What a killed export left: where to go on."""
 
+    asked: str
+    """Hash of what is asked for."""
     fingerprint: str
+    """Hash of that and of the episodes that it means."""
     snapshot: dict[str, int]
     shards: list[Shard] = []
     left_out: dict[str, int] = {}

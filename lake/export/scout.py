@@ -10,7 +10,7 @@
 A message has id, role, content (text, or parts), of the assistant also tool_calls [{id, function, arguments}] and a
 reasoning part, of a tool tool_call_id, function and error. Advantages stand in `metadata` of the messages they are of.
 
-Source: docs/db_schema of inspect_scout.
+Source: the database schema in the documentation of inspect_scout.
 """
 
 from typing import Any

@@ -8,6 +8,7 @@ every machine. A file that is named twice, or that links lead to, is read once.
 import os
 import select
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -120,10 +121,10 @@ def _matched(pattern: str, met: set[object]) -> Argument:
     base = Path(*fixed)
     found: dict[Path, File] = {}
     left_out: dict[str, str] = {}
-    for match in _expanded(base, parts[len(fixed) :]):
+    for match in _expanded(base, parts[len(fixed) :], left_out):
         below = match.relative_to(base).as_posix()
         if match.is_dir():
-            inside = _walked(match, printable(match.resolve().name), left_out, below)
+            inside = _walked(match, printable(match.resolve().name), left_out, "" if below == "." else below)
             found |= {file.path: file for file in inside}
         elif match.is_file():
             found.setdefault(match, File(match, printable(below)))
@@ -133,60 +134,68 @@ def _matched(pattern: str, met: set[object]) -> Argument:
     return Argument(pattern, _unmet(files, met), printable(parts[-1]), left_out)
 
 
-def _expanded(folder: Path, pattern: Sequence[str]) -> Iterator[Path]:
+def _expanded(folder: Path, pattern: Sequence[str], left_out: dict[str, str]) -> Iterator[Path]:
     """The files and folders below a folder that a pattern matches; `**` stands for any folders but links to them."""
     here, rest = pattern[0], pattern[1:]
-    try:
-        with os.scandir(folder) as entries:
-            inner = sorted(entries, key=lambda entry: entry.name)
-    except OSError:
-        return
-    if any(entry.name == _TABLE for entry in inner):
-        return
+    inner = _listed(folder, folder.name, left_out)
     if here == "**":
         if not rest:
             yield folder
             return
-        yield from _expanded(folder, rest)
+        yield from _expanded(folder, rest, left_out)
         for entry in inner:
             if entry.is_dir(follow_symlinks=False) and _is_entered(entry.name):
-                yield from _expanded(Path(entry), pattern)
+                yield from _expanded(Path(entry), pattern, left_out)
         return
     for entry in inner:
         if not fnmatchcase(entry.name, here):
             continue
-        if entry.is_dir():
+        if _is(entry.is_dir):
             if _is_entered(entry.name):
-                yield from _expanded(Path(entry), rest) if rest else (Path(entry),)
+                yield from _expanded(Path(entry), rest, left_out) if rest else (Path(entry),)
         elif not rest and not _is_unfinished(entry.name):
             yield Path(entry)
 
 
-def _walked(folder: Path, label: str, left_out: dict[str, str], below: str = "") -> list[File]:
-    """The files of a folder and of those below it, by name; `below` stands before their names."""
-    found = []
-
-    def called(path: Path) -> str:
-        return printable((PurePosixPath(below) / path.relative_to(folder).as_posix()).as_posix())
-
-    def unreadable(error: OSError) -> None:
-        left_out[called(Path(error.filename))] = f"cannot be read: {error.strerror}"
-
-    for where, folders, names in os.walk(folder, onerror=unreadable):
-        if _TABLE in folders:
-            folders.clear()
+def _walked(folder: Path | str, label: str, left_out: dict[str, str], below: str = "") -> list[File]:
+    """The files of a folder and of those below it, by name; `below` is the path to it that their names begin with."""
+    found: list[File] = []
+    folders: list[tuple[str, str]] = []
+    for entry in _listed(folder, below or label, left_out):
+        called = f"{below}/{entry.name}" if below else entry.name
+        if entry.is_dir(follow_symlinks=False):
+            folders += [(entry.path, called)] if _is_entered(entry.name) else []
+        elif _is_unfinished(entry.name):
             continue
-        folders[:] = sorted(inner for inner in folders if _is_entered(inner))
-        for path in (Path(where, inner) for inner in folders):
-            if path.is_symlink():
-                left_out[called(path)] = "is a link to a folder; name the folder to have it read"
-        for path in (Path(where, name) for name in sorted(names)):
-            if not _is_unfinished(path.name):
-                if path.is_file():
-                    found.append(File(path, called(path), label))
-                else:
-                    left_out[called(path)] = "is no file: a pipe, a socket, or a link to nothing"
+        elif _is(entry.is_file):
+            found.append(File(Path(entry.path), printable(called), label))
+        elif _is(entry.is_dir):
+            left_out[printable(called)] = "is a link to a folder; name the folder to have it read"
+        else:
+            left_out[printable(called)] = "is no file: a pipe, a socket, or a link to nothing"
+    for path, called in folders:
+        found += _walked(path, label, left_out, called)
     return found
+
+
+def _listed(folder: Path | str, called: str, left_out: dict[str, str]) -> list[os.DirEntry[str]]:
+    """What lies in a folder, by name; nothing of a table, nor of a folder that cannot be listed, which is told."""
+    try:
+        with os.scandir(folder) as entries:
+            inner = sorted(entries, key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        left_out[printable(called)] = f"cannot be read: {error.strerror}"
+        return []
+    return [] if any(entry.name == _TABLE for entry in inner) else inner
+
+
+def _is(kind: Callable[[], bool]) -> bool:
+    try:
+        return kind()
+    except OSError:  # links that lead in a circle
+        return False
 
 
 def _is_entered(folder: str) -> bool:
@@ -200,14 +209,20 @@ def _is_unfinished(name: str) -> bool:
 
 def _unmet(files: list[File], met: set[object]) -> list[File]:
     """The files that were not met before, whatever they are called; of a file and links to it, the file."""
-    chosen = set()
-    for file in sorted(files, key=lambda file: file.path.is_symlink()):
+    keys: dict[File, object] = {}
+    links: dict[File, object] = {}
+    for file in files:
         try:
-            seen = file.path.stat()
+            seen = file.path.lstat()
+            is_link = stat.S_ISLNK(seen.st_mode)
+            seen = file.path.stat() if is_link else seen
         except OSError:
-            chosen.add(file)
-            continue
-        if (key := (seen.st_dev, seen.st_ino)) not in met:
+            keys[file] = file  # its reader tells
+        else:
+            (links if is_link else keys)[file] = seen.st_dev, seen.st_ino
+    chosen = set()
+    for file, key in (keys | links).items():
+        if key not in met:
             met.add(key)
             chosen.add(file)
     return [file for file in files if file in chosen]

@@ -22,6 +22,8 @@ from lake.write.ingest import BATCH_EPISODES, Plan, Reading, Report, planned, re
 from lake.write.sources import File, local
 
 INTERVAL_SECONDS = 1.0
+_REST = 9
+"""Seconds of rest for each that was spent on looking: of many thousand files it would be all there is."""
 QUIET_SECONDS = 2.0
 """How long a file that is read as a whole must be left alone first."""
 
@@ -151,7 +153,10 @@ def watch(
 ) -> None:
     """Take what comes, until interrupted; `tell` hears of every round that brought something."""
     while True:
-        for plan in watched.changed():
+        began = time.perf_counter()
+        plans = watched.changed()
+        looked = time.perf_counter() - began
+        for plan in plans:
             try:
                 report = run_plan(lake, plan, batch_size=batch_size, only_if_any=True)
             except OSError as error:
@@ -160,7 +165,7 @@ def watch(
                 continue
             if report.records or report.skipped:
                 tell(report)
-        time.sleep(interval)
+        time.sleep(max(interval, _REST * looked))
 
 
 def _stands_for_something(name: str) -> bool:

@@ -10,6 +10,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msgspec import UNSET
+
 from lake.formats import choose
 from lake.records import EpisodeRecord, Reject, check, identify, retyped
 
@@ -36,8 +38,17 @@ def read_file(path: Path, run_id: str | None = None) -> tuple[list[EpisodeRecord
         assert check(record) is None
         assert retyped(record) == record, "a field is of a type that its column does not hold"
     keys = [identify(record, record.run_id or "run").episode_id for record in records]
+    for record in records:
+        spell_out(record)
     assert len(set(keys)) == len(keys), "two records of one file have the same key"
     return records, [item for item in items if isinstance(item, Reject)]
+
+
+def spell_out(record: EpisodeRecord) -> None:
+    """Write down what records leave out of tokens because it is the default: which step they extend."""
+    for index, step in enumerate(record.steps):
+        if step.tokens is not None and step.tokens.prefix_step_index is UNSET:
+            step.tokens.prefix_step_index = index - 1 if index else None
 
 
 def counts(records: list[EpisodeRecord]) -> Counts:

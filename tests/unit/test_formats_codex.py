@@ -287,11 +287,12 @@ def test_mirrors_are_left_out_and_other_events_are_spans(tmp_path: Path) -> None
     shown = event("item_completed", item={"type": "CommandExecution", "exit_code": 1})
     mirrors = [event("user_message", message="Do it."), event("item_completed", item={"type": "AgentMessage"})]
     record = one(tmp_path, meta(), asked(), *mirrors, called(1), ended, shown, output(1), said("Done."))
-    assert [(span.kind, span.name, span.step_index) for span in record.spans] == [
+    spans = {span.name: span for span in record.spans}
+    assert {(span.kind, span.name, span.step_index) for span in record.spans} == {
         ("event_msg", "exec_command_end", 0),
         ("item_completed", "CommandExecution", 0),
-    ]
-    assert record.spans[0].attributes == {"call_id": "c1", "exit_code": 1}
+    }
+    assert spans["exec_command_end"].attributes == {"call_id": "c1", "exit_code": 1}
     assert record.extra is not None
     assert record.extra["left_out"] == {"user_message": 1, "item_completed AgentMessage": 1}
 

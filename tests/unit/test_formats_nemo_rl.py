@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import UNSET
 
 from lake.formats import FORMATS
 from lake.formats.base.look import look
@@ -74,7 +73,7 @@ def test_each_run_of_sampled_tokens_is_a_decision(tmp_path: Path) -> None:
     assert second.tokens is not None
     assert (first.tokens.context_ids, first.tokens.action_ids) == ([11, 12], [13, 14])
     assert (second.tokens.context_ids, second.tokens.action_ids) == ([15], [16])
-    assert second.tokens.prefix_step_index is UNSET, "it extends the step before"
+    assert second.tokens.prefix_step_index == 0, "it extends the step before"
     assert (first.tokens.action_logprobs, second.tokens.action_logprobs) == ([-0.5, -0.25], [-1.0])
     assert record.extra == {"advantages": [0.5] * 6, "idx": 0}
 

@@ -292,7 +292,7 @@ def test_bytes_that_are_no_text_are_rejected_and_a_mark_at_the_start_is_none_of_
 def test_a_span_with_a_wrong_value_is_kept_and_costs_no_more(tmp_path: Path, place: str, value: Any) -> None:
     odd = span("odd", "custom", 5, name="x") | {place: value}
     record = one(tmp_path / "f", HELLO, odd, HEAD)
-    assert [s.span_id for s in record.spans] == ["a", "odd"]
+    assert sorted(s.span_id for s in record.spans) == ["a", "odd"]
 
 
 def test_nothing_in_a_file_makes_the_reader_raise(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
 from lake import ids
 from lake.errors import FormatError
@@ -275,7 +276,10 @@ def test_exact_tokens_belong_to_the_call_before(tmp_path: Path) -> None:
     events.insert(6, kind("TokenEvent", 30, "agent", prompt_token_ids=[1, 2], response_token_ids=[3]))
     events.insert(8, kind("TokenEvent", 31, "agent", prompt_token_ids=[1, 2, 3, 4], response_token_ids=[5]))
     tokens = [step.tokens for step in record(tmp_path / "f", events, lines=True).steps if step.tokens]
-    assert [(t.context_ids, t.action_ids, t.prefix_step_index) for t in tokens] == [([1, 2], [3], None), ([4], [5], 0)]
+    assert [(t.context_ids, t.action_ids, t.prefix_step_index) for t in tokens] == [
+        ([1, 2], [3], UNSET),
+        ([4], [5], UNSET),
+    ]
 
 
 def test_a_completion_log_among_the_events_tells_of_its_call(tmp_path: Path) -> None:

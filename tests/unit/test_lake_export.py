@@ -343,8 +343,8 @@ def test_sub_agents_are_embedded_and_continuations_are_files_beside(tmp_path: Pa
     (folder,) = (tmp_path / "out" / "a").glob(f"door__{own}")
     document = json.loads((folder / "agent" / "trajectory.json").read_text("utf-8"))
     (inner,) = document["subagent_trajectories"]
-    refs = document["steps"][2]["observation"]["results"][-1]
-    assert refs == {"subagent_trajectory_ref": [{"trajectory_id": inner["trajectory_id"]}]}
+    refs = {"subagent_trajectory_ref": [{"trajectory_id": inner["trajectory_id"]}]}
+    assert refs in document["steps"][2]["observation"]["results"]
     assert document["continued_trajectory_ref"] == "trajectory.cont.json"
     assert (folder / "agent" / "trajectory.cont.json").exists()
     assert len(list((tmp_path / "out" / "a").iterdir())) == 2, "a fork stands for itself"
@@ -400,9 +400,8 @@ def test_scores_of_elsewhere_leave_with_our_lines_also_where_a_scorer_of_their_n
     lk: Lake, tmp_path: Path
 ) -> None:
     job = tmp_path / "judge.py"
-    job.write_text(
-        "from pipelines.score import reward_function\n\n\n@reward_function\ndef judge(messages, **kwargs):\n    return 0.75\n"
-    )
+    code = "@reward_function\ndef judge(messages, **kwargs):\n    return 0.75\n"
+    job.write_text(f"from pipelines.score import reward_function\n\n\n{code}")
     done = CliRunner().invoke(trajlake, ["score", f"{job}:judge", "--lake", lk.uri])
     assert done.exit_code == 0, done.output
     assert set(lk.sql("SELECT value FROM current_scores WHERE step_index IS NULL")["value"]) == {0.75}
