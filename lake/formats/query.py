@@ -16,7 +16,7 @@ from lake.errors import FormatError, QueryError, UsageError
 from lake.formats.base.format import Format
 from lake.formats.base.look import Look
 from lake.formats.base.rows import Item, parquet_rows
-from lake.formats.base.source import Input
+from lake.formats.base.source import Input, Meter
 from lake.formats.shapes import Shape, read_rows, shape_of
 from lake.records import Reject
 
@@ -44,7 +44,9 @@ def read(file: Input) -> Iterator[Item]:
     with _connection() as connection:
         relation = _relation(connection, file.path)
         shape = shape_of(relation.columns)
-        yield from read_rows(_rows(relation, file.path), shape, file, NAME)
+        # Rows that are grouped first are counted when their episodes come.
+        meter = file.meter if shape == "episodes" else Meter()
+        yield from read_rows(_rows(relation, file.path, meter), shape, file, NAME)
 
 
 def check(path: Path) -> None:
@@ -104,7 +106,7 @@ def _without_end(query: str) -> str:
     return text[: ends[0]].decode() if ends else query
 
 
-def _rows(relation: "duckdb.DuckDBPyRelation", path: Path) -> Iterator[dict[str, Any]]:
+def _rows(relation: "duckdb.DuckDBPyRelation", path: Path, meter: Meter) -> Iterator[dict[str, Any]]:
     """The rows of a query as plain values; its order is kept."""
     import duckdb
     import pyarrow as pa
@@ -116,6 +118,7 @@ def _rows(relation: "duckdb.DuckDBPyRelation", path: Path) -> Iterator[dict[str,
         reader: Any = relation.project(", ".join((columns | shown).values())).to_arrow_reader(_ROWS)
         for batch in reader:
             for row in batch.to_pylist():
+                meter.done += sum(len(cell) for cell in row.values() if isinstance(cell, str))
                 for name in packed:
                     row[name] = row[name] and _unpacked(row[name])
                 yield row

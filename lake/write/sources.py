@@ -137,17 +137,10 @@ def _matched(pattern: str, met: set[object]) -> Argument:
 def _expanded(folder: Path, pattern: Sequence[str], left_out: dict[str, str]) -> Iterator[Path]:
     """The files and folders below a folder that a pattern matches; `**` stands for any folders but links to them."""
     here, rest = pattern[0], pattern[1:]
-    inner = _listed(folder, folder.name, left_out)
     if here == "**":
-        if not rest:
-            yield folder
-            return
-        yield from _expanded(folder, rest, left_out)
-        for entry in inner:
-            if entry.is_dir(follow_symlinks=False) and _is_entered(entry.name):
-                yield from _expanded(Path(entry), pattern, left_out)
+        yield from _expanded_anywhere(folder, pattern, left_out) if rest else (folder,)
         return
-    for entry in inner:
+    for entry in _listed(folder, folder.name, left_out):
         if not fnmatchcase(entry.name, here):
             continue
         if _is(entry.is_dir):
@@ -155,6 +148,14 @@ def _expanded(folder: Path, pattern: Sequence[str], left_out: dict[str, str]) ->
                 yield from _expanded(Path(entry), rest, left_out) if rest else (Path(entry),)
         elif not rest and not _is_unfinished(entry.name):
             yield Path(entry)
+
+
+def _expanded_anywhere(folder: Path, pattern: Sequence[str], left_out: dict[str, str]) -> Iterator[Path]:
+    """As `_expanded`, of a pattern that begins with `**`."""
+    yield from _expanded(folder, pattern[1:], left_out)
+    for entry in _listed(folder, folder.name, left_out):
+        if entry.is_dir(follow_symlinks=False) and _is_entered(entry.name):
+            yield from _expanded(Path(entry), pattern, left_out)
 
 
 def _walked(folder: Path | str, label: str, left_out: dict[str, str], below: str = "") -> list[File]:

@@ -71,7 +71,7 @@ class Watched(msgspec.Struct):
 
     def absent(self) -> list[str]:
         """The arguments that stand for nothing yet."""
-        return [name for name in self.arguments if not _stands_for_something(name)]
+        return [name for name in self.arguments if not (Path(name).exists() or _matches_some(name))]
 
     def changed(self) -> list[Plan]:
         """What is to be read, or to be told of, now: one plan per argument that has something."""
@@ -168,9 +168,9 @@ def watch(
         time.sleep(max(interval, _REST * looked))
 
 
-def _stands_for_something(name: str) -> bool:
+def _matches_some(pattern: str) -> bool:
     try:
-        return any(file.path.exists() for file in local(name, set()).files)
+        return any(file.path.exists() for file in local(pattern, set()).files)
     except FormatError:
         return False
 

@@ -30,7 +30,7 @@ from lake.write.ingest import Report, ingest, run_plan
 from lake.write.watch import Watched, watch
 from testkit.copies import empty_lake
 from testkit.episodes import assert_same, assert_whole, contents, episode, line, write_lines
-from testkit.processes import COMMAND, Worker, environment
+from testkit.processes import COMMAND, Worker, at_the_gate, environment
 
 PATIENCE = 60.0
 """Seconds within which a watcher has to have taken something, on a busy machine too."""
@@ -293,6 +293,13 @@ def test_rejects_of_a_watch_are_those_of_one_ingest_also_after_a_restart(lk: Lak
     same_as_one_ingest(lk, folder)
 
 
+def test_what_is_not_there_yet_is_known(folder: Path) -> None:
+    names = [str(folder), str(folder / "later"), str(folder / "*.jsonl")]
+    assert Watched(names).absent() == names[1:], "an empty folder is there"
+    write_lines(folder / "a.jsonl", numbered(0))
+    assert Watched(names).absent() == names[1:2]
+
+
 @pytest.mark.parametrize("name", ["-", "", "s3://bucket/logs"])
 def test_what_cannot_be_watched_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="cannot be watched; valid: files, folders and globs of this machine"):
@@ -425,7 +432,7 @@ def test_watching_what_is_not_there_yet_is_told(tmp_path: Path) -> None:
         watcher.until(episodes=1)
         code, out, err = watcher.end()
     assert code == 0
-    assert f"{name} is not there yet" in err
+    assert err.splitlines()[1:-1] == [f"{name} is not there yet"]
     assert out == "later.jsonl: 1 episode, 2 steps, 0 rejects (0 already present) in run later\n"
 
 
@@ -467,6 +474,19 @@ def test_scores_of_an_ingest_that_was_killed_come_with_the_next(tmp_path: Path, 
     assert ingest(lk, path, run_id="run").scores == 0
     rows = lk.sql("SELECT rollout_index, value FROM current_scores JOIN episodes USING (episode_id) ORDER BY ALL")
     assert rows.rows() == [(n, float(n)) for n in range(8) for _ in range(2)]
+
+
+def test_scores_of_two_ingests_of_the_same_file_at_once_are_written_once(tmp_path: Path) -> None:
+    records = [episode("t", n, scores=[ScoreRecord(scorer="judge", value=float(n))]) for n in range(300)]
+    path = write_lines(tmp_path / "f.jsonl", records)
+    uri = tmp_path / "lake"
+    empty_lake(uri)
+    workers = [Worker("ingest", uri, path, "run", 64) for _ in range(2)]
+    at_the_gate(*workers)
+    reports = [json.loads(worker.finish()) for worker in workers]
+    assert sum(report["new"] for report in reports) == sum(report["scores"] for report in reports) == 300
+    rows = lake.open(uri).sql("SELECT rollout_index, value FROM scores JOIN episodes USING (episode_id) ORDER BY 1")
+    assert rows.rows() == [(n, float(n)) for n in range(300)]
 
 
 def test_two_processes_import_the_same_scores_at_once(tmp_path: Path) -> None:
