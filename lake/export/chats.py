@@ -7,9 +7,9 @@
                        there are before the first decision
     prompt-completion  a decision a row: {prompt: messages before it, completion: [the assistant's message], tools,
                        step_index, reward, advantage}
-    preference         two siblings of a group of which one scored higher: {prompt, chosen, rejected}, each a list of
-                       messages: what both have in common at the beginning is the prompt. Or, by anchors, two decisions
-                       in the same state of which one has the higher step advantage
+    preference         two siblings that begin alike and of which one scored higher: {prompt, chosen, rejected}, each a
+                       list of messages: what both have in common at the beginning is the prompt. Or, by anchors, two
+                       decisions in the same state of which one has the higher step advantage
     unpaired           an episode a row: {prompt, completion, label}: whether it scored above the threshold, or else
                        above the mean of its group
 
@@ -93,27 +93,42 @@ def _preference(group: Sequence[Exported], choices: Choices, losses: Losses) -> 
     if not scored or min(score for score, _ in scored) == max(score for score, _ in scored):
         losses.add("groups whose scores do not differ")
         return
-    # The best against the worst, the second best against the second worst, ...: each episode stands in one pair.
-    ranked = sorted(scored, key=lambda pair: (-pair[0], pair[1].episode.episode_id))
-    for (high, chosen), (low, rejected) in zip(ranked, reversed(ranked[len(ranked) // 2 :]), strict=False):
-        if high <= low:
-            break
-        better, worse = (chat(one, losses) for one in (chosen, rejected))
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(better, worse, strict=False)))
-        yield {
-            "prompt": better[:same],
-            "chosen": better[same:],
-            "rejected": worse[same:],
-            "tools": chosen.record.tools,
-            "run_id": chosen.record.run_id,
-            "task_id": chosen.record.task_id,
-            "chosen_id": ids.to_text(chosen.episode.episode_id),
-            "rejected_id": ids.to_text(rejected.episode.episode_id),
-            "chosen_step": None,
-            "rejected_step": None,
-            "chosen_score": high,
-            "rejected_score": low,
-        }
+    alike: dict[str | None, list[tuple[float, Exported]]] = defaultdict(list)
+    for score, exported in scored:
+        alike[json_text(first_prompt(exported.record))].append((score, exported))
+    losses.add("episodes that begin like no sibling", sum(len(found) == 1 for found in alike.values()))
+    for found in alike.values():
+        # The best against the worst, the second best against the second worst, ...: each episode stands in one pair.
+        ranked = sorted(found, key=lambda pair: (-pair[0], pair[1].episode.episode_id))
+        for better, worse in zip(ranked, reversed(ranked[len(ranked) // 2 :]), strict=False):
+            if better[0] > worse[0]:
+                yield from _pair(better, worse, losses)
+
+
+def _pair(better: tuple[float, Exported], worse: tuple[float, Exported], losses: Losses) -> Iterator[Row]:
+    """Two episodes as a row: what they have in common at the beginning, and what each does from there on."""
+    (high, chosen), (low, rejected) = better, worse
+    sides = [chat(one, losses) for one in (chosen, rejected)]
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*sides, strict=False)))
+    spoken = [[place for place, message in enumerate(side) if message["role"] == "assistant"] for side in sides]
+    if sides[0] == sides[1] or not all(spoken):
+        losses.add("pairs that say the same")
+        return
+    start = min(same, *(places[-1] for places in spoken))
+    yield {
+        "prompt": sides[0][:start],
+        "chosen": sides[0][start:],
+        "rejected": sides[1][start:],
+        "tools": chosen.record.tools,
+        "run_id": chosen.record.run_id,
+        "task_id": chosen.record.task_id,
+        "chosen_id": ids.to_text(chosen.episode.episode_id),
+        "rejected_id": ids.to_text(rejected.episode.episode_id),
+        "chosen_step": None,
+        "rejected_step": None,
+        "chosen_score": high,
+        "rejected_score": low,
+    }
 
 
 def _anchor_pairs(group: Sequence[Exported], losses: Losses) -> Iterator[Row]:

@@ -138,8 +138,8 @@ def _call(given: Any, place: int) -> Row:
 def _schema() -> Any:
     import pyarrow as pa
 
-    text = ("transcript_id", "source_type", "source_id", "source_uri", "date", "task_set", "agent", "model", "limit")
-    text += ("model_options", "score", "messages", "scores", "metadata")
+    text = ["transcript_id", "source_type", "source_id", "source_uri", "date", "task_set", "agent", "model", "limit"]
+    text += ["model_options", "score", "messages", "scores", "metadata"]
     counted = {"task_repeat": "int64", "message_count": "int64", "total_time": "double", "total_tokens": "int64"}
     plain = {name: pa.type_for_alias(kind) for name, kind in (counted | _PLAIN).items()}
     return pa.schema(dict.fromkeys(text, pa.string()) | plain)

@@ -1,8 +1,8 @@
 """One spelling of what several mean, so that an episode that left a lake is known where it came from.
 
-A lake does not keep whether a default was spelled out, a time's zone, the digits of a log-probability beyond float32, or
-the order of spans, and all of these are in the content hash of a record. So records of formats are spelled as they come
-back out of a lake.
+A lake does not keep whether a default was spelled out, a time's zone, the digits of a log-probability beyond float32,
+or the order of spans, and all of these are in the content hash of a record. So records of formats are spelled as they
+come back out of a lake.
 """
 
 from datetime import UTC, datetime
