@@ -184,7 +184,7 @@ class Lake:
 
         Args:
             path: what to read; its format is recognised unless it is named.
-            run_id: run of records that name none; the file's name without its ending unless given.
+            run_id: run of records that name none; called by the file or its folder unless given.
             batch_size: episodes a commit at most.
 
         Raises:
@@ -270,6 +270,10 @@ class Lake:
         from lake.care import erasure
 
         return erasure.cuts(self._store, _ids(episode_ids))
+
+    def contents_of(self, episode_ids: Iterable[int]) -> dict[int, int]:
+        """Content hash of those of the episodes that the lake has, retracted ones among them."""
+        return self._writer.contents_of(episode_ids)
 
     def job(
         self,

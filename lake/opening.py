@@ -60,7 +60,7 @@ def open(  # noqa: A001 - `lake.open` is the name people guess
 
 def _require_room(objects: Objects, *, create: bool) -> None:
     """Raise unless a lake may be made there."""
-    advice = "`trajlake ingest FILE --lake URI` or `trajlake demo` makes one"
+    advice = "`trajlake ingest FILE --lake URI` or `trajlake demo` makes one, and so does lake.open(URI, create=True)"
     path = objects.folder
     if path is not None and path.exists() and not path.is_dir():
         raise NotALakeError(f"{path} is a file, and a lake is a folder; {advice}")

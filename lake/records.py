@@ -184,8 +184,9 @@ class Reject(msgspec.Struct, kw_only=True):
     raw: str
     episode_id: int | None = None
     """The episode it would have been, where it has a key."""
+    run_id: str | None = None
     source_uri: str | None = None
-    """The file it stands in, and its format, where one job reads several."""
+    """The run it belongs to, the file it stands in, and its format, where one job reads several."""
     source_format: str | None = None
 
 
@@ -206,8 +207,7 @@ def identify(record: EpisodeRecord, run_id: str) -> Identity:
     moved file is a replay, what scorers said of it, and fields at their default, so that a field added later changes
     no hash.
     """
-    group = (record.source_format, run_id, record.collection_round, record.task_id, record.seed)
-    key = (*group, record.rollout_index, record.attempt, record.agent_id)
+    group, key = _keys(record, run_id)
     content = msgspec.structs.replace(record, run_id=run_id, source_uri=None, scores=[])
     # The buffer is used again: fresh memory costs as much as the hash.
     buffer: bytearray = getattr(_buffers, "canonical", None) or bytearray()
@@ -219,6 +219,17 @@ def identify(record: EpisodeRecord, run_id: str) -> Identity:
         content_hash=ids.bytes_hash(buffer),
         source_id="/".join("-" if part is None else str(part) for part in key),
     )
+
+
+def episode_id(record: EpisodeRecord, run_id: str) -> int:
+    """The id that a record has inside a run; `identify` says what it is made of."""
+    return ids.key_hash("episode", *_keys(record, run_id)[1])
+
+
+def _keys(record: EpisodeRecord, run_id: str) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The natural keys of its group and of itself."""
+    group = (record.source_format, run_id, record.collection_round, record.task_id, record.seed)
+    return group, (*group, record.rollout_index, record.attempt, record.agent_id)
 
 
 def retyped(record: EpisodeRecord) -> EpisodeRecord:

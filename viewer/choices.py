@@ -1,4 +1,4 @@
-"""Choices that several pages offer (a run, a task, whose advantages to show), and the list's filter in an address.
+"""Choices that several pages offer (a run, a task, an outcome, whose advantages), and the list's filter in an address.
 
 On the list's own page every part of the filter is a query parameter. The episode page carries the whole of it in one,
 `list`, so that previous and next follow the list that the reader came from.
@@ -13,12 +13,13 @@ import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from lake import ids
 from lake.judgements.credit import Covering, Credit, outdated
+from lake.judgements.scores import ENV_RETURN
 from lake.tables import STATUSES
-from viewer.components import FILTER, missing
+from viewer.components import FILTER, first_page, missing
 from viewer.links import finite, given, given_id, given_int, whole
 from viewer.pinned import read
 from viewer.plain import chip, number, one_line
-from viewer.queries import runs, training
+from viewer.queries import outcomes, runs, training
 from viewer.queries.episodes import EpisodeFilter, Order
 
 LIST = "list"
@@ -33,6 +34,7 @@ def parameters(wanted: EpisodeFilter, order: Order = Order.TASK) -> Parameters:
         "run": wanted.run,
         "task": wanted.task,
         "group": None if wanted.group is None else ids.to_text(wanted.group),
+        "score": wanted.score,
         "min": wanted.low,
         "max": wanted.high,
         "unscored": "true" if wanted.unscored else None,
@@ -70,6 +72,7 @@ def unpacked(text: str | None) -> tuple[EpisodeFilter, Order]:
         task=one.get("task"),
         status=tuple(status for status in values.get("status", ()) if status in STATUSES),
         group=_id(one.get("group")),
+        score=one.get("score"),
         low=finite(one.get("min")),
         high=finite(one.get("max")),
         unscored=one.get("unscored") == "true",
@@ -113,6 +116,39 @@ def task() -> str | None:
     meaning = "The task's name as the source gives it. `*` stands for anything: `web*`."
     text = st.text_input("Task", key="task", placeholder="exact, or with *", help=meaning, **FILTER)
     return (text or "").strip() or None
+
+
+def outcome(run: str | None) -> str | None:
+    """By which score episodes are compared: `env_return` or a scorer; None for each run's own. `run`: the one shown."""
+    names = read(outcomes.names)
+    asked = given("score")
+    if asked is not None and asked not in names:
+        missing(f"No scorer {chip(asked)} scored an episode of this lake; showing each run's own outcome.")
+        asked = None
+    own = read(outcomes.own)
+    usual = "each run's own" if run is None and own else f"{own.get(run or '', ENV_RETURN)} (usual)"
+    # Several pages and links choose it: the choice shown is part of the key, so that the address alone decides.
+    key = f"score-{asked}"
+
+    def remember() -> None:
+        first_page()
+        if (chosen := st.session_state[key]) is None:
+            st.query_params.pop("score", None)
+        else:
+            st.query_params["score"] = chosen
+
+    options = [None, *names]
+    st.selectbox(
+        "Outcome",
+        options,
+        index=options.index(asked),
+        key=key,
+        format_func=lambda name: one_line(usual if name is None else name),
+        on_change=remember,
+        help="What returns, success and dead groups are of: `env_return`, which the environment recorded, or what a "
+        "scorer says. A run's own is env_return if an episode of it has one, else the scorer of most of its episodes.",
+    )
+    return asked
 
 
 def credit(found: list[Covering], subject: str) -> Credit | None:

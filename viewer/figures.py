@@ -181,11 +181,11 @@ def advantages(frame: pl.DataFrame, selected: int | None) -> Chart:
     return _sized(alt.layer(zero, bars, marks, unknown), None, height=180)
 
 
-def returns(frame: pl.DataFrame, mean: float | None, deviation: float | None) -> Chart:
-    """Returns of the siblings of a group, with the mean and one standard deviation: rollout_index, env_return."""
-    scored = frame.filter(pl.col("env_return").is_not_null())
+def outcomes(frame: pl.DataFrame, mean: float | None, deviation: float | None) -> Chart:
+    """Outcomes of the siblings of a group, with the mean and one standard deviation: rollout_index, outcome."""
+    scored = frame.filter(pl.col("outcome").is_not_null())
     y = alt.Y(
-        "env_return:Q", title="Return", scale=alt.Scale(zero=True, nice=True), axis=alt.Axis(format="~g", tickCount=5)
+        "outcome:Q", title="Outcome", scale=alt.Scale(zero=True, nice=True), axis=alt.Axis(format="~g", tickCount=5)
     )
     x = alt.X("rollout_index:O", title="Rollout", axis=alt.Axis(labelAngle=0, labelOverlap=True))
     layers: list[alt.Chart] = []
@@ -193,13 +193,13 @@ def returns(frame: pl.DataFrame, mean: float | None, deviation: float | None) ->
         lines = pl.DataFrame({"mean": [mean], "low": [mean - (deviation or 0.0)], "high": [mean + (deviation or 0.0)]})
         layers.append(alt.Chart(lines).mark_rect(opacity=0.12, color=UNKNOWN).encode(y="low:Q", y2="high:Q"))
         layers.append(alt.Chart(lines).mark_rule(color=UNKNOWN, strokeDash=[4, 3]).encode(y="mean:Q"))
-    colour = alt.condition(f"datum.env_return >= {float(mean or 0.0)}", alt.value(POSITIVE), alt.value(NEGATIVE))
-    tips = [alt.Tooltip("rollout_index:O", title="Rollout"), alt.Tooltip("env_return:Q", title="Return", format="~g")]
+    colour = alt.condition(f"datum.outcome >= {float(mean or 0.0)}", alt.value(POSITIVE), alt.value(NEGATIVE))
+    tips = [alt.Tooltip("rollout_index:O", title="Rollout"), alt.Tooltip("outcome:Q", title="Outcome", format="~g")]
     layers.append(
         alt.Chart(scored).mark_point(filled=True, size=110, opacity=1).encode(x=x, y=y, color=colour, tooltip=tips)
     )
     layers.append(
-        alt.Chart(frame.filter(pl.col("env_return").is_null()))
+        alt.Chart(frame.filter(pl.col("outcome").is_null()))
         .mark_text(text="?", color=UNKNOWN, fontWeight="bold")
         .encode(x=x, y=alt.datum(0))
     )

@@ -66,6 +66,14 @@ def signed(value: float | None, digits: int = 3) -> str:
     return sign + (f"{abs(value):.{digits}f}" if abs(value) >= 10**-digits else f"{abs(value):.2g}")
 
 
+def seconds(value: float) -> str:
+    """A duration for people: `0.21 s`, `45.3 s`, `12 min 5 s`, `3 h 20 min`."""
+    if value < 60:
+        return f"{number(value, 1 if value >= 1 else 3)} s"
+    minutes, rest = divmod(round(value), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
+
+
 def percent(value: float | None) -> str:
     """A share as a percentage; a dash for what is not known."""
     return number(None) if value is None else f"{100 * value:.0f} %"

@@ -18,10 +18,10 @@ import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from lake import ids
 from viewer import plain
-from viewer.components import badge, link
+from viewer.components import badge, fact, link
 from viewer.links import Page
 from viewer.pinned import read
-from viewer.plain import chip, number, signed, slug, visible, word
+from viewer.plain import chip, number, seconds, signed, slug, visible, word
 from viewer.queries import Row, episodes
 from viewer.theme import ACCENT, NEGATIVE, POSITIVE, UNKNOWN
 
@@ -62,11 +62,13 @@ class Scale:
     """Largest of |A|, |A_E| and |A_S|."""
     reward: float
     """Largest of |reward| and |return-to-go|."""
+    rewarded: bool
+    """A step of the episode has a reward: where none has, none is missing."""
 
 
 def draw(reward: float | None, credit: Row | None, scale: Scale, *, is_credited: bool) -> None:
     """Draw the ledger of a step. `credit`: the step's row of `advantages`; None if the chosen job gave it none."""
-    lines = [_line("reward", number(reward), reward, scale.reward)]
+    lines = [_line("reward", number(reward), reward, scale.reward)] if scale.rewarded else []
     if credit is None:
         st.html(_sheet(lines))
         if is_credited:
@@ -143,7 +145,8 @@ def step(episode_id: int, row: Row, credit: Row | None, scale: Scale, options: O
     """One step of a transcript."""
     index = row["step_index"]
     with st.container(border=True, key=f"step-{index}"):
-        left, right = st.columns([3, 1.15], gap="medium")
+        has_ledger = scale.rewarded or options.credit is not None
+        left, right = st.columns([3, 1.15], gap="medium") if has_ledger else (st.container(), None)
         with left.container(gap="xsmall"):
             _title(row)
             _context(episode_id, row)
@@ -158,6 +161,8 @@ def step(episode_id: int, row: Row, credit: Row | None, scale: Scale, options: O
                     _step_text(episode_id, row, "action", prose=True)
                 if row["tool_calls"] and options.tools:
                     _tool_calls(episode_id, row)
+        if right is None:
+            return
         with right:
             draw(row["reward"], credit, scale, is_credited=options.credit is not None)
             if credit is not None and credit["anchor_key"] is not None and credit["anchor_episodes"] > 1:
@@ -186,10 +191,10 @@ def messages(found: list[Any], key: str) -> None:
         role, text = plain.role(message), plain.content(message)
         if role == "system":
             with st.expander(f"System prompt ({len(text):,} characters)", icon=":material/settings:"):
-                _text(text, len(text), f"{key}-{position}")
+                passage(text, len(text), f"{key}-{position}")
         else:
             _label(word(role), "chat")
-            _text(text, len(text), f"{key}-{position}")
+            passage(text, len(text), f"{key}-{position}")
 
 
 def scale_of(credit: pl.DataFrame, rewards: pl.DataFrame) -> Scale:
@@ -202,12 +207,15 @@ def scale_of(credit: pl.DataFrame, rewards: pl.DataFrame) -> Scale:
     return Scale(
         advantage=largest(credit, "advantage", "a_episode", "a_step"),
         reward=max(largest(rewards, "reward"), largest(credit, "return_to_go")),
+        rewarded=rewards["reward"].count() > 0,
     )
 
 
 def _title(row: Row) -> None:
     with st.container(horizontal=True, gap="xsmall", vertical_alignment="center"):
         st.markdown(f"**Step {row['step_index']}**", width="content")
+        if row["latency"] is not None:
+            fact("latency", seconds(row["latency"]))
         if row["state_is_error"]:
             badge("state is an error", "red")
         if row["is_action_valid"] is False:
@@ -233,7 +241,7 @@ def _context(episode_id: int, row: Row) -> None:
         # The state at hand may be cut: the first half of what a page shows decides whether a message is part of it.
         if _squeezed(text[: episodes.TEXT])[: episodes.TEXT // 2] not in state:
             _label(f"message {chip(plain.role(message))}", "chat")
-            _text(text, len(text), f"context-{ids.to_text(episode_id)}-{row['step_index']}-{position}")
+            passage(text, len(text), f"context-{ids.to_text(episode_id)}-{row['step_index']}-{position}")
 
 
 def _state(episode_id: int, row: Row) -> None:
@@ -257,13 +265,13 @@ def _tool_calls(episode_id: int, row: Row) -> None:
         name, arguments = plain.call(call)
         _label(f"tool call {chip(name)}", "build")
         key = f"call-{ids.to_text(episode_id)}-{row['step_index']}-{position}"
-        _text(arguments, len(arguments), key, language="json")
+        passage(arguments, len(arguments), key, language="json")
 
 
 def _step_text(episode_id: int, row: Row, column: episodes.TextColumn, *, prose: bool = False) -> None:
     """A text of a step, of which the page has read no more than it shows at first."""
     index = row["step_index"]
-    _text(
+    passage(
         row[column] or "",
         row[f"{column}_length"],
         f"{column}-{ids.to_text(episode_id)}-{index}",
@@ -272,7 +280,7 @@ def _step_text(episode_id: int, row: Row, column: episodes.TextColumn, *, prose:
     )
 
 
-def _text(
+def passage(
     text: str,
     length: int,
     key: str,

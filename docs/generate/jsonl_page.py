@@ -11,7 +11,7 @@ from lake.tables.columns import Table
 
 # Fields that are no column, and those that people write otherwise than they are stored.
 _MEANINGS = {
-    "run_id": "The run that produced the rollout; else `--run`, else the file's name without its ending.",
+    "run_id": "The run that produced the rollout; else `--run`, else it is called by the file or its folder.",
     "task_id": "The task, as its source names it; a number is its digits.",
     "state": (
         "The raw observation the policy saw last, without history. null if it is not known: the step then shares its "

@@ -106,9 +106,12 @@ def main() -> None:
         sys.stderr.close()
         sys.exit(0)
     except UnicodeEncodeError as error:
-        click.echo(
-            f"trajlake: this terminal cannot show the result ({error.reason}); set PYTHONIOENCODING=utf-8", err=True
-        )
+        # UTF-8 can show everything but a text that is none.
+        fault = "this terminal cannot show the result", "set PYTHONIOENCODING=utf-8"
+        if error.encoding == "utf-8":
+            part = error.object[max(0, error.start - 20) : error.end + 20]
+            fault = f"the text {part!a} is no Unicode", "take the lone surrogates out of it"
+        click.echo(f"trajlake: {fault[0]} ({error.reason}); {fault[1]}", err=True)
         sys.exit(1)
     except OSError as error:
         click.echo(f"trajlake: {cell(str(error))}", err=True)

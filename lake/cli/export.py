@@ -2,20 +2,29 @@
 
 import sys
 from pathlib import Path
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import click
 
 import lake
 from lake.cli.options import lake_option
+from lake.errors import UsageError
 from lake.read.text_table import counted
 
+if TYPE_CHECKING:
+    from lake.export.request import Manifest
+
 _PAIRS = ("siblings", "anchors")
+_FORMATS = (
+    "jsonl, messages, prompt-completion, preference, unpaired (these four also with -parquet behind them), "
+    "trl-completions, verl, verl-rollouts, atif, eval-protocol, eval-protocol-db, scout, massgen. "
+    "See docs/guides/export.md."
+)
 
 
 @click.command()
 @lake_option
-@click.option("--format", "format_name", default="jsonl", show_default=True, help="See docs/guides/export.md.")
+@click.option("--format", "format_name", default="jsonl", show_default=True, help=_FORMATS)
 @click.option("--out", required=True, type=click.Path(), help="A file (.jsonl, .parquet), or a new folder of shards.")
 @click.option("--where", help="SQL predicate over `episodes`.  [default: all]")
 @click.option("--selection", help="Only what this selection kept: its name, or a select job's id.  [default: all]")
@@ -55,6 +64,8 @@ def export(
     Killed and run again it goes on where it was. A manifest beside the files says what they hold, from which snapshot
     and jobs, and what the format has no place for. Retracted and forgotten episodes are never exported.
     """
+    if "://" in out:
+        raise UsageError(f"{out}: an export is written to this machine: name a file or folder, and copy it there")
     from lake.export import target
     from lake.export.job import export as run
     from lake.export.request import Request
@@ -69,10 +80,17 @@ def export(
 
     manifest = run(lake.open(lake_uri), request, show)
     shards = "" if len(manifest.shards) == 1 else f" in {len(manifest.shards)} shards"
+    written = counted(manifest.rows, "file" if request.target.container == "tree" else "row")
     click.echo(
-        f"{out}: {counted(manifest.rows, 'row')} of {counted(manifest.episodes, 'episode')} "
+        f"{out}: {written} of {counted(manifest.episodes, 'episode')} "
         f"({counted(manifest.steps, 'step')}) as {format_name}{shards}"
     )
     if manifest.left_out:
-        listed = ", ".join(f"{number:,} {what}" for what, number in manifest.left_out.items())
+        listed = ", ".join(_told(manifest, what) for what in manifest.left_out)
         click.echo(f"not in it: {listed}", err=True)
+
+
+def _told(manifest: "Manifest", what: str) -> str:
+    """How much of something is left out, and some of its names."""
+    names = ", ".join(manifest.names.get(what, ()))
+    return f"{what} ({manifest.left_out[what]:,}{f': {names}' if names else ''})"

@@ -1,5 +1,6 @@
 """Command `ingest`."""
 
+import re
 import shlex
 import sys
 from typing import TYPE_CHECKING, Any
@@ -11,21 +12,38 @@ from lake.cli.options import lake_option
 from lake.read.text_table import cell, counted
 
 if TYPE_CHECKING:
-    from lake.write.ingest import Plan, Report
+    from lake.write.ingest import Plan, Report, Taken
     from lake.write.preview import Seen
     from lake.write.sources import Argument
 
 _RUNS_NAMED = 3
+_FILES_NAMED = 20
 _SKIPPED_NAMED = 3
+"""Of each reason."""
+_REASONS_NAMED = 5
+_DETAILS = re.compile(r" \(its .*|; say in SQL .*|; known: .*", re.DOTALL)
+"""What a reason says of one file more than of others."""
 _SHOWN = 300
 """Characters of a reject's message."""
 
 
-@click.command()
+class _Ingest(click.Command):
+    """Its help also lists the names of the formats, which are imported only then."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Options, then formats."""
+        from lake.formats import NAMES
+
+        super().format_options(ctx, formatter)
+        with formatter.section("Formats"):
+            formatter.write_text(", ".join(NAMES))
+
+
+@click.command(cls=_Ingest)
 @click.argument("files", nargs=-1, required=True)
 @lake_option
-@click.option("--run", "run_id", help="Run of records that name none.  [default: the file's name without its ending]")
-@click.option("--format", "format_name", help="Name of the format.  [default: recognised by how a file begins]")
+@click.option("--run", "run_id", help="Run of records that name none.  [default: the file's or its folder's name]")
+@click.option("--format", "format_name", help="One of those below.  [default: recognised by what a file holds]")
 @click.option("--query", is_flag=True, help="FILES are SQL, each a SELECT whose rows are episodes, steps or messages.")
 @click.option("--dry-run", is_flag=True, help="Say what would be taken and rejected, show examples, write nothing.")
 @click.option("--watch", is_flag=True, help="Go on taking what is appended to files or put into folders, until Ctrl-C.")
@@ -48,14 +66,16 @@ def ingest(
 ) -> None:
     """Read trajectories into a lake (made if it is not there): files, folders, globs, s3:// and other URIs, or `-`.
 
-    Formats are recognised by what a file holds (docs/guides/bring-your-trajectories.md lists them); .gz and .zst are
-    unpacked. In a folder, files that hold no trajectories are left out and told.
+    Formats are recognised by what a file holds (docs/guides/bring-your-trajectories.md says what is read of each);
+    .gz and .zst are unpacked. In a folder, files that hold no trajectories are left out, with a message that says why.
 
     Every record is taken exactly once: the same file again adds nothing, a killed ingest is simply run again. Records
     that cannot be taken are in the table `rejects` with position, reason and raw text. Exits with 1 if there were
     only such.
     """
     from lake.errors import UsageError
+    from lake.formats.query import FRAME
+    from lake.formats.query import NAME as QUERY
     from lake.write.ingest import plan
     from lake.write.preview import Seen
     from lake.write.sources import located
@@ -64,7 +84,10 @@ def ingest(
         raise UsageError(f"--watch cannot be combined with {'--dry-run' if dry_run else '--query'}")
     if query and format_name is not None:
         raise UsageError("--query and --format exclude each other: a query's rows have a form of their own")
-    options: dict[str, Any] = {"run_id": run_id, "format_name": "query" if query else format_name}
+    if format_name in (QUERY, FRAME):
+        instead = "--query" if format_name == QUERY else "`Lake.ingest_frame` in Python"
+        raise UsageError(f"{format_name} is no format of files; use {instead}")
+    options: dict[str, Any] = {"run_id": run_id, "format_name": QUERY if query else format_name}
     if watch:
         _watch(files, lake_uri, batch_size, options)
         return
@@ -137,6 +160,8 @@ def _preview(argument: "Argument", plan: "Plan", seen: "Seen") -> None:
     parts += [f"{counted(found.related, 'episode')} out of others"] if found.related else []
     where = _runs(found.runs, plan.report)
     click.echo(f"{cell(argument.name)} ({_files(plan.report)}): {', '.join(parts)} in {where}; nothing is written")
+    _tell_files(found.by_file)
+    _tell_columns(plan.report)
     for reason, number in found.reasons.most_common():
         name, position, message = found.faults[reason]
         click.echo(f"{number:,} {reason}, first {cell(name)}, record {position}: {_short(message)}")
@@ -155,6 +180,8 @@ def _tell(file: str, report: "Report", lake_uri: str) -> None:
         f"{counted(report.rejected, 'reject')} "
         f"({report.present} already present){several} in {_runs(report.runs, report)}"
     )
+    _tell_files(report.by_file)
+    _tell_columns(report)
     if report.replaced:
         click.echo(f"{counted(report.replaced, 'episode')} had gone on, and replaced what was read before", err=True)
     _tell_skipped(report)
@@ -172,13 +199,40 @@ def _tell(file: str, report: "Report", lake_uri: str) -> None:
         click.echo(f"{report.rejected} of {counted(report.records, 'record')} {was} rejected; see: {hint}", err=True)
 
 
+def _tell_files(files: "dict[str, Taken]") -> None:
+    """A line for each of several files."""
+    if len(files) < 2:
+        return
+    for name, file in list(files.items())[:_FILES_NAMED]:
+        counts = f"{counted(file.episodes, 'episode')}, {counted(file.rejected, 'reject')}"
+        runs = f" in {_named_runs(file.runs)}" if file.runs else ""
+        click.echo(f"  {cell(name)} ({file.format}): {counts}{runs}")
+    if len(files) > _FILES_NAMED:
+        click.echo(f"  and {counted(len(files) - _FILES_NAMED, 'more file')}")
+
+
+def _tell_columns(report: "Report") -> None:
+    if report.columns:
+        click.echo(cell(report.columns), err=True)
+
+
 def _tell_skipped(report: "Report") -> None:
+    """Which files were left out, by reason; the keys that one of them has are told where it is named alone."""
     if not report.skipped:
         return
-    named = list(report.skipped.items())[:_SKIPPED_NAMED]
-    more = f"; and {len(report.skipped) - len(named)} more" if len(report.skipped) > len(named) else ""
-    listed = "; ".join(f"{cell(name)}: {_short(why, 160)}" for name, why in named)
+    by_reason: dict[str, list[str]] = {}
+    for name, why in report.skipped.items():
+        by_reason.setdefault(_DETAILS.sub("", why), []).append(cell(name))
+    reasons = list(by_reason.items())
+    listed = "; ".join(f"{_some(names)}: {_short(why, 160)}" for why, names in reasons[:_REASONS_NAMED])
+    rest = sum(len(names) for _, names in reasons[_REASONS_NAMED:])
+    more = f"; and {rest} more" if rest else ""
     click.echo(f"{counted(len(report.skipped), 'file')} left out ({listed}{more})", err=True)
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - _SKIPPED_NAMED
+    return ", ".join(names[:_SKIPPED_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _files(report: "Report") -> str:
@@ -186,7 +240,11 @@ def _files(report: "Report") -> str:
 
 
 def _runs(runs: set[str], report: "Report") -> str:
-    names = sorted(map(cell, runs or {report.run_id or report.source}))
+    return _named_runs(runs or {report.run_id or report.source})
+
+
+def _named_runs(runs: set[str]) -> str:
+    names = sorted(map(cell, runs))
     more = ", ..." if len(names) > _RUNS_NAMED else ""
     return f"run {names[0]}" if len(names) == 1 else f"{len(names)} runs ({', '.join(names[:_RUNS_NAMED])}{more})"
 

@@ -56,8 +56,9 @@ def sql(
     """Run one SELECT over the newest snapshot. `-` reads the query from stdin.
 
     Every table is a view of its name. So are trajectory, step_ledger, groups, anchors, funnel, reward_hygiene,
-    step_seen, job_runs, credit_series, current_advantages, current_scores and the latest_... of advantages, scores and
-    annotations (`trajlake tables --columns`); the macros are id('13 characters') and id_text(int).
+    step_seen, related_episodes, job_runs, credit_series, current_advantages, current_scores and the latest_... of
+    advantages, scores and annotations (`trajlake tables --columns`); the macros are id('13 characters') and
+    id_text(int).
     """
     text = sys.stdin.read() if query == "-" else query
     values = _arguments(params)

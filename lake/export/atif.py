@@ -27,7 +27,7 @@ import msgspec
 
 from lake import ids
 from lake.export.atif_steps import left_of, steps_of, tokens_are_in_trial
-from lake.export.atif_trial import is_bare_outcome, result_of, rewards_beside, step_name, turns_of
+from lake.export.atif_trial import is_bare_outcome, is_reward, result_of, rewards_beside, step_name, turns_of
 from lake.export.target import Choices, Exported, Losses, Row, Target, file_name, is_decision, put_back
 from lake.formats.atif.document import OURS
 from lake.formats.atif.document import file_name as name_in
@@ -227,8 +227,11 @@ class _Trial:
         return {"id": _id(one), "group_id": ids.to_text(one.episode.group_id)} | names
 
     def _scores(self, one: Exported) -> Row:
-        """What was computed here, and of an episode that has no result, what came with it."""
-        elsewhere = [score for _, score in one.came_with if score.step_index is not None or one is not self._root]
+        """What was computed here, and what came with an episode and is no reward of the trial."""
+        elsewhere = [score for _, score in one.came_with if one is not self._root or not is_reward(one, score)]
+        is_own = one.record.source_format == NAME
+        hidden = 0 if is_own else sum((score.scorer, score.step_index) == ("reward", None) for score in elsewhere)
+        self._losses.add("scores called `reward` among a trial's rewards, where it is the return", hidden)
         scores = [
             {"scorer": score.scorer, "step_index": score.step_index, "value": score.value}
             for score in (*elsewhere, *one.computed)

@@ -13,7 +13,7 @@ from lake.export.atif_steps import Prompts
 from lake.export.target import Exported, Row
 from lake.formats.atif.reader import NAME
 from lake.formats.base.fields import number
-from lake.records import EpisodeRecord
+from lake.records import EpisodeRecord, ScoreRecord
 
 _NAMESPACE = uuid.UUID("0f3b6d1e-5f0b-4a1c-8b43-3f1d2c9e7a55")
 _EXCEPTIONS = {"truncated": "AgentTimeoutError", "aborted": "CancelledError", "failed": "RuntimeError"}
@@ -97,10 +97,19 @@ def _rewards(exported: Exported) -> Row:
     if exported.record.source_format != NAME and exported.record.env_return is not None:
         rewards["reward"] = exported.record.env_return
     for _, score in exported.came_with:
-        if score.step_index is None:
+        if is_reward(exported, score):
             value = score.value if score.value is not None else (score.metrics or {}).get("value")
             rewards.setdefault(score.scorer, value)
     return rewards
+
+
+def is_reward(exported: Exported, score: ScoreRecord) -> bool:
+    """Whether a score that came with an episode stands among its trial's rewards, which Harbor takes as numbers alone.
+
+    What was read from such rewards stands there again, whatever it was. Of another source, `reward` is the return.
+    """
+    is_own = exported.record.source_format == NAME
+    return score.step_index is None and (is_own or (score.value is not None and score.scorer != "reward"))
 
 
 def _exception(record: EpisodeRecord) -> Row | None:

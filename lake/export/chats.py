@@ -14,8 +14,9 @@
                        above the mean of its group
 
 Columns beside those that a trainer reads (id, run_id, task_id, rollout_index) say where a row comes from. Arguments of
-tool calls are objects, as chat templates expect them, wherever they are JSON text of one. A Parquet file has one type
-for all messages: there arguments, tools and content that is no text are JSON text.
+tool calls are objects, as chat templates expect them (`lake.export.plain`). A Parquet file has one type
+for all messages: there arguments, tools and content that is no text are JSON text. All but content are marked as JSON,
+so that `datasets` from 4.7 on loads them as objects.
 
 Of an episode that was read from messages, `messages` has all further columns too; in a Parquet file as JSON text of an
 object, `further`, which also holds those that are called like ours. It is read as the same episode again.
@@ -30,12 +31,16 @@ from functools import partial
 from itertools import takewhile
 from typing import Any
 
-from lake import ids
-from lake.export.plain import chat, flat, flat_type, plain
+from lake.export.plain import chat, flat, flat_type, named, plain
 from lake.export.target import Choices, Convert, Exported, Losses, Row, Target, answer, first_prompt, prompts
 from lake.formats import messages_chat
+from lake.formats.chat.data_rows import SIDES
 from lake.write.rows import json_text
 
+_ASKING = ("user", "tool", "assistant")
+"""Roles that a prompt may end in: TRL's `apply_chat_template` raises for all others."""
+_OF_BOTH = ("run_id", "task_id")
+"""What the two episodes of a pair have in common."""
 _CHATS = ("messages", "prompt", "completion", "chosen", "rejected")
 
 
@@ -48,7 +53,8 @@ def _messages(group: Sequence[Exported], _: Choices, losses: Losses) -> Iterator
         if record.source_format != messages_chat.NAME:
             losses.add("episodes' extra", bool(further))
             further = {}
-        row = _named(exported) | {
+        losses.add("step scores", sum(score.step_index is not None for _, score in exported.episode.scores))
+        row = named(exported) | {
             "messages": chat(exported, losses),
             "tools": record.tools,
             "model": record.policy,
@@ -71,7 +77,7 @@ def _prompt_completion(group: Sequence[Exported], _: Choices, losses: Losses) ->
             message = plain(answer(step), exported, losses)
             if exported.is_learned_from(index):
                 credit = exported.credit_S.get(index)
-                yield _named(exported) | {
+                yield named(exported) | {
                     "step_index": index,
                     "prompt": before,
                     "completion": [message],
@@ -90,7 +96,9 @@ def _preference(group: Sequence[Exported], choices: Choices, losses: Losses) -> 
         return
     scored = [(score, exported) for exported in group if (score := exported.score(choices.score)) is not None]
     losses.add("episodes without a score", len(group) - len(scored))
-    if not scored or min(score for score, _ in scored) == max(score for score, _ in scored):
+    if not scored:
+        return
+    if min(score for score, _ in scored) == max(score for score, _ in scored):
         losses.add("groups whose scores do not differ")
         return
     alike: dict[str | None, list[tuple[float, Exported]]] = defaultdict(list)
@@ -122,8 +130,8 @@ def _pair(better: tuple[float, Exported], worse: tuple[float, Exported], losses:
         "tools": chosen.record.tools,
         "run_id": chosen.record.run_id,
         "task_id": chosen.record.task_id,
-        "chosen_id": ids.to_text(chosen.episode.episode_id),
-        "rejected_id": ids.to_text(rejected.episode.episode_id),
+        **_side("chosen", chosen),
+        **_side("rejected", rejected),
         "chosen_step": None,
         "rejected_step": None,
         "chosen_score": high,
@@ -154,13 +162,18 @@ def _anchor_pairs(group: Sequence[Exported], losses: Losses) -> Iterator[Row]:
             "tools": chosen.record.tools,
             "run_id": chosen.record.run_id,
             "task_id": chosen.record.task_id,
-            "chosen_id": ids.to_text(chosen.episode.episode_id),
-            "rejected_id": ids.to_text(rejected.episode.episode_id),
+            **_side("chosen", chosen),
+            **_side("rejected", rejected),
             "chosen_step": at,
             "rejected_step": other,
             "chosen_score": high,
             "rejected_score": low,
         }
+
+
+def _side(side: str, exported: Exported) -> Row:
+    """What tells the episode of one side apart from its siblings."""
+    return {f"{side}_{name}": value for name, value in named(exported).items() if name not in _OF_BOTH}
 
 
 def _unpaired(group: Sequence[Exported], choices: Choices, losses: Losses) -> Iterator[Row]:
@@ -176,23 +189,13 @@ def _unpaired(group: Sequence[Exported], choices: Choices, losses: Losses) -> It
             continue
         messages = chat(exported, losses)
         first = next((at for at, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
-        yield _named(exported) | {
+        yield named(exported) | {
             "prompt": messages[:first],
             "completion": messages[first:],
             "tools": exported.record.tools,
             "label": score > border,
             "score": score,
         }
-
-
-def _named(exported: Exported) -> Row:
-    record = exported.record
-    return {
-        "id": ids.to_text(exported.episode.episode_id),
-        "run_id": record.run_id,
-        "task_id": record.task_id,
-        "rollout_index": record.rollout_index,
-    }
 
 
 def _scores(exported: Exported) -> dict[str, float]:
@@ -209,6 +212,19 @@ def _history(exported: Exported, index: int, losses: Losses) -> list[Row]:
         if at < index:
             before.append(answer(exported.record.steps[at]))
     return [plain(message, exported, losses) for message in before]
+
+
+def _asked(convert: Convert) -> Convert:
+    """The same rows without those whose prompt no chat template can be applied to: it asks the assistant nothing."""
+
+    def rows(group: Sequence[Exported], choices: Choices, losses: Losses) -> Iterator[Row]:
+        for row in convert(group, choices, losses):
+            if row["prompt"] and row["prompt"][-1]["role"] in _ASKING:
+                yield row
+            else:
+                losses.add("rows whose prompt is empty, or ends in instructions")
+
+    return rows
 
 
 def _flat(convert: Convert, columns: frozenset[str]) -> Convert:
@@ -234,13 +250,15 @@ def _schema(*chats: str, **columns: str) -> Any:
     """Columns of messages, and others by the names of their Arrow types."""
     import pyarrow as pa
 
-    types = {"doubles": pa.list_(pa.float64())}
+    types = {"doubles": pa.list_(pa.float64()), "json": pa.json_()}
     named = {name: types[kind] if kind in types else pa.type_for_alias(kind) for name, kind in columns.items()}
-    return pa.schema(dict.fromkeys(chats, flat_type()) | {"tools": pa.string()} | named)
+    return pa.schema(dict.fromkeys(chats, flat_type()) | {"tools": pa.json_()} | named)
 
 
 _NAMED = {"id": "string", "run_id": "string", "task_id": "string", "rollout_index": "int32"}
-_PAIR = dict.fromkeys(("run_id", "task_id", "chosen_id", "rejected_id"), "string")
+_NAMED |= {"collection_round": "int32", "attempt": "int32", "seed": "int64", "agent_id": "string"}
+_PAIR = {name: _NAMED[name] for name in _OF_BOTH}
+_PAIR |= {f"{side}_{name}": _NAMED[name] for side in SIDES for name in _NAMED if name not in _OF_BOTH}
 _PAIR |= {"chosen_step": "int32", "rejected_step": "int32", "chosen_score": "double", "rejected_score": "double"}
 _SHAPES: tuple[tuple[str, str, Convert, tuple[str, ...], dict[str, str]], ...] = (
     (
@@ -249,43 +267,46 @@ _SHAPES: tuple[tuple[str, str, Convert, tuple[str, ...], dict[str, str]], ...] =
         _messages,
         ("messages",),
         _NAMED
-        | {"model": "string", "split": "string", "prompt_messages": "int32", "reward": "double", "scores": "string"}
-        | {"advantages": "doubles", "further": "string"},
+        | {"model": "string", "split": "string", "prompt_messages": "int32", "reward": "double", "scores": "json"}
+        | {"advantages": "doubles", "further": "json"},
     ),
     (
         "prompt-completion",
         "a decision a row, with the chat before it",
-        _prompt_completion,
+        _asked(_prompt_completion),
         ("prompt", "completion"),
         _NAMED | {"step_index": "int32", "reward": "double", "advantage": "double"},
     ),
     (
         "preference",
         "pairs of siblings, or of decisions in one anchor state",
-        _preference,
+        _asked(_preference),
         ("prompt", "chosen", "rejected"),
         _PAIR,
     ),
     (
         "unpaired",
         "completions with a label: good, or not",
-        _unpaired,
+        _asked(_unpaired),
         ("prompt", "completion"),
         _NAMED | {"label": "bool", "score": "double"},
     ),
 )
+_HOLDS = frozenset(("advantages",))
+_BY_SCORE = ("preference", "unpaired")
 TARGETS = tuple(
     target
     for name, description, convert, chats, columns in _SHAPES
     for target in (
-        Target(name, f"{description} (JSONL)", "jsonl", convert, holds=frozenset(("advantages",))),
+        Target(name, f"{description} (JSONL)", "jsonl", convert, holds=_HOLDS, goes_by_score=name in _BY_SCORE),
         Target(
             f"{name}-parquet",
             f"{description} (Parquet)",
             "parquet",
             _flat(convert, frozenset(columns)),
             partial(_schema, *chats, **columns),
-            holds=frozenset(("advantages",)),
+            holds=_HOLDS,
+            goes_by_score=name in _BY_SCORE,
         ),
     )
 )

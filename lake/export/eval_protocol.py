@@ -100,6 +100,7 @@ def _made(exported: Exported, choices: Choices, losses: Losses) -> Row:
     messages = [
         _message(message, weight, losses) for message, weight in zip(conversation(record), weights, strict=True)
     ]
+    losses.add("step scores", sum(score.step_index is not None for _, score in exported.episode.scores))
     model = {} if record.policy is None else {"model": record.policy}
     about: Row = {"row_id": record.task_id, "completion_params": model | (record.sampling or {})}
     if record.seed is not None:
@@ -171,7 +172,7 @@ def _result(exported: Exported, choices: Choices) -> Row | None:
 def _message(message: Row, weight: int | None, losses: Losses) -> Row:
     """A message as chat APIs have it: what they have no place for is left out, arguments are JSON text."""
     known = {key: message[key] for key in _MESSAGE if message.get(key) is not None}
-    losses.add("keys of messages", len(message.keys() - set(_MESSAGE)))
+    losses.add_names("keys of messages", message.keys() - set(_MESSAGE))
     for key in ("name", "tool_call_id", "reasoning_content"):
         if key in known and not isinstance(known[key], str):
             known[key] = json_text(known[key])

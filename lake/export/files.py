@@ -92,6 +92,8 @@ def _write_batches(path: Path, rows: Iterable[Row], schema: Any) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    # Rows cannot be made into columns that are marked as JSON: they are text first.
+    unmarked = pa.schema([(field.name, _unmarked(field.type)) for field in schema])
     count, batch = 0, []
     with path.open("wb") as file:
         with pq.ParquetWriter(file, schema, compression="zstd") as writer:
@@ -99,11 +101,24 @@ def _write_batches(path: Path, rows: Iterable[Row], schema: Any) -> int:
                 batch.append(row)
                 count += 1
                 if len(batch) == _ROWS_A_BATCH:
-                    writer.write_table(pa.Table.from_pylist(batch, schema))
+                    writer.write_table(pa.Table.from_pylist(batch, unmarked).cast(schema))
                     batch.clear()
-            writer.write_table(pa.Table.from_pylist(batch, schema))
+            writer.write_table(pa.Table.from_pylist(batch, unmarked).cast(schema))
         _sync(file)
     return count
+
+
+def _unmarked(kind: Any) -> Any:
+    """An Arrow type with what is stored in place of what it is marked as."""
+    import pyarrow as pa
+
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind.storage_type
+    if pa.types.is_list(kind):
+        return pa.list_(_unmarked(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _unmarked(field.type)) for field in kind])
+    return kind
 
 
 def _write_sqlite(path: Path, rows: Iterable[Row], target: Target) -> int:

@@ -21,20 +21,24 @@ import msgspec
 import polars as pl
 
 from lake import ids
-from lake.errors import DataRefusedError
+from lake.errors import DataRefusedError, UsageError
 from lake.export.place import Place
 from lake.export.request import Manifest, Request, State
 from lake.export.target import FROM_ELSEWHERE, Credit, Exported, Losses, Row
 from lake.judgements.credit import Credit as Series
 from lake.judgements.credit import find_credit, jobs_of
 from lake.judgements.predicates import select_where
+from lake.judgements.scores import ENV_RETURN, episode_scores
 from lake.judgements.selections import Kept, read_kept
 from lake.lake import Lake
 from lake.read.episodes import KEYS, Episode, parts, read_episodes, read_scores
 from lake.records import ScoreRecord
 from lake.write.jobs import package_version
 
-STEPS_A_PART = 1024
+STEPS_A_PART = (1024, 8192)
+"""Least and most. A part decodes whole row groups of the lake's files, so many small ones take long."""
+BYTES_A_PART = 8 << 20
+"""Of files, which hold a tenth of what their rows take in memory, or less."""
 NO_CREDIT = "none"
 _NOT_HELD = {
     "tokens": "SELECT count(*) FROM tokens WHERE provenance = 'engine' AND episode_id IN (SELECT unnest($ids))",
@@ -42,6 +46,10 @@ _NOT_HELD = {
 }
 _COUNTED = "SELECT count(advantage) FROM {rows} WHERE episode_id IN (SELECT unnest($ids))"
 _RESCORED = f"SELECT count(*) FROM scorer_versions WHERE scorer_version IN {FROM_ELSEWHERE!r} AND NOT is_current"
+_SCORERS = """
+    SELECT DISTINCT scorer FROM current_scores
+    WHERE step_index IS NULL AND value IS NOT NULL AND episode_id IN (SELECT unnest($ids)) ORDER BY 1
+"""
 _CREDIT = "episode_id, step_index, advantage, a_episode, a_step, return_to_go, anchor_key"
 
 
@@ -76,10 +84,10 @@ def _written(place: Place, run: "_Run", state: State, progress: Callable[[int, i
     for number, shard in enumerate(run.shards):
         if number < len(state.shards):
             continue
-        losses = Losses()
+        losses = Losses(Counter(state.left_out), dict(state.names))
         written = place.write(number, run.rows(shard, losses), shard.height)
         state.shards.append(written)
-        state.left_out = dict(Counter(state.left_out) + losses.counts)
+        state.left_out, state.names = dict(losses.counts), losses.names
         place.save(state)
         done += shard.height
         progress(done, run.episodes.height)
@@ -101,6 +109,7 @@ class _Run:
         self.kept: Kept | None = None if request.selection is None else read_kept(self.snapshot, request.selection)
         self.series = self._series()
         self.episodes = self._chosen()
+        self._check_score()
 
     def _series(self) -> Series | None:
         wanted = self.request.credit
@@ -126,6 +135,23 @@ class _Run:
             raise DataRefusedError(f"no episode is chosen; runs of the lake: {', '.join(runs) or 'none'}")
         return found.sort(*KEYS)
 
+    def _check_score(self) -> None:
+        """Refuse a score that nobody gave. A version is none: rows have the scores that count now."""
+        target, score = self.request.target, self.request.choices.score
+        is_used = target.goes_by_score and self.request.choices.pairs == "siblings"
+        if score == ENV_RETURN and not is_used:
+            return
+        found = episode_scores(self.snapshot, score)
+        if "@" in score:
+            name = score.partition("@")[0]
+            raise UsageError(f"{score} is a version of a scorer; an export takes its current one: --score {name}")
+        known = found.join(self.episodes, on="episode_id", how="semi")["score"].drop_nulls()
+        if is_used and known.is_empty():
+            scorers = self.snapshot.sql(_SCORERS, {"ids": self.episodes["episode_id"].to_list()})["scorer"].to_list()
+            others = [f"--score {name}" for name in scorers if name != score]
+            advice = f"; valid: {', '.join(others)}" if others else "; nobody has scored them"
+            raise DataRefusedError(f"{target.name} goes by a score, and no chosen episode has one of {score!r}{advice}")
+
     @cached_property
     def fingerprint(self) -> str:
         """Hash of what is asked for and of the episodes that it means."""
@@ -140,7 +166,9 @@ class _Run:
 
     @cached_property
     def shards(self) -> list[pl.DataFrame]:
-        """The episodes of each shard, groups whole."""
+        """The episodes of each shard, groups whole; one file is one shard."""
+        if self.request.is_one_file:
+            return [self.episodes]
         return list(parts(self.episodes, steps=1 << 62, most=self.request.shard_episodes))
 
     def rows(self, shard: pl.DataFrame, losses: Losses) -> Iterator[Row]:
@@ -154,7 +182,7 @@ class _Run:
         for what, query in missing.items():
             losses.add(what, self.snapshot.sql(query, {"ids": shard["episode_id"].to_list()}).item())
         dropped = self._dropped(shard)
-        for part in parts(shard, steps=STEPS_A_PART):
+        for part in parts(shard, steps=self._steps_a_part):
             credit, came_with = self._credit(part), self._came_with(part)
             found = read_episodes(self.snapshot, part, tokens="tokens" in target.holds, spans="spans" in target.holds)
             for _, siblings in groupby(found, key=lambda episode: episode.group_id):
@@ -168,6 +196,17 @@ class _Run:
                     for one in siblings
                 ]
                 yield from target.convert(group, self.request.choices, losses)
+
+    @cached_property
+    def _steps_a_part(self) -> int:
+        """As many as memory has room for, by the size of the lake's files; payloads in `blobs` may be of any size."""
+        least, most = STEPS_A_PART
+        if self.snapshot.files("blobs"):
+            return least
+        held = ("episodes", "steps", *(name for name in _NOT_HELD if name in self.request.target.holds))
+        size = sum(file.bytes for name in held for file in self.snapshot.files(name))
+        rows = sum(file.rows for file in self.snapshot.files("steps"))
+        return max(least, min(most, BYTES_A_PART * rows // max(size, 1)))
 
     def _credit(self, part: pl.DataFrame) -> dict[int, dict[int, Credit]]:
         found: dict[int, dict[int, Credit]] = {}
@@ -187,7 +226,7 @@ class _Run:
         """The scores of elsewhere, where the current ones are not all of them; of two of a place the imported one."""
         if not self._is_rescored:
             return {}
-        found = read_scores(self.snapshot, part["episode_id"], "latest_scores")
+        found = read_scores(self.snapshot, part, all_versions=True)
         kept: dict[int, list[tuple[str, ScoreRecord]]] = {}
         for episode_id, scores in found.items():
             places = {
@@ -229,6 +268,7 @@ class _Run:
             steps=int(self.episodes["num_steps"].sum()),
             rows=sum(shard.rows for shard in state.shards),
             left_out=dict(sorted(state.left_out.items())),
+            names=dict(sorted(state.names.items())),
             shards=state.shards,
         )
 

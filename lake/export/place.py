@@ -36,12 +36,13 @@ class Place:
         self._target = request.target
         self._out = request.out
         suffix = SUFFIXES.get(self._target.container)
-        self._is_file = suffix is not None and request.out.suffix == suffix
+        self._is_file = request.is_one_file
         if self._is_file and request.shard_episodes != SHARD_EPISODES:
             raise UsageError(f"{request.out} is one file; shards need a folder: --out FOLDER")
-        if not self._is_file and request.out.is_file():
+        if not self._is_file and (request.out.is_file() or request.out.suffix in SUFFIXES.values()):
+            what = "is a file" if request.out.is_file() else "is the name of a file"
             valid = f"a folder, or a file that ends in {suffix}" if suffix else "a folder"
-            raise UsageError(f"{request.out} is a file; {request.target.name} is written to {valid}")
+            raise UsageError(f"{request.out} {what}; {request.target.name} is written to {valid}")
         self._folder = request.out.parent if self._is_file else request.out
         before = f"{request.out.name}." if self._is_file else ""
         self._state_path, self._manifest_path, self._lock_path = (

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from lake.export.files import SUFFIXES
 from lake.export.target import Choices, Target
 from lake.write.jobs import package_version
 
@@ -25,6 +26,11 @@ class Request(msgspec.Struct, frozen=True):
     """Whose advantages: an estimator, series or job; None: the current one, if there is any; `none`: nobody's."""
     choices: Choices = Choices()
     shard_episodes: int = SHARD_EPISODES
+
+    @property
+    def is_one_file(self) -> bool:
+        """Whether it is written to one file, and not to a folder."""
+        return self.out.suffix == SUFFIXES.get(self.target.container)
 
     @property
     def asked(self) -> str:
@@ -54,6 +60,7 @@ class State(msgspec.Struct):
     snapshot: dict[str, int]
     shards: list[Shard] = []
     left_out: dict[str, int] = {}
+    names: dict[str, list[str]] = {}
 
 
 class Manifest(msgspec.Struct):
@@ -73,4 +80,6 @@ class Manifest(msgspec.Struct):
     rows: int
     left_out: dict[str, int]
     """What the format has no place for, or what no row could be made of."""
+    names: dict[str, list[str]]
+    """Of what is left out and has names: some of them."""
     shards: list[Shard]

@@ -21,6 +21,8 @@ _LONGEST_NAME = 80
 _MARKED = re.compile(rf"-[a-z0-9]{{{ids.TEXT_LENGTH}}}\Z")
 _NOT_READ = frozenset(("manifest.json", "venv", "node_modules", "__pycache__"))
 """Names that mean something else to whoever reads a folder."""
+NAMES_TOLD = 5
+"""Most names that are told of what is left out."""
 _UNFINISHED = (".part", ".partial", ".tmp", ".crdownload", "~")
 FROM_ELSEWHERE = (RECORDED, IMPORTED)
 """Versions of scores that nobody computed here."""
@@ -101,11 +103,27 @@ class Losses:
     """What a format has no place for: what -> how often."""
 
     counts: Counter[str] = field(default_factory=Counter)
+    names: dict[str, list[str]] = field(default_factory=dict)
+    """Of what has names: some of them."""
 
     def add(self, what: str, number: int = 1) -> None:
         """Count something that is left out."""
         if number:
             self.counts[what] += number
+
+    def add_names(self, what: str, names: Iterable[str]) -> None:
+        """Count things that have names."""
+        known = self.names.setdefault(what, [])
+        for name in sorted(names):
+            self.add(what)
+            if name not in known and len(known) < NAMES_TOLD:
+                known.append(name)
+
+    def update(self, other: "Losses") -> None:
+        """Add what another one has counted."""
+        self.counts.update(other.counts)
+        for what, names in other.names.items():
+            self.names[what] = list(dict.fromkeys((*self.names.get(what, ()), *names)))[:NAMES_TOLD]
 
 
 Convert = Callable[[Sequence[Exported], Choices, Losses], Iterable[Row]]
@@ -128,6 +146,8 @@ class Target:
     """Of a Parquet file whose columns are what its rows have; and how a row is made to fit them."""
     holds: frozenset[str] = frozenset()
     """Which of tokens, spans and advantages have a place in it; the others are not read, and told as left out."""
+    goes_by_score: bool = False
+    """No row can be made of episodes without the score that was chosen."""
     finish: Callable[[Path], None] | None = None
     """What a tree needs once all of its files are there: an index."""
 
@@ -157,7 +177,7 @@ def put_back(
     except _WRONG:
         told = Losses()
         made = make([_stranger(exported) for exported in episodes], told)
-    losses.counts.update(told.counts)
+    losses.update(told)
     return made
 
 

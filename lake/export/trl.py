@@ -4,7 +4,8 @@
 
     step                    the collection round
     prompt, completion      messages; texts, if all episodes of a file were read as texts
-    <reward>                a column for each scorer of a whole episode; `reward` is the return
+    <reward>                a column for each scorer of a whole episode; `reward` is the return; `scores`: further
+                            scores, as `lake.formats.chat.exported_rows` says
     advantage               one number for the completion: that of its decisions, where they do not differ
     <extra>                 what the episode was logged with; of one of another source its id, run_id, task_id and
                             rollout_index
@@ -17,15 +18,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from lake import ids
-from lake.export.plain import chat, flat, flat_type
+from lake.export.plain import chat, flat, flat_type, named, score_columns
 from lake.export.target import Choices, Exported, Losses, Row, Target, by_rollout, first_prompt
 from lake.formats.base.fields import prompt_task
 from lake.formats.trl_completions import NAME
 from lake.write.rows import json_text
 
 _COLUMNS = ("step", "prompt", "completion", "advantage")
-_NAMES = ("id", "run_id", "task_id", "rollout_index")
 _ROLES = {"prompt": "user", "completion": "assistant"}
 _TYPES = {bool: "bool", int: "int64", float: "double", str: "string"}
 
@@ -42,12 +41,11 @@ def _rows(group: Sequence[Exported], _: Choices, losses: Losses) -> Iterator[Row
         else:
             prompt, completion = flat(messages[:start], losses), flat(messages[start:], losses)
         row: Row = {"step": record.collection_round or 0, "prompt": prompt, "completion": completion}
-        extra = dict(record.extra or {}) if is_own else {name: getattr(record, name) for name in _NAMES[1:]}
-        logged = extra.pop("advantage", None)
+        extra = dict(record.extra or {}) if is_own else named(exported)
+        row["advantage"] = _advantage(exported, losses, extra.pop("advantage", None))
         if not is_own:
-            extra["id"] = ids.to_text(exported.episode.episode_id)
-        row["advantage"] = _advantage(exported, losses, logged)
-        further = extra | _scores(exported, losses)
+            row["reward"] = record.env_return
+        further = extra | score_columns(exported, losses, NAME, _fits(own=is_own))
         yield row | {key: value for key, value in further.items() if key not in row}
 
 
@@ -59,19 +57,10 @@ def _text(messages: Sequence[Row]) -> Any:
     return content if isinstance(content, str) else None
 
 
-def _scores(exported: Exported, losses: Losses) -> Row:
-    record = exported.record
-    is_own = record.source_format == NAME
-    found = exported.came_with if is_own else exported.episode.scores
-    losses.add("step scores", sum(score.step_index is not None for _, score in found))
-    if is_own:
-        losses.add("scores of functions", len(exported.computed))
-    scores = {score.scorer: score.value for _, score in found if score.step_index is None}
-    if is_own:
-        return scores
-    taken = (*_COLUMNS, *_NAMES)
-    named = {f"{name}_score" if name in taken else name: value for name, value in scores.items()}
-    return named if record.env_return is None else named | {"reward": record.env_return}
+def _fits(*, own: bool) -> Callable[[str], bool]:
+    """Which names columns of scores may have: `reward` is the return, unless it came with a row of TRL's."""
+    taken = _COLUMNS if own else (*_COLUMNS, "reward")
+    return lambda name: name not in taken
 
 
 def _advantage(exported: Exported, losses: Losses, logged: Any) -> float | None:

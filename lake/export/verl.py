@@ -4,8 +4,10 @@
 
     verl            Parquet, as verl's RLHFDataset loads it: {data_source, prompt: messages, ability, reward_model:
                     {style, ground_truth}, extra_info: {index, split, run_id, task_id, ...}}; an episode a row, or where
-                    siblings begin alike one for all of them
-    verl-rollouts   JSONL, as the trainer writes it: {input, output, gts, score, step, ...}; an episode a row
+                    siblings begin alike one for all of them; index: the episode's number, for verl tells prompts apart
+                    by it
+    verl-rollouts   JSONL, as the trainer writes it: {input, output, gts, score, step, ...}; an episode a row; score:
+                    the return, and further scores as `lake.formats.chat.exported_rows` says
 
 `lake.formats.verl` has the spec of the rollout data. Episodes that were read from such lines come out as the same
 lines. Of others, input and output are the messages before and from the first decision on as text: a line with the role,
@@ -14,16 +16,19 @@ then the content.
 Source: verl 0.9.1, utils/dataset/rl_dataset.py and trainer/ppo/ray_trainer.py.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from lake import ids
+from lake.export.plain import named, score_columns
 from lake.export.target import Choices, Exported, Losses, Row, Target, by_rollout, conversation, first_prompt
+from lake.formats.base.fields import is_score_name
 from lake.formats.chat.messages import text_of
-from lake.formats.verl import NAME
+from lake.formats.verl import KEYS, NAME
 from lake.write.rows import json_text
+from lake.write.scores import RECORDED
 
 
 def _training(group: Sequence[Exported], choices: Choices, losses: Losses) -> Iterator[Row]:
@@ -45,7 +50,7 @@ def _training(group: Sequence[Exported], choices: Choices, losses: Losses) -> It
             "ability": record.environment,
             "reward_model": {"style": "rule", "ground_truth": _text(record.ground_truth)},
             "extra_info": {
-                "index": len(seen) - 1,
+                "index": exported.episode.episode_id,
                 "split": record.split,
                 "id": ids.to_text(exported.episode.episode_id),
                 "run_id": record.run_id,
@@ -60,30 +65,32 @@ def _training(group: Sequence[Exported], choices: Choices, losses: Losses) -> It
 def _rollouts(group: Sequence[Exported], _: Choices, losses: Losses) -> Iterator[Row]:
     for exported in by_rollout(group):
         record = exported.record
+        is_own = record.source_format == NAME
         prompt = first_prompt(record)
         answer = conversation(record)[len(prompt) :]
-        if record.source_format != NAME and len(record.steps) > 1:
+        if not is_own and len(record.steps) > 1:
             losses.add("turns, which are one text", len(record.steps))
-        scores = _scores(exported, losses)
+        scores = score_columns(exported, losses, NAME, _fits(own=is_own))
         row = {
             "input": _as_text(prompt),
             "output": _as_text(answer),
             "gts": record.ground_truth,
-            "score": scores.pop("score", record.env_return),
+            "score": _logged_score(exported) if is_own else record.env_return,
             "step": record.collection_round or 0,
         }
-        further = (record.extra or {} if record.source_format == NAME else {}) | scores
+        further = (record.extra or {} if is_own else named(exported)) | scores
         yield row | {key: value for key, value in further.items() if key not in row}
 
 
-def _scores(exported: Exported, losses: Losses) -> Row:
-    """Of the episode as a whole: of verl's own lines, those that stood in it."""
-    is_own = exported.record.source_format == NAME
-    if is_own:
-        losses.add("scores of functions", len(exported.computed))
-    found = exported.came_with if is_own else exported.episode.scores
-    losses.add("step scores", sum(score.step_index is not None for _, score in found))
-    return {score.scorer: score.value for _, score in found if score.step_index is None}
+def _fits(*, own: bool) -> Callable[[str], bool]:
+    """Which names columns of scores may have: those that are read as scores. `score` is the return, unless verl's."""
+    return lambda name: is_score_name(name) and (own or name not in KEYS)
+
+
+def _logged_score(exported: Exported) -> float | None:
+    """The score that a line of verl's had: of a further output, the return is not its own."""
+    scores = (score.value for version, score in exported.came_with if (version, score.scorer) == (RECORDED, "score"))
+    return next(scores, exported.record.env_return)
 
 
 def _as_text(messages: Sequence[Row]) -> str:

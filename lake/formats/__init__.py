@@ -5,6 +5,7 @@ a record contains: a bad record becomes a reject and the rest goes on. `base` is
 chats and calls have in common, `tracing` what traces have.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from lake.errors import FormatError
@@ -80,6 +81,8 @@ FORMATS: dict[str, Format] = {
     )
 }
 """In the order in which they are asked whether a file is theirs: what is most particular first."""
+NAMES = tuple(name for name in FORMATS if name not in (query.NAME, query.FRAME))
+"""Those of formats of files, which `--format` takes."""
 
 
 def choose(path: Path, name: str | None = None) -> Format:
@@ -94,17 +97,22 @@ def choose(path: Path, name: str | None = None) -> Format:
             raise FormatError(f"{path} holds no trajectory: {what}")
     looks_like = next((fmt for fmt in FORMATS.values() if fmt.recognise(seen)), None)
     chosen = looks_like if name is None else FORMATS.get(name)
-    if chosen is not None and looks_like is not None and not chosen.recognise(seen):
+    if chosen not in (None, looks_like) and looks_like is not None and not chosen.recognise(seen):
+        if name == query.NAME:
+            raise FormatError(f"{path} looks like {looks_like.name}; --query takes a file of SQL, leave it out")
         raise FormatError(f"{path} looks like {looks_like.name}, not like {name}; leave --format out")
     if chosen is not None:
         return chosen
     if name is not None:
-        known = "; ".join(f"{fmt.name} = {fmt.description}" for fmt in FORMATS.values())
+        known = "; ".join(f"{known} = {FORMATS[known].description}" for known in NAMES)
         raise FormatError(f"there is no format {name!r}; known: {known}")
-    names = ", ".join(FORMATS)
+    if seen.damage is not None:
+        raise FormatError(f"{path} is a file of {seen.kind} that is cut or damaged: {seen.damage}; get it whole")
+    if seen.kind == "array" and jsonl.recognise(replace(seen, kind="lines")):
+        raise FormatError(f"{path} is an array of episodes of our own format; write each of them on a line of its own")
     raise FormatError(
-        f"{path} has no known format{_seen(seen)}; known: {names}. Name one with --format if you are sure, or say in "
-        "SQL what its rows are: `trajlake ingest --query FILE.sql`"
+        f"{path} has no known format{_seen(seen)}; say in SQL what its rows are (`trajlake ingest --query FILE.sql`), "
+        f"or name one with --format if you are sure; known: {', '.join(NAMES)}"
     )
 
 

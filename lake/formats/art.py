@@ -11,22 +11,22 @@
 Columns but `messages` and `logs` are JSON text. An assistant's message that is not trainable is a decision that is not
 trained on. Siblings are the trajectories of a group; the task is the group's `task_id`, `scenario_id`, `task`,
 `scenario`, `example_id`, `instance_id` or `id`, else the group's index. An additional history (a sub-agent's, say) is
-an episode of its own without return, its relation `subagent`. The training step stands in the file name only (`0005`),
-from which it is read. In version 2 a group without trajectories is a row that holds none.
+an episode of its own without return, its relation `subagent`. The training step and the split stand in the names of the
+file (`0005`) and its folder only, from which they are read; as each split counts its groups anew, the task of one that
+is not trained on is called `TASK [SPLIT]`. In version 2 a group without trajectories is a row that holds none.
 
 Versions: without a number (openpipe-art to 0.5.18, utils/trajectory_logging.py), and 2 (OpenPipe/ART after 0.5.18, in
 the module whose schema carries `art.trajectory_parquet.version`). Of version 2, exchanges with chat completions are
 read, and those with other APIs are not.
 """
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-from lake.formats.base.fields import Scores, free_number, is_score_name, moment, number
-from lake.formats.base.format import Format
+from lake.formats.base.fields import Scores, finite, free_number, is_score_name, moment, number
+from lake.formats.base.format import Format, above
 from lake.formats.base.look import Look
 from lake.formats.base.rows import (
     Item,
@@ -48,6 +48,7 @@ from lake.records import EpisodeRecord, Int64
 
 NAME = "art"
 _TASKS = ("task_id", "scenario_id", "task", "scenario", "example_id", "instance_id", "id")
+_SPLITS = ("train", "val", "test")
 _GROUP = ("group_metadata", "group_metrics", "group_logs")
 _decode = msgspec.json.Decoder().decode
 
@@ -125,15 +126,19 @@ def to_records(row: dict[str, Any], file: Input) -> list[EpisodeRecord]:
         if is_score_name(key) and number(score) is not None:
             scores.add(key, score)
     chat = _exchanged(trajectory.exchanges) if trajectory.exchanges else _chat(trajectory)
-    step = stem(file.path)
+    step, folder = stem(file.path), file.path.absolute().parent.name
+    split = folder if folder in _SPLITS else None
+    if split not in (None, "train"):
+        task = f"{task} [{split}]"
     known = (*_History.__struct_fields__, "additional_histories", "exchanges", "reward", "initial_policy_version")
     extra = (rest(value, *known) or {}) | {"group": group | {"index": row["group_index"]}}
     record = EpisodeRecord(
         task_id=task,
         rollout_index=free_number(file, row.get("trajectory_index"), task),
+        split=split,
         collection_round=int(step) if step.isdecimal() and len(step) < 10 else None,
         policy_version=trajectory.initial_policy_version,
-        env_return=reward if reward is not None and math.isfinite(reward) else None,
+        env_return=finite(reward),
         tools=trajectory.tools,
         initial_messages=chat.initial_messages,
         final_observation=chat.final_observation,
@@ -159,6 +164,7 @@ def _histories(record: EpisodeRecord, trajectory: _Trajectory, file: Input) -> I
             task_id=record.task_id,
             rollout_index=record.rollout_index,
             collection_round=record.collection_round,
+            split=record.split,
             agent_id=f"history {index}",
             relation="subagent",
             parent_episode_id=parent,
@@ -230,4 +236,6 @@ def _json(row: dict[str, Any], key: str, kind: type) -> Any:
     raise ShapeError(f"`{key}` is JSON of {type(value).__name__}; valid: {kind.__name__}")
 
 
-FORMAT = Format(NAME, "ART trajectory groups (Parquet)", recognise, read)
+FORMAT = Format(
+    NAME, "ART trajectory groups (Parquet)", recognise, read, run_folder=above("train|val|test|trajectories")
+)

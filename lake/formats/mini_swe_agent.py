@@ -30,7 +30,7 @@ import msgspec
 
 from lake.formats.base.documents import gathered, is_array, problem_of, with_parts
 from lake.formats.base.fields import moment, number, prompt_task, sibling_number, without_secrets
-from lake.formats.base.format import Format
+from lake.formats.base.format import Format, past_its_own
 from lake.formats.base.look import Look
 from lake.formats.base.rows import Item, ShapeError, UnsupportedError, array_values, items_of, rest
 from lake.formats.base.source import Input
@@ -75,6 +75,9 @@ def recognise(look: Look) -> bool:
     if look.kind not in ("object", "lines"):
         return False
     if str(look.first.get("trajectory_format")).startswith("mini-swe-agent"):
+        return True
+    info = look.first.get("info")
+    if isinstance(info, dict) and {"exit_status", "submission"} <= info.keys() and "messages" in look.first:
         return True
     return look.has("info") and _OWN_FIELDS.search(look.text) is not None
 
@@ -202,4 +205,6 @@ def _sibling(messages: list[Any]) -> int:
     return sibling_number(json.dumps(messages, sort_keys=True))
 
 
-FORMAT = Format(NAME, "mini-swe-agent trajectories (.traj.json)", recognise, read, is_whole=True)
+FORMAT = Format(
+    NAME, "mini-swe-agent trajectories (.traj.json)", recognise, read, is_whole=True, run_folder=past_its_own
+)

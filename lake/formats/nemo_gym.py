@@ -13,7 +13,9 @@
 
 A decision is a run of what the model wrote (reasoning, messages, calls) between what it was given. Items for training
 carry `prompt_token_ids`, `generation_token_ids` and `generation_log_probs`, on the last item of a call: exact tokens.
-Aviary writes a list of items per step, each the whole history up to it; those steps are put together.
+Aviary writes a list of items per step, each the whole history up to it; those steps are put together. What stands in
+for tokens that are not there (a message without text, of the one token 0) is left out. DeepSWE's rows have no request:
+{task_index, instance_id, reward, trajectory: {model, output}, ...}.
 
 There is no version. Source: NVIDIA-NeMo/Gym, rollout_collection.py and openai_utils.py (00536e7a140e),
 responses_api_agents/aviary_agent (01c85079b325).
@@ -30,7 +32,7 @@ from lake.formats.base.look import Look
 from lake.formats.base.rows import Item, items_of, line_values, rest
 from lake.formats.base.source import Input
 from lake.formats.chat.chat_messages import answered
-from lake.formats.chat.messages import Conversation, Message
+from lake.formats.chat.messages import Conversation, Message, text_of
 from lake.formats.chat.response_items import chat_tool, item_messages
 from lake.formats.chat.tokens import Lineage
 from lake.formats.tracing.shapes import text
@@ -81,9 +83,15 @@ class _Row(msgspec.Struct):
 def recognise(look: Look) -> bool:
     """Whether lines have a request of the Responses API, and what came of it."""
     return look.kind in ("lines", "object") and any(
-        isinstance(value.get("responses_create_params", ""), dict) and ("response" in value or "reward" in value)
+        (isinstance(value.get("responses_create_params", ""), dict) and ("response" in value or "reward" in value))
+        or _has_no_request(value)
         for value in look.objects
     )
+
+
+def _has_no_request(value: dict[str, Any]) -> bool:
+    trajectory = value.get("trajectory")
+    return "task_index" in value and isinstance(trajectory, dict) and isinstance(trajectory.get("output"), list)
 
 
 def no_trajectory(look: Look) -> str | None:
@@ -94,6 +102,8 @@ def no_trajectory(look: Look) -> str | None:
         return (
             "its lines are NeMo Gym's means of rewards by task; ingest the rollouts they are made of (rollouts.jsonl)"
         )
+    if look.has("_ng_task_index", "verdict", "findings"):
+        return "its lines are NeMo Gym's verdicts on rollouts; ingest the rollouts beside it (rollouts.jsonl)"
     if look.kind == "lines" and look.has("responses_create_params") and not recognise(look):
         return (
             "its lines are requests of NeMo Gym without responses (a data set, or materialized inputs); ingest the "
@@ -114,6 +124,10 @@ def to_record(value: Any, file: Input) -> EpisodeRecord:
     Raises:
         ShapeError, msgspec.ValidationError: a request, a response or an item of the wrong shape.
     """
+    if isinstance(value, dict) and _has_no_request(value):
+        task_name = value.get("instance_id", value["task_index"])
+        named = {"responses_create_params": {}, "response": value["trajectory"], "_ng_task_index": task_name}
+        value = (rest(value, "trajectory", "instance_id") or {}) | named
     row = msgspec.convert(value, _Row)
     request, response = row.responses_create_params, row.response or _Response()
     chat = _chat(request, response)
@@ -184,7 +198,9 @@ def _chat(request: _Request, response: _Response) -> Conversation:
     asked = [{"role": "user", "content": request.input}] if isinstance(request.input, str) else request.input
     before: list[Message] = [{"role": "system", "content": request.instructions}] if request.instructions else []
     before += [message for message, _ in item_messages(asked, "responses_create_params.input")]
-    said = item_messages(_flat(response.output or [], asked), "response.output")
+    said = item_messages(
+        [item for item in _flat(response.output or [], asked) if not _is_stand_in(item)], "response.output"
+    )
     chat = answered([*before, *(message for message, _ in said)], len(before), place="messages")
     lineage = Lineage()
     for index, (step, items) in enumerate(zip(chat.steps, filter(None, (items for _, items in said)), strict=True)):
@@ -194,6 +210,10 @@ def _chat(request: _Request, response: _Response) -> Conversation:
             logprobs = msgspec.convert(exact.get(_TOKENS[2]), list[float] | None)
             step.tokens = lineage.add(index, prompt_ids, action_ids, logprobs or None)
     return chat
+
+
+def _is_stand_in(item: Any) -> bool:
+    return isinstance(item, dict) and item.get("generation_token_ids") == [0] and not text_of(item.get("content"))
 
 
 def _flat(output: list[Any], asked: list[Any]) -> list[Any]:

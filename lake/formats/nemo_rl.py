@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 
 from lake.formats.base.fields import Scores, is_score_name, number, prompt_task, whole
-from lake.formats.base.format import Format
+from lake.formats.base.format import Format, its_folder
 from lake.formats.base.look import Look
 from lake.formats.base.rows import Item, ShapeError, items_of, line_values
 from lake.formats.base.source import Input, stem
@@ -196,4 +196,4 @@ def _one(key: str, batch: Any) -> Any:
     return batch
 
 
-FORMAT = Format(NAME, "NeMo RL train_data_step and val_data_step logs", recognise, read)
+FORMAT = Format(NAME, "NeMo RL train_data_step and val_data_step logs", recognise, read, run_folder=its_folder)

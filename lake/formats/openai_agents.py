@@ -13,9 +13,10 @@
   A handoff goes on in the same episode, `agent_id` of a step says who; an agent inside a function is a sub-agent.
 * The export of a `response` does not say what was said: such steps have the tool calls that the function spans after
   them tell, and are not trained on.
-* Siblings are the traces of a group (`group_id`), numbered by their ids; a trace without one is a task of its own. The
-  environment is the workflow.
-* The lines of a trace stand in any order and may be mixed with those of others. There is no version.
+* The task is the trace: those of a group (`group_id`, in `extra`) are the turns of one conversation, and no siblings.
+  The environment is the workflow.
+* The lines of a trace stand in any order and may be mixed with those of others; they may stand in batches,
+  {data: [...]}, or as {trace, spans}. There is no version.
 
 Source: the tracing modules of openai-agents 0.24.0.
 """
@@ -24,15 +25,15 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from lake.formats.base.fields import moment, sibling_number
-from lake.formats.base.format import Format
+from lake.formats.base.fields import moment
+from lake.formats.base.format import Format, its_folder
 from lake.formats.base.json_array import Element
 from lake.formats.base.look import Look
-from lake.formats.base.rows import Item, ShapeError, items_of, values
+from lake.formats.base.rows import Item, ShapeError, items_of, rest, values
 from lake.formats.base.source import Input
 from lake.formats.tracing.attributes import count_of, name_in
 from lake.formats.tracing.episodes import episodes, nanoseconds
-from lake.formats.tracing.payloads import answers, instructions, prompt
+from lake.formats.tracing.payloads import answers, instructed, prompt
 from lake.formats.tracing.shapes import is_empty, text
 from lake.formats.tracing.tree import Call, Span, Tool, Trace, traces
 from lake.records import EpisodeRecord, Reject, excerpt
@@ -46,16 +47,17 @@ _COUNTED = frozenset(
 )
 _SETTINGS = ("temperature", "top_p", "max_output_tokens", "tool_choice", "parallel_tool_calls", "reasoning", "text")
 _LIMIT = "Max turns exceeded"
+_NONE = "no trace, no span: valid are objects {object: trace, id} and {object: trace.span, id, trace_id}"
 
 
 def recognise(look: Look) -> bool:
     """Whether a file has traces or spans of the SDK."""
-    return any(_is_line(value) for value in look.objects)
+    return any(_is_line(value) for value in _objects(look))
 
 
 def no_trajectory(look: Look) -> str | None:
     """Whether a file has traces and no spans, all of which were looked at."""
-    found = look.objects
+    found = _objects(look)
     if found and all(_is_line(value) and value["object"] == "trace" for value in found) and len(look.text) < 1 << 15:
         return "it names traces of the OpenAI Agents SDK and has none of their spans; ingest the file that has them"
     return None
@@ -73,6 +75,22 @@ def read(file: Input) -> Iterator[Item]:
             yield from items_of(element, NAME, lambda lines: _episodes(trace_id, lines, missing, file))  # noqa: B023
 
 
+def _objects(look: Look) -> list[dict[str, Any]]:
+    return [part for value in look.objects for part in _opened(value) if isinstance(part, dict)]
+
+
+def _opened(value: Any) -> list[Any]:
+    """The traces and spans that a value holds: itself, a batch as the SDK sends it, or a trace with its spans."""
+    if isinstance(value, list):
+        return value
+    if not isinstance(value, dict) or value.get("object") == "trace.span":
+        return [value]
+    lists = [value[key] for key in ("data", "traces", "spans") if isinstance(value.get(key), list)]
+    about = value if value.get("object") == "trace" else value.get("trace")
+    head = [{"object": "trace"} | (rest(about, "spans") or {})] if isinstance(about, dict) else []
+    return [*head, *(part for found in lists for part in found)] if lists else [value]
+
+
 def _is_line(value: dict[str, Any]) -> bool:
     if value.get("object") == "trace.span":
         return "trace_id" in value or "span_data" in value
@@ -82,22 +100,19 @@ def _is_line(value: dict[str, Any]) -> bool:
 def _pieces(items: Iterable[Element | Reject], lost: dict[str, int]) -> Iterator[tuple[str, int, Any] | Reject]:
     """Lines by trace. `lost` counts the damaged lines that name a trace."""
     for item in items:
-        problem, key = "", None
-        if isinstance(item, Element):
-            problem, key = item.problem or "", _trace_of(item.value)
-            if not problem and key is None:
-                problem = (
-                    "no trace, no span: valid are objects {object: trace, id} and {object: trace.span, id, trace_id}"
-                )
-        if isinstance(item, Element) and key is not None and not problem:
-            yield key, item.index, item.value
-            continue
-        for trace in set(_TRACE_ID.findall(item.raw)):
-            lost[trace] = lost.get(trace, 0) + 1
-        if isinstance(item, Reject):
-            yield item
-        else:
-            yield Reject(position=item.index, reason="invalid", message=excerpt(problem), raw=item.raw)
+        parts = _opened(item.value) if isinstance(item, Element) and item.problem is None else [None]
+        for part in parts:
+            key = _trace_of(part)
+            if isinstance(item, Element) and key is not None:
+                yield key, item.index, part
+                continue
+            raw = item.raw if len(parts) == 1 else Element(0, part, source=None).raw
+            for trace in set(_TRACE_ID.findall(raw)):
+                lost[trace] = lost.get(trace, 0) + 1
+            if isinstance(item, Reject):
+                yield item
+            else:
+                yield Reject(position=item.index, reason="invalid", message=excerpt(item.problem or _NONE), raw=raw)
 
 
 def _trace_of(value: Any) -> str | None:
@@ -116,14 +131,12 @@ def _episodes(trace_id: str, lines: list[Any], lost: int, file: Input) -> list[E
     spans = [_span(line) for line in lines if line["object"] == "trace.span"]
     if not spans:
         raise ShapeError(f"trace {trace_id!r} has no span; ingest the file that has them")
-    group = name_in(about, "group_id")
-    known = ("object", "id", "workflow_name", "group_id")
+    known = ("object", "id", "workflow_name")
     extra = {key: value for key, value in about.items() if key not in known and not is_empty(key, value)}
     trace = Trace(
         id=trace_id,
         spans=spans,
-        task_id=group or trace_id,
-        rollout_index=sibling_number(trace_id) if group else 0,
+        task_id=trace_id,
         environment=name_in(about, "workflow_name"),
         extra=extra | ({"lost_lines": lost} if lost else {}) | ({} if about else {"trace": "its own line is missing"}),
     )
@@ -177,8 +190,6 @@ def _call(data: dict[str, Any], attributes: dict[str, Any]) -> Call:
         attributes.pop(key, None)
     settings = data["model_config"] if isinstance(data.get("model_config"), dict) else {}
     settings = settings or {key: answered.rest.pop(key) for key in _SETTINGS if key in answered.rest}
-    if response and response.get("instructions") and given.messages and given.messages[0]["role"] != "system":
-        given.messages.insert(0, instructions(response["instructions"]))
     usage = data.get("usage") or (response or {}).get("usage")
     usage = usage if isinstance(usage, dict) else {}
     more = {
@@ -188,7 +199,7 @@ def _call(data: dict[str, Any], attributes: dict[str, Any]) -> Call:
     }
     prompt_tokens, completion_tokens = usage.get("input_tokens"), usage.get("output_tokens")
     return Call(
-        prompt=given.messages or None,
+        prompt=instructed(given, answered) or None,
         answers=answered.messages,
         tools=answered.tools or given.tools,
         sampling={key: value for key, value in settings.items() if value is not None and key != "base_url"},
@@ -199,4 +210,4 @@ def _call(data: dict[str, Any], attributes: dict[str, Any]) -> Call:
     )
 
 
-FORMAT = Format(NAME, "OpenAI Agents SDK traces", recognise, read, no_trajectory, is_whole=True)
+FORMAT = Format(NAME, "OpenAI Agents SDK traces", recognise, read, no_trajectory, is_whole=True, run_folder=its_folder)

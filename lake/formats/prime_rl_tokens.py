@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from lake.formats.base.fields import whole
-from lake.formats.base.format import Format
+from lake.formats.base.format import Format, above
 from lake.formats.base.look import Look
 from lake.formats.base.rows import Item, ShapeError, UnsupportedError, converted, rest, values
 from lake.formats.base.source import Input
@@ -130,4 +130,6 @@ def _by_column(tokens: list[Any]) -> dict[str, Any]:
     return {_COLUMNS.get(name, name): [token.get(name) for token in tokens] for name in names} | {"tokens": None}
 
 
-FORMAT = Format(NAME, "prime-rl token exports (step_N/rank_R.jsonl)", recognise, read, by_line=True)
+FORMAT = Format(
+    NAME, "prime-rl token exports (step_N/rank_R.jsonl)", recognise, read, by_line=True, run_folder=above(r"step_\d+")
+)

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from lake.errors import FormatError, QueryError, UsageError
+from lake.formats.base.arrow import rows_of
 from lake.formats.base.format import Format
 from lake.formats.base.look import Look
 from lake.formats.base.rows import Item, parquet_rows
 from lake.formats.base.source import Input, Meter
-from lake.formats.shapes import Shape, read_rows, shape_of
+from lake.formats.shapes import Shape, read_rows, shape_of, unknown_columns
 from lake.records import Reject
 
 if TYPE_CHECKING:
@@ -49,10 +50,15 @@ def read(file: Input) -> Iterator[Item]:
         yield from read_rows(_rows(relation, file.path, meter), shape, file, NAME)
 
 
-def check(path: Path) -> None:
-    """Raise what running the query of a file would, before anything is written: QueryError, UsageError, FormatError."""
+def check(path: Path) -> str:
+    """What there is to know of the columns of a file's query, before anything is written; see `unknown_columns`.
+
+    Raises:
+        QueryError, UsageError, FormatError: what running it would.
+    """
     with _connection() as connection:
-        shape_of(_relation(connection, path).columns)
+        columns = _relation(connection, path).columns
+    return unknown_columns(columns, shape_of(columns))
 
 
 def read_frame(file: Input) -> Iterator[Item]:
@@ -68,7 +74,7 @@ def read_frame(file: Input) -> Iterator[Item]:
     def rows() -> Iterator[dict[str, Any]]:
         for item in parquet_rows(file):
             if isinstance(item, Reject):
-                raise FormatError(f"{file.path}: {item.message}")
+                raise FormatError(f"the frame cannot be read: {item.message}")
             yield item.value
 
     yield from read_rows(rows(), shape, file, FRAME)
@@ -82,19 +88,42 @@ def _relation(connection: "duckdb.DuckDBPyConnection", path: Path) -> "duckdb.Du
         query = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise FormatError(f"{path}: {error}; --query takes a file of SQL") from error
-    kinds = (duckdb.StatementType.SELECT, duckdb.StatementType.MULTI)
     try:
-        statements = connection.extract_statements(query)
-        if len(statements) != 1 or statements[0].type not in kinds:
-            found = "no SELECT" if len(statements) == 1 else f"{len(statements)} statements"
-            raise UsageError(f"{path.name} holds {found}; --query takes a file with one SELECT")
-        relation = connection.sql(_without_end(query))
+        found = [statement.type for statement in connection.extract_statements(query)]
+        if found == [duckdb.StatementType.MULTI]:
+            raise UsageError(f"{path} holds several statements in one; of a PIVOT, name the values: ON column IN ('a')")
+        if found != [duckdb.StatementType.SELECT]:
+            what = "no SELECT" if len(found) == 1 else f"{len(found)} statements"
+            raise UsageError(f"{path} holds {what}; --query takes a file with one SELECT")
+        query = _without_end(query)
+        if _writes(connection, query):
+            raise UsageError(f"{path} holds no SELECT alone: its WITH writes; --query takes a file with one SELECT")
+        relation = connection.sql(query)
     except duckdb.Error as error:
-        raise QueryError(f"{path.name} cannot be run: {error}") from error
+        where = "; relative paths start in the working directory" if isinstance(error, duckdb.IOException) else ""
+        raise QueryError(f"{path} cannot be run: {error}{where}") from error
     twice = {name for name in relation.columns if relation.columns.count(name) > 1}
     if twice:
-        raise UsageError(f"{path.name} gives the column `{min(twice)}` twice; name each of them with AS")
+        raise UsageError(f"{path} gives the column `{min(twice)}` twice; name each of them with AS")
     return relation
+
+
+def _writes(connection: "duckdb.DuckDBPyConnection", query: str) -> bool:
+    """Whether a statement that counts as a SELECT has a WITH that writes, which would be run to bind it.
+
+    DuckDB explains such a one without running it, and binds it nowhere but at the top.
+    """
+    import duckdb
+
+    try:
+        connection.sql(f"FROM ({query}\n)")
+    except (duckdb.BinderException, duckdb.CatalogException):
+        try:
+            connection.execute(f"EXPLAIN {query}")
+        except duckdb.Error:
+            return False  # binding tells
+        return True
+    return False
 
 
 def _without_end(query: str) -> str:
@@ -117,13 +146,13 @@ def _rows(relation: "duckdb.DuckDBPyRelation", path: Path, meter: Meter) -> Iter
     try:
         reader: Any = relation.project(", ".join((columns | shown).values())).to_arrow_reader(_ROWS)
         for batch in reader:
-            for row in batch.to_pylist():
+            for row, _ in rows_of(batch):
                 meter.done += sum(len(cell) for cell in row.values() if isinstance(cell, str))
                 for name in packed:
                     row[name] = row[name] and _unpacked(row[name])
                 yield row
     except (duckdb.Error, pa.ArrowException, OSError) as error:
-        raise QueryError(f"{path.name}: {error}") from error
+        raise QueryError(f"{path}: {error}") from error
 
 
 def _unpacked(text: str) -> Any:

@@ -25,18 +25,20 @@ import pickle
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from math import isfinite
 from typing import Any, Literal
 
 import msgspec
 
 from lake.errors import UsageError
+from lake.formats.base.arrow import Unreadable
 from lake.formats.base.grouped import grouped
 from lake.formats.base.json_array import Element
 from lake.formats.base.rows import Item, ShapeError, explained, items_of, jsonable
 from lake.formats.base.source import Input
 from lake.formats.chat.messages import checked, conversation
-from lake.records import EpisodeRecord, ScoreRecord, StepRecord
+from lake.records import EpisodeRecord, ScoreRecord, StepRecord, printable
 
 Shape = Literal["episodes", "steps", "messages"]
 SHAPES: dict[Shape, str] = {"episodes": "messages", "messages": "role", "steps": "action"}
@@ -49,10 +51,19 @@ _DOCUMENTS = frozenset(
     ("messages", "step_rewards", "tool_calls", "context", "scores", "ground_truth", "tools", "initial_messages")
 ) | {"final_observation", "sampling", "extra"}
 """Columns that may hold JSON text of a list or an object."""
+_ABOUT_ROWS = frozenset(("episode", "scores"))
 _OF_A_MESSAGE = frozenset(("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "is_error"))
-_NOT_OF_A_MESSAGE = _EPISODE | {"episode", "message_index", "reward", "scores"}
+_NOT_OF_A_MESSAGE = _EPISODE | _ABOUT_ROWS | {"message_index", "reward"}
+_MEANT: dict[Shape, frozenset[str]] = {
+    "episodes": _EPISODE | _ABOUT_ROWS | {"messages", "step_rewards"},
+    "steps": _EPISODE | _ABOUT_ROWS | _STEP | {"step_index"},
+    "messages": _OF_A_MESSAGE | _NOT_OF_A_MESSAGE,
+}
+"""Shape -> the columns that mean something."""
+_CLOSE = 0.7
+"""How like a known name another has to be for it to be asked whether that is meant."""
 _FIELD = re.compile(r"`\$\.(\w+)")
-_encode, _decode = msgspec.json.Encoder().encode, msgspec.json.Decoder().decode
+_encode, _decode = msgspec.json.Encoder(enc_hook=str).encode, msgspec.json.Decoder().decode
 _Row = dict[str, Any]
 
 
@@ -65,6 +76,19 @@ def shape_of(columns: Iterable[str], named: str | None = None) -> Shape:
     valid = "; ".join(f"{shape}: a column `{column}`" for shape, column in SHAPES.items())
     asked = f"rows of the shape {named!r}" if named is not None else "rows of one of three shapes"
     raise UsageError(f"{asked} are needed ({valid}); there are: {', '.join(columns)}")
+
+
+def unknown_columns(columns: Iterable[str], shape: Shape) -> str:
+    """The columns that mean nothing, where they go and what they might have meant, as a sentence; empty if all do."""
+    known = _MEANT[shape]
+    unknown = [column for column in columns if column not in known]
+    free = sorted(known - set(columns))
+    named = [
+        printable(column) + "".join(f" ({close}?)" for close in get_close_matches(column, free, 1, _CLOSE))
+        for column in unknown
+    ]
+    kept = "with their message" if shape == "messages" else "in extra"
+    return f"columns without a meaning here, kept {kept}: {', '.join(named)}" if named else ""
 
 
 def read_rows(rows: Iterable[_Row], shape: Shape, file: Input, name: str) -> Iterator[Item]:
@@ -105,8 +129,7 @@ def _record(numbers: Sequence[int], given: Sequence[_Row], shape: Shape, file: I
     numbers, rows = _ordered(numbers, rows, "step_index" if shape == "steps" else "message_index")
     chat = _steps(numbers, rows) if shape == "steps" else _chat(numbers, rows, shape)
     if shape == "episodes":
-        known = _EPISODE | {"messages", "step_rewards", "scores", "episode"}
-        fields |= _with_extra(fields, rows[0], known)
+        fields |= _with_extra(fields, rows[0], _MEANT[shape])
     try:
         record = msgspec.convert({"steps": []} | fields, EpisodeRecord, strict=False)
     except msgspec.ValidationError as error:
@@ -182,7 +205,7 @@ def _steps(numbers: Sequence[int], rows: Sequence[_Row]) -> dict[str, Any]:
     for number, row in zip(numbers, rows, strict=True):
         with _named(number):
             fields = {"state": None} | {key: value for key, value in row.items() if key in _STEP}
-            fields |= _with_extra(fields, row, _STEP | _EPISODE | {"episode", "step_index", "scores"})
+            fields |= _with_extra(fields, row, _MEANT["steps"])
             steps.append(msgspec.convert(fields, StepRecord, strict=False))
     return {"steps": steps}
 
@@ -234,11 +257,13 @@ def _scores(given: Any) -> list[ScoreRecord]:
 
 def _value(key: str, value: Any) -> Any:
     """A value, decoded where it is JSON text of a list or an object in a column that may hold one."""
+    if isinstance(value, Unreadable):
+        raise ShapeError(value)
     if key in _DOCUMENTS and isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
             return _decode(value)
         except msgspec.DecodeError as error:
             raise ShapeError(f"`{key}` is no JSON: {error}") from error
-    if isinstance(value, float) and not isfinite(value) and key in _EPISODE | _STEP:
+    if isinstance(value, float) and not isfinite(value):
         raise ShapeError(f"`{key}` is {value}; valid: a finite number, or NULL if it is unknown")
     return value

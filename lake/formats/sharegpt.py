@@ -1,9 +1,10 @@
 """ShareGPT: `{"conversations": [{"from": "human", "value": ...}, {"from": "gpt", ...}], "system"?, "tools"?}`.
 
-JSON Lines, a JSON array, one object, or Parquet; also `conversation`. `from` is system, human or user, gpt or
-assistant, function_call (a decision whose value is JSON of one {name, arguments} or of several), observation, tool or
-function_response. Pairs are `chosen` and `rejected` beside the conversations they answer; everything else is as in
-`lake.formats.messages_chat`. Sources: LLaMA-Factory 0.9.5 (data/README, v1 converter); axolotl's documentation.
+JSON Lines, a JSON array, one object, or Parquet; also `conversation` and `items`. `from` is system, human or user, gpt
+or assistant, function_call (a decision whose value is JSON of one {name, arguments} or of several), observation, tool
+or function_response, or another name in `lake.formats.chat.chat_messages.ROLES`; `content` may stand for `value`. Pairs
+are `chosen` and `rejected` beside the conversations they answer; everything else is as in `lake.formats.messages_chat`.
+Sources: LLaMA-Factory 0.9.5 (data/README, v1 converter); axolotl's and OpenChat's documentation.
 """
 
 from collections.abc import Iterator
@@ -13,24 +14,18 @@ from lake.formats.base.format import Format
 from lake.formats.base.look import Look
 from lake.formats.base.rows import Item, ShapeError
 from lake.formats.base.source import Input
-from lake.formats.chat.chat_messages import decoded
+from lake.formats.chat.chat_messages import ROLES
+from lake.formats.chat.data_files import rows_of
 from lake.formats.chat.messages import Message
-from lake.formats.messages_chat import leaves, read_rows
+from lake.formats.messages_chat import read_rows
 
 NAME = "sharegpt"
-_CHATS = ("conversations", "conversation", "messages")
-_ROLES = {
-    **{"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"},
-    **{"chatgpt": "assistant", "bing": "assistant", "bard": "assistant", "model": "assistant", "bot": "assistant"},
-    **{"function_call": "assistant", "observation": "tool", "tool": "tool", "function_response": "tool"},
-}
+_CHATS = ("conversations", "conversation", "messages", "items")
 
 
 def recognise(look: Look) -> bool:
     """Whether rows have a conversation whose turns have `from` and `value`."""
-    if look.kind == "parquet":
-        return bool(set(look.names).intersection(_CHATS)) and {"from", "value"} <= leaves(look)
-    for value in look.objects:
+    for value in rows_of(look):
         if set(value) >= {"conversations", "from", "value"} and set(value.values()) == {None}:
             return True  # of a damaged document, only the keys are known
         if any(_is_chat(value.get(key)) for key in _CHATS):
@@ -39,9 +34,8 @@ def recognise(look: Look) -> bool:
 
 
 def _is_chat(value: Any) -> bool:
-    return (
-        isinstance(value, list) and bool(value) and isinstance(value[0], dict) and value[0].keys() >= {"from", "value"}
-    )
+    first = value[0] if isinstance(value, list) and value else None
+    return isinstance(first, dict) and "from" in first and ("value" in first or "content" in first)
 
 
 def read(file: Input) -> Iterator[Item]:
@@ -58,26 +52,20 @@ def to_row(row: dict[str, Any]) -> dict[str, Any]:
             found[key] = [_message(turn, f"{key}[{index}]") for index, turn in enumerate(value)]
         elif isinstance(value, dict):
             found[key] = [_message(value, key)]
+    if isinstance(found.get("items"), list) and "conversations" not in found:
+        found["conversations"] = found.pop("items")
     return found
 
 
 def _message(turn: Any, place: str) -> Message:
     if not isinstance(turn, dict):
         raise ShapeError(f"Expected `object`, got `{type(turn).__name__}` - at `$.{place}`")
-    said, value = turn.get("from"), turn.get("value")
-    role = _ROLES.get(said) if isinstance(said, str) else None
-    if role is None:
-        raise ShapeError(f"`{place}.from` is {said!r}; valid: {', '.join(_ROLES)}")
+    said, value = turn.get("from"), turn.get("value", turn.get("content"))
+    if not isinstance(said, str) or said.lower() not in ROLES:
+        raise ShapeError(f"`{place}.from` is {said!r}; valid: {', '.join(ROLES)}")
     if not isinstance(value, str | None):
         raise ShapeError(f"`{place}.value` is {type(value).__name__}; valid: text")
-    message = {"role": role, "content": value} | {k: v for k, v in turn.items() if k not in ("from", "value")}
-    if said == "function_call":
-        found = decoded(value or "")
-        calls = found if isinstance(found, list) else [found]
-        # What is no call is the agent's text, as it stands.
-        if calls and all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
-            message |= {"content": None, "tool_calls": calls}
-    return message
+    return {"role": said, "content": value} | {k: v for k, v in turn.items() if k not in ("from", "value", "content")}
 
 
 FORMAT = Format(NAME, "ShareGPT conversations (from, value)", recognise, read)

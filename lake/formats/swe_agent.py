@@ -33,7 +33,7 @@ import msgspec
 
 from lake.formats.base.documents import with_parts
 from lake.formats.base.fields import Scores, number, sibling_number, without_secrets
-from lake.formats.base.format import Format
+from lake.formats.base.format import Format, past_its_own
 from lake.formats.base.look import Look
 from lake.formats.base.rows import Item, UnsupportedError, items_of, rest
 from lake.formats.base.source import Input, stem
@@ -328,4 +328,4 @@ def _count(value: Any) -> int | None:
     return value if type(value) is int and 0 <= value < _MOST else None
 
 
-FORMAT = Format(NAME, "SWE-agent trajectories (.traj)", recognise, read, is_whole=True)
+FORMAT = Format(NAME, "SWE-agent trajectories (.traj)", recognise, read, is_whole=True, run_folder=past_its_own)

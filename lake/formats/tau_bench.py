@@ -2,7 +2,8 @@
 
 One step per assistant turn. The state is what the policy saw last: the contents of the messages since its previous
 turn, system prompts left out. Siblings are the trials of a task. The file names neither run nor model. It records the
-return of the episode only, so step rewards stay NULL.
+return of the episode only, so step rewards stay NULL. A rollout that the runner could not finish has a return of 0, no
+messages, and its `error` in `info`.
 
 Source: the historical_trajectories folder of the tau-bench repository (Yao et al. 2024, arXiv 2406.12045).
 """
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from lake.formats.base.fields import as_text
 from lake.formats.base.format import Format
 from lake.formats.base.look import Look
 from lake.formats.base.rows import Item, array_values, converted
@@ -31,6 +33,7 @@ class _Info(msgspec.Struct):
     """The tool that answered last, or `user`: what ended the rollout, if anything did."""
     reward_info: dict[str, Any] | UnsetType | None = UNSET
     """NULL if the environment never came to its end: the runner's limit of turns stopped it."""
+    error: Any = None
 
 
 class _Row(msgspec.Struct):
@@ -63,9 +66,6 @@ def to_record(value: Any) -> EpisodeRecord:
     """
     row = msgspec.convert(value, _Row)
     chat = conversation(row.traj, place="traj")
-    for step in chat.steps:
-        # What lakes hold already has neither: with them, each of its episodes would be another.
-        step.reasoning = step.extra = None
     info = row.info or _Info()
     task = info.task or {}
     terminated = None if info.reward_info is UNSET else info.reward_info is not None
@@ -74,7 +74,8 @@ def to_record(value: Any) -> EpisodeRecord:
         rollout_index=row.trial,
         environment="tau_bench",
         env_return=row.reward,
-        status="truncated" if terminated is False else "completed",
+        status="failed" if info.error else "truncated" if terminated is False else "completed",
+        error=as_text(info.error),
         terminated=terminated,
         stop_reason=None if terminated is False else info.source,
         ground_truth={key: task[key] for key in ("actions", "outputs") if key in task} or None,

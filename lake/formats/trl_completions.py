@@ -2,31 +2,33 @@
 
 .. code-block:: text
 
-    step                 int; the training step                          collection round
+    step                 int, or its digits; the training step           collection round
     prompt, completion   text, or messages (newer versions)              one episode; decisions are the completion's
     <reward function>    float, a column each; null: it did not apply    a score each
     <extra>              what `log_extra` was given                      extra
     advantage            float (newer versions)                          extra: it is computed, no fact
+    scores               JSON text, which our own export has             a score each
 
 Equal prompts of a step are siblings: the task is the hash of the prompt, and they are numbered as they stand. The total
 reward is a weighted sum whose weights are not in the file, so the return is known only where there is one reward (or a
 column `reward`). Source: TRL 1.16, trainer/grpo_trainer.py.
 """
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
-from lake.formats.base.fields import Scores, number, prompt_task, whole
-from lake.formats.base.format import Format
+from lake.formats.base.fields import Scores, finite, prompt_task, whole
+from lake.formats.base.format import Format, above
 from lake.formats.base.look import Look
 from lake.formats.base.rows import Item, ShapeError, items_of, parquet_rows, rest
 from lake.formats.base.source import Input
-from lake.formats.chat_rows import chats_of
+from lake.formats.chat.data_rows import chats_of
+from lake.formats.chat.exported_rows import CALLED, names_its_episode, take_scores, tell_its_name
 from lake.records import EpisodeRecord
 
 NAME = "trl_completions"
 _COLUMNS = ("step", "prompt", "completion")
+_RETURN = "reward"
 
 
 def recognise(look: Look) -> bool:
@@ -47,27 +49,36 @@ def to_record(row: dict[str, Any], rewards: list[str], file: Input) -> EpisodeRe
     Raises:
         ShapeError: no step; a prompt or a completion that is neither text nor messages.
     """
-    step = whole(row.get("step"))
+    given = row.get("step")
+    step = int(given) if isinstance(given, str) and given.isdecimal() and len(given) < 10 else whole(given)
     if step is None:
-        raise ShapeError(f"`step` is {row.get('step')!r}; valid: a whole number")
+        raise ShapeError(f"`step` is {given!r}; valid: a whole number")
     (chat,) = chats_of({key: row.get(key) for key in ("prompt", "completion")}).chats
     task = prompt_task(row["prompt"])
+    others = rest(row, *_COLUMNS, *rewards) or {}
+    is_named = names_its_episode(others)
+    total = _RETURN if is_named or _RETURN in rewards else rewards[0] if len(rewards) == 1 else ""
     scores = Scores()
     for name in rewards:
-        scores.add(name, row.get(name))
-    total = "reward" if "reward" in rewards else rewards[0] if len(rewards) == 1 else ""
-    env_return = number(row.get(total))
-    return EpisodeRecord(
+        # A row of ours has the columns of all others too, and its return is no score.
+        if not is_named or (name != _RETURN and row.get(name) is not None):
+            scores.add(name, row.get(name))
+    take_scores(others, scores)
+    record = EpisodeRecord(
         task_id=task,
         rollout_index=file.next_index(step, task),
         collection_round=step,
-        env_return=env_return if env_return is not None and math.isfinite(env_return) else None,
+        env_return=finite(row.get(total)),
         initial_messages=chat.initial_messages,
         final_observation=chat.final_observation,
         steps=chat.steps,
         scores=scores.records,
-        extra=rest(row, *_COLUMNS, *rewards),
     )
+    if is_named:
+        tell_its_name(record, others)
+        others = {key: value for key, value in others.items() if key not in (*CALLED, "advantage")}
+    record.extra = others or None
+    return record
 
 
 def _rewards(file: Input) -> list[str]:
@@ -83,4 +94,4 @@ def _rewards(file: Input) -> list[str]:
     return [field.name for field in schema if pa.types.is_floating(field.type) and field.name not in others]
 
 
-FORMAT = Format(NAME, "TRL completion logs (Parquet)", recognise, read)
+FORMAT = Format(NAME, "TRL completion logs (Parquet)", recognise, read, run_folder=above("completions"))

@@ -8,10 +8,12 @@
     step            training step                                          collection round
     uid             {prompt}_{session}_{output}; newer files               which outputs are of one session
     <further>       of the reward function: acc, pred, ...; request_id     scores where named like one, else extra
+    scores          numbers of scorers, which our own export has           a score each
 
 A response is one text even if it holds turns of tools: it cannot be taken apart. Equal inputs of a step are siblings;
 the task is the hash of the input, and they are numbered as they stand. Further outputs of a session (an agent loop that
-rewrote its history) continue the one before. Source: verl 0.9.1, trainer/ppo/ray_trainer.py and v1/trainer_base.py.
+rewrote its history) continue the one before. A score of NaN, which Python writes into JSON, is no return. Source: verl
+0.9.1, trainer/ppo/ray_trainer.py and v1/trainer_base.py.
 """
 
 from collections.abc import Iterator
@@ -19,16 +21,17 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.base.fields import Scores, is_score_name, number, prompt_task
-from lake.formats.base.format import Format
+from lake.formats.base.fields import Scores, finite, is_score_name, number, prompt_task
+from lake.formats.base.format import Format, its_folder
 from lake.formats.base.look import Look
 from lake.formats.base.rows import Item, episode_text_id, items_of, line_values, rest
 from lake.formats.base.source import Input
+from lake.formats.chat.exported_rows import CALLED, names_its_episode, take_scores, tell_its_name
 from lake.formats.chat.messages import conversation
 from lake.records import EpisodeRecord, Index
 
 NAME = "verl"
-_KEYS = ("input", "output", "score", "step", "gts")
+KEYS = ("input", "output", "score", "step", "gts")
 
 
 class _Row(msgspec.Struct):
@@ -51,7 +54,7 @@ def recognise(look: Look) -> bool:
 
 def read(file: Input) -> Iterator[Item]:
     """Records and rejects of a file, with line numbers from 1."""
-    for item in line_values(file):
+    for item in line_values(file, constants=True):
         yield from items_of(item, NAME, lambda value: [to_record(value, file)])
 
 
@@ -61,22 +64,28 @@ def to_record(value: Any, file: Input) -> EpisodeRecord:
     messages = [{"role": "user", "content": row.input}, {"role": "assistant", "content": row.output}]
     chat = conversation(messages)
     scores = Scores()
-    scores.add("score", row.score)
-    others = rest(value, *_KEYS) or {}
+    others = rest(value, *KEYS) or {}
+    if not (is_named := names_its_episode(others)):
+        scores.add("score", row.score)
+    take_scores(others, scores)
     named = [key for key, score in others.items() if is_score_name(key) and number(score) is not None]
     for key in named:
         scores.add(key, others.pop(key))
     task = prompt_task(row.input)
+    extra = {key: item for key, item in others.items() if not is_named or key not in CALLED}
     record = EpisodeRecord(
         task_id=task,
         collection_round=row.step,
-        env_return=row.score,
+        env_return=finite(row.score),
         ground_truth=row.gts,
         initial_messages=chat.initial_messages,
         steps=chat.steps,
         scores=scores.records,
-        extra=others or None,
+        extra=extra or None,
     )
+    if is_named:
+        tell_its_name(record, others)
+        return record
     session, output = _session(value.get("uid"))
     first, last, known = file.memory.get("session", (None, None, None))
     if output > 0 and known == (row.step, session):
@@ -101,4 +110,4 @@ def _session(uid: Any) -> tuple[str, int]:
     return "", 0
 
 
-FORMAT = Format(NAME, "verl rollout data ({step}.jsonl)", recognise, read, by_line=True)
+FORMAT = Format(NAME, "verl rollout data ({step}.jsonl)", recognise, read, by_line=True, run_folder=its_folder)

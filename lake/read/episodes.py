@@ -8,7 +8,8 @@ import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -29,10 +30,9 @@ STEPS_A_PART = 8192
 EPISODES_A_PART = 1024
 """Bounds of a part; a part has one group at least, whatever its size."""
 _EARLIEST = datetime.min.replace(tzinfo=UTC)
-_SCORES = """
-    SELECT episode_id, step_index, scorer, scorer_version, value, reason, error, metrics FROM {view}
-    WHERE episode_id IN (SELECT unnest($ids)) ORDER BY episode_id, step_index NULLS FIRST, scorer
-"""
+_SCORE = ("episode_id", "step_index", "scorer", "scorer_version", "value", "reason", "error", "metrics")
+_VERSIONS = "SELECT scorer, scorer_version FROM scorer_versions WHERE is_current"
+_ENDED = "SELECT job_id, row_number() OVER (ORDER BY ended_order(sequence, ended_at, job_id)) AS ended FROM job_runs"
 
 
 def parts(episodes: pl.DataFrame, *, steps: int = STEPS_A_PART, most: int = EPISODES_A_PART) -> Iterator[pl.DataFrame]:
@@ -107,7 +107,7 @@ def read_episodes(
     of_spans: Mapping[int, list[dict[str, Any]]] = {}
     if spans and snapshot.files("spans"):
         of_spans = _by_episode(_typed_rows(snapshot, SPANS, part, ("episode_id", *_fields(SPANS, SpanRecord))))
-    of_scores = read_scores(snapshot, part["episode_id"]) if scores and snapshot.files("scores") else {}
+    of_scores = read_scores(snapshot, part) if scores else {}
     by_id = {head["episode_id"]: head for head in heads}
     found = []
     for episode_id in part["episode_id"]:
@@ -127,11 +127,22 @@ def read_episodes(
 
 
 def read_scores(
-    snapshot: Snapshot, episode_ids: pl.Series, view: Literal["current_scores", "latest_scores"] = "current_scores"
+    snapshot: Snapshot, part: pl.DataFrame, *, all_versions: bool = False
 ) -> dict[int, list[tuple[str, ScoreRecord]]]:
-    """The scores of some episodes, each with the scorer's version: the current one, or all of them."""
+    """The scores of the episodes of a part, each with the scorer's version.
+
+    They are the rows of view `current_scores`, or `latest_scores` if of all versions; the views themselves would read
+    the whole table for every part.
+    """
     found: dict[int, list[tuple[str, ScoreRecord]]] = defaultdict(list)
-    rows = snapshot.sql(_SCORES.format(view=view), {"ids": episode_ids.to_list()})
+    if not snapshot.files("scores"):
+        return found
+    versions, ended = _scorings(snapshot)
+    rows = rows_of(snapshot, "scores", part, (*_SCORE, "job_id"), ["metrics"]).join(ended, on="job_id")
+    if not all_versions:
+        rows = rows.join(versions, on=versions.columns, how="semi")
+    newest = pl.col("ended") == pl.col("ended").max().over("scorer", "scorer_version", "episode_id")
+    rows = rows.filter(newest).sort(*_SCORE[:4], nulls_last=False).select(_SCORE)
     for episode_id, step_index, scorer, version, value, reason, error, metrics in rows.iter_rows():
         decoded = None if metrics is None else msgspec.json.decode(metrics)
         score = ScoreRecord(
@@ -139,6 +150,13 @@ def read_scores(
         )
         found[episode_id].append((version, score))
     return found
+
+
+@lru_cache(maxsize=2)
+def _scorings(snapshot: Snapshot) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The version of each scorer that counts, and of every job its place in the order in which they ended."""
+    with snapshot.session() as session:
+        return session.query(_VERSIONS), session.query(_ENDED)
 
 
 def _fields(table: Table, record: type[msgspec.Struct]) -> list[str]:

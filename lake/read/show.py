@@ -200,7 +200,7 @@ def lines(gathered: Row, *, full: bool = False) -> Iterator[tuple[str, str]]:
     yield from _judgements(gathered)
     for step in gathered["steps"]:
         yield "", ""
-        yield "bold cyan", _step_head(step)
+        yield "bold cyan", _step_head(step, is_credited=credit is not None)
         role = f"state ({step['state_role']})" if step["state_role"] else "state"
         yield from _block(role, step["state"], full=full)
         yield from _block("reasoning", step["reasoning"], full=full, style="italic")
@@ -254,15 +254,15 @@ def _head(episode: Row) -> str:
     return _one_line("   ".join(parts))
 
 
-def _step_head(step: Row) -> str:
-    parts = [
-        f"step {step['step_index']}",
-        f"reward {number(step['reward'])}",
-        f"return-to-go {number(step['return_to_go'])}",
-        f"A_E {number(step['a_episode'])}",
-        f"A_S {number(step['a_step'])}",
-        f"A {number(step['advantage'])}",
-    ]
+def _step_head(step: Row, *, is_credited: bool) -> str:
+    parts = [f"step {step['step_index']}", f"reward {number(step['reward'])}"]
+    if is_credited:
+        parts += [
+            f"return-to-go {number(step['return_to_go'])}",
+            f"A_E {number(step['a_episode'])}",
+            f"A_S {number(step['a_step'])}",
+            f"A {number(step['advantage'])}",
+        ]
     flags = [flag for flag in (step["flags"] or "").split(",") if flag]
     marks = {
         "invalid action": step["is_action_valid"] is False,

@@ -1,21 +1,31 @@
 """Frames of any library as Polars has them, and frames of rollouts as episodes."""
 
 import tempfile
+from collections.abc import Callable, Iterable
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from lake.errors import UsageError
+from lake.errors import LakeAccessError, UsageError
 from lake.formats import FORMATS, query
 from lake.formats.base.source import Input
-from lake.formats.shapes import shape_of
+from lake.formats.shapes import shape_of, unknown_columns
 from lake.write.ingest import Plan, Reading, Report, run_plan
 from lake.write.sources import File
 
 if TYPE_CHECKING:
     from lake.lake import Lake
+
+_CAST = "cast it to another type, a text for example, or leave it out"
+_NOT_CONVERTED = (
+    *(pl.exceptions.PolarsError, pl.exceptions.PanicException, pa.ArrowException),
+    *(TypeError, ValueError, OverflowError, OSError),
+)
 
 
 def as_polars(frame: Any) -> pl.DataFrame:
@@ -24,49 +34,70 @@ def as_polars(frame: Any) -> pl.DataFrame:
     Raises:
         UsageError: something else; columns that no table can have.
     """
-    import pyarrow as pa
-
     kind = f"{type(frame).__module__.partition('.')[0]}.{type(frame).__name__}"
-    try:
-        if isinstance(frame, pl.LazyFrame):
+    if isinstance(frame, pl.DataFrame):
+        return frame
+    if isinstance(frame, pl.LazyFrame):
+        try:
             return frame.collect()
-        if isinstance(frame, pl.DataFrame):
-            return frame
-        if kind == "pandas.DataFrame":
-            return _of_pandas(frame)
-        if kind in ("pyarrow.Table", "pyarrow.RecordBatch"):
-            return pl.DataFrame(frame)
-    except (pl.exceptions.PolarsError, pa.ArrowException) as error:
-        raise UsageError(f"the frame cannot be read: {str(error).splitlines()[0]}") from error
+        except (pl.exceptions.PolarsError, OSError) as error:
+            raise UsageError(f"the frame cannot be read: {_first_sentence(error)}") from error
+    if kind == "pandas.DataFrame":
+        return _of_columns(frame.columns, (frame.iloc[:, place] for place in range(frame.shape[1])), _of_pandas)
+    if kind in ("pyarrow.Table", "pyarrow.RecordBatch"):
+        return _of_columns(frame.schema.names, frame.columns, _of_arrow)
     raise UsageError(f"{type(frame).__name__} is no frame; valid: a frame of Polars or pandas, or an Arrow table")
 
 
-def _of_pandas(frame: Any) -> pl.DataFrame:
-    import pyarrow as pa
-
-    names = [str(name) for name in frame.columns]
+def _of_columns(given: Iterable[Any], columns: Iterable[Any], convert: Callable[[str, Any], pl.Series]) -> pl.DataFrame:
+    names = [str(name) for name in given]
     if twice := {name for name in names if names.count(name) > 1}:
         raise UsageError(f"the frame has the column {min(twice)!r} twice; name each of them")
-    columns = []
-    for place, name in enumerate(names):
-        cells = frame.iloc[:, place]
-        try:
-            columns.append(pl.Series(name, pl.from_pandas(cells)))
-        except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            columns.append(_of_any(name, cells))
-    return pl.DataFrame(columns)
+    return pl.DataFrame(list(map(convert, names, columns)))
+
+
+def _of_arrow(name: str, cells: Any) -> pl.Series:
+    fault = "Polars has decimals of at most 38 digits" if "decimal256" in str(cells.type) else None
+    try:
+        if fault is None:
+            return pl.Series(name, cells)
+    except _NOT_CONVERTED as error:
+        fault = _first_sentence(error)
+    raise UsageError(f"the frame's column `{name}` is {cells.type}: {fault}; {_CAST}")
+
+
+def _of_pandas(name: str, cells: Any) -> pl.Series:
+    dense = cells.sparse.to_dense() if hasattr(cells, "sparse") else cells
+    try:
+        return pl.Series(name, pl.from_pandas(dense))
+    except _NOT_CONVERTED:
+        return _of_any(name, dense)
 
 
 def _of_any(name: str, cells: Any) -> pl.Series:
     """Cells of different types: texts as they are, all others as JSON."""
     texts: list[str | None] = []
     for row, (cell, is_missing) in enumerate(zip(cells, cells.isna(), strict=True)):
+        if is_missing:
+            texts.append(None)
+            continue
         try:
-            is_text = is_missing or isinstance(cell, str)
-            texts.append((None if is_missing else cell) if is_text else msgspec.json.encode(cell).decode())
-        except (TypeError, ValueError, RecursionError) as error:
+            text = cell if isinstance(cell, str) else msgspec.json.encode(cell, enc_hook=_of_numpy).decode()
+            text.encode()
+            texts.append(text)
+        except (TypeError, ValueError, RecursionError, OverflowError) as error:
             raise UsageError(f"the frame's row {row}: `{name}` is {type(cell).__name__}: {error}") from error
     return pl.Series(name, texts, dtype=pl.String)
+
+
+def _of_numpy(cell: Any) -> Any:
+    if hasattr(cell, "tolist"):
+        return cell.tolist()
+    raise TypeError("JSON has no such value")
+
+
+def _first_sentence(error: BaseException) -> str:
+    return str(error).partition("\n")[0].partition(". ")[0].rstrip(". ")
 
 
 def ingest_frame(lake: "Lake", frame: Any, *, shape: str | None = None, run_id: str | None = None) -> Report:
@@ -78,10 +109,27 @@ def ingest_frame(lake: "Lake", frame: Any, *, shape: str | None = None, run_id: 
     with tempfile.TemporaryDirectory(prefix="trajlake-") as folder:
         # Through a file: what is read is the same for frames of all libraries, and it goes the way of all files.
         path = Path(folder, "frame.parquet")
-        try:
-            rows.write_parquet(path)
-        except pl.exceptions.PolarsError as error:
-            raise UsageError(f"the frame cannot be stored: {str(error).splitlines()[0]}") from error
+        _store(rows, path)
         source = Input(path, run_id or "frame", memory={"shape": found})
-        reading = Reading(File(path, "frame"), FORMATS[query.FRAME], source)
-        return run_plan(lake, Plan(Report("frame", query.FRAME, source.run_id), [reading]))
+        reading = Reading(File(path, "frame", path), FORMATS[query.FRAME], source)
+        report = Report("frame", query.FRAME, source.run_id, columns=unknown_columns(rows.columns, found))
+        return run_plan(lake, Plan(report, [reading]))
+
+
+def _store(rows: pl.DataFrame, path: Path) -> None:
+    """Write a frame where its reader finds it. Raises UsageError: a column of a type that its reader does not know."""
+    try:
+        rows.write_parquet(path)
+        pq.read_schema(path)
+    except _NOT_CONVERTED as error:
+        for column in rows.head(1):
+            file = BytesIO()
+            try:
+                column.to_frame().write_parquet(file)
+                pq.read_schema(file)
+            except _NOT_CONVERTED as fault:
+                what = f"the frame's column `{column.name}` is {column.dtype}"
+                raise UsageError(f"{what}: {_first_sentence(fault)}; {_CAST}") from fault
+        where = f"the temporary folder {path.parent.parent}"
+        more = "make room there, or set TMPDIR to a folder with more"
+        raise LakeAccessError(f"the frame cannot be stored in {where}: {_first_sentence(error)}; {more}") from error

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +21,11 @@ from lake.errors import FormatError, UsageError
 from lake.formats import choose, query
 from lake.formats.base.format import Format
 from lake.formats.base.rows import Item
-from lake.formats.base.source import Input, Source, stem
-from lake.records import EpisodeRecord, Reject, StepRecord, printable
+from lake.formats.base.source import Input, Source
+from lake.records import EpisodeRecord, Reject, printable
+from lake.write.copies import Copies
 from lake.write.jobs import Job
+from lake.write.runs import COMPARED, KnownRuns, run_of
 from lake.write.scores import RECORDED, add_scores
 from lake.write.sources import Argument, File, located
 
@@ -37,6 +39,21 @@ BATCH_BYTES = 32 << 20
 BATCH_SCORES = 200_000
 """Scores that are committed at once."""
 PROGRESS_SECONDS = 10.0
+
+
+class Taken(msgspec.Struct):
+    """What became of one file."""
+
+    format: str
+    episodes: int = 0
+    """New or present."""
+    rejected: int = 0
+    runs: set[str] = msgspec.field(default_factory=set)
+
+    def take(self, run_id: str) -> None:
+        """Count an episode."""
+        self.episodes += 1
+        self.runs.add(run_id)
 
 
 class Report(msgspec.Struct):
@@ -64,65 +81,13 @@ class Report(msgspec.Struct):
     runs: set[str] = msgspec.field(default_factory=set)
     """The runs that the records name."""
     first_fault: tuple[str, int, str] | None = None
-    """File, position and message of the first record that could not be read."""
+    """File, position and message of the first record that was not taken."""
     copies: str = ""
     """What there is to know of episodes that repeat a sibling, as a sentence."""
-
-
-class Copies:
-    """Counts episodes that repeat a sibling, decision by decision: what a group learns from each of them is the same.
-
-    Equal are the states, actions and tool calls (but for the ids of calls) of all active steps. An unknown state
-    equals nothing. A retry of a rollout, or the same record again, is no sibling.
-    """
-
-    def __init__(self) -> None:
-        self._encode = msgspec.json.Encoder().encode
-        self._groups: dict[int, tuple[int, int]] = {}
-        self._seen: set[int] = set()
-
-    def add(self, record: EpisodeRecord) -> None:
-        """Count one more episode."""
-        group = hash((record.run_id, record.collection_round, record.task_id, record.seed))
-        rollout = hash(("rollout", group, record.rollout_index, record.agent_id))
-        if rollout in self._seen:
-            return
-        decisions = self._decisions(record.steps)
-        content = rollout if decisions is None else hash(("content", group, *decisions))
-        size, repeated = self._groups.get(group, (0, 0))
-        self._groups[group] = (size + 1, repeated + (content in self._seen))
-        self._seen |= {rollout, content}
-
-    def in_words(self) -> str:
-        """What there is to know of them, as a sentence; empty if there are none."""
-        shares = [repeated / size for size, repeated in self._groups.values() if repeated]
-        if not shares:
-            return ""
-        episodes = sum(size for size, _ in self._groups.values())
-        return (
-            f"{self.count} of {episodes} episodes repeat a sibling step by step, in {len(shares)} of "
-            f"{len(self._groups)} groups (on average {sum(shares) / len(shares):.0%} of such a group)"
-        )
-
-    @property
-    def count(self) -> int:
-        """Episodes that repeat an earlier one of their group."""
-        return sum(repeated for _, repeated in self._groups.values())
-
-    def _decisions(self, steps: list[StepRecord]) -> list[str | bytes] | None:
-        """States, actions and tool calls of the active steps; None if a state is unknown."""
-        texts: list[str | bytes] = []
-        calls: list[Any] = []
-        for step in steps:
-            if not step.is_active:
-                continue
-            if step.state is None:
-                return None
-            texts += (step.state, step.action)
-            if step.tool_calls:
-                made = [{**call, "id": None} if isinstance(call, dict) else call for call in step.tool_calls]
-                calls.append((len(texts), made))
-        return [*texts, self._encode(calls)]
+    columns: str = ""
+    """Columns of a query or a frame that mean nothing, where they are kept and what they might mean, as a sentence."""
+    by_file: dict[str, Taken] = msgspec.field(default_factory=dict)
+    """Each file that was read -> what became of it."""
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -141,6 +106,10 @@ class Reading(msgspec.Struct):
     file: File
     format: Format
     input: Input
+    is_run_given: bool = True
+    """Whether the run was named by a person, or is settled: see `lake.write.runs`."""
+    columns: str = ""
+    """See `Report.columns`."""
 
 
 class Plan(msgspec.Struct):
@@ -183,9 +152,7 @@ def _is_unlike_its_text(reading: Reading) -> bool:
 def plan(argument: Argument, *, run_id: str | None = None, format_name: str | None = None) -> Plan:
     """Which files will be read as what; needs no lake. Nothing is read of an argument whose files were named before.
 
-    A file's records belong to the run of its name, unless they or `run_id` say otherwise; in a folder that is its path
-    below the folder, because tools call the files of all their runs alike (`results.jsonl`). Where every file of a
-    folder is an episode, that would be a run each: they belong to the run of the folder's name.
+    A file's records belong to the run that `lake.write.runs` says, unless they or `run_id` name another.
 
     Raises:
         FormatError: a file that was named is missing, empty, of no known format or without trajectories; a folder has
@@ -211,14 +178,11 @@ def plan(argument: Argument, *, run_id: str | None = None, format_name: str | No
 def reading_of(file: File, *, run_id: str | None, format_name: str | None) -> Reading:
     """How a file will be read. Raises FormatError, UsageError: see `plan`; QueryError: a query that cannot be run."""
     fmt = choose(file.path, format_name)
-    if fmt.name == query.NAME:
-        query.check(file.path)
-    named = Path(file.name)
-    own = file.folder if file.folder is not None and fmt.is_whole else (named.parent / stem(named)).as_posix()
-    run = printable(own if run_id is None else run_id)
+    columns = query.check(file.path) if fmt.name == query.NAME else ""
+    run = run_of(file, fmt) if run_id is None else printable(run_id)
     if not run.strip():
         raise UsageError("the run's name is empty; give --run NAME")
-    return Reading(file, fmt, Input(file.path, run))
+    return Reading(file, fmt, Input(file.path, run), is_run_given=run_id is not None, columns=columns)
 
 
 def reason_of(error: FormatError, file: File) -> str:
@@ -227,11 +191,13 @@ def reason_of(error: FormatError, file: File) -> str:
 
 
 def planned(argument: Argument, readings: list[Reading], skipped: dict[str, str], run_id: str | None) -> Plan:
-    """The plan of an argument. Its run does not depend on which of the files are there today."""
+    """The plan of an argument. The job of a folder has no run of its own: that would depend on what is in it today."""
     formats = ", ".join(dict.fromkeys(reading.format.name for reading in readings))
-    is_one = run_id is not None or not argument.label or all(reading.format.is_whole for reading in readings)
-    run = readings[0].input.run_id if is_one and readings else None
-    return Plan(Report(argument.source, formats, run, files=len(readings), skipped=skipped), readings)
+    run = readings[0].input.run_id if readings and not argument.label else run_id
+    report = Report(argument.source, formats, run, files=len(readings), skipped=skipped)
+    report.columns = "; ".join(dict.fromkeys(reading.columns for reading in readings if reading.columns))
+    report.by_file = {reading.file.name: Taken(reading.format.name) for reading in readings}
+    return Plan(report, readings)
 
 
 def ingest(
@@ -246,7 +212,7 @@ def ingest(
     """Read a file, a folder, a glob or a URI into a lake; the counts are of records, and of the new episodes' steps.
 
     Args:
-        run_id: run of records that name none; the file's stem unless given.
+        run_id: run of records that name none; what `lake.write.runs` says unless given.
         batch_size: episodes a commit at most.
         progress: called between batches, at most every 10 seconds.
 
@@ -273,7 +239,7 @@ def run_plan(
     report = plan.report
     size = plan.text_size
     shown = time.monotonic()
-    batches = _batches(plan, batch_size)
+    batches = _batches(plan, batch_size, KnownRuns(lake))
     with _without_collector():
         first = next(batches, None)
     if first is None and only_if_any:
@@ -318,24 +284,55 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def items(plan: Plan) -> Iterator[tuple[Reading, Item]]:
-    """Every record and reject of the files, in order; each with its run, file and format."""
+def items(plan: Plan, known: KnownRuns | None = None) -> Iterator[tuple[Reading, Item]]:
+    """Every record and reject of the files, in order; each with its run, file and format.
+
+    `known`: the runs that there are; a file whose first records are in one of them belongs to it.
+    """
     for reading in plan.readings:
-        for item in reading.format.reader(reading.input):
+        for item in _read(reading, known):
             found = item if isinstance(item, Reject) else item[1]
             found.source_uri = reading.file.name
             if isinstance(found, EpisodeRecord):
                 found.run_id = found.run_id or reading.input.run_id
             else:
+                found.run_id = reading.input.run_id
                 found.source_format = reading.format.name
             yield reading, item
 
 
-def _batches(plan: Plan, batch_size: int) -> Iterator[list[tuple[Reading, Item]]]:
+def _read(reading: Reading, known: KnownRuns | None) -> Iterator[Item]:
+    """A file's records and rejects, in the run that they belong to."""
+    found = reading.format.reader(reading.input)
+    if known is None or reading.is_run_given:
+        return found
+    reading.is_run_given = True
+    own, before = reading.input.run_id, []
+    for item in found:
+        before.append(item)
+        if not isinstance(item, Reject):
+            others = [] if item[1].run_id is not None else known.others(item[1], own, reading.format)
+            if others and (run := _run_among(others, reading, known)) != own:
+                last = reading.input
+                last.meter.done = 0
+                reading.input = Input(last.path, run, last.meter, may_grow=last.may_grow)
+                return reading.format.reader(reading.input)
+            break
+    return chain(before, found)
+
+
+def _run_among(others: list[str], reading: Reading, known: KnownRuns) -> str:
+    """That of some runs which has the first records of a file; the file's own if none has."""
+    again = reading.format.reader(Input(reading.file.path, reading.input.run_id))
+    first = [item[1] for item in islice(again, COMPARED) if not isinstance(item, Reject)]
+    return next((run for run in others if known.has(first, run, reading.format)), reading.input.run_id)
+
+
+def _batches(plan: Plan, batch_size: int, known: KnownRuns) -> Iterator[list[tuple[Reading, Item]]]:
     batch: list[tuple[Reading, Item]] = []
     steps = before = begun = 0
     last: Reading | None = None
-    for reading, item in items(plan):
+    for reading, item in items(plan, known):
         if reading is not last:
             before += last.input.meter.done if last else 0
             last = reading
@@ -354,13 +351,17 @@ def _record(job: Job, batch: list[tuple[Reading, Item]], report: Report, copies:
     records: list[EpisodeRecord] = []
     positions: list[int] = []
     growing: set[int] = set()
+    files: list[Taken] = []
     for reading, item in batch:
+        file = report.by_file.setdefault(reading.file.name, Taken(reading.format.name))
         if isinstance(item, Reject):
             rejects.append(item)
-            report.first_fault = report.first_fault or (reading.file.name, item.position, item.message)
+            file.rejected += 1
             continue
         position, record = item
         report.runs.add(record.run_id or "")
+        file.take(record.run_id or "")
+        files.append(file)
         copies.add(record)
         if reading.format.is_whole:
             growing.add(len(records))
@@ -369,6 +370,11 @@ def _record(job: Job, batch: list[tuple[Reading, Item]], report: Report, copies:
     if rejects:
         job.reject(rejects, report.source, report.format)
     counts = job.record_checked(records, positions, growing=growing)
+    if report.first_fault is None and (first := next(iter(rejects), counts.first_reject)) is not None:
+        report.first_fault = first.source_uri or report.source, first.position, first.message
+    for place in counts.refused:
+        files[place].episodes -= 1
+        files[place].rejected += 1
     report.records += len(batch)
     report.new += counts.new
     report.replaced += counts.replaced

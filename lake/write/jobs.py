@@ -46,6 +46,9 @@ class Counts(msgspec.Struct):
     replaced: int = 0
     """New episodes that replace an earlier reading of themselves."""
     rejected: int = 0
+    refused: Sequence[int] = ()
+    """Places of episodes that were fit to be recorded and are rejects all the same: conflicts, say."""
+    first_reject: Reject | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +216,8 @@ class Job:
             self.reject(bad, "recorder", "recorder")
         counts = self.record_checked(good, positions)
         counts.rejected += len(bad)
+        counts.refused = tuple(positions[place] for place in counts.refused)
+        counts.first_reject = next(iter(bad), counts.first_reject)
         return counts
 
     def record_checked(
@@ -236,19 +241,20 @@ class Job:
         for place, record in enumerate(records):
             if record.scores and place not in refused:
                 self.scores.add(record)
-        return Counts(outcome.new, outcome.new_steps, outcome.present, outcome.replaced, len(refused))
+        first_reject = min(rejects, key=lambda one: one.position, default=None)
+        return Counts(
+            outcome.new, outcome.new_steps, outcome.present, outcome.replaced, len(refused), refused, first_reject
+        )
 
     def reject(self, rejects: Sequence[Reject], source_uri: str, source_format: str) -> None:
         """Record input that could not be taken. The same reject twice is one row for readers."""
         now = self._store.clock()
         rows = [
             {
-                "reject_id": ids.key_hash(
-                    "reject", self.run_id, r.source_uri or source_uri, r.position, r.reason, r.raw
-                ),
-                "run_id": self.run_id,
+                "reject_id": ids.key_hash("reject", r.run_id or self.run_id, uri, r.position, r.reason, r.raw),
+                "run_id": r.run_id or self.run_id,
                 "episode_id": r.episode_id,
-                "source_uri": r.source_uri or source_uri,
+                "source_uri": uri,
                 "source_format": r.source_format or source_format,
                 "position": r.position,
                 "reason": r.reason,
@@ -346,20 +352,26 @@ def _jobs_frame(row: dict[str, Any]) -> pl.DataFrame:
     return conform(pl.DataFrame([row], schema=TABLES["jobs"].polars()), TABLES["jobs"])
 
 
-def _reject(record: EpisodeRecord, position: int, reason: Literal["conflict", "forgotten"]) -> Reject:
+def refusal(record: EpisodeRecord, reason: Literal["conflict", "forgotten"]) -> str:
+    """Why a record that is well-formed is not taken, and what to do."""
     key = f"run {record.run_id!r}, task {record.task_id!r}, rollout {record.rollout_index}, attempt {record.attempt}"
     fault = {
         "conflict": "is present with other content; give it another --run or a higher attempt",
         "forgotten": "was erased with `trajlake forget` and is not taken again",
     }
+    return f"{key} {fault[reason]}"
+
+
+def _reject(record: EpisodeRecord, position: int, reason: Literal["conflict", "forgotten"]) -> Reject:
     # What was forgotten is kept without its text: it was erased for a reason.
     raw = excerpt(msgspec.json.encode(record).decode()) if reason == "conflict" else ""
     episode_id = identify(record, record.run_id or "").episode_id
     return Reject(
         position=position,
         reason=reason,
-        message=f"{key} {fault[reason]}",
+        message=refusal(record, reason),
         raw=raw,
+        run_id=record.run_id,
         episode_id=episode_id,
         source_uri=record.source_uri,
         source_format=record.source_format,

@@ -9,7 +9,8 @@ import msgspec
 from lake.opening import open as open_lake
 from lake.read.show import gather, lines
 from lake.records import EpisodeRecord, Reject, identify
-from lake.write.ingest import Plan, items
+from lake.write.ingest import Plan, Taken, items
+from lake.write.jobs import refusal
 
 EXAMPLES = 3
 Seen = dict[int, tuple[int, int]]
@@ -35,7 +36,27 @@ class Preview(msgspec.Struct):
     """Reason of rejects -> how many."""
     faults: dict[str, tuple[str, int, str]] = msgspec.field(default_factory=dict)
     """Reason -> file, position and message of the first of them."""
-    examples: list[EpisodeRecord] = msgspec.field(default_factory=list)
+    by_file: dict[str, Taken] = msgspec.field(default_factory=dict)
+    """Each file -> what would become of it."""
+    formats: set[str] = msgspec.field(default_factory=set)
+    """Those that episodes were of."""
+    candidates: tuple[list[EpisodeRecord], list[EpisodeRecord], list[EpisodeRecord]] = msgspec.field(
+        default_factory=lambda: ([], [], [])
+    )
+    """The first episodes of a format, of a file, and others: a few of each, to choose examples from."""
+
+    @property
+    def examples(self) -> list[EpisodeRecord]:
+        """A few episodes, as unlike one another as their formats and files are."""
+        return [record for records in self.candidates for record in records][:EXAMPLES]
+
+    def keep(self, record: EpisodeRecord, file: Taken) -> None:
+        """Keep an episode that may become an example, before its file counts it."""
+        is_of_new_format = file.format not in self.formats
+        self.formats.add(file.format)
+        kept = self.candidates[2 if file.episodes else 0 if is_of_new_format else 1]
+        if len(kept) < EXAMPLES:
+            kept.append(record)
 
     def take(self, record: EpisodeRecord) -> None:
         """Count an episode."""
@@ -50,10 +71,11 @@ class Preview(msgspec.Struct):
 
 def preview(plan: Plan, seen: Seen | None = None) -> Preview:
     """Read all that an ingest would read. Keys are compared with those that were seen before, not with a lake's."""
-    found = Preview()
+    found = Preview(by_file=plan.report.by_file)
     seen = {} if seen is None else seen
     for reading, item in items(plan):
         found.records += 1
+        file = found.by_file[reading.file.name]
         if isinstance(item, Reject):
             reason, position, message = item.reason, item.position, item.message
         else:
@@ -64,13 +86,16 @@ def preview(plan: Plan, seen: Seen | None = None) -> Preview:
             if before is None or (goes_on and before[0] != identity.content_hash and len(record.steps) >= before[1]):
                 seen[identity.episode_id] = identity.content_hash, len(record.steps)
                 found.take(record)
-                if before is None and len(found.examples) < EXAMPLES:
-                    found.examples.append(record)
+                if before is None:
+                    found.keep(record, file)
+                file.take(record.run_id or "")
                 continue
             if goes_on or before[0] == identity.content_hash:
                 found.present += 1
+                file.take(record.run_id or "")
                 continue
-            reason, message = "conflict", "an earlier record has the same key and other content"
+            reason, message = "conflict", refusal(record, "conflict")
+        file.rejected += 1
         found.reasons[reason] += 1
         found.faults.setdefault(reason, (reading.file.name, position, message))
     return found

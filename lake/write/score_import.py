@@ -2,16 +2,19 @@
 
 A row names its episode by `episode_id` (an integer, or the 13 characters) or by its natural key: `task_id`, and as far
 as they tell episodes apart `run_id`, `rollout_index`, `attempt`, `agent_id`, `collection_round`, `seed`. `step_index`
-is the step, NULL or absent for the whole episode. `value` is the score, NULL if there is none; a truth value is 1 or 0.
+is the step, NULL or absent for the whole episode. `value` (or `score`, or `reward`, if there is no such column) is the
+score, NULL if there is none; a truth value is 1 or 0.
 `scorer` is who says so, unless one name is given for all; `reason` and `error` are kept.
 
-A row whose episode the lake does not hold, or which fits several, is a reject `unmatched`; one that says nothing, or
-something else than another row of the same, is `invalid`. The same file again adds nothing; a score that has changed
-since takes the place of the former one. Where a cell is of the wrong type, nothing of the file is taken.
+A row whose episode the lake does not hold, or which fits several, is a reject `unmatched`; one that has a cell of the
+wrong type, says nothing, or says something else than another row of the same, is `invalid`. The same file again adds
+nothing; a score that has changed since takes the place of the former one.
 """
 
 import sys
+from collections.abc import Iterator
 from io import BytesIO
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +22,7 @@ import msgspec
 import polars as pl
 
 from lake.errors import FormatError, UsageError
-from lake.formats.base.rows import jsonable
-from lake.records import Reject, excerpt
+from lake.records import Reject, printable
 from lake.write import score_files
 from lake.write.frames import as_polars
 from lake.write.rows import SCORE_COLUMNS
@@ -38,6 +40,7 @@ _SAID = ("value", "reason", "error")
 _TEXTS = ("run_id", "task_id", "agent_id", "scorer", "reason", "error")
 _WHOLE = ("rollout_index", "attempt", "collection_round", "seed", "step_index")
 EXAMPLES = 5
+_REJECTS_AT_ONCE = 100_000
 
 
 class ScoresReport(msgspec.Struct):
@@ -61,7 +64,7 @@ def import_file(lake: "Lake", path: str | Path, *, name: str | None = None) -> S
 
     Raises:
         FormatError: missing, empty, damaged, or no such file.
-        UsageError: several files; columns that name no episode or no value; a cell of the wrong type.
+        UsageError: several files; columns that name no episode or no value.
     """
     with located([str(path)], getattr(sys.stdin, "buffer", BytesIO())) as (argument,):
         if argument.label:
@@ -81,24 +84,24 @@ def add_frame(lake: "Lake", frame: Any, *, name: str | None = None) -> ScoresRep
 
 def _add(lake: "Lake", given: Given, name: str | None) -> ScoresReport:
     report = ScoresReport(given.source, rows=len(given.positions) + len(given.unread))
-    rejects = list(given.unread)
-    scores = pl.DataFrame()
-    if given.positions or not rejects:
+    bad = scores = pl.DataFrame(schema={"row": pl.UInt32, "kind": pl.String, "problem": pl.String})
+    if given.positions or not given.unread:
         rows = _matched(lake, _typed(given, name)).with_columns(_PROBLEM, _KIND)
         rows = _without_contradictions(rows)
         good = rows.filter(pl.col("problem").is_null())
         scores = good.unique(_SAME, keep="first", maintain_order=True)
-        rejects += _rejects(rows.filter(pl.col("problem").is_not_null()), given)
+        bad = rows.filter(pl.col("problem").is_not_null())
         report.scorers = sorted(good["scorer"].unique())
         report.present = good.height - scores.height
-    rejects.sort(key=lambda reject: reject.position)
-    report.unmatched = sum(reject.reason == "unmatched" for reject in rejects)
-    report.invalid = len(rejects) - report.unmatched
-    report.examples = [f"row {one.position} ({one.raw}): {one.message}" for one in rejects[:EXAMPLES]]
-    if rejects:
-        with lake.job(kind="score", parameters={"source": given.source, "rejected": len(rejects)}) as job:
-            job.reject(rejects, given.source, "scores")
-            job.counts |= {"rows_in": report.rows, "rows_dropped": len(rejects)}
+    report.unmatched = bad.filter(pl.col("kind") == "unmatched").height
+    report.invalid = bad.height - report.unmatched + len(given.unread)
+    if rejected := bad.height + len(given.unread):
+        first = sorted(chain(given.unread[:EXAMPLES], *_rejects(bad[:EXAMPLES], given)), key=lambda one: one.position)
+        report.examples = [f"row {one.position} ({one.raw}): {one.message}" for one in first[:EXAMPLES]]
+        with lake.job(kind="score", parameters={"source": given.source, "rejected": rejected}) as job:
+            for rejects in chain([given.unread] if given.unread else [], _rejects(bad, given)):
+                job.reject(rejects, given.source, "scores")
+            job.counts |= {"rows_in": report.rows, "rows_dropped": rejected}
     if not scores.is_empty():
         whole = scores.with_columns(metrics=pl.lit(None, pl.String)).select(*SCORE_COLUMNS)
         added = add_scores(lake, whole.cast(dict(SCORE_COLUMNS.items())), version=IMPORTED, source=given.source)
@@ -109,7 +112,9 @@ def _add(lake: "Lake", given: Given, name: str | None) -> ScoresReport:
 
 _IS_UNMATCHED = (pl.col("episodes") != 1) | ~pl.col("step_index").is_between(0, pl.col("num_steps") - 1)
 _PROBLEM = (
-    pl.when(pl.col("episodes") == 0)
+    pl.when(pl.col("wrong_cell").is_not_null())
+    .then("wrong_cell")
+    .when(pl.col("episodes") == 0)
     .then(pl.lit("no episode of the lake has this key"))
     .when(pl.col("episodes") > 1)
     .then(pl.format("{} episodes of the lake have this key; add columns that tell them apart", "episodes"))
@@ -123,7 +128,12 @@ _PROBLEM = (
     .then(pl.lit("it has no value, no reason and no error"))
     .alias("problem")
 )
-_KIND = pl.when(_IS_UNMATCHED).then(pl.lit("unmatched")).otherwise(pl.lit("invalid")).alias("kind")
+_KIND = (
+    pl.when(pl.col("wrong_cell").is_null() & _IS_UNMATCHED)
+    .then(pl.lit("unmatched"))
+    .otherwise(pl.lit("invalid"))
+    .alias("kind")
+)
 
 
 def _without_contradictions(rows: pl.DataFrame) -> pl.DataFrame:
@@ -149,13 +159,20 @@ def _typed(given: Given, name: str | None) -> pl.DataFrame:
         )
     if name is None and "scorer" not in there:
         raise UsageError("who gave these scores? give --name NAME, or a column `scorer`")
-    if name is not None and (not name.strip() or "@" in name):
-        raise UsageError(f"{name!r} is no name of a scorer; valid: a name that is not blank and has no @")
+    if name is not None and not (
+        isinstance(name, str) and name.strip() and "@" not in name and printable(name) == name
+    ):
+        raise UsageError(f"{name!r} is no name of a scorer; valid: a text that is not blank and has no @")
     count = len(given.positions)
     nothing = [None] * count
+    wrong_cells: dict[int, str] = {}
 
     def cells(column: str, convert: Any, valid: str, dtype: pl.DataType) -> pl.Series:
-        return pl.Series(converted(given, column, convert, valid) if column in there else nothing, dtype=dtype)
+        if column not in there:
+            return pl.Series(nothing, dtype=dtype)
+        found, wrong = converted(given, column, convert, valid)
+        wrong_cells.update(wrong | wrong_cells)
+        return pl.Series(found, dtype=dtype)
 
     named = there.get("episode_id", nothing)
     columns = {
@@ -166,6 +183,7 @@ def _typed(given: Given, name: str | None) -> pl.DataFrame:
         "has_id": pl.Series([cell is not None for cell in named], dtype=pl.Boolean),
         "episode_id": pl.Series(list(map(score_files.episode_id, named)), dtype=pl.Int64),
     }
+    columns["wrong_cell"] = pl.Series(list(map(wrong_cells.get, range(count))), dtype=pl.String)
     rows = pl.DataFrame(columns)
     return rows if name is None else rows.with_columns(scorer=pl.lit(name))
 
@@ -187,10 +205,12 @@ def _matched(lake: "Lake", rows: pl.DataFrame) -> pl.DataFrame:
     return joined.unique("row", keep="first").join(counted, on="row").sort("row")
 
 
-def _rejects(bad: pl.DataFrame, given: Given) -> list[Reject]:
-    found = []
-    for row, kind, problem in bad.select("row", "kind", "problem").iter_rows():
-        cells = {name: jsonable(column[row]) for name, column in given.columns.items()}
-        raw = excerpt(msgspec.json.encode(cells, enc_hook=str).decode())
-        found.append(Reject(position=given.positions[row], reason=kind, message=problem, raw=raw))
-    return found
+def _rejects(bad: pl.DataFrame, given: Given) -> Iterator[list[Reject]]:
+    """The rejects of some rows, not all at once."""
+    for part in bad.select("row", "kind", "problem").iter_slices(_REJECTS_AT_ONCE):
+        rows = part["row"].to_list()
+        texts = given.texts(rows)
+        yield [
+            Reject(position=given.positions[row], reason=kind, message=problem, raw=raw)
+            for row, kind, problem, raw in zip(rows, part["kind"], part["problem"], texts, strict=True)
+        ]

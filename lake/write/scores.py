@@ -45,9 +45,12 @@ def add_scores(lake: "Lake", rows: pl.DataFrame, *, version: str, source: str) -
     if rows.is_empty():
         return Added()
     episode_ids = rows["episode_id"].unique()
-    before = _told(lake.snapshot(), episode_ids, version)
+    snapshot = lake.snapshot()
+    before = _told(snapshot, episode_ids, version)
     last = _key(rows).unique("key", keep="last", maintain_order=True)
-    fresh = last.join(_key(before), on=["key", *_TOLD], how="anti", nulls_equal=True)
+    # An export has imported scores beside their episodes: they come back as what they were.
+    known = pl.concat([before, _told(snapshot, episode_ids, IMPORTED)]) if version == RECORDED else before
+    fresh = last.join(_key(known), on=["key", *_TOLD], how="anti", nulls_equal=True)
     present = rows.height - fresh.height
     if fresh.is_empty():
         return Added(present=present)

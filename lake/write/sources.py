@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import takewhile
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import BinaryIO
 
 from lake.errors import FormatError, UsageError
@@ -41,8 +41,8 @@ class File:
     path: Path
     name: str
     """What it is called in the lake: the file's name, or its path below the folder that was named."""
-    folder: str | None = None
-    """Name of the folder or bucket prefix that it was found in; None for a file that was named itself."""
+    place: PurePath
+    """Where it lies, from the root; spooled files have the place that they come from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,37 +84,45 @@ def located(
         for name in names:
             if "://" in name:
                 found.append(_objects(name, room, met))
-            elif name == "-" or Path(name).is_fifo():
+            elif name == "-" or is_(Path(name).is_fifo):
                 found.append(_piped(name, stdin, tell, room()))
             else:
                 found.append(local(name, met))
         yield found
 
 
-def local(name: str, met: set[object]) -> Argument:
+def local(name: str, met: set[object], *, may_be_empty: bool = False) -> Argument:
     """The files of this machine that a name stands for, without those that were met before.
 
     Raises:
-        FormatError: a folder or a glob without a file. A file that is not there is for its reader to tell.
+        FormatError: a folder or a glob without a file, unless it `may_be_empty`. A file that is not there is for its
+            reader to tell.
         UsageError: no name.
     """
     if not name:
         raise UsageError("the name of a file is empty; give the path of a file or a folder")
     path = Path(name)
-    if path.is_dir():
+    if is_(path.is_dir):
         label = printable(path.resolve().name or name)
         left_out: dict[str, str] = {}
         files = _walked(path, label, left_out)
-        if not files:
+        if not files and not may_be_empty:
+            if is_(Path(path, "episodes", _TABLE).is_dir):
+                raise FormatError(f"{name} is a lake; name files of trajectories, such as an export of it")
             why = "".join(f"; {found} {reason}" for found, reason in list(left_out.items())[:1])
             raise FormatError(f"{name} is a folder without a file in it; there is nothing to ingest{why}")
         return Argument(name, _unmet(files, met), label, left_out)
     if not os.path.lexists(name) and _WILD & set(name):
-        return _matched(name, met)
-    return Argument(name, _unmet([File(path, printable(path.name))], met))
+        return _matched(name, met, may_be_empty=may_be_empty)
+    return Argument(name, _unmet([_file(path, printable(path.name))], met))
 
 
-def _matched(pattern: str, met: set[object]) -> Argument:
+def _file(path: Path, name: str) -> File:
+    """A file of this machine. Links are not followed: a run is called as people see it."""
+    return File(path, name, PurePath(printable(os.path.normpath(path.absolute()))))
+
+
+def _matched(pattern: str, met: set[object], *, may_be_empty: bool) -> Argument:
     """What a glob matches; a file is called by its path below what is fixed of the pattern."""
     parts = Path(pattern).parts
     fixed = _before_wild(parts)
@@ -123,59 +131,62 @@ def _matched(pattern: str, met: set[object]) -> Argument:
     left_out: dict[str, str] = {}
     for match in _expanded(base, parts[len(fixed) :], left_out):
         below = match.relative_to(base).as_posix()
-        if match.is_dir():
+        if is_(match.is_dir):
             inside = _walked(match, printable(match.resolve().name), left_out, "" if below == "." else below)
             found |= {file.path: file for file in inside}
-        elif match.is_file():
-            found.setdefault(match, File(match, printable(below)))
-    if not found:
+        elif is_(match.is_file):
+            found.setdefault(match, _file(match, printable(below)))
+    if not found and not may_be_empty:
         raise FormatError(f"no file matches {pattern!r}; there is nothing to ingest")
     files = sorted(found.values(), key=lambda file: file.path)
     return Argument(pattern, _unmet(files, met), printable(parts[-1]), left_out)
 
 
-def _expanded(folder: Path, pattern: Sequence[str], left_out: dict[str, str]) -> Iterator[Path]:
+def _expanded(base: Path, pattern: Sequence[str], left_out: dict[str, str]) -> Iterator[Path]:
     """The files and folders below a folder that a pattern matches; `**` stands for any folders but links to them."""
-    here, rest = pattern[0], pattern[1:]
-    if here == "**":
-        yield from _expanded_anywhere(folder, pattern, left_out) if rest else (folder,)
-        return
-    for entry in _listed(folder, folder.name, left_out):
-        if not fnmatchcase(entry.name, here):
+    waiting = [(base, pattern)]
+    while waiting:
+        path, parts = waiting.pop()
+        if not parts or list(parts) == ["**"]:
+            yield path
             continue
-        if _is(entry.is_dir):
-            if _is_entered(entry.name):
-                yield from _expanded(Path(entry), rest, left_out) if rest else (Path(entry),)
-        elif not rest and not _is_unfinished(entry.name):
-            yield Path(entry)
+        here, rest = parts[0], parts[1:]
+        entries = _listed(path, path.name, left_out)
+        if here == "**":
+            folders = (entry for entry in entries if entry.is_dir(follow_symlinks=False) and _is_entered(entry.name))
+            inner = [(path, rest), *((Path(entry), parts) for entry in folders)]
+        else:
+            inner = [
+                (Path(entry), rest) for entry in entries if fnmatchcase(entry.name, here) and _goes_on(entry, rest)
+            ]
+        waiting += reversed(inner)
 
 
-def _expanded_anywhere(folder: Path, pattern: Sequence[str], left_out: dict[str, str]) -> Iterator[Path]:
-    """As `_expanded`, of a pattern that begins with `**`."""
-    yield from _expanded(folder, pattern[1:], left_out)
-    for entry in _listed(folder, folder.name, left_out):
-        if entry.is_dir(follow_symlinks=False) and _is_entered(entry.name):
-            yield from _expanded(Path(entry), pattern, left_out)
+def _goes_on(entry: os.DirEntry[str], rest: Sequence[str]) -> bool:
+    """Whether what matches a part of a pattern is a folder to be entered, or a file where the pattern ends."""
+    return _is_entered(entry.name) if is_(entry.is_dir) else not rest and not _is_unfinished(entry.name)
 
 
 def _walked(folder: Path | str, label: str, left_out: dict[str, str], below: str = "") -> list[File]:
     """The files of a folder and of those below it, by name; `below` is the path to it that their names begin with."""
     found: list[File] = []
-    folders: list[tuple[str, str]] = []
-    for entry in _listed(folder, below or label, left_out):
-        called = f"{below}/{entry.name}" if below else entry.name
-        if entry.is_dir(follow_symlinks=False):
-            folders += [(entry.path, called)] if _is_entered(entry.name) else []
-        elif _is_unfinished(entry.name):
-            continue
-        elif _is(entry.is_file):
-            found.append(File(Path(entry.path), printable(called), label))
-        elif _is(entry.is_dir):
-            left_out[printable(called)] = "is a link to a folder; name the folder to have it read"
-        else:
-            left_out[printable(called)] = "is no file: a pipe, a socket, or a link to nothing"
-    for path, called in folders:
-        found += _walked(path, label, left_out, called)
+    waiting = [(str(folder), below)]
+    while waiting:
+        here, below = waiting.pop()
+        folders: list[tuple[str, str]] = []
+        for entry in _listed(here, below or label, left_out):
+            called = f"{below}/{entry.name}" if below else entry.name
+            if entry.is_dir(follow_symlinks=False):
+                folders += [(entry.path, called)] if _is_entered(entry.name) else []
+            elif _is_unfinished(entry.name):
+                continue
+            elif is_(entry.is_file):
+                found.append(_file(Path(entry.path), printable(called)))
+            elif is_(entry.is_dir):
+                left_out[printable(called)] = "is a link to a folder; name the folder to have it read"
+            else:
+                left_out[printable(called)] = "is no file: a pipe, a socket, or a link to nothing"
+        waiting += reversed(folders)
     return found
 
 
@@ -192,10 +203,11 @@ def _listed(folder: Path | str, called: str, left_out: dict[str, str]) -> list[o
     return [] if any(entry.name == _TABLE for entry in inner) else inner
 
 
-def _is(kind: Callable[[], bool]) -> bool:
+def is_(kind: Callable[[], bool]) -> bool:
+    """Whether a path is a folder, say; not where that cannot be told: a closed folder, links that lead in a circle."""
     try:
         return kind()
-    except OSError:  # links that lead in a circle
+    except OSError:
         return False
 
 
@@ -239,7 +251,7 @@ def _piped(name: str, stdin: BinaryIO, tell: Callable[[str], None], room: Path) 
         else:
             with _opened(path, tell) as pipe:
                 shutil.copyfileobj(pipe, file)
-    return Argument(name, [File(target, printable(target.name))])
+    return Argument(name, [File(target, printable(target.name), PurePath(target.name))])
 
 
 def _opened(fifo: Path, tell: Callable[[str], None]) -> BinaryIO:
@@ -269,12 +281,12 @@ def _objects(uri: str, room: Callable[[], Path], met: set[object]) -> Argument:
     is_object = bool(key) and store.exists(key)
     base = PurePosixPath(*(parts[:-1] if is_object else _before_wild(parts)))
     listed = store.list("" if not base.parts else str(base))
-    folders: dict[str, str | None] = {key: None} if is_object else _chosen(listed, parts, len(base.parts), bucket)
+    chosen = {key} if is_object else _chosen(listed, parts, len(base.parts))
     # A folder that somebody made in a console is an object of no bytes.
     sizes = {
         found.path: found.bytes
         for found in listed
-        if found.path in folders and (found.bytes or is_object or PurePosixPath(found.path).suffix)
+        if found.path in chosen and (found.bytes or is_object or PurePosixPath(found.path).suffix)
     }
     if not sizes:
         raise FormatError(f"there is no object at {uri}; there is nothing to ingest")
@@ -295,24 +307,23 @@ def _objects(uri: str, room: Callable[[], Path], met: set[object]) -> Argument:
         except (FileExistsError, NotADirectoryError, IsADirectoryError):
             argument.left_out[printable(str(name))] = "is an object, and other objects lie below it"
             continue
-        argument.files.append(File(target, printable(str(name)), folders[path]))
+        argument.files.append(File(target, printable(str(name)), PurePath(printable(f"{bucket}/{path}"))))
     return argument
 
 
-def _chosen(listed: Iterable[Found], pattern: tuple[str, ...], fixed: int, bucket: str) -> dict[str, str | None]:
-    """Keys that a pattern matches (-> None), or that lie below what it matches (-> the name of that folder)."""
+def _chosen(listed: Iterable[Found], pattern: tuple[str, ...], fixed: int) -> set[str]:
+    """Keys that a pattern matches, or that lie below what it matches."""
     paths = {found.path: PurePosixPath(found.path).parts for found in listed}
     tables = {parts[: parts.index(_TABLE)] for parts in paths.values() if _TABLE in parts}
-    chosen: dict[str, str | None] = {}
+    chosen = set()
     for path, parts in paths.items():
         below = range(fixed, len(parts) + 1)
         if any(parts[:end] in tables for end in below) or _is_unfinished(parts[-1]):
             continue
         if not all(map(_is_entered, parts[fixed:-1])) or ".." in parts:
             continue
-        end = next((end for end in below if _fits(parts[:end], pattern)), None)
-        if end is not None:
-            chosen[path] = None if end == len(parts) else printable(parts[end - 1] if end else bucket)
+        if any(_fits(parts[:end], pattern) for end in below):
+            chosen.add(path)
     return chosen
 
 

@@ -16,7 +16,7 @@ earlier state of what is there: it changes nothing.
 """
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -95,6 +95,12 @@ class EpisodeWriter:
                     outcome.new_steps = sum(len(records[i].steps) for i in todo)
                     outcome.write_ids.append(batch.write_id)
                     return outcome
+
+    def contents_of(self, episode_ids: Iterable[int]) -> dict[int, int]:
+        """Content hash of those that are present, retracted ones among them."""
+        with self._lock:
+            self._index.refresh()
+            return self._index.contents(episode_ids)
 
     def _attempt(self, batch: "_Batch", version: int) -> bool:
         """Write a batch under its write_id; False if that had to be abandoned."""

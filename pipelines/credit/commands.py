@@ -259,7 +259,7 @@ def _report(report: "CreditReport", lake: str) -> None:
         click.echo(f"scores of {', '.join(dict.fromkeys(named))}")
     share = f"{summary.shared_fraction:.1%} of the steps are in a state that a sibling visited; "
     click.echo(f"{share if summary.has_anchors else ''}{counted(summary.undefined_steps, 'advantage')} undefined")
-    for line in (*summary.warnings(), *in_words(report.unknown)):
+    for line in (*summary.warnings(), *in_words(report.unknown), *report.other_scores):
         tell(line)
     if not report.skipped:
         click.echo(

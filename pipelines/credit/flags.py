@@ -80,7 +80,8 @@ _REMEDIES = {
     Flag.UNSCORED: "the episode has no score: `trajlake score`, or another --score",
     Flag.UNKNOWN_BATCH: "`batch_key` is NULL: take another column for it",
     Flag.UNKNOWN_LENGTH: "the episode has no token count: --set length=steps",
-    Flag.UNKNOWN_RETURN: "a reward is NULL from there on: --rewards SCORER, or take the episode's score",
+    Flag.UNKNOWN_RETURN: "a reward is NULL from there on: --rewards SCORER, or --set step_source=terminal_score, "
+    "which takes the episode's score",
     Flag.UNKNOWN_VALUE: "no value estimate is stored (`value_estimate`; `final_value_estimate` where it was cut off)",
     Flag.MASKED: "the episode was truncated: --set truncated=keep trains on it",
     Flag.EXCLUDED: "the episode failed, was aborted or, under truncated=exclude, cut off",

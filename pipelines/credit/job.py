@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, SerializeAsAny
 from lake import ids
 from lake.errors import DataRefusedError
 from lake.judgements.credit import current_series
-from lake.judgements.scores import ENV_RETURN, current_versions
+from lake.judgements.scores import ENV_RETURN
 from lake.lake import Lake
 from lake.read.snapshot import Snapshot
 from lake.read.text_table import counted
@@ -37,6 +37,7 @@ from pipelines.credit.inputs.episodes import (
     ENV_REWARD,
     Sources,
     namesakes,
+    other_scores,
     records_step_rewards,
     scorer_versions,
     select_episodes,
@@ -86,6 +87,8 @@ class CreditReport(BaseModel, frozen=True, arbitrary_types_allowed=True):
     """What the integrity checks found in the computed groups, in words."""
     unknown: dict[str, int] = Field(default_factory=dict)
     """Steps of the computed groups that have no advantage, by the flag that says why."""
+    other_scores: tuple[str, ...] = ()
+    """What scorers say of episodes that have no score, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,16 +254,13 @@ def _finish(job: Job, plan: _Plan, changes: Changes, results: list[RangeResult])
         job.write("credit_groups", pl.concat(computed).join(hashes, on="group_id").with_columns(_EPISODES))
     job.write("credit_groups", empty_rows(changes.removed))
     summary = summary_of(pl.concat([frame.select(DIAGNOSED) for frame in (changes.kept, *computed)]))
+    others = tuple(other_scores(plan.snapshot, plan.episodes)) if Flag.UNSCORED in unknown else ()
     if summary.steps and summary.undefined_steps == summary.steps:
-        why = "; ".join(in_words(unknown))
-        scorers = ", ".join(sorted(current_versions(plan.snapshot)))
-        there = (
-            f"The lake has scores of {scorers}: name one with --score. " if scorers and Flag.UNSCORED in unknown else ""
-        )
+        why = "".join(f"{line}. " for line in ("; ".join(in_words(unknown)), *others) if line)
         msg = (
             f"{plan.estimator.name} defines none of {counted(summary.steps, 'advantage')} in "
             f"{counted(summary.groups, 'group')}, so the job failed and nothing of it counts. "
-            f"{why + '. ' if why else ''}{there}Give the estimator what it needs, or take another: `trajlake credit -h`"
+            f"{why}Give the estimator what it needs, or take another: `trajlake credit -h`"
         )
         raise DataRefusedError(msg)
     rows_out = sum(result.written.rows for result in results if result.written is not None)
@@ -277,6 +277,7 @@ def _finish(job: Job, plan: _Plan, changes: Changes, results: list[RangeResult])
         steps_computed=rows_out,
         findings=tuple(report.lines()),
         unknown=dict(unknown),
+        other_scores=others,
     )
     figures = done.model_dump(mode="json", include={"groups_computed", "groups_kept", "groups_ended"})
     job.counts |= {"rows_in": rows_out, "rows_out": rows_out, "rows_dropped": 0, **figures}

@@ -4,7 +4,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from lake.cli.options import ConfiguredCommand, lake_option
 
@@ -14,10 +13,6 @@ if TYPE_CHECKING:
     from lake.lake import Lake
     from pipelines.score.functions import ScoreConfig
     from pipelines.score.job import Progress, ScoreReport
-
-
-_OF_IMPORT = ("target", "file", "--lake", "--name")
-"""Arguments and options of `score import`."""
 
 
 def _configuration() -> "dict[str, type[BaseModel]]":
@@ -30,9 +25,55 @@ def _configuration() -> "dict[str, type[BaseModel]]":
     }
 
 
-@click.command(cls=ConfiguredCommand, models=_configuration)
+class _Score(ConfiguredCommand):
+    """`score`; where its first word is `import`, that command."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """The context of the command that is meant, which is the one that runs."""
+        if args[:1] == ["import"]:
+            return import_scores.make_context(f"{info_name} import", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+
+@click.command(name="import")
+@click.argument("file")
+@lake_option
+@click.option("--name", help="Scorer of all rows.  [default: the column `scorer`]")
+def import_scores(file: str, lake_uri: str, name: str | None) -> None:
+    """Take scores that somebody gave: FILE is CSV, JSON, JSONL or Parquet, packed or not.
+
+    A row names its episode by `episode_id`, or by `task_id` and what else tells episodes apart: `run_id`,
+    `rollout_index`, `attempt`, `agent_id`, `collection_round`, `seed`. Its score is in `value` (or `score`, or
+    `reward`), a number or a truth value; `step_index` makes it that of one step. `scorer`, `reason` and `error` are
+    taken too.
+
+    Rows that cannot be taken are in the table `rejects`. The same file again adds nothing; a score that has changed
+    takes the place of the former one. Exits with 1 if nothing was taken.
+    """
+    import lake
+    from lake.read.show import one_line
+    from lake.read.text_table import cell, counted
+    from lake.write.score_import import import_file
+
+    report = import_file(lake.open(lake_uri), file, name=name)
+    scorers = report.scorers or ([name] if name else [])
+    by = f" of {cell(', '.join(scorers))}" if scorers else ""
+    click.echo(
+        f"{cell(file)}: {counted(report.new, 'score')}{by} ({report.present} already present), "
+        f"{report.unmatched} unmatched, {report.invalid} invalid, of {counted(report.rows, 'row')}"
+    )
+    for example in report.examples:
+        click.echo(f"  {one_line(example)}", err=True)
+    if report.unmatched or report.invalid:
+        click.echo("they are in the table `rejects`", err=True)
+    if report.rows and not report.new + report.present:
+        sys.exit(1)
+
+
+@click.command(cls=_Score, models=_configuration)
 @click.argument("target", required=False)
-@click.argument("file", required=False)
 @lake_option
 @click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\".  [default: all]")
 @click.option("--reward", metavar="NAME", help="Instead of TARGET: the weighted reward [reward.NAME] of --config.")
@@ -46,7 +87,6 @@ def _configuration() -> "dict[str, type[BaseModel]]":
 @click.option("--config", type=click.Path(dir_okay=False), help="TOML file with [score].  [default: none]")
 def score(
     target: str | None,
-    file: str | None,
     lake_uri: str,
     where: str | None,
     reward: str | None,
@@ -65,16 +105,17 @@ def score(
     built-in scorer (docs/guides/scorers.md). Episodes that this version of it has scored are left alone; a version is a
     hash of its source and of what it imports from its own folder.
 
-    Functions run in a sandbox. One that declares requires_network (a judge) runs without, if --allow-network says so.
+    Functions run in a sandbox. One that declares requires_network (a judge) runs outside it, and only with
+    --allow-network.
 
-    `trajlake score import FILE --name human` takes scores that somebody gave, from CSV, JSON, JSONL or Parquet: rows of
-    episode_id, or task_id and what else tells episodes apart, with value, and step_index and reason if there are any.
+    `trajlake score import FILE --name human` takes scores that somebody gave: `trajlake score import -h`.
     """
     import lake
 
-    if target == "import" or file is not None:
-        _import_scores(target, file, lake_uri, name)
-        return
+    if target == "import":
+        from lake.errors import UsageError
+
+        raise UsageError("`import` comes before all options: `trajlake score import FILE --name NAME`")
     if reward is not None:
         flags = {"--name": name, "--arg": arguments, "--set": settings, "--default-step-reward": default_step_reward}
         _require_alone(reward, target, flags | {"--retry-failed": retry_failed, "--allow-network": allow_network})
@@ -102,37 +143,6 @@ def score(
         progress=_print_progress,
     )
     _print_report(report)
-
-
-def _import_scores(target: str | None, file: str | None, lake_uri: str, name: str | None) -> None:
-    import lake
-    from lake.errors import UsageError
-    from lake.read.show import one_line
-    from lake.read.text_table import cell, counted
-    from lake.write.score_import import import_file
-
-    if target != "import" or file is None:
-        raise UsageError("a file of scores is taken with `trajlake score import FILE --name NAME`")
-    context = click.get_current_context()
-    typed = [
-        option.opts[0]
-        for option in context.command.params
-        if context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
-    ]
-    if idle := [option for option in typed if option not in _OF_IMPORT]:
-        raise UsageError(f"of no effect on scores that are imported: {', '.join(idle)}")
-    report = import_file(lake.open(lake_uri), file, name=name)
-    scorers = cell(", ".join(report.scorers) or "nobody")
-    click.echo(
-        f"{cell(file)}: {counted(report.new, 'score')} of {scorers} ({report.present} already present), "
-        f"{report.unmatched} unmatched, {report.invalid} invalid, of {counted(report.rows, 'row')}"
-    )
-    for example in report.examples:
-        click.echo(f"  {one_line(example)}", err=True)
-    if report.unmatched or report.invalid:
-        click.echo("they are in the table `rejects`", err=True)
-    if report.rows and not report.new + report.present:
-        sys.exit(1)
 
 
 def _require_alone(reward: str, target: str | None, flags: dict[str, Any]) -> None:

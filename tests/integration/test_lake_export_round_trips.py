@@ -125,10 +125,10 @@ def test_messages_of_a_parquet_file_differ_in_what_one_type_cannot_hold(name: st
 
 
 def test_verls_rollouts_read_again_as_the_same_episodes(tmp_path: Path) -> None:
-    """The run is the file's name, because a line names none."""
+    """A line names no run."""
     path = shared_data("formats", "verl", "7.jsonl")
     lk = empty_lake(tmp_path / "lake")
-    lk.ingest(path)
+    lk.ingest(path, run_id="7")
     after, manifest = there_and_back(lk, tmp_path, "verl-rollouts", run_id="7")
     assert_same(records(lk), after)
     assert manifest.left_out == {}
@@ -144,9 +144,9 @@ def by_key(line: str) -> str:
 
 @pytest.mark.parametrize("name", ["completions_messages", "completions_text"])
 def test_trls_completions_read_again_as_the_same_episodes(name: str, tmp_path: Path) -> None:
-    """The run is the file's name, because a row names none. Arguments of tool calls are JSON text."""
+    """A row names no run. Arguments of tool calls are JSON text."""
     lk = empty_lake(tmp_path / "lake")
-    lk.ingest(GOLDEN / "trl_completions" / f"{name}.parquet")
+    lk.ingest(GOLDEN / "trl_completions" / f"{name}.parquet", run_id=name)
     after, manifest = there_and_back(lk, tmp_path, "trl-completions", run_id=name)
     assert_same(records(lk), after, as_objects)
     assert manifest.left_out == {}
@@ -210,7 +210,7 @@ def without_keys(row: Any) -> Any:
 def test_a_log_of_eval_protocol_passes_through_unchanged(name: str, tmp_path: Path) -> None:
     log = eval_protocol_files.write_closed_log(tmp_path / "logs.db", ROWS)
     lk = empty_lake(tmp_path / "lake")
-    report = lk.ingest(log)
+    report = lk.ingest(log, run_id="logs")
     assert (report.new, report.rejected) == (len(ROWS), 0), report.first_fault
     before = records(lk)
     after, manifest = there_and_back(lk, tmp_path, name, run_id="logs")

@@ -51,10 +51,10 @@ def put_lines(store: Store, *keys: str) -> None:
         put(store, key, line(episode(key)))
 
 
-def found(*uris: str) -> list[list[tuple[str, str | None]]]:
-    """The name and folder of every file of each argument."""
+def found(*uris: str) -> list[list[tuple[str, str]]]:
+    """The name of every file of each argument, and the place that it comes from."""
     with located(uris, None) as arguments:  # type: ignore[arg-type]
-        return [[(file.name, file.folder) for file in argument.files] for argument in arguments]
+        return [[(file.name, str(file.place)) for file in argument.files] for argument in arguments]
 
 
 def names(uri: str) -> list[str]:
@@ -67,17 +67,17 @@ def names(uri: str) -> list[str]:
 def test_an_object_a_prefix_a_pattern_and_a_bucket(bucket: Store) -> None:
     put_lines(bucket, "logs/a.jsonl", "logs/deep/b.jsonl", "logs/deep/er/c.jsonl", "other/d.jsonl", "logs.jsonl")
     root = f"s3://{bucket.bucket}"
-    assert found(f"{root}/logs/a.jsonl") == [[("a.jsonl", None)]]
-    below = [("a.jsonl", "logs"), ("deep/b.jsonl", "logs"), ("deep/er/c.jsonl", "logs")]
+    places = [f"{bucket.bucket}/logs/{name}" for name in ("a.jsonl", "deep/b.jsonl", "deep/er/c.jsonl")]
+    assert found(f"{root}/logs/a.jsonl") == [[("a.jsonl", places[0])]]
+    below = list(zip(("a.jsonl", "deep/b.jsonl", "deep/er/c.jsonl"), places, strict=True))
     assert found(f"{root}/logs", f"{root}/logs/") == [below, []], "each object once"
     assert found(f"{root}/logs/")[0] == below
     assert names(f"{root}/logs/*.jsonl") == ["a.jsonl"]
-    assert found(f"{root}/logs/*")[0] == [("a.jsonl", None), ("deep/b.jsonl", "deep"), ("deep/er/c.jsonl", "deep")]
+    assert found(f"{root}/logs/*")[0] == below
     assert names(f"{root}/logs/**/*.jsonl") == ["a.jsonl", "deep/b.jsonl", "deep/er/c.jsonl"]
     assert names(f"{root}/*/[bd].jsonl") == ["other/d.jsonl"]
     everything = ["logs.jsonl", "logs/a.jsonl", "logs/deep/b.jsonl", "logs/deep/er/c.jsonl", "other/d.jsonl"]
     assert names(root) == names(f"{root}/") == names(f"{root}/**") == everything
-    assert {folder for _, folder in found(root)[0]} == {bucket.bucket}
 
 
 def test_the_same_objects_as_files_make_the_same_lake(bucket: Store, tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ import lake
 from lake import EpisodeRecord, Lake
 from lake.errors import LakeAccessError, NotALakeError, UsageError
 from lake.formats import FORMATS, Format, jsonl
+from lake.formats.base.look import look
+from lake.formats.base.source import Source
 from lake.records import ScoreRecord
 from lake.write import watch as watch_module
 from lake.write.ingest import Report, ingest, run_plan
@@ -115,6 +117,20 @@ def test_half_a_line_is_left_until_its_other_half_comes(lk: Lake, folder: Path, 
     same_as_one_ingest(lk, folder)
 
 
+def test_half_a_line_of_a_file_that_is_read_as_a_whole_is_left_too(lk: Lake, folder: Path, clock: Clock) -> None:
+    chat = {"messages": [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "That."}]}
+    row = json.dumps(chat).encode()
+    path = folder / "chats.jsonl"
+    watched = Watched([str(folder)])
+    for text, expected in ((row[:-9], 0), (row, 1), (row + b"\n" + row[:-9], 1), (row + b"\n" + row + b"\n", 2)):
+        path.write_bytes(text)
+        taken(lk, watched)
+        clock.now += 2.1
+        assert taken(lk, watched)[0] == expected
+    assert lk.sql("SELECT count(*) FROM rejects").item() == 0
+    same_as_one_ingest(lk, folder)
+
+
 def test_a_last_line_without_an_end_is_taken_and_its_end_is_no_line(lk: Lake, folder: Path, clock: Clock) -> None:
     path = folder / "f.jsonl"
     watched = Watched([str(path)])
@@ -195,7 +211,7 @@ def test_a_session_is_read_again_as_a_whole_and_replaces_what_it_was(
         taken(lk, watched)
         clock.now += 2.1
         taken(lk, watched)
-    assert lk.sql("SELECT run_id, attempt, num_steps FROM episodes").rows() == [("logs", 2, 7)]
+    assert lk.sql("SELECT run_id, attempt, num_steps FROM episodes").rows() == [("s", 2, 7)]
 
 
 def test_what_is_none_of_ours_is_told_once_and_looked_at_again_when_it_changes(
@@ -230,6 +246,44 @@ def test_files_come_and_go(lk: Lake, folder: Path, clock: Clock) -> None:
     assert taken(lk, watched) == (2, 1, 0)
     write_lines(folder / "next.tmp", numbered(2, 1, 3)).replace(folder / "named.jsonl")
     assert taken(lk, watched) == (1, 1, 0), "another file, but it begins with what was read"
+
+
+def test_a_log_that_is_rotated_stays_in_its_run(lk: Lake, folder: Path, clock: Clock) -> None:
+    path = write_lines(folder / "a.jsonl", numbered(0, 1))
+    watched = Watched([str(folder)])
+    assert taken(lk, watched) == (2, 2, 0)
+    path.rename(folder / "a.jsonl.1")
+    append(folder / "a.jsonl.1", *numbered(2))
+    write_lines(path, numbered(3))
+    assert taken(lk, watched) == (2, 2, 0)
+    path.rename(folder / "b.jsonl")
+    assert taken(lk, watched) == (0, 0, 0)
+    assert lk.sql("SELECT DISTINCT run_id FROM episodes").rows() == [("a",)]
+
+
+def test_what_is_no_file_is_told_once(lk: Lake, folder: Path, clock: Clock) -> None:
+    (folder / "link").symlink_to(folder.parent)
+    watched = Watched([str(folder)])
+    (plan,) = watched.changed()
+    assert plan.report.skipped == {"link": "is a link to a folder; name the folder to have it read"}
+    assert watched.changed() == []
+
+
+def test_a_file_that_goes_while_it_is_looked_at_is_left_until_it_is_there_again(
+    lk: Lake, folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_lines(folder / "a.jsonl", numbered(0))
+
+    def gone(at: Path) -> Any:
+        at.unlink()
+        monkeypatch.setattr(watch_module, "look", look)
+        return Source(at)
+
+    monkeypatch.setattr(watch_module, "look", gone)
+    watched = Watched([str(folder)])
+    assert taken(lk, watched) == (0, 0, 0)
+    write_lines(path, numbered(0))
+    assert taken(lk, watched) == (1, 1, 0)
 
 
 def test_a_file_that_goes_while_it_is_read_does_not_end_the_watch(

@@ -47,6 +47,7 @@ def line(record: EpisodeRecord) -> bytes:
 
 def write_lines(path: Path, items: Iterable[EpisodeRecord | bytes]) -> Path:
     """A JSONL file of records, and of raw lines as they are."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"".join(item if isinstance(item, bytes) else line(item) for item in items))
     return path
 

@@ -1,6 +1,7 @@
 """Why advantages are unknown: counted by flag, said with what to do."""
 
 from collections import Counter
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -10,7 +11,7 @@ from lake.errors import DataRefusedError
 from pipelines.credit.estimators import estimator_class
 from pipelines.credit.flags import Flag, count_unknown, in_words
 from pipelines.credit.job import run_credit
-from testkit.lakes import build_lake
+from testkit.lakes import build_lake, siblings
 
 
 def test_steps_without_an_advantage_count_for_each_reason() -> None:
@@ -31,6 +32,26 @@ def test_every_flag_that_leaves_an_advantage_unknown_has_its_remedy() -> None:
         "advantages unknown in 2 steps, unknown_length: the episode has no token count: --set length=steps",
         "advantages unknown in 1 step, unscored: the episode has no score: `trajlake score`, or another --score",
     ]
+
+
+def test_an_unknown_reward_names_the_option_that_takes_the_score() -> None:
+    (line,) = in_words({"unknown_return": 1})
+    assert "--set step_source=terminal_score" in line
+
+
+def test_recorded_scores_of_episodes_without_one_are_named_with_the_option(tmp_path: Path) -> None:
+    lk = build_lake(tmp_path / "lake", siblings("a", [None, None]), run_id="chats")
+    rows = lk.sql("SELECT episode_id, group_id, run_id FROM episodes ORDER BY episode_id")
+    named = {"scorer": pl.lit("reward"), "scorer_version": pl.lit("1"), "step_index": pl.lit(None, pl.Int32)}
+    with lk.job(kind="score") as job:
+        job.write("scores", rows.with_columns(value=pl.Series([0.0, 1.0]), **named))
+    grpo = estimator_class("grpo")()
+    with pytest.raises(DataRefusedError, match="There are recorded scores for episodes without one: --score reward"):
+        run_credit(lk, grpo)
+    assert run_credit(lk, grpo, score="reward").other_scores == ()
+    lk.append(siblings("b", [0.0, 1.0]), run_id="returns")
+    (line,) = run_credit(lk, grpo).other_scores
+    assert line.endswith("--score reward")
 
 
 @pytest.fixture(scope="module")

@@ -215,6 +215,24 @@ def test_events_as_triplets_have_tokens_and_no_text(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- rollouts
 
 
+def test_a_rollout_of_0_1_is_its_triplets_and_its_reward(tmp_path: Path) -> None:
+    triplets = [
+        {"prompt": {"token_ids": [1, 2]}, "response": {"token_ids": [3]}, "reward": None, "metadata": {"agent": "a"}},
+        {"prompt": {"token_ids": [1, 2, 3, 4]}, "response": {"token_ids": [5]}, "reward": 0.5, "metadata": {}},
+    ]
+    task = {"rollout_id": "r", "input": {"task_id": "t"}, "mode": "train", "resources_id": "x"}
+    line = {"rollout_id": "r", "task": task, "final_reward": 0.5, "triplets": triplets, "trace": None, "logs": ["l"]}
+    record = only(tmp_path, line)
+    assert (record.task_id, record.split, record.env_return) == ("t", "train", 0.5)
+    assert [score.value for score in record.scores] == [0.5]
+    assert [step.tokens and (step.tokens.context_ids, step.tokens.action_ids) for step in record.steps] == [
+        ([1, 2], [3]),
+        ([4], [5]),
+    ]
+    assert record.extra is not None
+    assert (record.extra["logs"], record.extra["triplets"]) == (["l"], [{"agent": "a"}, {}])
+
+
 def test_what_a_rollout_says_of_its_attempt(tmp_path: Path) -> None:
     record = only(tmp_path, archive(config={"timeout_seconds": 5}))
     assert (record.split, record.collection_round, record.ground_truth) == ("train", 2, "3")

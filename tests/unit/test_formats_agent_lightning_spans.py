@@ -224,6 +224,7 @@ def test_text_of_literals_is_parsed_and_never_evaluated(text: Any, value: Any) -
     "given",
     [
         reward(0.75),
+        reward("0.75"),
         span("agentlightning.annotation", {"reward": 0.75}, 2),
         span("agentlightning.reward", {"reward": 0.75}, 2),
         span("x", {"agentops.task.output": '{"type": "reward", "value": 0.75}'}, 2),

@@ -12,7 +12,7 @@ from lake import ids
 from lake.formats import FORMATS
 from lake.formats.base.look import look
 from lake.records import EpisodeRecord, Reject, identify
-from testkit.formats import counts, read_file, without_keys, wrong_types
+from testkit.formats import counts, damaged, read_file
 from testkit.shared import shared_data
 
 TEXTS = ("group_metadata", "group_metrics", "metrics", "metadata", "tools", "group_json", "trajectory_json")
@@ -106,6 +106,14 @@ def test_groups_of_one_scenario_are_siblings(tmp_path: Path) -> None:
     rows = [flat("a", group_index=n, group_metadata={"scenario": "s"}) for n in (0, 0, 1)]
     records, _ = read(tmp_path / "f.parquet", *rows)
     assert [(record.task_id, record.rollout_index) for record in records] == [("s", 0), ("s", 1), ("s", 2)]
+
+
+def test_the_splits_of_a_step_share_no_key(tmp_path: Path) -> None:
+    records = []
+    for split in ("train", "val"):
+        (tmp_path / split).mkdir()
+        records += read(tmp_path / split / "0005.parquet", flat("a"))[0]
+    assert [(r.task_id, r.split, r.collection_round) for r in records] == [("0", "train", 5), ("0 [val]", "val", 5)]
 
 
 def test_metrics_that_are_called_scores_are_scores(tmp_path: Path) -> None:
@@ -226,8 +234,7 @@ def test_no_wrong_type_and_no_missing_key_of_a_trajectory_raises(tmp_path: Path)
         "initial_policy_version": 1,
     }
     for value in (whole, {"exchanges": {"chat_completions": [exchange]}}):
-        variants = [*without_keys(value), *wrong_types(value)]
-        read(tmp_path / "f.parquet", *(v2(variant, trajectory_index=None) for variant in variants))
+        read(tmp_path / "f.parquet", *(v2(variant, trajectory_index=None) for variant in damaged(value)))
 
 
 def test_a_cut_file_is_told_to_be_cut(tmp_path: Path) -> None:

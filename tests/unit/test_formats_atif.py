@@ -256,6 +256,16 @@ def test_text_parts_are_one_action_and_media_are_kept(tmp_path: Path) -> None:
     assert step.extra == {"content": parts}
 
 
+def test_what_other_writers_leave_out_costs_nothing(tmp_path: Path) -> None:
+    call = CALL | {"arguments": None}
+    step = {"source": "agent", "message": None, "tool_calls": [call]}
+    made = record(tmp_path / "t.json", document(USER, step, agent={"version": "1"}))
+    assert (made.agent_id, made.steps[0].tool_calls) == (
+        "agent",
+        [{"id": "c", "type": "function", "function": {"name": "ask", "arguments": None}}],
+    )
+
+
 def test_what_has_no_column_is_kept(tmp_path: Path) -> None:
     metrics = {"prompt_tokens": 3, "completion_tokens": 2, "cost_usd": 0.5, "cached_tokens": 1}
     fields = {"metrics": metrics, "reasoning_content": "hm", "reasoning_effort": "low", "extra": {"k": 1}}

@@ -615,6 +615,24 @@ def test_a_stream_names_its_version_in_its_first_line(tmp_path: Path) -> None:
     assert reject.reason == "unsupported"
 
 
+@pytest.mark.parametrize("is_array", [False, True])
+def test_a_stream_of_an_early_version_or_in_one_array_is_read(tmp_path: Path, is_array: bool) -> None:
+    stream = [
+        {"type": "system", "subtype": "init", "session_id": "s1", "tools": ["Bash"]},
+        {"type": "assistant", "message": said("b", None, "Hello.")["message"], "session_id": "s1"},
+        {
+            "type": "result",
+            "subtype": "success",
+            "session_id": "s1",
+            "num_turns": 1,
+            "cost_usd": 0.5,
+            "result": "Hello.",
+        },
+    ]
+    record = one(tmp_path, *([json.dumps(stream, indent=1)] if is_array else stream))
+    assert (record.task_id, record.steps[0].action, record.cost) == ("s1", "Hello.", 0.5)
+
+
 def test_a_newer_version_is_unsupported(tmp_path: Path) -> None:
     records, (reject,) = read_file(write(tmp_path / "s.jsonl", *(value | {"version": "3.0.1"} for value in GOOD)))
     assert records == []
@@ -637,14 +655,14 @@ def test_no_damage_raises(tmp_path: Path) -> None:
     lines += [line("attachment", "q", "r", attachment={"type": "queued_command", "prompt": "Faster!"})]
     lines += [line("system", "x", "q", subtype="compact_boundary"), said("c", "x", "Done."), said("d", "q", "Fork.")]
     lines += [{"type": "api-request", "id": "1", "params": {"max_tokens": 1}, "sessionId": "s1"}]
-    assert_never_raises(tmp_path / "s.jsonl", lines, lines=True, most=500)
+    assert_never_raises(tmp_path / "s.jsonl", lines, lines=True)
 
 
 def test_a_branch_of_many_rewinds_is_read_in_linear_time(tmp_path: Path) -> None:
     lines = [asked("a0", None)]
-    for index in range(3000):
+    for index in range(1000):
         lines += [said(f"b{index}", f"a{index}", "x"), asked(f"a{index + 1}", "a0" if index % 3 else f"b{index}")]
-    assert counts(read(tmp_path, *lines)).decisions == 3000
+    assert counts(read(tmp_path, *lines)).decisions == 1000
 
 
 # ---------------------------------------------------------------- which files are sessions
@@ -657,6 +675,8 @@ def test_a_branch_of_many_rewinds_is_read_in_linear_time(tmp_path: Path) -> None
         {"display": "Do it.", "pastedContents": {}, "timestamp": 1, "project": "/home/user/shop"},
         {"version": 1, "entries": [], "originalPath": "/home/user/shop"},
         {"agentType": "Explore", "description": "Look", "toolUseId": "toolu_1"},
+        {"type": "started", "key": "v2:1", "agentId": "a1"},
+        {"type": "result", "subtype": "success", "session_id": "s1", "num_turns": 1, "result": "Hello."},
     ],
 )
 def test_files_beside_the_sessions_hold_no_trajectory(tmp_path: Path, beside: dict[str, Any]) -> None:

@@ -282,6 +282,13 @@ def test_a_turn_says_the_model_and_only_what_is_new(tmp_path: Path) -> None:
     assert record.steps[1].extra == {"turn_context": {"model": "gpt-6"}}
 
 
+def test_where_there_are_no_items_their_mirrors_are_the_talk(tmp_path: Path) -> None:
+    events = [event("user_message", message="Do it."), event("agent_reasoning", text="Look.")]
+    record = one(tmp_path, meta(), *events, event("agent_message", message="Done."))
+    (step,) = record.steps
+    assert (step.state, step.reasoning, step.action) == ("Do it.", "Look.", "Done.")
+
+
 def test_mirrors_are_left_out_and_other_events_are_spans(tmp_path: Path) -> None:
     ended = event("exec_command_end", 3, call_id="c1", exit_code=1)
     shown = event("item_completed", item={"type": "CommandExecution", "exit_code": 1})
@@ -420,6 +427,12 @@ def test_without_ids_of_turns_copied_history_ends_with_a_pause(tmp_path: Path) -
     assert (record.task_id, record.relation) == (ID, "fork")
 
 
+def test_copied_history_may_keep_its_times(tmp_path: Path) -> None:
+    first = meta(forked_from_id=OLD, timestamp="2026-01-02T10:00:10Z") | {"timestamp": "2026-01-02T10:00:10Z"}
+    lines = [first, meta(OLD), asked("1", 2), said("One.", 4), asked("2", 11), said("Two.", 12)]
+    assert [step.is_copied_context for step in one(tmp_path, *lines).steps] == [True, False]
+
+
 def test_a_fork_that_copies_nothing_names_its_parent(tmp_path: Path) -> None:
     record = one(tmp_path, meta(forked_from_id=OLD), asked(), said("Done."))
     key = EpisodeRecord(task_id=OLD, steps=[], run_id="shop", source_format="codex")
@@ -437,6 +450,65 @@ def test_bare_files_take_the_project_from_their_context() -> None:
     assert [len(step.tool_calls or ()) for step in record.steps] == [1, 1, 0], (
         "each call's output stands before the next"
     )
+
+
+@pytest.mark.parametrize("more", [{}, {"instructions": None, "cwd": "/home/user/shop"}])
+def test_the_head_of_a_bare_file_may_say_more_or_less(tmp_path: Path, more: dict[str, Any]) -> None:
+    head = {"id": ID, "timestamp": "2025-06-01T09:00:00.000Z"} | more
+    record = one(tmp_path, head, asked()["payload"], said("Done.")["payload"])
+    assert (record.task_id, record.run_id, [step.action for step in record.steps]) == (
+        ID,
+        "shop" if more else None,
+        ["Done."],
+    )
+
+
+def streamed(kind: str, name: str, of: str, **fields: Any) -> dict[str, Any]:
+    return {"type": f"item.{kind}", "item": {"id": name, "type": of} | fields}
+
+
+def test_what_exec_prints_is_a_rollout(tmp_path: Path) -> None:
+    ran = {"command": "ls", "aggregated_output": "", "exit_code": None, "status": "in_progress"}
+    asked_tool = {"server": "s", "tool": "find", "arguments": {"q": 1}}
+    record = one(
+        tmp_path,
+        {"type": "thread.started", "thread_id": ID},
+        {"type": "turn.started"},
+        streamed("completed", "i0", "reasoning", text="Look."),
+        streamed("started", "i1", "command_execution", **ran),
+        streamed("started", "i2", "mcp_tool_call", **asked_tool),
+        streamed("completed", "i1", "command_execution", **ran | {"aggregated_output": "no", "exit_code": 1}),
+        streamed("completed", "i2", "mcp_tool_call", **asked_tool, result={"content": []}, status="completed"),
+        streamed("completed", "i3", "error", message="slow"),
+        streamed("completed", "i4", "file_change", changes=[{"path": "a"}], status="completed"),
+        streamed("completed", "i5", "agent_message", text="Done."),
+        {"type": "turn.completed", "usage": {"input_tokens": 9}},
+    )
+    calls = [[call["function"] for call in step.tool_calls or ()] for step in record.steps]
+    assert calls == [
+        [
+            {"name": "command_execution", "arguments": {"command": "ls"}},
+            {"name": "mcp_tool_call", "arguments": asked_tool},
+        ],
+        [{"name": "file_change", "arguments": {"changes": [{"path": "a"}]}}],
+        [],
+    ]
+    assert [step.action for step in record.steps] == ["", "", "Done."]
+    seen = [(message["content"], message["is_error"]) for message in record.steps[1].context]
+    assert seen == [("no", True), ('{"result":{"content":[]}}', False)]
+    assert (record.task_id, record.terminated, record.steps[0].state) == (ID, True, None)
+    assert {span.name for span in record.spans} == {"task_started", "item_error", "task_complete"}
+
+
+def test_a_turn_that_failed_is_told(tmp_path: Path) -> None:
+    said_so = streamed("completed", "i0", "agent_message", text="I begin.")
+    record = one(
+        tmp_path,
+        {"type": "thread.started", "thread_id": ID},
+        said_so,
+        {"type": "turn.failed", "error": {"message": "cut"}},
+    )
+    assert (record.status, record.error) == ("failed", "cut")
 
 
 def test_the_oldest_files_are_one_object(tmp_path: Path) -> None:
@@ -541,14 +613,24 @@ def test_no_damage_raises(tmp_path: Path) -> None:
     ]
     lines += [line("compacted", message="", replacement_history=[asked()["payload"]]), said("B"), asked(), said("C")]
     lines += [event("thread_rolled_back", num_turns=1), event("item_completed", item={"type": "Plan"}), said("D")]
-    assert_never_raises(tmp_path / "r.jsonl", lines, lines=True, most=500)
+    assert_never_raises(tmp_path / "r.jsonl", lines, lines=True)
+    lines = [
+        {"type": "thread.started", "thread_id": ID},
+        streamed("completed", "i1", "command_execution", command="ls"),
+    ]
+    assert_never_raises(tmp_path / "r.jsonl", lines, lines=True)
 
 
 # ---------------------------------------------------------------- which files are rollouts
 
 
 @pytest.mark.parametrize(
-    "beside", [{"session_id": "s1", "ts": 1, "text": "Do it."}, {"id": "s1", "thread_name": "Shop", "updated_at": "x"}]
+    "beside",
+    [
+        {"session_id": "s1", "ts": 1, "text": "Do it."},
+        {"id": "s1", "thread_name": "Shop", "updated_at": "x"},
+        {"id": "0", "msg": {"type": "task_started"}},
+    ],
 )
 def test_files_beside_the_rollouts_hold_no_trajectory(tmp_path: Path, beside: dict[str, Any]) -> None:
     with pytest.raises(FormatError, match=r"holds no trajectory: it .*; ingest the rollout-"):

@@ -1,8 +1,12 @@
 """Pieces by key: order, keys of any text, and memory that does not grow with the file."""
 
+import sqlite3
 import subprocess
 import sys
 
+import pytest
+
+from lake.errors import LakeAccessError
 from lake.formats.base.grouped import grouped
 
 
@@ -28,18 +32,32 @@ def test_two_groupings_at_once_do_not_meet() -> None:
     ]
 
 
+def test_a_disk_that_is_full_is_told_with_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = sqlite3.connect
+
+    def small(*given: object, **options: object) -> sqlite3.Connection:
+        spool: sqlite3.Connection = connect(*given, **options)  # type: ignore[call-overload]
+        spool.execute("PRAGMA max_page_count = 8")
+        return spool
+
+    monkeypatch.setattr(sqlite3, "connect", small)
+    monkeypatch.setenv("TMPDIR", "/small")
+    with pytest.raises(LakeAccessError, match=r"folder /small cannot hold .* is full; make room there, or set TMPDIR"):
+        list(grouped([("a", bytes(1 << 20))]))
+
+
 def test_memory_is_bounded_by_the_cache_and_not_by_what_is_grouped() -> None:
-    """300 MB in 3000 groups, in a process of its own."""
+    """100 MB in 1000 groups, in a process of its own."""
     script = """
 import resource
 from lake.formats.base import grouped
 grouped._CACHE_KIB = 8 << 10
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-items = ((str(number % 3000), bytes(10_000)) for number in range(30_000))
+items = ((str(number % 1000), bytes(10_000)) for number in range(10_000))
 total = sum(len(piece) for _, pieces in grouped.grouped(items) for piece in pieces)
 print(total, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
 """
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     total, grown_mib = map(int, shown.split())
-    assert total == 300_000_000
+    assert total == 100_000_000
     assert grown_mib < 60

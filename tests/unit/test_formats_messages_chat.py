@@ -4,8 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from lake.errors import FormatError
 from lake.formats import FORMATS, choose
 from lake.formats.base.look import look
 from lake.records import EpisodeRecord, Reject
@@ -109,7 +112,7 @@ def test_preferences_and_unpaired_rows_that_datasets_stores() -> None:
 # ---------------------------------------------------------------- forms
 
 
-@pytest.mark.parametrize("key", ["messages", "conversation", "conversations"])
+@pytest.mark.parametrize("key", ["messages", "conversation", "conversations", "trajectory"])
 def test_every_message_of_an_assistant_is_a_decision(tmp_path: Path, key: str) -> None:
     record = one(tmp_path / "f.jsonl", {key: [SYSTEM, ASK, YES, WHY, NO, WHY]})
     assert [(step.state, step.action) for step in record.steps] == [("Is 2 even?", "Yes."), ("Why?", "No.")]
@@ -132,11 +135,102 @@ def test_what_an_assistant_says_in_a_prompt_is_history(tmp_path: Path) -> None:
     assert record.initial_messages == [ASK, YES, WHY]
 
 
-@pytest.mark.parametrize("key", ["completion", "response"])
-def test_a_prompt_and_its_answer_may_be_texts(tmp_path: Path, key: str) -> None:
-    record = one(tmp_path / "f.jsonl", {"prompt": "2 + 2 =", key: " 4", "system": "Add."})
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "2 + 2 =", "completion": " 4", "system": "Add."},
+        {"query": "2 + 2 =", "response": " 4", "system": "Add.", "history": []},
+        {"question": "2 + 2 =", "response": " 4", "system_prompt": "Add."},
+        {"prompt": [{"role": "user", "content": "2 + 2 ="}], "output": " 4", "system": "Add."},
+        {"messages": [{"role": "user", "content": "2 + 2 ="}, YES | {"content": " 4"}], "system": [{"text": "Add."}]},
+        {
+            "systemInstruction": {"parts": [{"text": "Add."}]},
+            "contents": [
+                {"role": "user", "parts": [{"text": "2 + 2 ="}]},
+                {"role": "model", "parts": [{"text": " 4"}]},
+            ],
+        },
+    ],
+)
+def test_a_prompt_and_its_answer_in_every_spelling(tmp_path: Path, row: dict[str, Any]) -> None:
+    record = one(tmp_path / "f.jsonl", row)
     assert (record.steps[0].state, record.steps[0].action) == ("2 + 2 =", " 4")
     assert record.initial_messages == [{"role": "system", "content": "Add."}, {"role": "user", "content": "2 + 2 ="}]
+
+
+@pytest.mark.parametrize(("system", "extra"), [("Be brief.", None), ("Be long.", {"system": "Be long."})])
+def test_a_system_prompt_that_the_chat_has_is_not_said_twice(tmp_path: Path, system: str, extra: Any) -> None:
+    record = one(tmp_path / "f.jsonl", {"system": system, "messages": [SYSTEM, ASK, YES]})
+    assert (record.initial_messages, record.extra) == ([SYSTEM, ASK], extra)
+
+
+def test_dollys_context_is_the_input_of_its_instruction(tmp_path: Path) -> None:
+    record = one(tmp_path / "f.jsonl", {"instruction": "Add.", "context": "2, 2", "response": "4", "category": "qa"})
+    assert (record.steps[0].state, record.steps[0].action, record.extra) == ("Add.\n2, 2", "4", {"category": "qa"})
+
+
+def test_calls_in_messages_of_their_own_are_one_decision_with_the_text_before_them(tmp_path: Path) -> None:
+    """ms-swift writes each call, and each result, as a message."""
+    call, result = {"role": "tool_call", "content": '{"name": "f", "arguments": {}}'}, {"role": "tool_response"}
+    rows = [ASK, YES, call, call, result | {"content": "1"}, result | {"content": "2"}, NO]
+    record = one(tmp_path / "f.jsonl", {"messages": rows})
+    assert [(step.state, step.action, len(step.tool_calls or [])) for step in record.steps] == [
+        ("Is 2 even?", "Yes.", 2),
+        ("1\n2", "No.", 0),
+    ]
+
+
+@pytest.mark.parametrize("key", ["value", "text"])
+def test_roles_and_texts_by_other_names(tmp_path: Path, key: str) -> None:
+    turns = [{"role": "User", key: "Is 2 even?"}, {"role": "ai", key: "Yes.", "content": None}]
+    (step,) = one(tmp_path / "f.jsonl", {"messages": turns}).steps
+    assert (step.state, step.action) == ("Is 2 even?", "Yes.")
+
+
+@pytest.mark.parametrize(
+    ("cells", "says"),
+    [
+        (pa.array([0, 2**60], pa.timestamp("ms")), "`more` is a timestamp[ms] that cannot be read"),
+        (pa.array([0, 2**30], pa.date32()), "`more` is a date32[day] that cannot be read"),
+        (pa.array([0, None], pa.timestamp("us", "Mars/Base")), ""),
+        (pa.array([0.5, float("nan")]), "`$.more` is NaN, which JSON does not have"),
+        (pa.array([[{"a": 0.5}], [{"a": float("inf")}]]), "`$.more[0].a` is Infinity"),
+        (pa.array([[("a", 0.5)], [("a", float("nan"))]], pa.map_(pa.string(), pa.float64())), "`$.more[0][1]` is NaN"),
+    ],
+)
+def test_a_cell_of_parquet_that_json_cannot_hold_costs_its_row_alone(tmp_path: Path, cells: Any, says: str) -> None:
+    pq.write_table(pa.table({"messages": [[ASK, YES]] * 2, "more": cells}), tmp_path / "f.parquet")
+    records, (reject,) = read_file(tmp_path / "f.parquet")
+    assert len(records) == 1
+    assert reject.reason == "invalid"
+    assert reject.position == (1 if says else 0)
+    assert reject.message.startswith(says or "`more` is a timestamp[us, tz=Mars/Base] that cannot be read")
+    assert "Is 2 even?" in reject.raw
+
+
+def test_how_long_something_took_is_in_seconds(tmp_path: Path) -> None:
+    took = pa.array([1_500_000_001], pa.duration("ns"))
+    pq.write_table(pa.table({"messages": [[ASK, YES]], "took": took}), tmp_path / "f.parquet")
+    ((record,), _) = read_file(tmp_path / "f.parquet")
+    assert record.extra == {"took": 1.500000001}
+
+
+def test_the_same_rows_in_lines_an_array_and_parquet_are_the_same_episodes(tmp_path: Path) -> None:
+    """Parquet cannot tell a null inside an object from a key that is missing."""
+    asks = ASK | {"about": {"by": None, "at": "noon"}}
+    acts = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    rows = [{"messages": [asks, acts], "kind": {"a": 1, "b": None}}, {"messages": [ASK, YES], "kind": None}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "f.parquet")
+    (tmp_path / "f.json").write_text(json.dumps(rows), "utf-8")
+    by_line, _ = read(tmp_path / "f.jsonl", *rows)
+    assert [record.task_id for record in by_line] == ["1", "2"]
+    assert by_line == read_file(tmp_path / "f.json")[0] == read_file(tmp_path / "f.parquet")[0]
+
+
+def test_a_null_that_a_model_wrote_stays(tmp_path: Path) -> None:
+    call = CALL | {"function": {"name": "f", "arguments": {"limit": None}}}
+    record = one(tmp_path / "f.jsonl", {"messages": [ASK, {"role": "assistant", "tool_calls": [call]}]})
+    assert record.steps[0].tool_calls == [call]
 
 
 def test_alpaca_rows_have_their_input_behind_the_instruction(tmp_path: Path) -> None:
@@ -156,6 +250,14 @@ def test_alpaca_rows_have_their_input_behind_the_instruction(tmp_path: Path) -> 
         {"chosen": [ASK, YES], "rejected": [ASK, NO]},
         {"messages": [ASK], "chosen": YES, "rejected": NO},
         {"instruction": "Is 2 even?", "chosen": "Yes.", "rejected": "No."},
+        {"instruction": "Is 2 even?", "input": "", "output": ["Yes.", "No."]},
+        {"input": {"messages": [ASK]}, "preferred_output": [YES], "non_preferred_output": [NO]},
+        {"chosen": {"messages": [ASK, YES]}, "rejected": {"messages": [ASK, NO]}},
+        {"messages": [ASK, YES], "rejected_response": "No."},
+        {"messages": [ASK, YES], "rejected_messages": [ASK, NO]},
+        {"query": "Is 2 even?", "response": "Yes.", "rejected_response": "No."},
+        {"question": "Is 2 even?", "chosen": "Yes.", "rejected": "No."},
+        {"prompt": "Is 2 even?", "chosen_response": "Yes.", "rejected_response": "No."},
         {"chosen": "\n\nHuman: Is 2 even?\n\nAssistant: Yes.", "rejected": "\n\nHuman: Is 2 even?\n\nAssistant: No."},
     ],
 )
@@ -199,6 +301,13 @@ def test_siblings_are_the_rows_of_an_id(tmp_path: Path) -> None:
     rows = [{"id": name, "messages": [ASK, YES]} for name in ("a", "b", "a")]
     records, _ = read(tmp_path / "f.jsonl", *rows, {"messages": [ASK, NO]}, {"id": 7, "messages": [ASK, NO]})
     assert [(r.task_id, r.rollout_index) for r in records] == [("a", 0), ("b", 0), ("a", 1), ("row 4", 0), ("7", 0)]
+
+
+def test_rollouts_of_an_instance_are_siblings_and_whether_it_was_resolved_is_a_score(tmp_path: Path) -> None:
+    rows = [{"instance_id": "a__1", "messages": [ASK, YES], "resolved": solved} for solved in (True, False)]
+    records, _ = read(tmp_path / "f.jsonl", *rows)
+    found = [(record.task_id, record.rollout_index, scores(record)) for record in records]
+    assert found == [("a__1", 0, {"resolved": 1.0}), ("a__1", 1, {"resolved": 0.0})]
 
 
 def test_the_first_row_decides_which_column_names_tasks(tmp_path: Path) -> None:
@@ -275,7 +384,7 @@ def test_the_older_role_of_a_tool_is_a_tool(tmp_path: Path) -> None:
     assert (record.steps[1].state_role, record.steps[1].state_is_error) == ("tool", True)
 
 
-@pytest.mark.parametrize(("key", "weight"), [("weight", 0), ("loss_weight", 0.0), ("train", False), ("weight", 1)])
+@pytest.mark.parametrize(("key", "weight"), [("weight", 0), ("loss_weight", 0.0), ("loss", False), ("weight", 1)])
 def test_a_weight_of_nothing_is_not_trained_on(tmp_path: Path, key: str, weight: Any) -> None:
     (step,) = one(tmp_path / "f.jsonl", {"messages": [ASK, YES | {key: weight}]}).steps
     assert step.trainable is bool(weight)
@@ -366,7 +475,7 @@ def test_json_text_that_nests_too_deeply_is_kept_as_text(tmp_path: Path) -> None
     ],
 )
 def test_no_wrong_type_and_no_missing_key_raises(tmp_path: Path, row: dict[str, Any]) -> None:
-    assert_never_raises(tmp_path / "f.jsonl", [row, {"messages": [ASK, YES]}], lines=True, most=150)
+    assert_never_raises(tmp_path / "f.jsonl", [row, {"messages": [ASK, YES]}], lines=True)
 
 
 # ---------------------------------------------------------------- recognition
@@ -388,6 +497,20 @@ def test_no_wrong_type_and_no_missing_key_raises(tmp_path: Path, row: dict[str, 
 def test_rows_of_other_formats_are_left_to_them(tmp_path: Path, row: dict[str, Any]) -> None:
     (tmp_path / "f.jsonl").write_text(json.dumps(row) + "\n", "utf-8")
     assert not FORMATS["messages"].recognise(look(tmp_path / "f.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"text": "Once upon a time.", "meta": {}}, "texts without roles"),
+        ({"messages": [SYSTEM, ASK], "reference_answer": "Yes."}, "prompts without answers"),
+        ({"prompt": [ASK], "data_source": "d", "reward_model": {"ground_truth": "Yes."}}, "prompts without answers"),
+    ],
+)
+def test_data_that_nobody_answered_is_told_by_name(tmp_path: Path, row: dict[str, Any], says: str) -> None:
+    (tmp_path / "f.jsonl").write_text(json.dumps(row) + "\n", "utf-8")
+    with pytest.raises(FormatError, match=f"holds no trajectory: its rows are {says}"):
+        choose(tmp_path / "f.jsonl")
 
 
 def test_a_row_that_is_longer_than_the_head_is_recognised(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from lake.errors import FormatError
 from lake.formats import choose
-from lake.formats.base.fields import sibling_number
 from lake.records import EpisodeRecord, Reject
 from testkit.formats import Counts, assert_never_raises, counts, read_file
 from testkit.shared import shared_data
@@ -99,8 +98,7 @@ def test_the_real_file_holds_what_a_plain_count_finds() -> None:
     assert rejects == []
     assert counts(records) == expected(path) == Counts(2, 4, 2, [], 33)
     first, second = records
-    assert (first.task_id, second.task_id) == ("conv-1", "conv-1")
-    assert first.rollout_index != second.rollout_index
+    assert first.task_id != second.task_id
     assert [step.state for step in first.steps] == ["Weather in Paris?", "22C"]
     assert [step.action for step in second.steps] == ["", "The answer is 11."]
     assert (first.environment, first.policy, first.prompt_tokens) == ("weather workflow", "mock-1", 37)
@@ -120,7 +118,7 @@ def test_exports_of_the_sdk_hold_what_a_plain_count_finds(name: str) -> None:
 def test_an_agent_that_is_a_tool_is_a_sub_agent_and_a_handoff_is_not() -> None:
     ask, expert, handed = read_file(MADE / "agents.jsonl")[0]
     assert (expert.relation, expert.agent_id, expert.parent_step_index) == ("subagent", "expert", 0)
-    assert (ask.task_id, expert.task_id) == ("conversation-1", "conversation-1")
+    assert ask.task_id == expert.task_id != handed.task_id
     assert [step.agent_id for step in ask.steps] == ["host", "host"]
     assert [step.agent_id for step in handed.steps] == ["front", "expert"]
     assert handed.steps[1].state == '{"assistant": "expert"}'
@@ -185,11 +183,21 @@ def test_an_array_of_the_same_objects_is_read_too(tmp_path: Path) -> None:
     assert record.steps[0].action == "Sunny."
 
 
-def test_a_group_is_a_task_and_its_traces_are_numbered_by_their_ids(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "value", [{"data": [HELLO, HEAD]}, {"trace": HEAD, "spans": [HELLO]}, {"traces": [HEAD], "spans": [HELLO]}]
+)
+def test_a_batch_and_a_trace_with_its_spans_are_read_too(tmp_path: Path, value: Any) -> None:
+    record = one(tmp_path / "f", value)
+    assert (record.environment, record.steps[0].action) == ("weather", "Sunny.")
+    (_,), (reject,) = read_file(written(tmp_path / "g", {"data": [HELLO, {"id": "x"}, HEAD]}))
+    assert (reject.reason, json.loads(reject.raw)) == ("invalid", {"id": "x"})
+
+
+def test_a_group_is_a_conversation_and_its_traces_are_no_siblings(tmp_path: Path) -> None:
     record = one(tmp_path / "f", HELLO, HEAD | {"group_id": "g"})
-    assert (record.task_id, record.rollout_index) == ("g", sibling_number("trace_1"))
-    record = one(tmp_path / "f", HELLO, HEAD)
     assert (record.task_id, record.rollout_index) == ("trace_1", 0)
+    assert record.extra is not None
+    assert record.extra["group_id"] == "g"
 
 
 def test_the_line_of_a_trace_may_be_missing(tmp_path: Path) -> None:
@@ -297,4 +305,4 @@ def test_a_span_with_a_wrong_value_is_kept_and_costs_no_more(tmp_path: Path, pla
 
 def test_nothing_in_a_file_makes_the_reader_raise(tmp_path: Path) -> None:
     lines = [HELLO, span("t", "function", 2, name="get", output="x"), span("g", "agent", 0, name="x"), HEAD]
-    assert_never_raises(tmp_path / "f.jsonl", lines, lines=True, most=80)
+    assert_never_raises(tmp_path / "f.jsonl", lines, lines=True)

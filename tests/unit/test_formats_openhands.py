@@ -4,6 +4,7 @@ The SDK needs Python 3.12, so what no real file shows is built from the fields o
 """
 
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -324,6 +325,18 @@ def test_a_folder_of_events_is_one_conversation_and_its_state_is_read_with_it(tm
 # ---------------------------------------------------------------- outputs and completion logs
 
 
+def test_a_downloaded_archive_is_one_conversation(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "c.zip", "w") as archive:
+        for number, value in reversed(list(enumerate(session()))):
+            archive.writestr(f"event_{number:06}_e{number}.json", json.dumps(value))
+        archive.writestr("event_000099_x.json", '{"kind": ')
+        archive.writestr("meta.json", '{"id": "conversation", "title": "Count"}')
+    (made,), (reject,) = read_file(tmp_path / "c.zip")
+    whole = record(tmp_path / "e.jsonl", session(), lines=True)
+    assert [step.action for step in made.steps] == [step.action for step in whole.steps]
+    assert (reject.position, reject.reason, (made.extra or {})["state"]["title"]) == (99, "truncated", "Count")
+
+
 def test_a_line_of_an_output_is_an_instance_with_its_outcome(tmp_path: Path) -> None:
     events = conversation()
     pairs = [[events[2], events[3]], [events[4], events[5]], [events[6], state(8, "finished")]]
@@ -346,6 +359,71 @@ def test_a_line_of_an_output_is_an_instance_with_its_outcome(tmp_path: Path) -> 
     assert (first.extra or {})["test_result"]["git_patch"] == "+"
     assert "sk-1" not in str(first.extra)
     assert not third.steps[0].trainable
+
+
+@pytest.mark.parametrize(
+    ("result", "scores", "verdict"),
+    [
+        ({"score": True, "model_answer": "7"}, {"score": 1.0}, 1.0),
+        ({"reward": 0.5, "exit_code": 0}, {"reward": 0.5}, 0.5),
+        ({"result": {"resolved": 0, "status": "done"}}, {"resolved": 0.0}, 0.0),
+        ({"final_score": {"total": 4, "result": 3}}, {"final_score.total": 4.0, "final_score.result": 3.0}, None),
+    ],
+)
+def test_each_benchmark_names_its_verdict(
+    tmp_path: Path, result: dict[str, Any], scores: dict[str, float], verdict: float | None
+) -> None:
+    line = {"instance_id": "a", "history": conversation(), "test_result": result, "metrics": {"accumulated_cost": 0.25}}
+    made = record(tmp_path / "f", [line], lines=True)
+    assert ({score.scorer: score.value for score in made.scores}, made.env_return, made.cost) == (scores, verdict, 0.25)
+
+
+def test_a_history_that_begins_with_an_action_was_asked_the_instruction(tmp_path: Path) -> None:
+    inner = {"kind": "ExecuteBashObservation", "output": "one", "error": True, "command": "ls"}
+    seen_it = kind("ObservationEvent", 1, tool_name="terminal", tool_call_id="c0", observation=inner, action_id="x")
+    line = {"instance_id": "a", "history": [action(0, "r1", "c0"), seen_it], "metadata": {}, "instruction": "Fix."}
+    made = record(tmp_path / "f", [line], lines=True)
+    assert (made.steps[0].state, made.initial_messages) == ("Fix.", [{"role": "user", "content": "Fix."}])
+    (said,) = made.final_observation
+    assert (said["content"], said["is_error"], said["observation"]) == ("one", True, {"error": True, "command": "ls"})
+
+
+def test_events_of_the_resolver_have_their_arguments_beside_the_action(tmp_path: Path) -> None:
+    history = [
+        {"content": "Fix.", "wait_for_response": False, "action": "message"},
+        {"command": "ls", "thought": "I look.", "action": "run"},
+        {"content": "one", "command_id": -1, "exit_code": 0, "observation": "run"},
+        {"content": "Which one?", "wait_for_response": True, "action": "message"},
+        {"outputs": {}, "thought": "Done.", "action": "finish"},
+    ]
+    issue = {"owner": "o", "repo": "r", "number": 5}
+    line = {
+        "issue": issue,
+        "git_patch": "+",
+        "history": history,
+        "success": True,
+        "result_explanation": "All is there.",
+    }
+    made = record(tmp_path / "f", [line], lines=True)
+    assert [(step.state, step.action) for step in made.steps] == [
+        ("Fix.", "I look."),
+        ("one", "Which one?"),
+        ("", "Done."),
+    ]
+    assert made.steps[0].tool_calls == [
+        {"type": "function", "function": {"name": "run", "arguments": {"command": "ls"}}}
+    ]
+    assert (made.task_id, made.env_return, made.terminated) == ("o/r#5", None, True)
+    assert [(score.scorer, score.value, score.reason) for score in made.scores] == [("success", 1.0, "All is there.")]
+
+
+def test_actions_without_ids_are_decisions_of_their_own(tmp_path: Path) -> None:
+    events = [{"source": "user", "message": "Do.", "action": "message", "args": {"content": "Do."}}]
+    events += [
+        {"source": "agent", "message": "", "action": "run", "args": {"thought": text}} for text in ("One.", "Two.")
+    ]
+    ((made,), _) = read_file((tmp_path / "f.json", (tmp_path / "f.json").write_text(json.dumps(events)))[0])
+    assert [step.action for step in made.steps] == ["One.", "Two."]
 
 
 def log() -> dict[str, Any]:
@@ -445,9 +523,9 @@ def test_events_that_no_agent_answers_are_rejected(tmp_path: Path) -> None:
 
 def test_nothing_that_events_hold_raises(tmp_path: Path) -> None:
     first = acted(2, "r1", "I look.", "bash")
-    assert_never_raises(tmp_path / "f.json", [state(0, "error"), asked(1), first, seen(3, first, "one")], most=200)
+    assert_never_raises(tmp_path / "f.json", [state(0, "error"), asked(1), first, seen(3, first, "one")])
     events = [*session(), kind("TokenEvent", 30, "agent", prompt_token_ids=[1], response_token_ids=[3])]
-    assert_never_raises(tmp_path / "f.jsonl", events, lines=True, most=250)
-    assert_never_raises(tmp_path / "f.json", log(), most=150)
+    assert_never_raises(tmp_path / "f.jsonl", events, lines=True)
+    assert_never_raises(tmp_path / "f.json", log())
     line = {"instance_id": "a", "history": [asked(1), first], "metadata": {}, "test_result": {"report": {}}}
-    assert_never_raises(tmp_path / "f.jsonl", [line], lines=True, most=150)
+    assert_never_raises(tmp_path / "f.jsonl", [line], lines=True)

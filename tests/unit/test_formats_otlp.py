@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from lake.errors import FormatError
@@ -236,7 +238,23 @@ PRINTED = {
     "links": [],
     "resource": {"attributes": {"service.name": "weather"}, "schema_url": ""},
 }
+JAEGER = {
+    "traceID": TRACE,
+    "spanID": "00000000000000a1",
+    "operationName": "chat m-1",
+    "references": [],
+    "startTime": 1767225600000000,
+    "duration": 1000000,
+    "tags": [{"key": key, "type": "string", "value": value} for key, value in HELLO.items()],
+    "logs": [],
+    "processID": "p1",
+}
+ROW = {key: value for key, value in PRINTED.items() if key not in ("context", "attributes")}
+ROW |= {f"context.{key}": value for key, value in PRINTED["context"].items()}
+ROW |= {f"attributes.{key}": value for key, value in HELLO.items()}
 WRAPPED: list[tuple[Any, bool]] = [
+    ({"data": [{"traceID": TRACE, "spans": [JAEGER], "processes": {"p1": {"serviceName": "weather"}}}]}, False),
+    (ROW, True),
     (document(span()), False),
     (document(span()), True),
     ({"batches": document(span())["resourceSpans"]}, False),
@@ -263,6 +281,24 @@ def test_spans_are_read_however_they_are_wrapped(tmp_path: Path, value: Any, lin
     assert (step.state, step.action, step.finish_reason, step.latency) == ("Weather?", "Sunny.", "stop", 1.0)
     assert record.started_at == datetime(2026, 1, 1, tzinfo=UTC)
     assert record.spans[0].span_id == "00000000000000a1"
+
+
+def test_a_table_of_spans_of_phoenix_is_read_from_parquet_too(tmp_path: Path) -> None:
+    pq.write_table(pa.table({key: [value] for key, value in ROW.items() if value not in ({}, [])}), tmp_path / "f")
+    (record,), rejects = read_file(tmp_path / "f")
+    assert (record.task_id, record.steps[0].action, rejects) == (TRACE, "Sunny.", [])
+
+
+def test_a_span_of_jaeger_says_what_it_is_inside_and_why_it_failed(tmp_path: Path) -> None:
+    tags = [{"key": "error", "type": "bool", "value": True}, {"key": "otel.status_description", "value": "no"}]
+    log = {"timestamp": 1767225600000001, "fields": [{"key": "event", "value": "other"}]}
+    child = {"spanID": "00000000000000b1", "references": [{"refType": "CHILD_OF", "spanID": JAEGER["spanID"]}]}
+    child |= {"operationName": "x", "tags": tags, "logs": [log]}
+    record = one(tmp_path / "f", {"traceID": TRACE, "spans": [JAEGER, JAEGER | child]})
+    (_, found) = record.spans
+    assert (found.parent_span_id, found.name, found.error) == (JAEGER["spanID"], "x", "no")
+    assert found.attributes is not None
+    assert found.attributes["otel"]["events"] == [{"name": "other", "time": "2026-01-01T00:00:00.000001+00:00"}]
 
 
 def test_spans_that_the_python_sdk_prints_on_many_lines_are_read_one_by_one(tmp_path: Path) -> None:
@@ -527,4 +563,4 @@ CASES: list[Callable[[], Any]] = [
 
 @pytest.mark.parametrize("make", CASES)
 def test_nothing_in_a_file_makes_the_reader_raise(tmp_path: Path, make: Callable[[], Any]) -> None:
-    assert_never_raises(tmp_path / "f.json", make(), most=80)
+    assert_never_raises(tmp_path / "f.json", make())

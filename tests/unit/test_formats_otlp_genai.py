@@ -58,6 +58,9 @@ def call(attributes: dict[str, Any], *events: dict[str, Any]) -> Call:
         ({"gen_ai.agent.name": "joker"}, "agent"),
         ({"gen_ai.operation.name": "execute_tool"}, "tool"),
         ({"traceloop.span.kind": "tool"}, "tool"),
+        ({"gen_ai.system": "gcp.vertex.agent", "gcp.vertex.agent.llm_request": "{}"}, "llm"),
+        ({"mlflow.spanType": '"CHAT_MODEL"'}, "llm"),
+        ({"mlflow.spanType": '"CHAIN"'}, "chain"),
         ({"gen_ai.tool.name": "get", "gen_ai.agent.name": "joker"}, "tool"),
         ({"http.method": "GET"}, None),
         ({"gen_ai.system": "x", "gen_ai.request.model": "m"}, None),
@@ -120,6 +123,45 @@ PLACES: dict[str, tuple[dict[str, Any], list[Any]]] = {
             event("gen_ai.content.prompt", **{"gen_ai.prompt": json.dumps(GIVEN)}),
             event("gen_ai.content.completion", **{"gen_ai.completion": json.dumps([ANSWER])}),
         ],
+    ),
+    "an event whose content is all of it": (
+        {},
+        [
+            event("gen_ai.system.message", **{"gen_ai.event.content": "Be kind."}),
+            event("gen_ai.user.message", **{"gen_ai.event.content": json.dumps(USER)}),
+            event(
+                "gen_ai.choice",
+                **{"gen_ai.event.content": json.dumps({"message": ANSWER, "finish_reason": "tool_call"})},
+            ),
+        ],
+    ),
+    "numbered in 2023": (
+        {
+            key.replace("gen_ai.prompt", "llm.prompts").replace("gen_ai.completion", "llm.completions"): value
+            for key, value in NUMBERED.items()
+        },
+        [],
+    ),
+    "a request and a response of ADK": (
+        {
+            "gcp.vertex.agent.llm_request": json.dumps(
+                {
+                    "config": {"system_instruction": "Be kind."},
+                    "contents": [{"role": "user", "parts": [{"text": "Weather?"}]}],
+                }
+            ),
+            "gcp.vertex.agent.llm_response": json.dumps(
+                {"content": ANSWER, "partial": False, "finish_reason": "tool_call"}
+            ),
+        },
+        [],
+    ),
+    "inputs and outputs of MLflow": (
+        {
+            "mlflow.spanInputs": json.dumps({"messages": GIVEN}),
+            "mlflow.spanOutputs": json.dumps({"choices": [{"message": ANSWER, "finish_reason": "tool_call"}]}),
+        },
+        [],
     ),
     "an event a message": (
         {},

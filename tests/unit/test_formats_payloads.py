@@ -60,6 +60,17 @@ def given(value: Any) -> list[Any]:
             id="gemini",
         ),
         pytest.param(
+            {"role": "model", "parts": [{"function_call": {"id": "c1", "name": "get", "args": {"city": "Paris"}}}]},
+            [PARSED],
+            id="gemini-python",
+        ),
+        pytest.param(
+            {"role": "ai", "content": [{"toolCallId": "c1", "toolName": "get", "args": '{"city": "Paris"}'}]},
+            [CALL],
+            id="vercel-result",
+        ),
+        pytest.param({"role": "tool", "content": json.dumps([CALL])}, [CALL], id="koog"),
+        pytest.param(
             {
                 "role": "assistant",
                 "content": [{"type": "tool-call", "toolCallId": "c1", "toolName": "get", "input": {"city": "Paris"}}],
@@ -119,6 +130,9 @@ def test_a_call_of_a_tool_is_the_same_in_every_shape(message: dict[str, Any], ex
         ),
         pytest.param(
             {"role": "tool", "content": [{"type": "tool-result", "toolCallId": "c1", "output": "22C"}]}, id="vercel"
+        ),
+        pytest.param(
+            {"role": "user", "parts": [{"function_response": {"id": "c1", "response": "22C"}}]}, id="gemini-python"
         ),
         pytest.param({"type": "tool", "content": "22C", "tool_call_id": "c1"}, id="langchain"),
         pytest.param({"type": "tool", "data": {"content": "22C", "tool_call_id": "c1"}}, id="langchain-data"),
@@ -201,6 +215,8 @@ def test_what_a_message_says_besides_stays_with_it() -> None:
         {"input": "Weather?", "model": "m"},
         {"input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Weather?"}]}]},
         {"prompt": "Weather?"},
+        {"model": "m", "contents": "Weather?"},
+        {"args": ["Weather?"]},
         ["Weather?"],
     ],
 )
@@ -216,6 +232,7 @@ def test_a_prompt_is_the_same_in_every_shape(value: Any) -> None:
         {"system": [{"type": "text", "text": "Be kind."}], "messages": [USER]},
         {"instructions": "Be kind.", "input": [USER]},
         {"systemInstruction": {"parts": [{"text": "Be kind."}]}, "contents": [USER]},
+        {"config": {"system_instruction": "Be kind."}, "contents": [USER]},
     ],
 )
 def test_instructions_beside_the_messages_come_first(value: Any) -> None:
@@ -313,6 +330,14 @@ def test_choices_are_alternatives_and_say_why_they_finished() -> None:
     found = answers(value)
     assert [(m["content"], m["finish_reason"]) for m in found.messages] == [("a", "stop"), ("b", "stop")]
     assert found.rest == {"id": "r"}
+
+
+def test_calls_that_are_made_at_once_are_one_answer() -> None:
+    made = [{"role": "assistant", "content": None, "tool_calls": [CALL], "finish_reason": "tool_calls"}] * 2
+    (one,) = answers(made).messages
+    assert one["tool_calls"] == [CALL, CALL]
+    several = {"choices": [{"message": message, "finish_reason": "tool_calls"} for message in made]}
+    assert [m["tool_calls"] for m in answers(several).messages] == [[CALL], [CALL]]
 
 
 def test_messages_without_a_reason_each_are_one_answer_unless_choices_were_asked_for() -> None:

@@ -53,18 +53,18 @@ def test_rows_that_datasets_stores_have_calls_results_and_tools() -> None:
         {"role": "user", "content": "What is the weather?"},
     ]
     assert records[0].tools is not None
-    assert [record.task_id for record in records] == ["0", "1"]
+    assert [record.task_id for record in records] == ["1", "2"]
 
 
 @pytest.mark.parametrize(
-    ("said", "role"), [("human", "user"), ("user", "user"), ("observation", "tool"), ("function_response", "tool")]
+    ("said", "role"), [("human", "user"), ("User", "user"), ("observation", "tool"), ("function_response", "tool")]
 )
 def test_who_is_observed(tmp_path: Path, said: str, role: str) -> None:
     (step,) = one(tmp_path / "f.jsonl", {"from": said, "value": "hi"}, YES).steps
     assert (step.state, step.state_role) == ("hi", role)
 
 
-@pytest.mark.parametrize("said", ["gpt", "assistant", "chatgpt", "bard"])
+@pytest.mark.parametrize("said", ["gpt", "Assistant", "chatgpt", "model"])
 def test_who_acts(tmp_path: Path, said: str) -> None:
     assert one(tmp_path / "f.jsonl", ASK, {"from": said, "value": "Yes."}).steps[0].action == "Yes."
 
@@ -100,7 +100,7 @@ def test_an_unpaired_row_has_a_label_and_a_turn_its_weight(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("turn", "says"),
     [
-        ({"from": "prompter", "value": "x"}, "`conversations[1].from` is 'prompter'; valid: system, human"),
+        ({"from": "narrator", "value": "x"}, "`conversations[1].from` is 'narrator'; valid: user, assistant"),
         ({"value": "x"}, "`conversations[1].from` is None"),
         ({"from": "gpt", "value": 5}, "`conversations[1].value` is int; valid: text"),
         ("hi", "at `$.conversations[1]`"),
@@ -142,6 +142,18 @@ def test_no_wrong_type_and_no_missing_key_raises(tmp_path: Path) -> None:
         "tools": "[]",
     }
     assert_never_raises(tmp_path / "f.jsonl", [row, {"conversations": [ASK, YES]}], lines=True)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"items": [ASK, YES]},
+        {"conversations": [{"from": "human", "content": "Is 2 even?"}, {"from": "gpt", "content": "Yes."}]},
+    ],
+)
+def test_turns_are_known_by_other_names(tmp_path: Path, row: Any) -> None:
+    (record,), _ = read(tmp_path / "f.jsonl", row)
+    assert [(step.state, step.action) for step in record.steps] == [("Is 2 even?", "Yes.")]
 
 
 @pytest.mark.parametrize("row", [{"conversations": [{"role": "user", "content": "q"}]}, {"conversations": []}])

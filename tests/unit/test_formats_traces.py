@@ -175,6 +175,14 @@ def test_the_outer_call_counts_where_only_it_recorded_what_was_said() -> None:
     assert [step.extra and step.extra["span_id"] for step in record.steps] == ["outer"]
 
 
+def test_the_outer_call_counts_where_only_it_says_who_said_what() -> None:
+    words = [{"role": "user", "content": "system: Be kind.\nuser: Hello."}]
+    (record,) = read(
+        call("outer", 1, [SYSTEM, HELLO], said("Hi.")), call("inner", 1, words, said("Hi."), parent="outer")
+    )
+    assert [step.extra and step.extra["span_id"] for step in record.steps] == ["outer"]
+
+
 def test_retries_inside_a_wrapper_are_one_decision() -> None:
     (record,) = read(
         call("outer", 1, [HELLO], said("Hi.")),

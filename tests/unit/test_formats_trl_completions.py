@@ -65,6 +65,11 @@ def test_one_reward_is_the_return(tmp_path: Path) -> None:
     assert record.env_return == 0.25
 
 
+def test_a_step_may_be_its_digits(tmp_path: Path) -> None:
+    ((record,), _) = read(tmp_path / "f.parquet", ROW | {"step": "3"})
+    assert record.collection_round == 3
+
+
 def test_equal_prompts_of_other_steps_are_other_groups_of_the_same_task(tmp_path: Path) -> None:
     records, _ = read(tmp_path / "f.parquet", ROW, ROW | {"step": 4}, ROW)
     assert [(r.collection_round, r.rollout_index) for r in records] == [(3, 0), (4, 0), (3, 1)]

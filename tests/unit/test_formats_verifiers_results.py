@@ -140,6 +140,12 @@ def test_assistant_messages_of_the_prompt_are_examples(tmp_path: Path) -> None:
     assert record.initial_messages == [SYSTEM, ASK, ANSWER, ASK]
 
 
+def test_a_completion_that_repeats_its_prompt_has_it_once(tmp_path: Path) -> None:
+    record = only(tmp_path, prompt=[SYSTEM, ASK], completion=[SYSTEM, ASK | {"tool_calls": None}, ANSWER])
+    assert record.initial_messages == [SYSTEM, ASK]
+    assert [step.state for step in record.steps] == [ASK["content"]]
+
+
 def test_tool_calls_are_objects_or_json_text_flat_or_nested(tmp_path: Path) -> None:
     nested = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     for given in (json.dumps(CALL), CALL, nested, json.dumps(nested)):

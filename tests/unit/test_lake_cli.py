@@ -509,6 +509,20 @@ def test_a_fault_of_the_machine_is_one_line_too(
     assert "No such file or directory" in cli("ingest", "-", "--lake", tmp_path / "lake", stdin=file.read_bytes()).fault
 
 
+@pytest.mark.parametrize(
+    ("text", "encoding", "says"),
+    [
+        ("\u00e9", "ascii", "this terminal cannot show the result (ordinal not in range(128)); set"),
+        ("a\ud800", "utf-8", "the text 'a\\ud800' is no Unicode (surrogates not allowed); take"),
+    ],
+)
+def test_only_a_text_that_a_terminal_could_show_is_laid_to_the_terminal(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, text: str, encoding: str, says: str
+) -> None:
+    monkeypatch.setattr("lake.cli.trajlake", lambda **_: text.encode(encoding))
+    assert says in cli("tables").fault
+
+
 # ---------------------------------------------------------------- processes, pipes and disks
 
 

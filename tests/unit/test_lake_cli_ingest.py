@@ -14,7 +14,7 @@ import lake
 from lake import EpisodeRecord, StepRecord
 from lake.cli import trajlake
 from lake.cli.ingest import ingest
-from lake.errors import FormatError
+from lake.errors import FormatError, UsageError
 from lake.write import ingest as ingest_module
 from testkit.episodes import episode, line, write_lines
 
@@ -38,6 +38,16 @@ def test_a_file_of_rejects_alone_fails(tmp_path: Path) -> None:
         "'SELECT position, reason, message FROM rejects ORDER BY position'",
     ]
     assert lake.open(tmp_path / "lake").sql("SELECT count(*) AS n FROM rejects").item() == 2
+
+
+def test_a_conflict_is_told_with_what_to_do_about_it(tmp_path: Path) -> None:
+    path = tmp_path / "f.jsonl"
+    run(tmp_path, write_lines(path, [episode()]))
+    said = run(tmp_path, write_lines(path, [episode(steps=5)])).stderr.splitlines()
+    key = "run 'f', task 'task', rollout 0, attempt 0"
+    assert (
+        said[0] == f"{path}, record 1: {key} is present with other content; give it another --run or a higher attempt"
+    )
 
 
 def test_one_record_that_was_taken_or_is_present_is_enough(tmp_path: Path) -> None:
@@ -79,6 +89,48 @@ def test_the_message_counts_the_runs_of_a_file(tmp_path: Path) -> None:
     assert " in run walks\n" in run(tmp_path, one).stdout
     nine = write_lines(tmp_path / "nine.jsonl", [episode("t", run_id=f"run-{n}") for n in range(9)])
     assert " in 9 runs (run-0, run-1, run-2, ...)\n" in run(tmp_path, nine).stdout
+
+
+def test_each_of_several_files_has_a_line_and_what_is_left_out_is_told_by_reason(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(22):
+        write_lines(folder / f"{number:02}.jsonl", [episode("t", number)])
+    write_lines(folder / "00.jsonl", [episode("t", 0), episode("t", 0, steps=5), *BAD])
+    for name in ("README.md", "notes.md", "x.json", "y.json"):
+        (folder / name).write_text('{"a": 1}' if name.endswith("json") else "hello")
+    done = run(tmp_path, folder)
+    lines = done.stdout.splitlines()
+    assert lines[1:3] == [
+        "  00.jsonl (jsonl): 1 episode, 3 rejects in run in/00",
+        "  01.jsonl (jsonl): 1 episode, 0 rejects in run in/01",
+    ]
+    assert lines[21:] == ["  and 2 more files"]
+    assert "4 files left out (README.md, notes.md, x.json and 1 more: has no known format)\n" in done.stderr
+
+
+@pytest.mark.parametrize("flags", [[], ["--dry-run"]])
+def test_columns_of_a_query_that_mean_nothing_are_told(tmp_path: Path, flags: list[str]) -> None:
+    path = tmp_path / "q.sql"
+    path.write_text("SELECT 't' AS task, 'go' AS action, 1.0 AS rewrd, 0 AS turn")
+    said = run(tmp_path, path, "--query", *flags).stderr
+    assert said == "columns without a meaning here, kept in extra: task (task_id?), rewrd (reward?), turn\n"
+
+
+def test_a_lake_is_told_to_be_one(tmp_path: Path) -> None:
+    lake.open(tmp_path / "lake", create=True)
+    with pytest.raises(FormatError, match="lake is a lake; name files of trajectories"):
+        run(tmp_path, tmp_path / "lake")
+
+
+@pytest.mark.parametrize("name", ["query", "frame"])
+def test_what_is_no_format_of_files_is_neither_named_nor_taken(tmp_path: Path, name: str) -> None:
+    path = write_lines(tmp_path / "f.jsonl", [episode()])
+    with pytest.raises(UsageError, match=f"{name} is no format of files"):
+        run(tmp_path, path, "--format", name)
+    listed = run(tmp_path, "-h").stdout.partition("Formats:")[2]
+    assert "agent_lightning_spans" in listed
+    assert name not in listed
 
 
 # ---------------------------------------------------------------- siblings that are copies

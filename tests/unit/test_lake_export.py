@@ -1,6 +1,7 @@
 """Export: what each format holds of an episode, and that the same export is the same bytes, however it was reached."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,17 @@ from click.testing import CliRunner
 import lake
 from lake import EpisodeRecord, Lake, StepRecord, ids
 from lake.cli import trajlake
-from lake.errors import DataRefusedError, UsageError
+from lake.errors import DataRefusedError, FormatError, UsageError
 from lake.export import TARGETS, target
 from lake.export import files as export_files
 from lake.export.job import export
 from lake.export.place import MANIFEST, STATE
 from lake.export.request import Manifest, Request
 from lake.export.target import Choices
+from lake.formats import choose
 from lake.records import ScoreRecord, SpanRecord, TokensRecord, identify
 from testkit.copies import empty_lake
+from testkit.round_trips import there_and_back
 
 CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": "door"}'}}
 CHAT = [
@@ -114,7 +117,7 @@ def test_a_chat_is_whole_and_says_where_it_comes_from(lk: Lake, tmp_path: Path) 
     assert row["messages"] == tidy
     assert (row["run_id"], row["task_id"], row["rollout_index"], row["reward"]) == ("a", "door", 0, 1.0)
     assert row["scores"] == {"judge": 0.25}
-    assert manifest.left_out == {"episodes' extra": 1, "spans": 1, "tokens": 1}
+    assert manifest.left_out == {"episodes' extra": 1, "spans": 1, "step scores": 1, "tokens": 1}
 
 
 def test_a_decision_has_the_chat_before_it_as_prompt(lk: Lake, tmp_path: Path) -> None:
@@ -200,7 +203,118 @@ def test_scout_has_inspects_messages_and_the_episodes_columns(lk: Lake, tmp_path
     assert (row["task_id"], row["env_return"], json.loads(row["scores"])) == ("door", 1.0, {"judge": 0.25})
 
 
+def test_arguments_are_objects_in_every_line_also_those_that_are_no_json(tmp_path: Path) -> None:
+    made = empty_lake(tmp_path / "lake")
+    said = ['{"at": "door"}', "{broken", "[1]", '{"_raw": "x"}']
+    calls = [{"id": "1", "type": "function", "function": {"name": "look", "arguments": text}} for text in said]
+    made.append([EpisodeRecord(task_id="t", steps=[StepRecord(state="s", action="", tool_calls=calls)])], run_id="a")
+    ((row,), _) = exported(made, tmp_path / "out", "messages")
+    assert row["messages"][-1]["content"] is None
+    arguments = [call["function"]["arguments"] for call in row["messages"][-1]["tool_calls"]]
+    assert arguments == [{"at": "door"}, *({"_raw": text} for text in said[1:])]
+    for name in ("messages", "messages-parquet"):
+        after, _ = there_and_back(made, tmp_path / name, name)
+        (step,) = next(iter(after.values())).steps
+        back = [call["function"]["arguments"] for call in step.tool_calls or ()]
+        assert back[1:] == said[1:], "the very text"
+
+
+NAMED = ("score", "reward", "input", "step", "prompt", "advantage", "human", "scores", "prompt_score", "task_id")
+
+
+@pytest.mark.parametrize("name", ["verl-rollouts", "trl-completions", "messages"])
+def test_scorers_that_are_called_like_columns_come_back_and_never_become_the_return(name: str, tmp_path: Path) -> None:
+    made = empty_lake(tmp_path / "lake")
+    scores = [ScoreRecord(scorer=one, value=0.25 + index) for index, one in enumerate(NAMED)]
+    records = [rollout(reward=None), rollout(index=1, reward=1.0), rollout(index=2), rollout(index=2)]
+    records[0].scores, records[1].scores, records[2].scores = [], scores, [ScoreRecord(scorer="human", value=None)]
+    records[3].agent_id, records[3].seed = "helper", 0
+    made.append(records, run_id="a")
+    after, _ = there_and_back(made, tmp_path, name)
+    assert [one.seed for one in after.values() if one.agent_id == "helper"] == [0]
+    found = {one.rollout_index: one for one in after.values() if one.agent_id is None}
+    assert {(one.run_id, one.task_id) for one in found.values()} == {("a", "door")}
+    assert [found[index].env_return for index in range(3)] == [None, 1.0, 1.0]
+    given = {score.scorer: score.value for score in scores}
+    assert [{score.scorer: score.value for score in found[index].scores} for index in (0, 1)] == [{}, given]
+    assert [score.value for score in found[2].scores] == ([] if name == "messages" else [None]), "it scored nothing"
+
+
+def test_a_scorer_called_reward_is_told_where_the_return_has_its_name(tmp_path: Path) -> None:
+    made = empty_lake(tmp_path / "lake")
+    record = rollout(reward=None)
+    record.scores = [ScoreRecord(scorer="reward", value=0.5)]
+    made.append([record], run_id="a")
+    after, manifest = there_and_back(made, tmp_path, "atif")
+    assert [one.env_return for one in after.values()] == [None]
+    assert manifest.left_out["scores called `reward` among a trial's rewards, where it is the return"] == 1
+
+
+@pytest.mark.parametrize("name", ["prompt-completion", "preference", "unpaired", "preference-parquet"])
+def test_rows_for_trainers_are_read_as_the_episodes_that_they_are_of(lk: Lake, tmp_path: Path, name: str) -> None:
+    after, _ = there_and_back(lk, tmp_path, name, where="task_id = 'door'")
+    names = {(one.run_id, one.task_id, one.rollout_index, one.agent_id) for one in after.values()}
+    agents = ("step 0", "step 1") if name == "prompt-completion" else (None,)
+    assert names == {("a", "door", index, agent) for index in (0, 1) for agent in agents}
+
+
+def test_a_table_of_scout_is_refused_by_its_name(lk: Lake, tmp_path: Path) -> None:
+    exported(lk, tmp_path / "out.parquet", "scout")
+    with pytest.raises(FormatError, match="it is a database of Inspect Scout; ingest the logs"):
+        choose(tmp_path / "out.parquet")
+
+
+def test_a_score_that_nobody_gave_is_refused_with_those_that_there_are(lk: Lake, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no scores of 'nonsense' for episodes; valid: env_return, judge"):
+        export(lk, Request(target("preference"), tmp_path / "out", choices=Choices(score="nonsense")))
+    made = empty_lake(tmp_path / "unrated")
+    made.append([rollout(reward=None), rollout(index=1, reward=None)], run_id="a")
+    with pytest.raises(DataRefusedError, match=r"no chosen episode has one of .env_return.; valid: --score judge$"):
+        export(made, Request(target("preference"), tmp_path / "out"))
+
+
+def test_a_row_that_no_chat_template_takes_is_left_out(tmp_path: Path) -> None:
+    made = empty_lake(tmp_path / "lake")
+    empty = EpisodeRecord(task_id="empty", env_return=1.0, steps=[StepRecord(state=None, action="Hello.")])
+    told = EpisodeRecord(
+        task_id="told",
+        env_return=1.0,
+        initial_messages=CHAT[:1],
+        steps=[StepRecord(state="", action="Hello.")],
+    )
+    made.append([empty, told, rollout()], run_id="a")
+    rows, manifest = exported(made, tmp_path / "out", "unpaired", choices=Choices(threshold=0.5))
+    assert [row["task_id"] for row in rows] == ["door"]
+    assert manifest.left_out["rows whose prompt is empty, or ends in instructions"] == 2
+
+
 # ---------------------------------------------------------------- what is exported, and where to
+
+
+def test_one_file_is_one_shard_however_many_episodes_there_are(
+    lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lake.export.place.SHARD_EPISODES", 1)
+    rows, _ = exported(lk, tmp_path / "out.jsonl", "jsonl", shard_episodes=1)
+    assert len(rows) == 4
+
+
+def test_the_help_lists_the_formats() -> None:
+    help_text = " ".join(CliRunner().invoke(trajlake, ["export", "-h"]).stdout.split()).replace("- ", "-")
+    listed = help_text.partition("--format TEXT ")[2].partition(" See docs/guides/export.md")[0]
+    names = re.findall(r"[a-z]+(?:-[a-z]+)*", listed.replace("(these four also with -parquet behind them)", ""))
+    assert names == [name for name in TARGETS if not name.endswith("-parquet")]
+
+
+def test_what_is_left_out_has_names(tmp_path: Path) -> None:
+    made = empty_lake(tmp_path / "lake")
+    message = {"role": "user", "content": "Hi."} | {f"key_{number}": 1 for number in range(7)}
+    made.append([msgspec.structs.replace(rollout(), initial_messages=[message])], run_id="a")
+    command = ["export", "--lake", made.uri, "--format", "prompt-completion", "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(trajlake, command)
+    assert "keys of messages (7: key_0, key_1, key_2, key_3, key_4)" in done.stderr
+    command = ["export", "--lake", made.uri, "--format", "atif", "--out", str(tmp_path / "tree")]
+    assert ": 2 files of 1 episode (2 steps) as atif" in CliRunner().invoke(trajlake, command).stdout
 
 
 @pytest.mark.parametrize("name", [name for name, found in TARGETS.items() if found.container != "tree"])
@@ -218,6 +332,7 @@ def test_the_same_export_is_the_same_bytes_whatever_the_files_of_the_lake(lk: La
 def test_what_is_retracted_or_forgotten_is_never_exported(lk: Lake, tmp_path: Path) -> None:
     first, second = lk.sql("SELECT episode_id FROM episodes WHERE task_id = 'door' ORDER BY 1")["episode_id"]
     lk.retract([first])
+    assert exported(lk, tmp_path / "pairs", "preference")[0] == [], "nor is it a sibling of another one"
     lk.forget([second])
     rows, manifest = exported(lk, tmp_path / "out.jsonl", "jsonl")
     assert {row["task_id"] for row in rows} == {"other"}
@@ -287,6 +402,28 @@ def test_a_place_that_holds_something_else_is_refused(lk: Lake, tmp_path: Path) 
     with pytest.raises(UsageError, match=r"is a file; scout is written to a folder, or a file that ends in \.parquet"):
         export(lk, Request(target("scout"), tmp_path / "there.jsonl"))
     assert Path(tmp_path, "there.jsonl").read_text() == "mine"
+    with pytest.raises(UsageError, match=r"new\.parquet is the name of a file; messages is written to a folder, or a"):
+        export(lk, Request(target("messages"), tmp_path / "new.parquet"))
+
+
+def test_a_bucket_is_refused_and_no_folder_of_its_name_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(trajlake, ["export", "--lake", "L", "--out", "s3://bucket/out"])
+    assert isinstance(done.exception, UsageError)
+    assert str(done.exception) == (
+        "s3://bucket/out: an export is written to this machine: name a file or folder, and copy it there"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("steps", [(1, 1), (1, 8192)])
+def test_the_parts_that_a_lake_is_read_in_do_not_show(
+    lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: tuple[int, int]
+) -> None:
+    whole, _ = exported(lk, tmp_path / "whole", "jsonl")
+    monkeypatch.setattr("lake.export.job.STEPS_A_PART", steps)
+    monkeypatch.setattr("lake.export.job.BYTES_A_PART", 0)
+    assert exported(lk, tmp_path / "parts", "jsonl")[0] == whole
 
 
 def test_nothing_chosen_and_unknown_names_are_refused(lk: Lake, tmp_path: Path) -> None:
@@ -302,7 +439,7 @@ def test_the_command_says_what_was_written_and_what_not(lk: Lake, tmp_path: Path
     done = CliRunner().invoke(trajlake, ["export", "--lake", lk.uri, "--format", "messages", "--out", str(out)])
     assert done.exit_code == 0, done.output
     assert done.stdout == f"{out}: 4 rows of 4 episodes (8 steps) as messages\n"
-    assert done.stderr == "not in it: 4 episodes' extra, 4 spans, 4 tokens\n"
+    assert done.stderr == "not in it: episodes' extra (4), spans (4), step scores (4), tokens (4)\n"
     assert lake.open(lk.uri).sql("SELECT count(*) AS n FROM episodes").item() == 4
 
 
@@ -371,7 +508,7 @@ def test_a_row_of_eval_protocol_holds_what_it_can(lk: Lake, tmp_path: Path) -> N
     (payload,) = row["execution_metadata"]["extra"]["assistant_turn_payloads"]
     assert payload | turn == payload
     assert row["execution_metadata"]["experiment_id"] == "a"
-    assert manifest.left_out == {"spans": 1}
+    assert manifest.left_out == {"spans": 1, "step scores": 1}
 
 
 def test_trls_table_has_a_column_for_each_scorer(lk: Lake, tmp_path: Path) -> None:

@@ -272,8 +272,6 @@ def test_a_file_is_known_by_the_keys_of_its_first_values(tmp_path: Path, content
     [
         b"hello",
         b"[1, 2]",
-        b"\xff\xfe{\x00",
-        b"PAR1",
         b"task,reward\n1,2\n",
         b"\x00" * 9,
         b'{"a": 1}',
@@ -283,9 +281,23 @@ def test_a_file_is_known_by_the_keys_of_its_first_values(tmp_path: Path, content
 def test_a_file_of_no_known_format_is_an_error_that_lists_them(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "unknown"
     path.write_bytes(content)
-    with pytest.raises(FormatError, match=r"has no known format.*; known: .*tau_bench.*jsonl.*--format.*--query"):
+    with pytest.raises(FormatError, match=r"has no known format.*--query.*--format.*; known: .*tau_bench.*jsonl"):
         choose(path)
     assert choose(path, "jsonl") is FORMATS["jsonl"], "who is sure may name it"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"\xff\xfe{\x00", "is text in UTF-16; save it as UTF-8"),
+        (b"PAR1", "is a file of parquet that is cut or damaged: Parquet file size is 4 bytes"),
+        (b"[" + line(episode("t")) + b"]", "is an array of episodes of our own format; write each of them on a line"),
+    ],
+)
+def test_what_is_nearly_of_a_known_format_is_told_what_to_do(tmp_path: Path, content: bytes, says: str) -> None:
+    (tmp_path / "f").write_bytes(content)
+    with pytest.raises(FormatError, match=says):
+        choose(tmp_path / "f")
 
 
 def test_a_file_of_another_format_than_named_is_refused_before_each_line_is(tmp_path: Path) -> None:

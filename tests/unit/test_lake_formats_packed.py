@@ -42,16 +42,16 @@ def comparable(items: list[Item]) -> list[Any]:
 @packed
 @sources
 def test_a_packed_file_reads_like_its_text(tmp_path: Path, ending: str, name: str, text: bytes) -> None:
-    path = tmp_path / f"runs.json.{ending}"
+    path = tmp_path / f"airline.json.{ending}"
     half = len(text) // 2
     pack = PACKERS[ending]
-    plain = comparable(read(tmp_path / "runs.json", text, name))
+    plain = comparable(read(tmp_path / "airline.json", text, name))
     assert len(plain) == 300
     assert comparable(read(path, pack(text), name)) == plain
     assert comparable(read(path, pack(text[:half]) + pack(text[half:]), name)) == plain, "several pieces are one text"
     assert choose(path).name == name
-    for named in (path, tmp_path / "runs.json"):
-        assert plan(Argument(str(named), [File(named, named.name)])).report.run_id == "runs"
+    for named in (path, tmp_path / "airline.json"):
+        assert plan(Argument(str(named), [File(named, named.name, named)])).report.run_id == "airline"
 
 
 @packed
@@ -79,6 +79,15 @@ def test_damage_inside_a_packed_file_is_one_reject(tmp_path: Path, ending: str, 
     assert last.reason == "malformed"
     assert "is damaged (" in last.message
     assert all(not isinstance(item, Reject) for item in before)
+
+
+def test_what_was_whole_before_the_damage_is_kept_however_small_the_file(tmp_path: Path) -> None:
+    data = bytearray(gzip.compress(LINES))
+    cut, behind = data[: len(data) // 2], data + b"more"
+    data[-6] ^= 0xFF
+    found = [len(read(tmp_path / "f", bytes(content), "jsonl")) for content in (cut, behind, data)]
+    assert found[0] > 100
+    assert found[1:] == [301, 301]
 
 
 @packed

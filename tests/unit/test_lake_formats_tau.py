@@ -76,6 +76,17 @@ def test_every_message_is_kept_once() -> None:
     assert record.final_observation == [STOP]
 
 
+def test_what_a_message_says_besides_is_kept() -> None:
+    thought = ASK | {"reasoning_content": "Hm.", "refusal": None, "annotations": [1]}
+    (step,) = to_record(row([SYSTEM, HELLO, thought])).steps
+    assert (step.reasoning, step.extra) == ("Hm.", {"annotations": [1]})
+
+
+def test_a_rollout_that_the_runner_could_not_finish_failed() -> None:
+    record = to_record(row([], reward=0.0, info={"error": "timeout", "traceback": "..."}))
+    assert (record.status, record.error, record.env_return) == ("failed", "timeout", 0.0)
+
+
 def test_several_messages_between_two_turns_are_one_state() -> None:
     step = to_record(row([SYSTEM, HELLO, RESULT, ASK])).steps[0]
     assert step.state == 'Hello.\n{"found": 1}'

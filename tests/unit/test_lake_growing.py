@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lake import EpisodeRecord, Lake
+from lake import EpisodeRecord, Lake, ids
 from lake.formats import FORMATS, Format, jsonl
-from lake.records import ScoreRecord
+from lake.records import ScoreRecord, identify
 from lake.write.ingest import Report, ingest, plan
 from lake.write.jobs import Counts
 from lake.write.preview import preview
 from lake.write.sources import located
 from testkit.copies import empty_lake
 from testkit.episodes import assert_whole, episode, write_lines
+from viewer.queries.episodes import related
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -184,6 +185,25 @@ def test_scores_follow_the_reading_that_they_came_with(lk: Lake, tmp_path: Path,
     assert judged() == [(1, 0.4)]
     assert take(lk, tmp_path, scored(2, 0.2)).scores == 0, "what an older copy says is older too"
     assert judged() == [(1, 0.4)]
+
+
+def test_a_child_of_a_session_that_went_on_is_related_to_what_it_is_now(lk: Lake) -> None:
+    def named(steps: int) -> EpisodeRecord:
+        return session(steps, run_id="run")
+
+    first = ids.to_text(identify(named(1), "run").episode_id)
+    child = session(1, task="sub", relation="subagent", parent_episode_id=first, parent_step_index=0)
+    read(lk, named(1), child)
+    names = "p.task_id, p.attempt, r.relation, r.parent_step_index"
+    parent = f"SELECT {names} FROM related_episodes AS r JOIN episodes AS p ON p.episode_id = r.parent_episode_id"
+    for attempt, steps in enumerate((1, 2, 4)):
+        read(lk, named(steps))
+        assert lk.sql(parent).rows() == [("session", attempt, "subagent", 0)]
+    above, below = (lk.sql("SELECT episode_id FROM episodes WHERE task_id = ?", [t]).item() for t in ("session", "sub"))
+    for one, other, is_parent in ((below, above, True), (above, below, False)):
+        assert related(lk, one).select("episode_id", "is_parent").rows() == [(other, is_parent)]
+    lk.retract([above])
+    assert related(lk, below).select("episode_id", "task_id").rows() == [(above, None)], "it is named by its id alone"
 
 
 def test_a_preview_counts_sessions_as_an_ingest_would(lk: Lake, tmp_path: Path, whole: None) -> None:

@@ -5,6 +5,7 @@ every token stands on an edge of the window once.
 """
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lake import records
-from lake.formats.base import json_array
+from lake.formats.base import json_array, json_scanner
 from lake.formats.base.json_array import Damage, Element, read_array
 
 VALUES: list[Any] = [
@@ -213,3 +214,38 @@ def test_any_array_is_read_as_json_reads_it(
         elements, damage = read(path, document)
     assert damage is None
     assert [element.value for element in elements] == json.loads(document.encode("utf-8", "surrogatepass"))
+
+
+@pytest.mark.usefixtures("window")
+@pytest.mark.parametrize(
+    "long", ['"' + 'a\\\\\\"]' * 90 + '"', '{"b": ["' + "{" * 90 + '\\\\"]}', "[" + "[1]," * 90 + "2]"]
+)
+def test_an_element_that_is_too_long_costs_itself_alone(
+    tmp_path: Path, long: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_scanner, "VALUE_LIMIT", 40)
+    elements, damage = read(tmp_path / "file", f'[{{"a": 1}}, {long}, {{"a": 2}}]')
+    assert damage is None
+    assert [element.value for element in elements][::2] == [{"a": 1}, {"a": 2}]
+    assert elements[1].value == json.loads(long) or "it is longer than" in str(elements[1].problem)
+    _, damage = read(tmp_path / "file", f"[1, {long[:-1]}")
+    assert damage is not None
+    assert damage.at_end
+
+
+def test_nothing_is_kept_of_an_element_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_scanner, "VALUE_LIMIT", 1 << 20)
+    monkeypatch.setattr(json_array, "_CHUNK", 1 << 16)
+    (tmp_path / "file").write_bytes(b'[{"a": 1}, {"a": "' + b"a" * (30 << 20) + b'"}, {"a": 2}]')
+    tracemalloc.start()
+    try:
+        first, long, last = read_array(tmp_path / "file")
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+    assert isinstance(first, Element)
+    assert isinstance(last, Element)
+    assert (first.value, last.value) == ({"a": 1}, {"a": 2})
+    assert isinstance(long, Element)
+    assert "it is longer than 1 MB" in str(long.problem)
+    assert len(long.raw) == 1 << 16

@@ -68,7 +68,9 @@ def test_everything_in_a_file_is_counted(tmp_path: Path) -> None:
     assert (found.steps, found.tool_calls, found.scores, found.with_tokens, found.related) == (6, 4, 4, 2, 2)
     assert found.reasons == {"malformed": 1, "invalid": 1, "conflict": 1, "truncated": 1}
     assert found.faults["malformed"][:2] == ("f.jsonl", 3)
-    assert found.faults["conflict"] == ("f.jsonl", 6, "an earlier record has the same key and other content")
+    key = "run 'f', task 'a', rollout 0, attempt 0"
+    why = f"{key} is present with other content; give it another --run or a higher attempt"
+    assert found.faults["conflict"] == ("f.jsonl", 6, why)
     assert found.runs == {"f"}
     assert [record.task_id for record in found.examples] == ["rich", "a", "rich"]
 
@@ -118,6 +120,15 @@ def test_two_attempts_of_a_rollout_can_both_be_shown(tmp_path: Path) -> None:
     assert ["\nstep 1 " in shown(record) for record in found.examples] == [True, False]
 
 
+def test_examples_are_of_different_formats_then_of_different_files(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        write_lines(tmp_path / f"{name}.jsonl", [episode(name, number) for number in range(4)])
+    (tmp_path / "d.jsonl").write_text(
+        '{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}], "task_id": "d"}\n'
+    )
+    assert [record.task_id for record in previewed(tmp_path).examples] == ["a", "d", "b"]
+
+
 # ---------------------------------------------------------------- the command
 
 
@@ -135,6 +146,7 @@ def test_the_command_says_what_would_be_and_leaves_no_trace(tmp_path: Path, cli:
     )
     assert "1 malformed, first f.jsonl, record 3: not JSON" in rest[0]
     assert sum(text.startswith("episode ") for text in rest) == 3
+    assert "A_E" not in done.out, "nothing is credited in a dry run"
     assert done.err.startswith("1 file left out (notes.txt: has no known format")
     assert sorted(tmp_path.rglob("*")) == before
 

@@ -20,8 +20,12 @@ from hypothesis import strategies as st
 import lake
 from lake import EpisodeRecord, Lake, ids
 from lake.errors import FormatError, UsageError
+from lake.export import target
+from lake.export.job import export
+from lake.export.request import Request
 from lake.records import ScoreRecord
 from lake.write import ingest as ingest_module
+from lake.write import score_files, score_import
 from lake.write import scores as scores_module
 from lake.write.ingest import ingest
 from lake.write.score_import import ScoresReport, import_file
@@ -250,10 +254,12 @@ def test_a_row_that_says_nothing_is_invalid(lk: Lake, row: Row, says: str) -> No
     ("column", "cell", "valid"),
     [
         ("value", "good", "a number, a truth value"),
+        ("value", "1_000", "a number, a truth value"),
         ("value", [1], "a number, a truth value"),
         ("value", {"score": 1}, "a number, a truth value"),
         ("step_index", 0.5, "a whole number"),
         ("step_index", "first", "a whole number"),
+        ("step_index", "1_0", "a whole number"),
         ("step_index", True, "a whole number"),
         ("rollout_index", 2**70, "a whole number"),
         ("task_id", True, "a text"),
@@ -261,21 +267,24 @@ def test_a_row_that_says_nothing_is_invalid(lk: Lake, row: Row, says: str) -> No
         ("reason", {"because": 1}, "a text"),
     ],
 )
-def test_a_cell_of_the_wrong_type_is_told_with_its_row_and_column_and_nothing_is_taken(
+def test_a_cell_of_the_wrong_type_is_told_with_its_row_and_column_and_the_other_rows_are_taken(
     lk: Lake, tmp_path: Path, column: str, cell: Any, valid: str
 ) -> None:
     base: Row = {"task_id": "a", "rollout_index": 0, "value": 1.0}
     path = tmp_path / "s.jsonl"
     path.write_text("\n".join(json.dumps(row) for row in (base, base | {"rollout_index": 1, column: cell})) + "\n")
-    with pytest.raises(UsageError) as refused:
-        import_file(lk, path, name="human")
-    assert str(refused.value) == f"s.jsonl: row 2: `{column}` is {cell!r}; valid: {valid}, or nothing"
-    assert written(lk) == 0
+    report = import_file(lk, path, name="human")
+    assert outcome(report) == (1, 0, 0, 1)
+    assert report.examples[0].startswith("row 2 ")
+    assert report.examples[0].endswith(f": `{column}` is {cell!r}; valid: {valid}, or nothing")
+    assert told(lk, "task_id, value") == [("a", 1.0)]
 
 
 @pytest.mark.parametrize(
     ("row", "name", "says"),
     [
+        ({"task_id": "a", "value": 1}, 5, "5 is no name of a scorer; valid: a text that is not blank and has no @"),
+        ({"task_id": "a", "value": 1}, "\udcff", "is no name of a scorer"),
         (
             {"task_id": "a", "points": 1},
             "human",
@@ -287,7 +296,7 @@ def test_a_cell_of_the_wrong_type_is_told_with_its_row_and_column_and_nothing_is
         ({"task_id": "a", "value": 1}, " ", "' ' is no name of a scorer"),
     ],
 )
-def test_columns_that_cannot_be_meant_are_refused(lk: Lake, row: Row, name: str | None, says: str) -> None:
+def test_columns_that_cannot_be_meant_are_refused(lk: Lake, row: Row, name: Any, says: str) -> None:
     with pytest.raises(UsageError) as refused:
         lk.add_scores(pl.DataFrame([row]), name=name)
     assert says in str(refused.value)
@@ -365,8 +374,14 @@ def test_lines_that_cannot_be_read_are_told_and_the_others_taken(lk: Lake, tmp_p
     [
         ("missing.csv", None, "missing.csv: No such file or directory"),
         ("empty.csv", b"", "empty.csv is empty"),
-        ("ragged.csv", b"task_id,value\na,1,2\n", "ragged.csv cannot be read: found more fields"),
-        ("latin.csv", b"task_id,value\n\xe9,1\n", "latin.csv cannot be read: invalid utf-8 sequence"),
+        (
+            "ragged.csv",
+            b'task_id,value\n"a\nb",1\na,1,2\n',
+            "cannot be read: line 4 has 3 fields, the header 2; put texts",
+        ),
+        ("open.csv", b'task_id,value\na,1\n"b,1\nc,1\n', "cannot be read: line 3 begins a row that cannot be read"),
+        ("latin.csv", b"task_id,value\na,1\n\xe9,1\n", "latin.csv cannot be read: line 3 is not UTF-8; save"),
+        ("twice.csv", b"task_id,value, value\na,1,2\n", "has the column 'value' 2 times; name each of them"),
         ("cut.csv.gz", gzip.compress(b"task_id,value\n" + random.Random(0).randbytes(4000))[:900], "is cut"),
         ("cut.parquet", b"PAR1 and no more", "cut.parquet cannot be read"),
         ("x.zip", b"PK\x03\x04 and no more", "holds no scores (it is a zip file)"),
@@ -379,6 +394,44 @@ def test_a_file_that_cannot_be_read_is_one_line(
     if content is not None:
         (tmp_path / name).write_bytes(content)
     assert says in cli("score", "import", tmp_path / name, "--name", "x", "--lake", tmp_path / "lake").fault
+
+
+@pytest.mark.parametrize("limit", [{"ROWS_LIMIT": 3}, {"BYTES_LIMIT": 40}])
+def test_a_file_that_unpacks_to_too_much_is_refused(
+    lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: dict[str, int]
+) -> None:
+    rows = [{"task_id": "a", "rollout_index": n, "value": 1.0} for n in range(4)]
+    monkeypatch.setattr(score_files, *limit.popitem())
+    folder = tmp_path / "forms"
+    folder.mkdir()
+    for path in forms(folder, rows):
+        with pytest.raises(FormatError, match=r"forms/.* holds more than .*; split it into several files"):
+            import_file(lk, path, name="human")
+
+
+def test_text_that_cannot_be_stored_is_a_reject_and_the_others_are_taken(lk: Lake, tmp_path: Path) -> None:
+    good = json.dumps({"task_id": "a", "rollout_index": 0, "value": 1})
+    (tmp_path / "s.json").write_text(f'[{{"task_id": "\\ud800", "value": 1}}, {good}]')
+    report = checked(import_file(lk, tmp_path / "s.json", name="human"))
+    assert outcome(report) == (1, 0, 0, 1)
+    assert report.examples[0].startswith(
+        'row 0 ({"task_id": "\\ud800", "value": 1}): it cannot be stored as UTF-8 JSON'
+    )
+
+
+def test_a_row_that_is_not_taken_is_kept_as_it_was_written_however_deep_it_nests(lk: Lake, tmp_path: Path) -> None:
+    text = f'{{"task_id":  "z", "value": 1, "more": {"[" * 900}{"]" * 900}}}'
+    (tmp_path / "s.jsonl").write_text(text)
+    assert outcome(import_file(lk, tmp_path / "s.jsonl", name="human")) == (0, 0, 1, 0)
+    assert lk.sql("SELECT raw FROM rejects").item() == text
+
+
+def test_rows_that_are_not_taken_are_written_some_at_a_time(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(score_import, "_REJECTS_AT_ONCE", 2)
+    assert outcome(add(lk, *({"task_id": "z", "rollout_index": n, "value": 1.0} for n in range(5)))) == (0, 0, 5, 0)
+    rows = lk.sql("SELECT position, raw FROM rejects ORDER BY position").rows()
+    assert [(place, json.loads(raw)["rollout_index"]) for place, raw in rows] == [(n, n) for n in range(5)]
+    assert lk.sql("SELECT count(DISTINCT write_id) FROM rejects").item() == 3
 
 
 def test_several_files_are_refused(lk: Lake, tmp_path: Path) -> None:
@@ -413,7 +466,9 @@ def test_the_command_says_what_became_of_the_rows(tmp_path: Path, cli: Cli) -> N
     assert again.out.startswith(f"{path}: 0 scores of human (1 already present)")
     assert told(lk, "task_id, value") == [("a", 1.0)]
     path.write_text("task_id,value\nz,1\n")
-    assert cli("score", "import", path, "--name", "human", "--lake", uri).code == 1, "nothing at all was taken"
+    none = cli("score", "import", path, "--name", "human", "--lake", uri)
+    assert none.code == 1, "nothing at all was taken"
+    assert none.out == f"{path}: 0 scores of human (0 already present), 1 unmatched, 0 invalid, of 1 row\n"
 
 
 def test_nothing_that_is_kept_names_a_folder_of_this_machine(tmp_path: Path, lk: Lake) -> None:
@@ -427,10 +482,7 @@ def test_nothing_that_is_kept_names_a_folder_of_this_machine(tmp_path: Path, lk:
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["import"], "a file of scores is taken with `trajlake score import FILE --name NAME"),
-        (["success", "labels.csv"], "a file of scores is taken with"),
-        (["import", "labels.csv", "--where", "true"], "of no effect on scores that are imported: --where"),
-        (["import", "labels.csv", "--default-step-reward", "0"], "imported: --default-step-reward"),
+        (["--name", "human", "import"], "`import` comes before all options: `trajlake score import FILE --name NAME"),
         (["import", "labels.csv"], "who gave these scores?"),
     ],
 )
@@ -441,6 +493,10 @@ def test_a_command_that_cannot_be_meant_is_refused(
     (tmp_path / "labels.csv").write_text("task_id,value\na,1\n")
     monkeypatch.chdir(tmp_path)
     assert says in cli("score", *args, "--lake", "lake").fault
+
+
+def test_import_has_a_help_of_its_own(cli: Cli) -> None:
+    assert "Usage: trajlake score import [OPTIONS] FILE" in cli("score", "import", "-h").out
 
 
 # ---------------------------------------------------------------- at once
@@ -535,3 +591,11 @@ def test_scores_of_episodes_that_are_not_there_are_left_out(lk: Lake) -> None:
     frame = pl.DataFrame([row | {"metrics": None}], schema=scores_module.SCORE_COLUMNS)
     assert add_scores(lk, frame, version="recorded", source="nowhere").new == 0
     assert written(lk) == 0
+
+
+def test_imported_scores_that_an_export_brings_back_are_there_already(lk: Lake, tmp_path: Path) -> None:
+    add(lk, {"task_id": "a", "rollout_index": 0, "value": 0.5})
+    export(lk, Request(target("jsonl"), tmp_path / "out"))
+    before = written(lk)
+    assert ingest(lk, tmp_path / "out").scores == 0
+    assert written(lk) == before == 1

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -20,6 +21,7 @@ from lake.records import Reject
 from lake.write.ingest import Report, ingest
 from testkit.command_line import Cli, runner
 from testkit.copies import empty_lake
+from testkit.episodes import episode, line
 
 Row = dict[str, Any]
 
@@ -312,9 +314,11 @@ def test_what_is_wrong_with_one_of_several_rows_is_told_with_that_row(rows: list
 
 def test_one_wrong_episode_does_not_take_others_with_it(lk: Lake) -> None:
     rows = [
-        {"episode": n % 3, "step_index": n // 3, "action": "x", "reward": "bad" if n == 4 else "1"} for n in range(9)
+        {"episode": n % 3, "step_index": n // 3, "action": "x", "reward": "bad" if n == 4 else "1", "stat": n}
+        for n in range(9)
     ]
     report = lk.ingest_frame(pl.DataFrame(rows))
+    assert report.columns == "columns without a meaning here, kept in extra: stat (state?)"
     assert (report.records, report.new, report.rejected) == (3, 2, 1)
     (reject,) = lk.scan("rejects").select("position", "message", "raw").collect().rows()
     assert reject[0] == 1
@@ -421,6 +425,11 @@ def test_a_name_is_no_variable_of_ours(tmp_path: Path, lk: Lake) -> None:
         ("SELECT 1; SELECT 2", "q.sql holds 2 statements"),
         ("CREATE TABLE t AS SELECT 'x' AS action", "q.sql holds no SELECT"),
         ("COPY (SELECT 1) TO 'stolen.csv'", "q.sql holds no SELECT"),
+        (
+            "WITH a AS (COPY (SELECT 1) TO 'stolen.csv') SELECT 'x' AS action",
+            "q.sql holds no SELECT alone: its WITH writes",
+        ),
+        ("PIVOT (SELECT 'x' AS action) ON action USING count(*)", "q.sql holds several statements in one; of a PIVOT"),
         ("SELECT FROM", "q.sql cannot be run: Parser Error: syntax error"),
         ("SELECT 'x' AS action FROM read_csv('absent.csv')", "q.sql cannot be run: IO Error: No files found"),
         ("SELECT 'x' AS action, 1 AS a, 2 AS a", "q.sql gives the column `a` twice; name each of them with AS"),
@@ -452,6 +461,9 @@ def test_a_query_that_is_no_text_is_refused(tmp_path: Path, cli: Cli) -> None:
 def test_a_query_is_named_not_recognised(tmp_path: Path, cli: Cli) -> None:
     query(tmp_path, "SELECT 'x' AS action")
     assert "q.sql has no known format" in cli("ingest", "q.sql", "--lake", "new").fault
+    (tmp_path / "ours.jsonl").write_bytes(line(episode("t")))
+    says = "ours.jsonl looks like jsonl; --query takes a file of SQL, leave it out"
+    assert says in cli("ingest", "--query", "ours.jsonl", "--lake", "new").fault
     assert "q.sql: 1 episode, 1 step" in cli("ingest", "--query", "q.sql", "--lake", "new").out
     assert "q.sql (query): 1 episode, 1 step" in cli("ingest", "--query", "q.sql", "--dry-run", "--lake", "x").out
 
@@ -485,7 +497,21 @@ def test_what_pandas_calls_missing_is_not_zero_and_not_a_number(lk: Lake) -> Non
         (pl.DataFrame({"done": ["x"]}), "rows of one of three shapes are needed"),
         (pd.DataFrame([["x", "y"]], columns=["action", "action"]), "the frame has the column 'action' twice"),
         (pd.DataFrame({"action": ["x"], "o": [object()]}), "the frame's row 0: `o` is object"),
-        (pl.DataFrame({"action": ["x"], "o": pl.Series([object()], dtype=pl.Object)}), "the frame cannot be stored"),
+        (
+            pl.DataFrame({"action": ["x"], "o": pl.Series([object()], dtype=pl.Object)}),
+            "the frame's column `o` is Object: cannot",
+        ),
+        (
+            pl.DataFrame({"action": ["x"], "o": pl.Series([1], dtype=pl.Int128)}),
+            "the frame's column `o` is Int128: Int",
+        ),
+        (pa.table({"action": ["x"], "o": pa.array([1], pa.decimal256(60, 2))}), "the frame's column `o` is decimal256"),
+        (
+            pa.table({"action": ["x"], "o": pa.array([{}], pa.struct([]))}),
+            "the frame's column `o` is Struct({}): Unable",
+        ),
+        (pd.DataFrame({"action": ["\ud800"]}, dtype=object), "the frame's row 0: `action` is str: 'utf-8' codec can't"),
+        (pl.scan_csv("absent.csv"), "the frame cannot be read: No such file"),
         (pl.LazyFrame({"action": ["x"]}).select("absent"), "the frame cannot be read: unable to find column"),
     ],
 )
@@ -493,6 +519,22 @@ def test_what_is_no_frame_of_rollouts_is_refused(lk: Lake, frame: Any, says: str
     with pytest.raises(UsageError) as refused:
         lk.ingest_frame(frame)
     assert says in str(refused.value)
+
+
+def test_cells_of_pandas_that_are_numpys_are_numbers(lk: Lake) -> None:
+    frame = pd.DataFrame({"action": ["a", "b"], "reward": pd.arrays.SparseArray([0.0, 0.5]), "o": [np.float64(1), "x"]})
+    assert lk.ingest_frame(frame).new == 1
+    assert lk.sql("SELECT reward, extra FROM steps ORDER BY 1").rows() == [(0.0, '{"o":"1.0"}'), (0.5, '{"o":"x"}')]
+
+
+def test_a_cell_that_python_cannot_hold_costs_its_episode_alone(lk: Lake) -> None:
+    far = pa.array([0, 1, 2**60], pa.timestamp("ms"))
+    frame = pa.table({"task_id": ["a", "b", "b"], "action": ["x"] * 3, "started_at": far})
+    report = lk.ingest_frame(frame)
+    assert (report.new, report.rejected) == (1, 1)
+    assert report.first_fault is not None
+    assert report.first_fault[1:2] == (1,)
+    assert report.first_fault[2].startswith("row 2: `started_at` is a timestamp[ms] that cannot be read")
 
 
 def test_a_shape_can_be_named(lk: Lake) -> None:

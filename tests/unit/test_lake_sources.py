@@ -7,13 +7,15 @@ import gzip
 import io
 import os
 import threading
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import pytest
 
 from lake.errors import FormatError, UsageError
+from lake.formats import FORMATS
 from lake.write.ingest import ingest, plan
-from lake.write.sources import Argument, located
+from lake.write.runs import COMPARED, run_of
+from lake.write.sources import Argument, File, located
 from testkit.copies import empty_lake
 from testkit.episodes import episode, line, write_lines
 
@@ -44,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
 def test_files_of_a_folder_are_called_by_their_path_below_it_in_the_order_of_names(folder: Path) -> None:
     (argument,) = found(folder)
     assert [file.name for file in argument.files] == ["a.jsonl", "z.jsonl", "b/a.jsonl", "b/deep/with space.jsonl"]
-    assert {file.folder for file in argument.files} == {"logs"}
+    assert [file.place.parent.name for file in argument.files] == ["logs", "logs", "b", "deep"]
     assert argument.source == "logs"
 
 
@@ -53,7 +55,7 @@ def test_a_folder_is_called_the_same_however_it_is_written(folder: Path, monkeyp
     for written in (".", "./", f"{folder}/", "../logs", str(folder / "b" / "..")):
         (argument,) = found(written)
         assert argument.source == "logs"
-        assert argument.files[0].folder == "logs"
+        assert argument.files[0].place.parts[-2:] == ("logs", "a.jsonl")
         assert argument.files[0].name == "a.jsonl"
 
 
@@ -119,6 +121,26 @@ def test_a_folder_that_cannot_be_listed_is_told(folder: Path, monkeypatch: pytes
     assert argument.left_out == {"b": "cannot be read: Permission denied"}
 
 
+def test_folders_may_lie_as_deep_as_paths_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    below = "d/" * 1100
+    path = Path("deep", below, "f.jsonl")
+    for end in range(0, len(below) + 1, 200):
+        Path("deep", below[:end]).mkdir(parents=True)
+    write_lines(path, [episode("t")])
+    try:
+        assert called("deep") == called("deep/**/*.jsonl") == called("deep/**") == [[f"{below}f.jsonl"]]
+    finally:
+        path.unlink()
+        os.removedirs(path.parent)  # what deletes old folders of tests does not go so deep
+
+
+def test_a_path_that_cannot_be_looked_at_is_for_its_reader_to_tell(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 300)
+    with pytest.raises(FormatError, match="x: File name too long; give the path of a readable file"):
+        plan(found(path)[0])
+
+
 def test_a_folder_of_nothing_is_refused_with_what_there_was(tmp_path: Path) -> None:
     folder = tmp_path / "none"
     folder.mkdir()
@@ -145,17 +167,13 @@ def test_a_glob_names_files_by_their_path_below_its_fixed_part(folder: Path) -> 
     ]
     (argument,) = found(f"{folder}/*.jsonl")
     assert argument.source == "*.jsonl"
-    assert {file.folder for file in argument.files} == {None}
 
 
 def test_a_glob_that_matches_folders_reads_them_and_each_file_once(folder: Path) -> None:
     (argument,) = found(f"{folder}/**")
     assert [file.name for file in argument.files] == ["a.jsonl", "b/a.jsonl", "b/deep/with space.jsonl", "z.jsonl"]
     (argument,) = found(f"{folder}/?")
-    assert [(file.name, file.folder) for file in argument.files] == [
-        ("b/a.jsonl", "b"),
-        ("b/deep/with space.jsonl", "b"),
-    ]
+    assert [file.name for file in argument.files] == ["b/a.jsonl", "b/deep/with space.jsonl"]
 
 
 def test_a_glob_ends_where_links_lead_back(folder: Path) -> None:
@@ -216,6 +234,54 @@ def test_the_job_of_a_folder_names_no_run_and_its_records_those_of_their_files(f
         "z.jsonl",
     ]
     assert str(tmp_path) not in lk.scan("jobs").collect().write_json()
+
+
+def test_a_file_is_present_however_it_is_named(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = empty_lake(tmp_path / "lake")
+    write_lines(folder / "w1" / "results.jsonl", [episode("t", n) for n in range(20)])
+    write_lines(folder / "w2" / "results.jsonl", [episode("t", n) for n in range(3)])
+    assert ingest(lk, folder).new == 27
+    monkeypatch.chdir(folder / "w1")
+    for named in ("results.jsonl", folder / "b" / "a.jsonl", folder / "b", folder / "b/deep/with space.jsonl", folder):
+        report = ingest(lk, named)
+        assert (report.new, report.rejected) == (0, 0), named
+        assert report.present == report.records > 0
+    assert lk.sql("SELECT DISTINCT run_id FROM episodes ORDER BY 1")["run_id"].to_list() == [
+        "a", "b/a", "b/deep/with space", "w1/results", "w2/results", "z"
+    ]  # fmt: skip
+
+
+def test_a_file_goes_on_in_the_run_that_its_first_records_are_in(tmp_path: Path) -> None:
+    lk = empty_lake(tmp_path / "lake")
+    same = [episode("t", n) for n in range(COMPARED)]
+    ingest(lk, write_lines(tmp_path / "one" / "a.jsonl", same), run_id="mine")
+    assert ingest(lk, write_lines(tmp_path / "a.jsonl", [*same, episode("u")])).runs == {"mine"}
+    other = [*same[:-1], episode("t", COMPARED - 1, steps=5)]
+    assert ingest(lk, write_lines(tmp_path / "b.jsonl", other)).runs == {"b"}, "one of them is not the same"
+    assert ingest(lk, tmp_path / "a.jsonl", run_id="copy").runs == {"copy"}, "a person decides"
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "run"),
+    [
+        ("jsonl", "x/gpt-4o-airline.json.gz", "gpt-4o-airline"),
+        ("jsonl", "x/results.jsonl", "x/results"),
+        ("messages", "x/train_00003-of-00010.parquet", "x/train_00003-of-00010"),
+        ("messages", "stdin", "stdin"),
+        ("verl", "runs/ppo/7.jsonl", "ppo"),
+        ("art", "models/m1/trajectories/train/0005.parquet", "m1"),
+        ("swe_agent", "runs/gpt/django-1/django-1.traj", "gpt"),
+        ("swe_agent", "runs/gpt/django-1.traj", "gpt"),
+        ("mini_swe_agent", "runs/gpt/django-1/django-1.traj.json", "gpt"),
+        ("massgen_traces", "p/rl_data/traces/20251201/agent_a/id.json", "rl_data"),
+        ("massgen_logs", "p/logs/log_20251201_120000/turn_1/attempt_2/coordination_events.json", "logs"),
+        ("openhands", "p/conversations/0a1b/events/3.json", "conversations"),
+        ("otlp", "traces/monday/trace.json", "monday"),
+    ],
+)
+def test_a_run_is_called_by_where_its_files_lie(name: str, place: str, run: str) -> None:
+    path = PurePath("/" if "/" in place else "", place)
+    assert run_of(File(Path(path), path.name, path), FORMATS[name]) == run
 
 
 def test_a_reject_is_one_however_many_files_there_are_beside_it(folder: Path, tmp_path: Path) -> None:

@@ -183,7 +183,10 @@ def test_a_record_that_is_recorded_is_not_changed(lk: Lake) -> None:
 
 def test_a_record_without_any_run_is_rejected(lk: Lake) -> None:
     with lk.job(kind="collect") as job:
-        assert job.record([episode(), episode("other", run_id="run")]) == Counts(new=1, steps=2, rejected=1)
+        counts = job.record([episode(), episode("other", run_id="run")])
+    assert (counts.new, counts.steps, counts.rejected, counts.refused) == (1, 2, 1, ())
+    assert counts.first_reject is not None
+    assert counts.first_reject.position == 0
     (reject,) = lk.scan("rejects").collect().to_dicts()
     assert (reject["reason"], reject["position"]) == ("invalid", 0)
     assert "`run_id` is missing" in reject["message"]

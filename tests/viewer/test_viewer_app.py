@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -138,13 +138,13 @@ def test_a_run_of_one_round_says_that_there_is_no_curve(tmp_path: Path, monkeypa
 
 def test_every_filter_comes_from_the_address(lk: Lake) -> None:
     at = open_page(
-        "episodes", run=RUN, task="m*", status=["completed", "failed"], round=1, min=0.5, sort="lowest return"
+        "episodes", run=RUN, task="m*", status=["completed", "failed"], round=1, min=0.5, sort="lowest outcome"
     )
     table = frame(at, "episodes")
     assert table["task_id"].tolist() == ["mixed", "mixed"]
-    assert table["env_return"].tolist() == [1.0, 1.0]
+    assert table["outcome"].tolist() == [1.0, 1.0]
     assert at.multiselect(key="status").value == ["completed", "failed"]
-    assert "1 to 2 of 2 episodes in 1 groups, mean return 1" in words(at)
+    assert "1 to 2 of 2 episodes in 1 groups, mean outcome 1" in words(at)
 
 
 def test_a_text_is_searched_in_states_actions_and_reasoning(lk: Lake) -> None:
@@ -186,7 +186,7 @@ def test_turning_a_page_writes_it_into_the_address(tmp_path: Path, monkeypatch: 
 def test_unscored_episodes_are_dashes_and_can_be_listed(lk: Lake) -> None:
     at = open_page("episodes", unscored="true")
     assert frame(at, "episodes")["status"].tolist() == ["failed", "failed"]
-    assert frame(at, "episodes")["env_return"].isna().all()
+    assert frame(at, "episodes")["outcome"].isna().all()
 
 
 def test_wrong_values_in_the_address_are_said_or_ignored(lk: Lake) -> None:
@@ -237,11 +237,60 @@ def test_a_step_has_its_state_action_and_advantages(lk: Lake) -> None:
 
 def test_unknown_is_a_word_and_zero_is_a_digit(lk: Lake) -> None:
     unknown = ledgers(open_page("episode", episode=episode_id(lk, "partial", 3)))[0]
-    assert unknown.count(">unknown</span>") == 5
+    assert unknown.count(">unknown</span>") == 4, "no step of it has a reward: none is drawn"
     assert ">0</span>" not in unknown
     zero = ledgers(open_page("episode", episode=episode_id(lk, "dead", 0)))[0]
     assert "unknown" not in zero
     assert zero.count(">0</span>") == 4, "reward, A_E, A_S and A; the return-to-go is 0.902"
+
+
+@pytest.fixture(scope="module")
+def judged_lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """Two chats without any reward, which `judge` scored; the first with a long reason, its time and its tokens."""
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    known: dict[str, Any] = {"ended_at": start + timedelta(seconds=90), "completion_tokens": 1234, "cost": 0.5}
+    records = [
+        rollout("t", 0, None, started_at=start, ground_truth={"answer": "42"}, **known),
+        rollout("t", 1, None),
+    ]
+    records[0].steps[0].latency = 2.5
+    lk = build_lake(tmp_path_factory.mktemp("judged"), records)
+    rows = lk.sql("SELECT episode_id, group_id, run_id FROM episodes ORDER BY rollout_index")
+    values = {"value": [0.25, 1.0], "reason": [f"It {'really ' * 200}failed.", "Fine."]}
+    named = {"scorer": pl.lit("judge"), "scorer_version": pl.lit("1"), "step_index": pl.lit(None, pl.Int32)}
+    with lk.job(kind="score") as job:
+        job.write("scores", rows.with_columns(*(pl.Series(*item) for item in values.items()), **named))
+    return lk
+
+
+def test_a_run_that_only_a_scorer_judged_shows_its_scores(judged_lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = show(judged_lake, monkeypatch)
+    assert frame(open_page("runs"), "runs")[["outcome", "success", "mean_return"]].values.tolist() == [
+        ["judge", 0.5, 0.625]
+    ]
+    listed = open_page("episodes", sort="highest outcome", run=RUN)
+    (choice,) = [box for box in listed.selectbox if box.label == "Outcome"]
+    assert choice.options == ["judge (usual)", "env_return", "judge"]
+    assert frame(listed, "episodes")["outcome"].tolist() == [1.0, 0.25]
+    assert frame(open_page("group", group=group_id(lk, "t")), "siblings")["outcome"].tolist() == [0.25, 1.0]
+    choice.set_value("env_return")
+    for recorded in (assert_sound(listed.run()), open_page("episodes", score="env_return")):
+        assert recorded.query_params["score"] in ("env_return", ["env_return"])
+        assert frame(recorded, "episodes")["outcome"].isna().all()
+    assert "No scorer `nobody` scored" in open_page("groups", score="nobody").warning[0].value
+
+
+def test_an_episode_shows_its_scores_and_what_it_took_above_its_steps(
+    judged_lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = open_page("episode", episode=episode_id(show(judged_lake, monkeypatch), "t", 0))
+    shown = words(at)
+    for said in (":gray[`judge`] **0.25**", "really failed.", "Ground truth", '"answer": "42"'):
+        assert 0 < shown.index(said) < shown.index("**Step 0**"), said
+    for said in ("Duration] **1 min 30 s**", "Completion tokens] **1,234**", "Cost] **0.5**", "latency] 2.5 s"):
+        assert said in shown, said
+    assert "Prompt tokens" not in shown
+    assert "reward</span>" not in shown, "no step has one"
 
 
 def test_flags_of_a_dead_group_are_badges(lk: Lake) -> None:
@@ -269,7 +318,7 @@ def test_terms_of_opposite_signs_are_marked(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_previous_and_next_follow_the_filtered_list(lk: Lake) -> None:
-    at = open_page("episode", episode=episode_id(lk, "mixed", 0), list="task=mixed&round=0&sort=highest+return")
+    at = open_page("episode", episode=episode_id(lk, "mixed", 0), list="task=mixed&round=0&sort=highest+outcome")
     assert "1 of 4 episodes that match the filter" in words(at)
     assert at.button(key="previous").disabled
     seen = []
@@ -390,8 +439,8 @@ def test_a_group_shows_its_siblings_and_their_shared_states(lk: Lake) -> None:
     at = open_page("group", group=group_id(lk, "mixed", 1))
     assert ":green-badge[live group]" in words(at)
     figures = {metric.label: metric.value for metric in at.metric}
-    assert (figures["Siblings"], figures["Mean return"], figures["Std"]) == ("4", "0.5", "0.577")
-    assert frame(at, "siblings")["env_return"].tolist() == [1.0, 0.0, 0.0, 1.0]
+    assert (figures["Siblings"], figures["Mean outcome"], figures["Std"]) == ("4", "0.5", "0.577")
+    assert frame(at, "siblings")["outcome"].tolist() == [1.0, 0.0, 0.0, 1.0]
     anchors = frame(at, "anchors")
     assert anchors["state"].tolist()[0] == "You are at the gate."
     assert anchors["episodes"].tolist() == [4, 2, 2]

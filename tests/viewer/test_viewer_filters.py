@@ -21,6 +21,7 @@ filters = st.builds(
     task=st.none() | text,
     status=st.lists(st.sampled_from(STATUSES), unique=True).map(tuple),
     group=st.none() | an_id,
+    score=st.none() | text,
     low=st.none() | value,
     high=st.none() | value,
     unscored=st.booleans(),
@@ -63,7 +64,7 @@ def test_ids_are_written_as_people_see_them() -> None:
         "group": ids.to_text(5),
         "job": ids.to_text(7),
         "update": "3",
-        "sort": "lowest return",
+        "sort": "lowest outcome",
         "status": ["failed", "aborted"],
     }
 

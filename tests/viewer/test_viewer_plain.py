@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from viewer.plain import chip, number, one_line, percent, signed, slug, visible, word
+from viewer.plain import chip, number, one_line, percent, seconds, signed, slug, visible, word
 
 MARKDOWN = MarkdownIt("commonmark").enable("table").enable("strikethrough")
 HOSTILE = [
@@ -123,3 +123,11 @@ def test_signed_numbers_tell_zero_from_unknown(value: float | None, shown: str) 
 
 def test_percentages() -> None:
     assert [percent(value) for value in (None, 0.0, 0.374, 1.0)] == ["\u2013", "0 %", "37 %", "100 %"]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.0, "0 s"), (0.2123, "0.212 s"), (45.31, "45.3 s"), (725, "12 min 5 s"), (12_000, "3 h 20 min")],
+)
+def test_durations_are_told_in_the_unit_that_people_use(value: float, shown: str) -> None:
+    assert seconds(value) == shown

@@ -18,7 +18,7 @@ from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
 from testkit.lakes import RUN, add_credit, add_training, build_lake, full_lake, rollout, siblings
 from viewer.pinned import Reader
-from viewer.queries import Window, episodes, groups, like, lineage, runs, training
+from viewer.queries import Window, episodes, groups, like, lineage, outcomes, runs, training
 from viewer.queries.episodes import EpisodeFilter, Order
 from viewer.queries.groups import GroupFilter, Signal
 
@@ -153,8 +153,8 @@ def test_an_episode_that_the_filter_leaves_out_has_no_place(snap: Reader, facts:
 @pytest.mark.parametrize(
     ("order", "key"),
     [
-        (Order.LOWEST, lambda row: (row["env_return"] is None, row["env_return"] or 0)),
-        (Order.HIGHEST, lambda row: (row["env_return"] is None, -(row["env_return"] or 0))),
+        (Order.LOWEST, lambda row: (row["outcome"] is None, row["outcome"] or 0)),
+        (Order.HIGHEST, lambda row: (row["outcome"] is None, -(row["outcome"] or 0))),
         (Order.LONGEST, lambda row: -row["num_steps"]),
         (Order.LATEST, lambda row: (row["collection_round"] is None, -(row["collection_round"] or 0))),
         (Order.TASK, lambda row: row["run_id"]),
@@ -313,7 +313,79 @@ def test_a_run_exists_or_not(snap: Reader) -> None:
     assert not runs.exists(snap, "demo' OR 1=1 --")
 
 
+# ---------------------------------------------------------------- outcomes
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Reader:
+    """Run `demo` has returns, `chats` has none; `judge` scored two of three chats, `late` one, `late` the demo, too."""
+    lk = build_lake(tmp_path_factory.mktemp("judged"), [rollout("t", 0, 1.0)])
+    with lk.job(kind="collect", run_id="chats") as job:
+        job.record(siblings("t", [None, None, None]))
+    rows = lk.sql("SELECT episode_id, group_id, run_id, rollout_index FROM episodes")
+    chats, demo = rows.filter(run_id="chats").sort("rollout_index"), rows.filter(run_id=RUN)
+    said = [
+        chats.with_columns(scorer=pl.lit("judge"), value=pl.Series([0.25, 0.75, None])),
+        chats.head(1).with_columns(scorer=pl.lit("late"), value=pl.lit(0.0)),
+        demo.with_columns(scorer=pl.lit("late"), value=pl.lit(0.5)),
+    ]
+    with lk.job(kind="score") as job:
+        scores = pl.concat(said).drop("rollout_index").with_columns(scorer_version=pl.lit("1"))
+        job.write("scores", scores.with_columns(step_index=pl.lit(None, pl.Int32)))
+    return Reader(lk.snapshot())
+
+
+def test_a_run_without_returns_is_judged_by_the_scorer_of_most_of_its_episodes(judged: Reader) -> None:
+    assert outcomes.own(judged) == {"chats": "judge"}
+    assert outcomes.names(judged) == ["env_return", "judge", "late"]
+    means = dict(runs.page(judged, 0.5, ALL).select("run_id", "mean_return").iter_rows())
+    assert means == {RUN: 1.0, "chats": 0.5}
+    assert runs.overview(judged)["scored"] == 3
+    assert runs.tasks(judged, "chats", 0.5, ALL).select("scored", "success").rows() == [(2, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("score", "outcome"),
+    [
+        (None, [0.25, 0.75, None, 1.0]),
+        ("env_return", [None, None, None, 1.0]),
+        ("judge", [0.25, 0.75, None, None]),
+        ("late", [0.0, None, None, 0.5]),
+        ("'; DROP TABLE episodes", [None] * 4),
+    ],
+)
+def test_the_chosen_outcome_is_shown_filtered_and_ordered(
+    judged: Reader, score: str | None, outcome: list[float | None]
+) -> None:
+    def listed(**wanted: Any) -> list[float | None]:
+        return episodes.page(judged, EpisodeFilter(score=score, **wanted), Order.HIGHEST, ALL)["outcome"].to_list()
+
+    known = sorted((value for value in outcome if value is not None), reverse=True)
+    assert listed() == known + [None] * outcome.count(None)
+    assert listed(low=0.5) == [value for value in known if value >= 0.5]
+    assert listed(unscored=True) == [None] * outcome.count(None)
+    (group,) = groups.page(judged, GroupFilter(run="chats", score=score), ALL).to_dicts()
+    assert group["scored"] == sum(value is not None for value in outcome[:3])
+    assert group == groups.group(judged, group["group_id"], score)
+    assert groups.siblings(judged, group["group_id"], None, ALL, score)["outcome"].to_list() == outcome[:3]
+
+
 # ---------------------------------------------------------------- one episode
+
+
+def test_tokens_that_only_the_calls_tell_are_added_up_if_every_call_tells_them(tmp_path: Path) -> None:
+    told, half = rollout("told", 0, 1.0), rollout("half", 0, 1.0)
+    for step in told.steps:
+        step.prompt_tokens, step.cost = 10, 0.5
+    half.steps[0].prompt_tokens = 10
+    snap = build_lake(tmp_path, [told, half]).snapshot()
+    found = [
+        episodes.episode(snap, i) for i in snap.sql("SELECT episode_id FROM episodes ORDER BY task_id")["episode_id"]
+    ]
+    assert [(row["prompt_tokens"], row["completion_tokens"], row["cost"]) for row in found if row] == [
+        (None, None, None),
+        (30, None, 1.5),
+    ]
 
 
 def test_an_episode_and_its_steps(snap: Reader, facts: Rows) -> None:
@@ -459,13 +531,13 @@ def test_one_group_and_its_siblings(snap: Reader, snapshot: Snapshot, facts: Row
     assert groups.group(snap, 1) is None
     listed = groups.siblings(snap, row["group_id"], credit_job, ALL)
     assert listed["rollout_index"].to_list() == [0, 1, 2, 3]
-    assert listed["env_return"].to_list() == [1.0, 0.0, 0.0, 1.0]
+    assert listed["outcome"].to_list() == [1.0, 0.0, 0.0, 1.0]
     advantages = snapshot.scan("advantages").filter(pl.col("episode_id") == listed["episode_id"][0]).collect()
     assert listed["mean_advantage"][0] == pytest.approx(advantages["advantage"].mean())
     assert listed["a_episode"].to_list() == pytest.approx([0.866, -0.866, -0.866, 0.866], abs=1e-3)
     without = groups.siblings(snap, row["group_id"], None, ALL)
     assert without["a_episode"].to_list() == [None] * 4
-    assert without["env_return"].to_list() == listed["env_return"].to_list()
+    assert without["outcome"].to_list() == listed["outcome"].to_list()
 
 
 def test_anchor_states_that_siblings_share(snap: Reader, facts: Rows, credit_job: Credit) -> None:
@@ -486,7 +558,7 @@ def test_visits_of_an_anchor_state(snap: Reader, facts: Rows, credit_job: Credit
     row = find(facts, task_id="mixed", rollout_index=0, collection_round=1)
     anchor = groups.anchors(snap, row["group_id"], credit_job, ALL)["anchor_key"][0]
     found = groups.visits(snap, row["group_id"], anchor, credit_job, ALL)
-    assert found.select("rollout_index", "step_index", "action", "env_return").rows() == [
+    assert found.select("rollout_index", "step_index", "action", "outcome").rows() == [
         (0, 0, "go right", 1.0),
         (1, 0, "go left", 0.0),
         (2, 0, "go right", 0.0),

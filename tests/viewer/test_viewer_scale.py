@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 import lake
@@ -38,6 +39,10 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
         for first in range(0, EPISODES, BATCH):
             job.record([record(number) for number in range(first, first + BATCH)])
     add_credit(lk)
+    scores = lk.sql("SELECT run_id, group_id, episode_id, collection_round / 10 AS value FROM episodes ORDER BY ALL")
+    with lk.job(kind="score", run_id="big") as job:
+        names = {"scorer": pl.lit("judge"), "scorer_version": pl.lit("1"), "step_index": pl.lit(None, pl.Int32)}
+        job.write("scores", scores.with_columns(**names))
     return Reader(lk.snapshot())
 
 
@@ -67,6 +72,14 @@ def test_runs_and_groups(reader: Reader) -> None:
     assert groups.page(reader, GroupFilter(), Window.page(400)).height == 25
 
 
+def test_episodes_by_what_a_scorer_says(reader: Reader) -> None:
+    wanted = EpisodeFilter(score="judge", low=0.5)
+    assert episodes.totals(reader, wanted)["episodes"] == EPISODES // 2
+    assert set(episodes.page(reader, wanted, Order.HIGHEST, Window.page(1))["outcome"]) == {0.9}
+    assert runs.page(reader, 0.5, Window(), "judge")["success"].to_list() == [0.5]
+    assert groups.total(reader, GroupFilter(signal=Signal.DEAD, score="judge")) == EPISODES // SIBLINGS
+
+
 def test_one_episode_and_its_group(reader: Reader) -> None:
     row = episodes.page(reader, EpisodeFilter(), Order.TASK, Window(1, EPISODES // 2)).row(0, named=True)
     (chosen,) = [one.credit for one in covering(reader, episode_id=row["episode_id"])]
@@ -75,4 +88,4 @@ def test_one_episode_and_its_group(reader: Reader) -> None:
     assert groups.siblings(reader, row["group_id"], chosen, Window()).height == SIBLINGS
     assert groups.anchors(reader, row["group_id"], chosen, Window())["episodes"].to_list() == [SIBLINGS]
     assert training.credit_summary(reader, jobs_of(reader, chosen)[0])["steps"] == EPISODES
-    assert lineage.jobs_total(reader, None, None) == 2
+    assert lineage.jobs_total(reader, None, None) == 3

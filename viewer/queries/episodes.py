@@ -8,7 +8,7 @@ from typing import Literal
 import polars as pl
 
 from lake.write.rows import put_back
-from viewer.queries import Params, Reads, Row, Window, like, only_row
+from viewer.queries import Params, Reads, Row, Window, like, only_row, outcomes
 
 TEXT = 3000
 """Characters of a text that a transcript shows at first."""
@@ -21,14 +21,38 @@ EpisodeColumn = Literal["initial_messages", "final_observation", "tools", "groun
 
 def episode(lake: Reads, episode_id: int) -> Row | None:
     """An episode's facts without its documents; None if there is no such episode."""
-    query = """
+    # Tokens and cost of an episode that only its calls tell: their sum, if every call does.
+    sums = ", ".join(
+        f"coalesce({name}, (SELECT if(count({name}) = count(*), sum({name}), NULL) FROM mine)) AS {name}"
+        for name in ("prompt_tokens", "completion_tokens", "cost")
+    )
+    query = f"""
+        WITH mine AS (SELECT prompt_tokens, completion_tokens, cost FROM steps WHERE episode_id = $episode)
         SELECT episode_id, group_id, run_id, task_id, rollout_index, attempt, collection_round, environment, split,
-               agent_id, policy, policy_version, status, terminated, stop_reason, env_return, num_steps, prompt_tokens,
-               completion_tokens, seed, expected_group_size, parent_episode_id, parent_step_index, relation, started_at,
-               ended_at, source_format, source_uri, source_id, left(error, $text) AS error
+               agent_id, policy, policy_version, status, terminated, stop_reason, env_return, num_steps, {sums}, seed,
+               expected_group_size, started_at, ended_at, epoch(ended_at - started_at) AS seconds, source_format,
+               source_uri, source_id, left(error, $text) AS error
         FROM episodes WHERE episode_id = $episode
         """
     return only_row(lake.sql(query, {"episode": episode_id, "text": TEXT}))
+
+
+def related(lake: Reads, episode_id: int) -> pl.DataFrame:
+    """The episode that this one came out of, then those that came out of it, by step; `is_parent` tells them apart.
+
+    A parent that readers no longer see has its id alone.
+    """
+    query = """
+        SELECT r.episode_id = $episode AS is_parent, r.relation, r.parent_step_index,
+               CASE WHEN r.episode_id = $episode THEN r.parent_episode_id ELSE r.episode_id END AS episode_id,
+               e.run_id, e.task_id, e.rollout_index, e.collection_round, e.attempt, e.agent_id
+        FROM related_episodes AS r
+        LEFT JOIN episodes AS e
+        ON e.episode_id = CASE WHEN r.episode_id = $episode THEN r.parent_episode_id ELSE r.episode_id END
+        WHERE $episode IN (r.episode_id, r.parent_episode_id)
+        ORDER BY is_parent DESC, r.parent_step_index NULLS LAST, e.rollout_index, e.agent_id, episode_id
+        """
+    return lake.sql(query, {"episode": episode_id})
 
 
 def document(lake: Reads, episode_id: int, column: EpisodeColumn, limit: int = JSON) -> tuple[str | None, int]:
@@ -78,18 +102,22 @@ def text(lake: Reads, episode_id: int, step_index: int, column: TextColumn, limi
 
 
 def rewards(lake: Reads, episode_id: int) -> pl.DataFrame:
-    """Rewards of an episode's steps: step_index, reward."""
+    """Rewards of an episode's steps by step: step_index, reward."""
     return lake.sql("SELECT step_index, reward FROM steps WHERE episode_id = ? ORDER BY step_index", [episode_id])
 
 
 def scores(lake: Reads, episode_id: int) -> pl.DataFrame:
-    """What scorers say of an episode, each under its current version: scorer, step_index, value, reason, error."""
+    """What scorers say, each under its current version, the whole episode first: scorer, step_index, value, reason.
+
+    error says why there is no value.
+    """
     query = """
         SELECT s.scorer, s.step_index, s.value, left(s.reason, $text) AS reason, left(s.error, $text) AS error
         FROM current_scores AS s JOIN job_runs AS r USING (job_id)
-        WHERE s.episode_id = $episode ORDER BY r.ended_at DESC, s.scorer, s.step_index NULLS FIRST LIMIT 200
+        WHERE s.episode_id = $episode
+        ORDER BY s.step_index IS NOT NULL, r.ended_at DESC, s.scorer, s.step_index LIMIT 200
         """
-    return lake.sql(query, {"episode": episode_id, "text": TEXT})
+    return lake.sql(query, {"episode": episode_id, "text": JSON})
 
 
 _TASK_ORDER = "TRY_CAST(e.task_id AS BIGINT) NULLS LAST, e.task_id"
@@ -103,10 +131,10 @@ class Order(StrEnum):
     """Run, collection round, task, rollout."""
     LATEST = "latest"
     """Newest collection round and policy version first."""
-    LOWEST = "lowest return"
-    """Lowest return first, unscored last."""
-    HIGHEST = "highest return"
-    """Highest return first, unscored last."""
+    LOWEST = "lowest outcome"
+    """Lowest outcome first, unscored last."""
+    HIGHEST = "highest outcome"
+    """Highest outcome first, unscored last."""
     LONGEST = "most steps"
     """Most steps first."""
 
@@ -114,8 +142,8 @@ class Order(StrEnum):
 _ORDERS = {
     Order.TASK: _USUAL_ORDER,
     Order.LATEST: f"e.collection_round DESC NULLS LAST, e.policy_version DESC NULLS LAST, {_USUAL_ORDER}",
-    Order.LOWEST: f"e.env_return NULLS LAST, {_USUAL_ORDER}",
-    Order.HIGHEST: f"e.env_return DESC NULLS LAST, {_USUAL_ORDER}",
+    Order.LOWEST: f"e.outcome NULLS LAST, {_USUAL_ORDER}",
+    Order.HIGHEST: f"e.outcome DESC NULLS LAST, {_USUAL_ORDER}",
     Order.LONGEST: f"e.num_steps DESC, {_USUAL_ORDER}",
 }
 
@@ -124,8 +152,8 @@ _CLAUSES = {
     "task": r"e.task_id LIKE $task ESCAPE '\'",
     "status": "e.status IN (SELECT unnest($status))",
     "group": "e.group_id = $group",
-    "low": "e.env_return >= $low",
-    "high": "e.env_return <= $high",
+    "low": "e.outcome >= $low",
+    "high": "e.outcome <= $high",
     "collection_round": "e.collection_round = $collection_round",
     "policy_version": "e.policy_version = $policy_version",
     "update": """e.episode_id IN (
@@ -145,12 +173,14 @@ class EpisodeFilter:
     status: tuple[str, ...] = ()
     """Any of these."""
     group: int | None = None
+    score: str | None = None
+    """The outcome that the list shows, filters and orders by (`viewer.queries.outcomes`); it leaves no episode out."""
     low: float | None = None
-    """Smallest return; leaves unscored episodes out."""
+    """Smallest outcome; leaves unscored episodes out."""
     high: float | None = None
-    """Largest return; leaves unscored episodes out."""
+    """Largest outcome; leaves unscored episodes out."""
     unscored: bool = False
-    """Only episodes without a return."""
+    """Only episodes without an outcome."""
     text: str | None = None
     """In a state, an action or a reasoning text, whatever the case."""
     collection_round: int | None = None
@@ -172,34 +202,34 @@ class Place:
 
 def page(lake: Reads, wanted: EpisodeFilter, order: Order, window: Window) -> pl.DataFrame:
     """A page of the list."""
-    where, params = _conditions(lake, wanted)
+    judged, where, params = _conditions(lake, wanted)
     query = f"""
         SELECT episode_id, group_id, run_id, task_id, rollout_index, attempt, collection_round, policy, policy_version,
-               status, env_return, num_steps, completion_tokens, stop_reason
-        FROM episodes AS e WHERE {where} ORDER BY {_ORDERS[order]} LIMIT $limit OFFSET $offset
+               status, outcome, num_steps, completion_tokens, stop_reason
+        FROM {judged} AS e WHERE {where} ORDER BY {_ORDERS[order]} LIMIT $limit OFFSET $offset
         """
     return lake.sql(query, params | window.params())
 
 
 def totals(lake: Reads, wanted: EpisodeFilter) -> Row:
     """Figures of all episodes of a filter: episodes, groups, scored, mean_return, mean_steps (NULL of none)."""
-    where, params = _conditions(lake, wanted)
+    judged, where, params = _conditions(lake, wanted)
     query = f"""
-        SELECT count(*) AS episodes, count(DISTINCT group_id) AS groups, count(env_return) AS scored,
-               avg(env_return) AS mean_return, avg(num_steps) AS mean_steps
-        FROM episodes AS e WHERE {where}
+        SELECT count(*) AS episodes, count(DISTINCT group_id) AS groups, count(outcome) AS scored,
+               avg(outcome) AS mean_return, avg(num_steps) AS mean_steps
+        FROM {judged} AS e WHERE {where}
         """
     return lake.sql(query, params or None).row(0, named=True)
 
 
 def place(lake: Reads, wanted: EpisodeFilter, order: Order, episode_id: int) -> Place | None:
     """Position of an episode in the list; None if the filter leaves it out."""
-    where, params = _conditions(lake, wanted)
+    judged, where, params = _conditions(lake, wanted)
     query = f"""
         SELECT * FROM (
             SELECT e.episode_id, row_number() OVER list AS position, count(*) OVER () AS total,
                    lag(e.episode_id) OVER list AS previous, lead(e.episode_id) OVER list AS next
-            FROM episodes AS e WHERE {where} WINDOW list AS (ORDER BY {_ORDERS[order]})
+            FROM {judged} AS e WHERE {where} WINDOW list AS (ORDER BY {_ORDERS[order]})
         ) WHERE episode_id = $episode
         """
     found = only_row(lake.sql(query, params | {"episode": episode_id}))
@@ -224,8 +254,8 @@ def holding(lake: Reads, text: str, run: str | None) -> tuple[int, ...]:
     return tuple(lake.sql(query, params)["episode_id"].to_list())
 
 
-def _conditions(lake: Reads, wanted: EpisodeFilter) -> tuple[str, Params]:
-    """The WHERE clause of a filter over `episodes AS e`, and its parameters."""
+def _conditions(lake: Reads, wanted: EpisodeFilter) -> tuple[str, str, Params]:
+    """What a filtered list reads as `e`, its WHERE clause, and the parameters of both."""
     job, update = wanted.update or (None, None)
     values: Params = asdict(wanted) | {
         "task": None if wanted.task is None else like(wanted.task),
@@ -238,5 +268,6 @@ def _conditions(lake: Reads, wanted: EpisodeFilter) -> tuple[str, Params]:
     if update is not None:
         params["job"] = job
     if wanted.unscored:
-        clauses.append("e.env_return IS NULL")
-    return " AND ".join(clauses) or "true", params
+        clauses.append("e.outcome IS NULL")
+    judged, of_outcome = outcomes.judged(lake, wanted.score, wanted.run)
+    return judged, " AND ".join(clauses) or "true", params | of_outcome

@@ -1,6 +1,7 @@
 """Groups of siblings: the list, one group's siblings, and the anchor states that they share.
 
-A group is dead when two or more siblings are scored and all scored the same: group-relative advantages are 0 there.
+`score` chooses the outcomes (`viewer.queries.outcomes`). A group is dead when two or more siblings are scored and all
+scored the same: group-relative advantages are 0 there.
 """
 
 from dataclasses import dataclass
@@ -9,17 +10,17 @@ from enum import StrEnum
 import polars as pl
 
 from lake.judgements.credit import Credit
-from viewer.queries import EXCERPT, Params, Reads, Row, Window, count, like, only_row
+from viewer.queries import EXCERPT, Params, Reads, Row, Window, count, like, only_row, outcomes
 
 _GROUPS = """
     SELECT group_id, any_value(run_id) AS run_id, any_value(task_id) AS task_id,
            any_value(collection_round) AS collection_round, any_value(seed) AS seed, count(*) AS size,
-           max(expected_group_size) AS expected_size, count(env_return) AS scored, avg(env_return) AS mean_return,
-           stddev_samp(env_return) AS sd_return, min(env_return) AS lowest, max(env_return) AS highest,
+           max(expected_group_size) AS expected_size, count(outcome) AS scored, avg(outcome) AS mean_return,
+           stddev_samp(outcome) AS sd_return, min(outcome) AS lowest, max(outcome) AS highest,
            min(policy_version) AS first_version, max(policy_version) AS last_version, avg(num_steps) AS mean_steps,
-           CASE WHEN count(env_return) < 2 THEN 'unjudged' WHEN min(env_return) = max(env_return) THEN 'dead'
+           CASE WHEN count(outcome) < 2 THEN 'unjudged' WHEN min(outcome) = max(outcome) THEN 'dead'
                 ELSE 'live' END AS signal
-    FROM episodes
+    FROM {episodes}
     """
 
 
@@ -43,37 +44,44 @@ class GroupFilter:
     """Exact, or with `*` for anything."""
     signal: Signal | None = None
     collection_round: int | None = None
+    score: str | None = None
+    """The outcome that tells them apart."""
 
 
 def page(lake: Reads, wanted: GroupFilter, window: Window) -> pl.DataFrame:
     """A page of the groups by run, round and task; sd_return is the sample deviation."""
-    query, params = _filtered(wanted)
+    query, params = _filtered(lake, wanted)
     order = "run_id, collection_round NULLS FIRST, TRY_CAST(task_id AS BIGINT) NULLS LAST, task_id, group_id"
     return lake.sql(f"SELECT * FROM ({query}) ORDER BY {order} LIMIT $limit OFFSET $offset", params | window.params())
 
 
 def total(lake: Reads, wanted: GroupFilter) -> int:
     """Number of groups of a filter."""
-    query, params = _filtered(wanted)
+    query, params = _filtered(lake, wanted)
     return count(lake, f"SELECT count(*) FROM ({query})", params or None)
 
 
-def group(lake: Reads, group_id: int) -> Row | None:
+def group(lake: Reads, group_id: int, score: str | None = None) -> Row | None:
     """A group's row of `page`; None if there is no such group."""
-    return only_row(lake.sql(f"{_GROUPS} WHERE group_id = ? GROUP BY group_id", [group_id]))
+    judged, params = outcomes.judged(lake, score)
+    query = f"{_GROUPS.format(episodes=judged)} WHERE group_id = $group GROUP BY group_id"
+    return only_row(lake.sql(query, params | {"group": group_id}))
 
 
-def siblings(lake: Reads, group_id: int, credit: Credit | None, window: Window) -> pl.DataFrame:
+def siblings(
+    lake: Reads, group_id: int, credit: Credit | None, window: Window, score: str | None = None
+) -> pl.DataFrame:
     """The siblings of a group by rollout; a_episode (of the first step), mean_advantage: NULL without credit."""
+    judged, params = outcomes.judged(lake, score)
     chosen = credit.rows if credit else "(SELECT * FROM advantages WHERE false)"
     query = f"""
-        SELECT e.episode_id, e.rollout_index, e.attempt, e.status, e.env_return, e.num_steps, e.policy_version,
+        SELECT e.episode_id, e.rollout_index, e.attempt, e.status, e.outcome, e.num_steps, e.policy_version,
                arg_min(a.a_episode, a.step_index) AS a_episode, avg(a.advantage) AS mean_advantage
-        FROM episodes AS e LEFT JOIN {chosen} AS a ON a.episode_id = e.episode_id
+        FROM {judged} AS e LEFT JOIN {chosen} AS a ON a.episode_id = e.episode_id
         WHERE e.group_id = $group
         GROUP BY ALL ORDER BY e.rollout_index, e.attempt, e.episode_id LIMIT $limit OFFSET $offset
         """
-    return lake.sql(query, {"group": group_id} | window.params())
+    return lake.sql(query, params | {"group": group_id} | window.params())
 
 
 def anchor_shares(lake: Reads, group_id: int, credit: Credit) -> Row:
@@ -117,22 +125,25 @@ def anchors_total(lake: Reads, group_id: int, credit: Credit) -> int:
     return count(lake, query, {"group": group_id})
 
 
-def visits(lake: Reads, group_id: int, anchor_key: int, credit: Credit, window: Window) -> pl.DataFrame:
+def visits(
+    lake: Reads, group_id: int, anchor_key: int, credit: Credit, window: Window, score: str | None = None
+) -> pl.DataFrame:
     """The steps of a group that were taken from an anchor state, by rollout and step; texts are cut."""
+    judged, params = outcomes.judged(lake, score)
     query = f"""
         SELECT a.episode_id, e.rollout_index, a.step_index, left(s.action, {EXCERPT}) AS action,
                left(s.tool_calls, {EXCERPT}) AS tool_calls, s.reward, a.return_to_go, a.a_step, a.advantage,
-               e.env_return
+               e.outcome
         FROM {credit.rows} AS a
         JOIN steps AS s ON s.episode_id = a.episode_id AND s.step_index = a.step_index
-        JOIN episodes AS e ON e.episode_id = a.episode_id
+        JOIN {judged} AS e ON e.episode_id = a.episode_id
         WHERE a.group_id = $group AND a.anchor_key = $anchor
         ORDER BY e.rollout_index, e.attempt, a.episode_id, a.step_index LIMIT $limit OFFSET $offset
         """
-    return lake.sql(query, {"group": group_id, "anchor": anchor_key} | window.params())
+    return lake.sql(query, params | {"group": group_id, "anchor": anchor_key} | window.params())
 
 
-def _filtered(wanted: GroupFilter) -> tuple[str, Params]:
+def _filtered(lake: Reads, wanted: GroupFilter) -> tuple[str, Params]:
     """SQL of the groups of a filter, and its parameters."""
     task = None if wanted.task is None else like(wanted.task)
     clauses = {
@@ -141,7 +152,10 @@ def _filtered(wanted: GroupFilter) -> tuple[str, Params]:
         "round": ("collection_round = $round", wanted.collection_round),
     }
     params: Params = {name: value for name, (_, value) in clauses.items() if value is not None}
-    query = f"{_GROUPS} WHERE {' AND '.join(clauses[name][0] for name in params) or 'true'} GROUP BY group_id"
+    where = " AND ".join(clauses[name][0] for name in params) or "true"
+    judged, of_outcome = outcomes.judged(lake, wanted.score, wanted.run)
+    params |= of_outcome
+    query = f"{_GROUPS.format(episodes=judged)} WHERE {where} GROUP BY group_id"
     if wanted.signal is not None:
         query = f"SELECT * FROM ({query}) WHERE signal = $signal"
         params["signal"] = str(wanted.signal)

@@ -1,14 +1,14 @@
 """Runs: what a lake holds, and how a run's outcomes develop.
 
-A success is a return of at least a threshold that the reader chooses. Rates and means are over scored episodes; of none
-they are NULL. Intervals are Wilson's 95 % (Wilson 1927).
+A success is an outcome (`viewer.queries.outcomes`: `score` chooses it) of at least a threshold that the reader chooses.
+Rates and means are over scored episodes; of none they are NULL. Intervals are Wilson's 95 % (Wilson 1927).
 """
 
 from typing import Literal
 
 import polars as pl
 
-from viewer.queries import Params, Reads, Row, Window, count
+from viewer.queries import Reads, Row, Window, count, outcomes
 
 Axis = Literal["collection_round", "policy_version"]
 
@@ -20,25 +20,25 @@ Z = 1.959964
 # One row per group: dead when two or more siblings are scored and all the same.
 _GROUPS = """
     SELECT run_id, group_id, min(collection_round) AS collection_round, min(policy_version) AS policy_version,
-           count(env_return) >= 2 AS judged,
-           count(env_return) >= 2 AND min(env_return) = max(env_return) AS dead
-    FROM episodes GROUP BY run_id, group_id
+           count(outcome) >= 2 AS judged, count(outcome) >= 2 AND min(outcome) = max(outcome) AS dead
+    FROM {episodes} GROUP BY run_id, group_id
     """
 
 
-def overview(lake: Reads) -> Row:
+def overview(lake: Reads, score: str | None = None) -> Row:
     """Figures of the whole lake: episodes, runs, tasks, scored, steps, groups, judged_groups, dead_groups, rejects."""
+    judged, params = outcomes.judged(lake, score)
     query = f"""
         SELECT * FROM (
             SELECT count(*) AS episodes, count(DISTINCT run_id) AS runs, count(DISTINCT task_id) AS tasks,
-                   count(env_return) AS scored, coalesce(sum(num_steps), 0)::BIGINT AS steps
-            FROM episodes
+                   count(outcome) AS scored, coalesce(sum(num_steps), 0)::BIGINT AS steps
+            FROM {judged}
         ), (
             SELECT count(*) AS groups, count(*) FILTER (judged) AS judged_groups, count(*) FILTER (dead) AS dead_groups
-            FROM ({_GROUPS})
+            FROM ({_GROUPS.format(episodes=judged)})
         ), (SELECT count(*) AS rejects FROM rejects)
         """
-    return lake.sql(query).row(0, named=True)
+    return lake.sql(query, params or None).row(0, named=True)
 
 
 def names(lake: Reads, limit: int = 1000) -> list[str]:
@@ -57,23 +57,24 @@ def exists(lake: Reads, run: str) -> bool:
     return bool(lake.sql("SELECT EXISTS (SELECT 1 FROM episodes WHERE run_id = ?)", [run]).item())
 
 
-def page(lake: Reads, success_at: float, window: Window) -> pl.DataFrame:
+def page(lake: Reads, success_at: float, window: Window, score: str | None = None) -> pl.DataFrame:
     """A page of the runs, the most recently recorded first."""
+    judged, params = outcomes.judged(lake, score)
     query = f"""
         SELECT e.run_id, any_value(e.environment) AS environment, any_value(e.policy) AS policy,
                count(*) AS episodes, count(DISTINCT e.task_id) AS tasks, any_value(g.groups) AS groups,
-               avg((e.env_return >= $success_at)::INT) AS success, avg(e.env_return) AS mean_return,
+               avg((e.outcome >= $success_at)::INT) AS success, avg(e.outcome) AS mean_return,
                avg(e.num_steps) AS mean_steps, any_value(g.dead_share) AS dead_share,
                count(DISTINCT e.collection_round) AS rounds
-        FROM episodes AS e
+        FROM {judged} AS e
         JOIN (
             SELECT run_id, count(*) AS groups, avg(dead::INT) FILTER (judged) AS dead_share
-            FROM ({_GROUPS}) GROUP BY run_id
+            FROM ({_GROUPS.format(episodes=judged)}) GROUP BY run_id
         ) AS g USING (run_id)
         LEFT JOIN (SELECT run_id, max(started_at) AS latest FROM job_runs GROUP BY run_id) AS j USING (run_id)
         GROUP BY e.run_id ORDER BY max(j.latest) DESC NULLS LAST, e.run_id LIMIT $limit OFFSET $offset
         """
-    return lake.sql(query, {"success_at": success_at} | window.params())
+    return lake.sql(query, params | {"success_at": success_at} | window.params())
 
 
 def axes(lake: Reads, run: str) -> list[Axis]:
@@ -87,26 +88,27 @@ def axes(lake: Reads, run: str) -> list[Axis]:
     return [axis for axis in known if found[axis] > 1]
 
 
-def curve(lake: Reads, run: str, axis: Axis, success_at: float) -> pl.DataFrame:
+def curve(lake: Reads, run: str, axis: Axis, success_at: float, score: str | None = None) -> pl.DataFrame:
     """Outcomes of a run along an axis, in order of x, the first value of each of at most `POINTS` points.
 
     low and high are the interval of success; sd_return is the sample deviation, NULL of one.
     """
+    judged, params = outcomes.judged(lake, score, run)
     query = f"""
         WITH span AS (
             SELECT min({axis}) AS first, greatest(1, ceil((max({axis}) - min({axis}) + 1) / {POINTS}))::BIGINT AS width
             FROM episodes WHERE run_id = $run
         ),
-        outcome AS (
-            SELECT first + ({axis} - first) // width * width AS x, count(*) AS episodes, count(env_return) AS scored,
-                   avg((env_return >= $success_at)::INT) AS success, avg(env_return) AS mean_return,
-                   stddev_samp(env_return) AS sd_return, avg(num_steps) AS mean_steps,
+        points AS (
+            SELECT first + ({axis} - first) // width * width AS x, count(*) AS episodes, count(outcome) AS scored,
+                   avg((outcome >= $success_at)::INT) AS success, avg(outcome) AS mean_return,
+                   stddev_samp(outcome) AS sd_return, avg(num_steps) AS mean_steps,
                    avg((status = 'truncated')::INT) AS truncated_share
-            FROM episodes, span WHERE run_id = $run AND {axis} IS NOT NULL GROUP BY x
+            FROM {judged}, span WHERE run_id = $run AND {axis} IS NOT NULL GROUP BY x
         ),
         groups AS (
             SELECT first + ({axis} - first) // width * width AS x, avg(dead::INT) FILTER (judged) AS dead_share
-            FROM ({_GROUPS}), span WHERE run_id = $run AND {axis} IS NOT NULL GROUP BY x
+            FROM ({_GROUPS.format(episodes=judged)}), span WHERE run_id = $run AND {axis} IS NOT NULL GROUP BY x
         )
         SELECT x, episodes, scored, success, if(scored > 0, greatest(0.0, centre - half), NULL) AS low,
                if(scored > 0, least(1.0, centre + half), NULL) AS high,
@@ -115,31 +117,32 @@ def curve(lake: Reads, run: str, axis: Axis, success_at: float) -> pl.DataFrame:
             SELECT *, (success + $z * $z / (2 * scored)) / (1 + $z * $z / scored) AS centre,
                    $z / (1 + $z * $z / scored)
                    * sqrt(success * (1 - success) / scored + $z * $z / (4 * scored * scored)) AS half
-            FROM outcome LEFT JOIN groups USING (x)
+            FROM points LEFT JOIN groups USING (x)
         ) ORDER BY x
         """
-    return lake.sql(query, {"run": run, "success_at": success_at, "z": Z})
+    return lake.sql(query, params | {"run": run, "success_at": success_at, "z": Z})
 
 
-def tasks(lake: Reads, run: str, success_at: float, window: Window) -> pl.DataFrame:
+def tasks(lake: Reads, run: str, success_at: float, window: Window, score: str | None = None) -> pl.DataFrame:
     """A page of a run's tasks, the least successful first: task_id, episodes, scored, success, mean_return."""
-    params: Params = {"run": run, "success_at": success_at}
-    query = """
-        SELECT task_id, count(*) AS episodes, count(env_return) AS scored,
-               avg((env_return >= $success_at)::INT) AS success, avg(env_return) AS mean_return
-        FROM episodes WHERE run_id = $run GROUP BY task_id
+    judged, params = outcomes.judged(lake, score, run)
+    query = f"""
+        SELECT task_id, count(*) AS episodes, count(outcome) AS scored,
+               avg((outcome >= $success_at)::INT) AS success, avg(outcome) AS mean_return
+        FROM {judged} WHERE run_id = $run GROUP BY task_id
         ORDER BY success NULLS LAST, mean_return, TRY_CAST(task_id AS BIGINT) NULLS LAST, task_id
         LIMIT $limit OFFSET $offset
         """
-    return lake.sql(query, params | window.params())
+    return lake.sql(query, params | {"run": run, "success_at": success_at} | window.params())
 
 
-def task_histogram(lake: Reads, run: str, success_at: float) -> pl.DataFrame:
+def task_histogram(lake: Reads, run: str, success_at: float, score: str | None = None) -> pl.DataFrame:
     """How many tasks succeed how often: success (rounded to a twentieth; NULL = unscored), tasks; in order."""
-    query = """
+    judged, params = outcomes.judged(lake, score, run)
+    query = f"""
         SELECT round(success * 20) / 20 AS success, count(*) AS tasks FROM (
-            SELECT task_id, avg((env_return >= $success_at)::INT) AS success
-            FROM episodes WHERE run_id = $run GROUP BY task_id
+            SELECT task_id, avg((outcome >= $success_at)::INT) AS success
+            FROM {judged} WHERE run_id = $run GROUP BY task_id
         ) GROUP BY ALL ORDER BY success NULLS FIRST
         """
-    return lake.sql(query, {"run": run, "success_at": success_at})
+    return lake.sql(query, params | {"run": run, "success_at": success_at})

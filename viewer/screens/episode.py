@@ -1,4 +1,6 @@
-"""One episode: its transcript, and beside each step why its advantage is what it is."""
+"""One episode: its scores, its transcript, and beside each step why its advantage is what it is."""
+
+from dataclasses import replace
 
 import polars as pl
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
@@ -15,6 +17,8 @@ from viewer.queries.episodes import EpisodeFilter
 
 # Steps on a page. (A string here would be printed: Streamlit shows stray expressions of its scripts.)
 STEPS = 10
+# Related episodes with a link.
+RELATED = 20
 
 
 def show() -> None:
@@ -26,13 +30,15 @@ def show() -> None:
     ui.header(f"Episode {chip(links.episode(facts), links.NAME)}")
     _place(episode_id)
     _facts(facts)
+    _related(facts)
     options, rows = _credit(facts)
     _figures(facts, rows)
+    _scores(episode_id)
+    _ground_truth(episode_id)
     window, selected = _steps_window(facts)
     if rows.height:
         _chart(rows, selected)
     _transcript(facts, rows, options, window, selected)
-    _scores(episode_id)
 
 
 def _place(episode_id: int) -> None:
@@ -47,7 +53,7 @@ def _place(episode_id: int) -> None:
             return
         _neighbour("Previous", place.previous, "left", "k")
         _neighbour("Next", place.next, "right", "j")
-        filtered = " that match the filter" if wanted != EpisodeFilter() else ""
+        filtered = " that match the filter" if replace(wanted, score=None) != EpisodeFilter() else ""
         st.caption(f"{place.position:,} of {place.total:,} episodes{filtered}")
 
 
@@ -72,16 +78,28 @@ def _facts(facts: Row) -> None:
             ui.fact("stopped by", chip(facts["stop_reason"]))
         group = ids.to_text(facts["group_id"])
         ui.link(Page.GROUP, f"Group of task {chip(facts['task_id'])}", "workspaces", group=group)
-        if facts["parent_episode_id"] is not None:
-            parent = read(episodes.episode, facts["parent_episode_id"])
-            parent_id = ids.to_text(facts["parent_episode_id"])
-            name = chip(parent_id if parent is None else links.episode(parent))
-            label = f"{word(facts['relation'] or 'child')} of episode {name}"
-            ui.link(Page.EPISODE, label, "account_tree", episode=parent_id, step=facts["parent_step_index"])
         ui.fact("id", chip(ids.to_text(facts["episode_id"])))
     if facts["error"]:
         st.error("The rollout ended with an error.", icon=":material/error:")
         st.code(visible(facts["error"]), language=None, wrap_lines=True)
+
+
+def _related(facts: Row) -> None:
+    """Links to the episode that this one came out of, and to its sub-agents, forks and continuations."""
+    rows = read(episodes.related, facts["episode_id"]).to_dicts()
+    if not rows:
+        return
+    with st.container(horizontal=True, gap="small", vertical_alignment="center"):
+        for row in rows[:RELATED]:
+            shown = ids.to_text(row["episode_id"])
+            name = chip(shown if row["task_id"] is None else links.episode(row))
+            kind = word(row["relation"] or "child")
+            label, step = f"{kind}: {name}" + (f" (agent {chip(row['agent_id'])})" if row["agent_id"] else ""), None
+            if row["is_parent"]:
+                label, step = f"{kind} of episode {name}", row["parent_step_index"]
+            ui.link(Page.EPISODE, label, "account_tree", episode=shown, step=step)
+        if len(rows) > RELATED:
+            st.caption(f"and {len(rows) - RELATED:,} more")
 
 
 def _credit(facts: Row) -> tuple[transcript.Options, pl.DataFrame]:
@@ -102,7 +120,7 @@ def _credit(facts: Row) -> tuple[transcript.Options, pl.DataFrame]:
 def _figures(facts: Row, rows: pl.DataFrame) -> None:
     """The episode in figures, in one line."""
     with st.container(horizontal=True, gap="medium", vertical_alignment="center"):
-        parts = [("Return", number(facts["env_return"])), ("Steps", number(facts["num_steps"]))]
+        parts = [("Return", number(facts["env_return"])), ("Steps", number(facts["num_steps"])), *_spent(facts)]
         if rows.height:
             first = rows.row(0, named=True)
             split = sum(transcript.disagree(row) for row in rows.iter_rows(named=True))
@@ -118,6 +136,58 @@ def _figures(facts: Row, rows: pl.DataFrame) -> None:
         if rows.height and "dead_group" in rows["flags"][0].split(","):
             why = "All scored siblings scored the same."
             ui.badge("dead group", "orange", icon=":material/block:", explanation=why)
+
+
+def _spent(facts: Row) -> list[tuple[str, str]]:
+    """What the episode took, as far as the lake knows."""
+    spent = []
+    if facts["seconds"] is not None:
+        spent.append(("Duration", plain.seconds(facts["seconds"])))
+    for label, name in (("Prompt tokens", "prompt_tokens"), ("Completion tokens", "completion_tokens")):
+        if facts[name] is not None:
+            spent.append((label, number(facts[name])))
+    if facts["cost"] is not None:
+        spent.append(("Cost", number(facts["cost"], 4)))
+    return spent
+
+
+def _scores(episode_id: int) -> None:
+    """What scorers say of the episode, with their reasons; what they say of its steps is folded."""
+    frame = read(episodes.scores, episode_id)
+    if frame.is_empty():
+        return
+    st.subheader("Scores", anchor=False)
+    whole, of_steps = frame.filter(pl.col("step_index").is_null()), frame.drop_nulls("step_index")
+    with st.container(horizontal=True, gap="medium"):
+        for row in whole.iter_rows(named=True):
+            ui.fact(chip(row["scorer"]), f"**{number(row['value'])}**")
+    for position, row in enumerate(whole.iter_rows(named=True)):
+        for kind in ("reason", "error"):
+            if row[kind]:
+                _why(f"{kind} of {chip(row['scorer'])}", row[kind], f"{kind}-{position}")
+    if of_steps.height:
+        with st.expander(f"Scores of steps ({of_steps.height})", icon=":material/format_list_numbered:"):
+            columns = {"scorer": "Scorer", "step_index": "Step", "value": ui.number_column("Value")}
+            ui.table(of_steps, "scores", columns | {"reason": "Reason", "error": "Error"})
+
+
+def _why(label: str, text: str, key: str) -> None:
+    """The text of a scorer, folded if it is long."""
+    if len(text) <= transcript.TOOL_OUTPUT:
+        with st.container(gap="xsmall"):
+            st.caption(label)
+            transcript.passage(text, len(text), key, prose=True)
+    else:
+        with st.expander(f"{label} ({len(text):,} characters)"):
+            transcript.passage(text, len(text), key)
+
+
+def _ground_truth(episode_id: int) -> None:
+    text, length = read(episodes.document, episode_id, "ground_truth")
+    if text is not None:
+        with st.expander("Ground truth", icon=":material/flag:"):
+            shown = plain.pretty(text)
+            transcript.passage(shown, max(length, len(shown)), "truth", language="json")
 
 
 def _steps_window(facts: Row) -> tuple[Window, int | None]:
@@ -166,14 +236,6 @@ def _transcript(
         if after := plain.messages(document, length):
             st.caption("After the last step")
             transcript.messages(after, "last")
-
-
-def _scores(episode_id: int) -> None:
-    frame = read(episodes.scores, episode_id)
-    if frame.height:
-        st.subheader("Scores", anchor=False)
-        columns = {"scorer": "Scorer", "step_index": "Step", "value": ui.number_column("Value")}
-        ui.table(frame, "scores", columns | {"reason": "Reason", "error": "Error"})
 
 
 show()

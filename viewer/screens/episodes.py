@@ -21,7 +21,7 @@ _COLUMNS = {
     "collection_round": ui.count_column("Round"),
     "policy_version": ui.count_column("Policy version"),
     "status": "Status",
-    "env_return": ui.number_column("Return", "A dash means not scored, which is not 0."),
+    "outcome": ui.number_column("Outcome", "A dash means not scored, which is not 0."),
     "num_steps": ui.count_column("Steps"),
     "stop_reason": ui.name_column("Stopped by"),
     "episode_id": ui.id_column("Episode"),
@@ -46,7 +46,7 @@ def show() -> None:
         return
     window = ui.pager(
         totals["episodes"],
-        f"episodes in {number(totals['groups'])} groups, mean return {number(totals['mean_return'])} "
+        f"episodes in {number(totals['groups'])} groups, mean outcome {number(totals['mean_return'])} "
         f"({number(totals['scored'])} scored), mean steps {number(totals['mean_steps'], 1)}",
     )
     frame = read(episodes.page, wanted, order, window)
@@ -74,19 +74,22 @@ def _filter() -> tuple[EpisodeFilter, Order]:
                 icon=":material/search:",
                 **ui.FILTER,
             )
-        second = st.columns([1.1, 1.1, 1.1, 1.1, 2, 1.5, 1.4], vertical_alignment="bottom")
-        low = _number(second[0].number_input, "Return from", "min")
-        high = _number(second[1].number_input, "Return to", "max")
-        round_ = _number(second[2].number_input, "Round", "round", step=1)
-        version = _number(second[3].number_input, "Policy version", "version", step=1)
-        group = _group(second[4].text_input)
-        order = second[5].selectbox("Order", list(map(str, Order)), key="sort", bind="query-params")
-        unscored = second[6].toggle("Unscored only", key="unscored", **ui.FILTER)
+        second = st.columns([1.6, 1.1, 1.1, 1, 1.1, 1.6, 1.5, 1.4], vertical_alignment="bottom")
+        with second[0]:
+            score = choices.outcome(run)
+        low = _number(second[1].number_input, "Outcome from", "min")
+        high = _number(second[2].number_input, "Outcome to", "max")
+        round_ = _number(second[3].number_input, "Round", "round", step=1)
+        version = _number(second[4].number_input, "Policy version", "version", step=1)
+        group = _group(second[5].text_input)
+        order = second[6].selectbox("Order", list(map(str, Order)), key="sort", bind="query-params")
+        unscored = second[7].toggle("Unscored only", key="unscored", **ui.FILTER)
     wanted = EpisodeFilter(
         run=run,
         task=task,
         status=tuple(status),
         group=group,
+        score=score,
         low=low,
         high=high,
         unscored=unscored,

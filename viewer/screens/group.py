@@ -5,12 +5,13 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
 from lake.judgements.credit import Credit, covering
+from lake.judgements.scores import ENV_RETURN
 from viewer import choices, figures, links
 from viewer import components as ui
 from viewer.links import Page, given
 from viewer.pinned import read
 from viewer.plain import chip, number, percent, visible
-from viewer.queries import Row, Window, episodes, groups
+from viewer.queries import Row, Window, episodes, groups, outcomes
 from viewer.queries.episodes import EpisodeFilter
 from viewer.queries.groups import Signal
 
@@ -26,18 +27,23 @@ _SIGNALS = {
 def show() -> None:
     """The page."""
     group_id = ui.wanted_id("group", Page.GROUPS, "All groups")
-    facts = read(groups.group, group_id)
+    facts = read(groups.group, group_id, ENV_RETURN)
     if facts is None:
         ui.not_found(f"This lake holds no group {chip(ids.to_text(group_id))}.", Page.GROUPS, "All groups")
     ui.header(f"Group {chip(links.group(facts), links.NAME)}")
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        with st.container(width=260):
+            score = read(outcomes.of_run, facts["run_id"], choices.outcome(facts["run_id"]))
+        with st.container():
+            chosen = choices.credit(read(covering, group_id=group_id), "group")
+    facts = read(groups.group, group_id, score) or facts
     _facts(facts)
-    chosen = choices.credit(read(covering, group_id=group_id), "group")
     choices.explain(chosen, group_id=group_id)
-    _siblings(facts, chosen)
+    _siblings(facts, chosen, score)
     if chosen is None:
         st.info("No credit job has covered this group: there are no anchor states to show.", icon=":material/info:")
     else:
-        _anchors(group_id, chosen)
+        _anchors(group_id, chosen, score)
 
 
 def _facts(facts: Row) -> None:
@@ -52,29 +58,29 @@ def _facts(facts: Row) -> None:
                 f"{facts['size']} of {expected} siblings", "orange", explanation="The collector meant to run more."
             )
         ui.fact("id", chip(ids.to_text(facts["group_id"])))
-        ui.link(Page.GROUPS, "Groups of the run", "arrow_back", run=facts["run_id"])
+        ui.link(Page.GROUPS, "Groups of the run", "arrow_back", run=facts["run_id"], score=given("score"))
     ui.tiles(
         ("Siblings", number(facts["size"])),
         ("Scored", number(facts["scored"])),
-        ("Mean return", number(facts["mean_return"])),
-        ("Std", number(facts["sd_return"]), "Sample standard deviation of the returns."),
+        ("Mean outcome", number(facts["mean_return"])),
+        ("Std", number(facts["sd_return"]), "Sample standard deviation of the outcomes."),
         ("Lowest", number(facts["lowest"])),
         ("Highest", number(facts["highest"])),
     )
 
 
-def _siblings(facts: Row, chosen: Credit | None) -> None:
-    frame = read(groups.siblings, facts["group_id"], chosen, Window(_MOST_SIBLINGS))
+def _siblings(facts: Row, chosen: Credit | None, score: str) -> None:
+    frame = read(groups.siblings, facts["group_id"], chosen, Window(_MOST_SIBLINGS), score)
     left, right = st.columns([2, 3])
     with left:
-        chart = figures.returns(frame, facts["mean_return"], facts["sd_return"])
-        st.altair_chart(chart, key="returns")
+        chart = figures.outcomes(frame, facts["mean_return"], facts["sd_return"])
+        st.altair_chart(chart, key="outcomes")
         st.caption("Dashed: mean. Shaded: one standard deviation. ?: not scored.")
     with right:
         columns = {
             "rollout_index": ui.count_column("Rollout"),
             "status": "Status",
-            "env_return": ui.number_column("Return", "A dash means not scored, which is not 0."),
+            "outcome": ui.number_column("Outcome", "A dash means not scored, which is not 0."),
             "num_steps": ui.count_column("Steps"),
             "a_episode": ui.advantage_column("A_E"),
             "mean_advantage": ui.advantage_column("Mean A"),
@@ -85,10 +91,10 @@ def _siblings(facts: Row, chosen: Credit | None) -> None:
         if frame.height < facts["size"]:
             st.caption(f"{frame.height} of {facts['size']} siblings")
     if clicked is not None:
-        _open(facts["group_id"], frame["episode_id"][clicked], chosen)
+        _open(facts["group_id"], frame["episode_id"][clicked], chosen, score)
 
 
-def _anchors(group_id: int, chosen: Credit) -> None:
+def _anchors(group_id: int, chosen: Credit, score: str) -> None:
     st.subheader("Anchor states shared by siblings", anchor=False)
     shares = read(groups.anchor_shares, group_id, chosen)
     total = read(groups.anchors_total, group_id, chosen)
@@ -118,10 +124,10 @@ def _anchors(group_id: int, chosen: Credit) -> None:
     if clicked is not None:
         st.query_params["anchor"] = ids.to_text(frame["anchor_key"][clicked])
         st.rerun()
-    _visits(group_id, chosen)
+    _visits(group_id, chosen, score)
 
 
-def _visits(group_id: int, chosen: Credit) -> None:
+def _visits(group_id: int, chosen: Credit, score: str) -> None:
     """The steps in the anchor state that the address names."""
     text = given("anchor")
     if text is None:
@@ -130,7 +136,7 @@ def _visits(group_id: int, chosen: Credit) -> None:
     if not ids.is_text(text):
         ui.missing(f"{chip(text)} is not the id of an anchor.")
         return
-    frame = read(groups.visits, group_id, ids.from_text(text), chosen, Window(_MOST_VISITS))
+    frame = read(groups.visits, group_id, ids.from_text(text), chosen, Window(_MOST_VISITS), score)
     if frame.is_empty():
         ui.missing(f"No step of this group was taken from anchor {chip(text)}.")
         return
@@ -146,18 +152,18 @@ def _visits(group_id: int, chosen: Credit) -> None:
         "return_to_go": ui.number_column("Return-to-go"),
         "a_step": ui.advantage_column("A_S"),
         "advantage": ui.advantage_column("A"),
-        "env_return": ui.number_column("Episode return"),
+        "outcome": ui.number_column("Outcome"),
         "episode_id": ui.id_column("Episode"),
     }
     clicked = ui.table(frame.with_columns(action=actions), "visits", columns, opens="Open the episode")
     if clicked is not None:
-        _open(group_id, frame["episode_id"][clicked], chosen, frame["step_index"][clicked])
+        _open(group_id, frame["episode_id"][clicked], chosen, score, frame["step_index"][clicked])
 
 
-def _open(group_id: int, episode_id: int, chosen: Credit | None, step: int | None = None) -> None:
+def _open(group_id: int, episode_id: int, chosen: Credit | None, score: str, step: int | None = None) -> None:
     """Open a sibling, at a step. Previous and next then walk through the group."""
     credit_id = None if chosen is None else chosen.text
-    here = choices.packed(EpisodeFilter(group=group_id))
+    here = choices.packed(EpisodeFilter(group=group_id, score=score))
     ui.go(Page.EPISODE, episode=ids.to_text(episode_id), step=step, credit=credit_id, list=here)
 
 

@@ -19,7 +19,7 @@ _COLUMNS = {
     ),
     "size": ui.count_column("Siblings"),
     "scored": ui.count_column("Scored"),
-    "mean_return": ui.number_column("Mean return"),
+    "mean_return": ui.number_column("Mean outcome"),
     "sd_return": ui.number_column("Std", "Sample standard deviation."),
     "lowest": ui.number_column("Lowest"),
     "highest": ui.number_column("Highest"),
@@ -42,21 +42,23 @@ def show() -> None:
     frame = read(groups.page, wanted, ui.pager(total, "groups"))
     clicked = ui.table(frame, "groups", _COLUMNS, opens="Open the group")
     if clicked is not None:
-        ui.go(Page.GROUP, group=ids.to_text(frame["group_id"][clicked]))
+        ui.go(Page.GROUP, group=ids.to_text(frame["group_id"][clicked]), score=wanted.score)
 
 
 def _filter() -> GroupFilter:
     with st.container(border=True):
-        columns = st.columns([2, 2, 1.2, 3], vertical_alignment="bottom")
+        columns = st.columns([2, 2, 2, 1.2, 2.5], vertical_alignment="bottom")
         with columns[0]:
             run = choices.run()
         with columns[1]:
             task = choices.task()
         with columns[2]:
-            round_ = st.number_input("Round", value=None, step=1, key="round", placeholder="any", **ui.FILTER)
+            score = choices.outcome(run)
         with columns[3]:
+            round_ = st.number_input("Round", value=None, step=1, key="round", placeholder="any", **ui.FILTER)
+        with columns[4]:
             signal = st.segmented_control("Signal", list(map(str, Signal)), key="signal", **ui.FILTER)
-    return GroupFilter(run, task, Signal(signal) if signal else None, None if round_ is None else int(round_))
+    return GroupFilter(run, task, Signal(signal) if signal else None, None if round_ is None else int(round_), score)
 
 
 show()

@@ -6,12 +6,12 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
+from viewer import choices, figures, links
 from viewer import components as ui
-from viewer import figures, links
 from viewer.links import Page, given
 from viewer.pinned import read
 from viewer.plain import chip, number, percent, word
-from viewer.queries import Window, runs, training
+from viewer.queries import Window, outcomes, runs, training
 
 _AXES: dict[runs.Axis, str] = {"collection_round": "Collection round", "policy_version": "Policy version"}
 _MOST_METRICS = 6
@@ -21,17 +21,19 @@ _TASKS = 12
 def show() -> None:
     """The page."""
     ui.header("Runs")
-    facts = read(runs.overview)
-    if not facts["episodes"]:
+    if not read(runs.total):
         ui.empty("This lake holds no episodes yet.", "trajlake ingest FILE --lake LAKE      # or: trajlake demo")
         return
-    _overview(facts)
-    first, success_at = _list()
+    overview = st.container()
+    score, success_at = _success()
+    with overview:
+        _overview(read(runs.overview, score))
+    first = _list(score, success_at)
     asked = given("run")
     if asked is not None and not read(runs.exists, asked):
         ui.missing(f"There is no run {chip(asked)} in this lake.")
         asked = None
-    _run(asked or first, success_at)
+    _run(asked or first, score, success_at)
 
 
 def _overview(facts: dict[str, Any]) -> None:
@@ -43,28 +45,35 @@ def _overview(facts: dict[str, Any]) -> None:
         ("Tasks", number(facts["tasks"])),
         ("Groups", number(facts["groups"]), "Siblings collected from the identical start."),
         ("Dead groups", percent(dead), "Of groups with two scored siblings or more: those that all scored the same."),
-        ("Unscored", number(facts["episodes"] - facts["scored"]), "Episodes without a return."),
+        ("Unscored", number(facts["episodes"] - facts["scored"]), "Episodes without an outcome."),
         ("Rejects", number(facts["rejects"]), "Input records that could not be taken."),
     )
 
 
-def _list() -> tuple[str, float]:
-    """The list of runs: the first with several rounds, which has curves, and the return that counts as success."""
-    with st.container(horizontal=True, vertical_alignment="center"):
-        with st.container():
-            window = ui.pager(read(runs.total), "runs")
-        st.caption("Success means a return of at least", width="content")
+def _success() -> tuple[str | None, float]:
+    """The outcome, and how much of it counts as success."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        with st.container(width=260):
+            score = choices.outcome(None)
         success_at = st.number_input(
-            "Success means a return of at least",
+            "Success is an outcome of at least",
             value=1.0,
             step=0.1,
             format="%.2f",
             key="success",
             bind="query-params",
-            width=130,
-            label_visibility="collapsed",
+            width=260,
         )
-    frame = read(runs.page, success_at, window)
+    return score, success_at
+
+
+def _list(score: str | None, success_at: float) -> str:
+    """The list of runs; the first with several rounds, which has curves."""
+    window = ui.pager(read(runs.total), "runs")
+    frame = read(runs.page, success_at, window, score)
+    frame = frame.with_columns(
+        outcome=pl.Series([read(outcomes.of_run, run, score) for run in frame["run_id"]], dtype=pl.String)
+    )
     columns = {
         "run_id": "Run",
         "environment": "Environment",
@@ -72,8 +81,9 @@ def _list() -> tuple[str, float]:
         "episodes": ui.count_column("Episodes"),
         "tasks": ui.count_column("Tasks"),
         "rounds": ui.count_column("Rounds"),
+        "outcome": st.column_config.TextColumn("Outcome", help="What success, mean outcome and dead groups are of."),
         "success": ui.share_column("Success", "Share of scored episodes."),
-        "mean_return": ui.number_column("Mean return"),
+        "mean_return": ui.number_column("Mean outcome"),
         "mean_steps": ui.number_column("Mean steps", format="%.1f"),
         "dead_share": ui.share_column("Dead groups", "Of groups with two scored siblings or more."),
     }
@@ -81,34 +91,35 @@ def _list() -> tuple[str, float]:
     if clicked is not None:
         st.query_params["run"] = frame["run_id"][clicked]
         st.rerun()
-    return frame.sort(pl.col("rounds") > 1, descending=True, maintain_order=True)["run_id"][0], success_at
+    return str(frame.sort(pl.col("rounds") > 1, descending=True, maintain_order=True)["run_id"][0])
 
 
-def _run(run: str, success_at: float) -> None:
+def _run(run: str, score: str | None, success_at: float) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         st.subheader(f"Run {chip(run)}", anchor=False, width="stretch")
-        ui.link(Page.EPISODES, "Episodes", "format_list_bulleted", run=run)
-        ui.link(Page.GROUPS, "Groups", "workspaces", run=run)
+        ui.fact("outcome", chip(read(outcomes.of_run, run, score)))
+        ui.link(Page.EPISODES, "Episodes", "format_list_bulleted", run=run, score=score)
+        ui.link(Page.GROUPS, "Groups", "workspaces", run=run, score=score)
     axes = read(runs.axes, run)
     if axes:
-        _curves(run, axes, success_at)
+        _curves(run, axes, score, success_at)
     else:
         st.caption("All episodes belong to one collection round and one policy version: there is no curve to draw.")
-    _tasks(run, success_at)
+    _tasks(run, score, success_at)
     _metrics(run)
 
 
-def _curves(run: str, axes: list[runs.Axis], success_at: float) -> None:
+def _curves(run: str, axes: list[runs.Axis], score: str | None, success_at: float) -> None:
     axis = axes[0]
     if len(axes) > 1:
         labels = [_AXES[a] for a in axes]
         chosen = st.segmented_control("Over", labels, default=labels[0], key="over", bind="query-params", required=True)
         axis = axes[labels.index(str(chosen))]
-    frame = read(runs.curve, run, axis, success_at)
+    frame = read(runs.curve, run, axis, success_at, score)
     across: dict[str, Any] = {"x_title": _AXES[axis]}
     charts = [
         figures.curve(frame, "success", title="Success rate, 95 % interval", band=True, share=True, **across),
-        figures.curve(frame, "mean_return", title="Mean return", **across),
+        figures.curve(frame, "mean_return", title="Mean outcome", **across),
         figures.curve(frame, "dead_share", title="Dead groups", share=True, **across),
         figures.curve(frame, "mean_steps", title="Mean steps", **across),
         figures.curve(frame, "truncated_share", title="Truncated episodes", share=True, **across),
@@ -118,26 +129,26 @@ def _curves(run: str, axes: list[runs.Axis], success_at: float) -> None:
         grid[position % 3].altair_chart(chart, key=f"curve-{position}")
 
 
-def _tasks(run: str, success_at: float) -> None:
+def _tasks(run: str, score: str | None, success_at: float) -> None:
     left, right = st.columns([1, 2])
-    histogram = read(runs.task_histogram, run, success_at)
+    histogram = read(runs.task_histogram, run, success_at, score)
     if (scored := histogram.drop_nulls("success")).height:
         left.altair_chart(figures.task_histogram(scored), key="tasks-histogram")
     else:
         left.info("No episode of this run is scored.", icon=":material/info:")
     with right:
-        frame = read(runs.tasks, run, success_at, Window(_TASKS))
+        frame = read(runs.tasks, run, success_at, Window(_TASKS), score)
         st.caption(f"The {frame.height} hardest of {number(int(histogram['tasks'].sum()))} tasks")
         columns = {
             "task_id": "Task",
             "episodes": ui.count_column("Episodes"),
             "scored": ui.count_column("Scored"),
             "success": ui.share_column("Success"),
-            "mean_return": ui.number_column("Mean return"),
+            "mean_return": ui.number_column("Mean outcome"),
         }
         clicked = ui.table(frame, "tasks", columns, opens="List its episodes")
         if clicked is not None:
-            ui.go(Page.EPISODES, run=run, task=frame["task_id"][clicked])
+            ui.go(Page.EPISODES, run=run, task=frame["task_id"][clicked], score=score)
 
 
 def _metrics(run: str) -> None:

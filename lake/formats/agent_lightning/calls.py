@@ -25,7 +25,7 @@ from lake.formats.base.fields import number
 from lake.formats.base.rows import ShapeError
 from lake.formats.chat.chat_completions import Completion, completion, logprobs_of
 from lake.formats.otlp import genai as otlp_genai
-from lake.formats.tracing.attributes import flattened, name_in
+from lake.formats.tracing.attributes import flattened, name_in, numeric
 from lake.formats.tracing.payloads import decoded
 from lake.formats.tracing.shapes import messages_of
 from lake.formats.tracing.tree import Call, Tool
@@ -100,15 +100,15 @@ def rewards(name: str, said: dict[str, Any]) -> list[tuple[str, Any]]:
     listed = flattened(dict(said), _REWARD) if _begins(said, _REWARD) else []
     if listed:
         return [
-            (_text(item.get("name")) or "reward", item.get("value"))
+            (_text(item.get("name")) or "reward", numeric(item.get("value")))
             for item in listed
             if isinstance(item, dict) and "value" in item
         ]
     for key in ("agentops.task.output", "agentops.entity.output"):
         output = decoded(said.get(key))
         if isinstance(output, dict) and output.get("type") == "reward":
-            return [("reward", output.get("value"))]
-    return [("reward", said["reward"])] if name in _REWARD_SPANS and "reward" in said else []
+            return [("reward", numeric(output.get("value")))]
+    return [("reward", numeric(said["reward"]))] if name in _REWARD_SPANS and "reward" in said else []
 
 
 def is_reward(name: str, said: dict[str, Any]) -> bool:

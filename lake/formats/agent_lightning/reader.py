@@ -1,4 +1,4 @@
-"""agent-lightning from version 1.0 on: archives of rollouts with their events, and events alone.
+"""agent-lightning from version 1.0 on: archives of rollouts with their events, and events alone; and rollouts of 0.1.
 
 .. code-block:: text
 
@@ -11,6 +11,8 @@
                         model_version, latency_ms, http_status, status, retry_count, usage, finish_reason}
                         of `?format=triplet` only {prompt_token_ids, response_token_ids, response_log_probs, server}
     reward              data {value, message, source, reason, ...}
+    a rollout of 0.1    {rollout_id, task {input, mode}, triplets [{prompt {token_ids}, response {token_ids}, reward}],
+                        final_reward, trace, logs, metadata}
 
 An episode is an attempt of a rollout; the one that the rollout names (else the last) is its last attempt. Siblings have
 the same input: task_id is its `data_id`, `instance_id` or `task_id`, else a hash of it, else (events alone) the id of
@@ -29,8 +31,8 @@ import msgspec
 
 from lake import ids
 from lake.formats.agent_lightning.attempt import Attempt, Event
-from lake.formats.base.fields import moment, sibling_number, whole, without_secrets
-from lake.formats.base.format import Format
+from lake.formats.base.fields import as_object, moment, sibling_number, whole, without_secrets
+from lake.formats.base.format import Format, its_folder
 from lake.formats.base.json_array import Element
 from lake.formats.base.look import Look, look
 from lake.formats.base.rows import (
@@ -51,6 +53,7 @@ from lake.records import EpisodeRecord, Reject
 NAME = "agent_lightning"
 _STATES = {"succeeded": ("completed", True), "failed": ("failed", None), "timeout": ("truncated", False)}
 """State of a rollout -> status, terminated; any other is one that did not end."""
+_OF_0_1 = ("rollout_id", "triplets", "final_reward")
 _ENDED = ("status", "state", "error_message", "created_at", "updated_at")
 _SECRETS = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
 
@@ -65,7 +68,7 @@ class _Rollout(msgspec.Struct):
 
 def recognise(look: Look) -> bool:
     """Whether values are rollouts with events, or events of rollouts."""
-    return look.has("rollout", "events") or look.has("event_type", "rollout_id", "data")
+    return any(look.has(*keys) for keys in (("rollout", "events"), ("event_type", "rollout_id", "data"), _OF_0_1))
 
 
 def no_trajectory(look: Look) -> str | None:
@@ -79,8 +82,9 @@ def no_trajectory(look: Look) -> str | None:
 
 def read(file: Input) -> Iterator[Item]:
     """Records and rejects of a file; a position is that of an archive's line, or of a rollout's first event."""
-    if look(file.path).has("rollout", "events"):
-        yield from converted(values(file, by_line=True), NAME, lambda value: to_records(value, file))
+    seen = look(file.path)
+    if seen.has("rollout", "events") or seen.has(*_OF_0_1):
+        yield from converted(values(file, by_line=True), NAME, lambda value: to_records(_with_events(value), file))
         return
     lost: dict[str, int] = {}
     for item in traces(_by_rollout(values(file, by_line=True), lost)):
@@ -165,6 +169,30 @@ def to_records(value: Any, file: Input) -> list[EpisodeRecord]:
     return records
 
 
+def _with_events(value: Any) -> Any:
+    """A rollout of 0.1 as a line of an archive; any other value as it is."""
+    if not isinstance(value, dict) or "triplets" not in value or "rollout" in value:
+        return value
+    task = as_object(value.get("task"))
+    mode = task.get("mode")
+    triplets = value["triplets"] if isinstance(value["triplets"], list) else []
+    events: list[dict[str, Any]] = []
+    for triplet in triplets:
+        asked, said = (as_object(as_object(triplet).get(key)).get("token_ids") for key in ("prompt", "response"))
+        data = {"prompt_token_ids": asked, "response_token_ids": said}
+        events.append({"event_type": "model_request", "data": data})
+        if (reward := as_object(triplet).get("reward")) is not None:
+            events.append({"event_type": "reward", "data": {"value": reward}})
+    last = {"event_type": "reward", "data": {"value": value.get("final_reward")}}
+    if value.get("final_reward") is not None and events[-1:] != [last]:
+        events.append(last)
+    rollout = {"rollout_id": value.get("rollout_id"), "task": rest(task, "rollout_id", "input", "mode")}
+    rollout |= {"input": task.get("input"), "is_train": None if mode is None else mode == "train"}
+    about = [as_object(triplet).get("metadata") for triplet in triplets]
+    left = rest(value, *_OF_0_1, "task") or {}
+    return {"rollout": rollout, "events": events} | left | ({"triplets": about} if any(about) else {})
+
+
 def _events(given: Any) -> Iterator[tuple[str, Event]]:
     """Events in order, with their attempts: a list, or lists by attempt."""
     lists = given.items() if isinstance(given, dict) else [("0", given or [])]
@@ -216,4 +244,12 @@ def _task(rollout: _Rollout) -> str:
     return ids.to_text(ids.bytes_hash(msgspec.json.encode(rollout.input, order="sorted")))
 
 
-FORMAT = Format(NAME, "agent-lightning 1.0 archives and events", recognise, read, no_trajectory, is_whole=True)
+FORMAT = Format(
+    NAME,
+    "agent-lightning 1.0 archives and events",
+    recognise,
+    read,
+    no_trajectory,
+    is_whole=True,
+    run_folder=its_folder,
+)

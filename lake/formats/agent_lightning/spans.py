@@ -28,7 +28,7 @@ import msgspec
 from lake.formats.agent_lightning import calls as told
 from lake.formats.agent_lightning.calls import Recorded
 from lake.formats.base.fields import moment, number, whole
-from lake.formats.base.format import Format
+from lake.formats.base.format import Format, its_folder
 from lake.formats.base.json_array import Element
 from lake.formats.base.look import Look, look
 from lake.formats.base.rows import WRONG, Item, episode_text_id, explained, items_of, members, rest, values
@@ -288,4 +288,4 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-FORMAT = Format(NAME, "agent-lightning 0.x spans", recognise, read, is_whole=True)
+FORMAT = Format(NAME, "agent-lightning 0.x spans", recognise, read, is_whole=True, run_folder=its_folder)

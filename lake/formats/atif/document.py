@@ -35,7 +35,7 @@ class Call(msgspec.Struct):
     """A tool call."""
 
     function_name: str
-    arguments: dict[str, Any] | str
+    arguments: dict[str, Any] | str | None = None
     tool_call_id: str | None = None
     extra: dict[str, Any] | None = None
 
@@ -66,7 +66,7 @@ class Step(msgspec.Struct):
     """A step; `Any` parts are looked at as messages."""
 
     source: Literal["system", "user", "agent"]
-    step_id: int
+    step_id: int | None = None
     message: str | list[Any] | None = None
     timestamp: str | None = None
     model_name: str | None = None
@@ -81,7 +81,7 @@ class Step(msgspec.Struct):
 class Agent(msgspec.Struct):
     """Who acts."""
 
-    name: str
+    name: str = "agent"
     version: str | None = None
     model_name: str | None = None
     tool_definitions: list[Any] | None = None
@@ -165,7 +165,7 @@ def chat_of(document: Document, value: dict[str, Any]) -> tuple[Conversation, li
     for index, (step, given) in enumerate(zip(document.steps, value["steps"], strict=True)):
         is_agent = step.source == "agent"
         kept = without_ours(rest(given, *_ON_STEPS, *(_OF_AGENTS if is_agent else ())) or {})
-        if step.step_id != index + 1:
+        if step.step_id not in (None, index + 1):
             kept["step_id"] = step.step_id
         if step.timestamp is not None and (not is_agent or moment(step.timestamp) is None):
             kept["timestamp"] = step.timestamp

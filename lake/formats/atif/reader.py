@@ -56,7 +56,7 @@ from lake.formats.atif.document import (
 from lake.formats.atif.trial import Trial
 from lake.formats.base.documents import companion, with_parts
 from lake.formats.base.fields import Scores, as_object, as_text, free_number, moment, number, sibling_number, whole
-from lake.formats.base.format import Format
+from lake.formats.base.format import Format, its_folder
 from lake.formats.base.look import Look
 from lake.formats.base.rows import Item, episode_text_id, items_of, rest
 from lake.formats.base.source import Input
@@ -355,4 +355,6 @@ def _outcomes(trial: Trial, file: Input) -> Iterator[EpisodeRecord]:
         yield record
 
 
-FORMAT = Format(NAME, "ATIF trajectories (Harbor)", recognise, read, no_trajectory, is_whole=True)
+FORMAT = Format(
+    NAME, "ATIF trajectories (Harbor)", recognise, read, no_trajectory, is_whole=True, run_folder=its_folder
+)

@@ -13,6 +13,8 @@ from lake.formats.base.rows import members, values
 from lake.formats.base.source import Input, Source
 from lake.records import Reject, shown
 
+_FIRST_BYTES = 64
+"""Of a file, which mostly tell that it is no array."""
 _COMPANION_BYTES = 256 << 20
 """A companion that is longer than this is none."""
 
@@ -20,8 +22,10 @@ _COMPANION_BYTES = 256 << 20
 def is_array(path: Path) -> bool:
     """Whether a file looks like a JSON array."""
     try:
-        return look(path).kind == "array"
-    except FormatError:
+        with Source(path) as source:
+            begins = source.read(_FIRST_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
+        return begins[:1] in (b"[", b"") and look(path).kind == "array"
+    except (FormatError, OSError):
         return False
 
 

@@ -61,6 +61,12 @@ def number(value: Any) -> float | None:
     return None
 
 
+def finite(value: Any) -> float | None:
+    """A score as a number, if it is finite: what a column of returns can hold."""
+    found = number(value)
+    return found if found is not None and math.isfinite(found) else None
+
+
 def is_score_name(name: str) -> bool:
     """Whether a number under a name is a score, by a word of the name: `reward`, `acc`, `pass@1`, `format_reward`."""
     return not _SCORE_WORDS.isdisjoint(re.split(r"[^a-z]+", name.lower()))

@@ -4,9 +4,12 @@ They go through a temporary SQLite database, which SQLite keeps in its cache whi
 temporary file when they do not, and removes with the connection.
 """
 
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing
+
+from lake.errors import LakeAccessError
 
 _CACHE_KIB = 64 << 10
 """What is kept in memory of all pieces; what is beyond it lies on the disk."""
@@ -16,7 +19,21 @@ def grouped(items: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, list[byte
     """Pieces by key: keys in the order in which each appears first, the pieces of a key in the order they came.
 
     All items are taken before the first group is given. Memory is bounded by one group.
+
+    Raises:
+        LakeAccessError: there is no room for them on the disk.
     """
+    try:
+        yield from _grouped(items)
+    except sqlite3.Error as error:
+        folder = os.environ.get("TMPDIR", "/var/tmp")  # where SQLite puts its temporary files
+        raise LakeAccessError(
+            f"the temporary folder {folder} cannot hold the pieces of the source while they are sorted: {error}; "
+            "make room there, or set TMPDIR to a folder with more"
+        ) from error
+
+
+def _grouped(items: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, list[bytes]]]:
     with closing(sqlite3.connect("", isolation_level=None, check_same_thread=False)) as spool:
         spool.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         spool.execute("PRAGMA journal_mode = OFF")

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from lake.formats.base.json_faults import Rewriter, repeated_key
-from lake.formats.base.json_scanner import CHUNK, Scanner
+from lake.formats.base.json_scanner import CHUNK, Scanner, TooLongError, skip_value
 from lake.formats.base.source import Meter, Source
 from lake.records import excerpt
 
@@ -35,6 +35,7 @@ _GAP = re.compile(rb"[ \t\r\n]*,[ \t\r\n]*(?=[^ \t\r\n])")
 _FIRST_KEY = re.compile(rb'\{[ \t\r\n]*"[^"\\]*"|.', re.DOTALL)
 _LAST_BRACKETS = re.compile(rb"[ \t\r\n]*[}\]]\Z")
 _SPACE = b" \t\r\n"
+_RAW_OF_LONG = 64 << 10
 _VALUES = msgspec.json.Decoder(list)
 _TEXTS = msgspec.json.Decoder(list[msgspec.Raw])
 _NOT_DECODED = (msgspec.MsgspecError, ValueError, RecursionError)
@@ -82,8 +83,8 @@ def written(value: Any) -> str:
     """A value as JSON; text that is no UTF-8 as escapes."""
     try:
         return msgspec.json.encode(value).decode()
-    except (UnicodeEncodeError, OverflowError):
-        return json.dumps(value)
+    except (UnicodeEncodeError, OverflowError, TypeError):
+        return json.dumps(value, default=str)
     except RecursionError:
         return "(it is nested too deeply to be shown)"
 
@@ -145,6 +146,13 @@ def read_members(path: Path, names: Collection[str], meter: Meter | None = None)
                 at_end = file.is_cut if file.fault else scanner.unfinished(error)
                 yield Damage(0, file.fault or f"the document does not parse: {error.msg}", scanner.rest(), at_end)
                 return
+            except TooLongError as error:
+                raw, has_end = window.skip(scanner.consumed)
+                message = f"a member of the document is left out: {error}"
+                yield Damage(0, message if has_end else file.fault or message, raw, not has_end)
+                if has_end:
+                    continue
+                return
             window.position += scanner.consumed
             if is_array:
                 reader = _Reader(window, meter, is_inside=True)
@@ -175,6 +183,16 @@ class _Window:
             self.data = b"".join((memoryview(self.data)[self.position :], added))
             self.position = 0
         return bool(added)
+
+    def skip(self, start: int) -> tuple[str, bool]:
+        """Step over the text, list or object that starts some bytes behind the position, keeping nothing of it.
+
+        Returns:
+            how it begins, and whether it has an end.
+        """
+        self.position += start
+        raw = self.data[self.position : self.position + _RAW_OF_LONG].decode("utf-8", errors="backslashreplace")
+        return raw, skip_value(self)
 
     def taker(self) -> Callable[[int], bytes]:
         """A function that gives the bytes from the position on, some at a time; the position stays."""
@@ -312,12 +330,26 @@ class _Reader:
         except json.JSONDecodeError as error:
             self._closed = self.is_damaged = True
             return [self._damage(scanner, error)]
+        except TooLongError as error:
+            return [self._too_long(scanner, str(error))]
         self._opened = True
         window.position += scanner.consumed
         self._learn()
         element = Element(index=self._index, value=value, problem=problem or repeated_key(text), source=text)
         self._index += 1
         return [element]
+
+    def _too_long(self, scanner: Scanner, problem: str) -> Element | Damage:
+        window, index = self._window, self._index
+        raw, has_end = window.skip(scanner.consumed)
+        if not has_end:
+            self._closed = self.is_damaged = True
+            fault = window.file.fault
+            return Damage(index, fault or f"{problem}; it has no end", raw, window.file.is_cut if fault else True)
+        self._opened = True
+        self._index += 1
+        self._learn()
+        return Element(index, None, problem, source=raw)
 
     def _damage(self, scanner: Scanner, error: json.JSONDecodeError) -> Damage:
         where = f"after element {self._index - 1}" if self._index else "from its start"

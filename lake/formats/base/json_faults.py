@@ -8,6 +8,7 @@ that is written as an escape in the same text, or, of a typed record, a time zon
 
 import json
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -18,7 +19,8 @@ from lake.records import DEPTH_KEPT
 _LEVELS = DEPTH_KEPT + 8
 """Of nesting to spare: a record has a few levels more than its text."""
 _LARGEST_BUFFER = 16 << 20
-_SHORT = 1 << 16
+_SHORT = 1 << 12
+"""Bytes of a text whose brackets are counted faster than it is nested."""
 _FEW = 256
 """Brackets, which nest nothing deeply however they stand."""
 _COLON = ord(":")
@@ -31,10 +33,15 @@ class Rewriter:
         encoder = msgspec.json.Encoder()
         self._encode, self._encode_into = encoder.encode, encoder.encode_into
         self._place: list[Any] = [None]
-        self._nested = self._place
-        for _ in range(_LEVELS):
-            self._nested = [self._nested]
         self._buffer = bytearray()
+
+    @cached_property
+    def _nested(self) -> list[Any]:
+        """The place of a value, below levels of nesting."""
+        nested = self._place
+        for _ in range(_LEVELS):
+            nested = [nested]
+        return nested
 
     def compared(self, text: bytes, value: Any) -> tuple[bool, bool]:
         """Whether a value can be stored as JSON with levels of nesting to spare, and whether it may have lost a key.

@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from lake.errors import FormatError
 from lake.formats.base.source import Source
 
@@ -26,6 +28,7 @@ _MAGIC: tuple[tuple[bytes, Kind], ...] = (
     (b"PK\x05\x06", "zip"),
     (b"SQLite format 3\x00", "sqlite"),
 )
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 @dataclass(frozen=True)
@@ -66,10 +69,19 @@ class Look:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Columns of a Parquet file, entries of a zip archive, tables of an SQLite file; none if it is damaged."""
+        return self._named[0]
+
+    @property
+    def damage(self) -> str | None:
+        """Why there are no names; None if nothing is damaged."""
+        return self._named[1]
+
+    @cached_property
+    def _named(self) -> tuple[tuple[str, ...], str | None]:
         try:
-            return _names(self.path, self.kind)
-        except (OSError, ValueError):
-            return ()
+            return _names(self.path, self.kind), None
+        except (OSError, ValueError) as error:
+            return (), str(error).partition(". ")[0]
 
 
 def look(path: Path) -> Look:
@@ -80,6 +92,8 @@ def look(path: Path) -> Look:
             kind = next((kind for magic, kind in _MAGIC if head.startswith(magic)), None)
             if kind is not None:
                 return Look(path, kind)
+            if head.startswith(_UTF16):
+                raise FormatError(f"{path} is text in UTF-16; save it as UTF-8")
             text = _text(head)
             found = _json(path, text, is_whole=len(head) < HEAD_BYTES)
             if found.kind == "object" and len(head) == HEAD_BYTES:
@@ -115,11 +129,15 @@ def _json(path: Path, text: str, *, wide: str | None = None, is_whole: bool = Fa
 
 
 def _whole(line: str) -> Any:
-    import msgspec
-
     try:
         return msgspec.json.decode(line)
     except (msgspec.DecodeError, ValueError, RecursionError):
+        pass
+    from pydantic_core import from_json
+
+    try:
+        return from_json(line)  # with the NaN of Python's JSON, which some formats know
+    except ValueError:
         return None
 
 

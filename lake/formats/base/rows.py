@@ -7,7 +7,7 @@ holds.
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from datetime import date, datetime
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -15,6 +15,7 @@ import msgspec
 
 from lake import ids
 from lake.errors import FormatError
+from lake.formats.base.arrow import is_finite, rows_of
 from lake.formats.base.canonical import spell
 from lake.formats.base.json_array import Damage, Element, Member, read_array, read_members
 from lake.formats.base.json_faults import Rewriter, not_a_number, repeated_key
@@ -124,13 +125,16 @@ def values(file: Input, *, by_line: bool = False) -> Iterator[Element | Reject]:
     except FormatError:
         kind = "other"
     if kind == "parquet":
-        yield from parquet_rows(file)
+        yield from parquet_rows(file, constants=False)
     elif kind == "array":
         yield from array_values(file)
     elif kind == "lines" or by_line:
         yield from line_values(file)
     else:
-        yield document(file)
+        found = document(file)
+        is_begun = file.may_grow and isinstance(found, Reject) and found.reason == "truncated"
+        if not is_begun:  # else it is the beginning of its first line
+            yield found
 
 
 def array_values(file: Input) -> Iterator[Element | Reject]:
@@ -138,8 +142,8 @@ def array_values(file: Input) -> Iterator[Element | Reject]:
     return map(_undamaged, read_array(file.path, file.meter))
 
 
-def line_values(file: Input) -> Iterator[Element | Reject]:
-    """The values of lines, with line numbers from 1."""
+def line_values(file: Input, *, constants: bool = False) -> Iterator[Element | Reject]:
+    """The values of lines, with line numbers from 1. `constants`: see `parsed`."""
     rewriter = Rewriter()
     for item in read_lines(file):
         if isinstance(item, Reject):
@@ -150,6 +154,9 @@ def line_values(file: Input) -> Iterator[Element | Reject]:
         try:
             value = _DECODE(text)
         except _NOT_DECODED as error:
+            if constants and (value := _with_constants(text)) is not None:
+                yield Element(number, value, None, False, line)
+                continue
             reason = "truncated" if is_cut(line, str(error)) else "malformed"
             yield reject(number, line, reason, not_a_number(text) or f"not JSON: {error}")
             continue
@@ -205,8 +212,11 @@ def members(file: Input, *names: str) -> Iterator[Member | Element | Reject]:
         yield item if isinstance(item, Member) else _undamaged(item)
 
 
-def parquet_rows(file: Input) -> Iterator[Element | Reject]:
-    """The rows of a Parquet file as objects; fields of structs that are NULL are left out, as JSON would."""
+def parquet_rows(file: Input, *, constants: bool = True) -> Iterator[Element | Reject]:
+    """The rows of a Parquet file as objects; fields of structs that are NULL are left out, as JSON would.
+
+    `constants`: see `parsed`.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -214,12 +224,13 @@ def parquet_rows(file: Input) -> Iterator[Element | Reject]:
     try:
         # Not memory-mapped: pages of a big file would count as ours. Buffered: a column is read page by page.
         with pq.ParquetFile(file.path, memory_map=False, pre_buffer=False, buffer_size=_BUFFER) as parquet:
-            # Texts of Arrow are UTF-8, and a schema nests as deeply as somebody wrote it down.
-            is_plain = not any(map(_has_floats, parquet.schema_arrow.types))
             for batch in parquet.iter_batches(batch_size=256):
-                for row in batch.to_pylist():
+                # Texts of Arrow are UTF-8, and a schema nests as deeply as somebody wrote it down.
+                is_plain = all(map(is_finite, batch.columns))
+                for row, fault in rows_of(batch):
                     value = jsonable(row)
-                    yield Element(index, value, is_plain=is_plain, source=None)
+                    problem = fault if is_plain or constants or fault else not_a_number(json.dumps(value))
+                    yield Element(index, value, problem, is_plain, source=None)
                     index += 1
                 file.meter.done = int(file.path.stat().st_size * index / max(parquet.metadata.num_rows, 1))
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -230,13 +241,6 @@ def parquet_rows(file: Input) -> Iterator[Element | Reject]:
 
 def _shown(data: bytes) -> str:
     return excerpt(data.decode("utf-8", errors="backslashreplace"))
-
-
-def _has_floats(kind: Any) -> bool:
-    """Whether a type of Arrow holds numbers that may be NaN or infinite, at any depth."""
-    import pyarrow as pa
-
-    return pa.types.is_floating(kind) or any(_has_floats(kind.field(place).type) for place in range(kind.num_fields))
 
 
 def _undamaged(item: Element | Damage) -> Element | Reject:
@@ -253,12 +257,17 @@ def jsonable(value: Any) -> Any:
         return value
     if kind is dict:
         return {key: item if type(item) is str else jsonable(item) for key, item in value.items() if item is not None}
-    if kind is list or kind is tuple:
+    if isinstance(value, list | tuple):
         return [jsonable(item) for item in value]
-    if isinstance(value, datetime | date):
-        return value.isoformat()
     if isinstance(value, Decimal):
-        value = int(value) if value.is_finite() and value == value.to_integral_value() else float(value)
-    elif isinstance(value, bytes):
-        value = value.decode("utf-8", errors="backslashreplace")
-    return value
+        return int(value) if value.is_finite() and value == value.to_integral_value() else float(value)
+    return value if value is None or isinstance(value, str | int | float) else _in_words(value)
+
+
+def _in_words(value: Any) -> str | float:
+    """A value that JSON has no type for: its text, or the seconds that it lasts."""
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    return value.decode("utf-8", errors="backslashreplace") if isinstance(value, bytes) else str(value)

@@ -8,7 +8,7 @@ How far into a file a reader is: what batches are bounded by and what progress s
 
 import io
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import msgspec
@@ -48,7 +48,7 @@ _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 SUFFIXES = (".gz", ".zst")
 """Endings that are no part of a run's name."""
 _PIECE = 1 << 16
-"""Bytes unpacked at a time: damage costs what was asked for together with it."""
+"""Bytes unpacked at a time."""
 _BUFFER = 1 << 20
 
 
@@ -98,25 +98,58 @@ class _Unpacked(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
+        size = min(len(buffer), _PIECE)
         try:
-            data = b"" if self.fault else self._stream.read(min(len(buffer), _PIECE))
+            data = self._stream.read(size)
         except OSError as error:
+            damaged = self._packed.tell()
+            rest = self._up_to_damage(damaged)
             self.is_cut = "runcated" in str(error)
             what = "is cut" if self.is_cut else f"is damaged ({error})"
             self.fault = (
-                f"the {self._codec} data of {self._path.name} {what}: {self._given:,} bytes could be unpacked, up to "
-                f"about byte {self._packed.tell():,} of the file"
+                f"the {self._codec} data of {self._path.name} {what}: {self._given + len(rest):,} bytes could be "
+                f"unpacked, up to about byte {damaged:,} of the file"
             )
-            data = b""
+            self._stream = io.BytesIO(rest)
+            data = self._stream.read(size)
         buffer[: len(data)] = data
         self._given += len(data)
         return len(data)
+
+    def _up_to_damage(self, damaged: int) -> bytes:
+        """What was not given and can be unpacked all the same: damage costs what is unpacked together with it."""
+        import pyarrow as pa
+
+        found = bytearray()
+        with _Drops(self._path, damaged - 2 * _PIECE) as packed:
+            stream = pa.CompressedInputStream(pa.PythonFile(packed, mode="r"), self._codec)
+            try:
+                left = self._given
+                while left and (known := stream.read(min(left, _PIECE))):
+                    left -= len(known)
+                while byte := stream.read(1):
+                    found += byte
+            except OSError:
+                pass
+        return bytes(found)
 
     def close(self) -> None:
         self._packed.close()
         super().close()
 
 
-def stem(path: Path) -> str:
+class _Drops(io.FileIO):
+    """A packed file that is read byte by byte from some place on."""
+
+    def __init__(self, path: Path, start: int) -> None:
+        super().__init__(path)
+        self._start = start
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """As many bytes as are left before the place, or one."""
+        return super().read(min(size or 1, max(1, self._start - self.tell()))) or b""
+
+
+def stem(path: PurePath) -> str:
     """A file's name without its ending, and without that of a packed file: `a.jsonl.gz` is `a`."""
-    return Path(path.stem).stem if path.suffix in SUFFIXES else path.stem
+    return PurePath(path.stem).stem if path.suffix in SUFFIXES else path.stem

@@ -84,7 +84,7 @@ def decision(message: Message, since: list[Message], *, is_first: bool) -> StepR
     if isinstance(content, list) and not _is_one_text(content):
         extra["content"] = content
     return StepRecord(
-        state="\n".join(text_of(m.get("content"), "\n") for m in observed),
+        state="\n".join([text_of(m.get("content"), "\n") for m in observed]),
         state_role=None if last is None else last["role"],
         state_is_error=False if last is None else is_error(last),
         context=[] if is_first else since,

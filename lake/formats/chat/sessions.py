@@ -11,13 +11,16 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 
+from lake.formats.base.documents import is_array
+from lake.formats.base.json_array import Element
 from lake.formats.base.json_faults import Rewriter, not_a_number
 from lake.formats.base.lines import is_cut, read_lines, reject
-from lake.formats.base.rows import Item, UnsupportedError, explained, finished
+from lake.formats.base.rows import Item, UnsupportedError, array_values, explained, finished
 from lake.formats.base.source import Input
 from lake.formats.chat.messages import INSTRUCTIONS, Conversation
 from lake.records import EpisodeRecord, Reject, SpanRecord, excerpt, printable, shown
@@ -57,7 +60,10 @@ def session_items(objects: Iterable[Line | Reject], name: str, build: Build) -> 
 
 
 def read_objects(file: Input) -> Iterator[Line | Reject]:
-    """The objects of a file's lines, and rejects of the lines that hold none."""
+    """The objects of a file's lines, or of its array with indices from 0, and rejects of what is none."""
+    if is_array(file.path):
+        yield from elements(array_values(file))
+        return
     for item in read_lines(file):
         if isinstance(item, Reject):
             yield item
@@ -74,6 +80,18 @@ def read_objects(file: Input) -> Iterator[Line | Reject]:
             yield number, value
         else:
             yield reject(number, line, "invalid", f"Expected `object`, got `{type(value).__name__}`")
+
+
+def elements(items: Iterable[Element | Reject]) -> Iterator[Line | Reject]:
+    """The objects of an array, and rejects of what is none."""
+    for item in items:
+        if isinstance(item, Reject):
+            yield item
+        elif item.problem is None and isinstance(item.value, dict):
+            yield item.index, item.value
+        else:
+            problem = item.problem or f"Expected `object`, got `{type(item.value).__name__}`"
+            yield Reject(position=item.index, reason="invalid", message=problem, raw=item.raw)
 
 
 def _decoded(text: bytes) -> Any:
@@ -102,6 +120,7 @@ def line_reject(line: Line, problem: str) -> Reject:
     return Reject(position=line[0], reason="invalid", message=problem, raw=raw)
 
 
+@lru_cache
 def known_version(version: str | None, newest: int, tool: str) -> None:
     """Do nothing for a version of a tool up to its newest known major one. Raises UnsupportedError: it is newer."""
     if version is not None and (found := _MAJOR.match(version)) and int(found[1]) > newest:
@@ -138,14 +157,9 @@ class Told:
 
     def new(self, value: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:
         """Fields of an event that have no place elsewhere, without those that the event before had alike."""
-        found = {}
-        for key, item in value.items():
-            if key in known or self._said.get(key) == item:
-                continue
-            self._said[key] = item
-            if item is not None:
-                found[key] = item
-        return found
+        found = {key: item for key, item in value.items() if key not in known and self._said.get(key) != item}
+        self._said |= found
+        return {key: item for key, item in found.items() if item is not None}
 
     def last(self, key: str) -> Any:
         """What was said last under a key; None if nothing was."""

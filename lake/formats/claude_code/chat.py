@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.base.fields import moment, number
+from lake.formats.base.fields import number
 from lake.formats.chat.messages import Message, conversation, text_of, tool_call
 from lake.formats.chat.sessions import Spans, Told, complete, count, is_content, is_waiting
 from lake.formats.claude_code.lines import SYNTHETIC, Event
@@ -20,6 +20,8 @@ _PLACED |= {"attachment", "rendered", "renderedRole"}
 """Keys of a line that have a place of their own."""
 _PLACED_OF_A_CALL = _PLACED | {"costUSD", "durationMs"}
 _OF_A_MESSAGE = frozenset(("role", "content", "id", "model", "type", "stop_reason", "usage"))
+_OF_A_CALL = frozenset(("type", "id", "name", "input"))
+_OF_A_RESULT = frozenset(("type", "tool_use_id", "content", "is_error"))
 _PROMPT = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 _INTERRUPTED = "[Request interrupted by user"
 _ENDED = frozenset(("end_turn", "stop_sequence"))
@@ -66,7 +68,7 @@ class _Chat:
         self._waiting: list[str] = []
         """Tool calls of the last decision."""
         events = [event for node in branch.nodes for event in (*node.events, *node.results)]
-        times = [time for event in events if (time := moment(event.value.get("timestamp"))) is not None]
+        times = [event.at for event in events if event.at is not None]
         self._times = (min(times), max(times)) if times else (None, None)
         first = events[0].value
         self._extra = self._told.new({key: first.get(key) for key in _STARTS}, frozenset())
@@ -129,7 +131,7 @@ class _Chat:
             for part, raw in zip(event.parts, given["content"] if event.parts else (), strict=True):
                 if part.is_tool_use:
                     call = tool_call(part.name or "", raw.get("input"), part.id)
-                    kept = {key: raw[key] for key in raw.keys() - {"type", "id", "name", "input"}}
+                    kept = {key: item for key, item in raw.items() if key not in _OF_A_CALL}
                     kept |= {} if part.type == "tool_use" else {"source_type": part.type}
                     calls.setdefault(part.id or f"{event.number}.{len(calls)}", call | kept)
                 elif part.type == "thinking":
@@ -138,14 +140,19 @@ class _Chat:
                 else:
                     content.append(raw)
             extra |= self._told.new(event.value, _PLACED_OF_A_CALL)
-            kept = {key: given[key] for key in given.keys() - _OF_A_MESSAGE if given[key] is not None}
+            kept = {key: item for key, item in given.items() if key not in _OF_A_MESSAGE and item is not None}
             extra |= {"message": kept} if kept else {}
-        usage = [event.said.message.usage for event in node.events if event.said.message and event.said.message.usage]
-        extra |= {"message_id": node.events[0].said.message.id if node.events[0].said.message else None}
-        extra |= {"uuids": [event.said.uuid for event in node.events if event.said.uuid] or None}
-        extra |= {"usage": usage[-1] if usage else None, "signatures": signatures or None}
-        message = extra | {"role": "assistant", "content": content, "tool_calls": list(calls.values()) or None}
-        message["reasoning_content"] = "\n\n".join(thoughts) or None
+        usage = [message.usage for message in node.messages if message.usage]
+        message = extra | {
+            "message_id": node.messages[0].id,
+            "uuids": [event.said.uuid for event in node.events if event.said.uuid] or None,
+            "usage": usage[-1] if usage else None,
+            "signatures": signatures or None,
+            "role": "assistant",
+            "content": content,
+            "tool_calls": list(calls.values()) or None,
+            "reasoning_content": "\n\n".join(thoughts) or None,
+        }
         self._failure = None
         # What the API runs itself is answered in the same response.
         self._waiting = [call for call, made in calls.items() if "source_type" not in made]
@@ -156,10 +163,10 @@ class _Chat:
 
     def _complete(self, step: StepRecord, node: Node) -> None:
         """Set what the lines of a call say of its step."""
-        messages = [event.said.message for event in node.events if event.said.message is not None]
+        messages = node.messages
         step.model = messages[0].model
         step.finish_reason = next((message.stop_reason for message in reversed(messages) if message.stop_reason), None)
-        step.started_at = moment(node.events[0].value.get("timestamp"))
+        step.started_at = node.events[0].at
         usage = next((message.usage for message in reversed(messages) if message.usage), {})
         counts = [found for name in _PROMPT if (found := count(usage.get(name))) is not None]
         step.prompt_tokens = sum(counts) if counts else None
@@ -190,7 +197,7 @@ class _Chat:
             "api_error" if error is not None else said.subtype or said.type,
             said.uuid or f"line {event.number}",
             steps=len(self._calls),
-            started_at=moment(event.value.get("timestamp")),
+            started_at=event.at,
             error=error,
             attributes=self._told.new(event.value, _PLACED),
         )
@@ -231,7 +238,7 @@ class _Chat:
         name = self._tools.get(call, self._facts.tools.get(call)) if isinstance(call, str) else None
         found = {"role": "tool", "tool_call_id": call, "name": name, "content": raw.get("content")}
         found["is_error"] = bool(raw.get("is_error"))  # absent where there is none
-        kept = {key: raw[key] for key in raw.keys() - {"type", "tool_use_id", "content", "is_error"}}
+        kept = {key: item for key, item in raw.items() if key not in _OF_A_RESULT}
         return {key: value for key, value in (found | kept).items() if value is not None or key == "content"}
 
     def _attached(self, event: Event) -> list[Message]:

@@ -1,9 +1,11 @@
 """The lines of a Claude Code session, typed."""
 
+from datetime import datetime
 from typing import Any
 
 import msgspec
 
+from lake.formats.base.fields import moment
 from lake.formats.base.rows import ShapeError
 from lake.formats.chat.sessions import Line, is_content, known_version
 
@@ -81,6 +83,7 @@ class Event(msgspec.Struct, gc=False):
     number: int
     value: dict[str, Any]
     said: Said
+    at: datetime | None
     chain: str = MAIN
     parent: int = -1
     """Index of the line before."""
@@ -121,7 +124,7 @@ class Event(msgspec.Struct, gc=False):
 def event_of(line: Line) -> Event:
     """A line, typed. Raises msgspec.ValidationError, ShapeError: it is of the wrong shape; UnsupportedError."""
     said = msgspec.convert(line[1], Said)
-    event = Event(line[0], line[1], said)
+    event = Event(line[0], line[1], said, moment(line[1].get("timestamp")))
     known_version(event.version, NEWEST, "Claude Code")
     if said.type in _SPOKEN and said.message is None:
         raise ShapeError("Object missing required field `message`")

@@ -12,7 +12,8 @@
     isMeta, isCompactSummary, isApiErrorMessage, forkedFrom, toolUseResult
 
 Versions 0.2 to 2.x (`version`). Also the output of `claude -p --output-format stream-json`, which has no tree:
-`session_id`, `parent_tool_use_id`, a first line `system/init` and a last line `result`.
+`session_id`, `parent_tool_use_id`, a first line `system/init` and a last line `result`; with `--output-format json
+--verbose` the same in one array.
 
 A decision is one response of the model: the assistant lines that share a `message.id` (usage is repeated, the last line
 has all of it). No decisions: API errors (spans; an episode that ends with one has failed) and `<synthetic>` messages.
@@ -50,7 +51,7 @@ from typing import Any
 import msgspec
 
 from lake.formats.base.fields import number
-from lake.formats.base.format import Format
+from lake.formats.base.format import Format, its_folder
 from lake.formats.base.look import HEAD_BYTES, Look
 from lake.formats.base.rows import Item, ShapeError, UnsupportedError, episode_text_id, rest
 from lake.formats.base.source import Input
@@ -76,18 +77,18 @@ _Place = tuple[int, str | None, int | None]
 
 def recognise(look: Look) -> bool:
     """Whether lines are those of a session, of one of its titles, or of a stream."""
-    if look.kind not in ("lines", "object"):
+    if look.kind not in ("lines", "object", "array"):
         return False
     return (
         look.has("sessionId", "parentUuid", "uuid")
-        or look.has("session_id", "parent_tool_use_id", "message")
+        or any(_is_spoken(value) for value in look.objects)
         or look.has("type", "summary", "leafUuid")
         or look.has("messageId", "snapshot", "isSnapshotUpdate")
         or any("sessionId" in value and value.get("type") in _ABOUT for value in look.objects if _is_typed(value))
     )
 
 
-def no_trajectory(look: Look) -> str | None:
+def no_trajectory(look: Look) -> str | None:  # noqa: PLR0911 - a list of independent rules
     """What a file beside the sessions is."""
     ingest = "ingest the SESSION.jsonl files of the folder `projects`"
     if look.has("display", "project", "timestamp") and not look.has("sessionId", "uuid"):
@@ -96,10 +97,14 @@ def no_trajectory(look: Look) -> str | None:
         return f"it is the index of a project's Claude Code sessions; {ingest}"
     if look.has("agentType", "toolUseId") and not look.has("uuid"):
         return "it describes a sub-agent of Claude Code; ingest the agent-ID.jsonl beside it"
+    if look.has("type", "key", "agentId") and not look.has("uuid"):
+        return "it is the journal of a workflow of Claude Code; ingest the agent-ID.jsonl files beside it"
+    if look.first.get("type") == "result" and {"session_id", "num_turns"} <= look.first.keys():
+        return f"it is what `claude -p --output-format json` says at the end, without messages; {ingest}"
     types = {value.get("type") for value in look.objects if _is_typed(value)}
-    is_all = len(look.text.encode()) < HEAD_BYTES and look.text.count("\n") <= len(look.values)
-    if types == {"summary"} and look.has("leafUuid") and is_all:
-        return f"it only holds titles of Claude Code sessions; {ingest}"
+    if types == {"summary"} and look.has("leafUuid"):
+        is_all = len(look.text.encode()) < HEAD_BYTES and look.text.count("\n") <= len(look.values)
+        return f"it only holds titles of Claude Code sessions; {ingest}" if is_all else None
     return None
 
 
@@ -110,6 +115,12 @@ def read(file: Input) -> Iterator[Item]:
 
 def _is_typed(value: dict[str, Any]) -> bool:
     return isinstance(value.get("type"), str)
+
+
+def _is_spoken(value: dict[str, Any]) -> bool:
+    """Whether it is a message of a session or of a stream."""
+    is_of_session = "sessionId" in value or "session_id" in value
+    return is_of_session and value.get("type") in ("user", "assistant") and isinstance(value.get("message"), dict)
 
 
 class _Session:
@@ -191,7 +202,7 @@ class _Session:
         if isinstance(result, dict):
             record.extra = (record.extra or {}) | {"result": result}
             kind = result.get("subtype")
-            record.cost = number(result.get("total_cost_usd"))
+            record.cost = number(result.get("total_cost_usd", result.get("cost_usd")))
             if isinstance(kind, str):
                 record.stop_reason = kind
                 record.status = "completed" if kind == "success" else "truncated" if kind in _LIMITS else "failed"
@@ -294,4 +305,6 @@ def _places(path: Path, size: int, changed: int) -> tuple[str | None, dict[str, 
     return session.run_id, session.tree.agents, places
 
 
-FORMAT = Format(NAME, "Claude Code sessions (.jsonl)", recognise, read, no_trajectory, is_whole=True)
+FORMAT = Format(
+    NAME, "Claude Code sessions (.jsonl)", recognise, read, no_trajectory, is_whole=True, run_folder=its_folder
+)

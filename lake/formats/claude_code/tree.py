@@ -38,6 +38,11 @@ class Node(msgspec.Struct):
     """Lines of the newest call at or below it, and of the newest that a person typed; -1 if there is none."""
 
     @property
+    def messages(self) -> list[Message]:
+        """What its lines say; of a call, one of each."""
+        return [event.said.message for event in self.events if event.said.message is not None]
+
+    @property
     def leads_to_a_call(self) -> bool:
         """Whether there is a call at or below it."""
         return self.newest[0] >= 0

@@ -14,7 +14,8 @@
 
 Versions 0.x (`cli_version`). Until 0.34 the lines were bare: first {id, timestamp, instructions, git}, then response
 items and `{"record_type": "state"}`; before that a file was one object {session, items}. Some lines have the envelope's
-fields and the payload's at one level. All of these are read.
+fields and the payload's at one level. All of these are read, and what `codex exec --json` prints
+(`lake.formats.codex.stream`).
 
 A decision is a run of model items (assistant messages, reasoning, calls) between two inputs (other messages, outputs, a
 compaction, the end of a response that a token_usage_record shows). Bare files write the output of each of several
@@ -27,9 +28,9 @@ in bare files of the environment context), task_id the session, environment `cod
   where the ids of turns are newer than the session's, where the session says its own id again, or, in files without
   ids of turns, with the first pause of half a second. The episode is a `fork` (`forked_from_id`) or a `subagent`
   (`source`) of its parent's; the step is in the parent's file and not known here.
-* Events that mirror response items are left out, their numbers in `extra.left_out`; the others are spans. Usage is that
-  of the token_count beside a decision (until 0.4x before it, later after it), each total once. Limits of the account
-  are kept as the last one says them.
+* Events that mirror response items are left out, their numbers in `extra.left_out`; where a file has no items, they are
+  the talk. The others are spans. Usage is that of the token_count beside a decision (until 0.4x before it, later after
+  it), each total once. Limits of the account are kept as the last one says them.
 * Compaction: the summary is an observation, `replacement_history` with it.
 * Items' ids, encrypted reasoning and metadata are in `extra.items` of the step; what a turn_context says anew in
   `extra.turn_context`.
@@ -46,15 +47,26 @@ from typing import Any
 
 from lake import ids
 from lake.formats.base.fields import moment
-from lake.formats.base.format import Format
+from lake.formats.base.format import Format, its_folder
 from lake.formats.base.json_array import Member
 from lake.formats.base.look import Look, look
 from lake.formats.base.rows import Item, episode_text_id, members, rest
 from lake.formats.base.source import Input
 from lake.formats.chat.messages import Message, conversation, text_of
-from lake.formats.chat.sessions import Line, Spans, complete, count, is_waiting, project, read_objects, session_items
+from lake.formats.chat.sessions import (
+    Line,
+    Spans,
+    complete,
+    count,
+    elements,
+    is_waiting,
+    project,
+    read_objects,
+    session_items,
+)
 from lake.formats.codex.parts import Decision, Event, Meta, Part
 from lake.formats.codex.rollout import ENVELOPES, Rollout
+from lake.formats.codex.stream import is_streamed, unrolled
 from lake.records import EpisodeRecord, Reject, StepRecord
 
 NAME = "codex"
@@ -63,7 +75,8 @@ _CWD = re.compile(r"<cwd>([^<\n]+)</cwd>|Current working directory: ([^\n]+)")
 
 def recognise(look: Look) -> bool:
     """Whether lines are those of a rollout, with envelopes or bare, or a document is an old one."""
-    return look.kind in ("lines", "object") and (any(map(_is_rollout, look.objects)) or _is_document(look))
+    is_json = look.kind in ("lines", "object")
+    return is_json and (any(map(_is_rollout, look.objects)) or _is_bare(look) or _is_document(look))
 
 
 def no_trajectory(look: Look) -> str | None:
@@ -73,23 +86,34 @@ def no_trajectory(look: Look) -> str | None:
         return f"it is the history of prompts that Codex was given; {ingest}"
     if look.first.keys() == {"id", "thread_name", "updated_at"}:
         return f"it is the index of Codex sessions; {ingest}"
+    if look.first.keys() == {"id", "msg"} or {"workdir", "sandbox", "reasoning effort"} <= look.first.keys():
+        return f"it is what early versions of `codex exec --json` print; {ingest}"
     return None
 
 
 def read(file: Input) -> Iterator[Item]:
     """Records and rejects of a file, with line numbers from 1; of a document, with indices of its items from 0."""
-    objects = _document(file) if _is_document(look(file.path)) else read_objects(file)
+    objects = _document(file) if _is_document(look(file.path)) else unrolled(read_objects(file))
     return session_items(objects, NAME, lambda lines, lost: _Session(Rollout(lines), file, lost).items())
 
 
 def _is_rollout(value: dict[str, Any]) -> bool:
     """Whether a line is one of a rollout."""
     kind, payload = value.get("type"), value.get("payload")
+    if is_streamed(value):
+        return True
     if isinstance(kind, str) and isinstance(payload, dict) and "timestamp" in value:
         return kind in ENVELOPES
     if kind == "session_meta":
         return "cli_version" in value
     return value == {"record_type": "state"} or (value.keys() - {"git"} == {"id", "timestamp", "instructions"})
+
+
+def _is_bare(look: Look) -> bool:
+    """Whether lines are those of an old rollout with more or less in its head: then come response items."""
+    is_head = {"id", "timestamp"} <= look.first.keys() and not {"type", "payload", "role"} & look.first.keys()
+    items = (value for value in look.objects[1:] if "payload" not in value)
+    return is_head and any(value.get("type") in ("message", "reasoning", "function_call") for value in items)
 
 
 def _is_document(look: Look) -> bool:
@@ -102,16 +126,11 @@ def _is_document(look: Look) -> bool:
 def _document(file: Input) -> Iterator[Line | Reject]:
     """An old file, which is one object, as lines."""
     for item in members(file, "items"):
-        if isinstance(item, Reject):
-            yield item
-        elif isinstance(item, Member):
+        if isinstance(item, Member):
             if item.key == "session" and isinstance(item.value, dict):
                 yield 0, item.value
-        elif item.problem is None and isinstance(item.value, dict):
-            yield item.index, item.value
         else:
-            problem = item.problem or f"Expected `object`, got `{type(item.value).__name__}` - at `$.items`"
-            yield Reject(position=item.index, reason="invalid", message=problem, raw=item.raw)
+            yield from elements([item])
 
 
 class _Session:
@@ -264,4 +283,6 @@ def _cwd(messages: list[Message]) -> str | None:
     return None
 
 
-FORMAT = Format(NAME, "Codex CLI rollouts (rollout-*.jsonl)", recognise, read, no_trajectory, is_whole=True)
+FORMAT = Format(
+    NAME, "Codex CLI rollouts (rollout-*.jsonl)", recognise, read, no_trajectory, is_whole=True, run_folder=its_folder
+)

@@ -88,6 +88,7 @@ class Rollout:
         self._context: dict[str, Any] = {}
         """What turn_contexts said since the last decision."""
         self._told = Told()
+        self._has_items = any(_is_item(value) for _, value in lines)
         for line in lines:
             try:
                 self._take(line)
@@ -157,7 +158,9 @@ class Rollout:
 
     def _end_copy(self, time: datetime | None) -> None:
         if self._is_copying and not self._has_turns and time is not None and self.ended is not None:
-            self._is_copying = (time - self.ended).total_seconds() < _PAUSE
+            began = moment(self.about.get("timestamp"))
+            is_older = began is not None and time < began  # some copies keep their times
+            self._is_copying = is_older or (time - self.ended).total_seconds() < _PAUSE
 
     def _item(self, payload: dict[str, Any], place: Place) -> None:
         """A response item."""
@@ -252,6 +255,9 @@ class Rollout:
         if not isinstance(kind, str):
             raise ShapeError(f"`payload.type` is {kind!r}; valid: the name of an event")
         name = str(item.get("type", kind)) if isinstance(item, dict) else kind
+        if kind in _MIRRORS and not self._has_items:
+            self._item(_mirrored(kind, payload), place)
+            return
         if kind in _MIRRORS or kind == "token_count" or (kind == "item_completed" and name in _MIRRORED_ITEMS):
             self.left_out[kind if name == kind else f"{kind} {name}"] += 1
             if kind == "token_count":
@@ -305,6 +311,19 @@ class Rollout:
             if other.of is self.main and other.at > cut:
                 other.of, other.at = part, other.at - cut
         self.taken_back.append(part)
+
+
+def _is_item(value: dict[str, Any]) -> bool:
+    """Whether a line is a response item, or in a bare file looks like one."""
+    return value.get("type") == "response_item" or "role" in value or "call_id" in value
+
+
+def _mirrored(kind: str, payload: dict[str, Any]) -> dict[str, Any]:
+    """The item that an event mirrors, where a file has kept events alone."""
+    said = payload.get("message", payload.get("text"))
+    if kind in ("user_message", "agent_message"):
+        return {"type": "message", "role": "user" if kind == "user_message" else "assistant", "content": said}
+    return {"type": "reasoning", "summary": [{"type": "summary_text", "text": said}]}
 
 
 def _is_user(item: Any) -> bool:

@@ -42,10 +42,18 @@ class Result(msgspec.Struct):
     step_outputs: list[dict[str, Any]] | None = None
 
 
+def control_of(message: dict[str, Any]) -> dict[str, Any] | None:
+    """What the control plane said after a step; in recordings of 2025 it is the metadata of the tool's answer."""
+    said, older = message.get("control_plane_step"), message.get("metadata")
+    if isinstance(said, dict):
+        return said
+    return older if isinstance(older, dict) and older.keys() >= {"reward", "terminated"} else None
+
+
 def _control(messages: list[Any]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """What the control plane said after a step, and the place of the message that it stands on."""
+    """What the control plane said after each step, and the place of the message that it stands on."""
     for index, message in enumerate(messages):
-        if isinstance(said := message.get("control_plane_step"), dict):
+        if (said := control_of(message)) is not None:
             yield index, said
 
 

@@ -11,11 +11,11 @@ the sibling number is made of the rollout's id. The tool calls each repetition o
 of a lake is its experiment: the repetitions of one policy. Where no evaluation gave ids (a row without `run_id`), they
 name no run.
 
-Rewards: those of `control_plane_step`, which stands on the message that ended a step, are the environment's; they
-belong to the decision at or before it, and their sum is `env_return`. So do `step_rewards` of OpenEnv rollouts, one for
-each decision. `evaluation_result` is a scorer's: its score under the evaluation's name (`evaluation_result` if it has
-none), every metric under its own, `step_outputs` by the index of the assistant's turn. A score that is marked as
-invalid is none.
+Rewards: those of `control_plane_step`, which stands on the message that ended a step (in recordings of 2025, of the
+`metadata` of a tool's answer), are the environment's; they belong to the decision at or before it, and their sum is
+`env_return`. So do `step_rewards` of OpenEnv rollouts, one for each decision. `evaluation_result` is a scorer's: its
+score under the evaluation's name (`evaluation_result` if it has none), every metric under its own, `step_outputs` by
+the index of the assistant's turn. A score that is marked as invalid is none.
 
 Rows of 2025 have `rollout_status` {status: "finished"} and their ids at the top. A playback line {env_index, step,
 messages} repeats the whole conversation so far: the last line of a recording of an `env_index` counts, and a step that
@@ -33,7 +33,7 @@ import msgspec
 from lake import ids
 from lake.errors import FormatError
 from lake.formats.base.fields import as_object, as_text, moment, number, sibling_number, whole, without_secrets
-from lake.formats.base.format import Format
+from lake.formats.base.format import Format, above
 from lake.formats.base.json_array import Element
 from lake.formats.base.json_faults import Rewriter, not_a_number, repeated_key
 from lake.formats.base.look import Look, look
@@ -79,6 +79,15 @@ def recognise(look: Look) -> bool:
         return {"data_json", "row_id", "message_count"} <= set(look.names)
     is_row = any("messages" in value and any(key in value for key in _MARKS) for value in look.objects)
     return is_row or look.has("env_index", "step", "messages") or look.has("data_json", "row_id", "message_count")
+
+
+def no_trajectory(look: Look) -> str | None:
+    """What the tool's data sets are, and its lists of scores."""
+    if look.has("user_prompt_template", "environment_context"):
+        return "it is a data set of eval-protocol: what rollouts begin with; ingest the rows or recordings of rollouts"
+    if look.has("success_rate", "num_rollouts", "avg_score"):
+        return "it sums up scores of eval-protocol without its rollouts; ingest the rows or recordings that they are of"
+    return None
 
 
 def read(file: Input) -> Iterator[Item]:
@@ -261,4 +270,12 @@ def _hash(messages: list[Any]) -> str:
     return ids.to_text(ids.bytes_hash(msgspec.json.encode(messages)))
 
 
-FORMAT = Format(NAME, "eval-protocol rows, its log and its playback files", recognise, read, is_whole=True)
+FORMAT = Format(
+    NAME,
+    "eval-protocol rows, its log and its playback files",
+    recognise,
+    read,
+    no_trajectory,
+    is_whole=True,
+    run_folder=above(r"\.?eval_protocol|datasets"),
+)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from lake.formats.chat.messages import Message
+from lake.formats.eval_protocol.outcomes import control_of
 from lake.records import EpisodeRecord, ScoreRecord, StepRecord
 
 Row = dict[str, Any]
@@ -46,7 +47,7 @@ def _row(record: EpisodeRecord, scores: Sequence[ScoreRecord]) -> Row:
         execution["extra"] = dict(execution.get("extra") or {}) | of_tokens
     rewards = [step.reward for step in record.steps]
     messages = messages_of(record)
-    if any(reward is not None for reward in rewards) and not any("control_plane_step" in said for said in messages):
+    if any(reward is not None for reward in rewards) and not any(map(control_of, messages)):
         execution["extra"] = dict(execution.get("extra") or {}) | {"step_rewards": rewards}
     about = {"row_id": record.task_id, "completion_params": parameters}
     row = {

@@ -13,17 +13,22 @@
 from typing import Any
 
 from lake.formats.base.fields import number
+from lake.formats.otlp import openinference, vercel
 from lake.formats.otlp.genai import call_of, kind_of, tool_of
 from lake.formats.tracing.attributes import count_of, first, name_in, numeric
-from lake.formats.tracing.payloads import answers, decoded, prompt
+from lake.formats.tracing.payloads import answers, decoded, instructed, prompt
 from lake.formats.tracing.shapes import is_empty, result, text
-from lake.formats.tracing.tree import Call, Span, Tool
+from lake.formats.tracing.tree import Call, Span, Tool, tells_roles
 
 TYPES = frozenset(
     ("GENERATION", "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL")
 )
 _CALL_KEYS = ("input", "output", "toolDefinitions")
 _COUNTED = frozenset(("input", "output", "total", "unit", "inputCost", "outputCost", "totalCost"))
+_NO_SETTING = frozenset(
+    ("id", "created_at", "finishReason", "http_options", "instructions", "metadata", "system_instruction")
+)
+"""Keys of `modelParameters` that say what was asked or answered; they stay with the span."""
 _PREFIX = "langfuse.observation."
 _NAMES = {
     "input": "input",
@@ -50,7 +55,7 @@ def fill(span: Span, kind: str, said: dict[str, Any]) -> None:
     metadata = decoded(said.get("metadata"))
     inner = decoded(metadata.get("attributes")) if isinstance(metadata, dict) else None
     attributes = dict(inner) if isinstance(inner, dict) else {}
-    traced = kind_of(attributes)
+    traced = kind_of(attributes) or (name_in(attributes, "openinference.span.kind") or "").lower()
     model = name_in(said, "model", "provided_model_name")
     span.kind = {"generation": "llm"}.get(kind.lower(), kind.lower())
     if span.kind in ("span", "chain") and traced in ("agent", "tool"):
@@ -60,7 +65,7 @@ def fill(span: Span, kind: str, said: dict[str, Any]) -> None:
     _, call_id, _ = result(decoded(said.get("output")))
     if span.kind in ("span", "chain") and call_id is not None:
         span.kind = "tool"
-    span.agent = name_in(attributes, "gen_ai.agent.name", "agent_name")
+    span.agent = name_in(attributes, "gen_ai.agent.name", "agent_name", "agent.name", "graph.node.id")
     if span.kind == "llm":
         span.call = _call(said, attributes, model)
         for key in _CALL_KEYS:
@@ -90,15 +95,19 @@ def fill_of_sdk(span: Span) -> bool:
 
 
 def _call(said: dict[str, Any], attributes: dict[str, Any], model: str | None) -> Call:
-    call = call_of(attributes, [])
+    call = _traced(attributes)
     given, answered = prompt(said.get("input")), answers(said.get("output"))
     usage = _object(said, "usageDetails", "usage_details", "usage")
     cost = _object(said, "costDetails", "cost_details")
     settings = _object(said, "modelParameters", "model_parameters")
-    call.prompt = given.messages or call.prompt
+    asked = instructed(given, answered)
+    if not tells_roles(call.prompt) or tells_roles(asked):
+        call.prompt = asked or call.prompt
     call.answers = answered.messages or call.answers
-    call.tools = _definitions(said) or given.tools or call.tools
-    call.sampling = {key: value for key, value in settings.items() if value is not None} or call.sampling
+    call.tools = _definitions(said) or given.tools or answered.tools or call.tools
+    call.sampling = {
+        key: value for key, value in settings.items() if value is not None and key not in _NO_SETTING
+    } or call.sampling
     call.model = model or call.model
     counts = (usage.get("input"), first(said, "promptTokens", "prompt_tokens"), call.prompt_tokens)
     call.prompt_tokens = next((count for value in counts if (count := count_of(value)) is not None), None)
@@ -111,6 +120,15 @@ def _call(said: dict[str, Any], attributes: dict[str, Any], model: str | None) -
     more["payload"] = given.rest | answered.rest
     call.extra |= {key: value for key, value in more.items() if value}
     return call
+
+
+def _traced(attributes: dict[str, Any]) -> Call:
+    """The call that the attributes of the span tell of."""
+    if "ai.operationId" in attributes:
+        return vercel.call_of(attributes, [])
+    if "openinference.span.kind" in attributes:
+        return openinference.call_of(attributes)
+    return call_of(attributes, [])
 
 
 def _tool(span: Span, said: dict[str, Any], attributes: dict[str, Any]) -> Tool:

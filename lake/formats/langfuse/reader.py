@@ -10,9 +10,9 @@
 each as one document, an array, lines, or {data: [...]}. `lake.formats.langfuse.observation` is about observations.
 
 * A trace is an episode, its GENERATIONs in order of their start are the decisions (`lake.formats.tracing.tree`).
-* Siblings are the traces of a dataset's item in an experiment (`dataset_item_id`), which is then the run; else those of
-  a session; a trace with neither is a task of its own. They are numbered by their ids, because each may be in a file of
-  its own. The name of the trace is the environment.
+* Siblings are the traces of a dataset's item in an experiment (`dataset_item_id`), which is then the run. They are
+  numbered by their ids, because each may be in a file of its own. Any other trace is a task of its own: those of a
+  session are the turns of one conversation; it is in `extra`. The name of the trace is the environment.
 * Scores: NUMERIC and BOOLEAN as numbers; CATEGORICAL only where its configuration gives the category a number (without
   one the value is always 0), the category is in the metrics. With an observationId they are of its step.
 * There is no version: what a trace calls its version is its application's.
@@ -25,7 +25,7 @@ from typing import Any
 
 from lake.formats.base.documents import with_parts
 from lake.formats.base.fields import moment, sibling_number
-from lake.formats.base.format import Format
+from lake.formats.base.format import Format, its_folder
 from lake.formats.base.json_array import Element, written
 from lake.formats.base.look import Look, look
 from lake.formats.base.rows import Item, ShapeError, items_of, values
@@ -199,12 +199,11 @@ def _of_trace(value: Any, file: Input, position: int, lost: list[Reject], extra:
     if not isinstance(trace_id, str) or not trace_id.strip():
         raise ShapeError(f"`trace.id` is {trace_id!r}; valid: a text")
     item, run, expected = _experiment(given, rows)
-    task = item or name_in(given, "sessionId", "session_id") or trace_id
     trace = Trace(
         id=trace_id,
         spans=[_span(row) for row in rows],
-        task_id=task,
-        rollout_index=0 if task == trace_id else sibling_number(trace_id),
+        task_id=item or trace_id,
+        rollout_index=sibling_number(trace_id) if item else 0,
         attempt=file.next_index(NAME, trace_id),
         run_id=run if item else None,
         environment=name_in(given, "name"),
@@ -287,4 +286,6 @@ def _score(score: dict[str, Any]) -> Score:
     )
 
 
-FORMAT = Format(NAME, "Langfuse traces with observations", recognise, read, no_trajectory, is_whole=True)
+FORMAT = Format(
+    NAME, "Langfuse traces with observations", recognise, read, no_trajectory, is_whole=True, run_folder=its_folder
+)

@@ -22,9 +22,9 @@ from typing import Any
 import msgspec
 
 from lake.formats.base.fields import as_object, as_text, moment, sibling_number
-from lake.formats.base.format import Format
+from lake.formats.base.format import Format, its_folder
 from lake.formats.base.look import Look
-from lake.formats.base.rows import Item, UnsupportedError, items_of, rest, values
+from lake.formats.base.rows import Item, ShapeError, UnsupportedError, items_of, rest, values
 from lake.formats.base.source import Input
 from lake.records import EpisodeRecord, SpanRecord, StepRecord
 
@@ -73,6 +73,7 @@ def to_records(value: Any) -> list[EpisodeRecord]:
 
     Raises:
         UnsupportedError: a log of a version that is not known.
+        ShapeError: no agent put out anything.
         msgspec.ValidationError: wrong keys or types.
     """
     version = as_object(as_object(value).get("metadata")).get("logger_version")
@@ -80,6 +81,10 @@ def to_records(value: Any) -> list[EpisodeRecord]:
         known = ", ".join(_VERSIONS)
         raise UnsupportedError(f"`metadata.logger_version` is {version!r}; known: {known}. A newer tool wrote it")
     log = msgspec.convert(value, _Log)
+    if not any(log.agent_outputs.values()):
+        raise ShapeError(
+            f"`agent_outputs`: none of the {len(log.agent_outputs)} agents of the session put out anything"
+        )
     about = log.metadata
     start, status = as_text(about.get("start_time")) or "", as_text(about.get("status"))
     events = [
@@ -139,4 +144,4 @@ def _aggregated(value: Any, agent: str, text: str) -> dict[str, Any]:
     return {"aggregated_responses": found}
 
 
-FORMAT = Format(NAME, "MassGen coordination logs of 2025", recognise, read, is_whole=True)
+FORMAT = Format(NAME, "MassGen coordination logs of 2025", recognise, read, is_whole=True, run_folder=its_folder)

@@ -23,9 +23,9 @@ import msgspec
 
 from lake.formats.base.documents import companion, gathered, is_array, with_parts
 from lake.formats.base.fields import Scores, as_object, as_text, moment, sibling_number
-from lake.formats.base.format import Format
+from lake.formats.base.format import Format, above
 from lake.formats.base.look import Look
-from lake.formats.base.rows import Item, items_of, rest, values
+from lake.formats.base.rows import Item, ShapeError, items_of, rest, values
 from lake.formats.base.source import Input
 from lake.formats.chat.messages import Message, conversation, tool_call
 from lake.records import EpisodeRecord, Reject, SpanRecord
@@ -110,6 +110,7 @@ def to_records(value: Any, folder: "_Folder") -> list[EpisodeRecord]:
     """The agents of a session that handed something in.
 
     Raises:
+        ShapeError: none did.
         msgspec.ValidationError: wrong keys or types.
     """
     log = msgspec.convert(value, _Log)
@@ -156,6 +157,8 @@ def to_records(value: Any, folder: "_Folder") -> list[EpisodeRecord]:
                 },
             )
         )
+    if not records:
+        raise ShapeError(f"`events`: none of the {len(log.events)} events is an answer or a vote of an agent")
     return records
 
 
@@ -270,4 +273,12 @@ def _ending(events: Sequence[_Event], *, has_ended: bool) -> tuple[str, bool | N
     return ("completed", True, None) if has_ended else ("aborted", None, None)
 
 
-FORMAT = Format(NAME, "MassGen session logs (coordination_events.json)", recognise, read, no_trajectory, is_whole=True)
+FORMAT = Format(
+    NAME,
+    "MassGen session logs (coordination_events.json)",
+    recognise,
+    read,
+    no_trajectory,
+    is_whole=True,
+    run_folder=above(r"(turn|attempt)_\d+|log_[\d_]+"),
+)

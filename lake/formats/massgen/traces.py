@@ -33,6 +33,7 @@ Source: massgen/rl of the MassGen repository (trace.py, spans.py, store.py, the 
 
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 from typing import Annotated, Any
 
 import msgspec
@@ -246,4 +247,10 @@ def _scores(trace: _Trace, owners: Sequence[int | None]) -> list[ScoreRecord]:
     return scores.records
 
 
-FORMAT = Format(NAME, "MassGen RL traces", recognise, read, no_trajectory, is_whole=True)
+def _run_folder(place: PurePath) -> PurePath:
+    """The folder that holds `traces/DATE/AGENT`."""
+    parents = place.parents
+    return parents[3] if len(parents) > 3 and parents[2].name == "traces" else place.parent
+
+
+FORMAT = Format(NAME, "MassGen RL traces", recognise, read, no_trajectory, is_whole=True, run_folder=_run_folder)

@@ -6,13 +6,15 @@
     V1              lines (or a list) of {id, source, kind, ...}                         lake.formats.openhands.v1
     of the server   either as {trajectory: [...]}, {events: [...]} or {items: [...]}
     events folder   events/event-00000-<id>.json (V1) or events/0.json (V0), one event a file; the first one is read
-                    with all others, and base_state.json beside the folder
-    output.jsonl    lines of {instance_id, instruction, history [events], test_result, metadata, metrics, error}
+                    with all others, and base_state.json beside the folder; also in an archive
+    output.jsonl    lines of {instance_id, instruction, history [events], test_result, metadata, metrics, error};
+                    of the resolver: {issue, instruction, history, git_patch, success, metrics, error}
     completion log  {messages | input, response, kwargs | args, cost, timestamp, latency_sec, ...}, one call a file
 
 A file of events is an episode, and one more for each agent that it delegates to. Its task is a hash of the first user
 message: no event says what is worked on. Its sibling number is a hash of the conversation's id, or of its first event.
-A line of an output is an episode with its instance as the task; `test_result.report.resolved` is its return and score.
+A line of an output is an episode with its instance as the task. The verdict that its evaluation wrote in `test_result`
+(`resolved` of the report, or what others call it) is the return, and each is a score.
 A completion log is an episode of one decision: the chat before it is what it saw, and is no decision again.
 
 Source: the event serialisation of OpenHands 0.x, openhands-sdk 1.58.2, and files of both.
@@ -20,40 +22,41 @@ Source: the event serialisation of OpenHands 0.x, openhands-sdk 1.58.2, and file
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from lake.formats.base.documents import companion, gathered, problem_of
+from lake.formats.base.documents import gathered, problem_of
 from lake.formats.base.fields import Scores, moment, number, prompt_task, sibling_number, without_secrets
 from lake.formats.base.format import Format
 from lake.formats.base.json_array import Element
 from lake.formats.base.look import Look
-from lake.formats.base.rows import Item, ShapeError, explained, items_of, rest, values
+from lake.formats.base.rows import Item, ShapeError, explained, items_of, rest
 from lake.formats.base.source import Input
 from lake.formats.chat.answers import of_input, of_output, tell
 from lake.formats.chat.messages import Message, conversation, text_of
 from lake.formats.chat.tokens import Lineage
 from lake.formats.openhands import v0 as openhands_v0
 from lake.formats.openhands import v1 as openhands_v1
+from lake.formats.openhands.places import is_archive, is_folder, placed, run_folder, siblings, state_of
 from lake.formats.openhands.talk import NAME
 from lake.records import EpisodeRecord, Reject
 
 _KIND = re.compile(r"(?:[\w.]*\.)?(?:\w+Event|Condensation|CondensationRequest|UserRejectObservation)\Z")
-_NUMBER = re.compile(r"(?:event-)?(\d+)(?:-[\w-]+)?\.json\Z")
 _TEXT_V0 = re.compile(r'"source"\s*:\s*"(?:agent|user|environment)"')
 _IN_COLUMNS = (
     *("messages", "input", "instructions", "response", "kwargs", "tools"),
     *("cost", "latency_sec", "timestamp", "usage_summary"),
 )
+_VERDICTS = ("resolved", "reward", "score", "success", "result", "passed")
+"""What evaluations call their verdict on a rollout; the first one is the return."""
 _LOGGED = ("kwargs", "args", "latency_sec", "usage_summary", "context_window", "cost")
 
 
 def recognise(look: Look) -> bool:
     """Whether a file holds events, outputs or a completion log."""
     if look.kind not in ("array", "lines", "object"):
-        return False
+        return is_archive(look)
     if any(_is_event(v) or _is_output(v) or _is_log(v) or _wrapped(v) is not None for v in look.objects):
         return True
     keys = look.first.keys()
@@ -71,9 +74,9 @@ def no_trajectory(look: Look) -> str | None:
     first = look.first
     if look.path.name == "base_state.json" and {"agent", "execution_status"} & first.keys():
         return "it is the state of an OpenHands conversation and is read with events/; ingest that folder"
-    if _number(look.path) is None or look.path.parent.name != "events" or not _is_event(first):
+    if not is_folder(look.path) or not _is_event(first):
         return None
-    first_file = next(iter(_siblings(look.path)), look.path)
+    first_file = next(iter(siblings(look.path)), look.path)
     if first_file.name == look.path.name:
         return None
     return f"it is one event of an OpenHands conversation, which is read from {first_file.name} beside it on"
@@ -83,8 +86,7 @@ def read(file: Input) -> Iterator[Item]:
     """Records and rejects of a file."""
     events: list[tuple[int, Element]] = []
     lost = 0
-    is_folder = file.path.parent.name == "events" and _number(file.path) is not None
-    for item in _folder(file) if is_folder else values(file):
+    for item in placed(file):
         if isinstance(item, Reject):
             lost += 1
             yield item
@@ -101,8 +103,7 @@ def read(file: Input) -> Iterator[Item]:
         else:
             events.append((item.index, item))
     if events:
-        state, fault = companion(file.path.parent.parent / "base_state.json") if is_folder else (None, None)
-        yield from _conversation(events, file, lost, state, fault)
+        yield from _conversation(events, file, lost, *state_of(file.path))
 
 
 def _conversation(
@@ -136,7 +137,10 @@ def _begun(events: list[dict[str, Any]], state: Any = None) -> openhands_v0.Even
     ids = [state.get("id")] if isinstance(state, dict) else []
     ids += [v.get("id") for e in events if e.get("key") == "full_state" and isinstance(v := e.get("value"), dict)]
     ids += [found] if isinstance(found := first.get("id"), str) and len(found) > len("00000") else []
-    name = next((str(found) for found in ids if found), f"{first.get('id')} {first.get('timestamp')}")
+    marks = f"{first.get('id')} {first.get('timestamp')}"
+    if marks == "None None":
+        marks = str(sibling_number(gathered(events).raw))
+    name = next((str(found) for found in ids if found), marks)
     return openhands_v1.Events(name) if is_v1 else openhands_v0.Events(name)
 
 
@@ -156,29 +160,54 @@ def _added(talk: openhands_v0.Events | openhands_v1.Events, value: Any) -> str |
 def _output(value: dict[str, Any], file: Input) -> list[EpisodeRecord]:
     """A line of an evaluation's output; its history is a list of events, or of pairs of an action and a result."""
     history = value["history"] if isinstance(value.get("history"), list) else []
-    events = [event for item in history for event in (item if isinstance(item, list) else [item])]
+    events = [openhands_v0.spread(event) for item in history for event in (item if isinstance(item, list) else [item])]
     talk = _begun([event for event in events if isinstance(event, dict)])
-    talk.task = str(value["instance_id"])
+    issue = _object(value.get("issue"))
+    talk.task = str(value.get("instance_id") or f"{issue.get('owner')}/{issue.get('repo')}#{issue.get('number')}")
     for index, event in enumerate(events):
         if (fault := _added(talk, event)) is not None:
             raise ShapeError(f"{fault} - at `$.history[{index}]`")
     records = talk.records(file)
     main = records[0]
-    result, metadata = _object(value.get("test_result")), _object(value.get("metadata"))
-    report = _object(result.get("report")) or _object(value.get("report"))
-    scores = Scores()
-    for name, score in report.items():
-        if isinstance(score, bool):
-            scores.add(name, score)
+    metadata = _object(value.get("metadata"))
     model = _object(metadata.get("llm_config") or metadata.get("llm")).get("model")
-    main.scores = scores.records
-    main.env_return = number(report.get("resolved"))
     main.environment = dataset if isinstance(dataset := metadata.get("dataset"), str) else None
     main.policy = model if isinstance(model, str) else main.policy
+    if main.cost is None:
+        main.cost = number(_object(value.get("metrics")).get("accumulated_cost"))
     if isinstance(error := value.get("error"), str) and error:
         main.status, main.error = "failed", error
     main.extra = (main.extra or {}) | without_secrets(rest(value, "instance_id", "history") or {})
+    _judge(main, value)
+    _ask(main, value.get("instruction"))
     return records
+
+
+def _judge(record: EpisodeRecord, value: dict[str, Any]) -> None:
+    """The return and the scores that an output has; each evaluation has its own names for them."""
+    result = _object(value.get("test_result"))
+    report = _object(result.get("report")) or _object(value.get("report")) or _object(result.get("result"))
+    verdicts = {key: said for key in _VERDICTS if (said := report.get(key, result.get(key))) is not None}
+    scores = Scores()
+    for name, score in (report | verdicts).items():
+        if isinstance(score, bool) or (name in verdicts and number(score) is not None):
+            scores.add(name, score)
+    for name, score in _object(result.get("final_score")).items():
+        scores.add(f"final_score.{name}", score)
+    if isinstance(value.get("success"), bool):
+        # What the resolver's own model says of its work, which is no verdict of the environment.
+        scores.add("success", value["success"], reason=value.get("result_explanation"))
+    record.scores = scores.records
+    record.env_return = next((found for said in verdicts.values() if (found := number(said)) is not None), None)
+
+
+def _ask(record: EpisodeRecord, instruction: Any) -> None:
+    """Begin an episode with what was asked, where the history begins with the first action."""
+    if not isinstance(instruction, str) or not record.steps or record.steps[0].state is not None:
+        return
+    record.initial_messages = [*(record.initial_messages or ()), {"role": "user", "content": instruction}]
+    first = record.steps[0]
+    first.state, first.state_role, first.state_is_error = instruction, "user", False
 
 
 def _completion(value: dict[str, Any]) -> EpisodeRecord:
@@ -236,13 +265,16 @@ def _is_event(value: Any) -> bool:
         return "source" in value and _KIND.match(kind) is not None
     said = value.get("action", value.get("observation"))
     is_named = isinstance(said, str) and ("args" in value or "extras" in value or "content" in value)
-    return is_named and "id" in value and value.get("source") in ("agent", "user", "environment")
+    is_told = "id" in value or "message" in value
+    return is_named and is_told and value.get("source") in ("agent", "user", "environment")
 
 
 def _is_output(value: Any) -> bool:
-    if not isinstance(value, dict) or not {"instance_id", "history"} <= value.keys():
+    if not isinstance(value, dict) or "history" not in value or "info" in value:
         return False
-    return bool({"test_result", "metadata", "metrics"} & value.keys()) and "info" not in value
+    if {"issue", "git_patch"} <= value.keys():
+        return True
+    return "instance_id" in value and bool({"test_result", "metadata", "metrics"} & value.keys())
 
 
 def _is_log(value: Any) -> bool:
@@ -261,30 +293,16 @@ def _wrapped(value: Any) -> list[Any] | None:
     return None
 
 
-def _number(path: Path) -> int | None:
-    found = _NUMBER.match(path.name)
-    return int(found[1]) if found else None
-
-
-def _siblings(path: Path) -> list[Path]:
-    """The events of a folder, in order."""
-    found = [(number_, other) for other in path.parent.glob("*.json") if (number_ := _number(other)) is not None]
-    return [other for _, other in sorted(found)]
-
-
-def _folder(file: Input) -> Iterator[Element | Reject]:
-    """The events of a folder; positions are the numbers in their names."""
-    for path in _siblings(file.path):
-        for item in values(Input(path, file.run_id)):
-            if isinstance(item, Reject):
-                item.position = _number(path) or 0
-            else:
-                item.index = _number(path) or 0
-            yield item
-
-
 def _object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-FORMAT = Format(NAME, "OpenHands events, outputs and completion logs", recognise, read, no_trajectory, is_whole=True)
+FORMAT = Format(
+    NAME,
+    "OpenHands events, outputs and completion logs",
+    recognise,
+    read,
+    no_trajectory,
+    is_whole=True,
+    run_folder=run_folder,
+)

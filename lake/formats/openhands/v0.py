@@ -157,7 +157,8 @@ class Events:
         metadata, args = event.tool_call_metadata or _Metadata(), event.args or {}
         answer = metadata.model_response
         answer_id = answer.get("id") if answer else None
-        key = answer_id if isinstance(answer_id, str) else f"event {event.id}"
+        # Early events have no ids, or all of them the same.
+        key = answer_id if isinstance(answer_id, str) else f"event {len(talk.messages)}"
         self._calls[event.id] = metadata.tool_call_id, metadata.function_name
         said = _message_of(answer)
         message: dict[str, Any] = {}
@@ -205,6 +206,28 @@ class Events:
         message |= {"tool_call_id": call_id} if call_id else {}
         message |= {"name": function} if call_id and function else {}
         talk.observe(message | ({"is_error": True} if event.observation == "error" else {}))
+
+
+def spread(event: Any) -> Any:
+    """An event whose arguments stand beside `action` or `observation`, as outputs of the resolver have them, as others.
+
+    Nobody says there who acts: the agent does, but for messages that wait for no answer, which are the person's.
+    """
+    if not isinstance(event, dict) or {"args", "extras", "source", "kind"} & event.keys():
+        return event
+    if "action" in event:
+        is_users = event["action"] == "message" and event.get("wait_for_response") is not True
+        args = rest(event, "action", "id", "timestamp")
+        return _common(event) | {"source": "user" if is_users else "agent", "args": args or {}}
+    if "observation" in event:
+        extras = rest(event, "observation", "content", "id", "timestamp", "cause")
+        return _common(event) | {"source": "environment", "content": event.get("content"), "extras": extras or {}}
+    return event
+
+
+def _common(event: dict[str, Any]) -> dict[str, Any]:
+    """What every event may have."""
+    return {key: event[key] for key in ("id", "timestamp", "action", "observation", "cause") if key in event}
 
 
 def _end(record: EpisodeRecord, state: tuple[str, str | None] | None, *, ended: bool) -> None:

@@ -227,16 +227,18 @@ class Events:
         known = ("observation", "tool_call_id", "tool_name", "error", "rejection_reason", "extended_content", "source")
         kept = rest(given, "kind", *known) or {}
         kept["kind"] = inner.get("kind") or event.kind
-        if more := rest(inner, "content", "is_error", "kind"):
-            kept["observation"] = more
         content = inner.get("content", event.error if event.error is not None else event.rejection_reason)
+        # The first versions have it under other names.
+        named = next((key for key in ("output", "message", "text") if isinstance(inner.get(key), str)), None)
         if content is None:
-            content = next((inner[key] for key in ("output", "message", "text") if isinstance(inner.get(key), str)), "")
+            content = "" if named is None else inner[named]
+        if more := rest(inner, "content", "is_error", "kind", *([named] if named and content == inner[named] else [])):
+            kept["observation"] = more
         if event.extended_content:
             content = [*(content if isinstance(content, list) else [content]), *event.extended_content]
         message = kept | {"role": "tool", "tool_call_id": event.tool_call_id, "content": _content(content)}
         message |= {"name": event.tool_name} if event.tool_name else {}
-        is_error = True if event.error is not None else inner.get("is_error")
+        is_error = True if event.error is not None else inner.get("is_error", inner.get("error"))
         self._talk.observe(message | ({"is_error": is_error} if isinstance(is_error, bool) else {}))
 
     def _condensed(self, event: _Event, given: dict[str, Any]) -> None:

@@ -11,10 +11,12 @@
                  events gen_ai.{system,user,assistant,tool}.message and gen_ai.choice: span events, log records, or
                  JSON text in the attribute `events`
                  request_data, response_data of logfire
+                 llm.prompts.N.*, llm.completions.N.* (2023); gcp.vertex.agent.llm_request, .llm_response of ADK;
+                 mlflow.spanInputs, mlflow.spanOutputs, with mlflow.spanType
     settings     gen_ai.request.*; tools: gen_ai.tool.definitions, llm.request.functions.N.*, model_request_parameters
     outcome      gen_ai.response.{model,id,finish_reasons}, gen_ai.usage.*, operation.cost
     tools        gen_ai.tool.{name,call.id,call.arguments,call.result}; before: tool_arguments, tool_response,
-                 traceloop.entity.{name,input,output}
+                 traceloop.entity.{name,input,output}; gcp.vertex.agent.{tool_call_args,tool_response}
     judgement    event gen_ai.evaluation.result {gen_ai.evaluation.{name,score.value,score.label,explanation}}
 
 Source: semantic-conventions-genai, and spans of the instrumentations that tests/golden/formats/make_otlp.py names.
@@ -41,8 +43,25 @@ _TWICE = (
     ("gen_ai.tool.call.result", "traceloop.entity.output"),
 )
 """What instrumentations that are changing over say under both names."""
-_PROMPT_TOKENS = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
-_COMPLETION_TOKENS = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
+_PROMPT_TOKENS = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.usage.prompt_tokens")
+_COMPLETION_TOKENS = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.usage.completion_tokens")
+_ARGUMENTS = (
+    "gen_ai.tool.call.arguments",
+    "tool_arguments",
+    "traceloop.entity.input",
+    "gcp.vertex.agent.tool_call_args",
+    "mlflow.spanInputs",
+    "input.value",
+)
+_RESULTS = (
+    "gen_ai.tool.call.result",
+    "tool_response",
+    "traceloop.entity.output",
+    "gcp.vertex.agent.tool_response",
+    "mlflow.spanOutputs",
+    "output.value",
+)
+_OF_MLFLOW = {"CHAT_MODEL": "llm", "LLM": "llm", "TOOL": "tool", "AGENT": "agent"}
 _COSTS = ("operation.cost", "gen_ai.usage.cost")
 _COUNTED = frozenset((*_PROMPT_TOKENS, *_COMPLETION_TOKENS, *_COSTS))
 _NO_SETTING = frozenset(("model", "stream", "is_stream", "choice.count"))
@@ -83,6 +102,8 @@ def kind_of(said: dict[str, Any]) -> str | None:
         return "llm" if operation in _CALLS else _OPERATIONS.get(operation, unknown)
     if entity in ("agent", "tool") or "gen_ai.tool.name" in said:
         return "agent" if entity == "agent" else "tool"
+    if (typed := name_in(said, "mlflow.spanType")) is not None:
+        return _OF_MLFLOW.get(typed.strip('"'), typed.strip('"').lower())
     if any(key in said for key in ("gen_ai.request.model", "gen_ai.system", "request_data")) and speaks(said):
         return "llm"
     if "agent_name" in said or ("gen_ai.agent.name" in said and "gen_ai.request.model" not in said):
@@ -95,8 +116,8 @@ def call_of(said: dict[str, Any], events: list[Event]) -> Call:
     given, answered = messages_in(said, events)
     reasons = decoded(said.get("gen_ai.response.finish_reasons"))
     reason = reasons[0] if isinstance(reasons, list) and reasons else reasons
-    model = name_in(said, "gen_ai.response.model", "gen_ai.request.model")
-    requested = name_in(said, "gen_ai.request.model")
+    requested = name_in(said, "gen_ai.request.model", "llm.request.model")
+    model = name_in(said, "gen_ai.response.model", "llm.response.model") or requested
     settings = {k.removeprefix("gen_ai.request."): v for k, v in said.items() if k.startswith("gen_ai.request.")}
     usage = {k: count_of(v) for k, v in said.items() if k.startswith("gen_ai.usage.") and k not in _COUNTED}
     more = {
@@ -138,15 +159,15 @@ def tools_of(said: dict[str, Any]) -> list[Any]:
 def tool_of(span: Span) -> Tool:
     """The execution of a tool that a span is."""
     said = span.attributes
-    arguments = first(said, "gen_ai.tool.call.arguments", "tool_arguments", "traceloop.entity.input")
+    arguments = first(said, *_ARGUMENTS)
     given = decoded(arguments)
     if isinstance(given, dict) and isinstance(given.get("inputs"), dict):
         arguments = given["inputs"]
-    back = first(said, "gen_ai.tool.call.result", "tool_response", "traceloop.entity.output")
+    back = first(said, *_RESULTS)
     content, call_id, is_error = result(decoded(back))
     return Tool(
-        name=name_in(said, "gen_ai.tool.name", "traceloop.entity.name") or span.name,
-        call_id=name_in(said, "gen_ai.tool.call.id") or call_id,
+        name=name_in(said, "gen_ai.tool.name", "tool.name", "traceloop.entity.name") or span.name,
+        call_id=name_in(said, "gen_ai.tool.call.id", "tool_call.id", "ai.toolCall.id") or call_id,
         arguments=arguments,
         result=span.error if back is None else text(back) if call_id is None else content,
         is_error=True if span.error else is_error,

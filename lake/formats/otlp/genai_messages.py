@@ -12,8 +12,14 @@ Event = dict[str, Any]
 DETAILS = "gen_ai.client.inference.operation.details"
 _CONTENT = ("gen_ai.content.prompt", "gen_ai.content.completion")
 _ROLES = {f"gen_ai.{role}.message": role for role in ("system", "user", "assistant", "tool")}
-_PAIRS = (("gen_ai.prompt", "gen_ai.completion"), ("request_data", "response_data"))
-_HEADS = ("gen_ai.prompt", "gen_ai.completion", "gen_ai.input.messages", "gen_ai.output.messages", "response_data")
+_PAIRS = (
+    ("gen_ai.prompt", "gen_ai.completion"),
+    ("llm.prompts", "llm.completions"),
+    ("request_data", "response_data"),
+    ("gcp.vertex.agent.llm_request", "gcp.vertex.agent.llm_response"),
+    ("mlflow.spanInputs", "mlflow.spanOutputs"),
+)
+_HEADS = ("gen_ai.input.messages", "gen_ai.output.messages", *(key for pair in _PAIRS for key in pair))
 _OF_PARTS = frozenset(("text", "toolUse", "toolResult", "reasoningContent", "image"))
 
 
@@ -71,6 +77,12 @@ def _parts(content: str) -> Any:
     return opened if is_parts else content
 
 
+def _whole(said: dict[str, Any]) -> dict[str, Any]:
+    """What an event says, also where one attribute holds all of it."""
+    inner = decoded(said.get("gen_ai.event.content"))
+    return said | (inner if isinstance(inner, dict) else {} if inner is None else {"content": inner})
+
+
 def _of_events(said: dict[str, Any], events: list[Event]) -> tuple[Payload, Payload]:
     """Events that are a message each."""
     own = [event for event in events if event["name"] in _ROLES or event["name"] == "gen_ai.choice"]
@@ -83,7 +95,8 @@ def _of_events(said: dict[str, Any], events: list[Event]) -> tuple[Payload, Payl
         said.pop("events")
     given: list[Message] = []
     answered: list[Message] = []
-    for name, body in told:
+    for name, attributes in told:
+        body = _whole(attributes)
         is_choice = name == "gen_ai.choice"
         inner = decoded(body.get("message")) if is_choice else None
         message: Message = {"role": _ROLES.get(name, "assistant")}

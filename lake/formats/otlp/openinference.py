@@ -43,7 +43,7 @@ def fill(span: Span) -> bool:
     span.kind = _KINDS.get(kind.upper(), kind.lower())
     span.agent = name_in(said, "agent.name")
     if span.kind == "llm":
-        span.call = _call(said)
+        span.call = call_of(said)
     elif span.kind == "tool":
         span.tool = _tool(span)
     elif span.kind == "agent":
@@ -56,7 +56,8 @@ def trace_scores(said: dict[str, Any]) -> list[Score]:
     return _scores(said, "trace.annotations", {}) + _scores(said, "session.annotations", {"of": "session"})
 
 
-def _call(said: dict[str, Any]) -> Call:
+def call_of(said: dict[str, Any]) -> Call:
+    """The call that attributes tell of; what becomes messages is taken out."""
     given, answered = _given(said), _answered(said)
     settings = decoded(said.get("llm.invocation_parameters"))
     settings = settings if isinstance(settings, dict) else {}

@@ -1,7 +1,8 @@
 """OpenTelemetry traces of agents: OTLP JSON, however it is wrapped, under any of the conventions for calls of models.
 
-`lake.formats.otlp.spans` says what wraps spans; the conventions are `lake.formats.otlp.genai`, `otlp_openinference`,
-`vercel` and `langfuse.observation`. The spans of a trace may stand anywhere in a file.
+Also traces as Jaeger writes them, and tables of spans of Phoenix. `lake.formats.otlp.spans` says what wraps spans; the
+conventions are `otlp.genai`, `otlp.openinference`, `otlp.vercel` and `langfuse.observation`. The spans of a trace may
+stand anywhere in a file.
 
 * A trace is an episode, its calls in order of their start are the decisions (`tracing.tree`). A trace without a
   call of a model is rejected: services write many.
@@ -18,13 +19,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from lake.formats.base.fields import sibling_number
-from lake.formats.base.format import Format
+from lake.formats.base.format import Format, its_folder
 from lake.formats.base.json_array import Element, Member
 from lake.formats.base.look import HEAD_BYTES, Look, look
 from lake.formats.base.rows import Item, ShapeError, items_of, members, values
 from lake.formats.base.source import Input
 from lake.formats.langfuse import observation as langfuse_observation
 from lake.formats.otlp import genai as otlp_genai
+from lake.formats.otlp import jaeger
 from lake.formats.otlp import openinference as otlp_openinference
 from lake.formats.otlp import vercel as otlp_vercel
 from lake.formats.otlp.spans import BARE, BUNDLES, is_span, span_id, spans_of
@@ -35,7 +37,9 @@ from lake.formats.tracing.tree import Span, Trace, traces
 from lake.records import EpisodeRecord, Reject, excerpt
 
 NAME = "otlp"
-_OF_MODELS = re.compile(r"gen_ai|\bllm\.|openinference|langfuse\.observation|\bai\.(?:operationId|toolCall|prompt)")
+_OF_MODELS = re.compile(
+    r"gen_ai|\bllm\.|openinference|langfuse\.observation|\bai\.(?:operationId|toolCall|prompt)|mlflow\.span"
+)
 _TRACE_ID = re.compile(r'"trace_?[iI]d"\s*:\s*"([^"]{16,40})"')
 _SESSIONS = ("session.id", "gen_ai.conversation.id", "langfuse.session.id", "langfuse.trace.session_id")
 _ABOUT = {"user": ("user.id", "langfuse.user.id"), "workflow": ("gen_ai.workflow.name", "traceloop.workflow.name")}
@@ -43,6 +47,8 @@ _ABOUT = {"user": ("user.id", "langfuse.user.id"), "workflow": ("gen_ai.workflow
 
 def recognise(look: Look) -> bool:
     """Whether a file holds resources with spans, or spans."""
+    if look.kind == "parquet":
+        return {"context.trace_id", "context.span_id"} <= set(look.names)
     return any(_is_document(value) for value in look.objects)
 
 
@@ -85,7 +91,9 @@ def _is_document(value: dict[str, Any]) -> bool:
         return any(isinstance(batch, dict) and ("scopeSpans" in batch or "resource" in batch) for batch in batches)
     data: list[Any] = next((value[key] for key in BARE if isinstance(value.get(key), list)), [])
     # Of a damaged document only the keys are known.
-    return any(map(is_span, data)) or ("batches" in value and "scopeSpans" in value)
+    return any(is_span(item) or jaeger.is_trace(item) for item in data) or (
+        "batches" in value and "scopeSpans" in value
+    )
 
 
 def _pieces(file: Input, lost: dict[str, int]) -> Iterator[tuple[str, int, Any] | Reject]:
@@ -241,5 +249,11 @@ def _flat(said: dict[str, Any]) -> dict[str, Any]:
 
 
 FORMAT = Format(
-    NAME, "OpenTelemetry traces (OTLP JSON; GenAI, OpenInference)", recognise, read, no_trajectory, is_whole=True
+    NAME,
+    "OpenTelemetry traces (OTLP JSON; GenAI, OpenInference)",
+    recognise,
+    read,
+    no_trajectory,
+    is_whole=True,
+    run_folder=its_folder,
 )

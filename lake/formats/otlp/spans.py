@@ -4,10 +4,12 @@
 
     wrapped as   {resourceSpans: [{resource, scopeSpans: [{scope, spans}]}]}   OTLP JSON
                  {batches: [...]}, {trace: {resourceSpans}}                    Tempo
-                 {data: [...]}, {spans: [...]}, a list, a span by itself       Phoenix, own exporters
+                              {data: [...]}, {spans: [...]}, a list, a span by itself       Phoenix, own exporters
+                 {data: [{traceID, spans, processes}]}                         `lake.formats.otlp.jaeger`
                  {resourceLogs: ...}                                           log records: events of the span they name
     a span as    OTLP JSON, its keys also in snake case, ids in hex or base64, times as text or numbers, kinds and
-                 codes as numbers or names; or as the Python SDK prints it ({context: {trace_id, span_id}, ...})
+                 codes as numbers or names; as the Python SDK prints it ({context: {trace_id, span_id}, ...}), or
+                 as a row of a table of Phoenix (context.span_id, attributes.NAME, ...)
     becomes      {id, trace, parent, name, kind, start, end, error, attributes, events: [{name, time, attributes}],
                  scope: {name, version}, resource: {...}, more: what else it says, links for example}
 """
@@ -20,6 +22,7 @@ from typing import Any
 
 from lake.formats.base.fields import moment
 from lake.formats.base.rows import ShapeError
+from lake.formats.otlp import jaeger
 from lake.formats.tracing.episodes import nanoseconds
 
 BUNDLES = ("resourceSpans", "batches", "resource_spans", "resourceLogs", "resource_logs")
@@ -28,6 +31,7 @@ BARE = ("data", "spans")
 _SCOPES = ("scopeSpans", "scope_spans", "instrumentationLibrarySpans", "instrumentation_library_spans")
 _LOG_SCOPES = ("scopeLogs", "scope_logs")
 _LOGS = ("logRecords", "log_records")
+_OF_A_ROW = frozenset(("context.trace_id", "context.span_id"))
 _HEX = re.compile(r"(?:0[xX])?([0-9a-fA-F]{16}|[0-9a-fA-F]{32})\Z")
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]+={0,2}\Z")
 _KINDS = {1: "internal", 2: "server", 3: "client", 4: "producer", 5: "consumer"}
@@ -58,6 +62,8 @@ def spans_of(value: Any) -> Iterator[dict[str, Any] | tuple[str, Any]]:
             yield f"`{place or '$'}` is {type(item).__name__}; valid: an object with spans, or a span", item
         elif (key := next((k for k in BUNDLES if k in item), None)) is not None:
             waiting += reversed(_listed(item[key], f"{place}{key}"))
+        elif jaeger.is_trace(item):
+            waiting += reversed(_listed(jaeger.of_trace(item), f"{place}spans"))
         elif isinstance(item.get("trace"), dict):
             waiting.append((item["trace"], f"{place}trace."))
         elif any(k in item for k in (*_SCOPES, *_LOG_SCOPES)):
@@ -74,6 +80,8 @@ def is_span(value: Any) -> bool:
     """Whether an object is a span by itself."""
     if not isinstance(value, dict) or "rollout_id" in value:
         return False
+    if jaeger.is_span(value) or value.keys() >= _OF_A_ROW:
+        return True
     if isinstance(value.get("context"), dict) and "trace_id" in value["context"]:
         return "name" in value and ("start_time" in value or "attributes" in value)
     has_ids = ("traceId" in value and "spanId" in value) or ("trace_id" in value and "span_id" in value)
@@ -175,6 +183,7 @@ def _first(holder: dict[str, Any], *keys: str) -> Any:
 def _span(span: Any, place: str) -> dict[str, Any]:
     if not isinstance(span, dict):
         raise ShapeError(f"`{place}` is {type(span).__name__}; valid: a span, an object with traceId and spanId")
+    span = jaeger.as_otlp(span) if jaeger.is_span(span) else _of_a_row(span) if span.keys() >= _OF_A_ROW else span
     context = span["context"] if isinstance(span.get("context"), dict) else span
     trace = span_id(_first(context, "traceId", "trace_id"))
     own = span_id(_first(context, "spanId", "span_id"))
@@ -210,6 +219,18 @@ def _span(span: Any, place: str) -> dict[str, Any]:
         "resource": attributes_of(resource.get("attributes", resource)) if isinstance(resource, dict) else {},
         "more": {key: value for key, value in span.items() if key not in _NAMED and value not in (None, "", [], {})},
     }
+
+
+def _of_a_row(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of a table of spans, whose columns have dotted names, as a span."""
+    found: dict[str, Any] = {"attributes": {}, "context": {}}
+    for key, value in row.items():
+        holder, _, name = key.partition(".")
+        if name and holder in found:
+            found[holder][name] = value
+        else:
+            found[key] = value
+    return found | {"attributes": attributes_of(found["attributes"])}
 
 
 def _error(span: dict[str, Any], status: dict[str, Any], events: list[dict[str, Any]]) -> str | None:

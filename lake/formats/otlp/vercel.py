@@ -13,12 +13,12 @@ Source: the AI SDK's page on telemetry. No file of it was read.
 
 from typing import Any
 
-from lake.formats.otlp.genai import call_of
+from lake.formats.otlp import genai
 from lake.formats.otlp.genai_messages import Event
 from lake.formats.tracing.attributes import count_of, first, name_in
 from lake.formats.tracing.payloads import choices, decoded, prompt
 from lake.formats.tracing.shapes import messages_of
-from lake.formats.tracing.tree import Span, Tool
+from lake.formats.tracing.tree import Call, Span, Tool
 
 _ANSWER = {"content": "text", "tool_calls": "toolCalls", "reasoning_content": "reasoning"}
 
@@ -42,12 +42,13 @@ def fill(span: Span, events: list[Event]) -> bool:
         )
     elif span.kind.endswith((".doGenerate", ".doStream")):
         span.kind = "llm"
-        _call(span, said, events)
+        span.call = call_of(said, events)
     return True
 
 
-def _call(span: Span, said: dict[str, Any], events: list[Event]) -> None:
-    call = span.call = call_of(said, events)
+def call_of(said: dict[str, Any], events: list[Event]) -> Call:
+    """The call that attributes tell of; what becomes messages is taken out."""
+    call = genai.call_of(said, events)
     given = prompt(said.pop("ai.prompt.messages", None))
     answer: dict[str, Any] = {key: said.pop(f"ai.response.{name}", None) for key, name in _ANSWER.items()}
     answer["tool_calls"] = decoded(answer["tool_calls"])
@@ -63,3 +64,4 @@ def _call(span: Span, said: dict[str, Any], events: list[Event]) -> None:
         call.prompt_tokens = count_of(first(said, "ai.usage.inputTokens", "ai.usage.promptTokens"))
     if call.completion_tokens is None:
         call.completion_tokens = count_of(first(said, "ai.usage.outputTokens", "ai.usage.completionTokens"))
+    return call

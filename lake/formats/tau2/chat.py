@@ -1,8 +1,9 @@
 """Messages of tau2-bench in the form of chat APIs, and those that the ticks of a voice run add up to.
 
 A message of tau2 has `tool_calls` of {id, name, arguments, requestor}; a tool's result has `id` and `error`; results of
-one turn may stand in one message, under `tool_messages`. `raw_data` is the provider's answer: what it repeats of the
-message is left out, finish reason, model and reasoning get their places.
+one turn may stand in one message, under `tool_messages`. `raw_data` is the provider's answer (of a chat API, or of
+Anthropic's with its `thinking_blocks`): what it repeats of the message is left out, finish reason, model and reasoning
+get their places.
 
 A tick of a voice run is a fifth of a second in which both sides may speak. What a side says in one utterance is one
 message. Where utterances are not told apart, a message ends when the agent gets to hear or read something: so an agent
@@ -106,6 +107,9 @@ def _of_provider(raw: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     for key, place in (("finish_reason", choice), ("model", raw), ("reasoning_content", said)):
         if isinstance(place.get(key), str) and (place is not said or given.get("role") == "assistant"):
             found[key] = place[key]
+    if choice is raw and isinstance(blocks := raw.get("thinking_blocks"), list):
+        found |= _thought(blocks) | ({"finish_reason": raw["stop_reason"]} if raw.get("stop_reason") else {})
+        raw = choice = _left(raw, "thinking_blocks", "role", "stop_reason")
     repeated = ["role"]
     repeated += ["content"] if said.get("content") == given.get("content") else []
     repeated += ["tool_calls"] if _length(said.get("tool_calls")) == _length(given.get("tool_calls")) else []
@@ -114,6 +118,15 @@ def _of_provider(raw: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     if choice is not raw:
         kept = _left(raw | {"choices": [kept, *raw["choices"][1:]] if kept else raw["choices"][1:]}, *found)
     return found | ({"raw_data": kept} if kept else {})
+
+
+def _thought(blocks: list[Any]) -> dict[str, Any]:
+    """What Anthropic's blocks say, and what proves it."""
+    known = [block for block in blocks if isinstance(block, dict)]
+    texts = [block["thinking"] for block in known if isinstance(block.get("thinking"), str)]
+    seals = [block[key] for block in known for key in ("signature", "data") if block.get(key)]
+    found = {"reasoning_content": "\n".join(texts), "signatures": seals}
+    return {key: item for key, item in found.items() if item}
 
 
 def _left(value: dict[str, Any], *known: str) -> dict[str, Any]:

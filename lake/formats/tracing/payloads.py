@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.chat.messages import Message
+from lake.formats.chat.messages import INSTRUCTIONS, Message
 from lake.formats.tracing.shapes import content_of, is_empty, is_message, is_part, messages_of, split, text
 
 _CHOICES = ("choices", "candidates", "generations")
-_GIVEN = ("messages", "input", "contents", "prompts", "prompt")
+_GIVEN = ("messages", "input", "contents", "prompts", "prompt", "args")
 _INSTRUCTIONS = ("system", "instructions", "systemInstruction", "system_instruction")
-_LONE = ("message", "content", "text", "output_text", "output", "input", "prompt")
+_LONE = ("message", "content", "text", "output_text", "output", "input", "prompt", "contents")
 """Keys of an object that holds one message or one text."""
 _ABOUT = frozenset(
     ("id", "model", "usage", "finish_reason", "stop_reason", "stop_sequence", "created", "object", "index", "logprobs")
@@ -31,6 +31,10 @@ class Payload(msgspec.Struct):
     tools: list[Any] = []
     rest: dict[str, Any] = {}
     """What it says besides: the settings of a request, the id and the usage of a response."""
+    choices: int = 1
+    """How many answers it is, if it says so."""
+    instructions: list[Message] = []
+    """Of an answer: the instructions that it was given, as it repeats them."""
 
 
 def decoded(value: Any) -> Any:
@@ -54,19 +58,28 @@ def prompt(value: Any) -> Payload:
 def answers(value: Any) -> Payload:
     """What a call answered: one message, or one for each of several choices; bare text is the agent's."""
     found = _payload(value, "assistant")
-    found.messages = choices(found.messages)
+    found.messages = choices(found.messages, found.choices)
     return found
+
+
+def instructed(given: Payload, answered: Payload) -> list[Message]:
+    """The prompt of a call, with the instructions that only its answer tells."""
+    is_told = not given.messages or any(message["role"] in INSTRUCTIONS for message in given.messages)
+    return given.messages if is_told else [*answered.instructions, *given.messages]
 
 
 def choices(messages: Sequence[Message], count: Any = 1) -> list[Message]:
     """The answers that the messages of an output are: each of several that says why it finished, else all as one.
+
+    Several that are only calls are one answer that makes them at once, unless their `count` is known.
 
     An output may be the whole conversation: only what stands behind the last message that is no assistant's counts.
     """
     last = max((index for index, m in enumerate(messages) if m["role"] != "assistant"), default=-1)
     own = messages[last + 1 :] or [m | {"role": "assistant"} for m in messages[-1:]]
     is_several = isinstance(count, int) and count > 1
-    if len(own) > 1 and (is_several or all("finish_reason" in m for m in own)):
+    has_text = any(message.get("content") for message in own)
+    if len(own) > 1 and (is_several or (has_text and all("finish_reason" in m for m in own))):
         return list(own)
     return [merged(own)] if own else []
 
@@ -153,33 +166,67 @@ def _list(items: list[Any], role: str) -> Payload | None:
 
 def _object(value: dict[str, Any], role: str) -> Payload | None:
     """A request or a response."""
+    settings = value["config"] if isinstance(value.get("config"), dict) else {}
+    said = [instructions(holder[key]) for holder in (value, settings) for key in _INSTRUCTIONS if holder.get(key)]
+    tools = [tool for holder in (value, settings) for tool in _offered(holder.get("tools"))]
+    rest = {k: v for k, v in value.items() if k not in ("tools", *_INSTRUCTIONS) and not is_empty(k, v)}
+    if settings and (said or tools):
+        rest["config"] = {k: v for k, v in settings.items() if k not in ("tools", *_INSTRUCTIONS)}
+        rest = {k: v for k, v in rest.items() if v != {}}
+    found = _inside(value, rest, role)
+    if found is not None:
+        found.tools += tools
+        if role == "assistant":
+            found.instructions = said
+        else:
+            found.messages = [*said, *found.messages]
+    return found
+
+
+def _inside(value: dict[str, Any], rest: dict[str, Any], role: str) -> Payload | None:
+    """The messages of a request or a response; `rest` is what stands beside its instructions and tools."""
     for key in (*_CHOICES, *(_GIVEN if role == "user" else ("messages",)), "output"):
         inner = decoded(value.get(key))
         if not isinstance(inner, list) or not inner:
             continue
         if key in _CHOICES:
             flat = [choice for item in inner for choice in (item if isinstance(item, list) else [item])]
-            found: Payload | None = Payload([message for item in flat for message in _choice(item)])
+            found: Payload | None = Payload([message for item in flat for message in _choice(item)], choices=len(flat))
         else:
             found = _list(inner, role)
         if found is None:
             continue
-        found.messages = [*(instructions(value[k]) for k in _INSTRUCTIONS if value.get(k)), *found.messages]
-        found.tools += value["tools"] if isinstance(value.get("tools"), list) else []
-        found.rest = {k: v for k, v in value.items() if k not in (key, "tools", *_INSTRUCTIONS) and not is_empty(k, v)}
+        found.rest = {k: v for k, v in rest.items() if k != key}
         return found
     for key in _LONE:
-        rest = {k: v for k, v in value.items() if k != key and not is_empty(k, v)}
-        if key not in value or (role == "assistant" and rest.keys() - _ABOUT):
+        beside = {k: v for k, v in rest.items() if k != key}
+        inner = value.get(key)
+        if key not in value or (role == "assistant" and beside.keys() - _ABOUT and not is_message(inner)):
             continue
-        inner = value[key]
         if isinstance(inner, dict) and is_message(inner.get("message")):
             inner = inner["message"]
         if isinstance(inner, str) or is_message(inner):
-            return Payload(messages_of(inner, role), rest=rest)
+            return _alone(messages_of(inner, role), beside)
         if isinstance(value[key], list) and value[key] and all(is_part(part) for part in value[key]):
-            return Payload(split(value[key], role), rest=rest)
+            return _alone(split(value[key], role), beside)
     return None
+
+
+def _alone(messages: list[Message], beside: dict[str, Any]) -> Payload:
+    """One message; why it finished stands beside it."""
+    if "finish_reason" in beside:
+        messages[-1].setdefault("finish_reason", beside.pop("finish_reason"))
+    return Payload(messages, rest=beside)
+
+
+def _offered(tools: Any) -> list[Any]:
+    """Tools; Gemini's stand in lists of declarations."""
+    found: list[Any] = []
+    for tool in tools if isinstance(tools, list) else ():
+        inner = tool if isinstance(tool, dict) else {}
+        declared = inner.get("function_declarations", inner.get("functionDeclarations"))
+        found += declared if isinstance(declared, list) else [tool]
+    return found
 
 
 def _choice(item: Any) -> list[Message]:

@@ -2,6 +2,7 @@
 
 Known: the chat API of OpenAI and items of its Responses API, blocks of Anthropic and Bedrock, contents of Gemini,
 messages of LangChain as it serialises them, parts of the OpenTelemetry GenAI conventions and of the Vercel AI SDK.
+Calls that stand in a message's text, as JSON (Koog), are calls, whoever is said to have made them.
 Parts that are neither text nor reasoning nor calls (images, what a server's own tools did) stay parts of the content.
 """
 
@@ -36,9 +37,14 @@ _UNTYPED: dict[str, Literal["reasoning", "call", "result"]] = {
     "reasoningContent": "reasoning",
     "toolUse": "call",
     "functionCall": "call",
+    "function_call": "call",
     "toolResult": "result",
     "functionResponse": "result",
+    "function_response": "result",
 }
+_CALLS_AS = ("function", "toolUse", "functionCall", "function_call")
+_RESULTS_AS = ("toolResult", "functionResponse", "function_response")
+"""Keys under which a call and a result stand."""
 _CALL_IDS = ("call_id", "toolCallId", "toolUseId", "id")
 _RESULT_IDS = ("tool_call_id", "call_id", "tool_use_id", "toolCallId", "toolUseId", "id")
 _OF_RESULTS = frozenset((*_RESULT_IDS, "name", "toolName", "is_error", "isError", "status", "tool_calls"))
@@ -86,6 +92,8 @@ def messages_of(given: Any, role: str) -> list[Message]:
         if calls := _tool_calls(holder):
             kept.setdefault("tool_calls", calls)
     content = message["parts"] if isinstance(message.get("parts"), list) else message.get("content")
+    if "tool_calls" not in kept and (written := _written_calls(content)):
+        return [kept | {"role": "assistant", "content": None, "tool_calls": written}]
     return [_tool_message(kept, content)] if found_role == "tool" else split(content, found_role, kept)
 
 
@@ -170,6 +178,8 @@ def _kind(part: dict[str, Any]) -> str | None:
     if isinstance(kind, str):
         return _KINDS.get(kind)
     of_key = next((found for key, found in _UNTYPED.items() if isinstance(part.get(key), dict)), None)
+    if "toolCallId" in part and "toolName" in part:
+        return "result" if "result" in part or "output" in part else "call"
     return of_key or ("text" if isinstance(part.get("text"), str) else None)
 
 
@@ -191,8 +201,23 @@ def _tool_calls(holder: dict[str, Any]) -> list[Any]:
     return [_call(holder["function_call"])] if isinstance(holder.get("function_call"), dict) else []
 
 
+def _written_calls(content: Any) -> list[Any]:
+    """The calls that a text is the JSON of; none if it says anything else."""
+    if not isinstance(content, str) or not content.startswith("[{") or '"function"' not in content:
+        return []
+    try:
+        calls = msgspec.json.decode(content)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return []
+    are_calls = all(
+        isinstance(c, dict) and "id" in c and isinstance(c.get("function"), dict) and "arguments" in c["function"]
+        for c in calls
+    )
+    return [_call(call) for call in calls] if are_calls else []
+
+
 def _call(call: dict[str, Any]) -> dict[str, Any]:
-    inner = next((call[k] for k in ("function", "toolUse", "functionCall") if isinstance(call.get(k), dict)), call)
+    inner = next((call[k] for k in _CALLS_AS if isinstance(call.get(k), dict)), call)
     arguments = _first(inner, ("arguments", "args", "input", "parameters"))
     call_id = _first(call, _CALL_IDS) or _first(inner, _CALL_IDS)
     name = _first(inner, ("name", "toolName"))
@@ -201,13 +226,13 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
 
 def _beside(part: dict[str, Any]) -> list[dict[str, Any]]:
     """What a part says of a call that a call has no place for: its item's id, a signature."""
-    known = (*_CALL_IDS[:-1], "name", "toolName", "arguments", "args", "input", "type", "toolUse", "functionCall")
+    known = (*_CALL_IDS[:-1], *_CALLS_AS, "name", "toolName", "arguments", "args", "input", "type", "toolCallType")
     more = {key: value for key, value in part.items() if key not in known and not is_empty(key, value)}
     return [more] if more.keys() - {"id"} or ("call_id" in part and more) else []
 
 
 def _result_message(part: dict[str, Any]) -> Message:
-    inner = next((part[k] for k in ("toolResult", "functionResponse") if isinstance(part.get(k), dict)), part)
+    inner = next((part[k] for k in _RESULTS_AS if isinstance(part.get(k), dict)), part)
     body = _first(inner, ("response", "result", "content", "output"))
     return _tool_message({key: value for key, value in inner.items() if key in _OF_RESULTS}, body)
 

@@ -4,7 +4,7 @@ Readers of trace formats bring spans into this form; `episodes` makes episodes o
 here holds for all of them:
 
 * A call that contains another call, with no tool and no agent between, is a wrapper that an instrumentation put around
-  it (a framework around a client): the innermost of those that recorded what was said counts.
+  it (a framework around a client): the innermost of those counts that recorded what was said, and by whom.
 * A call that failed and answered nothing is no decision: its client tried again, or gave up.
 * A sub-agent is what runs inside a tool, or an agent inside another agent whose calls have other instructions. Agents
   side by side (a handoff, a workflow) are one episode.
@@ -45,6 +45,11 @@ class Call(msgspec.Struct, kw_only=True):
     def is_recorded(self) -> bool:
         """Whether it is known what was said."""
         return bool(self.prompt or self.answers)
+
+    @property
+    def detail(self) -> int:
+        """How much of what was said is known: nothing, the texts, or also whose they are."""
+        return self.is_recorded + tells_roles(self.prompt)
 
 
 class Tool(msgspec.Struct, kw_only=True):
@@ -140,9 +145,9 @@ class Tree:
         calls = sorted((span for span in self.spans if span.call), key=_start)
         self.wrapped: dict[str, str] = {}
         """Wrappers, by their ids, and the first call in each."""
-        for is_recorded in (True, False):
+        for detail in (2, 1, 0):
             for span in calls:
-                if span.call and span.call.is_recorded is is_recorded:
+                if span.call and span.call.detail == detail:
                     self._note_wrappers(span)
         kept: dict[str, Span | None] = {}
         """Of each span, the call around it that counts."""
@@ -157,7 +162,7 @@ class Tree:
         """The calls around a call that count less: not those that alone recorded what was said, or alone succeeded."""
         outer = self.caller[span.id]
         while outer is not None and outer.call is not None and outer.id not in self.wrapped:
-            says_less = outer.call.is_recorded and not (span.call and span.call.is_recorded)
+            says_less = span.call is not None and span.call.detail < outer.call.detail
             if says_less or (_has_failed(span) and not _has_failed(outer)):
                 return
             self.wrapped[outer.id] = span.id
@@ -233,6 +238,11 @@ def _decoded_pieces(items: Iterable[tuple[str, int, Any] | Reject]) -> Iterator[
             message = f"a span of trace {key!r} cannot be stored as UTF-8 JSON: {error}"
             found = Reject(position=position, reason="invalid", message=excerpt(message), raw=excerpt(written(value)))
             yield f"\0{number}", msgspec.json.encode(found)
+
+
+def tells_roles(messages: list[Message] | None) -> bool:
+    """Whether messages are not all the user's, as texts are whose roles were not recorded."""
+    return any(message["role"] != "user" for message in messages or ())
 
 
 def _is_other(span: Span, first: Span, through_tool: bool, above: list[Span] | None, whose: str) -> bool:

@@ -176,6 +176,8 @@ def to_records(value: Any, file: Input, run: _Run) -> list[EpisodeRecord]:
 def _talk(row: _Row, trajectory: Any) -> tuple[Conversation, list[list[dict[str, Any]]], bool]:
     """The conversation, the calls of sub-models, and whether the trajectory is told by both."""
     prompt, completion = chat(row.prompt, "prompt"), chat(row.completion, "completion")
+    if prompt and completion[: len(prompt)] == prompt:  # environments of recursive models repeat it
+        completion = completion[len(prompt) :]
     mains, subs = calls_of(trajectory)
     own = {id(message) for message in completion}
     talk = conversation(

@@ -102,6 +102,17 @@ def namesakes(snapshot: Snapshot, sources: Sources) -> Iterator[str]:
         )
 
 
+def other_scores(snapshot: Snapshot, episodes: pl.DataFrame) -> Iterator[str]:
+    """A line if scorers have values for `select_episodes` that have no score: which, those of most episodes first."""
+    query = "SELECT scorer, episode_id FROM current_scores WHERE step_index IS NULL AND value IS NOT NULL"
+    without = episodes.filter(pl.col("episode_score").is_null())
+    there = snapshot.sql(query).join(without, on="episode_id", how="semi").group_by("scorer").len()
+    if there.height:
+        names = there.sort("len", "scorer", descending=[True, False])["scorer"]
+        options = " or ".join(f"--score {name}" for name in names)
+        yield f"There are recorded scores for episodes without one: {options}"
+
+
 def records_step_rewards(snapshot: Snapshot, sources: Sources) -> bool:
     """Whether any step of the selected episodes has a reward; raises as `select_episodes`."""
     if sources.rewards != ENV_REWARD:

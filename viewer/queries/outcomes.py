@@ -1,0 +1,65 @@
+"""How episodes went: by the return that the environment recorded, or by what a scorer says of them.
+
+A choice of outcome (`score`) is `env_return`, the name of a scorer, or None for each run's own: `env_return` where an
+episode of the run has one, else the scorer that has values for most of its episodes. Lists, rates and orders read
+`judged` instead of `episodes`, which turns a choice into SQL: its column `outcome` is NULL where it is not known.
+"""
+
+from functools import lru_cache
+
+from lake.judgements.scores import ENV_RETURN
+from viewer.queries import Params, Reads
+
+_OF_EPISODES = "FROM current_scores WHERE step_index IS NULL"
+_RETURNS = f"(SELECT *, {ENV_RETURN} AS outcome FROM episodes)"
+
+
+def judged(lake: Reads, score: str | None, run: str | None = None) -> tuple[str, Params]:
+    """A table expression, `episodes` with the column `outcome`, and the parameters that a query with it takes.
+
+    Args:
+        run: the one that the query is about, if it is about one: its own outcome alone is then looked up.
+    """
+    if run is not None:
+        score = of_run(lake, run, score)
+    if score == ENV_RETURN:
+        return _RETURNS, {}
+    if score is not None:
+        return _joined("s.value", "scorer = $score"), {"score": score}
+    found = own(lake)
+    if not found:
+        return _RETURNS, {}
+    chosen = "(run_id, scorer) IN (SELECT (unnest($own_runs::VARCHAR[]), unnest($own_scorers::VARCHAR[])))"
+    params: Params = {"own_runs": list(found), "own_scorers": list(found.values())}
+    return _joined(f"coalesce(e.{ENV_RETURN}, s.value)", chosen), params
+
+
+def _joined(outcome: str, condition: str) -> str:
+    scores = f"SELECT episode_id, value {_OF_EPISODES} AND {condition}"
+    return f"(SELECT e.*, {outcome} AS outcome FROM episodes AS e LEFT JOIN ({scores}) AS s USING (episode_id))"
+
+
+def of_run(lake: Reads, run: str, score: str | None) -> str:
+    """What a choice means for a run."""
+    return score or own(lake).get(run, ENV_RETURN)
+
+
+@lru_cache(maxsize=16)
+def own(lake: Reads) -> dict[str, str]:
+    """The scorer that stands for each run without any return; runs that no scorer scored are left out."""
+    bare = "SELECT run_id FROM episodes GROUP BY run_id HAVING count(env_return) = 0"
+    runs = lake.sql(bare)["run_id"].to_list()
+    if not runs:
+        return {}
+    query = f"""
+        SELECT run_id, scorer {_OF_EPISODES} AND value IS NOT NULL AND run_id IN (SELECT unnest($runs))
+        GROUP BY run_id, scorer
+        QUALIFY row_number() OVER (PARTITION BY run_id ORDER BY count(*) DESC, scorer) = 1
+        """
+    return dict(lake.sql(query, {"runs": runs}).iter_rows())
+
+
+def names(lake: Reads) -> list[str]:
+    """What can be chosen: `env_return`, then the scorers of episodes in alphabetical order."""
+    found = lake.sql(f"SELECT DISTINCT scorer {_OF_EPISODES} AND scorer <> $recorded", {"recorded": ENV_RETURN})
+    return [ENV_RETURN, *found["scorer"].sort()]
