@@ -30,8 +30,9 @@ def cli_page() -> str:
 def _command_sections(command: click.Command, name: str, parent: click.Context) -> Iterator[str]:
     context = click.Context(command, info_name=name, parent=parent)
     yield f"## {context.command_path}\n\n```text\n{command.get_help(context)}\n```\n"
+    children: dict[str, click.Command | None] = dict(getattr(command, "children", {}))
     if isinstance(command, click.Group):
-        for child in command.list_commands(context):
-            found = command.get_command(context, child)
-            if found is not None:
-                yield from _command_sections(found, child, context)
+        children |= {child: command.get_command(context, child) for child in command.list_commands(context)}
+    for child, found in children.items():
+        if found is not None:
+            yield from _command_sections(found, f"{name} {child}", parent)

@@ -199,6 +199,7 @@ class Session:
     ) -> Any:
         """What `take` makes of the result of one SELECT; in a connection of its own if it is read later."""
         with self._lock, self._translated(query):
+            query.encode()  # of lone surrogates DuckDB says that arguments are of a wrong type
             # No EXPLAIN: with ANALYZE it runs its statement, and COPY could write into the lake.
             kinds = [statement.type for statement in duckdb.extract_statements(query)]
             if kinds != [duckdb.StatementType.SELECT]:
@@ -342,6 +343,8 @@ class Session:
             if self._unread() or (unreadable and f"{self._objects.root}/" in str(error)):
                 raise self._damaged(error) from error
             raise query_results.query_error(error, query) from error
+        except UnicodeEncodeError as error:
+            raise QueryError(f"character {error.start} of the query is no Unicode: write it in UTF-8") from error
         except RuntimeError as error:
             # DuckDB's way of passing Ctrl-C on.
             raise KeyboardInterrupt from error

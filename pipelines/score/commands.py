@@ -1,7 +1,7 @@
 """Command `score`: reward functions and built-in scorers over a lake."""
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
@@ -23,18 +23,6 @@ def _configuration() -> "dict[str, type[BaseModel]]":
         "Options of [score], for --set and --config": ScoreConfig,
         "Limits of the sandbox, for [score.limits] of --config": SandboxLimits,
     }
-
-
-class _Score(ConfiguredCommand):
-    """`score`; where its first word is `import`, that command."""
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        """The context of the command that is meant, which is the one that runs."""
-        if args[:1] == ["import"]:
-            return import_scores.make_context(f"{info_name} import", args[1:], parent, **extra)
-        return super().make_context(info_name, args, parent, **extra)
 
 
 @click.command(name="import")
@@ -70,6 +58,20 @@ def import_scores(file: str, lake_uri: str, name: str | None) -> None:
         click.echo("they are in the table `rejects`", err=True)
     if report.rows and not report.new + report.present:
         sys.exit(1)
+
+
+class _Score(ConfiguredCommand):
+    """`score`; where its first word is one of `children`, that command."""
+
+    children: ClassVar[dict[str, click.Command]] = {"import": import_scores}
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """The context of the command that is meant, which is the one that runs."""
+        if args and (child := self.children.get(args[0])):
+            return child.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
 
 
 @click.command(cls=_Score, models=_configuration)

@@ -447,6 +447,7 @@ def test_stdin_that_cannot_be_read_is_one_line(cli: Cli, tmp_path: Path) -> None
         (["ingest", "FILE", "--lake", "FILE/lake"], "Not a directory"),
         (["sql", "DROP TABLE episodes", "--lake", "FULL"], "exactly one SELECT; this is DROP"),
         (["sql", "SELEC", "--lake", "FULL"], 'syntax error at or near "SELEC"'),
+        (["sql", "SELECT 'a\udcff'", "--lake", "FULL"], "character 9 of the query is no Unicode"),
         (["sql", "SELECT * FROM nothing", "--lake", "FULL"], "trajlake tables --columns"),
         (["sql", "SELECT $a", "--lake", "FULL", "--param", "a"], "--param 'a' has no value; write NAME=VALUE"),
         (["sql", "SELECT $a", "--lake", "FULL"], "Values were not provided"),
