@@ -107,6 +107,14 @@ def look(path: Path) -> Look:
     return found
 
 
+def look_or_other(path: Path) -> Look:
+    """Look at a file; one that not even begins to be readable is `other`, and whoever reads its values says why."""
+    try:
+        return look(path)
+    except FormatError:
+        return Look(path, "other")
+
+
 def _text(data: bytes) -> str:
     return data.decode("utf-8", errors="replace").lstrip("\ufeff")
 

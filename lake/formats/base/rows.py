@@ -14,13 +14,12 @@ from typing import Any
 import msgspec
 
 from lake import ids
-from lake.errors import FormatError
 from lake.formats.base.arrow import is_finite, rows_of
 from lake.formats.base.canonical import spell
 from lake.formats.base.json_array import Damage, Element, Member, read_array, read_members
 from lake.formats.base.json_faults import Rewriter, not_a_number, repeated_key
 from lake.formats.base.lines import LINE_LIMIT, is_cut, read_lines, reject
-from lake.formats.base.look import look
+from lake.formats.base.look import look_or_other
 from lake.formats.base.source import Input, Source
 from lake.records import EpisodeRecord, Reject, StepRecord, check, excerpt, identify
 
@@ -118,17 +117,13 @@ def values(file: Input, *, by_line: bool = False) -> Iterator[Element | Reject]:
     `by_line`: files of the format are lines, so that one whose first lines are damaged is not taken for a document;
     only an opening bracket on a line of its own begins one.
     """
-    try:
-        seen = look(file.path)
-        kind = seen.kind
-        by_line = by_line and seen.text.lstrip().partition("\n")[0].rstrip() != "{"
-    except FormatError:
-        kind = "other"
-    if kind == "parquet":
+    seen = look_or_other(file.path)
+    by_line = by_line and seen.text.lstrip().partition("\n")[0].rstrip() != "{"
+    if seen.kind == "parquet":
         yield from parquet_rows(file, constants=False)
-    elif kind == "array":
+    elif seen.kind == "array":
         yield from array_values(file)
-    elif kind == "lines" or by_line:
+    elif seen.kind == "lines" or by_line:
         yield from line_values(file)
     else:
         found = document(file)

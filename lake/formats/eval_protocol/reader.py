@@ -31,12 +31,11 @@ from typing import Any
 import msgspec
 
 from lake import ids
-from lake.errors import FormatError
 from lake.formats.base.fields import as_object, as_text, moment, number, sibling_number, whole, without_secrets
 from lake.formats.base.format import Format, above
 from lake.formats.base.json_array import Element
 from lake.formats.base.json_faults import Rewriter, not_a_number, repeated_key
-from lake.formats.base.look import Look, look
+from lake.formats.base.look import Look, look_or_other
 from lake.formats.base.rows import Item, converted, items_of, line_values, rest, values
 from lake.formats.base.source import Input
 from lake.formats.base.sqlite_rows import table_rows
@@ -92,10 +91,7 @@ def no_trajectory(look: Look) -> str | None:
 
 def read(file: Input) -> Iterator[Item]:
     """Records and rejects of a file: line numbers from 1, else indices from 0."""
-    try:
-        seen = look(file.path)
-    except FormatError:
-        seen = Look(file.path, "other")
+    seen = look_or_other(file.path)
     if seen.has("env_index", "step", "messages"):
         yield from _playback(file)
     else:

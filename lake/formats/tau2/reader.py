@@ -26,11 +26,10 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from lake.errors import FormatError
 from lake.formats.base.fields import Scores, as_object, as_text, moment, sibling_number, whole, without_secrets
 from lake.formats.base.format import Format
 from lake.formats.base.json_array import Element, Member
-from lake.formats.base.look import Look, look
+from lake.formats.base.look import Look, look_or_other
 from lake.formats.base.rows import Item, converted, document, items_of, members, rest, values
 from lake.formats.base.source import Input, stem
 from lake.formats.tau2.chat import chat_of, messages_of, spans_of
@@ -124,10 +123,7 @@ def no_trajectory(look: Look) -> str | None:
 
 def read(file: Input) -> Iterator[Item]:
     """Records and rejects of a file: of an array, or of a folder in the order of its index, by place from 0."""
-    try:
-        seen = look(file.path)
-    except FormatError:
-        seen = Look(file.path, "other")
+    seen = look_or_other(file.path)
     if seen.kind not in ("object", "lines") or _is_simulation(seen.first):
         is_part = seen.kind != "array" and file.path.parent.name == "simulations"
         run = _beside(file) if is_part else _Run()
