@@ -109,7 +109,7 @@ def test_a_real_trial_gives_rewards_tokens_and_its_sub_agent() -> None:
 
 def test_the_result_beside_a_trajectory_is_its_companion() -> None:
     trial = shared_data("formats", "atif", "gen_trial_v18")
-    for name in ("result.json", "verifier/reward.json"):
+    for name in ("result.json", "verifier/reward.json", "verifier/reward.txt"):
         with pytest.raises(FormatError, match=r"holds no trajectory: it .* read together with"):
             choose(trial / name)
 

@@ -198,7 +198,8 @@ def no_trajectory(look: Look) -> str | None:  # noqa: PLR0911 - a list of indepe
         return "it is the configuration of a Harbor job; ingest the job's folder, which holds the trials"
     if look.has("trial_name", "trials_dir") and "messages" not in first:
         return "it is the configuration of a Harbor trial; ingest the trial's folder"
-    if look.path.name == "reward.json" and look.path.parent.name == "verifier" and _is_flat(first):
+    is_reward = look.path.name == "reward.txt" or (look.path.name == "reward.json" and _is_flat(first))
+    if is_reward and look.path.parent.name == "verifier":
         return "it holds the rewards of a Harbor trial and is read together with the trial's trajectory"
     if _is_terminal_bench(first):
         return (
