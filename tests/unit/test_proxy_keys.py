@@ -1,0 +1,87 @@
+"""Which rollout a call belongs to, as its path and headers say; and that no name breaks out of its place."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from multidict import CIMultiDict
+
+from lake.errors import UsageError
+from lake.formats.base.fields import sibling_number
+from lake.live.proxy.keys import Address, addressed
+
+CHAT = "/v1/chat/completions"
+
+
+def of(path: str, **headers: str) -> tuple[Address, str]:
+    return addressed(path, CIMultiDict({name.replace("_", "-"): value for name, value in headers.items()}))
+
+
+@pytest.mark.parametrize(
+    ("prefix", "address"),
+    [
+        ("", Address()),
+        ("/ep/airline-12", Address(task="airline-12")),
+        ("/ep/v1", Address(task="v1")),
+        ("/ep/a%2Fb%20c", Address(task="a/b c")),
+        ("/run/R", Address(run="R")),
+        ("/run/R/task/T/rollout/3", Address(run="R", task="T", rollout=3)),
+        ("/run/R/task/T/rollout/0/attempt/2", Address(run="R", task="T", rollout=0, attempt=2)),
+        ("/task/T/rollout/a1", Address(task="T", rollout=sibling_number("a1"))),
+        ("/proxy/rollout/ro-9/attempt/1/mode/train/openai", Address(task="ro-9", attempt=1, split="train")),
+    ],
+)
+def test_a_path_names_a_rollout(prefix: str, address: Address) -> None:
+    assert of(prefix + CHAT) == (address, CHAT)
+
+
+def test_headers_name_what_the_path_leaves_open() -> None:
+    named = of("/task/T" + CHAT, X_Trajlake_Run="R", X_TRAJLAKE_TASK="other", x_trajlake_agent="critic")[0]
+    assert named == Address(run="R", task="T", agent="critic")
+    assert of(CHAT, X_Session_ID="s1")[0] == Address(task="s1")
+    assert of(CHAT, X_Session_ID="s1", X_Trajlake_Task="T")[0] == Address(task="T")
+    assert of(CHAT, X_Trajlake_Group="g")[0] == Address(task="g")
+    assert of("/task/T" + CHAT, X_Trajlake_Group="4")[0] == Address(task="T", collection_round=4)
+
+
+def test_a_parent_is_in_the_same_run_unless_it_says_so() -> None:
+    assert of("/run/R/task/T" + CHAT, X_Trajlake_Parent="boss")[0].parent == Address(run="R", task="boss")
+    parent = of(CHAT, X_Trajlake_Parent="/run/Q/task/T/rollout/1", X_Trajlake_Task="S")[0].parent
+    assert parent == Address(run="Q", task="T", rollout=1)
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "reason"),
+    [
+        ("/v2/chat/completions", {}, "valid: /v1"),
+        ("/ep/a/b" + CHAT, {}, "is unknown"),
+        ("/ep/a/task/b" + CHAT, {}, "names no rollout"),
+        ("/task/a/task/b" + CHAT, {}, "names no rollout"),
+        ("/rollout/3" + CHAT, {}, "no task"),
+        ("/ep/%00" + CHAT, {}, "printable"),
+        ("/ep/%ff" + CHAT, {}, "UTF-8"),
+        ("/ep/" + "x" * 257 + CHAT, {}, "1 to 256"),
+        ("/ep/k/v1/../../collective_rpc", {}, "leads elsewhere"),
+        ("/v1/%2e%2e/collective_rpc", {}, "leads elsewhere"),
+        ("/v1/%252e%252e/collective_rpc", {}, "%25"),
+        ("/v1/..%5ccollective_rpc", {}, "backslash"),
+        ("/v1//chat", {}, "leads elsewhere"),
+        (CHAT, {"X-Trajlake-Tsk": "T"}, "unknown or there twice"),
+        (CHAT, {"X-Trajlake-Task": "\ud800"}, "printable"),
+        ("/task/T" + CHAT, {"X-Trajlake-Attempt": "last"}, "a number from 0"),
+        ("/task/T" + CHAT, {"X-Trajlake-Group": "night"}, "collection round"),
+        (CHAT, {"X-Trajlake-Task": "T", "X-Trajlake-Parent": "/ep"}, "names no rollout"),
+    ],
+)
+def test_what_is_not_valid_is_refused_with_the_reason(path: str, headers: dict[str, str], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        addressed(path, CIMultiDict(headers))
+
+
+@given(st.text(st.characters(codec="ascii", exclude_characters="\n"), max_size=40))
+def test_no_path_leads_out_of_the_api(path: str) -> None:
+    try:
+        _, asked = of("/ep/k/v1/" + path)
+    except UsageError:
+        return
+    assert asked.startswith("/v1/")
+    assert not {".", ".."} & set(asked.split("/"))
