@@ -1,0 +1,135 @@
+"""Frames of an episode as its record.
+
+The record follows from the frames alone, so whoever makes it, however often, makes the same one: the writer knows a
+replay by that.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from lake.formats.chat.messages import Message, decision
+from lake.live.frames import SOURCE_FORMAT, Begin, End, Frame, FrameError, Reward, Score, Span, Step, Tool, Whole
+from lake.records import EpisodeRecord, Json, ScoreRecord, SpanRecord, StepRecord
+
+
+def assemble(frames: Iterable[Frame]) -> EpisodeRecord:
+    """The record that the frames of an episode say, in the order of their numbers.
+
+    Raises:
+        FrameError: the episode has no beginning.
+    """
+    found = list(frames)
+    if found and isinstance(found[0], Whole):
+        return found[0].episode
+    if not found or not isinstance(found[0], Begin):
+        raise FrameError("an episode without its first frame")
+    record = found[0].episode
+    steps = {frame.index: frame for frame in found if isinstance(frame, Step)}
+    order = sorted(steps)
+    place = {index: number for number, index in enumerate(order)}
+    tools = sorted((frame for frame in found if isinstance(frame, Tool)), key=lambda tool: tool.number)
+    end = next((frame for frame in found if isinstance(frame, End)), End())
+    shown_results = _observe([steps[index] for index in order], tools, end)
+    record.steps = [steps[index].step for index in order]
+    record.initial_messages = next(
+        (steps[index].initial_messages for index in order if steps[index].initial_messages is not None),
+        record.initial_messages,
+    )
+    for step in record.steps:
+        _renumber_prefix(step, place)
+    for reward in (frame for frame in found if isinstance(frame, Reward)):
+        if reward.step_index is None:
+            record.env_return = reward.value
+        elif reward.step_index in place:
+            record.steps[place[reward.step_index]].reward = reward.value
+    scores = {(f.score.scorer, f.score.step_index): f.score for f in found if isinstance(f, Score)}
+    record.scores = [*record.scores, *scores.values()]
+    spans = {(f.span.trace_id, f.span.span_id): f.span for f in found if isinstance(f, Span)}
+    record.spans = [*record.spans, *(_span(tool, tool.number in shown_results) for tool in tools), *spans.values()]
+    parts: list[ScoreRecord | SpanRecord] = [*record.scores, *record.spans]
+    for part in parts:
+        part.step_index = None if part.step_index is None else place.get(part.step_index)
+    return _ended(record, end)
+
+
+def _renumber_prefix(step: StepRecord, place: Mapping[int, int]) -> None:
+    """Tokens that extend those of a step that is not there would be read as the wrong text, so they are left out."""
+    if step.tokens is None or not isinstance(prefix := step.tokens.prefix_step_index, int):
+        return
+    if prefix in place:
+        step.tokens.prefix_step_index = place[prefix]
+    else:
+        step.tokens = None
+        step.extra = (step.extra or {}) | {"tokens_left_out": f"they extend step {prefix}, which was not recorded"}
+
+
+def _observe(steps: Sequence[Step], tools: Sequence[Tool], end: End) -> set[int]:
+    """Give each step that saw the results of tools these as its context; the numbers of those that stand somewhere.
+
+    A step sees the results of tools that were called in the steps before it and that no step has seen.
+    """
+    used: set[int] = set()
+    for place, frame in enumerate(steps):
+        if not frame.saw_results:
+            said = {m.get("tool_call_id") for m in [*frame.step.context, *(frame.initial_messages or ())]}
+            used |= {tool.number for tool in tools if tool.call_id is not None and tool.call_id in said}
+            continue
+        since = [tool for tool in tools if tool.number not in used and _is_before(tool, frame.index)]
+        used |= {tool.number for tool in since}
+        seen = decision({"role": "assistant", "content": ""}, [_message(tool) for tool in since], is_first=not place)
+        step = frame.step
+        step.state = seen.state if since else None
+        step.state_role, step.state_is_error = seen.state_role, seen.state_is_error
+        step.context = [_message(tool) for tool in since]
+    left = [tool for tool in tools if tool.number not in used]
+    if end.final_observation is None and left:
+        end.final_observation = [_message(tool) for tool in left]
+        used |= {tool.number for tool in left}
+    return used
+
+
+def _is_before(tool: Tool, index: int) -> bool:
+    return tool.step_index is not None and tool.step_index < index
+
+
+def _message(tool: Tool) -> Message:
+    """What a tool gave back, as a message."""
+    said: Message = {"role": "tool", "content": tool.error if tool.result is None else _text(tool.result)}
+    more = {"name": tool.name, "tool_call_id": tool.call_id, "is_error": True if tool.error is not None else None}
+    return said | {key: value for key, value in more.items() if value is not None}
+
+
+def _text(result: Json) -> str:
+    return result if isinstance(result, str) else msgspec.json.encode(result).decode()
+
+
+def _span(tool: Tool, is_shown: bool) -> SpanRecord:
+    """A tool call as a span; its result only where no message has it."""
+    attributes = {
+        "gen_ai.tool.call.id": tool.call_id,
+        "gen_ai.tool.call.arguments": tool.arguments,
+        "gen_ai.tool.call.result": None if is_shown else tool.result,
+    }
+    return SpanRecord(
+        trace_id=SOURCE_FORMAT,
+        span_id=f"tool-{tool.number}",
+        kind="tool",
+        name=tool.name,
+        step_index=tool.step_index,
+        started_at=tool.started_at,
+        ended_at=tool.ended_at,
+        error=tool.error,
+        attributes={key: value for key, value in attributes.items() if value is not None} or None,
+    )
+
+
+def _ended(record: EpisodeRecord, end: End) -> EpisodeRecord:
+    """The record with what its end says."""
+    record.status = end.status
+    for name in End.__struct_fields__:
+        if name not in ("status", "extra") and (value := getattr(end, name)) is not None:
+            setattr(record, name, value)
+    if end.extra:
+        record.extra = (record.extra or {}) | end.extra
+    return record

@@ -1,0 +1,204 @@
+"""Frames: what is said of an episode while it runs, one thing at a time; `lake.live.assembly` makes its record of them.
+
+A frame in a spool is a head (its kind, the episode's key, the frame's number in its episode) and a body in MessagePack.
+The head alone tells which episodes are whole. A frame that is there twice, because a log was carried over when its
+process died, is told by its number. No frame repeats what another one of its episode says.
+"""
+
+import secrets
+import struct
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from lake.errors import LakeVersionError
+from lake.formats.chat.messages import Message
+from lake.records import EpisodeRecord, Json, ScoreRecord, SpanRecord, StepRecord, printable, shown
+
+SOURCE_FORMAT = "live"
+"""`source_format` of what is recorded live."""
+KEY_BYTES = 16
+HEAD = struct.Struct(f"<B{KEY_BYTES}sI")
+NO_KEY = bytes(KEY_BYTES)
+_DEEPEST = 64
+"""Levels of a value that are kept as they are."""
+
+
+class Begin(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """An episode begins; number 0 of its frames. What a record needs (a rollout index, a start) is chosen by now."""
+
+    episode: EpisodeRecord
+    """Without steps."""
+
+
+class Step(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A decision was taken."""
+
+    index: int
+    """Steps are in the order of this number; it may have gaps."""
+    step: StepRecord
+    """`tokens.prefix_step_index` is an `index`."""
+    saw_results: bool = False
+    """What it saw are the results of the tool calls before it; `context` and the state are empty."""
+    initial_messages: list[Message] | None = None
+    """Of the first step: all that stood before it."""
+
+
+class Tool(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A tool was called and gave something back, or failed."""
+
+    number: int
+    """Among the tool calls of the episode."""
+    step_index: int | None = None
+    name: str
+    arguments: Json = None
+    call_id: str | None = None
+    result: Json = None
+    error: str | None = None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+
+
+class Reward(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What the environment gave for a step, or for the episode; the last one counts."""
+
+    value: float
+    step_index: int | None = None
+
+
+class Score(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What a scorer said; the last one of a scorer counts."""
+
+    score: ScoreRecord
+
+
+class Span(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A raw trace event."""
+
+    span: SpanRecord
+
+
+class End(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """An episode is finished: what is known by now, by the names of `EpisodeRecord`."""
+
+    status: str = "completed"
+    ended_at: datetime | None = None
+    error: str | None = None
+    stop_reason: str | None = None
+    terminated: bool | None = None
+    env_return: float | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cost: float | None = None
+    ground_truth: Json = None
+    final_observation: list[Message] | None = None
+    """The results of the last tool calls unless given."""
+    final_value_estimate: float | None = None
+    extra: dict[str, Json] | None = None
+
+
+class Whole(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A finished episode in one frame."""
+
+    episode: EpisodeRecord
+
+
+class Lost(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A frame of the episode could not be taken, so it is not going to be whole and is left out."""
+
+    reason: str = ""
+
+
+class Delivered(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Episodes whose frames nobody needs any more."""
+
+    keys: list[bytes]
+
+
+Frame = Begin | Step | Tool | Reward | Score | Span | End | Whole | Lost | Delivered
+_KINDS: tuple[type[Frame], ...] = (Begin, Step, Tool, Reward, Score, Span, End, Whole, Lost, Delivered)
+"""By number in the head; new ones go to the end."""
+_KIND_OF = {kind: number for number, kind in enumerate(_KINDS)}
+LAST = frozenset((_KIND_OF[End], _KIND_OF[Whole]))
+"""Kinds of frames after which an episode is finished."""
+LOST, DELIVERED = _KIND_OF[Lost], _KIND_OF[Delivered]
+
+
+class FrameError(ValueError):
+    """A frame holds a value that its record cannot."""
+
+
+def new_key() -> bytes:
+    """A key for an episode: 128 random bits."""
+    return secrets.token_bytes(KEY_BYTES)
+
+
+def encode(key: bytes, number: int, frame: Frame) -> bytes:
+    """A frame as the payload of a spool.
+
+    Values that JSON has no form for become what they say of themselves (`model_dump`, `tolist`), else their text.
+
+    Raises:
+        FrameError: a field is of a type that its record does not take.
+    """
+    kind = _KIND_OF[type(frame)]
+    try:
+        body = _ENCODER.encode(frame)
+    except (UnicodeEncodeError, TypeError, ValueError, OverflowError, RecursionError):
+        body = msgspec.msgpack.encode(plain(frame))
+    try:
+        # Structs that are built in Python are not checked; a wrong type would be found when nobody can mend it.
+        _DECODERS[kind].decode(body)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise FrameError(str(error)) from error
+    return HEAD.pack(kind, key, number) + body
+
+
+def head(payload: bytes) -> tuple[int, bytes, int]:
+    """Kind, key and number of a frame."""
+    kind, key, number = HEAD.unpack_from(payload)
+    return kind, key, number
+
+
+def decode(payload: bytes) -> Frame:
+    """A frame. Raises LakeVersionError: of a kind that this version does not know; FrameError: of another shape."""
+    kind = payload[0]
+    if kind >= len(_KINDS):
+        raise LakeVersionError(f"a frame of kind {kind} was written by a newer trajlake; record with that version once")
+    try:
+        frame: Frame = _DECODERS[kind].decode(memoryview(payload)[HEAD.size :])
+    except msgspec.MsgspecError as error:
+        raise FrameError(f"a frame of kind {_KINDS[kind].__name__}: {error}") from error
+    return frame
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """A value of what JSON and MessagePack can hold; what is too deep, or of no such type, as its text."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return str(value)
+    if value is None or isinstance(value, int | float | datetime):
+        return value
+    if depth > _DEEPEST:
+        return shown(value)
+    if isinstance(value, msgspec.Struct):
+        fields = {name: getattr(value, name) for name in value.__struct_fields__}
+        value = {name: item for name, item in fields.items() if item is not msgspec.UNSET}
+    if isinstance(value, dict):
+        return {printable(str(key)): plain(item, depth + 1) for key, item in value.items()}
+    items = value if isinstance(value, list | tuple | set | frozenset) else None
+    return plain(_said(value), depth + 1) if items is None else [plain(item, depth + 1) for item in items]
+
+
+def _said(value: Any) -> Any:
+    """What an object says of itself: messages of client libraries, numbers and arrays of others; else its text."""
+    for method in ("model_dump", "tolist"):
+        if callable(tell := getattr(value, method, None)) and not isinstance(value, type):
+            return tell()
+    return shown(value)
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_said)
+_DECODERS: list[Any] = [msgspec.msgpack.Decoder(kind) for kind in _KINDS]

@@ -1,0 +1,411 @@
+"""The spool: a log on disk between whatever records and the lake, which survives the death of its process.
+
+Appending puts a payload into memory and returns; a thread writes what has gathered every few milliseconds and syncs it
+to the disk once for all of it. `sync` waits for that. What cannot be written (a full disk) stays in memory and is tried
+again; both the disk and the memory are bounded, and a spool says when it is full.
+
+A spool is a folder below a root, one for each process that writes, locked while its process is alive. A folder whose
+lock is free belonged to a process that is dead: `adopt` takes it over, cut at its last whole frame. The log is trimmed
+from its beginning only, so a later frame that speaks of an earlier one outlives it.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Self
+
+from lake import ids
+from lake.errors import LakeAccessError, TrajlakeError
+from lake.live.segments import (
+    FRAME_BYTES,
+    HEADER_BYTES,
+    LARGEST_PAYLOAD,
+    START,
+    Position,
+    framed,
+    new_header,
+    numbers,
+    path_of,
+    read,
+    sync_folder,
+    whole_bytes,
+    whole_frames,
+)
+
+MAX_BYTES = 1 << 30
+SEGMENT_BYTES = 16 << 20
+BUFFER_BYTES = 64 << 20
+GROUP_SECONDS = 0.005
+"""How long frames gather before they are synced together, unless somebody waits for them."""
+_LONGEST_PAUSE = 2.0
+"""Seconds between two tries to write to a disk that refuses."""
+_CLOSING_SECONDS = 5.0
+_LOCK = "lock"
+_log = logging.getLogger("trajlake")
+_sync_data = getattr(os, "fdatasync", os.fsync)
+
+
+def root_of(lake_uri: str, part: str) -> Path:
+    """Where the spools of a lake are kept on this machine: below TRAJLAKE_SPOOL, else among the user's state.
+
+    Args:
+        lake_uri: the lake's folder or address.
+        part: which of several programs: each adopts its own.
+    """
+    given = os.environ.get("TRAJLAKE_SPOOL")
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    address = lake_uri.rstrip("/") if "://" in lake_uri else str(Path(lake_uri).expanduser().resolve())
+    name = f"{PurePosixPath(address).name}-{ids.to_text(ids.text_hash(address))}"
+    return (Path(given) if given else state / "trajlake" / "spool") / name / part
+
+
+class SpoolFullError(TrajlakeError, RuntimeError):
+    """There is no room for a frame; nothing of it was taken."""
+
+
+class Spool:
+    """One folder of segments, and the only process that writes to it. Thread-safe.
+
+    Made by `create` and `adopt`.
+    """
+
+    def __init__(self, folder: Path, lock: int, max_bytes: int, segment_bytes: int, buffer_bytes: int) -> None:
+        self.folder = folder
+        self.cut_bytes = 0
+        """Bytes of an adopted spool that were not whole."""
+        self.problem: str | None = None
+        """Why it cannot be written at the moment."""
+        self._lock_file = lock
+        self._max_bytes, self._segment_bytes, self._buffer_bytes = max_bytes, segment_bytes, buffer_bytes
+        self._ends: dict[int, int] = {}
+        """Segment -> its bytes that are whole and synced."""
+        self._number = 0
+        self._file: int | None = None
+        """Of the segment that is written; None if the next frame begins one."""
+        self._header = b""
+        self._state = threading.Condition()
+        self._wake, self._hurry = threading.Event(), threading.Event()
+        self._pending: list[bytes] = []
+        self._held_bytes = 0
+        """In memory, including what is being written."""
+        self._appended = self._synced = 0
+        """Frames."""
+        self._is_closing = False
+        self._thread: threading.Thread | None = None
+
+    @classmethod
+    def create(
+        cls,
+        root: Path,
+        *,
+        max_bytes: int = MAX_BYTES,
+        segment_bytes: int = SEGMENT_BYTES,
+        buffer_bytes: int = BUFFER_BYTES,
+    ) -> Self:
+        """A new spool of this process.
+
+        Args:
+            root: made if it is missing, for its owner alone: what agents say may be private.
+            max_bytes: of the disk; frames that would go beyond are refused.
+            segment_bytes: a file that is longer is followed by another.
+            buffer_bytes: of the memory, before they are on the disk.
+
+        Raises:
+            LakeAccessError: the folder cannot be made.
+        """
+        try:
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _turn(root):
+                folder = root / f"{os.getpid()}-{secrets.token_hex(4)}"
+                folder.mkdir(mode=0o700)
+                lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            msg = f"{root}: {error.strerror or error}; name another folder for the spool, or change its permissions"
+            raise LakeAccessError(msg) from error
+        return cls(folder, lock, max_bytes, segment_bytes, buffer_bytes)
+
+    @classmethod
+    def adopt(
+        cls,
+        root: Path,
+        *,
+        max_bytes: int = MAX_BYTES,
+        segment_bytes: int = SEGMENT_BYTES,
+        buffer_bytes: int = BUFFER_BYTES,
+    ) -> list[Self]:
+        """Take over the spools below a root whose processes are dead, each cut at its last whole frame.
+
+        One that cannot be read is left where it is, and told of in the log.
+        """
+        found: list[Self] = []
+        if not root.is_dir():
+            return found
+        with _turn(root):
+            for folder in sorted(path for path in root.iterdir() if path.is_dir()):
+                try:
+                    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+                except OSError as error:
+                    _log.warning("the spool %s cannot be taken over: %s", folder, error)
+                    continue
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    spool = cls(folder, lock, max_bytes, segment_bytes, buffer_bytes)
+                    spool._load()
+                except BlockingIOError:
+                    os.close(lock)
+                except (OSError, TrajlakeError) as error:
+                    os.close(lock)
+                    _log.warning("the spool %s cannot be taken over: %s", folder, error)
+                else:
+                    found.append(spool)
+        return found
+
+    @property
+    def size(self) -> int:
+        """On the disk and in memory."""
+        return sum(list(self._ends.values())) + self._held_bytes
+
+    @property
+    def is_roomy(self) -> bool:
+        """Whether less than half of it is taken."""
+        return 2 * self.size < self._max_bytes
+
+    def append(self, payload: bytes, *, wait: float = 0.0, is_reserved: bool = False) -> None:
+        """Take a frame; it is in memory when this returns, and on the disk soon after: see `sync`.
+
+        Args:
+            payload: not empty.
+            wait: seconds to wait for room, if there is none.
+            is_reserved: take it even if there is no room: for small frames that let others go.
+
+        Raises:
+            SpoolFullError: there is no room, or the spool is closed.
+        """
+        size = len(payload) + FRAME_BYTES
+        with self._state:
+            if not is_reserved and not self._has_room(size) and not self._wait_for_room(size, wait):
+                raise SpoolFullError(self._why_full(size))
+            if self._is_closing:
+                raise SpoolFullError(f"the spool {self.folder} is closed")
+            self._pending.append(payload)
+            self._held_bytes += size
+            self._appended += 1
+            is_first = len(self._pending) == 1
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="trajlake-spool", daemon=True)
+                self._thread.start()
+        if is_first:
+            self._wake.set()
+
+    def sync(self, timeout: float | None = None) -> bool:
+        """Wait until what was appended before is on the disk; False if that took longer than `timeout` seconds."""
+        with self._state:
+            goal = self._appended
+            self._hurry.set()
+            return self._state.wait_for(lambda: self._synced >= goal, timeout)
+
+    def frames(self, since: Position = START) -> Iterator[tuple[Position, bytes]]:
+        """The frames behind a position that are on the disk, in order. Raises OSError."""
+        with self._state:
+            ends = sorted(self._ends.items())
+        for number, end in ends:
+            start = max(HEADER_BYTES, since.offset + since.length if number == since.segment else 0)
+            if number < since.segment or start >= end:
+                continue
+            header, data = read(path_of(self.folder, number), start, end)
+            for offset, payload in whole_frames(data, header, start):
+                yield Position(number, offset, len(payload)), payload
+
+    def payload(self, at: Position) -> bytes:
+        """One frame's payload. Raises OSError."""
+        return read(path_of(self.folder, at.segment), at.offset, at.offset + at.length)[1]
+
+    def trim(self, before: Position) -> None:
+        """Delete the segments that end before a position: nobody needs their frames any more. Raises OSError."""
+        with self._state:
+            written = None if self._file is None else self._number
+            for number, end in sorted(self._ends.items()):
+                if number == written or (number, end) > before[:2]:
+                    break
+                path_of(self.folder, number).unlink(missing_ok=True)
+                del self._ends[number]
+            self._state.notify_all()
+
+    def close(self, *, remove: bool = False, timeout: float = _CLOSING_SECONDS) -> bool:
+        """Write what is in memory and let go of the folder; whether all of it could be written in time.
+
+        Args:
+            remove: delete the folder, as all of it was delivered.
+            timeout: seconds.
+        """
+        with self._state:
+            self._is_closing = True
+            self._wake.set()
+            self._hurry.set()
+            self._state.notify_all()
+        if self._thread is not None:
+            self._thread.join(timeout)
+            if self._thread.is_alive():
+                return False
+        if remove:
+            with contextlib.suppress(OSError), _turn(self.folder.parent):
+                shutil.rmtree(self.folder)
+        self.abandon()
+        return not self._pending
+
+    def abandon(self) -> None:
+        """Close the files and nothing else: for a forked child, whose parent goes on with this spool."""
+        for descriptor in (self._file, self._lock_file):
+            if descriptor is not None:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+        self._file = None
+        self._lock_file = -1
+
+    def _has_room(self, size: int) -> bool:
+        is_buffered = not self._held_bytes or self._held_bytes + size <= self._buffer_bytes
+        return is_buffered and self.size + size <= self._max_bytes and size <= LARGEST_PAYLOAD
+
+    def _wait_for_room(self, size: int, seconds: float) -> bool:
+        can_ever_fit = size + HEADER_BYTES <= min(self._max_bytes, LARGEST_PAYLOAD)
+        return can_ever_fit and seconds > 0 and self._state.wait_for(lambda: self._has_room(size), seconds)
+
+    def _why_full(self, size: int) -> str:
+        reason = f" because {self.problem}" if self.problem else ""
+        return (
+            f"the spool {self.folder} has no room for {size:,} bytes{reason}: it holds {self.size:,} of "
+            f"{self._max_bytes:,} bytes, {self._held_bytes:,} of them in memory"
+        )
+
+    def _load(self) -> None:
+        found = numbers(self.folder)
+        for number in found:
+            path = path_of(self.folder, number)
+            whole, rest = whole_bytes(path)
+            self.cut_bytes += rest
+            if rest and number == found[-1]:
+                os.truncate(path, whole)
+            if whole:
+                self._ends[number] = whole
+        self._number = max(found, default=0)
+        if self.cut_bytes:
+            _log.warning(
+                "the spool %s ends in %d bytes that are not whole: they were being written when its process died, or "
+                "the disk damaged them; the frames before them are kept",
+                self.folder,
+                self.cut_bytes,
+            )
+
+    def _run(self) -> None:
+        """What the writing thread does."""
+        pause = GROUP_SECONDS
+        while True:
+            self._wake.wait()
+            self._hurry.wait(GROUP_SECONDS)
+            with self._state:
+                self._wake.clear()
+                self._hurry.clear()
+                batch = self._next_batch()
+                is_closing = self._is_closing
+            if not batch and is_closing:
+                return
+            if not batch:
+                continue
+            try:
+                self._write(batch)
+            except OSError as error:
+                self._fail(error)
+                if is_closing:
+                    return
+                time.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+            else:
+                pause = GROUP_SECONDS
+            if self._pending or self._is_closing:
+                self._wake.set()
+
+    def _next_batch(self) -> list[bytes]:
+        """The frames that are written together: no more than about a segment of them."""
+        size, count = 0, 0
+        while count < len(self._pending) and size < self._segment_bytes:
+            size += len(self._pending[count])
+            count += 1
+        return self._pending[:count]
+
+    def _write(self, batch: list[bytes]) -> None:
+        """Put frames on the disk and let whoever waits for them go on. Raises OSError; then none of them counts."""
+        file = self._file if self._file is not None else self._begin()
+        start = self._ends[self._number]
+        data = framed(batch, self._header, start)
+        _write_all(file, data, start)
+        _sync_data(file)
+        with self._state:
+            self._ends[self._number] = start + len(data)
+            del self._pending[: len(batch)]
+            self._held_bytes -= len(data)
+            self._synced += len(batch)
+            self.problem = None
+            self._state.notify_all()
+        if start + len(data) > self._segment_bytes:
+            os.close(file)
+            self._file = None
+
+    def _begin(self) -> int:
+        """Begin the next segment; its file. Raises OSError."""
+        header = new_header()
+        file = os.open(path_of(self.folder, self._number + 1), os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            _write_all(file, header, 0)
+            sync_folder(self.folder)
+        except OSError:
+            os.close(file)
+            raise
+        with self._state:
+            self._number += 1
+            self._header, self._file = header, file
+            self._ends[self._number] = HEADER_BYTES
+        return file
+
+    def _fail(self, error: OSError) -> None:
+        """Leave the segment at its last good byte: after a failed sync nobody knows what its later pages hold."""
+        if self.problem is None:
+            _log.warning("the spool %s cannot be written and is tried again: %s", self.folder, error)
+        self.problem = error.strerror or str(error)
+        if self._file is not None:
+            end = self._ends[self._number]
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, end)
+            with contextlib.suppress(OSError):
+                os.close(self._file)
+            self._file = None
+            if end == HEADER_BYTES:
+                # A disk that takes the header alone would collect one with each try.
+                path_of(self.folder, self._number).unlink(missing_ok=True)
+                with self._state:
+                    del self._ends[self._number]
+
+
+def _write_all(file: int, data: bytes, offset: int) -> None:
+    left = memoryview(data)
+    while left:
+        written = os.pwrite(file, left, offset)
+        left, offset = left[written:], offset + written
+
+
+@contextlib.contextmanager
+def _turn(root: Path) -> Iterator[None]:
+    """One process at a time makes, adopts or deletes spools below a root: no folder is seen before it is locked."""
+    lock = os.open(root / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
