@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lake import errors
     from lake.lake import Lake
+    from lake.live.opening import recorder
     from lake.opening import open  # noqa: A004 - `lake.open` is the name people guess
     from lake.read.snapshot import Snapshot
     from lake.records import EpisodeRecord, ScoreRecord, SpanRecord, StepRecord, TokensRecord
@@ -29,6 +30,7 @@ __all__ = [
     "TokensRecord",
     "errors",
     "open",
+    "recorder",
 ]
 
 _HOME = {
@@ -40,6 +42,7 @@ _HOME = {
     "StepRecord": "lake.records",
     "TokensRecord": "lake.records",
     "open": "lake.opening",
+    "recorder": "lake.live.opening",
 }
 
 

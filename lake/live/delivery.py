@@ -7,6 +7,7 @@ A lake that cannot be reached is tried again with growing pauses; the spool keep
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -27,6 +28,8 @@ BATCH_SECONDS = 2.0
 BATCH_EPISODES = 512
 BATCH_BYTES = 64 << 20
 CLOSING_SECONDS = 60.0
+ADOPT_SECONDS = 30.0
+"""How often it is looked whether processes have died."""
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 """Seconds between two tries to reach a lake."""
 _PLACE = "recorder"
@@ -122,24 +125,33 @@ class Delivery:
 
     def _run(self) -> None:
         """What the thread does."""
-        pause = 0.0
-        if self._root is not None:
-            self._adopted = [EpisodeLog(spool) for spool in Spool.adopt(self._root)]
+        pause, adopted_at = 0.0, -ADOPT_SECONDS
         while True:
-            if not self._adopted or pause:
-                self._wake.wait(max(pause, self._batch_seconds))
-            self._wake.clear()
             is_last, asked = self._is_closing, self._asked
+            if is_last or time.monotonic() - adopted_at > ADOPT_SECONDS:
+                adopted_at = time.monotonic()
+                self._adopt()
             problem = self._deliver([*self._adopted, self._own])
             if problem is not None and problem != self.counts.problem:
                 _log.warning("nothing can be delivered at the moment, and it is tried again: %s", problem)
             self.counts.problem = problem
-            pause = 0.0 if problem is None else min(max(2 * pause, _SHORTEST_PAUSE), _LONGEST_PAUSE)
             with self._turn:
                 self._answered = asked
                 self._turn.notify_all()
             if is_last:
                 return
+            pause = 0.0 if problem is None else min(max(2 * pause, _SHORTEST_PAUSE), _LONGEST_PAUSE)
+            self._wake.wait(max(pause, self._batch_seconds))
+            self._wake.clear()
+
+    def _adopt(self) -> None:
+        """Take over what dead processes left: those before this one, and its own forked children."""
+        if self._root is None:
+            return
+        try:
+            self._adopted += [EpisodeLog(spool) for spool in Spool.adopt(self._root)]
+        except OSError as error:
+            self._tell(f"the spools in {self._root} cannot be looked at: {error}")
 
     def _deliver(self, logs: Sequence[EpisodeLog]) -> str | None:
         """Deliver all that is finished; what is in the way of it."""
@@ -163,11 +175,10 @@ class Delivery:
             self._end_open(log)
         while keys := self._next_batch(log):
             self._deliver_batch(log, keys)
-        self.counts.left_out += log.lost
-        log.lost = 0
         if is_own:
             log.carry()
         else:
+            self.counts.left_out += log.lost
             log.spool.close(remove=True)
             self._adopted.remove(log)
 

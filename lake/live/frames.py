@@ -8,7 +8,7 @@ process died, is told by its number. No frame repeats what another one of its ep
 import secrets
 import struct
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ SOURCE_FORMAT = "live"
 KEY_BYTES = 16
 HEAD = struct.Struct(f"<B{KEY_BYTES}sI")
 NO_KEY = bytes(KEY_BYTES)
+_S = TypeVar("_S", bound=msgspec.Struct)
 _DEEPEST = 64
 """Levels of a value that are kept as they are."""
 
@@ -171,6 +172,20 @@ def decode(payload: bytes) -> Frame:
     except msgspec.MsgspecError as error:
         raise FrameError(f"a frame of kind {_KINDS[kind].__name__}: {error}") from error
     return frame
+
+
+def fitted(record: _S) -> tuple[_S, dict[str, Json]]:
+    """A record without the values that its fields do not take, and these values by the names of their fields."""
+    wrong: dict[str, Json] = {}
+    for field in msgspec.structs.fields(type(record)):
+        value = getattr(record, field.name)
+        try:
+            msgspec.convert(plain(value), field.type)
+        except (msgspec.MsgspecError, RecursionError):
+            wrong[field.name] = plain(value)
+    fields = {field.name: field for field in msgspec.structs.fields(type(record))}
+    defaults = {name: [] if fields[name].default_factory is list else fields[name].default for name in wrong}
+    return msgspec.structs.replace(record, **defaults), wrong
 
 
 def plain(value: Any, depth: int = 0) -> Any:

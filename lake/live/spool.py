@@ -408,4 +408,6 @@ def _turn(root: Path) -> Iterator[None]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:
+        # Closing is not enough: a process that is forked meanwhile has the file open too.
+        fcntl.flock(lock, fcntl.LOCK_UN)
         os.close(lock)

@@ -1,0 +1,36 @@
+"""A recorder that records nothing, for when recording is switched off: one shared object that is everything at once."""
+
+from typing import Any, Self
+
+
+class Off:
+    """Recorder, episode, step and tool call in one; every method does nothing."""
+
+    id = index = None
+
+    def _nothing(self, *_: object, **__: object) -> Self:
+        return self
+
+    async def _later(self, *_: object) -> Self:
+        return self
+
+    def _true(self, *_: object, **__: object) -> bool:
+        return True
+
+    episode = step = tool_call = _nothing
+    record = action = result = failed = reward = score = span = observe = update = end = _nothing
+    flush = close = _true
+    __enter__ = _nothing
+    __aenter__ = _later
+
+    def stats(self) -> None:
+        """Nothing was counted."""
+
+    def __exit__(self, *_: object) -> None:
+        """An exception goes on."""
+
+    async def __aexit__(self, *_: object) -> None:
+        """An exception goes on."""
+
+
+OFF: Any = Off()

@@ -1,0 +1,270 @@
+"""The recorder: agents of this process, recorded while they run, delivered in the background.
+
+    with lake.recorder("my.lake", run="agent-v3") as recorder:
+        with recorder.episode("airline-12") as episode:
+            with episode.step(context=[{"role": "user", "content": "..."}]) as step:
+                step.action("I look it up.")
+                with step.tool_call("search", {"q": "flights"}) as call:
+                    call.result(search("flights"))
+            episode.reward(1.0)
+
+What happens is put into a spool on the disk of this machine at once, and goes to the lake when its episode has ended.
+An episode whose context has been left comes to be in the lake once, whatever happens to this process afterwards: what a
+dead process left is delivered by the next recorder of the same lake on the same machine.
+
+A process that was forked from this one records too; what it has recorded is delivered by this one, or the next.
+"""
+
+import atexit
+import os
+import secrets
+import threading
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import msgspec
+
+from lake.errors import UsageError
+from lake.live.delivery import BATCH_EPISODES, BATCH_SECONDS, CLOSING_SECONDS, Delivery, Unfinished
+from lake.live.episode import Episode
+from lake.live.frames import SOURCE_FORMAT, FrameError, Whole, fitted, new_key, plain
+from lake.live.off import OFF
+from lake.live.sink import Sink, guarded
+from lake.live.spool import MAX_BYTES, Spool, root_of
+from lake.records import EpisodeRecord
+
+if TYPE_CHECKING:
+    from lake.lake import Lake
+
+_OWN = frozenset(("task_id", "run_id", "steps", "spans", "scores", "source_format"))
+_OF_EPISODES = frozenset(EpisodeRecord.__struct_fields__) - _OWN
+_recorders: "weakref.WeakSet[Recorder]" = weakref.WeakSet()
+
+
+class Stats(msgspec.Struct, kw_only=True):
+    """What a recorder has done so far."""
+
+    begun: int
+    """Episodes, in this process."""
+    finished: int
+    delivered: int
+    """Episodes that the lake has, those that dead processes left among them."""
+    aborted: int
+    """Of these: episodes that dead processes had not finished."""
+    rejected: int
+    """Episodes that are in the table `rejects`, with the reason."""
+    left_out: int
+    """Episodes without a step, unfinished ones that were not wanted, and those that did not fit into the spool."""
+    troubles: int
+    """Calls that could not be taken as they were meant; the log says what to do."""
+    spool_bytes: int
+    problem: str | None
+    """Why the spool cannot be written, or the lake not be reached, at the moment."""
+
+
+class Recorder:
+    """Records episodes into a lake; a context that delivers what is left when it is left. Thread-safe.
+
+    Args:
+        uri: the lake's folder or address; it is made if it is missing.
+        run: the run of the episodes.
+        on_full: what becomes of an episode when the spool has no room: `drop` leaves it out and counts it, `block` lets
+            the agent wait.
+        durable: whether leaving an episode waits until it is on the disk (some milliseconds, at most a second).
+        unfinished: what becomes of episodes whose process died before their end: `record` (as `aborted`), or `drop`.
+        spool: folder for what is not delivered yet; below TRAJLAKE_SPOOL, or the user's state, unless given.
+        max_bytes: of the spool.
+        batch_seconds: how long a finished episode waits for others before it is delivered.
+        batch_episodes: how many are delivered together at most.
+        storage_options: of the lake's object store; see `lake.open`.
+        defaults: fields of `lake.EpisodeRecord` that all episodes share: environment, policy, policy_version, ...
+
+    Raises:
+        UsageError: options that are not valid.
+        LakeAccessError: the folder for the spool cannot be made.
+    """
+
+    def __init__(
+        self,
+        uri: str | Path,
+        *,
+        run: str,
+        on_full: Literal["drop", "block"] = "drop",
+        durable: bool = True,
+        unfinished: Unfinished = "record",
+        spool: str | Path | None = None,
+        max_bytes: int = MAX_BYTES,
+        batch_seconds: float = BATCH_SECONDS,
+        batch_episodes: int = BATCH_EPISODES,
+        storage_options: dict[str, str] | None = None,
+        **defaults: Any,
+    ) -> None:
+        _check(run, on_full, unfinished, defaults)
+        self.run = run
+        self._uri, self._storage_options = str(uri), storage_options
+        self._root = root_of(self._uri, "recorder") if spool is None else Path(spool)
+        self._max_bytes, self._defaults = max_bytes, defaults
+        self._wait = threading.TIMEOUT_MAX if on_full == "block" else 0.0
+        self._is_durable = durable
+        self._sink = self._new_sink()
+        self._delivery: Delivery | None = Delivery(
+            self._open_lake,
+            self._sink.spool,
+            root=self._root,
+            unfinished=unfinished,
+            batch_seconds=batch_seconds,
+            batch_episodes=batch_episodes,
+        )
+        self._batch_episodes, self._unsent = batch_episodes, 0
+        self._sink.on_finished = self._finished
+        self._is_closed = False
+        self._delivery.start()
+        _recorders.add(self)
+
+    @guarded(OFF)
+    def episode(
+        self,
+        task: str | int,
+        *,
+        parent: Episode | str | None = None,
+        rollout_index: int | None = None,
+        **fields: Any,
+    ) -> Episode:
+        """An episode begins: a context, which is recorded when it is left.
+
+        Args:
+            task: what is tried; episodes of one task and run are siblings, whose rewards are compared.
+            parent: the episode that this one is a part of, or its id: this one is its sub-agent's.
+            rollout_index: its number among its siblings; a random one unless given. A number that is used again needs
+                a higher `attempt`: it is a conflict otherwise.
+            fields: further ones of `lake.EpisodeRecord`: seed, attempt, collection_round, environment, tools, ...
+        """
+        if parent is not None:
+            own = parent.id if isinstance(parent, Episode) else parent
+            root = parent.record.root_episode_id if isinstance(parent, Episode) else None
+            fields = {"relation": "subagent", "parent_episode_id": own, "root_episode_id": root or own} | fields
+        given = self._defaults | fields
+        extra = {name: plain(value) for name, value in given.items() if name not in _OF_EPISODES}
+        if extra:
+            valid = ", ".join(sorted(_OF_EPISODES))
+            self._sink.trouble(f"an episode has no {list(extra)}, so they went to its `extra`; valid: {valid}")
+        record = EpisodeRecord(
+            task_id=str(task),
+            run_id=self.run,
+            steps=[],
+            source_format=SOURCE_FORMAT,
+            rollout_index=secrets.randbits(31) if rollout_index is None else rollout_index,
+            **{name: value for name, value in given.items() if name in _OF_EPISODES},
+        )
+        if extra:
+            record.extra = (record.extra or {}) | extra
+        try:
+            begun = Episode(self._sink, record)
+        except FrameError:
+            record, wrong = fitted(record)
+            record.extra = (record.extra or {}) | {"not_taken": wrong}
+            self._sink.trouble(f"values of an episode are of the wrong type and went to its `extra`: {list(wrong)}")
+            begun = Episode(self._sink, record)
+        self._sink.count("begun")
+        return begun
+
+    @guarded()
+    def record(self, record: EpisodeRecord) -> None:
+        """Take a finished episode as it is, durably like the others."""
+        self._sink.count("begun")
+        whole = Whole(episode=msgspec.structs.replace(record, run_id=record.run_id or self.run))
+        if self._sink.take(new_key(), 0, whole):
+            self._sink.count("finished")
+            self._sink.on_finished()
+            self._sink.sync()
+
+    def stats(self) -> Stats:
+        """What was recorded, delivered and left out so far."""
+        counts = self._sink.counts
+        done = None if self._delivery is None else self._delivery.counts
+        return Stats(
+            begun=counts.begun,
+            finished=counts.finished,
+            delivered=0 if done is None else done.new + done.present,
+            aborted=0 if done is None else done.aborted,
+            rejected=0 if done is None else done.rejected,
+            left_out=counts.lost + (0 if done is None else done.left_out),
+            troubles=counts.troubles,
+            spool_bytes=self._sink.spool.size,
+            problem=self._sink.spool.problem or (None if done is None else done.problem),
+        )
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Deliver what is finished now; whether it is all in the lake, or in `rejects`, within `timeout` seconds."""
+        self._sink.spool.sync(timeout)
+        return self._delivery is not None and self._delivery.flush(timeout)
+
+    def close(self, timeout: float = CLOSING_SECONDS) -> bool:
+        """Deliver what is finished and end; whether nothing is left in the spool.
+
+        A lake that cannot be reached does not hold the agent up: what is left is delivered by the next recorder.
+        """
+        if self._is_closed:
+            return True
+        self._is_closed = True
+        _recorders.discard(self)
+        spool = self._sink.spool
+        spool.sync(timeout if spool.problem is None else 0.0)
+        is_empty = self._delivery is not None and self._delivery.close(timeout)
+        spool.close(remove=is_empty)
+        return is_empty
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open_lake(self) -> "Lake":
+        from lake.opening import open as open_lake
+
+        return open_lake(self._uri, create=True, storage_options=self._storage_options)
+
+    def _new_sink(self) -> Sink:
+        spool = Spool.create(self._root, max_bytes=self._max_bytes)
+        return Sink(spool, wait=self._wait, is_durable=self._is_durable)
+
+    def _finished(self) -> None:
+        """Wake the delivery when there is a batch."""
+        self._unsent += 1
+        if self._unsent >= self._batch_episodes and self._delivery is not None:
+            self._unsent = 0
+            self._delivery.wake()
+
+    def _forked(self) -> None:
+        """In the child: a spool of its own, and no delivery, as the libraries behind it do not survive a fork."""
+        self._sink.is_left = True
+        self._sink.spool.abandon()
+        self._delivery = None
+        self._sink = self._new_sink()
+
+
+def _check(run: str, on_full: str, unfinished: str, defaults: dict[str, Any]) -> None:
+    """Raise UsageError for options that cannot be meant: before the agent runs there is somebody to mend them."""
+    if not isinstance(run, str) or not run.strip():
+        raise UsageError(f"`run` is {run!r}; valid: a name that is not blank")
+    for name, value, valid in (("on_full", on_full, ("drop", "block")), ("unfinished", unfinished, ("record", "drop"))):
+        if value not in valid:
+            raise UsageError(f"`{name}` is {value!r}; valid: {', '.join(valid)}")
+    if unknown := sorted(defaults.keys() - _OF_EPISODES):
+        raise UsageError(f"a recorder has no {unknown}; valid: its options, and {', '.join(sorted(_OF_EPISODES))}")
+
+
+@atexit.register
+def _close_all() -> None:
+    for recorder in list(_recorders):
+        recorder.close()
+
+
+def _forked() -> None:
+    for recorder in list(_recorders):
+        recorder._forked()
+
+
+os.register_at_fork(after_in_child=_forked)
