@@ -30,8 +30,9 @@ from lake.live.delivery import BATCH_EPISODES, BATCH_SECONDS, CLOSING_SECONDS, D
 from lake.live.episode import Episode
 from lake.live.frames import SOURCE_FORMAT, FrameError, Whole, fitted, new_key, plain
 from lake.live.off import OFF
+from lake.live.places import root_of
 from lake.live.sink import Sink, guarded
-from lake.live.spool import MAX_BYTES, Spool, root_of
+from lake.live.spool import MAX_BYTES, Spool
 from lake.records import EpisodeRecord
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Self
 
-from lake import ids
 from lake.errors import LakeAccessError, TrajlakeError
+from lake.live.places import LOCK, turn
 from lake.live.segments import (
     FRAME_BYTES,
     HEADER_BYTES,
@@ -47,23 +47,8 @@ GROUP_SECONDS = 0.005
 _LONGEST_PAUSE = 2.0
 """Seconds between two tries to write to a disk that refuses."""
 _CLOSING_SECONDS = 5.0
-_LOCK = "lock"
 _log = logging.getLogger("trajlake")
 _sync_data = getattr(os, "fdatasync", os.fsync)
-
-
-def root_of(lake_uri: str, part: str) -> Path:
-    """Where the spools of a lake are kept on this machine: below TRAJLAKE_SPOOL, else among the user's state.
-
-    Args:
-        lake_uri: the lake's folder or address.
-        part: which of several programs: each adopts its own.
-    """
-    given = os.environ.get("TRAJLAKE_SPOOL")
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    address = lake_uri.rstrip("/") if "://" in lake_uri else str(Path(lake_uri).expanduser().resolve())
-    name = f"{PurePosixPath(address).name}-{ids.to_text(ids.text_hash(address))}"
-    return (Path(given) if given else state / "trajlake" / "spool") / name / part
 
 
 class SpoolFullError(TrajlakeError, RuntimeError):
@@ -122,10 +107,10 @@ class Spool:
         """
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with _turn(root):
+            with turn(root):
                 folder = root / f"{os.getpid()}-{secrets.token_hex(4)}"
                 folder.mkdir(mode=0o700)
-                lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+                lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
                 fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError as error:
             msg = f"{root}: {error.strerror or error}; name another folder for the spool, or change its permissions"
@@ -148,10 +133,10 @@ class Spool:
         found: list[Self] = []
         if not root.is_dir():
             return found
-        with _turn(root):
+        with turn(root):
             for folder in sorted(path for path in root.iterdir() if path.is_dir()):
                 try:
-                    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+                    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
                 except OSError as error:
                     _log.warning("the spool %s cannot be taken over: %s", folder, error)
                     continue
@@ -256,7 +241,7 @@ class Spool:
             if self._thread.is_alive():
                 return False
         if remove:
-            with contextlib.suppress(OSError), _turn(self.folder.parent):
+            with contextlib.suppress(OSError), turn(self.folder.parent):
                 shutil.rmtree(self.folder)
         self.abandon()
         return not self._pending
@@ -398,16 +383,3 @@ def _write_all(file: int, data: bytes, offset: int) -> None:
     while left:
         written = os.pwrite(file, left, offset)
         left, offset = left[written:], offset + written
-
-
-@contextlib.contextmanager
-def _turn(root: Path) -> Iterator[None]:
-    """One process at a time makes, adopts or deletes spools below a root: no folder is seen before it is locked."""
-    lock = os.open(root / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        # Closing is not enough: a process that is forked meanwhile has the file open too.
-        fcntl.flock(lock, fcntl.LOCK_UN)
-        os.close(lock)

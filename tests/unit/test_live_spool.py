@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from lake.errors import LakeAccessError
 from lake.live import segments
 from lake.live import spool as spool_module
+from lake.live.places import root_of
 from lake.live.segments import FRAME_BYTES, HEADER_BYTES, START, framed, new_header, whole_frames
-from lake.live.spool import Spool, SpoolFullError, root_of
+from lake.live.spool import Spool, SpoolFullError
 from testkit.processes import environment
 
 PAYLOADS = st.lists(st.binary(min_size=1, max_size=60), max_size=8)
