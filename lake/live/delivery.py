@@ -32,6 +32,8 @@ ADOPT_SECONDS = 30.0
 """How often it is looked whether processes have died."""
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 """Seconds between two tries to reach a lake."""
+_DIED = "recorder_died"
+"""`stop_reason` of episodes whose process died before their end."""
 _PLACE = "recorder"
 """`source_uri` of rejects."""
 _log = logging.getLogger("trajlake")
@@ -187,10 +189,9 @@ class Delivery:
         last: dict[bytes, Frame] = {}
         for key in log.open:
             is_wanted = self._unfinished == "record" and log.is_begun(key)
-            last[key] = End(status="aborted", stop_reason="recorder_died") if is_wanted else Lost(reason="unfinished")
+            last[key] = End(status="aborted", stop_reason=_DIED) if is_wanted else Lost(reason="unfinished")
         if not log.append_last(last):
             raise LakeAccessError(f"the spool {log.spool.folder} cannot be written: {log.spool.problem}")
-        self.counts.aborted += sum(isinstance(frame, End) for frame in last.values())
         log.refresh()
 
     def _next_batch(self, log: EpisodeLog) -> list[bytes]:
@@ -224,6 +225,7 @@ class Delivery:
         lake = self._opened()
         if records:
             self._record(lake, records)
+            self.counts.aborted += sum(record.stop_reason == _DIED for record in records)
         if rejects:
             self._put_aside(lake, rejects)
         log.let_go(keys)

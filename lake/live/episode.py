@@ -33,7 +33,7 @@ class Episode:
         self._frames, self._steps, self._tools = itertools.count(), itertools.count(), itertools.count()
         self._end = End()
         self._is_ended = self._is_lost = False
-        self._last_step: int | None = None
+        self._last_step: LiveStep | None = None
         self._has_initial = False
         record.started_at = record.started_at or self._now()
         self.record = record
@@ -55,15 +55,16 @@ class Episode:
             state: what the policy saw last, if it is no message: the text of a game, say.
             fields: further ones of `lake.StepRecord`, as far as they are known: model, policy_version, agent_id, ...
         """
-        with self._lock:
-            index = next(self._steps)
-            self._last_step = index
-        return LiveStep(self, index, context, state, fields)
+        step = LiveStep(self, next(self._steps), context, state, fields)
+        self._last_step = step
+        return step
 
     @guarded(OFF)
     def tool_call(self, name: str, arguments: Json = None, *, call_id: str | None = None) -> ToolCall:
-        """A tool is called, outside of its step; see `LiveStep.tool_call`."""
-        return ToolCall(self, self._last_step, name, arguments, call_id)
+        """A tool is called that the last step asked for; see `LiveStep.tool_call`."""
+        if self._last_step is None:
+            return ToolCall(self, None, name, arguments, call_id)
+        return self._last_step.tool_call(name, arguments, call_id=call_id)
 
     @guarded()
     def reward(self, value: float) -> None:

@@ -80,10 +80,8 @@ class LiveStep:
             arguments: an object, or JSON text.
             call_id: which of the action's tool calls it is; the first of its name that is left unless given.
         """
-        call = ToolCall(self._episode, self.index, name, arguments, call_id)
-        if not self._is_done:
-            call.call_id = call_id or self._free_id(name)
-            self._calls.append(call)
+        call = ToolCall(self._episode, self.index, name, arguments, call_id or self._free_id(name))
+        self._calls.append(call)
         return call
 
     @guarded()
@@ -112,14 +110,14 @@ class LiveStep:
         else:
             self._done(error)
 
-    def _free_id(self, name: str) -> str:
-        """The id of the first tool call of a name that the action made and nobody has answered."""
+    def _free_id(self, name: str) -> str | None:
+        """The id of the first tool call of a name that the action made and nobody has answered; else one to make."""
         taken = {call.call_id for call in self._calls}
         for made in (self._answer or {}).get("tool_calls") or ():
             function = made.get("function") if isinstance(made, dict) else None
             if isinstance(function, dict) and function.get("name") == name and made.get("id") not in taken:
                 return str(made["id"])
-        return f"call-{self.index}-{len(self._calls)}"
+        return None if self._is_done else f"call-{self.index}-{len(self._calls)}"
 
     @guarded()
     def _done(self, error: BaseException | None) -> None:
