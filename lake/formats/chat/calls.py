@@ -45,17 +45,23 @@ class Calls:
         self._prompts[so_far] = len(self.steps)
         self.follows.append(follows)
         is_first = not self.steps
-        since = messages[start:]
-        if not start and not is_first:
-            behind = [index for index, message in enumerate(messages) if is_assistant(message)]
-            since = messages[behind[-1] + 1 :] if behind else messages
-        step = decision(checked(answer, f"the answer to {place}"), since, is_first=is_first)
         if is_first:
             self.initial_messages = messages
-        elif not start:
-            step.context = messages
+        step = step_of(messages, start, checked(answer, f"the answer to {place}"), is_first=is_first)
         self.steps.append(step)
         return step
+
+
+def step_of(messages: list[Message], start: int, answer: Message, *, is_first: bool) -> StepRecord:
+    """The decision of a call, the messages of whose prompt are known up to `start`; 0 if it opens a conversation."""
+    since = messages[start:]
+    if not start and not is_first:
+        behind = [index for index, message in enumerate(messages) if is_assistant(message)]
+        since = messages[behind[-1] + 1 :] if behind else messages
+    step = decision(answer, since, is_first=is_first)
+    if not start and not is_first:
+        step.context = messages
+    return step
 
 
 def _key(message: Message) -> tuple[Any, ...]:

@@ -138,23 +138,38 @@ class _Piece(msgspec.Struct):
     prompt_token_ids: list[Index] | None = None
 
 
-class _Stream:
-    """The first choice of a stream, put together."""
+class Stream:
+    """The chunks of a stream, put together as they come; those of other choices than the first as they are."""
 
     def __init__(self) -> None:
-        self.about: dict[str, Any] = {}
+        self._about: dict[str, Any] = {}
+        self._prompt_ids: list[int] | None = None
         self._texts: dict[str, list[str]] = {}
         self._choice: dict[str, Any] = {"token_ids": []}
         self._calls: dict[int, dict[str, Any]] = {}
-        self._logprobs: list[Any] = []
+        self._logprobs: dict[str, list[Any]] = {}
+        self._others: list[Any] = []
 
-    def add(self, piece: _Piece) -> None:
-        """One chunk's part of it."""
-        self.about["prompt_token_ids"] = self.about.get("prompt_token_ids") or piece.prompt_token_ids
+    def add(self, given: Any) -> None:
+        """One chunk. Raises msgspec.ValidationError: it is none."""
+        chunk = msgspec.convert(given, _Chunk)
+        self._about |= rest(given, "choices", "object", "prompt_token_ids") or {}
+        self._prompt_ids = self._prompt_ids or chunk.prompt_token_ids
+        for item in chunk.choices or ():
+            piece = msgspec.convert(item, _Piece)
+            if piece.index:
+                self._others.append(item)
+            else:
+                self._add_piece(piece)
+
+    def _add_piece(self, piece: _Piece) -> None:
+        self._prompt_ids = self._prompt_ids or piece.prompt_token_ids
         self._choice["token_ids"] += piece.token_ids or []
         self._choice["finish_reason"] = piece.finish_reason or self._choice.get("finish_reason")
         if isinstance(piece.logprobs, dict):
-            self._logprobs += piece.logprobs.get("content") or []
+            for key in ("content", "token_logprobs"):
+                if isinstance(values := piece.logprobs.get(key), list):
+                    self._logprobs.setdefault(key, []).extend(values)
         if piece.text is not None:
             self._texts.setdefault("text", []).append(piece.text)
         for key, value in (piece.delta or {}).items():
@@ -181,22 +196,14 @@ class _Stream:
         if "text" in self._texts and not message:
             choice["text"] = "".join(self._texts["text"])
         if self._logprobs:
-            choice["logprobs"] = {"content": self._logprobs}
-        return {**self.about, "choices": [choice]}
+            choice["logprobs"] = self._logprobs
+        response = {**self._about, "prompt_token_ids": self._prompt_ids, "choices": [choice]}
+        return {**response, "other_chunks": self._others} if self._others else response
 
 
 def _assembled(chunks: list[Any]) -> dict[str, Any]:
-    """Chunks as the response that they stream; those of other choices as they are."""
-    stream, others = _Stream(), []
-    for given in chunks:
-        chunk = msgspec.convert(given, _Chunk)
-        stream.about |= rest(given, "choices", "object", "prompt_token_ids") or {}
-        stream.about["prompt_token_ids"] = stream.about.get("prompt_token_ids") or chunk.prompt_token_ids
-        for item in chunk.choices or ():
-            piece = msgspec.convert(item, _Piece)
-            if piece.index:
-                others.append(item)
-            else:
-                stream.add(piece)
-    response = stream.response()
-    return {**response, "other_chunks": others} if others else response
+    """Chunks as the response that they stream."""
+    stream = Stream()
+    for chunk in chunks:
+        stream.add(chunk)
+    return stream.response()

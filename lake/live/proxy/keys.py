@@ -21,7 +21,7 @@ What is wrong with a name is said, and the call refused: were it forwarded, its 
 
 import re
 from collections.abc import Mapping
-from urllib.parse import unquote_to_bytes
+from urllib.parse import parse_qsl, unquote_to_bytes, urlencode
 
 import msgspec
 
@@ -32,6 +32,7 @@ NAME_LIMIT = 256
 """Characters of a name."""
 TOKEN_HEADER = "X-Trajlake-Token"
 """The proxy's own token, which is no part of an address."""
+_SCHEME = "proxy:"
 _INT32 = (1 << 31) - 1
 _HEADER = "x-trajlake-"
 _HEADERS = ("run", "task", "rollout", "attempt", "agent", "group", "parent")
@@ -59,6 +60,22 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     def is_named(self) -> bool:
         """Whether it says which rollout it is; else the prompt of the call has to."""
         return self.task is not None
+
+    @property
+    def uri(self) -> str:
+        """It as `source_uri`, from which `of_uri` reads it back; the parent is left out."""
+        said = {name: getattr(self, name) for name in _FIELDS if getattr(self, name) is not None}
+        return f"{_SCHEME}{urlencode(said)}"
+
+    @classmethod
+    def of_uri(cls, uri: str) -> "Address":
+        """The address that a `source_uri` says. Raises ValueError: it says none."""
+        if not uri.startswith(_SCHEME):
+            raise ValueError(f"{uri!r} is no address of a call; valid: {_SCHEME}task=T, for example")
+        return msgspec.convert(dict(parse_qsl(uri.removeprefix(_SCHEME))), cls, strict=False)
+
+
+_FIELDS = tuple(name for name in Address.__struct_fields__ if name != "parent")
 
 
 def addressed(raw_path: str, headers: Mapping[str, str]) -> tuple[Address, str]:

@@ -1,0 +1,197 @@
+"""What the proxy answers: calls that are recorded, the ends of episodes, traces, and everything else as it is.
+
+A request is refused, with the reason, before it reaches the upstream: without the proxy's token where one is needed,
+with a name or path that is not valid, longer than a body may be, or while there is no room to record.
+"""
+
+import asyncio
+import hmac
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from lake.errors import UsageError
+from lake.live.proxy.book import Book, Ending
+from lake.live.proxy.forward import Passage, Settings
+from lake.live.proxy.keys import NAME_LIMIT, TOKEN_HEADER, Address, addressed
+from lake.live.proxy.replies import RefusedError, refusal
+from lake.live.proxy.shapes import APIS
+from lake.live.proxy.steps import Call
+from lake.live.proxy.upstream import Upstream, passed_on
+
+END_PATH, TRACES_PATH = "/v1/end", "/v1/traces"
+_SETTLING_SECONDS = 5.0
+"""How long the end of an episode waits for its calls that are under way."""
+_DRIBBLE_SECONDS = 60.0
+"""How long a client may be silent in the middle of a body."""
+_LOCAL_NAME = re.compile(r"(127\.\d+\.\d+\.\d+|localhost|\[::1\])(:\d+)?")
+_log = logging.getLogger("trajlake")
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one client may take from the others."""
+
+    max_body: int = 64 << 20
+    """Bytes of a request."""
+    max_bodies: int = 512 << 20
+    """Bytes of all requests at a time."""
+
+
+class Proxy:
+    """The handler of all requests.
+
+    Args:
+        upstream: where calls go on to.
+        book: what they are recorded in.
+        token: what requests have to bring in `X-Trajlake-Token`; None if nothing.
+        has_room: whether there is room to record; else calls are refused, unless they are to go on unrecorded.
+        refuses: calls are refused while there is no room.
+        traces: takes a body of OTLP and says how many spans it held; None if the receiver is off.
+    """
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        book: Book,
+        *,
+        settings: Settings,
+        limits: Limits,
+        token: str | None,
+        has_room: Callable[[], bool],
+        refuses: bool,
+        traces: Callable[[bytes, str], Awaitable[int]] | None = None,
+    ) -> None:
+        self._upstream, self._book = upstream, book
+        self._settings, self._limits, self._token = settings, limits, token
+        self._has_room, self._refuses, self._traces = has_room, refuses, traces
+        self._held = 0
+        """Bytes of bodies."""
+
+    def application(self, *middlewares: Any) -> web.Application:
+        """As aiohttp runs it."""
+        app = web.Application(client_max_size=self._limits.max_body, middlewares=middlewares)
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        return app
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        body = bytearray()
+        try:
+            self._check_client(request)
+            address, path = addressed(request.raw_path.partition("?")[0], request.headers)
+            await self._read(request, body)
+            return await self._answer_body(request, address, path, bytes(body))
+        except RefusedError as error:
+            return error.response()
+        except UsageError as error:
+            return refusal(400, str(error))
+        finally:
+            self._held -= len(body)
+
+    async def _answer_body(self, request: web.Request, address: Address, path: str, body: bytes) -> web.StreamResponse:
+        if path == END_PATH:
+            return await self._end(request, address, body)
+        if request.method == "POST" and path == TRACES_PATH and self._traces is not None:
+            return web.json_response({"spans": await self._traces(body, request.content_type)})
+        if request.method == "POST" and path in APIS:
+            return await self._record(request, address, path, body)
+        return await self._pass(request, path, body)
+
+    def _check_client(self, request: web.Request) -> None:
+        """Raise RefusedError for a client that may not be here."""
+        given = request.headers.get(TOKEN_HEADER, "")
+        if self._token is not None:
+            if not hmac.compare_digest(given.encode("utf-8", "replace"), self._token.encode()):
+                raise RefusedError(401, f"this proxy wants its token, in the header {TOKEN_HEADER}")
+        elif not _LOCAL_NAME.fullmatch(request.host):
+            # A page in a browser here can reach us under a name of its own (DNS rebinding).
+            message = f"the host is {request.host[:NAME_LIMIT]!r}; valid without a token: 127.0.0.1, localhost, [::1]"
+            raise RefusedError(403, message)
+
+    async def _read(self, request: web.Request, body: bytearray) -> None:
+        """Add a whole body, counted in `_held`. Raises RefusedError."""
+        most = self._limits.max_body
+        while True:
+            if max(request.content_length or 0, len(body)) > most:
+                raise RefusedError(413, f"the body is longer than {most:,} bytes (--max-body)")
+            if self._held > self._limits.max_bodies:
+                raise RefusedError(503, f"requests of {self._limits.max_bodies:,} bytes are under way; try again")
+            try:
+                piece = await asyncio.wait_for(request.content.readany(), _DRIBBLE_SECONDS)
+            except TimeoutError as error:
+                raise RefusedError(408, f"the body was not whole, and silent for {_DRIBBLE_SECONDS:.0f} s") from error
+            if not piece:
+                return
+            body += piece
+            self._held += len(piece)
+
+    # ------------------------------------------------------------ kinds of requests
+
+    async def _record(self, request: web.Request, address: Address, path: str, body: bytes) -> web.StreamResponse:
+        if self._refuses and not self._has_room():
+            return refusal(
+                503, "there is no room to record: the lake cannot be reached, or the disk is full; try again"
+            )
+        own = msgspec.structs.replace(address, parent=None)
+
+        def record(call: Call) -> None:
+            try:
+                self._book.add(call)
+            except Exception:
+                # Whatever a hostile text does to our records must not reach the agent.
+                self._book.counts.unreadable += 1
+                _log.exception("a call could not be recorded")
+
+        self._book.depart(own)
+        try:
+            passage = Passage(
+                request,
+                self._upstream,
+                self._settings,
+                address=address,
+                api=APIS[path],
+                path=path,
+                body=body,
+                record=record,
+            )
+            return await passage.run()
+        finally:
+            self._book.arrive(own)
+
+    async def _pass(self, request: web.Request, path: str, body: bytes) -> web.StreamResponse:
+        """A request that is no call of a model."""
+        try:
+            query = request.raw_path.partition("?")[2]
+            async with self._upstream.request(request.method, path, query, request.headers, body or None) as found:
+                without = frozenset(("content-encoding",))
+                headers = passed_on(found.headers.items(), without=without)
+                response = web.StreamResponse(status=found.status, headers=headers)
+                await response.prepare(request)
+                async for piece in found.content.iter_any():
+                    await response.write(piece)
+                await response.write_eof()
+                return response
+        except TimeoutError as error:
+            return refusal(504, f"the upstream was silent for too long: {error or 'time-out'}")
+        except (aiohttp.ClientError, OSError) as error:
+            return refusal(502, f"the upstream failed: {type(error).__name__}: {error}")
+
+    async def _end(self, request: web.Request, address: Address, body: bytes) -> web.Response:
+        if request.method != "POST":
+            raise RefusedError(405, f"{END_PATH} takes POST")
+        try:
+            ending = msgspec.json.decode(body or b"{}", type=Ending)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            valid = ", ".join(Ending.__struct_fields__)
+            raise UsageError(f"the end of an episode: {error}; valid: an object with any of {valid}") from error
+        own = msgspec.structs.replace(address, parent=None)
+        deadline = time.monotonic() + _SETTLING_SECONDS
+        while own.is_named and self._book.in_flight(own) and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        return web.json_response(self._book.end(own, ending, datetime.now(UTC)))

@@ -1,0 +1,357 @@
+"""The episodes that are open, and what each call adds to them.
+
+A call that names its rollout is a step of that one. A call that names none belongs to the episode whose conversation it
+goes on with (`prefixes`), by the answer that it names, else by its messages as they were said, else by its tokens, else
+by its messages without the assistant's words; if it goes on with none, an episode begins. Inside an episode, a prompt
+that goes on with no earlier call opens a conversation of its own, as `lake.formats.chat.calls` has it for files: a
+rewritten history or another agent. `extra.follows` of a step says where it goes on if that is not the step before.
+
+A call that failed, or whose answer did not get through, is no decision: it is a span, with the reason and with what of
+the answer was there. An episode of which nothing but such calls is known has one step that is not trained on.
+
+What a record needs and nobody says (the number of an unnamed rollout) is chosen when the episode begins, and is in its
+first frame. Nothing here waits: frames are put into memory, and the spool brings them to the disk.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from lake import ids
+from lake.errors import UsageError
+from lake.formats.base.fields import prompt_task
+from lake.formats.chat.chat_completions import Completion
+from lake.formats.chat.messages import Message
+from lake.live.frames import SOURCE_FORMAT, Begin, End, Frame, FrameError, Lost, Reward, Score, Span, Step, new_key
+from lake.live.proxy.keys import Address
+from lake.live.proxy.prefixes import Heads, Prefixes
+from lake.live.proxy.steps import Call, known_step, made_step, span_of, unanswered_step
+from lake.live.spool import SpoolFullError
+from lake.records import EpisodeRecord, ScoreRecord, episode_id
+from lake.tables import STATUSES
+
+DEFAULT_RUN = "live"
+REMEMBERED = 10_000
+"""Addresses of ended episodes, so that what comes after is told from a new rollout."""
+Emit = Callable[[bytes, int, Frame, bool], None]
+"""Takes a frame: key, number, frame, whether it is taken even where there is no room. Raises SpoolFullError."""
+
+
+class Ending(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What is said of an episode that ends: the body of `POST .../v1/end`. Fields are those of `EpisodeRecord`."""
+
+    reward: float | None = None
+    """`env_return`."""
+    step_rewards: list[float | None] = []
+    """Of its steps, in their order; null is none."""
+    scores: list[ScoreRecord] = []
+    status: str = "completed"
+    terminated: bool | None = None
+    stop_reason: str | None = None
+    error: str | None = None
+    ground_truth: Any = None
+    final_observation: list[Message] | None = None
+    response_id: str | None = None
+    """An answer of the episode, where no path and no header names it."""
+
+
+class Counts(msgspec.Struct):
+    """What became of calls so far."""
+
+    calls: int = 0
+    steps: int = 0
+    failed: int = 0
+    episodes: int = 0
+    ended: int = 0
+    dropped: int = 0
+    """Episodes that were left out because the spool was full."""
+    unreadable: int = 0
+    """Calls that went through and could not be recorded; the log says why."""
+
+
+class Rollout:
+    """An open episode."""
+
+    def __init__(self, key: bytes, address: Address, record: EpisodeRecord) -> None:
+        self.key, self.address, self.record = key, address, record
+        self.frames = 0
+        self.steps = 0
+        self.failed = 0
+        """Calls."""
+        self.unanswered: Call | None = None
+        """The last call that failed, while none was answered."""
+        self.prompts: set[bytes] = set()
+        """Hashes of prompts that may be tried again."""
+        self.tokens: list[tuple[int | None, int | None]] = []
+        """Of each step: tokens of its prompt and of its answer, as the engine billed them."""
+        self.is_lost = False
+        self.touched = time.monotonic()
+
+
+class Book:
+    """The open episodes. Not thread-safe: the event loop's.
+
+    Args:
+        emit: where frames go.
+        run: of calls that name none.
+    """
+
+    def __init__(self, emit: Emit, *, run: str = DEFAULT_RUN) -> None:
+        self.counts = Counts()
+        self._emit, self._run = emit, run
+        self._open: dict[bytes, Rollout] = {}
+        self._named: dict[Address, Rollout] = {}
+        self._prefixes: dict[Address, Prefixes] = {}
+        """By what calls say of themselves: those that name no rollout share one."""
+        self._waiting: dict[tuple[Address, bytes], bytes] = {}
+        """First prompts that failed, by their hash, and the episodes that they began."""
+        self._in_flight: dict[Address, int] = {}
+        self._ended: dict[Address, str] = {}
+
+    # ------------------------------------------------------------ calls
+
+    def depart(self, address: Address) -> None:
+        """A call is under way."""
+        self._in_flight[address] = self._in_flight.get(address, 0) + 1
+        if (rollout := self._named.get(address)) is not None:
+            rollout.touched = time.monotonic()
+
+    def arrive(self, address: Address) -> None:
+        """A call is over."""
+        self._in_flight[address] -= 1
+        if not self._in_flight[address]:
+            del self._in_flight[address]
+
+    def in_flight(self, address: Address) -> int:
+        """How many calls of an address are under way."""
+        return self._in_flight.get(address, 0)
+
+    def add(self, call: Call) -> None:
+        """Record a call. Raises nothing: what cannot be taken is counted."""
+        self.counts.calls += 1
+        address = msgspec.structs.replace(call.address, parent=None)
+        prefixes = self._prefixes.setdefault(address, Prefixes())
+        answered = call.answer
+        rollout = self._named.get(address) or (None if address.is_named else self._continued(call, address, prefixes))
+        rollout = rollout or self._begin(call, address)
+        rollout.touched = time.monotonic()
+        if answered is None or (answered.message is None and not answered.action_ids):
+            self._add_failed(rollout, call)
+        else:
+            self._add_step(rollout, call, answered, prefixes)
+
+    def _continued(self, call: Call, address: Address, prefixes: Prefixes) -> Rollout | None:
+        """The open episode that a call without a name goes on with."""
+        asked, prompt_ids = call.asked, call.answer.prompt_ids if call.answer else []
+        known = asked.previous_response and prefixes.by_response(asked.previous_response)
+        by_messages = None if known else prefixes.by_messages(asked.messages)
+        if by_messages is not None and by_messages.is_exact:
+            known = by_messages.known
+        if not known and (by_tokens := prefixes.by_tokens(prompt_ids)) is not None:
+            known = by_tokens.known
+        if not known and by_messages is not None:
+            known = by_messages.known
+        key = known.owner if known else self._waiting.get((address, Heads().then(asked.messages).exact))
+        return None if key is None else self._open.get(key)
+
+    def _begin(self, call: Call, address: Address) -> Rollout:
+        key, asked = new_key(), call.asked
+        number = int.from_bytes(key[:4], "little") >> 1
+        after = self._ended.get(address)
+        record = EpisodeRecord(
+            task_id=address.task or prompt_task(asked.messages or (call.answer and call.answer.prompt_ids)),
+            steps=[],
+            run_id=address.run or self._run,
+            rollout_index=number if address.rollout is None or after else address.rollout,
+            attempt=address.attempt or 0,
+            agent_id=address.agent,
+            collection_round=address.collection_round,
+            split=address.split,
+            policy=(call.answer and call.answer.model) or asked.model,
+            started_at=call.started_at,
+            tools=asked.tools,
+            sampling=asked.settings,
+            source_format=SOURCE_FORMAT,
+            source_version="proxy",
+            source_uri=address.uri,
+            parent_episode_id=after,
+            relation="continuation" if after else None,
+        )
+        if call.address.parent is not None and not after:
+            record.parent_episode_id, record.relation = self._id_of(call.address.parent), "subagent"
+        rollout = Rollout(key, address, record)
+        self._place(rollout)
+        self.counts.episodes += 1
+        self._take(rollout, Begin(episode=record))
+        return rollout
+
+    def _place(self, rollout: Rollout) -> None:
+        self._open[rollout.key] = rollout
+        if rollout.address.is_named:
+            self._named[rollout.address] = rollout
+
+    def _id_of(self, address: Address) -> str:
+        """The id of an episode that calls name."""
+        if (rollout := self._named.get(address)) is not None:
+            return ids.to_text(episode_id(rollout.record, rollout.record.run_id or self._run))
+        if (ended := self._ended.get(address)) is not None:
+            return ended
+        run = address.run or self._run
+        named = EpisodeRecord(
+            task_id=address.task or "",
+            steps=[],
+            rollout_index=address.rollout or 0,
+            attempt=address.attempt or 0,
+            agent_id=address.agent,
+            collection_round=address.collection_round,
+            source_format=SOURCE_FORMAT,
+        )
+        return ids.to_text(episode_id(named, run))
+
+    def _add_failed(self, rollout: Rollout, call: Call) -> None:
+        self.counts.failed += 1
+        rollout.failed += 1
+        self._take(rollout, Span(span=span_of(call, f"call-{rollout.frames}", rollout.steps)))
+        if not rollout.steps:
+            rollout.unanswered = call
+            if not rollout.address.is_named:
+                prompt = Heads().then(call.asked.messages).exact
+                rollout.prompts.add(prompt)
+                self._waiting[rollout.address, prompt] = rollout.key
+
+    def _add_step(self, rollout: Rollout, call: Call, answer: Completion, prefixes: Prefixes) -> None:
+        made = made_step(call, answer, rollout.record, prefixes, rollout.key, rollout.steps)
+        if self._take(rollout, made.frame):
+            rollout.steps += 1
+            rollout.unanswered = None
+            rollout.tokens.append((answer.prompt_tokens, answer.completion_tokens))
+            self.counts.steps += 1
+            if made.before is not None:
+                made.before.times += 1
+            prefixes.add(made.known)
+
+    # ------------------------------------------------------------ ends
+
+    def end(self, address: Address, ending: Ending, at: datetime) -> dict[str, Any]:
+        """End an episode, and say which it was.
+
+        Raises:
+            UsageError: there is no such episode, or its steps and rewards are not as many.
+        """
+        rollout = self._named.get(address)
+        if rollout is None and ending.response_id is not None and not address.is_named:
+            known = self._prefixes.get(address, Prefixes()).by_response(ending.response_id)
+            rollout = self._open.get(known.owner) if known else None
+        if rollout is None:
+            named = "names no rollout and no `response_id`" if not address.is_named else "names no open rollout"
+            raise UsageError(f"the call {named} ({len(self._open)} are open); valid: .../ep/KEY/v1/end, for example")
+        if ending.status not in STATUSES:
+            raise UsageError(f"`status` is {ending.status!r}; valid: {', '.join(STATUSES)}")
+        if len(ending.step_rewards) > rollout.steps:
+            msg = f"`step_rewards` has {len(ending.step_rewards)} entries; the episode has {rollout.steps} steps"
+            raise UsageError(msg)
+        if bad := [score.step_index for score in ending.scores if (score.step_index or 0) >= max(rollout.steps, 1)]:
+            raise UsageError(f"`scores` names step {bad[0]}; the episode has {rollout.steps} steps, counted from 0")
+        for index, value in enumerate(ending.step_rewards):
+            if value is not None:
+                self._take(rollout, Reward(value=value, step_index=index))
+        if ending.reward is not None:
+            self._take(rollout, Reward(value=ending.reward))
+        for score in ending.scores:
+            self._take(rollout, Score(score=score))
+        said = {name: getattr(ending, name) for name in ("status", "terminated", "stop_reason", "error")}
+        more = {"ground_truth": ending.ground_truth, "final_observation": ending.final_observation}
+        self._finish(rollout, End(ended_at=at, **said, **more))
+        record = rollout.record
+        return {
+            "run_id": record.run_id,
+            "task_id": record.task_id,
+            "rollout_index": record.rollout_index,
+            "episode_id": ids.to_text(episode_id(record, record.run_id or self._run)),
+            "steps": rollout.steps,
+        }
+
+    def expire(self, at: datetime, idle: float) -> None:
+        """End the episodes of which no call was heard for `idle` seconds."""
+        now = time.monotonic()
+        for rollout in list(self._open.values()):
+            if now - rollout.touched >= idle and not self.in_flight(rollout.address):
+                self._finish(rollout, End(ended_at=at, stop_reason="idle"), remember=True)
+
+    def stop(self, at: datetime) -> None:
+        """End all episodes: agents cannot go on without the proxy."""
+        for rollout in list(self._open.values()):
+            is_cut = bool(self.in_flight(rollout.address))
+            end = End(ended_at=at, stop_reason="proxy_stopped", status="aborted" if is_cut else "completed")
+            self._finish(rollout, end)
+
+    def _finish(self, rollout: Rollout, end: End, *, remember: bool = False) -> None:
+        if not rollout.steps and (call := rollout.unanswered) is not None:
+            self._take(rollout, unanswered_step(call))
+            if end.status == "completed":
+                end.status, end.error = "failed", end.error or call.error
+        prompts, answers = zip(*rollout.tokens, strict=True) if rollout.tokens else ((), ())
+        end.prompt_tokens = sum(prompts) if prompts and None not in prompts else None
+        end.completion_tokens = sum(answers) if answers and None not in answers else None
+        end.extra = {"failed_calls": rollout.failed} if rollout.failed else None
+        self._take(rollout, end, is_reserved=True)
+        self.counts.ended += 1
+        self._forget(rollout)
+        # A named rollout that goes on is a continuation: its number is taken.
+        if rollout.address.is_named and (remember or rollout.address.rollout is not None):
+            run = rollout.record.run_id or self._run
+            self._ended.pop(rollout.address, None)
+            self._ended[rollout.address] = ids.to_text(episode_id(rollout.record, run))
+            if len(self._ended) > REMEMBERED:
+                del self._ended[next(iter(self._ended))]
+
+    def _forget(self, rollout: Rollout) -> None:
+        del self._open[rollout.key]
+        self._named.pop(rollout.address, None)
+        prefixes = self._prefixes.get(rollout.address)
+        if prefixes is not None:
+            prefixes.forget(rollout.key)
+            if not prefixes.has_calls:
+                del self._prefixes[rollout.address]
+        for prompt in rollout.prompts:
+            self._waiting.pop((rollout.address, prompt), None)
+
+    # ------------------------------------------------------------ frames
+
+    def resume(self, key: bytes, frames: Iterable[Frame]) -> None:
+        """Go on with an episode that an earlier process left open."""
+        found = list(frames)
+        if not found or not isinstance(found[0], Begin):
+            return
+        record = found[0].episode
+        address = Address()
+        with suppress(ValueError):
+            address = Address.of_uri(record.source_uri or "")
+        rollout = Rollout(key, address, record)
+        rollout.frames = len(found)
+        self._place(rollout)
+        prefixes = self._prefixes.setdefault(address, Prefixes())
+        for frame in found:
+            if isinstance(frame, Step):
+                prefixes.add(known_step(rollout.key, frame, prefixes))
+                rollout.steps += 1
+                rollout.tokens.append((frame.step.prompt_tokens, frame.step.completion_tokens))
+
+    def _take(self, rollout: Rollout, frame: Frame, *, is_reserved: bool = False) -> bool:
+        """Hand a frame on; whether it was taken. An episode that lacks one is left out, and counted."""
+        if rollout.is_lost:
+            return False
+        try:
+            self._emit(rollout.key, rollout.frames, frame, is_reserved)
+        except (SpoolFullError, FrameError) as error:
+            rollout.is_lost = True
+            self.counts.dropped += 1
+            with suppress(SpoolFullError):
+                self._emit(rollout.key, rollout.frames, Lost(reason=str(error)), True)
+            return False
+        rollout.frames += 1
+        return True

@@ -1,0 +1,258 @@
+"""One call on its way: asked of the upstream, passed back as it comes, and recorded before its end is passed back.
+
+An agent that has its answer may ask the next thing or end its episode at once, so the call is in the book by then. What
+the client did not ask for is taken out; else every byte goes back as it came.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from lake.formats.base.rows import ShapeError
+from lake.formats.chat.chat_completions import Completion
+from lake.live.proxy.asking import Added, answers_tokens, asking, stripped
+from lake.live.proxy.keys import Address
+from lake.live.proxy.replies import refusal
+from lake.live.proxy.shapes import Asked, answered, asked
+from lake.live.proxy.steps import Call
+from lake.live.proxy.streams import Event, Events, gathering
+from lake.live.proxy.upstream import Upstream, passed_on, policy_version, redacted
+
+_SHOWN = 2000
+"""Characters of an error's text that are recorded."""
+_DECODE = msgspec.json.Decoder().decode
+_UNREACHED = (aiohttp.ClientError, OSError)
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What holds for all calls."""
+
+    asks: str = "auto"
+    """Whether engines are asked for tokens: auto (where they are known to answer), always, never."""
+    logprobs_mode: str | None = None
+    """As the engine was started with: processed, raw, or None if nobody said."""
+    max_answer: int = 256 << 20
+    """Bytes of an answer; a longer one is cut."""
+
+
+class Passage:
+    """One call that is recorded.
+
+    Args:
+        request: of the client.
+        address: the rollout that it belongs to.
+        api: which of the four it is.
+        path: what is asked of the upstream.
+        body: of the request.
+        record: takes the call once it is over.
+    """
+
+    def __init__(
+        self,
+        request: web.Request,
+        upstream: Upstream,
+        settings: Settings,
+        *,
+        address: Address,
+        api: str,
+        path: str,
+        body: bytes,
+        record: Callable[[Call], None],
+    ) -> None:
+        self._request, self._upstream, self._settings = request, upstream, settings
+        self._address, self._api, self._path, self._body = address, api, path, body
+        self._record = record
+        self._started, self._clock = datetime.now(UTC), time.monotonic()
+        self._asked = Asked(messages=[])
+        self._added: Added = frozenset()
+        self._extra: dict[str, Any] = {}
+        self._engine: str | None = None
+        self._before: str | None = None
+        """Version of the weights before the call."""
+        self._response: web.StreamResponse | None = None
+        """What has begun to go back."""
+        self._is_recorded = False
+
+    async def run(self) -> web.StreamResponse:
+        """Make the call."""
+        self._engine = await self._upstream.name()
+        self._before = self._upstream.version
+        self._read_request()
+        gathered = gathering(self._api)
+        try:
+            query = self._request.raw_path.partition("?")[2]
+            sent = self._upstream.request("POST", self._path, query, self._request.headers, self._body)
+            async with sent as found:
+                if found.status >= 300:
+                    return await self._pass_refusal(found)
+                if found.content_type == "text/event-stream":
+                    return await self._pass_stream(found, gathered)
+                return await self._pass_whole(found)
+        except asyncio.CancelledError:
+            self._fail("the client left before the answer was whole", self._partial(gathered))
+            raise
+        except TimeoutError as error:
+            return self._give_up(504, f"the upstream was silent for too long: {error or 'time-out'}", gathered)
+        except _UNREACHED as error:
+            return self._give_up(502, f"the upstream failed: {type(error).__name__}: {error}", gathered)
+
+    def _read_request(self) -> None:
+        """Take the request apart, and ask for more than it does."""
+        try:
+            body = _DECODE(self._body)
+        except (msgspec.MsgspecError, RecursionError):
+            self._extra["request_not_read"] = "it is no JSON"
+            return
+        if not isinstance(body, dict):
+            self._extra["request_not_read"] = f"it is {type(body).__name__}; valid: an object"
+            return
+        try:
+            self._asked = asked(self._api, body)
+        except (ShapeError, msgspec.ValidationError, RecursionError) as error:
+            self._extra["request_not_read"] = str(error)
+        if self._settings.asks == "always" or (self._settings.asks == "auto" and answers_tokens(self._engine)):
+            body, self._added = asking(self._api, body)
+            if self._added:
+                self._body = msgspec.json.encode(body)
+
+    # ------------------------------------------------------------ answers
+
+    async def _pass_refusal(self, found: aiohttp.ClientResponse) -> web.StreamResponse:
+        """An answer that is none goes back as it is."""
+        data = await self._read(found)
+        text = redacted(data[: 4 * _SHOWN].decode("utf-8", "backslashreplace"), self._request.headers)
+        self._extra["http_status"] = found.status
+        self._fail(f"HTTP {found.status}: {text[:_SHOWN]}")
+        return web.Response(status=found.status, body=data, headers=_headers(found))
+
+    async def _pass_whole(self, found: aiohttp.ClientResponse) -> web.StreamResponse:
+        data = await self._read(found)
+        try:
+            body = _DECODE(data)
+        except (msgspec.MsgspecError, RecursionError):
+            self._fail("the answer is no JSON", data[:_SHOWN].decode("utf-8", "backslashreplace"))
+            return web.Response(status=found.status, body=data, headers=_headers(found))
+        await self._finish(body)
+        if self._added:
+            data = msgspec.json.encode(stripped(body, self._added))
+        return web.Response(status=found.status, body=data, headers=_headers(found))
+
+    async def _pass_stream(self, found: aiohttp.ClientResponse, gathered: Any) -> web.StreamResponse:
+        self._response = response = web.StreamResponse(status=found.status, headers=_headers(found))
+        await response.prepare(self._request)
+        events, size, problem = Events(), 0, None
+        async for piece in found.content.iter_any():
+            size += len(piece)
+            if size > self._settings.max_answer:
+                return self._give_up(502, f"the answer is longer than {self._settings.max_answer:,} bytes", gathered)
+            passed = []
+            for event in events.feed(piece):
+                try:
+                    gathered.add(event.data)
+                except (ShapeError, msgspec.ValidationError) as error:
+                    problem = problem or redacted(str(error), self._request.headers)
+                passed.append(self._stripped(event))
+            if gathered.is_whole and not self._is_recorded:
+                await self._end_stream(gathered, problem)
+            if out := b"".join(passed) if self._added else piece:
+                await response.write(out)
+        if not self._is_recorded:
+            # A stream may end without saying so; an answer that says why it ended is whole.
+            await self._end_stream(gathered, problem, is_cut=not gathered.is_whole)
+        if self._added and events.left:
+            await response.write(events.left)
+        await response.write_eof()
+        return response
+
+    def _stripped(self, event: Event) -> bytes:
+        data = stripped(event.data, self._added)
+        if data is None and event.data is not None:
+            return b""
+        return event.raw if data == event.data else event.with_data(data)
+
+    async def _end_stream(self, gathered: Any, problem: str | None, *, is_cut: bool = False) -> None:
+        body = gathered.answer()
+        if problem is not None:
+            self._fail(problem, self._partial(gathered))
+            return
+        await self._finish(body or {}, is_cut=is_cut)
+
+    async def _finish(self, body: Any, *, is_cut: bool = False) -> None:
+        """Record a call that was answered."""
+        try:
+            answer = answered(self._api, body)
+        except (ShapeError, msgspec.ValidationError, RecursionError) as error:
+            self._fail(f"the answer cannot be read: {error}", redacted(_shown(body), self._request.headers))
+            return
+        if is_cut and answer.finish_reason is None:
+            self._fail("the upstream ended the stream before the answer was whole", answer.message)
+            return
+        after = await self._upstream.version_now()
+        if self._before != after:
+            self._extra["weight_versions"] = [self._before, after]
+        version = policy_version(after) if self._before == after else None
+        self._add(answer, policy_version=version)
+
+    # ------------------------------------------------------------ records
+
+    def _partial(self, gathered: Any) -> Any:
+        """The message that an answer was on the way to be."""
+        try:
+            body = gathered.answer()
+            return body and answered(self._api, body).message
+        except (ShapeError, msgspec.ValidationError):
+            return None
+
+    def _give_up(self, status: int, error: str, gathered: Any) -> web.StreamResponse:
+        """The upstream gave nothing, or not all: say so, or break off what has begun."""
+        self._fail(error, self._partial(gathered))
+        if self._response is None:
+            return refusal(status, error)
+        if self._request.transport is not None:  # no end of the body: the client sees that it is not whole
+            self._request.transport.close()
+        return self._response
+
+    def _fail(self, error: str, partial: Any = None) -> None:
+        if not self._is_recorded:
+            self._add(None, error=error, partial=partial)
+
+    def _add(self, answer: Completion | None, **fields: Any) -> None:
+        self._is_recorded = True
+        self._record(
+            Call(
+                address=self._address,
+                api=self._api,
+                asked=self._asked,
+                answer=answer,
+                started_at=self._started,
+                latency=time.monotonic() - self._clock,
+                engine=self._engine,
+                logprobs_mode=self._settings.logprobs_mode,
+                extra=self._extra,
+                **fields,
+            )
+        )
+
+    async def _read(self, found: aiohttp.ClientResponse) -> bytes:
+        """A whole body. Raises ClientPayloadError: it is too long."""
+        data = bytearray()
+        async for piece in found.content.iter_any():
+            data += piece
+            if len(data) > self._settings.max_answer:
+                raise aiohttp.ClientPayloadError(f"the answer is longer than {self._settings.max_answer:,} bytes")
+        return bytes(data)
+
+
+def _headers(found: aiohttp.ClientResponse) -> Any:
+    """Headers that go back to the client; the body was unpacked on the way."""
+    return passed_on(found.headers.items(), without=frozenset(("content-encoding",)))
+
+
+def _shown(body: Any) -> str:
+    return msgspec.json.encode(body).decode()[:_SHOWN]

@@ -1,0 +1,191 @@
+"""The proxy as a process: it listens, records into a spool that is delivered to the lake, and ends with all delivered.
+
+The spool's folder is locked by this process. What an earlier one left behind (a kill, a crash) goes on: its finished
+episodes are delivered, its open ones are read back, and calls join them as before.
+"""
+
+import asyncio
+import logging
+import resource
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+import lake
+from lake.errors import UsageError
+from lake.live.delivery import Deliveries, Delivery
+from lake.live.frames import Frame, encode
+from lake.live.log import EpisodeLog
+from lake.live.places import root_of
+from lake.live.proxy.app import Limits, Proxy
+from lake.live.proxy.book import Book, Counts
+from lake.live.proxy.connections import Gate
+from lake.live.proxy.forward import Settings
+from lake.live.proxy.upstream import Upstream, base_of
+from lake.live.spool import MAX_BYTES, Spool
+
+_RESERVE = 4 << 20
+"""Bytes of the spool that are kept for the calls that are under way."""
+_FILES_OF_OURS = 64
+_SWEEP_SECONDS = 1.0
+_IDLE_CONNECTION_SECONDS = 75.0
+_LEAVING_SECONDS = 5.0
+"""How long calls that are under way may go on when the proxy is stopped."""
+_log = logging.getLogger("trajlake")
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How a proxy runs."""
+
+    upstream: str
+    lake_uri: str
+    run: str
+    host: str = "127.0.0.1"
+    port: int = 8484
+    token: str | None = None
+    idle: float = 600.0
+    """Seconds without a call after which an episode ends."""
+    timeout: float = 600.0
+    """Seconds that the upstream may be silent."""
+    refuses: bool = True
+    """Calls are refused while there is no room to record; else they go on and their episodes are left out."""
+    max_connections: int = 4096
+    spool_bytes: int = MAX_BYTES
+    spool: Path | None = None
+    settings: Settings = Settings()
+    limits: Limits = Limits()
+    batch_seconds: float = 2.0
+
+
+class Outcome(msgspec.Struct):
+    """What became of a proxy's calls."""
+
+    calls: Counts
+    delivered: Deliveries
+    is_all: bool
+    """Nothing is left in the spool."""
+
+
+def serve(options: Options, *, ready: Callable[[str], None]) -> Outcome:
+    """Run a proxy until SIGINT or SIGTERM.
+
+    Args:
+        options: how.
+        ready: called with its base URL once it listens.
+
+    Raises:
+        UsageError: an address that cannot be listened on, or an upstream that is none.
+        LakeAccessError: the folder for the spool cannot be made.
+    """
+    base_of(options.upstream)
+    # Of this port alone: what another proxy left open is its own to go on with.
+    root = options.spool or root_of(options.lake_uri, f"proxy-{options.port}")
+    spool = Spool.create(root, max_bytes=options.spool_bytes)
+
+    def emit(key: bytes, number: int, frame: Frame, is_reserved: bool) -> None:
+        spool.append(encode(key, number, frame), is_reserved=is_reserved)
+
+    book = Book(emit, run=options.run)
+    resume(root, spool, book)
+    delivery = Delivery(
+        lambda: lake.open(options.lake_uri, create=True),
+        spool,
+        root=root,
+        batch_seconds=options.batch_seconds,
+    )
+    try:
+        delivery.start()
+        asyncio.run(_run(options, spool, book, ready))
+    finally:
+        book.stop(datetime.now(UTC))
+        spool.sync(10.0)
+        is_all = delivery.close()
+        spool.close(remove=is_all)
+    return Outcome(book.counts, delivery.counts, is_all)
+
+
+def resume(root: Path, spool: Spool, book: Book) -> None:
+    """Go on with the episodes that dead proxies left open: their frames move to our spool, their calls to our book.
+
+    Killed in between, they are in both spools, with the same keys and numbers: one episode all the same.
+    """
+    for old in Spool.adopt(root):
+        try:
+            log = EpisodeLog(old)
+            log.refresh()
+            opened = [key for key in log.open if log.is_begun(key)]
+            if opened:
+                log.copy(opened, spool)
+                for key in opened:
+                    book.resume(key, log.frames(key))
+                log.let_go(opened)
+        except (OSError, ValueError) as error:
+            _log.warning("open episodes of %s cannot be read back: %s", old.folder, error)
+        old.close()
+
+
+async def _run(options: Options, spool: Spool, book: Book, ready: Callable[[str], None]) -> None:
+    connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=60)
+    jar = aiohttp.DummyCookieJar()
+    skipped = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
+    async with aiohttp.ClientSession(
+        connector=connector, cookie_jar=jar, skip_auto_headers=skipped, trust_env=False, read_bufsize=1 << 20
+    ) as session:
+        proxy = Proxy(
+            Upstream(options.upstream, session, timeout=options.timeout),
+            book,
+            settings=options.settings,
+            limits=options.limits,
+            token=options.token,
+            has_room=lambda: spool.size + _RESERVE <= options.spool_bytes,
+            refuses=options.refuses,
+        )
+        gate = Gate(_room_for_files(options.max_connections))
+        runner = web.AppRunner(
+            proxy.application(gate.middleware),
+            handler_cancellation=True,
+            access_log=None,
+            keepalive_timeout=_IDLE_CONNECTION_SECONDS,
+            shutdown_timeout=_LEAVING_SECONDS,
+        )
+        await runner.setup()
+        assert runner.server is not None
+        gate.guard(runner.server)
+        loop = asyncio.get_running_loop()
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        try:
+            server = await loop.create_server(gate, options.host, options.port, backlog=2048, reuse_address=True)
+        except OSError as error:
+            msg = f"{options.host}:{options.port}: {error.strerror or error}; choose another --port or --host"
+            raise UsageError(msg) from error
+        address = server.sockets[0].getsockname()
+        host = f"[{address[0]}]" if server.sockets[0].family == socket.AF_INET6 else address[0]
+        ready(f"http://{host}:{address[1]}/v1")
+        try:
+            while not stop.is_set():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), _SWEEP_SECONDS)
+                book.expire(datetime.now(UTC), options.idle)
+        finally:
+            server.close()
+            await runner.cleanup()
+
+
+def _room_for_files(wanted: int) -> int:
+    """As many connections as this process can hold, each with one to the upstream."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 2 * wanted + _FILES_OF_OURS
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        return min(wanted, (soft - _FILES_OF_OURS) // 2)
+    return wanted

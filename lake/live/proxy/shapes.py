@@ -1,0 +1,167 @@
+"""Requests and answers of the four APIs that are recorded, in the one form of chats (`lake.formats.chat`).
+
+Chat completions, completions, OpenAI's Responses, Anthropic's messages: what a file of their requests means and what a
+call that passes by means is decided by the same readers.
+"""
+
+from typing import Any
+
+import msgspec
+
+from lake.formats.base.fields import number, whole, without_secrets
+from lake.formats.base.rows import ShapeError, rest
+from lake.formats.chat.answers import of_output
+from lake.formats.chat.chat_completions import Completion, completion
+from lake.formats.chat.chat_messages import chat_messages
+from lake.formats.chat.messages import Message, checked
+from lake.formats.chat.response_items import chat_tool, item_messages
+from lake.formats.tracing.payloads import prompt
+from lake.formats.tracing.shapes import split
+from lake.records import Index
+
+CHAT, COMPLETIONS, RESPONSES, MESSAGES = "chat/completions", "completions", "responses", "messages"
+APIS = {f"/v1/{name}": name for name in (CHAT, COMPLETIONS, RESPONSES, MESSAGES)}
+"""Path of a call that is recorded -> its API."""
+_NO_SETTING = ("messages", "prompt", "input", "instructions", "system", "model", "tools", "stream", "stream_options")
+_ASKED_FOR = ("return_token_ids", "logprobs", "top_logprobs", "previous_response_id", "metadata", "store", "user")
+_GRAMMARS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+"""Keys of a request under which engines take a grammar."""
+
+
+class Asked(msgspec.Struct, kw_only=True):
+    """What a model was given."""
+
+    messages: list[Message]
+    """Empty if only its tokens are known."""
+    model: str | None = None
+    tools: list[Any] | None = None
+    settings: dict[str, Any] | None = None
+    """Sampling parameters and whatever else it says, without keys."""
+    previous_response: str | None = None
+    """The answer that the messages go on from, where the engine keeps the history."""
+    is_constrained: bool = False
+    """A grammar restricts what may be sampled."""
+
+    def sampling(self) -> dict[str, Any]:
+        """The fields of `TokensRecord` that say how tokens were sampled; engines spell `off` as -1."""
+        said = self.settings or {}
+        top_k = said.get("top_k")
+        return {
+            "temperature": number(said.get("temperature")),
+            "top_p": number(said.get("top_p")),
+            "top_k": 0 if top_k == -1 else whole(top_k),
+            "min_p": number(said.get("min_p")),
+        }
+
+
+def asked(api: str, body: dict[str, Any]) -> Asked:
+    """A request.
+
+    Raises:
+        ShapeError: its messages are not of the API's form.
+    """
+    messages, tools = _given(api, body)
+    settings = without_secrets(rest(body, *_NO_SETTING, *_ASKED_FOR)) or None
+    model, previous = body.get("model"), body.get("previous_response_id")
+    return Asked(
+        messages=messages,
+        model=model if isinstance(model, str) else None,
+        tools=tools or None,
+        settings=settings,
+        previous_response=previous if isinstance(previous, str) else None,
+        is_constrained=_is_constrained(body),
+    )
+
+
+def answered(api: str, body: Any) -> Completion:
+    """A whole answer; what is not known of it is None or empty.
+
+    Raises:
+        ShapeError: it is not of the API's form.
+    """
+    if api in (CHAT, COMPLETIONS):
+        return completion(body)
+    if not isinstance(body, dict):
+        raise ShapeError(f"the answer is {type(body).__name__}; valid: an object")
+    usage = body["usage"] if isinstance(body.get("usage"), dict) else {}
+    found = Completion(
+        model=body["model"] if isinstance(body.get("model"), str) else None,
+        prompt_tokens=whole(usage.get("input_tokens")),
+        completion_tokens=whole(usage.get("output_tokens")),
+        extra=rest(body, "output", "content", "model", "usage", "object", "type", "role", "stop_reason", *_echoed(api))
+        or {},
+    )
+    if more := rest(usage, "input_tokens", "output_tokens", "total_tokens"):
+        found.extra["usage"] = more
+    if api == RESPONSES:
+        found.message = of_output(body["output"], "output") if body.get("output") else None
+        reason = body.get("incomplete_details")
+        found.finish_reason = reason.get("reason") if isinstance(reason, dict) else _text(body.get("status"))
+        if body.get("status") == "failed":
+            raise ShapeError(f"the answer failed: {msgspec.json.encode(body.get('error')).decode()}")
+    else:
+        found.message = split(body["content"], "assistant")[-1] if body.get("content") else None
+        found.finish_reason = _text(body.get("stop_reason"))
+    return found
+
+
+def _given(api: str, body: dict[str, Any]) -> tuple[list[Message], list[Any]]:
+    """The messages and the tools of a request."""
+    tools = body["tools"] if isinstance(body.get("tools"), list) else []
+    if api == CHAT:
+        found = chat_messages(body.get("messages"), "messages")
+    elif api == COMPLETIONS:
+        text = body.get("prompt")
+        found = [] if _are_ids(text) else [{"role": "user", "content": _prompt_text(text)}]
+    elif api == RESPONSES:
+        given = body.get("input")
+        items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        if not isinstance(items, list):
+            raise ShapeError(f"`input` is {type(given).__name__}; valid: a text or a list of items")
+        instructions = body.get("instructions")
+        found = [{"role": "system", "content": instructions}] if isinstance(instructions, str) else []
+        found += [message for message, _ in item_messages(items, "input")]
+        tools = [chat_tool(tool) for tool in tools]
+    else:
+        said = prompt({key: value for key, value in body.items() if key in ("system", "messages")})
+        found = said.messages
+    return [checked(message, f"messages[{index}]") for index, message in enumerate(found)], tools
+
+
+def _prompt_text(prompt: Any) -> str:
+    if isinstance(prompt, list) and len(prompt) == 1:
+        (prompt,) = prompt
+    if not isinstance(prompt, str):
+        raise ShapeError(f"`prompt` is {type(prompt).__name__}; valid: one text, or one list of token ids")
+    return prompt
+
+
+def _are_ids(prompt: Any) -> bool:
+    """Whether a prompt is token ids, alone or as the only one of a list."""
+    inner = prompt[0] if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], list) else prompt
+    try:
+        return bool(msgspec.convert(inner, list[Index])) and isinstance(inner, list)
+    except msgspec.ValidationError:
+        return False
+
+
+def _is_constrained(body: dict[str, Any]) -> bool:
+    form = body.get("response_format")
+    choice = body.get("tool_choice")
+    return (
+        (isinstance(form, dict) and form.get("type") not in (None, "text"))
+        or choice == "required"
+        or isinstance(choice, dict)
+        or any(body.get(key) is not None for key in _GRAMMARS)
+    )
+
+
+def _echoed(api: str) -> tuple[str, ...]:
+    """Keys of an answer that repeat the request."""
+    settings = ("instructions", "tools", "tool_choice", "temperature", "top_p", "top_logprobs", "metadata", "text")
+    more = ("parallel_tool_calls", "truncation", "max_output_tokens", "previous_response_id", "store", "user", "status")
+    return (*settings, *more, "incomplete_details") if api == RESPONSES else ()
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None

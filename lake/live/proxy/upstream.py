@@ -1,0 +1,149 @@
+"""The engine or vendor behind the proxy: how it is reached, what it is, which weights it has."""
+
+import asyncio
+import re
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import aiohttp
+import msgspec
+from multidict import CIMultiDict
+from yarl import URL
+
+from lake.errors import UsageError
+
+_HOP_BY_HOP = frozenset(
+    ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer")
+) | {"transfer-encoding", "upgrade", "content-length"}
+_NOT_SENT = frozenset(("host", "accept-encoding", "expect"))
+_OURS = "x-trajlake-"
+_PROBE_SECONDS = 5.0
+_PROBE_BYTES = 64 << 10
+_KNOWN_SECONDS, _ABSENT_SECONDS = 600.0, 5.0
+"""After how long an upstream that did not say what it is, or was not there, is asked again."""
+_SECRET_HEADERS = re.compile(r"authorization|cookie|api-?key|token|secret", re.IGNORECASE)
+_SHORTEST_SECRET = 6
+"""Characters; shorter values stand in every text."""
+
+
+class Upstream:
+    """Where calls go on to.
+
+    Args:
+        url: its base URL, with or without /v1 at the end.
+        timeout: seconds that it may be silent.
+        session: the client; not closed here.
+    """
+
+    def __init__(self, url: str, session: aiohttp.ClientSession, *, timeout: float) -> None:
+        self._base = base_of(url)
+        self._session = session
+        self._timeout = aiohttp.ClientTimeout(total=None, connect=30, sock_read=timeout)
+        self._probe = aiohttp.ClientTimeout(total=_PROBE_SECONDS)
+        self._name: str | None = None
+        self._not_before = 0.0
+        self._asking = asyncio.Lock()
+        self._has_versions = True
+        self._version: str | None = None
+        self._checking: asyncio.Task[str | None] | None = None
+
+    def request(self, method: str, path: str, query: str, headers: Mapping[str, str], body: bytes | None) -> Any:
+        """Send a request on, as an async context of its response; redirects are the client's affair."""
+        sent = passed_on(headers.items(), without=_NOT_SENT)
+        sent["Accept-Encoding"] = "identity"
+        url = URL(f"{self._base}{path}{'?' if query else ''}{query}", encoded=True)
+        return self._session.request(
+            method,
+            url,
+            headers=sent,
+            data=body,
+            allow_redirects=False,
+            timeout=self._timeout,
+        )
+
+    async def name(self) -> str | None:
+        """The engine and its version, `vllm 0.32.0`; None if it does not say."""
+        if self._name is not None or time.monotonic() < self._not_before:
+            return self._name
+        async with self._asking:
+            if self._name is None and time.monotonic() >= self._not_before:
+                is_there, said = await self._get("/version")
+                self._not_before = time.monotonic() + (_KNOWN_SECONDS if is_there else _ABSENT_SECONDS)
+                if isinstance(said, dict) and isinstance(said.get("version"), str):
+                    self._version = await self._weights()
+                    self._has_versions = self._version is not None
+                    self._name = f"vllm {said['version']}"
+        return self._name
+
+    @property
+    def version(self) -> str | None:
+        """Of its weights, as it was told last: older than any call that departs now."""
+        return self._version
+
+    async def version_now(self) -> str | None:
+        """Of its weights, asked after this call; None if it does not say. Calls that ask together ask once."""
+        if self._name is None or not self._has_versions:
+            return None
+        earlier = self._checking
+        if earlier is not None and not earlier.done():
+            await asyncio.wait((earlier,))  # it was sent before we asked: what it says may be older than our call
+        if self._checking is earlier:
+            self._checking = asyncio.create_task(self._weights())
+        assert self._checking is not None
+        self._version = await asyncio.shield(self._checking)
+        return self._version
+
+    async def _weights(self) -> str | None:
+        _, said = await self._get("/weight_info")
+        found = said.get("weight_version") if isinstance(said, dict) else None
+        return None if found is None else str(found)
+
+    async def _get(self, path: str) -> tuple[bool, Any]:
+        """Whether anybody answers a small question, and what; None if it is no JSON."""
+        try:
+            async with self._session.get(f"{self._base}{path}", timeout=self._probe, allow_redirects=False) as response:
+                data = await response.content.read(_PROBE_BYTES)
+                return True, msgspec.json.decode(data) if response.status == 200 else None
+        except msgspec.MsgspecError:
+            return True, None
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return False, None
+
+
+def base_of(url: str) -> str:
+    """A base URL without /v1, which paths bring along. Raises UsageError."""
+    try:
+        parsed = URL(url)
+    except ValueError as error:
+        raise UsageError(f"--upstream is {url!r}: {error}; valid: http://127.0.0.1:8000/v1, for example") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query_string or parsed.fragment:
+        shown = parsed.with_user(None) if parsed.host else url
+        raise UsageError(f"--upstream is {str(shown)!r}; valid: http://127.0.0.1:8000/v1, for example")
+    return str(parsed).rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def passed_on(headers: Iterable[tuple[str, str]], *, without: frozenset[str] = frozenset()) -> CIMultiDict[str]:
+    """Headers that go on to the other side: not those of this connection, nor ours."""
+    given = list(headers)
+    named = {name.strip().lower() for key, value in given if key.lower() == "connection" for name in value.split(",")}
+    left_out = _HOP_BY_HOP | named | without
+    return CIMultiDict(
+        (key, value) for key, value in given if key.lower() not in left_out and not key.lower().startswith(_OURS)
+    )
+
+
+def redacted(text: str, headers: Mapping[str, str]) -> str:
+    """A text of the upstream without the secrets that the client sent it, should it repeat them."""
+    for name, value in headers.items():
+        if _SECRET_HEADERS.search(name):
+            for secret in (value, *re.split(r"[\s;,=]+", value)):
+                if len(secret) >= _SHORTEST_SECRET:
+                    text = text.replace(secret, "[redacted]")
+    return text
+
+
+def policy_version(version: str | None) -> int | None:
+    """The number of updates that a version of weights says: `12`, `v12`, `step-12`."""
+    found = re.fullmatch(r"(?:[A-Za-z]+[-_]?)?(\d{1,18})", version or "")
+    return int(found[1]) if found else None
