@@ -1,0 +1,113 @@
+"""The recording proxy as a process, before a small engine: what is in the lake is what the engine saw and sampled."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lake
+from testkit.engine_server import Engine, engine_server
+
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+SECRET = "sk-do-not-store-1234567890"
+MAIN = "from lake.cli import main; main()"
+
+
+class Proxy:
+    """A proxy in a process of its own."""
+
+    def __init__(self, engine: Engine, folder: Path) -> None:
+        self.lake = str(folder / "lake")
+        command = [sys.executable, "-c", MAIN, "record", "--upstream", engine.url, "--lake", self.lake, "--port", "0"]
+        self.process = subprocess.Popen([*command, "--spool", str(folder / "spool")], stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.base = self.process.stdout.readline().split()[1].removesuffix("/v1")
+
+    def post(self, path: str, body: dict[str, Any], **headers: str) -> str:
+        request = urllib.request.Request(self.base + path, json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return str(response.read().decode())
+
+    def end(self, number: int = signal.SIGINT) -> None:
+        self.process.send_signal(number)
+        self.process.communicate(timeout=120)
+
+
+@contextmanager
+def proxy(engine: Engine, folder: Path) -> Iterator[Proxy]:
+    started = Proxy(engine, folder)
+    try:
+        yield started
+    finally:
+        if started.process.poll() is None:
+            started.end(signal.SIGKILL)
+
+
+def turn(at: Proxy, path: str, messages: list[Any], *, stream: bool, **headers: str) -> list[Any]:
+    """One call of an agent with a tool, and the messages that its next call sends."""
+    body = {"model": "policy", "messages": messages, "tools": TOOLS, "stream": stream}
+    text = at.post(path, body, **headers)
+    assert "token_ids" not in text, "the client did not ask for them"
+    if stream:
+        chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+        calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+        message = {"role": "assistant", "content": "".join(delta.get("content") or "" for delta in deltas) or None}
+        message |= {"tool_calls": [{k: v for k, v in c.items() if k != "index"} for c in calls]} if calls else {}
+    else:
+        message = json.loads(text)["choices"][0]["message"]
+    results = [{"role": "tool", "tool_call_id": c["id"], "content": "a door"} for c in message.get("tool_calls", ())]
+    return [*messages, message, *results]
+
+
+@pytest.mark.parametrize("path", ["/ep/door-1/v1/chat/completions", "/v1/chat/completions"])
+def test_the_lake_has_the_tokens_that_the_engine_saw_and_sampled(tmp_path: Path, path: str) -> None:
+    with engine_server() as engine, proxy(engine, tmp_path) as at:
+        messages: list[Any] = [{"role": "user", "content": "find the key"}]
+        for stream in (False, True, True):
+            messages = turn(at, path, messages, stream=stream, Authorization=f"Bearer {SECRET}", Cookie=f"s={SECRET}")
+        at.end()
+        rows = lake.open(at.lake).sql("SELECT * FROM tokens ORDER BY step_index").to_dicts()
+        (episode,) = lake.open(at.lake).sql("SELECT num_steps FROM episodes").to_dicts()
+    assert episode["num_steps"] == len(rows) == len(engine.calls) == 3
+    sequence: list[int] = []
+    for row, sampled in zip(rows, engine.calls, strict=True):
+        assert sequence + row["context_ids"] == sampled.prompt_ids
+        assert row["action_ids"] == sampled.action_ids
+        assert row["action_logprobs"] == pytest.approx(sampled.logprobs)
+        sequence = [*sampled.prompt_ids, *sampled.action_ids]
+    assert all(call.headers["Authorization"] == f"Bearer {SECRET}" for call in engine.calls)
+    stored = [file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()]
+    assert not [data for data in stored if SECRET.encode() in data]
+
+
+def test_a_killed_proxy_goes_on_with_the_episode(tmp_path: Path) -> None:
+    path = "/ep/door-1/v1/chat/completions"
+    with engine_server() as engine:
+        with proxy(engine, tmp_path) as at:
+            messages = turn(at, path, [{"role": "user", "content": "find the key"}], stream=False)
+            while not any(SPOOLED in f.read_bytes() for f in tmp_path.rglob("*.frames")):
+                os.sched_yield()
+            at.end(signal.SIGKILL)
+        with proxy(engine, tmp_path) as at:
+            turn(at, path, messages, stream=True)
+            at.post("/ep/door-1/v1/end", {"reward": 1.0})
+            at.end()
+            found = lake.open(at.lake).sql("SELECT num_steps, env_return, status FROM episodes").to_dicts()
+            prefixes = (
+                lake.open(at.lake).sql("SELECT prefix_step_index AS p FROM tokens ORDER BY step_index").to_dicts()
+            )
+    assert found == [{"num_steps": 2, "env_return": 1.0, "status": "completed"}]
+    assert [row["p"] for row in prefixes] == [None, 0]
+
+
+SPOOLED = b"cmpl-0"
+"""Id of the first answer."""
