@@ -179,6 +179,7 @@ class Delivery:
             self._deliver_batch(log, keys)
         if is_own:
             log.carry()
+            log.trim()
         else:
             self.counts.left_out += log.lost
             log.spool.close(remove=True)

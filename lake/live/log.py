@@ -98,15 +98,15 @@ class EpisodeLog:
     def let_go(self, keys: Sequence[bytes]) -> None:
         """Say in the spool that nobody needs the frames of these episodes, and delete the segments that became free.
 
-        A full disk must not keep what is delivered: the segments go even if the disk refuses to say so. What is left of
-        their episodes behind them has no first frame then.
+        Nobody waits until the disk has taken note: a full one must not keep what is delivered, and the lake knows
+        episodes that come again. If the note is lost, what is left of episodes behind the segments that went has no
+        first frame.
 
         Raises:
             SpoolFullError: the spool is closed.
             OSError: a segment cannot be deleted.
         """
         self.spool.append(encode(NO_KEY, 0, Delivered(keys=list(keys))), is_reserved=True)
-        self.spool.sync(_SYNC_SECONDS)
         for key in keys:
             self._episodes.pop(key, None)
         self.trim()

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 _OWN = frozenset(("task_id", "run_id", "steps", "spans", "scores", "source_format"))
 _OF_EPISODES = frozenset(EpisodeRecord.__struct_fields__) - _OWN
+_FULL_DISK_SECONDS = 3.0
 _recorders: "weakref.WeakSet[Recorder]" = weakref.WeakSet()
 
 
@@ -198,8 +199,8 @@ class Recorder:
 
     def flush(self, timeout: float | None = None) -> bool:
         """Deliver what is finished now; whether it is all in the lake, or in `rejects`, within `timeout` seconds."""
-        self._sink.spool.sync(timeout)
-        return self._delivery is not None and self._delivery.flush(timeout)
+        is_synced = self._sink.spool.sync(timeout)
+        return self._delivery is not None and self._delivery.flush(timeout) and is_synced
 
     def close(self, timeout: float = CLOSING_SECONDS) -> bool:
         """Deliver what is finished and end; whether nothing is left in the spool.
@@ -211,9 +212,11 @@ class Recorder:
         self._is_closed = True
         _recorders.discard(self)
         spool = self._sink.spool
-        spool.sync(timeout if spool.problem is None else 0.0)
-        is_empty = self._delivery is not None and self._delivery.close(timeout)
-        spool.close(remove=is_empty)
+        # A disk that was full is tried once more, for what is only in memory is lost with this process.
+        is_synced = spool.sync(timeout if spool.problem is None else min(timeout, _FULL_DISK_SECONDS))
+        is_empty = self._delivery is not None and self._delivery.close(timeout) and is_synced
+        if not spool.close(remove=is_empty):
+            self._sink.tell(f"{spool.held_bytes:,} bytes of episodes were lost: the disk of the spool takes nothing")
         return is_empty
 
     def __enter__(self) -> Self:

@@ -82,8 +82,8 @@ class Sink:
 
     def sync(self) -> None:
         """Wait until what was taken is on the disk, if that is wanted and the disk takes it."""
-        if self._is_durable and self.spool.problem is None and not self.is_left:
-            self.spool.sync(SYNC_SECONDS)
+        if self._is_durable and not self.is_left:
+            self.spool.sync(SYNC_SECONDS, unless_refused=True)
 
     def trouble(self, message: str) -> None:
         """Count something that could not be taken as it was meant, and tell it once."""

@@ -46,6 +46,8 @@ GROUP_SECONDS = 0.005
 """How long frames gather before they are synced together, unless somebody waits for them."""
 _LONGEST_PAUSE = 2.0
 """Seconds between two tries to write to a disk that refuses."""
+_TOLD_EVERY = 60.0
+"""Seconds between two warnings that the disk refuses: a nearly full one takes and refuses in turn."""
 _CLOSING_SECONDS = 5.0
 _log = logging.getLogger("trajlake")
 _sync_data = getattr(os, "fdatasync", os.fsync)
@@ -78,11 +80,11 @@ class Spool:
         self._state = threading.Condition()
         self._wake, self._hurry = threading.Event(), threading.Event()
         self._pending: list[bytes] = []
-        self._held_bytes = 0
-        """In memory, including what is being written."""
+        self.held_bytes = 0
+        """Of frames that are in memory, those that are being written among them."""
         self._appended = self._synced = 0
         """Frames."""
-        self._is_closing = False
+        self._is_closing, self._told_at = False, -_TOLD_EVERY
         self._thread: threading.Thread | None = None
 
     @classmethod
@@ -156,7 +158,7 @@ class Spool:
     @property
     def size(self) -> int:
         """On the disk and in memory."""
-        return sum(list(self._ends.values())) + self._held_bytes
+        return sum(list(self._ends.values())) + self.held_bytes
 
     @property
     def is_roomy(self) -> bool:
@@ -181,7 +183,7 @@ class Spool:
             if self._is_closing:
                 raise SpoolFullError(f"the spool {self.folder} is closed")
             self._pending.append(payload)
-            self._held_bytes += size
+            self.held_bytes += size
             self._appended += 1
             is_first = len(self._pending) == 1
             if self._thread is None:
@@ -190,12 +192,18 @@ class Spool:
         if is_first:
             self._wake.set()
 
-    def sync(self, timeout: float | None = None) -> bool:
-        """Wait until what was appended before is on the disk; False if that took longer than `timeout` seconds."""
+    def sync(self, timeout: float | None = None, *, unless_refused: bool = False) -> bool:
+        """Wait until what was appended before is on the disk; False if that took longer than `timeout` seconds.
+
+        Args:
+            timeout: seconds; without end unless given.
+            unless_refused: stop waiting when the disk refuses; it is tried again all the same.
+        """
         with self._state:
             goal = self._appended
             self._hurry.set()
-            return self._state.wait_for(lambda: self._synced >= goal, timeout)
+            self._state.wait_for(lambda: self._synced >= goal or (unless_refused and self.problem is not None), timeout)
+            return self._synced >= goal
 
     def frames(self, since: Position = START) -> Iterator[tuple[Position, bytes]]:
         """The frames behind a position that are on the disk, in order. Raises OSError."""
@@ -228,7 +236,7 @@ class Spool:
         """Write what is in memory and let go of the folder; whether all of it could be written in time.
 
         Args:
-            remove: delete the folder, as all of it was delivered.
+            remove: delete the folder, as all of it was delivered; not if there is something left in memory.
             timeout: seconds.
         """
         with self._state:
@@ -240,7 +248,7 @@ class Spool:
             self._thread.join(timeout)
             if self._thread.is_alive():
                 return False
-        if remove:
+        if remove and not self._pending:
             with contextlib.suppress(OSError), turn(self.folder.parent):
                 shutil.rmtree(self.folder)
         self.abandon()
@@ -256,7 +264,7 @@ class Spool:
         self._lock_file = -1
 
     def _has_room(self, size: int) -> bool:
-        is_buffered = not self._held_bytes or self._held_bytes + size <= self._buffer_bytes
+        is_buffered = not self.held_bytes or self.held_bytes + size <= self._buffer_bytes
         return is_buffered and self.size + size <= self._max_bytes and size <= LARGEST_PAYLOAD
 
     def _wait_for_room(self, size: int, seconds: float) -> bool:
@@ -267,7 +275,7 @@ class Spool:
         reason = f" because {self.problem}" if self.problem else ""
         return (
             f"the spool {self.folder} has no room for {size:,} bytes{reason}: it holds {self.size:,} of "
-            f"{self._max_bytes:,} bytes, {self._held_bytes:,} of them in memory"
+            f"{self._max_bytes:,} bytes, {self.held_bytes:,} of them in memory"
         )
 
     def _load(self) -> None:
@@ -292,13 +300,14 @@ class Spool:
     def _run(self) -> None:
         """What the writing thread does."""
         pause = GROUP_SECONDS
+        limit = self._segment_bytes
         while True:
             self._wake.wait()
-            self._hurry.wait(GROUP_SECONDS)
+            self._hurry.wait(pause)
             with self._state:
                 self._wake.clear()
                 self._hurry.clear()
-                batch = self._next_batch()
+                batch = self._next_batch(limit)
                 is_closing = self._is_closing
             if not batch and is_closing:
                 return
@@ -310,17 +319,19 @@ class Spool:
                 self._fail(error)
                 if is_closing:
                     return
-                time.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
+                # Less may still fit.
+                limit = sum(map(len, batch)) // 2
             else:
                 pause = GROUP_SECONDS
+                limit = self._segment_bytes
             if self._pending or self._is_closing:
                 self._wake.set()
 
-    def _next_batch(self) -> list[bytes]:
-        """The frames that are written together: no more than about a segment of them."""
+    def _next_batch(self, limit: int) -> list[bytes]:
+        """The frames that are written together: the first one, and more up to about `limit` bytes."""
         size, count = 0, 0
-        while count < len(self._pending) and size < self._segment_bytes:
+        while count < len(self._pending) and (not count or size < limit):
             size += len(self._pending[count])
             count += 1
         return self._pending[:count]
@@ -335,9 +346,11 @@ class Spool:
         with self._state:
             self._ends[self._number] = start + len(data)
             del self._pending[: len(batch)]
-            self._held_bytes -= len(data)
+            self.held_bytes -= len(data)
             self._synced += len(batch)
-            self.problem = None
+            if not self._pending:
+                # Not before: a disk that is nearly full takes a small frame and refuses the next.
+                self.problem = None
             self._state.notify_all()
         if start + len(data) > self._segment_bytes:
             os.close(file)
@@ -361,9 +374,12 @@ class Spool:
 
     def _fail(self, error: OSError) -> None:
         """Leave the segment at its last good byte: after a failed sync nobody knows what its later pages hold."""
-        if self.problem is None:
+        if time.monotonic() - self._told_at > _TOLD_EVERY:
+            self._told_at = time.monotonic()
             _log.warning("the spool %s cannot be written and is tried again: %s", self.folder, error)
-        self.problem = error.strerror or str(error)
+        with self._state:
+            self.problem = error.strerror or str(error)
+            self._state.notify_all()
         if self._file is not None:
             end = self._ends[self._number]
             with contextlib.suppress(OSError):

@@ -1,0 +1,155 @@
+"""Recording processes that are killed, run out of disk or lose their lake: what was finished is there once, none twice.
+
+The agents are threads of a process of their own. Each prints the number of an episode when its context has been left,
+which is when the recorder has promised it. Every process is killed at a random moment; the next one over the same lake
+delivers what was left.
+"""
+
+import contextlib
+import random
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import lake
+from lake.live.recorder import Recorder
+from testkit.copies import empty_lake
+from testkit.disks import disk
+from testkit.processes import environment
+
+AGENTS = """
+import itertools, random, sys, threading
+import lake
+
+folder, first, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+numbers = itertools.count(first)
+
+def work(recorder):
+    for number in numbers:
+        task = number % 100
+        with recorder.episode(f"task-{task}", rollout_index=number, extra={"number": number}) as episode:
+            for turn in range(steps):
+                with episode.step(state=f"{number} sees {turn}") as step:
+                    step.action(f"{number} does {turn}")
+                    with step.tool_call("tool", {"turn": turn}) as call:
+                        call.result("x" * random.randrange(2000))
+                    step.reward(turn)
+            episode.reward(number)
+        sys.stdout.write(f"{number}\\n")
+        sys.stdout.flush()
+
+recorder = lake.recorder(f"{folder}/lake", run="agent", spool=f"{folder}/spool", batch_seconds=0.1)
+for thread in [threading.Thread(target=work, args=(recorder,)) for _ in range(8)]:
+    thread.start()
+"""
+STEPS = 3
+
+
+def killed_after(folder: Path, seconds: float, first: int) -> list[int]:
+    """The episodes that agents had finished when their process was killed, `seconds` after the first one."""
+    command = [sys.executable, "-c", AGENTS, str(folder), str(first), str(STEPS)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(), text=True) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline()]
+        timer = threading.Timer(seconds, process.kill)
+        timer.start()
+        lines += process.stdout.readlines()
+        timer.join()
+    # The line that was being written when the process died is no promise.
+    return [int(line) for line in lines if line.endswith("\n")]
+
+
+@pytest.mark.parametrize("moments", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_at_random_moments_every_finished_episode_is_there_once(moments: int, tmp_path: Path) -> None:
+    draw = random.Random(moments)
+    empty_lake(tmp_path / "lake")
+    finished: list[int] = []
+    for moment in range(moments):
+        finished += killed_after(tmp_path, draw.uniform(0.0, 1.0), first=moment * 10**6)
+    with lake.recorder(tmp_path / "lake", run="agent", spool=tmp_path / "spool") as recorder:
+        assert recorder.flush(120)
+        stats = recorder.stats()
+    assert stats.rejected == 0
+    found = lake.open(tmp_path / "lake").sql(
+        "SELECT rollout_index AS number, status, num_steps, env_return, episode_id FROM episodes"
+    )
+    counts = Counter(found["number"].to_list())
+    assert set(counts.values()) <= {1}
+    assert set(finished) <= counts.keys()
+    assert len(finished) > 100 * moments
+    whole = found.filter(found["status"] == "completed")
+    assert set(finished) <= set(whole["number"].to_list())
+    assert (whole["num_steps"] == STEPS).all()
+    assert (whole["env_return"] == whole["number"]).all()
+    # Those that were not finished are what they were, and no more than the threads of each process.
+    assert 0 <= found.height - whole.height <= 8 * moments
+    assert set(found["status"]) <= {"completed", "aborted"}
+    steps = lake.open(tmp_path / "lake").sql(
+        "SELECT count(*) AS n, bool_and(action = rollout_index || ' does ' || step_index) AS is_own "
+        "FROM steps JOIN episodes USING (episode_id)"
+    )
+    assert steps.row(0) == (found["num_steps"].sum(), True)
+    assert [path.name for path in (tmp_path / "spool").iterdir()] == ["lock"]
+
+
+def agent(recorder: Recorder, number: int) -> None:
+    """One episode."""
+    with recorder.episode("task", rollout_index=number) as episode, episode.step(state="s") as step:
+        step.action("x" * 20_000)
+
+
+def delivered(folder: Path) -> list[int]:
+    found = lake.open(folder / "lake").sql("SELECT rollout_index AS number FROM episodes ORDER BY 1")
+    return list(found["number"])
+
+
+def test_a_disk_that_is_full_below_the_spool_does_not_disturb_the_agent(tmp_path: Path) -> None:
+    """What is finished meanwhile waits in memory, and arrives when there is room."""
+    empty_lake(tmp_path / "lake")
+    with disk(tmp_path / "disk", "1m") as small:
+        recorder = lake.recorder(tmp_path / "lake", run="agent", spool=small / "spool", batch_seconds=0.05)
+        agent(recorder, 0)
+        assert recorder.flush(60)
+        filler = small / "filler"
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        problems = set()
+        for number in range(1, 100):
+            agent(recorder, number)
+            problems.add(recorder.stats().problem)
+        assert "No space left on device" in problems
+        filler.unlink()
+        assert recorder.close(60)
+        stats = recorder.stats()
+    assert (stats.finished, stats.left_out, stats.troubles) == (100, 0, 0)
+    assert delivered(tmp_path) == list(range(100))
+
+
+def test_a_spool_that_alone_fills_its_disk_makes_room_by_delivering(tmp_path: Path) -> None:
+    empty_lake(tmp_path / "lake")
+    with disk(tmp_path / "disk", "1m") as small:
+        recorder = lake.recorder(tmp_path / "lake", run="agent", spool=small / "spool", batch_seconds=0.05)
+        for number in range(200):
+            agent(recorder, number)
+        assert recorder.flush(60) or recorder.flush(60)
+        assert recorder.close(60)
+    assert delivered(tmp_path) == list(range(200))
+
+
+def test_what_was_recorded_while_the_lake_was_away_is_delivered_by_the_next_process(tmp_path: Path) -> None:
+    """Killed while its lake is away: another one, started when it is back, finds all."""
+    empty_lake(tmp_path / "lake")
+    (tmp_path / "lake").rename(tmp_path / "away")
+    (tmp_path / "lake").write_text("nothing is mounted here")
+    finished = killed_after(tmp_path, 0.5, first=0)
+    (tmp_path / "lake").unlink()
+    (tmp_path / "away").rename(tmp_path / "lake")
+    with lake.recorder(tmp_path / "lake", run="agent", spool=tmp_path / "spool"):
+        pass
+    assert finished
+    assert set(finished) <= set(delivered(tmp_path))
