@@ -18,6 +18,10 @@ SHOWN = {
     "lake/records.py": ("EpisodeRecord", "StepRecord", "TokensRecord", "SpanRecord", "ScoreRecord"),
     "lake/write/ingest.py": ("Report",),
     "lake/write/score_import.py": ("ScoresReport",),
+    "lake/live/opening.py": ("recorder",),
+    "lake/live/recorder.py": ("Recorder", "Stats"),
+    "lake/live/episode.py": ("Episode",),
+    "lake/live/steps.py": ("LiveStep", "ToolCall"),
     "lake/care/pins.py": ("Pin", "Lease"),
     "lake/care/compaction.py": ("Compaction",),
     "lake/care/vacuum.py": ("Vacuumed",),
@@ -39,8 +43,8 @@ with lake.open("my-lake", create=True) as lk:
     print(lk.sql("SELECT task_id, num_steps FROM episodes"))
 ```
 
-`lake` exports `open`, `Lake`, `Snapshot`, `EpisodeRecord`, `StepRecord`, `TokensRecord`, `SpanRecord`, `ScoreRecord`
-and `errors`. The other names below are what their methods return.
+`lake` exports `open`, `recorder`, `Lake`, `Snapshot`, `EpisodeRecord`, `StepRecord`, `TokensRecord`, `SpanRecord`,
+`ScoreRecord` and `errors`. The other names below are what their methods return.
 """
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -54,7 +58,7 @@ def python_page() -> str:
         nodes = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
         for name in names:
             node = nodes[name]
-            parts += _function(node, "lake.open", "##") if isinstance(node, ast.FunctionDef) else _class(node)
+            parts += _function(node, f"lake.{name}", "##") if isinstance(node, ast.FunctionDef) else _class(node)
     return "\n".join([*parts, *_errors()])
 
 

@@ -309,9 +309,9 @@ class Spool:
                 self._hurry.clear()
                 batch = self._next_batch(limit)
                 is_closing = self._is_closing
-            if not batch and is_closing:
-                return
             if not batch:
+                if is_closing:
+                    return
                 continue
             try:
                 self._write(batch)
@@ -395,7 +395,6 @@ class Spool:
 
 
 def _write_all(file: int, data: bytes, offset: int) -> None:
-    left = memoryview(data)
-    while left:
-        written = os.pwrite(file, left, offset)
-        left, offset = left[written:], offset + written
+    done = 0
+    while done < len(data):
+        done += os.pwrite(file, memoryview(data)[done:], offset + done)

@@ -87,7 +87,11 @@ class LiveStep:
     @guarded()
     def reward(self, value: float) -> None:
         """What the environment gave for this step, now or after it; the last one counts."""
-        self._episode._put(Reward(value=number(value), step_index=self.index))
+        given = number(value)
+        if self._is_done:
+            self._episode._put(Reward(value=given, step_index=self.index))
+        else:
+            self._fields["reward"] = given
 
     @guarded()
     def score(self, scorer: str, value: float | None, *, reason: str | None = None) -> None:

@@ -15,7 +15,8 @@ The conventions have no version in a file; `source_version` is the instrumentati
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from lake.formats.base.fields import sibling_number
@@ -71,8 +72,18 @@ def no_trajectory(look: Look) -> str | None:
 
 def read(file: Input) -> Iterator[Item]:
     """Records and rejects of a file; a trace stands where its first span does."""
+    yield from _read(_elements(file), file)
+
+
+def read_values(found: Iterable[Any], run_id: str) -> Iterator[Item]:
+    """Records and rejects of documents or spans that are no file: decoded JSON, as they were received."""
+    elements = (Element(index, value, source=None) for index, value in enumerate(found))
+    yield from _read(elements, Input(Path(NAME), run_id))
+
+
+def _read(elements: Iterable[Element | Reject], file: Input) -> Iterator[Item]:
     lost: dict[str, int] = {}
-    for found in traces(_pieces(file, lost)):
+    for found in traces(_pieces(elements, lost)):
         if isinstance(found, Reject):
             yield found
         else:
@@ -96,9 +107,9 @@ def _is_document(value: dict[str, Any]) -> bool:
     )
 
 
-def _pieces(file: Input, lost: dict[str, int]) -> Iterator[tuple[str, int, Any] | Reject]:
+def _pieces(elements: Iterable[Element | Reject], lost: dict[str, int]) -> Iterator[tuple[str, int, Any] | Reject]:
     """Spans and events by trace. `lost` counts the damaged parts that name a trace."""
-    for item in _elements(file):
+    for item in elements:
         if isinstance(item, Reject) or item.problem is not None:
             raw = item.raw
             for trace in {span_id(found) or found for found in _TRACE_ID.findall(raw)}:

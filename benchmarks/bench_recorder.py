@@ -1,0 +1,98 @@
+"""What recording costs an agent: the time of one step (its context, an action and a reward), in the agent's own thread.
+
+    python benchmarks/bench_recorder.py [--seconds 10]
+
+Percentiles over all steps, in microseconds, while what is finished is delivered to a lake in the background. Between
+two steps an agent sleeps, as if it waited for a model: after a pause a processor is slow for a while, whatever it runs.
+`bare` is the same loop with the recorder switched off. `end` is leaving an episode, which waits until it is on the
+disk. Prints a Markdown table for docs/benchmarks.md.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[1])]
+
+import lake  # noqa: E402
+
+STEPS = 10
+"""Of an episode."""
+MESSAGE = [{"role": "tool", "content": "seat 12A is free; " * 30, "tool_call_id": "call"}]
+ACTION = "I book the seat that is free. " * 10
+
+
+def agent(
+    recorder: "lake.live.recorder.Recorder", episodes: int, steps: int, pause: float
+) -> tuple[list[float], list[float]]:
+    """Seconds of each step, and of the end of each episode."""
+    of_steps, of_ends = [], []
+    for _ in range(episodes):
+        episode = recorder.episode("task")
+        for _ in range(steps):
+            began = time.perf_counter()
+            with episode.step(context=MESSAGE) as step:
+                step.action(ACTION)
+                step.reward(1.0)
+            of_steps.append(time.perf_counter() - began)
+            time.sleep(pause)
+        began = time.perf_counter()
+        episode.end()
+        of_ends.append(time.perf_counter() - began)
+    return of_steps, of_ends
+
+
+def measured(
+    threads: int, episodes: int, steps: int, pause: float, *, enabled: bool
+) -> tuple[list[float], list[float]]:
+    """The same of several agents at once."""
+    of_steps: list[float] = []
+    of_ends: list[float] = []
+
+    def work() -> None:
+        own_steps, own_ends = agent(recorder, episodes // threads, steps, pause)
+        of_steps.extend(own_steps)
+        of_ends.extend(own_ends)
+
+    with tempfile.TemporaryDirectory() as folder:
+        with lake.recorder(Path(folder, "lake"), run="bench", spool=Path(folder, "spool"), enabled=enabled) as recorder:
+            workers = [threading.Thread(target=work) for _ in range(threads)]
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
+        if enabled:
+            found = lake.open(Path(folder, "lake")).sql("SELECT count(*) FROM steps").item()
+            assert found == episodes // threads * threads * steps, found
+    return sorted(of_steps), sorted(of_ends)
+
+
+def row(name: str, seconds: list[float]) -> str:
+    """A line of the table."""
+    cells = [f"{seconds[int(len(seconds) * share)] * 1e6:,.0f}" for share in (0.5, 0.99, 0.999)]
+    return f"| {name} | {' | '.join(cells)} | {seconds[-1] * 1e6:,.0f} |"
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=10, help="about how long each loop is to sleep")
+    given = parser.parse_args()
+    print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores\n")
+    print("| microseconds | p50 | p99 | p99.9 | most |\n| --- | --- | --- | --- | --- |")
+    for threads, pause in ((1, 0.0), (1, 0.001), (1, 0.01), (8, 0.001)):
+        episodes = threads * int(given.seconds / STEPS / max(pause, 0.001))
+        for enabled in (False, True):
+            steps, ends = measured(threads, episodes, STEPS, pause, enabled=enabled)
+            name = f"{threads} at once, {1000 * pause:g} ms between steps, {'recorded' if enabled else 'bare'}"
+            print(row(f"{name}: step", steps), flush=True)
+            if enabled:
+                print(row(f"{name}: end", ends), flush=True)
+
+
+if __name__ == "__main__":
+    main()
