@@ -16,6 +16,7 @@ A process that was forked from this one records too; what it has recorded is del
 """
 
 import atexit
+import concurrent.futures.thread  # noqa: F401 - see `_close_all`
 import os
 import secrets
 import threading
@@ -260,6 +261,8 @@ def _check(run: str, on_full: str, unfinished: str, defaults: dict[str, Any]) ->
         raise UsageError(f"a recorder has no {unknown}; valid: its options, and {', '.join(sorted(_OF_EPISODES))}")
 
 
+# Threads of the program may record until then. Executors take nothing any more, and cannot be imported for the first
+# time: a lake in a bucket, which needs them, is delivered to by the next recorder.
 @atexit.register
 def _close_all() -> None:
     for recorder in list(_recorders):

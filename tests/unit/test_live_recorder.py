@@ -9,6 +9,8 @@
 import asyncio
 import inspect
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +33,7 @@ from lake.live.spool import Spool
 from lake.live.steps import LiveStep, ToolCall
 from lake.records import EpisodeRecord, StepRecord
 from testkit.copies import empty_lake
+from testkit.processes import environment
 
 Make = Callable[..., Recorder]
 
@@ -463,6 +466,19 @@ def test_a_forked_child_records_and_its_parent_delivers(make: Make, tmp_path: Pa
         ("parent, before", None),
         ("parent, open", None),
     ]
+
+
+def test_a_program_that_ends_without_closing_its_recorder_delivers(tmp_path: Path) -> None:
+    program = (
+        "import sys, lake; recorder = lake.recorder(sys.argv[1] + '/lake', run='r', spool=sys.argv[1] + '/spool')\n"
+        "with recorder.episode('t') as episode, episode.step(state='s') as step: step.action('a')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, env=environment(), check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert rows(tmp_path, "SELECT task_id FROM episodes") == [("t",)]
+    assert [path.name for path in (tmp_path / "spool").iterdir()] == ["lock"]
 
 
 def test_conflicts_are_rejects_with_the_reason_and_told(
