@@ -1,4 +1,4 @@
-"""What the proxy answers: calls that are recorded, the ends of episodes, traces, and everything else as it is.
+"""What the proxy answers: calls that are recorded, the ends of episodes, and everything else as it is.
 
 A request is refused, with the reason, before it reaches the upstream: without the proxy's token where one is needed,
 with a name or path that is not valid, longer than a body may be, or while there is no room to record.
@@ -9,7 +9,7 @@ import hmac
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,7 +26,7 @@ from lake.live.proxy.shapes import APIS
 from lake.live.proxy.steps import Call
 from lake.live.proxy.upstream import Upstream, passed_on
 
-END_PATH, TRACES_PATH = "/v1/end", "/v1/traces"
+END_PATH = "/v1/end"
 _SETTLING_SECONDS = 5.0
 """How long the end of an episode waits for its calls that are under way."""
 _DRIBBLE_SECONDS = 60.0
@@ -53,7 +53,6 @@ class Proxy:
         token: what requests have to bring in `X-Trajlake-Token`; None if nothing.
         has_room: whether there is room to record; else calls are refused, unless they are to go on unrecorded.
         refuses: calls are refused while there is no room.
-        traces: takes a body of OTLP and says how many spans it held; None if the receiver is off.
     """
 
     def __init__(
@@ -66,11 +65,10 @@ class Proxy:
         token: str | None,
         has_room: Callable[[], bool],
         refuses: bool,
-        traces: Callable[[bytes, str], Awaitable[int]] | None = None,
     ) -> None:
         self._upstream, self._book = upstream, book
         self._settings, self._limits, self._token = settings, limits, token
-        self._has_room, self._refuses, self._traces = has_room, refuses, traces
+        self._has_room, self._refuses = has_room, refuses
         self._held = 0
         """Bytes of bodies."""
 
@@ -97,8 +95,6 @@ class Proxy:
     async def _answer_body(self, request: web.Request, address: Address, path: str, body: bytes) -> web.StreamResponse:
         if path == END_PATH:
             return await self._end(request, address, body)
-        if request.method == "POST" and path == TRACES_PATH and self._traces is not None:
-            return web.json_response({"spans": await self._traces(body, request.content_type)})
         if request.method == "POST" and path in APIS:
             return await self._record(request, address, path, body)
         return await self._pass(request, path, body)
