@@ -58,7 +58,13 @@ _MB = 1 << 20
     help="Without room to record: refuse calls, or let them go on unrecorded.",
 )
 @click.option("--max-body", type=click.IntRange(min=1), default=64, show_default=True, help="MB of a request.")
-@click.option("--max-connections", type=click.IntRange(min=1), default=4096, show_default=True)
+@click.option(
+    "--max-connections",
+    type=click.IntRange(min=1),
+    default=4096,
+    show_default=True,
+    help="Open connections; more are refused.",
+)
 @click.option(
     "--spool",
     type=click.Path(file_okay=False, path_type=Path),
