@@ -29,10 +29,11 @@ from typing import Any
 import msgspec
 
 from lake.formats.base.documents import gathered, is_array, problem_of, with_parts
-from lake.formats.base.fields import moment, number, prompt_task, sibling_number, without_secrets
+from lake.formats.base.fields import moment, number, prompt_task, sibling_number
 from lake.formats.base.format import Format, past_its_own
 from lake.formats.base.look import Look
 from lake.formats.base.rows import Item, ShapeError, UnsupportedError, array_values, items_of, rest
+from lake.formats.base.secrets import without_secrets
 from lake.formats.base.source import Input
 from lake.formats.chat.answers import of_input, of_output, tell
 from lake.formats.chat.messages import Message, conversation, text_of

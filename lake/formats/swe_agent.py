@@ -32,10 +32,11 @@ from typing import Any
 import msgspec
 
 from lake.formats.base.documents import with_parts
-from lake.formats.base.fields import Scores, number, sibling_number, without_secrets
+from lake.formats.base.fields import Scores, number, sibling_number
 from lake.formats.base.format import Format, past_its_own
 from lake.formats.base.look import Look
 from lake.formats.base.rows import Item, UnsupportedError, items_of, rest
+from lake.formats.base.secrets import without_secrets
 from lake.formats.base.source import Input, stem
 from lake.formats.chat.messages import Conversation, Message, checked, conversation, decision, text_of
 from lake.records import EpisodeRecord

@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.base.fields import Scores, number, whole, without_secrets
+from lake.formats.base.fields import Scores, number, whole
 from lake.formats.base.rows import rest
+from lake.formats.base.secrets import without_secrets
 from lake.formats.chat.calls import Calls
 from lake.formats.chat.chat_completions import Completion, completion
 from lake.formats.chat.messages import checked, decision

@@ -31,7 +31,7 @@ import msgspec
 
 from lake import ids
 from lake.formats.agent_lightning.attempt import Attempt, Event
-from lake.formats.base.fields import as_object, moment, sibling_number, whole, without_secrets
+from lake.formats.base.fields import as_object, moment, sibling_number, whole
 from lake.formats.base.format import Format, its_folder
 from lake.formats.base.json_array import Element
 from lake.formats.base.look import Look, look
@@ -46,6 +46,7 @@ from lake.formats.base.rows import (
     rest,
     values,
 )
+from lake.formats.base.secrets import without_secrets
 from lake.formats.base.source import Input
 from lake.formats.tracing.tree import traces
 from lake.records import EpisodeRecord, Reject

@@ -21,9 +21,10 @@ from typing import Any
 import msgspec
 
 from lake.formats.base.documents import companion
-from lake.formats.base.fields import moment, number, without_secrets
+from lake.formats.base.fields import moment, number
 from lake.formats.base.look import Look
 from lake.formats.base.rows import rest
+from lake.formats.base.secrets import without_secrets
 from lake.formats.base.source import Source
 from lake.records import EpisodeRecord
 

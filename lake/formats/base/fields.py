@@ -1,4 +1,4 @@
-"""Values that formats spell in their own ways: times, numbers of siblings, scores, settings that hold keys.
+"""Values that formats spell in their own ways: times, numbers of siblings, scores.
 
 What is said here holds for all of them, so that a time or a score of one format means what it means in the next.
 """
@@ -14,24 +14,6 @@ from lake import ids
 from lake.formats.base.source import Input
 from lake.records import ScoreRecord
 
-_SECRETS = frozenset(
-    (
-        "api_key",
-        "apikey",
-        "x-api-key",
-        "authorization",
-        "access_token",
-        "password",
-        "secret",
-        "client_secret",
-        "credentials",
-        "vertex_credentials",
-        "azure_ad_token",
-        "aws_access_key_id",
-        "aws_secret_access_key",
-        "aws_session_token",
-    )
-)
 _SCORE_WORDS = frozenset(
     ("reward", "rewards", "score", "scores", "acc", "accuracy", "correct", "correctness", "success", "pass", "passed")
 )
@@ -119,20 +101,6 @@ def prompt_task(prompt: Any) -> str:
     """
     text = prompt if isinstance(prompt, str) else msgspec.json.encode(prompt, order="deterministic").decode()
     return f"prompt-{ids.to_text(ids.text_hash(text))}"
-
-
-def without_secrets(settings: Any) -> Any:
-    """Settings without keys and passwords, at any depth; harnesses write down what they were called with."""
-    if isinstance(settings, dict):
-        return {key: without_secrets(value) for key, value in settings.items() if not _is_secret(key)}
-    if isinstance(settings, list):
-        return [without_secrets(value) for value in settings]
-    return settings
-
-
-def _is_secret(key: str) -> bool:
-    name = key.lower()
-    return name in _SECRETS or name.endswith("_api_key")
 
 
 class Scores:

@@ -31,12 +31,13 @@ from typing import Any
 import msgspec
 
 from lake import ids
-from lake.formats.base.fields import as_object, as_text, moment, number, sibling_number, whole, without_secrets
+from lake.formats.base.fields import as_object, as_text, moment, number, sibling_number, whole
 from lake.formats.base.format import Format, above
 from lake.formats.base.json_array import Element
 from lake.formats.base.json_faults import Rewriter, not_a_number, repeated_key
 from lake.formats.base.look import Look, look_or_other
 from lake.formats.base.rows import Item, converted, items_of, line_values, rest, values
+from lake.formats.base.secrets import without_secrets
 from lake.formats.base.source import Input
 from lake.formats.base.sqlite_rows import table_rows
 from lake.formats.chat.messages import Conversation, conversation, tool_call

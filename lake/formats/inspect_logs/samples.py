@@ -7,8 +7,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from lake.formats.base.fields import Scores, as_object, as_text, number, whole, without_secrets
+from lake.formats.base.fields import Scores, as_object, as_text, number, whole
 from lake.formats.base.rows import rest
+from lake.formats.base.secrets import without_secrets
 from lake.formats.chat.messages import Conversation, Message, conversation
 from lake.formats.inspect_logs.calls import answer_of, complete, finite, utc
 from lake.formats.inspect_logs.events import Known, Transcript

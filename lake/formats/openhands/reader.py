@@ -27,11 +27,12 @@ from typing import Any
 import msgspec
 
 from lake.formats.base.documents import gathered, problem_of
-from lake.formats.base.fields import Scores, moment, number, prompt_task, sibling_number, without_secrets
+from lake.formats.base.fields import Scores, moment, number, prompt_task, sibling_number
 from lake.formats.base.format import Format
 from lake.formats.base.json_array import Element
 from lake.formats.base.look import Look
 from lake.formats.base.rows import Item, ShapeError, explained, items_of, rest
+from lake.formats.base.secrets import without_secrets
 from lake.formats.base.source import Input
 from lake.formats.chat.answers import of_input, of_output, tell
 from lake.formats.chat.messages import Message, conversation, text_of

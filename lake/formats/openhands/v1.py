@@ -21,8 +21,9 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.base.fields import moment, number, without_secrets
+from lake.formats.base.fields import moment, number
 from lake.formats.base.rows import rest
+from lake.formats.base.secrets import without_secrets
 from lake.formats.base.source import Input
 from lake.formats.chat.messages import Message, text_of, tool_call
 from lake.formats.openhands.talk import Talk

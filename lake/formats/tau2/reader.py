@@ -26,11 +26,12 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from lake.formats.base.fields import Scores, as_object, as_text, moment, sibling_number, whole, without_secrets
+from lake.formats.base.fields import Scores, as_object, as_text, moment, sibling_number, whole
 from lake.formats.base.format import Format
 from lake.formats.base.json_array import Element, Member
 from lake.formats.base.look import Look, look_or_other
 from lake.formats.base.rows import Item, converted, document, items_of, members, rest, values
+from lake.formats.base.secrets import without_secrets
 from lake.formats.base.source import Input, stem
 from lake.formats.tau2.chat import chat_of, messages_of, spans_of
 from lake.records import EpisodeRecord, Reject, ScoreRecord, StepRecord

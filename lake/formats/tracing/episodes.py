@@ -23,8 +23,9 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.base.fields import Scores, without_secrets
+from lake.formats.base.fields import Scores
 from lake.formats.base.rows import ShapeError, episode_text_id
+from lake.formats.base.secrets import without_secrets
 from lake.formats.base.source import Input
 from lake.formats.chat.calls import Calls
 from lake.formats.chat.messages import Message, decision, tool_call

@@ -34,10 +34,11 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.base.fields import Scores, moment, number, whole, without_secrets
+from lake.formats.base.fields import Scores, moment, number, whole
 from lake.formats.base.format import Format
 from lake.formats.base.look import Look
 from lake.formats.base.rows import Item, ShapeError, converted, document, episode_text_id, rest, values
+from lake.formats.base.secrets import without_secrets
 from lake.formats.base.source import Input
 from lake.formats.chat.messages import Conversation, conversation, is_assistant
 from lake.formats.verifiers.messages import as_object, chat

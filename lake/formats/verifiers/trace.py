@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.base.fields import Scores, moment, number, whole, without_secrets
+from lake.formats.base.fields import Scores, moment, number, whole
 from lake.formats.base.rows import episode_text_id, rest
+from lake.formats.base.secrets import without_secrets
 from lake.formats.base.source import Input
 from lake.formats.chat.messages import checked
 from lake.formats.verifiers import graph as verifiers_graph

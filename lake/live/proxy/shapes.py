@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.base.fields import number, whole, without_secrets
+from lake.formats.base.fields import number, whole
 from lake.formats.base.rows import ShapeError, rest
+from lake.formats.base.secrets import without_secrets
 from lake.formats.chat.answers import of_output
 from lake.formats.chat.chat_completions import Completion, completion
 from lake.formats.chat.chat_messages import chat_messages
