@@ -3,52 +3,17 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import lake
-from testkit.engine_server import Engine, engine_server
+from testkit.engine_server import engine_server
+from testkit.proxy_process import Proxy, proxy
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
 SECRET = "sk-do-not-store-1234567890"
-MAIN = "from lake.cli import main; main()"
-
-
-class Proxy:
-    """A proxy in a process of its own."""
-
-    def __init__(self, engine: Engine, folder: Path) -> None:
-        self.lake = str(folder / "lake")
-        command = [sys.executable, "-c", MAIN, "record", "--upstream", engine.url, "--lake", self.lake, "--port", "0"]
-        self.process = subprocess.Popen([*command, "--spool", str(folder / "spool")], stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        self.base = self.process.stdout.readline().split()[1].removesuffix("/v1")
-
-    def post(self, path: str, body: dict[str, Any], **headers: str) -> str:
-        request = urllib.request.Request(self.base + path, json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return str(response.read().decode())
-
-    def end(self, number: int = signal.SIGINT) -> None:
-        self.process.send_signal(number)
-        self.process.communicate(timeout=120)
-
-
-@contextmanager
-def proxy(engine: Engine, folder: Path) -> Iterator[Proxy]:
-    started = Proxy(engine, folder)
-    try:
-        yield started
-    finally:
-        if started.process.poll() is None:
-            started.end(signal.SIGKILL)
 
 
 def turn(at: Proxy, path: str, messages: list[Any], *, stream: bool, **headers: str) -> list[Any]:
