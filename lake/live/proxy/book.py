@@ -224,7 +224,8 @@ class Book:
                 self._waiting[rollout.address, prompt] = rollout.key
 
     def _add_step(self, rollout: Rollout, call: Call, answer: Completion, prefixes: Prefixes) -> None:
-        made = made_step(call, answer, rollout.record, prefixes, rollout.key, rollout.steps)
+        index = rollout.steps
+        made = made_step(call, answer, rollout.record, prefixes, rollout.key, index, is_first=not index)
         if self._take(rollout, made.frame):
             rollout.steps += 1
             rollout.unanswered = None

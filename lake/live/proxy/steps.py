@@ -49,7 +49,14 @@ class Made(msgspec.Struct, frozen=True):
 
 
 def made_step(
-    call: Call, answer: Completion, record: EpisodeRecord, prefixes: Prefixes, owner: bytes, index: int
+    call: Call,
+    answer: Completion,
+    record: EpisodeRecord,
+    prefixes: Prefixes,
+    owner: bytes,
+    index: int,
+    *,
+    is_first: bool,
 ) -> Made:
     """The step of a call that was answered.
 
@@ -60,6 +67,7 @@ def made_step(
         prefixes: calls among which are those of the episode.
         owner: the episode's key.
         index: the step's.
+        is_first: no step of the episode is known yet.
     """
     asked = call.asked
     message = checked(answer.message or _SILENCE, "the answer")
@@ -67,14 +75,14 @@ def made_step(
     if before is not None and not start:  # the engine keeps the history: all that was sent is new
         step = step_of([_SILENCE, *asked.messages], 1, message, is_first=False)
     else:
-        step = step_of(asked.messages, start, message, is_first=not index)
+        step = step_of(asked.messages, start, message, is_first=is_first)
     if not asked.messages:
         step.state = None
     head = Heads() if before is None or start else before.end
     known = Known(owner, index, head.then([*asked.messages, message]), response=_response(answer.extra))
-    step.tokens = _tokens(call, answer, prefixes, known)
+    step.tokens = tokens_of(call, answer, prefixes, known)
     notes: dict[str, Any] = answer.extra | call.extra
-    if index and before is None:
+    if before is None and not is_first:
         notes["history"] = "rewritten"
     elif before is not None and before.step != index - 1:
         notes["follows"] = before.step
@@ -82,13 +90,18 @@ def made_step(
         if value != first:
             notes[name] = value
     step.extra = (step.extra or {}) | {key: value for key, value in notes.items() if value is not None} or None
-    step.model = answer.model or asked.model
+    describe(step, call, answer)
+    return Made(Step(index=index, step=step, initial_messages=asked.messages if is_first else None), known, before)
+
+
+def describe(step: StepRecord, call: Call, answer: Completion) -> None:
+    """Write on a step what is known of its call, and of its answer beside the message."""
+    step.model = answer.model or call.asked.model
     step.agent_id = call.address.agent
     step.policy_version = call.policy_version
     step.finish_reason = answer.finish_reason
     step.prompt_tokens, step.completion_tokens = answer.prompt_tokens, answer.completion_tokens
     step.started_at, step.latency = call.started_at, call.latency
-    return Made(Step(index=index, step=step, initial_messages=None if index else asked.messages), known, before)
 
 
 def known_step(owner: bytes, frame: Step, prefixes: Prefixes) -> Known:
@@ -147,7 +160,7 @@ def _before(asked: Asked, prefixes: Prefixes, owner: bytes) -> tuple[Known | Non
     return (None, 0) if match is None else (match.known, match.length)
 
 
-def _tokens(call: Call, answer: Completion, prefixes: Prefixes, known: Known) -> TokensRecord | None:
+def tokens_of(call: Call, answer: Completion, prefixes: Prefixes, known: Known) -> TokensRecord | None:
     """The exact tokens of a call, if the engine told them; `known` gets their hash."""
     if not answer.prompt_ids or not answer.action_ids:
         return None
