@@ -12,7 +12,7 @@ from lake.live.frames import Step
 from lake.live.proxy.keys import Address
 from lake.live.proxy.prefixes import Heads, Known, Prefixes, token_hash
 from lake.live.proxy.shapes import Asked
-from lake.records import EpisodeRecord, SpanRecord, TokensRecord
+from lake.records import EpisodeRecord, SpanRecord, StepRecord, TokensRecord
 
 _PARTIAL = 64 << 10
 """Characters that are kept of an answer that did not get through."""
