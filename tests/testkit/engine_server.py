@@ -1,8 +1,8 @@
 """A small conforming engine on 127.0.0.1: chat, completions, responses and messages, whole or streamed, with tools.
 
-It answers as vLLM does, with `prompt_token_ids`, `token_ids` and log-probabilities where a request asks for them. Its
-tokens are the bytes of a plain rendering of the chat, so that a prompt that goes on from an answer begins with that
-call's tokens. What it sampled is in `Engine.calls`, for tests to compare a lake with.
+It answers as vLLM does, with `prompt_token_ids`, `token_ids` and log-probabilities where a request asks for them, and
+null where it does not. Its tokens are the bytes of a plain rendering of the chat, so that a prompt that goes on from an
+answer begins with that call's tokens. What it sampled is in `Engine.calls`, for tests to compare a lake with.
 
 The model's name says how it behaves: `policy` answers, `error-500` refuses, `cut-3` breaks off after three chunks,
 `slow-20` waits 20 ms before every chunk, `hang` never answers, `endless` streams without end, `think` reasons aloud
@@ -66,6 +66,11 @@ class Sampled:
         self.number = number
         self.is_whole = False
         """Whether all of it was sent."""
+
+    @property
+    def ids_asked_for(self) -> tuple[list[int] | None, list[int] | None]:
+        """Ids of the prompt and of the answer, if the request wants them."""
+        return (self.prompt_ids, self.action_ids) if self.body.get("return_token_ids") else (None, None)
 
     def chunks(self, count: int = 3) -> list[tuple[str, list[int], list[float]]]:
         """The answer in pieces: text, ids and log-probabilities; the end token, and calls, come with the last."""
@@ -169,8 +174,7 @@ class Engine:
             "finish_reason": "tool_calls" if sampled.calls else "stop",
         }
         answer = _about("chat.completion", sampled) | {"choices": [choice], "usage": _usage(sampled)}
-        if body.get("return_token_ids"):
-            answer["prompt_token_ids"], choice["token_ids"] = sampled.prompt_ids, sampled.action_ids
+        answer["prompt_token_ids"], choice["token_ids"] = sampled.ids_asked_for
         sampled.is_whole = True
         return web.json_response(answer)
 
@@ -185,8 +189,7 @@ class Engine:
         listed = {"token_logprobs": sampled.logprobs, "tokens": [""] * len(sampled.logprobs)}
         choice = {"index": 0, "text": sampled.text, "finish_reason": "stop"}
         choice["logprobs"] = listed if body.get("logprobs") is not None else None
-        if body.get("return_token_ids"):
-            choice |= {"prompt_token_ids": sampled.prompt_ids, "token_ids": sampled.action_ids}
+        choice["prompt_token_ids"], choice["token_ids"] = sampled.ids_asked_for
         sampled.is_whole = True
         return web.json_response(_about("text_completion", sampled) | {"choices": [choice], "usage": _usage(sampled)})
 
@@ -263,7 +266,7 @@ def _chat_events(sampled: Sampled) -> Iterator[dict[str, Any] | str]:
     body = sampled.body
     about = _about("chat.completion.chunk", sampled)
     first = about | {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
-    yield first | ({"prompt_token_ids": sampled.prompt_ids} if body.get("return_token_ids") else {})
+    yield first | {"prompt_token_ids": sampled.ids_asked_for[0]}
     if sampled.reasoning:
         yield about | {"choices": [{"index": 0, "delta": {"reasoning_content": sampled.reasoning}}]}
     pieces = sampled.chunks()
@@ -275,8 +278,7 @@ def _chat_events(sampled: Sampled) -> Iterator[dict[str, Any] | str]:
         choice: dict[str, Any] = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
         if body.get("logprobs"):
             choice["logprobs"] = {"content": [{"token": "", "logprob": value} for value in values]}
-        if body.get("return_token_ids"):
-            choice["token_ids"] = ids
+        choice["token_ids"] = ids if body.get("return_token_ids") else None
         if is_last:
             choice["finish_reason"] = "tool_calls" if sampled.calls else "stop"
         yield about | {"choices": [choice]}
@@ -292,8 +294,8 @@ def _completion_events(sampled: Sampled) -> Iterator[dict[str, Any] | str]:
         choice: dict[str, Any] = {"index": 0, "text": text, "finish_reason": None, "logprobs": None}
         if sampled.body.get("logprobs") is not None:
             choice["logprobs"] = {"token_logprobs": values, "tokens": [""] * len(values)}
-        if sampled.body.get("return_token_ids"):
-            choice |= {"token_ids": ids} | ({"prompt_token_ids": sampled.prompt_ids} if not place else {})
+        choice["token_ids"] = ids if sampled.body.get("return_token_ids") else None
+        choice["prompt_token_ids"] = None if place else sampled.ids_asked_for[0]
         choice["finish_reason"] = "stop" if place == len(pieces) - 1 else None
         yield about | {"choices": [choice]}
     yield "[DONE]"

@@ -40,7 +40,7 @@ HARMLESS = [
     "mail to user@example.org: the bearer of this letter",
     "a key: value pair, and the secret of success",
     "KeyError: 'api_key'",
-    "File \"/home/me/agent.py\", line 3, in <module>",
+    'File "/home/me/agent.py", line 3, in <module>',
 ]
 
 

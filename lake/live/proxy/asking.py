@@ -12,15 +12,19 @@ from lake.live.proxy.shapes import CHAT, COMPLETIONS
 
 _ENGINES = ("vllm",)
 """Engines that answer what is asked here."""
-_IDS = ("prompt_token_ids", "token_ids")
+_ANSWERED = {"return_token_ids": ("prompt_token_ids", "token_ids"), "logprobs": ("logprobs",)}
+"""What is asked for -> the keys under which it is answered."""
 
 
 Added = frozenset[str]
-"""Names of what the client did not ask for: return_token_ids, logprobs, usage."""
+"""Names of what the client did not ask for: return_token_ids, logprobs."""
 
 
 def asking(api: str, body: dict[str, Any]) -> tuple[dict[str, Any], Added]:
-    """A request that also asks for tokens, and what was added to it."""
+    """A request that also asks for tokens, and what was added to it.
+
+    Usage is not asked for: vLLM moves `system_fingerprint` to the chunk that it adds for it, and ids can be counted.
+    """
     if api not in (CHAT, COMPLETIONS) or body.get("echo"):
         return body, Added()
     more: dict[str, Any] = {}
@@ -28,12 +32,7 @@ def asking(api: str, body: dict[str, Any]) -> tuple[dict[str, Any], Added]:
         more["return_token_ids"] = True
     if not body.get("logprobs") and (api == CHAT or body.get("logprobs") is None):
         more["logprobs"] = True if api == CHAT else 1
-    added = set(more)
-    options = body.get("stream_options") or {}
-    if body.get("stream") and isinstance(options, dict) and not options.get("include_usage"):
-        more["stream_options"] = options | {"include_usage": True}
-        added.add("usage")
-    return body | more, Added(added)
+    return body | more, Added(more)
 
 
 def answers_tokens(engine: str | None) -> bool:
@@ -42,27 +41,29 @@ def answers_tokens(engine: str | None) -> bool:
 
 
 def stripped(answer: Any, added: Added) -> Any:
-    """An answer, or a chunk of one, without what the client did not ask for; None if nothing of it is left."""
+    """An answer, or a chunk of one, as vLLM gives it where nothing was added; None for a chunk that it leaves out.
+
+    vLLM has null where it was not asked for something, and sends no chunk of which there would be nothing but ids and
+    log-probabilities.
+    """
     if not added or not isinstance(answer, dict):
         return answer
-    found = dict(answer)
-    choices = [_choice(choice, added) for choice in found.get("choices") or ()]
-    if "return_token_ids" in added:
-        found.pop("prompt_token_ids", None)
-    if "usage" in added and "usage" in found and str(found.get("object")).endswith(("chunk", "text_completion")):
-        if not choices:
+    found = _without(answer, added)
+    if isinstance(answer.get("choices"), list):
+        found["choices"] = [_without(c, added) if isinstance(c, dict) else c for c in answer["choices"]]
+        if found["choices"] and all(_is_empty(choice, added) for choice in found["choices"]):
             return None
-        del found["usage"]
-    return found | ({"choices": choices} if "choices" in found else {})
-
-
-def _choice(choice: Any, added: Added) -> Any:
-    if not isinstance(choice, dict):
-        return choice
-    found = dict(choice)
-    if "return_token_ids" in added:
-        for key in _IDS:
-            found.pop(key, None)
-    if "logprobs" in added and "logprobs" in found:
-        found["logprobs"] = None
     return found
+
+
+def _without(given: dict[str, Any], added: Added) -> dict[str, Any]:
+    """An answer or a choice, with null for what was added."""
+    hidden = {name for name in added for name in _ANSWERED[name]}
+    return {key: None if key in hidden else value for key, value in given.items()}
+
+
+def _is_empty(choice: Any, added: Added) -> bool:
+    """Whether a chunk's choice has nothing that the client asked for."""
+    if not isinstance(choice, dict) or choice.get("delta") != {} or choice.get("finish_reason") is not None:
+        return False
+    return added == _ANSWERED.keys()

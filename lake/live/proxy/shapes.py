@@ -81,7 +81,7 @@ def answered(api: str, body: Any) -> Completion:
         ShapeError: it is not of the API's form.
     """
     if api in (CHAT, COMPLETIONS):
-        return completion(body)
+        return _counted(completion(body))
     if not isinstance(body, dict):
         raise ShapeError(f"the answer is {type(body).__name__}; valid: an object")
     usage = body["usage"] if isinstance(body.get("usage"), dict) else {}
@@ -103,6 +103,15 @@ def answered(api: str, body: Any) -> Completion:
     else:
         found.message = split(body["content"], "assistant")[-1] if body.get("content") else None
         found.finish_reason = _text(body.get("stop_reason"))
+    return found
+
+
+def _counted(found: Completion) -> Completion:
+    """A completion with its tokens counted, where its ids are known and no usage is told: streams do not by default."""
+    if found.prompt_tokens is None:
+        found.prompt_tokens = len(found.prompt_ids) or None
+    if found.completion_tokens is None:
+        found.completion_tokens = len(found.action_ids) or None
     return found
 
 

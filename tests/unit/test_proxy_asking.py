@@ -1,0 +1,92 @@
+"""What an engine is asked for beside the request, and that the client gets what vLLM answers where it was not asked.
+
+The pairs are vLLM 0.32.0's answers to one request, with and without the proxy's additions; ids and times left out.
+`tests/integration/test_proxy_vllm.py` compares whole answers with a running one.
+"""
+
+from typing import Any
+
+import pytest
+
+from lake.live.proxy.asking import asking, stripped
+
+BOTH = frozenset(("return_token_ids", "logprobs"))
+CONTENT = {"content": [{"token": "Good", "logprob": -0.0058, "bytes": [71, 111, 111, 100], "top_logprobs": []}]}
+
+
+def chunk(delta: dict[str, Any], **choice: Any) -> dict[str, Any]:
+    return {
+        "object": "chat.completion.chunk",
+        "choices": [{"index": 0, "delta": delta, "finish_reason": None} | choice],
+    }
+
+
+PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
+    "role": (
+        chunk({"role": "assistant", "content": ""}, logprobs=None) | {"prompt_token_ids": [1, 85], "prompt_text": None},
+        chunk({"role": "assistant", "content": ""}, logprobs=None) | {"prompt_token_ids": None, "prompt_text": None},
+    ),
+    "text": (
+        chunk({"content": "Good"}, logprobs=CONTENT, token_ids=[371]),
+        chunk({"content": "Good"}, logprobs=None, token_ids=None),
+    ),
+    "half a character, or a tool call that is being parsed": (
+        chunk({}, logprobs=CONTENT, token_ids=[371]),
+        None,
+    ),
+    "end": (
+        chunk({}, logprobs=CONTENT, token_ids=[2], finish_reason="stop", stop_reason=None),
+        chunk({}, logprobs=None, token_ids=None, finish_reason="stop", stop_reason=None),
+    ),
+    "usage": (
+        {"object": "chat.completion.chunk", "choices": [], "usage": {"prompt_tokens": 18}},
+        {"object": "chat.completion.chunk", "choices": [], "usage": {"prompt_tokens": 18}},
+    ),
+    "completion": (
+        {"choices": [{"text": "", "logprobs": {"token_logprobs": [-0.1]}, "token_ids": [2], "prompt_token_ids": [5]}]},
+        {"choices": [{"text": "", "logprobs": None, "token_ids": None, "prompt_token_ids": None}]},
+    ),
+    "chat": (
+        {"choices": [{"message": {}, "logprobs": CONTENT, "token_ids": [2]}], "prompt_token_ids": [1], "usage": {}},
+        {"choices": [{"message": {}, "logprobs": None, "token_ids": None}], "prompt_token_ids": None, "usage": {}},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_what_was_added_is_taken_out_again(name: str) -> None:
+    asked_more, bare = PAIRS[name]
+    assert stripped(asked_more, BOTH) == bare
+
+
+def test_what_the_client_asked_for_stays() -> None:
+    empty = chunk({}, logprobs=CONTENT, token_ids=[371])
+    assert stripped(empty, frozenset()) == empty
+    assert stripped(empty, frozenset(("logprobs",))) == chunk({}, logprobs=None, token_ids=[371])
+    assert stripped(empty, frozenset(("return_token_ids",))) == chunk({}, logprobs=CONTENT, token_ids=None)
+
+
+@pytest.mark.parametrize("answer", [None, "[DONE]", 3, [], {"error": {"message": "no"}}, {"choices": None}])
+def test_what_is_no_answer_passes_as_it_is(answer: Any) -> None:
+    assert stripped(answer, BOTH) == answer
+
+
+@pytest.mark.parametrize(
+    ("api", "body", "added"),
+    [
+        ("chat/completions", {}, BOTH),
+        ("chat/completions", {"logprobs": False, "stream": True}, BOTH),
+        ("chat/completions", {"logprobs": True, "top_logprobs": 2}, {"return_token_ids"}),
+        ("chat/completions", {"return_token_ids": True}, {"logprobs"}),
+        ("completions", {"logprobs": 0}, {"return_token_ids"}),
+        ("completions", {"prompt": [1, 2]}, BOTH),
+        ("completions", {"echo": True}, set()),
+        ("responses", {}, set()),
+        ("messages", {}, set()),
+    ],
+)
+def test_only_what_is_missing_is_asked_for(api: str, body: dict[str, Any], added: set[str]) -> None:
+    sent, said = asking(api, body)
+    assert said == added
+    assert sent.keys() - body.keys() <= added
+    assert {key: sent[key] for key in body.keys() - added} == {key: body[key] for key in body.keys() - added}
