@@ -2,6 +2,9 @@
 
 The record follows from the frames alone, so whoever makes it, however often, makes the same one: the writer knows a
 replay by that.
+
+Spans that were received are the episode where nothing else says its steps, read as files of them are
+(`lake.formats.otlp`). Where its calls were recorded too, they are rows of its spans.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,8 +12,65 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from lake.formats.chat.messages import Message, decision
-from lake.live.frames import SOURCE_FORMAT, Begin, End, Frame, FrameError, Reward, Score, Span, Step, Tool, Whole
-from lake.records import EpisodeRecord, Json, ScoreRecord, SpanRecord, StepRecord
+from lake.live.frames import (
+    SOURCE_FORMAT,
+    Begin,
+    End,
+    Frame,
+    FrameError,
+    Reward,
+    Score,
+    Span,
+    Step,
+    Tool,
+    Traced,
+    Whole,
+)
+from lake.records import EpisodeRecord, Json, Reject, SpanRecord, StepRecord
+
+
+def assembled(frames: Iterable[Frame]) -> list[EpisodeRecord | Reject]:
+    """What the frames of an episode say: its record, and those of the sub-agents in its trace; or why it is none.
+
+    Nothing of a trace without a call of a model: services write many.
+
+    Raises:
+        FrameError: the episode has no beginning.
+    """
+    found = list(frames)
+    if not (documents := [frame.document for frame in found if isinstance(frame, Traced)]):
+        return [assemble(found)]
+    from lake.formats.otlp.reader import read_rollout, span_records
+    from lake.formats.tracing.episodes import NO_CALL
+
+    if any(isinstance(frame, Step) for frame in found):
+        record = assemble(found)
+        record.spans += _placed(span_records(documents), record.steps)
+        return [record]
+    if not isinstance(found[0], Begin):
+        raise FrameError("an episode without its first frame")
+    begun = found[0].episode
+    read = [item if isinstance(item, Reject) else item[1] for item in read_rollout(documents, begun)]
+    items = [item for item in read if not (isinstance(item, Reject) and NO_CALL in item.message)]
+    records = [item for item in items if isinstance(item, EpisodeRecord)]
+    for record in records:
+        record.source_uri = begun.source_uri
+    if records:
+        own = records[0]
+        own.parent_episode_id, own.relation = begun.parent_episode_id, begun.relation
+        _judge(own, found, {index: index for index in range(len(own.steps))})
+        _close(own, _last(found))
+    return items
+
+
+def _placed(spans: Iterable[SpanRecord], steps: Sequence[StepRecord]) -> list[SpanRecord]:
+    """Spans with the steps whose answers they name."""
+    answers = {(step.extra or {}).get("id"): index for index, step in enumerate(steps)}
+    found = list(spans)
+    for span in found:
+        named = (span.attributes or {}).get("gen_ai.response.id")
+        span.step_index = None if named is None else answers.get(named)
+    return found
 
 
 def assemble(frames: Iterable[Frame]) -> EpisodeRecord:
@@ -29,7 +89,7 @@ def assemble(frames: Iterable[Frame]) -> EpisodeRecord:
     order = sorted(steps)
     place = {index: number for number, index in enumerate(order)}
     tools = sorted((frame for frame in found if isinstance(frame, Tool)), key=lambda tool: tool.number)
-    end = next((frame for frame in found if isinstance(frame, End)), End())
+    end = _last(found)
     shown_results = _observe([steps[index] for index in order], tools, end)
     record.steps = [steps[index].step for index in order]
     record.initial_messages = next(
@@ -38,19 +98,26 @@ def assemble(frames: Iterable[Frame]) -> EpisodeRecord:
     )
     for step in record.steps:
         _renumber_prefix(step, place)
-    for reward in (frame for frame in found if isinstance(frame, Reward)):
+    spans = {(f.span.trace_id, f.span.span_id): f.span for f in found if isinstance(f, Span)}
+    record.spans = [*record.spans, *(_span(tool, tool.number in shown_results) for tool in tools), *spans.values()]
+    for span in record.spans:
+        span.step_index = None if span.step_index is None else place.get(span.step_index)
+    _judge(record, found, place)
+    _close(record, end)
+    return record
+
+
+def _judge(record: EpisodeRecord, frames: Sequence[Frame], place: Mapping[int, int]) -> None:
+    """Give a record its rewards and scores; `place` tells where in it a step is, by the number in its frame."""
+    for reward in (frame for frame in frames if isinstance(frame, Reward)):
         if reward.step_index is None:
             record.env_return = reward.value
         elif reward.step_index in place:
             record.steps[place[reward.step_index]].reward = reward.value
-    scores = {(f.score.scorer, f.score.step_index): f.score for f in found if isinstance(f, Score)}
+    scores = {(f.score.scorer, f.score.step_index): f.score for f in frames if isinstance(f, Score)}
+    for score in scores.values():
+        score.step_index = None if score.step_index is None else place.get(score.step_index)
     record.scores = [*record.scores, *scores.values()]
-    spans = {(f.span.trace_id, f.span.span_id): f.span for f in found if isinstance(f, Span)}
-    record.spans = [*record.spans, *(_span(tool, tool.number in shown_results) for tool in tools), *spans.values()]
-    parts: list[ScoreRecord | SpanRecord] = [*record.scores, *record.spans]
-    for part in parts:
-        part.step_index = None if part.step_index is None else place.get(part.step_index)
-    return _ended(record, end)
 
 
 def _renumber_prefix(step: StepRecord, place: Mapping[int, int]) -> None:
@@ -124,12 +191,17 @@ def _span(tool: Tool, is_shown: bool) -> SpanRecord:
     )
 
 
-def _ended(record: EpisodeRecord, end: End) -> EpisodeRecord:
-    """The record with what its end says."""
-    record.status = end.status
+def _last(frames: Sequence[Frame]) -> End:
+    return next((frame for frame in frames if isinstance(frame, End)), End())
+
+
+def _close(record: EpisodeRecord, end: End) -> None:
+    """Give a record what its end says; of a trace, its spans tell when it ended, and whether it failed."""
+    if end.status != "completed":
+        record.status = end.status
+    record.ended_at = record.ended_at or end.ended_at
     for name in End.__struct_fields__:
-        if name not in ("status", "extra") and (value := getattr(end, name)) is not None:
+        if name not in ("status", "ended_at", "extra") and (value := getattr(end, name)) is not None:
             setattr(record, name, value)
     if end.extra:
         record.extra = (record.extra or {}) | end.extra
-    return record

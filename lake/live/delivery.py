@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from lake.errors import LakeAccessError, TrajlakeError
-from lake.live.assembly import assemble
+from lake.live.assembly import assembled
 from lake.live.frames import SOURCE_FORMAT, End, Frame, FrameError, Lost
 from lake.live.log import EpisodeLog
 from lake.live.spool import Spool
@@ -53,7 +53,7 @@ class Deliveries(msgspec.Struct):
     aborted: int = 0
     """Of dead processes: ended before they were finished."""
     left_out: int = 0
-    """Without a step, or unfinished and not wanted, or with a frame that could not be taken."""
+    """Without a step, or unfinished and not wanted, or with a frame that could not be taken; traces of no agent."""
     problem: str | None = None
     """Why nothing can be delivered at the moment."""
 
@@ -213,13 +213,13 @@ class Delivery:
                 # It was delivered, and the segment with its beginning deleted, before a full disk took note of it.
                 self.counts.left_out += log.spool.cut_bytes > 0
                 continue
-            try:
-                record = assemble(log.frames(key))
-            except FrameError as error:
-                rejects.append(_reject(str(error), shown(log.payloads(key))))
-            else:
-                if record.steps:
-                    records.append(record)
+            items = _assembled(log, key)
+            self.counts.left_out += not items
+            for item in items:
+                if isinstance(item, Reject):
+                    rejects.append(item)
+                elif item.steps:
+                    records.append(item)
                 else:
                     self.counts.left_out += 1
                     self._tell("an episode without a step was left out: credit and training are about decisions")
@@ -269,6 +269,14 @@ class Delivery:
         if message not in self._told and len(self._told) < 100:
             self._told.add(message)
             _log.warning("%s", message)
+
+
+def _assembled(log: EpisodeLog, key: bytes) -> list[EpisodeRecord | Reject]:
+    """What a finished episode is. Raises OSError."""
+    try:
+        return assembled(log.frames(key))
+    except FrameError as error:
+        return [_reject(str(error), shown(log.payloads(key)))]
 
 
 def _reject(message: str, raw: str, run_id: str | None = None) -> Reject:

@@ -99,6 +99,15 @@ class End(msgspec.Struct, kw_only=True, omit_defaults=True):
     extra: dict[str, Json] | None = None
 
 
+class Traced(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Spans, or log records, that were received from an exporter of OpenTelemetry."""
+
+    trace_id: str = ""
+    """Of all of them; empty if they name none."""
+    document: Json
+    """OTLP JSON, decoded."""
+
+
 class Whole(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A finished episode in one frame."""
 
@@ -117,8 +126,8 @@ class Delivered(msgspec.Struct, kw_only=True, omit_defaults=True):
     keys: list[bytes]
 
 
-Frame = Begin | Step | Tool | Reward | Score | Span | End | Whole | Lost | Delivered
-_KINDS: tuple[type[Frame], ...] = (Begin, Step, Tool, Reward, Score, Span, End, Whole, Lost, Delivered)
+Frame = Begin | Step | Tool | Reward | Score | Span | End | Whole | Lost | Delivered | Traced
+_KINDS: tuple[type[Frame], ...] = (Begin, Step, Tool, Reward, Score, Span, End, Whole, Lost, Delivered, Traced)
 """By number in the head; new ones go to the end."""
 _KIND_OF = {kind: number for number, kind in enumerate(_KINDS)}
 LAST = frozenset((_KIND_OF[End], _KIND_OF[Whole]))

@@ -15,14 +15,13 @@ import msgspec
 
 from lake.errors import MissingExtraError
 from lake.formats.otlp.reader import read_values
+from lake.formats.tracing.episodes import NO_CALL
 from lake.records import Reject
 
 if TYPE_CHECKING:
     from lake.live.recorder import Recorder
 
 MAX_SPANS = 100_000
-_NO_CALL = "has no call of a model"
-"""Of a trace that is no agent's: services write many."""
 
 
 class SpanExporter:
@@ -79,7 +78,7 @@ class SpanExporter:
             for item in read_values(trace, self._recorder.run):
                 if not isinstance(item, Reject):
                     self._recorder.record(item[1])
-                elif _NO_CALL in item.message:
+                elif NO_CALL in item.message:
                     self.left_out += 1
                 else:
                     self._recorder._sink.trouble(f"a trace could not be recorded: {item.message}")

@@ -13,6 +13,9 @@ _NAMES = frozenset(
         "apikey",
         "x-api-key",
         "authorization",
+        "proxy-authorization",
+        "cookie",
+        "set-cookie",
         "access_token",
         "password",
         "secret",
@@ -54,7 +57,7 @@ _RULES = tuple(
 def without_secrets(settings: Any) -> Any:
     """Settings without keys and passwords, at any depth."""
     if isinstance(settings, dict):
-        return {key: without_secrets(value) for key, value in settings.items() if not _is_secret(key)}
+        return {key: without_secrets(value) for key, value in settings.items() if not is_secret(key)}
     if isinstance(settings, list):
         return [without_secrets(value) for value in settings]
     return settings
@@ -71,6 +74,7 @@ def redacted(text: str) -> str:
     return text
 
 
-def _is_secret(key: str) -> bool:
-    name = key.lower()
+def is_secret(key: str) -> bool:
+    """Whether a key or a password stands under a name; of `http.request.header.authorization` the last part counts."""
+    name = key.lower().rpartition(".")[2]
     return name in _NAMES or name.endswith("_api_key")

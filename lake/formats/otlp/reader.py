@@ -32,10 +32,10 @@ from lake.formats.otlp import openinference as otlp_openinference
 from lake.formats.otlp import vercel as otlp_vercel
 from lake.formats.otlp.spans import BARE, BUNDLES, is_span, span_id, spans_of
 from lake.formats.tracing.attributes import first, name_in
-from lake.formats.tracing.episodes import episodes, time
+from lake.formats.tracing.episodes import episodes, span_record, time
 from lake.formats.tracing.payloads import decoded
 from lake.formats.tracing.tree import Span, Trace, traces
-from lake.records import EpisodeRecord, Reject, excerpt
+from lake.records import EpisodeRecord, Reject, SpanRecord, excerpt
 
 NAME = "otlp"
 _OF_MODELS = re.compile(
@@ -43,6 +43,8 @@ _OF_MODELS = re.compile(
 )
 _TRACE_ID = re.compile(r'"trace_?[iI]d"\s*:\s*"([^"]{16,40})"')
 _SESSIONS = ("session.id", "gen_ai.conversation.id", "langfuse.session.id", "langfuse.trace.session_id")
+_NAMES = ("run_id", "task_id", "rollout_index", "attempt", "agent_id", "collection_round", "split")
+"""What a rollout is called, by the fields of its record."""
 _ABOUT = {"user": ("user.id", "langfuse.user.id"), "workflow": ("gen_ai.workflow.name", "traceloop.workflow.name")}
 
 
@@ -77,19 +79,62 @@ def read(file: Input) -> Iterator[Item]:
 
 def read_values(found: Iterable[Any], run_id: str) -> Iterator[Item]:
     """Records and rejects of documents or spans that are no file: decoded JSON, as they were received."""
-    elements = (Element(index, value, source=None) for index, value in enumerate(found))
-    yield from _read(elements, Input(Path(NAME), run_id))
+    yield from _read(_received(found), Input(Path(NAME), run_id))
 
 
-def _read(elements: Iterable[Element | Reject], file: Input) -> Iterator[Item]:
+def read_rollout(found: Iterable[Any], rollout: EpisodeRecord) -> Iterator[Item]:
+    """Records and rejects of what was received for one rollout: one episode, and those of its sub-agents.
+
+    Args:
+        found: documents or spans; they may be of several traces, and the first one's id stands for all.
+        rollout: the names of the episode: run, task, rollout index, attempt, agent, collection round, split.
+    """
+    yield from _read(_received(found), Input(Path(NAME), rollout.run_id or NAME), rollout)
+
+
+def span_records(found: Iterable[Any]) -> Iterator[SpanRecord]:
+    """The spans of documents that no episode is made of, because its steps are known from elsewhere."""
+    for item in traces(_pieces(_received(found), {})):
+        if isinstance(item, Reject):
+            continue
+        trace_id, element = item
+        told, own = _divided(element.value)
+        for piece in own:
+            yield span_record(_span(piece, told.get(piece["id"], []), own[0]["resource"]), trace_id, None)
+
+
+def _received(found: Iterable[Any]) -> Iterator[Element]:
+    return (Element(index, value, source=None) for index, value in enumerate(found))
+
+
+def _read(elements: Iterable[Element | Reject], file: Input, rollout: EpisodeRecord | None = None) -> Iterator[Item]:
     lost: dict[str, int] = {}
-    for found in traces(_pieces(elements, lost)):
+    pieces = _pieces(elements, lost)
+    for found in traces(pieces if rollout is None else _joined(pieces)):
         if isinstance(found, Reject):
             yield found
         else:
             trace_id, element = found
             missing = lost.get(trace_id, 0)
-            yield from items_of(element, NAME, lambda pieces: _episodes(trace_id, pieces, missing, file))  # noqa: B023
+            yield from items_of(
+                element,
+                NAME,
+                lambda pieces: _episodes(trace_id, pieces, missing, file, rollout),  # noqa: B023
+            )
+
+
+def _joined(pieces: Iterable[tuple[str, int, Any] | Reject]) -> Iterator[tuple[str, int, Any] | Reject]:
+    """Pieces of several traces as those of the first; the others' ids stay in what else their spans say."""
+    first: str | None = None
+    for item in pieces:
+        if isinstance(item, Reject):
+            yield item
+            continue
+        trace_id, index, piece = item
+        first = first or trace_id
+        if trace_id != first and "more" in piece:
+            piece["more"]["trace_id"] = trace_id
+        yield first, index, piece
 
 
 def _is_document(value: dict[str, Any]) -> bool:
@@ -170,13 +215,20 @@ def _decoded(number: int, data: bytes) -> Element | Reject:
     return Reject(position=number, reason="malformed", message="not JSON: a span that begins here", raw=excerpt(text))
 
 
-def _episodes(trace_id: str, pieces: list[Any], lost: int, file: Input) -> list[EpisodeRecord]:
-    """A trace as episodes. Raises ShapeError: it has no call of a model, or says nothing of it."""
+def _divided(pieces: list[Any]) -> tuple[dict[str, list[Any]], list[Any]]:
+    """The events of each span that log records told, and the spans."""
     told: dict[str, list[Any]] = {}
     for piece in pieces:
         if "id" not in piece:
             told.setdefault(piece["of"], []).append(piece)
-    own = [piece for piece in pieces if "id" in piece]
+    return told, [piece for piece in pieces if "id" in piece]
+
+
+def _episodes(
+    trace_id: str, pieces: list[Any], lost: int, file: Input, rollout: EpisodeRecord | None
+) -> list[EpisodeRecord]:
+    """A trace as episodes. Raises ShapeError: it has no call of a model, or says nothing of it."""
+    told, own = _divided(pieces)
     if not own:
         raise ShapeError(f"trace {trace_id!r} has log records and no span; ingest them together with its spans")
     trace = Trace(id=trace_id, spans=[], task_id=trace_id)
@@ -198,6 +250,9 @@ def _episodes(trace_id: str, pieces: list[Any], lost: int, file: Input) -> list[
         trace.task_id, trace.rollout_index = item, sibling_number(trace_id)
         trace.run_id = name_in(said, *langfuse_observation.RUN)
         trace.ground_truth = decoded(first(said, *langfuse_observation.EXPECTED))
+    if rollout is not None:
+        for name in _NAMES:
+            setattr(trace, name, getattr(rollout, name))
     names = {"session": _SESSIONS, **_ABOUT}
     more = {key: first(said, *keys) for key, keys in names.items()}
     more |= {"resource": resources[0] or None, "lost_lines": lost or None}

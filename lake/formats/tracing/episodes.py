@@ -32,6 +32,8 @@ from lake.formats.chat.messages import Message, decision, tool_call
 from lake.formats.tracing.tree import Call, Score, Span, Tool, Trace, Tree, Unit
 from lake.records import EpisodeRecord, SpanRecord, StepRecord
 
+NO_CALL = "has no call of a model"
+"""Of a trace that is no agent's."""
 _NEVER = 1 << 200
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NOTHING_RECORDED = (
@@ -75,7 +77,7 @@ def _check(trace: Trace, tree: Tree) -> None:
         return
     if not tree.decisions and not tree.failed:
         kinds = ", ".join(sorted({span.kind for span in tree.spans})[:8])
-        raise ShapeError(f"trace {trace.id!r} has no call of a model: its {len(tree.spans)} spans are of kind {kinds}")
+        raise ShapeError(f"trace {trace.id!r} {NO_CALL}: its {len(tree.spans)} spans are of kind {kinds}")
     if not tree.decisions:
         message = tree.failed[-1].error
         raise ShapeError(f"all {len(tree.failed)} calls of a model in trace {trace.id!r} failed; the last: {message}")
@@ -133,6 +135,8 @@ class _Episode:
             rollout_index=trace.rollout_index,
             attempt=trace.attempt,
             run_id=trace.run_id,
+            agent_id=trace.agent_id if unit.span is None else None,
+            collection_round=trace.collection_round,
             environment=trace.environment,
             split=trace.split,
             ground_truth=trace.ground_truth if unit.span is None else None,
@@ -150,7 +154,7 @@ class _Episode:
             initial_messages=self._calls.initial_messages or None,
             steps=steps,
             final_observation=list(self._left()) or None,
-            spans=[self._span(span, trace.id) for span in unit.spans],
+            spans=[span_record(span, trace.id, self._step_of(span)) for span in unit.spans],
             scores=self._scores(trace),
             extra=extra | {key: value for key, value in more.items() if value},
         )
@@ -254,20 +258,6 @@ class _Episode:
             return self._index[inner]
         return self.step_around(span) if span.tool is not None and self._unit.span is not span else None
 
-    def _span(self, span: Span, trace_id: str) -> SpanRecord:
-        return SpanRecord(
-            trace_id=trace_id,
-            span_id=span.id,
-            parent_span_id=span.parent,
-            kind=span.kind,
-            name=span.name,
-            step_index=self._step_of(span),
-            started_at=time(span.start),
-            ended_at=time(span.end),
-            error=span.error,
-            attributes=without_secrets(span.attributes) or None,
-        )
-
     def _scores(self, trace: Trace) -> list[Any]:
         found = Scores()
         if self._unit.span is None:
@@ -277,6 +267,22 @@ class _Episode:
             for score in span.scores:
                 _judge(found, score, self._step_of(span))
         return found.records
+
+
+def span_record(span: Span, trace_id: str, step_index: int | None) -> SpanRecord:
+    """A span as the row that is kept of it."""
+    return SpanRecord(
+        trace_id=trace_id,
+        span_id=span.id,
+        parent_span_id=span.parent,
+        kind=span.kind,
+        name=span.name,
+        step_index=step_index,
+        started_at=time(span.start),
+        ended_at=time(span.end),
+        error=span.error,
+        attributes=without_secrets(span.attributes) or None,
+    )
 
 
 def time(nanoseconds: int | None) -> datetime | None:

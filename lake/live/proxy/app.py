@@ -1,4 +1,4 @@
-"""What the proxy answers: calls that are recorded, the ends of episodes, and everything else as it is.
+"""What the proxy answers: calls that are recorded, spans, the ends of episodes, and everything else as it is.
 
 A request is refused, with the reason, before it reaches the upstream: without the proxy's token where one is needed,
 with a name or path that is not valid, longer than a body may be, or while there is no room to record.
@@ -24,6 +24,7 @@ from lake.live.proxy.keys import NAME_LIMIT, TOKEN_HEADER, Address, addressed
 from lake.live.proxy.replies import RefusedError, refusal
 from lake.live.proxy.shapes import APIS
 from lake.live.proxy.steps import Call
+from lake.live.proxy.traces import PATHS, acknowledged, received
 from lake.live.proxy.upstream import Upstream, passed_on
 
 END_PATH = "/v1/end"
@@ -31,6 +32,7 @@ _SETTLING_SECONDS = 5.0
 """How long the end of an episode waits for its calls that are under way."""
 _DRIBBLE_SECONDS = 60.0
 """How long a client may be silent in the middle of a body."""
+_NO_ROOM = "there is no room to record: the lake cannot be reached, or the disk is full; try again"
 _LOCAL_NAME = re.compile(r"(127\.\d+\.\d+\.\d+|localhost|\[::1\])(:\d+)?")
 _log = logging.getLogger("trajlake")
 
@@ -52,6 +54,7 @@ class Proxy:
         book: what they are recorded in.
         token: what requests have to bring in `X-Trajlake-Token`; None if nothing.
         has_room: whether there is room to record; else calls are refused, unless they are to go on unrecorded.
+        sync: brings what was recorded to the disk; whether that was possible.
         refuses: calls are refused while there is no room.
     """
 
@@ -64,11 +67,12 @@ class Proxy:
         limits: Limits,
         token: str | None,
         has_room: Callable[[], bool],
+        sync: Callable[[], bool],
         refuses: bool,
     ) -> None:
         self._upstream, self._book = upstream, book
         self._settings, self._limits, self._token = settings, limits, token
-        self._has_room, self._refuses = has_room, refuses
+        self._has_room, self._sync, self._refuses = has_room, sync, refuses
         self._held = 0
         """Bytes of bodies."""
 
@@ -95,6 +99,8 @@ class Proxy:
     async def _answer_body(self, request: web.Request, address: Address, path: str, body: bytes) -> web.StreamResponse:
         if path == END_PATH:
             return await self._end(request, address, body)
+        if request.method == "POST" and path in PATHS:
+            return await self._receive(request, address, path, body)
         if request.method == "POST" and path in APIS:
             return await self._record(request, address, path, body)
         return await self._pass(request, path, body)
@@ -131,9 +137,7 @@ class Proxy:
 
     async def _record(self, request: web.Request, address: Address, path: str, body: bytes) -> web.StreamResponse:
         if self._refuses and not self._has_room():
-            return refusal(
-                503, "there is no room to record: the lake cannot be reached, or the disk is full; try again"
-            )
+            raise RefusedError(503, _NO_ROOM)
         own = msgspec.structs.replace(address, parent=None)
 
         def record(call: Call) -> None:
@@ -159,6 +163,17 @@ class Proxy:
             return await passage.run()
         finally:
             self._book.arrive(own)
+
+    async def _receive(self, request: web.Request, address: Address, path: str, body: bytes) -> web.Response:
+        """Spans are taken whole, or the exporter is told to send them again."""
+        if not self._has_room():
+            raise RefusedError(503, _NO_ROOM)
+        found = await asyncio.to_thread(received, path, request.content_type, body)
+        for traced, is_over in found:
+            self._book.receive(address, traced, datetime.now(UTC), is_over=is_over)
+        if not await asyncio.to_thread(self._sync):
+            raise RefusedError(503, _NO_ROOM)
+        return acknowledged(request.content_type)
 
     async def _pass(self, request: web.Request, path: str, body: bytes) -> web.StreamResponse:
         """A request that is no call of a model."""

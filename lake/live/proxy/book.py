@@ -9,6 +9,9 @@ rewritten history or another agent. `extra.follows` of a step says where it goes
 A call that failed, or whose answer did not get through, is no decision: it is a span, with the reason and with what of
 the answer was there. An episode of which nothing but such calls is known has one step that is not trained on.
 
+Spans that an exporter of OpenTelemetry sends belong to the rollout that its address names, else a trace is an episode,
+which ends once its root has ended and nothing more of it came for a while.
+
 What a record needs and nobody says (the number of an unnamed rollout) is chosen when the episode begins, and is in its
 first frame. Nothing here waits: frames are put into memory, and the spool brings them to the disk.
 """
@@ -26,7 +29,20 @@ from lake.errors import UsageError
 from lake.formats.base.fields import prompt_task
 from lake.formats.chat.chat_completions import Completion
 from lake.formats.chat.messages import Message
-from lake.live.frames import SOURCE_FORMAT, Begin, End, Frame, FrameError, Lost, Reward, Score, Span, Step, new_key
+from lake.live.frames import (
+    SOURCE_FORMAT,
+    Begin,
+    End,
+    Frame,
+    FrameError,
+    Lost,
+    Reward,
+    Score,
+    Span,
+    Step,
+    Traced,
+    new_key,
+)
 from lake.live.proxy.keys import Address
 from lake.live.proxy.prefixes import Heads, Prefixes
 from lake.live.proxy.steps import Call, known_step, made_step, span_of, unanswered_step
@@ -35,6 +51,8 @@ from lake.records import EpisodeRecord, ScoreRecord, episode_id
 from lake.tables import STATUSES
 
 DEFAULT_RUN = "live"
+SETTLING_SECONDS = 10.0
+"""How long a trace whose root has ended waits for spans of other processes and batches: they are sent every 5 s."""
 REMEMBERED = 10_000
 """Addresses of ended episodes, so that what comes after is told from a new rollout."""
 Emit = Callable[[bytes, int, Frame, bool], None]
@@ -88,6 +106,10 @@ class Rollout:
         """Hashes of prompts that may be tried again."""
         self.tokens: list[tuple[int | None, int | None]] = []
         """Of each step: tokens of its prompt and of its answer, as the engine billed them."""
+        self.trace_id: str | None = None
+        """Of the trace that it is."""
+        self.is_settling = False
+        """The root of its trace has ended."""
         self.is_lost = False
         self.touched = time.monotonic()
 
@@ -105,6 +127,8 @@ class Book:
         self._emit, self._run = emit, run
         self._open: dict[bytes, Rollout] = {}
         self._named: dict[Address, Rollout] = {}
+        self._traced: dict[tuple[Address, str], Rollout] = {}
+        """Traces that name no rollout."""
         self._prefixes: dict[Address, Prefixes] = {}
         """By what calls say of themselves: those that name no rollout share one."""
         self._waiting: dict[tuple[Address, bytes], bytes] = {}
@@ -137,12 +161,22 @@ class Book:
         prefixes = self._prefixes.setdefault(address, Prefixes())
         answered = call.answer
         rollout = self._named.get(address) or (None if address.is_named else self._continued(call, address, prefixes))
-        rollout = rollout or self._begin(call, address)
+        rollout = rollout or self._begin_with(call)
         rollout.touched = time.monotonic()
         if answered is None or (answered.message is None and not answered.action_ids):
             self._add_failed(rollout, call)
         else:
             self._add_step(rollout, call, answered, prefixes)
+
+    def receive(self, address: Address, found: Traced, at: datetime, *, is_over: bool) -> None:
+        """Record spans that were received; `is_over`: the root of their trace is among them."""
+        own = msgspec.structs.replace(address, parent=None)
+        rollout = self._named.get(own) if own.is_named else self._traced.get((own, found.trace_id))
+        if rollout is None:
+            rollout = self._begin(address, address.task or found.trace_id, is_trace=not own.is_named, started_at=at)
+        rollout.touched = time.monotonic()
+        rollout.is_settling |= is_over and not own.is_named
+        self._take(rollout, found)
 
     def _continued(self, call: Call, address: Address, prefixes: Prefixes) -> Rollout | None:
         """The open episode that a call without a name goes on with."""
@@ -158,12 +192,24 @@ class Book:
         key = known.owner if known else self._waiting.get((address, Heads().then(asked.messages).exact))
         return None if key is None else self._open.get(key)
 
-    def _begin(self, call: Call, address: Address) -> Rollout:
-        key, asked = new_key(), call.asked
-        number = int.from_bytes(key[:4], "little") >> 1
-        after = self._ended.get(address)
+    def _begin_with(self, call: Call) -> Rollout:
+        asked = call.asked
+        return self._begin(
+            call.address,
+            call.address.task or prompt_task(asked.messages or (call.answer and call.answer.prompt_ids)),
+            policy=(call.answer and call.answer.model) or asked.model,
+            started_at=call.started_at,
+            tools=asked.tools,
+            sampling=asked.settings,
+        )
+
+    def _begin(self, address: Address, task_id: str, *, is_trace: bool = False, **fields: Any) -> Rollout:
+        """Begin an episode; `is_trace`: its task is a trace of its own, as in files of traces."""
+        key, own = new_key(), msgspec.structs.replace(address, parent=None)
+        number = 0 if is_trace else int.from_bytes(key[:4], "little") >> 1
+        after = self._ended.get(own)
         record = EpisodeRecord(
-            task_id=address.task or prompt_task(asked.messages or (call.answer and call.answer.prompt_ids)),
+            task_id=task_id,
             steps=[],
             run_id=address.run or self._run,
             rollout_index=number if address.rollout is None or after else address.rollout,
@@ -171,19 +217,17 @@ class Book:
             agent_id=address.agent,
             collection_round=address.collection_round,
             split=address.split,
-            policy=(call.answer and call.answer.model) or asked.model,
-            started_at=call.started_at,
-            tools=asked.tools,
-            sampling=asked.settings,
             source_format=SOURCE_FORMAT,
             source_version="proxy",
-            source_uri=address.uri,
+            source_uri=own.uri,
             parent_episode_id=after,
             relation="continuation" if after else None,
+            **fields,
         )
-        if call.address.parent is not None and not after:
-            record.parent_episode_id, record.relation = self._id_of(call.address.parent), "subagent"
-        rollout = Rollout(key, address, record)
+        if address.parent is not None and not after:
+            record.parent_episode_id, record.relation = self._id_of(address.parent), "subagent"
+        rollout = Rollout(key, own, record)
+        rollout.trace_id = task_id if is_trace else None
         self._place(rollout)
         self.counts.episodes += 1
         self._take(rollout, Begin(episode=record))
@@ -193,6 +237,8 @@ class Book:
         self._open[rollout.key] = rollout
         if rollout.address.is_named:
             self._named[rollout.address] = rollout
+        elif rollout.trace_id is not None:
+            self._traced[rollout.address, rollout.trace_id] = rollout
 
     def _id_of(self, address: Address) -> str:
         """The id of an episode that calls name."""
@@ -280,7 +326,9 @@ class Book:
         """End the episodes of which no call was heard for `idle` seconds."""
         now = time.monotonic()
         for rollout in list(self._open.values()):
-            if now - rollout.touched >= idle and not self.in_flight(rollout.address):
+            if rollout.is_settling and now - rollout.touched >= min(idle, SETTLING_SECONDS):
+                self._finish(rollout, End(ended_at=at))
+            elif now - rollout.touched >= idle and not self.in_flight(rollout.address):
                 self._finish(rollout, End(ended_at=at, stop_reason="idle"), remember=True)
 
     def stop(self, at: datetime) -> None:
@@ -313,6 +361,8 @@ class Book:
     def _forget(self, rollout: Rollout) -> None:
         del self._open[rollout.key]
         self._named.pop(rollout.address, None)
+        if rollout.trace_id is not None:
+            del self._traced[rollout.address, rollout.trace_id]
         prefixes = self._prefixes.get(rollout.address)
         if prefixes is not None:
             prefixes.forget(rollout.key)
@@ -334,6 +384,8 @@ class Book:
             address = Address.of_uri(record.source_uri or "")
         rollout = Rollout(key, address, record)
         rollout.frames = len(found)
+        if not address.is_named and any(isinstance(frame, Traced) for frame in found):
+            rollout.trace_id = record.task_id
         self._place(rollout)
         prefixes = self._prefixes.setdefault(address, Prefixes())
         for frame in found:

@@ -29,6 +29,7 @@ from lake.live.proxy.book import Book, Counts
 from lake.live.proxy.connections import Gate
 from lake.live.proxy.forward import Settings
 from lake.live.proxy.upstream import Upstream, base_of
+from lake.live.sink import SYNC_SECONDS
 from lake.live.spool import MAX_BYTES, Spool
 
 _RESERVE = 4 << 20
@@ -145,6 +146,7 @@ async def _run(options: Options, spool: Spool, book: Book, ready: Callable[[str]
             limits=options.limits,
             token=options.token,
             has_room=lambda: spool.size + _RESERVE <= options.spool_bytes,
+            sync=lambda: spool.sync(SYNC_SECONDS, unless_refused=True),
             refuses=options.refuses,
         )
         gate = Gate(_room_for_files(options.max_connections))

@@ -1,0 +1,257 @@
+"""Spans that were received over OTLP are the episodes that a file of them would be, however they arrive."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import Status, StatusCode
+
+from lake.errors import UsageError
+from lake.formats.otlp.reader import read_values
+from lake.live.assembly import assembled
+from lake.live.frames import End, Frame, Traced, decode, encode
+from lake.live.proxy.book import SETTLING_SECONDS, Book, Ending
+from lake.live.proxy.keys import Address
+from lake.live.proxy.replies import RefusedError
+from lake.live.proxy.shapes import CHAT, answered, asked
+from lake.live.proxy.steps import Call
+from lake.live.proxy.traces import received
+from lake.records import EpisodeRecord, Reject
+
+NOW = datetime(2026, 11, 1, tzinfo=UTC)
+PROTOBUF, JSON = "application/x-protobuf", "application/json"
+SECRET = "sk-do-not-store-1234567890"
+
+
+def chat(question: str, answer: str, **more: str) -> dict[str, str]:
+    parts = [{"role": role, "parts": [{"type": "text", "content": text}]} for role, text in (("user", question),)]
+    said = [{"role": "assistant", "parts": [{"type": "text", "content": answer}]}]
+    return {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": "gpt-5",
+        "gen_ai.input.messages": json.dumps(parts),
+        "gen_ai.output.messages": json.dumps(said),
+        **more,
+    }
+
+
+def spans_of_an_agent() -> list[Any]:
+    """Finished spans of a run with two calls, a tool and an exception, and one that no agent wrote."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracer = provider.get_tracer("agents", "1.0")
+    with tracer.start_as_current_span("GET /health"):
+        pass
+    with tracer.start_as_current_span("agent", attributes={"gen_ai.operation.name": "invoke_agent"}):
+        with tracer.start_as_current_span("chat", attributes=chat("Rome?", "I look.")):
+            pass
+        tool = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "look"}
+        with tracer.start_as_current_span("look", attributes=tool) as span:
+            span.set_attribute("http.request.header.authorization", f"Bearer {SECRET}")
+            span.set_attribute("url.full", f"https://example.org/?api_key={SECRET}")
+            span.record_exception(ValueError(f"refused: Authorization: Bearer {SECRET}"))
+            span.set_status(Status(StatusCode.ERROR))
+        with tracer.start_as_current_span("chat", attributes=chat("Rome?", "Booked.", **{"gen_ai.response.id": "r-1"})):
+            pass
+    return list(exporter.get_finished_spans())
+
+
+SPANS = spans_of_an_agent()
+AGENT = next(span.context.trace_id for span in SPANS if span.name == "agent")
+
+
+class Desk:
+    """A book, and the frames of its episodes."""
+
+    def __init__(self) -> None:
+        self.frames: dict[bytes, dict[int, Frame]] = {}
+        self.book = Book(self._emit, run="live")
+
+    def _emit(self, key: bytes, number: int, frame: Frame, is_reserved: bool) -> None:
+        self.frames.setdefault(key, {})[number] = decode(encode(key, number, frame))
+
+    def send(self, spans: list[Any], address: Address | None = None) -> None:
+        body = encode_spans(spans).SerializeToString()
+        for traced, is_over in received("/v1/traces", PROTOBUF, body):
+            self.book.receive(address or Address(), traced, NOW, is_over=is_over)
+
+    def finished(self) -> list[EpisodeRecord | Reject]:
+        found = [[frames[number] for number in sorted(frames)] for frames in self.frames.values()]
+        return [item for frames in found if isinstance(frames[-1], End) for item in assembled(frames)]
+
+
+def comparable(record: EpisodeRecord) -> dict[str, Any]:
+    """What of a record does not say how it arrived."""
+    found = msgspec.to_builtins(record)
+    found["spans"] = sorted(found["spans"], key=lambda span: str(span["span_id"]))
+    return {key: value for key, value in found.items() if key not in ("run_id", "source_uri")}
+
+
+@given(st.permutations(range(len(SPANS))), st.lists(st.integers(1, 4), min_size=5, max_size=5), st.booleans())
+def test_spans_in_any_batches_and_order_are_the_episode_of_a_file(
+    order: list[int], sizes: list[int], is_repeated: bool
+) -> None:
+    desk = Desk()
+    left = [SPANS[index] for index in order]
+    for size in sizes:
+        batch, left = left[:size], left[size:]
+        for _ in range(1 + is_repeated):
+            desk.send(batch)
+    desk.send(left)
+    desk.book.stop(NOW)
+    (record,) = desk.finished()
+    whole = [traced.document for traced, _ in received("/v1/traces", PROTOBUF, encode_spans(SPANS).SerializeToString())]
+    (expected,) = [item[1] for item in read_values(whole, "live") if not isinstance(item, Reject)]
+    assert isinstance(record, EpisodeRecord)
+    record.stop_reason = None
+    assert comparable(record) == comparable(expected)
+    assert [step.action for step in record.steps] == ["I look.", "Booked."]
+
+
+def test_a_trace_ends_once_its_root_has_ended_and_nothing_more_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("lake.live.proxy.book.time.monotonic", lambda: clock[0])
+    desk = Desk()
+    inner, root = [[span for span in SPANS if (span.name == "agent") is is_root] for is_root in (False, True)]
+    desk.send(inner)
+    clock[0] += 2 * SETTLING_SECONDS
+    desk.book.expire(NOW, 600)
+    assert not desk.finished(), "its root has not ended"
+    desk.send(root)
+    desk.book.expire(NOW, 600)
+    assert not desk.finished(), "other processes may still send of it"
+    clock[0] += SETTLING_SECONDS
+    desk.book.expire(NOW, 600)
+    (record,) = desk.finished()
+    assert isinstance(record, EpisodeRecord)
+    assert (record.task_id, record.rollout_index, record.stop_reason) == (f"{AGENT:032x}", 0, None)
+
+
+def test_a_named_rollout_takes_all_traces_until_its_end() -> None:
+    """An instrumentation without a span around the agent writes a trace for each call."""
+    spans = [span for span in [*SPANS, *spans_of_an_agent()] if span.name == "chat"]
+    desk, address = Desk(), Address(run="r", task="t", rollout=3)
+    for span in spans:
+        desk.send([span], address)
+    desk.book.expire(NOW, 600)
+    told = desk.book.end(address, Ending(reward=0.5, scores=[]), NOW)
+    (record,) = desk.finished()
+    assert isinstance(record, EpisodeRecord)
+    assert (record.run_id, record.task_id, record.rollout_index) == ("r", "t", 3)
+    assert (len(record.steps), record.env_return, record.status) == (4, 0.5, "completed")
+    assert {span.trace_id for span in record.spans} == {f"{AGENT:032x}"}
+    assert told["task_id"] == "t"
+
+
+def test_spans_of_a_rollout_whose_calls_are_recorded_are_rows_of_its_spans() -> None:
+    desk, address = Desk(), Address(task="t")
+    body = {"model": "gpt-5", "messages": [{"role": "user", "content": "Rome?"}]}
+    answer = {"id": "r-1", "choices": [{"index": 0, "message": {"role": "assistant", "content": "Booked."}}]}
+    call = Call(
+        address=address, api=CHAT, asked=asked(CHAT, body), answer=answered(CHAT, answer), started_at=NOW, latency=1.0
+    )
+    desk.book.add(call)
+    desk.send(SPANS, address)
+    desk.book.stop(NOW)
+    (record,) = desk.finished()
+    assert isinstance(record, EpisodeRecord)
+    assert [step.action for step in record.steps] == ["Booked."]
+    assert {span.name: span.step_index for span in record.spans} == {
+        "GET /health": None,
+        "agent": None,
+        "look": None,
+        "chat": 0,
+    }
+
+
+def test_a_book_that_is_resumed_goes_on_with_its_traces() -> None:
+    desk, later = Desk(), Desk()
+    inner, root = [[span for span in SPANS if (span.name == "agent") is is_root] for is_root in (False, True)]
+    desk.send(inner)
+    later.frames = desk.frames
+    for key, frames in desk.frames.items():
+        later.book.resume(key, [frames[number] for number in sorted(frames)])
+    later.send(root)
+    later.book.stop(NOW)
+    (record,) = later.finished()
+    assert isinstance(record, EpisodeRecord)
+    assert len(record.spans) == 4
+
+
+@pytest.mark.parametrize("name", ["traceId", "spanId"])
+def test_a_span_without_its_ids_is_a_reject_and_the_others_are_taken(name: str) -> None:
+    from google.protobuf.json_format import MessageToDict
+
+    document = MessageToDict(encode_spans([span for span in SPANS if span.context.trace_id == AGENT]))
+    (resource,) = document["resourceSpans"]
+    bad = resource["scopeSpans"][0]["spans"][0].copy()
+    bad[name] = ""
+    resource["scopeSpans"][0]["spans"].append(bad)
+    desk = Desk()
+    for traced, is_over in received("/v1/traces", JSON, json.dumps(document).encode()):
+        desk.book.receive(Address(), traced, NOW, is_over=is_over)
+    desk.book.stop(NOW)
+    found = desk.finished()
+    assert [item.message for item in found if isinstance(item, Reject) and name in item.message]
+    assert [len(item.steps) for item in found if isinstance(item, EpisodeRecord)] == [2]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"[]", "the body is list"),
+        (b"{", "no OTLP JSON"),
+        (b"[" * 100_000, "no OTLP JSON"),
+        (b'{"resourceSpans": 3}', "`resourceSpans` is int"),
+        (b'{"resourceSpans": [3]}', "holds `scopeSpans` is int"),
+    ],
+)
+def test_what_is_no_otlp_is_refused_with_the_reason(body: bytes, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        received("/v1/traces", JSON, body)
+
+
+def test_a_body_that_is_no_protobuf_is_refused() -> None:
+    with pytest.raises(UsageError, match="no OTLP protobuf"):
+        received("/v1/traces", PROTOBUF, b"\xff\xff")
+    with pytest.raises(RefusedError, match="valid: application/x-protobuf"):
+        received("/v1/traces", "text/plain", b"")
+    with pytest.raises(RefusedError, match="OTEL_METRICS_EXPORTER=none"):
+        received("/v1/metrics", PROTOBUF, b"")
+
+
+def test_log_records_are_told_of_the_span_that_they_name() -> None:
+    """Instrumentations of the GenAI conventions put what was said there; a record of no span is no trajectory."""
+    desk, (call, *_) = Desk(), [span for span in SPANS if span.name == "chat"]
+    ids = {"traceId": f"{AGENT:032x}", "spanId": f"{call.context.span_id:016x}"}
+    record = {"eventName": "gen_ai.evaluation.result", "timeUnixNano": "1790000000000000000"} | ids
+    score = {"gen_ai.evaluation.name": {"stringValue": "judge"}, "gen_ai.evaluation.score.value": {"doubleValue": 0.25}}
+    record["attributes"] = [{"key": key, "value": value} for key, value in score.items()]
+    scopes = [{"scope": {"name": "x"}, "logRecords": [record, {"body": {"stringValue": "of no span"}}]}]
+    body = json.dumps({"resourceLogs": [{"scopeLogs": scopes}]}).encode()
+    for traced, is_over in received("/v1/logs", JSON, body):
+        assert not is_over
+        desk.book.receive(Address(), traced, NOW, is_over=is_over)
+    desk.send(SPANS)
+    desk.book.stop(NOW)
+    (found,) = [item for item in desk.finished() if isinstance(item, EpisodeRecord)]
+    assert [(score.scorer, score.value, score.step_index) for score in found.scores] == [("judge", 0.25, 0)]
+
+
+def test_no_key_of_an_attribute_comes_into_a_frame() -> None:
+    said = received("/v1/traces", PROTOBUF, encode_spans(SPANS).SerializeToString())
+    assert SECRET not in repr(said)
+    assert "Rome?" in repr(said)
+
+
+def test_frames_of_traces_keep_their_form() -> None:
+    frame = Traced(trace_id="ab", document={"resourceSpans": []})
+    assert decode(encode(b"k" * 16, 3, frame)) == frame
