@@ -18,10 +18,11 @@ import msgspec
 from aiohttp import web
 
 from lake.errors import UsageError
-from lake.live.proxy.book import Book, Ending
+from lake.live.proxy.book import Book
 from lake.live.proxy.forward import Passage, Settings
 from lake.live.proxy.keys import NAME_LIMIT, TOKEN_HEADER, Address, addressed
 from lake.live.proxy.replies import RefusedError, refusal
+from lake.live.proxy.rollouts import Ending
 from lake.live.proxy.shapes import APIS
 from lake.live.proxy.steps import Call
 from lake.live.proxy.traces import PATHS, acknowledged, received

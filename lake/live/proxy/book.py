@@ -28,7 +28,6 @@ from lake import ids
 from lake.errors import UsageError
 from lake.formats.base.fields import prompt_task
 from lake.formats.chat.chat_completions import Completion
-from lake.formats.chat.messages import Message
 from lake.live.frames import (
     SOURCE_FORMAT,
     Begin,
@@ -45,9 +44,10 @@ from lake.live.frames import (
 )
 from lake.live.proxy.keys import Address
 from lake.live.proxy.prefixes import Heads, Prefixes
+from lake.live.proxy.rollouts import Ending, Rollout
 from lake.live.proxy.steps import Call, known_step, made_step, span_of, unanswered_step
 from lake.live.spool import SpoolFullError
-from lake.records import EpisodeRecord, ScoreRecord, episode_id
+from lake.records import EpisodeRecord, episode_id
 from lake.tables import STATUSES
 
 DEFAULT_RUN = "live"
@@ -57,24 +57,6 @@ REMEMBERED = 10_000
 """Addresses of ended episodes, so that what comes after is told from a new rollout."""
 Emit = Callable[[bytes, int, Frame, bool], None]
 """Takes a frame: key, number, frame, whether it is taken even where there is no room. Raises SpoolFullError."""
-
-
-class Ending(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What is said of an episode that ends: the body of `POST .../v1/end`. Fields are those of `EpisodeRecord`."""
-
-    reward: float | None = None
-    """`env_return`."""
-    step_rewards: list[float | None] = []
-    """Of its steps, in their order; null is none."""
-    scores: list[ScoreRecord] = []
-    status: str = "completed"
-    terminated: bool | None = None
-    stop_reason: str | None = None
-    error: str | None = None
-    ground_truth: Any = None
-    final_observation: list[Message] | None = None
-    response_id: str | None = None
-    """An answer of the episode, where no path and no header names it."""
 
 
 class Counts(msgspec.Struct):
@@ -89,29 +71,6 @@ class Counts(msgspec.Struct):
     """Episodes that were left out because the spool was full."""
     unreadable: int = 0
     """Calls that went through and could not be recorded; the log says why."""
-
-
-class Rollout:
-    """An open episode."""
-
-    def __init__(self, key: bytes, address: Address, record: EpisodeRecord) -> None:
-        self.key, self.address, self.record = key, address, record
-        self.frames = 0
-        self.steps = 0
-        self.failed = 0
-        """Calls."""
-        self.unanswered: Call | None = None
-        """The last call that failed, while none was answered."""
-        self.prompts: set[bytes] = set()
-        """Hashes of prompts that may be tried again."""
-        self.tokens: list[tuple[int | None, int | None]] = []
-        """Of each step: tokens of its prompt and of its answer, as the engine billed them."""
-        self.trace_id: str | None = None
-        """Of the trace that it is."""
-        self.is_settling = False
-        """The root of its trace has ended."""
-        self.is_lost = False
-        self.touched = time.monotonic()
 
 
 class Book:

@@ -5,7 +5,7 @@
     POST .../v1/traces   ExportTraceServiceRequest   spans
     POST .../v1/logs     ExportLogsServiceRequest    log records, in which some instrumentations put what was said
 
-In JSON or protobuf, packed with gzip or not (OTLP 1.x, https://opentelemetry.io/docs/specs/otlp). An exporter is told
+In JSON or protobuf, packed with gzip or not (the OTLP/HTTP specification 1.x). An exporter is told
 that it may forget its spans once they are on the disk. Those that name no trace are taken too: they are rejects.
 """
 
