@@ -69,11 +69,12 @@ class Upstream:
         async with self._asking:
             if self._name is None and time.monotonic() >= self._not_before:
                 is_there, said = await self._get("/version")
-                self._not_before = time.monotonic() + (_KNOWN_SECONDS if is_there else _ABSENT_SECONDS)
                 if isinstance(said, dict) and isinstance(said.get("version"), str):
                     self._version = await self._weights()
                     self._has_versions = self._version is not None
                     self._name = f"vllm {said['version']}"
+                # Last: calls that come meanwhile wait, and are not taken for calls of an upstream that says nothing.
+                self._not_before = time.monotonic() + (_KNOWN_SECONDS if is_there else _ABSENT_SECONDS)
         return self._name
 
     @property
