@@ -1,8 +1,8 @@
-"""Programs that read what is exported, each in an environment of its own that is made once per machine.
+"""Foreign programs (readers of exports, agent frameworks, engines), each in an environment made once per machine.
 
 An environment also finds the packages that the tests run with (torch, pyarrow, ...), so that only what a tool needs
-beside them is installed. `consumers/<name>.py` is run in it: it reads what its arguments name, with the tool's own
-code, and prints what it found as JSON.
+beside them is installed; an engine that brings its own does not. `consumers/<name>.py` is run in it: it reads what its
+arguments name, with the tool's own code, and prints what it found as JSON.
 """
 
 import fcntl
@@ -34,10 +34,19 @@ def consumed(name: str, requirements: Sequence[str], *arguments: object, alone: 
         arguments: of the script.
         alone: what pip installs without its dependencies, which are more than is needed.
     """
-    python = _environment(name, [[*requirements], ["--no-deps", *alone]] if alone else [[*requirements]])
+    return said_by(with_packages(name, requirements, alone=alone), name, *arguments)
+
+
+def with_packages(name: str, requirements: Sequence[str], *, alone: Sequence[str] = ()) -> Path:
+    """The Python of an environment in which packages are installed beside those of the tests; see `consumed`."""
+    return environment(name, _install(requirements), *([_install(["--no-deps", *alone])] if alone else []))
+
+
+def said_by(python: Path, script: str, *arguments: object) -> Any:
+    """What a script of `consumers/` says of the arguments."""
     with tempfile.TemporaryDirectory() as home:
         done = subprocess.run(
-            [str(python), "-P", "-W", "ignore", str(_SCRIPTS / f"{name}.py"), *map(str, arguments)],
+            [str(python), "-P", "-W", "ignore", str(_SCRIPTS / f"{script}.py"), *map(str, arguments)],
             cwd=home,
             env={"PATH": os.environ["PATH"], "HOME": home, "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"},
             capture_output=True,
@@ -49,23 +58,34 @@ def consumed(name: str, requirements: Sequence[str], *arguments: object, alone: 
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _environment(name: str, installs: list[list[str]]) -> Path:
-    """The Python of an environment; made by one process at a time, and again if it is not whole."""
-    wanted = hashlib.sha256(repr((installs, sys.executable)).encode()).hexdigest()[:12]
-    cache = Path(tempfile.gettempdir(), "trajlake-consumers")
-    cache.mkdir(exist_ok=True)
+def environment(name: str, *commands: Sequence[str], shares: bool = True) -> Path:
+    """The Python of an environment; made by one process at a time, and again if it is not whole.
+
+    Args:
+        name: of what it is for.
+        commands: of pip, in turn; the test is skipped if they find no packages.
+        shares: whether it finds the packages that the tests run with.
+    """
+    wanted = hashlib.sha256(repr((commands, shares, sys.executable)).encode()).hexdigest()[:12]
+    cache = Path(os.environ.get("TRAJLAKE_TEST_CACHE") or Path(tempfile.gettempdir(), "trajlake-consumers"))
+    cache.mkdir(exist_ok=True, parents=True)
     folder = cache / f"{name}-{wanted}"
     python, whole = folder / "bin" / "python", folder / "whole"
     with (cache / f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not whole.exists():
             shutil.rmtree(folder, ignore_errors=True)
-            venv.create(folder, symlinks=True)
-            _share(python)
-            for words in installs:
-                _install(python, name, words)
+            venv.create(folder, symlinks=True, with_pip=not shares)
+            if shares:
+                _share(python)
+            for words in commands:
+                _pip(python, name, words)
             whole.touch()
     return python
+
+
+def _install(requirements: Sequence[str]) -> tuple[str, ...]:
+    return ("install", "--no-compile", *requirements)
 
 
 def _share(python: Path) -> None:
@@ -75,9 +95,9 @@ def _share(python: Path) -> None:
     (own / "of_the_tests.pth").write_text(f"{sysconfig.get_path('purelib')}\n", "utf-8")
 
 
-def _install(python: Path, name: str, words: list[str]) -> None:
-    pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
-    done = subprocess.run([str(python), *pip, *words], capture_output=True, text=True, timeout=1800, check=False)
+def _pip(python: Path, name: str, words: Sequence[str]) -> None:
+    pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", *words]
+    done = subprocess.run(pip, capture_output=True, text=True, timeout=1800, check=False)
     if done.returncode:
         told = done.stderr.strip().splitlines()
         if any(sign in done.stderr for sign in _OUT_OF_REACH):

@@ -72,6 +72,11 @@ class Sampled:
         """Ids of the prompt and of the answer, if the request wants them."""
         return (self.prompt_ids, self.action_ids) if self.body.get("return_token_ids") else (None, None)
 
+    @property
+    def said(self) -> str:
+        """All of the answer's words."""
+        return self.text + json.dumps(self.calls)
+
     def chunks(self, count: int = 3) -> list[tuple[str, list[int], list[float]]]:
         """The answer in pieces: text, ids and log-probabilities; the end token, and calls, come with the last."""
         n = max(1, -(-len(self.text.encode()) // count)) if self.text else 0
@@ -85,7 +90,10 @@ class Sampled:
 
 
 def _answer(body: dict[str, Any], number: int) -> tuple[str, list[dict[str, Any]]]:
-    """Calls the first tool until two results are there, then says how many messages it saw."""
+    """Calls the first tool until two results are there, then says how many messages it saw.
+
+    Who has a tool `final_answer` is told by calling that one.
+    """
     given = body.get("messages") or body.get("input") or []
     given = given if isinstance(given, list) else []
     results = sum(
@@ -93,12 +101,24 @@ def _answer(body: dict[str, Any], number: int) -> tuple[str, list[dict[str, Any]
         for message in given
         if isinstance(message, dict)
     )
-    if body.get("tools") and results < 2:
-        tool = body["tools"][0]
-        name = tool.get("function", tool)["name"]
-        arguments = json.dumps({"n": results, "of": number})
-        return "", [{"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": arguments}}]
-    return f"answer {number} to {len(given)} messages", []
+    text = f"answer {number} to {len(given)} messages"
+    tools = {tool.get("function", tool)["name"]: tool.get("function", tool) for tool in body.get("tools") or ()}
+    if tools and results < 2:
+        return "", [_call(number, next(iter(tools.values())), f"thing {results} of {number}")]
+    if "final_answer" in tools:
+        return "", [_call(number, tools["final_answer"], text)]
+    return text, []
+
+
+def _call(number: int, function: dict[str, Any], text: str) -> dict[str, Any]:
+    """A call of a function, with the same text for each of its parameters."""
+    parameters = function.get("parameters") or function.get("input_schema") or {}
+    arguments = json.dumps(dict.fromkeys(parameters.get("properties", ()), text))
+    return {
+        "id": f"call_{number}",
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }
 
 
 def _has_result(message: dict[str, Any]) -> bool:
