@@ -21,7 +21,7 @@ from lake.export.files import replace
 from lake.export.target import Choices, Exported, Losses, Row, Target, call_of, file_name, last_words, prompts, put_back
 from lake.formats.base.fields import moment, number
 from lake.formats.chat.messages import text_of
-from lake.formats.massgen.traces import NAME
+from lake.formats.massgen.traces import INITIAL, NAME
 
 _STATUSES = {"completed": "completed", "failed": "failed", "truncated": "completed", "aborted": "running"}
 _LONGEST_TASK = 500
@@ -62,6 +62,8 @@ def _as_it_was(exported: Exported) -> Row:
         trace[key] = value
         if key == "task":
             trace["spans"] = spans
+        elif key == "metadata" and isinstance(value, dict) and value.get("messages") == INITIAL:
+            trace[key] = value | {"messages": exported.record.initial_messages}
     return trace
 
 

@@ -24,9 +24,12 @@ called `coordination: TASK`: its rewards are on another scale than those of the 
 compared. The tool writes rewards for votes into this trace; the agent that each is for becomes part of the scorer's
 name, `voting:AGENT`.
 
+A trace that `lake.live.massgen` recorded says more in its metadata: `messages` is what the agent was given, where the
+tool keeps the task alone, and `input_tokens` and `output_tokens` are what its model counted.
+
 Every span is kept whole in `attributes` of a span, in the order of `extra.massgen.spans`; all else that a trace says
-stands in `extra.massgen.trace`: the file can be written again as it was. `metadata/trace_index.json` repeats parts of
-all traces and holds none.
+stands in `extra.massgen.trace`, its `messages` as `initial_messages`: the file can be written again as it was.
+`metadata/trace_index.json` repeats parts of all traces and holds none.
 
 Source: massgen/rl of the MassGen repository (trace.py, spans.py, store.py, the mixins), 2025.
 """
@@ -50,6 +53,8 @@ from lake.records import EpisodeRecord, ScoreRecord, SpanRecord, StepRecord
 
 NAME = "massgen_traces"
 _STATUSES = {"completed": "completed", "failed": "failed", "running": "aborted"}
+INITIAL = "initial_messages"
+"""Stands in `extra` for messages of the metadata, which are in the column of this name."""
 _VOTER = re.compile(r"Agent (.+) voting accuracy reward\Z", re.DOTALL)
 
 
@@ -111,7 +116,8 @@ def to_record(value: Any) -> EpisodeRecord:
     trace = msgspec.convert(value, _Trace)
     about = trace.metadata or {}
     talk = _Talk(trace)
-    chat = conversation(talk.messages)
+    acts = frozenset(map(id, talk.acts))
+    chat = conversation(talk.messages, is_decision=lambda message: id(message) in acts)
     for step, said in zip(chat.steps, talk.prompts, strict=True):
         step.model = as_text(said.get("model")) or as_text(about.get("model"))
         step.prompt_tokens, step.completion_tokens = whole(said.get("input_tokens")), whole(said.get("output_tokens"))
@@ -122,6 +128,8 @@ def to_record(value: Any) -> EpisodeRecord:
         talk.owners = [None] * len(trace.spans)
     spans = _spans(trace, talk.owners)
     rest_of_it = {key: item for key, item in value.items() if key != "spans"}
+    if talk.is_given and chat.initial_messages:
+        rest_of_it["metadata"] = about | {"messages": INITIAL}
     return EpisodeRecord(
         task_id=f"coordination: {task}" if is_coordination else task,
         agent_id=trace.agent_id or None,
@@ -135,6 +143,8 @@ def to_record(value: Any) -> EpisodeRecord:
         scores=_scores(trace, talk.owners),
         started_at=moment(value.get("start_time")),
         ended_at=moment(value.get("end_time")),
+        prompt_tokens=whole(about.get("input_tokens")),
+        completion_tokens=whole(about.get("output_tokens")),
         initial_messages=chat.initial_messages,
         final_observation=chat.final_observation,
         steps=chat.steps,
@@ -148,6 +158,8 @@ class _Talk:
 
     def __init__(self, trace: _Trace) -> None:
         self.messages: list[Message] = []
+        self.acts: list[Message] = []
+        """Those of the messages that are decisions: what the agent was given may hold earlier answers."""
         self.prompts: list[dict[str, Any]] = []
         """Of each decision: the span that begins it."""
         self.owners: list[int | None] = []
@@ -155,7 +167,12 @@ class _Talk:
         self._has_prompts = any(span.get("span_type") == "prompt" for span in trace.spans)
         self._early: list[dict[str, Any]] = []
         """Calls before the first decision that they could be of."""
-        if not self._has_prompts and trace.task.strip():
+        given = (trace.metadata or {}).get("messages")
+        self.is_given = isinstance(given, list) and not self._has_prompts
+        """Whether the messages begin with those that the agent was given."""
+        if self.is_given:
+            self.messages += given or ()
+        elif not self._has_prompts and trace.task.strip():
             self.messages.append({"role": "user", "content": trace.task})
         self._acting: Message = {}
         for index, span in enumerate(trace.spans):
@@ -192,6 +209,7 @@ class _Talk:
         if self._early:
             self._acting["tool_calls"], self._early = self._early, []
         self.messages.append(self._acting)
+        self.acts.append(self._acting)
         self.prompts.append(span)
 
 
