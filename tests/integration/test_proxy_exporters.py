@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.error import HTTPError
 
 import pytest
+from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -26,9 +27,9 @@ CALL = {
 def test_what_an_exporter_was_told_to_forget_is_in_the_lake_once(tmp_path: Path) -> None:
     with engine_server() as engine:
         with proxy(engine, tmp_path) as at:
-            for path in ("", "/run/r/task/t/rollout/3"):
+            for path, packed in (("", Compression.NoCompression), ("/run/r/task/t/rollout/3", Compression.Gzip)):
                 provider = TracerProvider()
-                exporter = OTLPSpanExporter(endpoint=f"{at.base}{path}/v1/traces")
+                exporter = OTLPSpanExporter(endpoint=f"{at.base}{path}/v1/traces", compression=packed)
                 provider.add_span_processor(BatchSpanProcessor(exporter))
                 with provider.get_tracer("agents").start_as_current_span("agent"):
                     for _ in range(2):
