@@ -254,8 +254,16 @@ def shown(record: object) -> str:
     """A record that cannot be taken, as text for a person."""
     try:
         return printable(repr(record))
-    except (ValueError, RecursionError) as error:
-        return f"(cannot be shown: {error})"
+    except Exception as error:  # objects of somebody else may raise anything
+        return f"(cannot be shown: {as_str(error)})"
+
+
+def as_str(value: object) -> str:
+    """Any object's text, printable; the name of its type if its text cannot be had."""
+    try:
+        return printable(str(value))
+    except Exception:
+        return f"({type(value).__name__})"
 
 
 def check(record: EpisodeRecord, *, is_plain: bool = False) -> str | None:  # noqa: PLR0911 - a list of independent rules

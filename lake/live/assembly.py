@@ -18,6 +18,7 @@ from lake.live.frames import (
     End,
     Frame,
     FrameError,
+    Refused,
     Reward,
     Score,
     Span,
@@ -38,6 +39,8 @@ def assembled(frames: Iterable[Frame]) -> list[EpisodeRecord | Reject]:
         FrameError: the episode has no beginning.
     """
     found = list(frames)
+    if found and isinstance(found[0], Refused):
+        return [found[0].reject]
     if not (documents := [frame.document for frame in found if isinstance(frame, Traced)]):
         return [assemble(found)]
     from lake.formats.otlp.reader import read_rollout, span_records
@@ -96,8 +99,9 @@ def assemble(frames: Iterable[Frame]) -> EpisodeRecord:
         (steps[index].initial_messages for index in order if steps[index].initial_messages is not None),
         record.initial_messages,
     )
-    for step in record.steps:
+    for number, step in enumerate(record.steps):
         _renumber_prefix(step, place)
+        _renumber_history(step, number, place)
     spans = {(f.span.trace_id, f.span.span_id): f.span for f in found if isinstance(f, Span)}
     record.spans = [*record.spans, *(_span(tool, tool.number in shown_results) for tool in tools), *spans.values()]
     for span in record.spans:
@@ -129,6 +133,17 @@ def _renumber_prefix(step: StepRecord, place: Mapping[int, int]) -> None:
     else:
         step.tokens = None
         step.extra = (step.extra or {}) | {"tokens_left_out": f"they extend step {prefix}, which was not recorded"}
+
+
+def _renumber_history(step: StepRecord, number: int, place: Mapping[int, int]) -> None:
+    """`extra.follows` names the step that a prompt goes on from, unless that is the step before."""
+    follows = (step.extra or {}).get("follows")
+    if not isinstance(follows, int) or follows not in place:
+        return
+    extra = {key: value for key, value in (step.extra or {}).items() if key != "follows"}
+    if place[follows] != number - 1:
+        extra["follows"] = place[follows]
+    step.extra = extra or None
 
 
 def _observe(steps: Sequence[Step], tools: Sequence[Tool], end: End) -> set[int]:
@@ -196,10 +211,17 @@ def _last(frames: Sequence[Frame]) -> End:
 
 
 def _close(record: EpisodeRecord, end: End) -> None:
-    """Give a record what its end says; of a trace, its spans tell when it ended, and whether it failed."""
+    """Give a record what its end says; of a trace, its spans tell when it ended, and whether it failed.
+
+    Its numbers of tokens are those of its steps if nobody says them.
+    """
     if end.status != "completed":
         record.status = end.status
     record.ended_at = record.ended_at or end.ended_at
+    for name in ("prompt_tokens", "completion_tokens"):
+        counts = [getattr(step, name) for step in record.steps]
+        if getattr(record, name) is None and None not in counts:
+            setattr(record, name, sum(counts))
     for name in End.__struct_fields__:
         if name not in ("status", "ended_at", "extra") and (value := getattr(end, name)) is not None:
             setattr(record, name, value)

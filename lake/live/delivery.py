@@ -262,7 +262,8 @@ class Delivery:
             job.reject(rejects, _PLACE, SOURCE_FORMAT)
             job.counts["rows_dropped"] = len(rejects)
         self.counts.rejected += len(rejects)
-        self._tell(f"an episode is in `rejects`: {rejects[0].message}")
+        for reject in rejects:
+            self._tell(f"an episode is in `rejects`: {reject.message}")
 
     def _tell(self, message: str) -> None:
         """Say something in the log, once."""

@@ -1,28 +1,46 @@
 """Episodes while they run: what an agent says of itself, as frames.
 
 Every method may be called from any thread or task, and none raises into the agent: what cannot be taken as it was meant
-is counted and told once. Of an episode no more is kept in memory than its open steps.
+is counted and told once. Of an episode no more is kept in memory than its open steps, and some hashes of each call.
 """
 
 import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Any
 
 from lake import ids
 from lake.errors import UsageError
-from lake.live.frames import Begin, End, Frame, FrameError, Reward, Score, Span, fitted, new_key, plain
+from lake.formats.chat.chat_completions import Completion
+from lake.live.contexts import Context
+from lake.live.frames import (
+    SOURCE_FORMAT,
+    Begin,
+    End,
+    Frame,
+    FrameError,
+    Reward,
+    Score,
+    Span,
+    Step,
+    fitted,
+    new_key,
+    plain,
+)
 from lake.live.off import OFF
-from lake.live.sink import Sink, guarded
-from lake.live.steps import LiveStep, ToolCall, beside_the_loop, messages, number, told
+from lake.live.proxy.prefixes import Known, Prefixes
+from lake.live.proxy.shapes import Asked
+from lake.live.proxy.steps import Call, span_of, unanswered_step
+from lake.live.sink import Sink, guarded, told
+from lake.live.steps import LiveStep, ToolCall, messages, number
 from lake.records import EpisodeRecord, Json, ScoreRecord, SpanRecord, episode_id
 
 _OF_ENDS = frozenset(End.__struct_fields__) - {"ended_at"}
 
 
-class Episode:
+class Episode(Context):
     """One rollout of an agent; a context, sync or async. An exception that ends it is recorded and goes on."""
 
     def __init__(self, sink: Sink, record: EpisodeRecord) -> None:
@@ -32,13 +50,18 @@ class Episode:
         self._wall, self._tick = time.time(), time.monotonic()
         self._frames, self._steps, self._tools = itertools.count(), itertools.count(), itertools.count()
         self._end = End()
-        self._is_ended = self._is_lost = False
+        self._is_begun = self._is_ended = self._is_lost = False
         self._last_step: LiveStep | None = None
-        self._has_initial = False
+        self._calls = Prefixes()
+        """Where prompts may go on from."""
+        self._recorded: int | None = None
+        """Index of the step that was recorded last."""
+        self._unanswered: Call | None = None
+        """The last call that failed."""
+        self._failed_calls = 0
         record.started_at = record.started_at or self._now()
         self.record = record
-        """What is known of it from its beginning."""
-        self._put(Begin(episode=record))
+        """What is known of it from its beginning: until the first thing is recorded, of its first call too."""
 
     @property
     def id(self) -> str:
@@ -46,16 +69,35 @@ class Episode:
         return ids.to_text(episode_id(self.record, self.record.run_id or ""))
 
     @guarded(OFF)
-    def step(self, *, context: Sequence[Any] | None = None, state: str | None = None, **fields: Any) -> LiveStep:
-        """A decision begins: a context, in which `action` says what was decided.
+    def step(
+        self,
+        *,
+        messages: Sequence[Any] | None = None,
+        request: Mapping[str, Any] | None = None,
+        context: Sequence[Any] | None = None,
+        state: str | None = None,
+        **fields: Any,
+    ) -> LiveStep:
+        """A decision begins: a context, in which `answer` or `action` says what was decided.
+
+        What the policy saw is given in one of four ways; with none, it is the results of the tool calls since the step
+        before.
 
         Args:
-            context: the messages that the policy has seen since the step before (of the first step: all). Unless given,
-                the results of the tool calls since.
+            messages: the whole conversation, as the model is given it. What is new is found: a conversation that goes
+                on with none of this episode's is a rewritten history, and recorded as a whole.
+            request: all arguments of the call, as a client library takes them: `messages` (or `input`, `prompt`),
+                model, tools, temperature, ...
+            context: the messages since the step before alone (of the first step: all).
             state: what the policy saw last, if it is no message: the text of a game, say.
             fields: further ones of `lake.StepRecord`, as far as they are known: model, policy_version, agent_id, ...
         """
-        step = LiveStep(self, next(self._steps), context, state, fields)
+        if request is not None and not isinstance(request, Mapping):
+            self._sink.trouble(f"`request` of a step is {type(request).__name__}; valid: the arguments of a call")
+            request = {}
+        if messages is not None:
+            request = {"messages": messages, **(request or {})}
+        step = LiveStep(self, next(self._steps), _kept(request), _kept(context), state, fields)
         self._last_step = step
         return step
 
@@ -114,19 +156,12 @@ class Episode:
         self._finish()
         self._sink.sync()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         self._failed(error)
         self.end()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._failed(error)
-        await beside_the_loop(self.end)
+    def _must_wait(self) -> bool:
+        return True
 
     @guarded()
     def _failed(self, error: BaseException | None) -> None:
@@ -135,10 +170,41 @@ class Episode:
             self._end.status = "failed" if isinstance(error, Exception) else "aborted"
             self._end.error = told(error)
 
+    def _describe(self, asked: Asked, answer: Completion) -> None:
+        """Take from a call what holds for the whole episode, as long as nothing of it is recorded."""
+        with self._lock:
+            if not self._is_begun:
+                record = self.record
+                record.tools = asked.tools if record.tools is None else record.tools
+                record.sampling = asked.settings if record.sampling is None else record.sampling
+                record.policy = record.policy or answer.model or asked.model
+
+    def _put_step(self, frame: Step, known: Known | None) -> None:
+        """Hand a step on; later ones may go on from it. Raises FrameError, UsageError: see `_put`."""
+        self._put(frame)
+        self._recorded = frame.index
+        if known is not None:
+            self._calls.add(known)
+
+    def _put_failed(self, call: Call) -> None:
+        """Hand a call that failed on, as a span: it is no decision."""
+        steps = 0 if self._recorded is None else self._recorded + 1
+        span = span_of(call, f"call-{self._failed_calls}", steps)
+        span.trace_id = SOURCE_FORMAT
+        self._put(Span(span=span))
+        self._failed_calls += 1
+        self._unanswered = call
+
     def _finish(self) -> None:
         with self._lock:
             if self._is_ended:
                 return
+            if self._recorded is None and self._unanswered is not None:
+                self._put(unanswered_step(self._unanswered))
+                if self._end.status == "completed":
+                    self._end.status, self._end.error = "failed", self._end.error or self._unanswered.error
+            if self._failed_calls:
+                self._end.extra = {"failed_calls": self._failed_calls} | (self._end.extra or {})
             self._end.ended_at = self._now()
             try:
                 self._put(self._end)
@@ -159,9 +225,22 @@ class Episode:
         with self._lock:
             if self._is_ended:
                 raise UsageError("the episode has ended; judgements that come later are added with `Lake.add_scores`")
-            if not self._is_lost:
-                self._is_lost = not self._sink.take(self._key, next(self._frames), frame)
+            if not self._is_begun:
+                self._is_begun = True
+                self._hand_on(Begin(episode=self.record))
+            self._hand_on(frame)
+
+    def _hand_on(self, frame: Frame) -> None:
+        if not self._is_lost:
+            self._is_lost = not self._sink.take(self._key, next(self._frames), frame)
 
     def _now(self) -> datetime:
         """The time by the clock as it was at the beginning: one that is set meanwhile reorders nothing."""
         return datetime.fromtimestamp(self._wall + time.monotonic() - self._tick, UTC)
+
+
+def _kept(given: Any) -> Any:
+    """What an agent gave, as it is now: it adds to its lists while the model answers."""
+    if isinstance(given, Mapping):
+        return {name: _kept(value) for name, value in given.items()}
+    return list(given) if type(given) is list else given

@@ -5,6 +5,7 @@ The head alone tells which episodes are whole. A frame that is there twice, beca
 process died, is told by its number. No frame repeats what another one of its episode says.
 """
 
+import contextlib
 import secrets
 import struct
 from datetime import datetime
@@ -14,7 +15,7 @@ import msgspec
 
 from lake.errors import LakeVersionError
 from lake.formats.chat.messages import Message
-from lake.records import EpisodeRecord, Json, ScoreRecord, SpanRecord, StepRecord, printable, shown
+from lake.records import EpisodeRecord, Json, Reject, ScoreRecord, SpanRecord, StepRecord, as_str, printable, shown
 
 SOURCE_FORMAT = "live"
 """`source_format` of what is recorded live."""
@@ -24,6 +25,10 @@ NO_KEY = bytes(KEY_BYTES)
 _S = TypeVar("_S", bound=msgspec.Struct)
 _DEEPEST = 64
 """Levels of a value that are kept as they are."""
+_MOST_PARTS = 1_000_000
+_TOO_MUCH = "(too much to be kept)"
+_LONGEST_NUMBER = 10_000
+"""Bits; Python refuses to spell numbers that are much longer."""
 
 
 class Begin(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -120,17 +125,36 @@ class Lost(msgspec.Struct, kw_only=True, omit_defaults=True):
     reason: str = ""
 
 
+class Refused(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Something that is no episode, in one frame: it goes to the table `rejects`."""
+
+    reject: Reject
+
+
 class Delivered(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Episodes whose frames nobody needs any more."""
 
     keys: list[bytes]
 
 
-Frame = Begin | Step | Tool | Reward | Score | Span | End | Whole | Lost | Delivered | Traced
-_KINDS: tuple[type[Frame], ...] = (Begin, Step, Tool, Reward, Score, Span, End, Whole, Lost, Delivered, Traced)
+Frame = Begin | Step | Tool | Reward | Score | Span | End | Whole | Lost | Delivered | Traced | Refused
+_KINDS: tuple[type[Frame], ...] = (
+    Begin,
+    Step,
+    Tool,
+    Reward,
+    Score,
+    Span,
+    End,
+    Whole,
+    Lost,
+    Delivered,
+    Traced,
+    Refused,
+)
 """By number in the head; new ones go to the end."""
 _KIND_OF = {kind: number for number, kind in enumerate(_KINDS)}
-LAST = frozenset((_KIND_OF[End], _KIND_OF[Whole]))
+LAST = frozenset((_KIND_OF[End], _KIND_OF[Whole], _KIND_OF[Refused]))
 """Kinds of frames after which an episode is finished."""
 LOST, DELIVERED = _KIND_OF[Lost], _KIND_OF[Delivered]
 
@@ -197,32 +221,60 @@ def fitted(record: _S) -> tuple[_S, dict[str, Json]]:
     return msgspec.structs.replace(record, **defaults), wrong
 
 
-def plain(value: Any, depth: int = 0) -> Any:
-    """A value of what JSON and MessagePack can hold; what is too deep, or of no such type, as its text."""
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        return str(value)
-    if value is None or isinstance(value, int | float | datetime):
-        return value
-    if depth > _DEEPEST:
-        return shown(value)
-    if isinstance(value, msgspec.Struct):
-        fields = {name: getattr(value, name) for name in value.__struct_fields__}
-        value = {name: item for name, item in fields.items() if item is not msgspec.UNSET}
-    if isinstance(value, dict):
-        return {printable(str(key)): plain(item, depth + 1) for key, item in value.items()}
-    items = value if isinstance(value, list | tuple | set | frozenset) else None
-    return plain(_said(value), depth + 1) if items is None else [plain(item, depth + 1) for item in items]
+def plain(value: Any) -> Any:
+    """A value of what JSON and MessagePack can hold.
+
+    What is of no such type, or too deep, is its text; so is a value inside itself, and what is left of a value of more
+    than a million parts.
+    """
+    return _Plain().of(value, 0)
 
 
-def _said(value: Any) -> Any:
+class _Plain:
+    """One value on its way to be plain."""
+
+    def __init__(self) -> None:
+        self._inside: set[int] = set()
+        """Ids of the containers around the value at hand."""
+        self._left = _MOST_PARTS
+
+    def of(self, value: Any, depth: int) -> Any:
+        if isinstance(value, str):
+            return printable(value)
+        if isinstance(value, int) and not -(2**63) <= value < 2**64:
+            bits = value.bit_length()
+            return str(value) if bits < _LONGEST_NUMBER else f"(a number of {bits:,} bits)"
+        if value is None or isinstance(value, int | float | datetime):
+            return value
+        self._left -= 1
+        if depth > _DEEPEST or id(value) in self._inside or self._left < 0:
+            return shown(value) if self._left >= 0 else _TOO_MUCH
+        self._inside.add(id(value))
+        try:
+            return self._of_container(value, depth)
+        finally:
+            self._inside.discard(id(value))
+
+    def _of_container(self, value: Any, depth: int) -> Any:
+        if isinstance(value, msgspec.Struct):
+            fields = {name: getattr(value, name) for name in value.__struct_fields__}
+            value = {name: item for name, item in fields.items() if item is not msgspec.UNSET}
+        if isinstance(value, dict):
+            return {as_str(key): self.of(item, depth + 1) for key, item in value.items()}
+        if isinstance(value, list | tuple | set | frozenset):
+            return [self.of(item, depth + 1) for item in value]
+        return self.of(said(value), depth + 1)
+
+
+def said(value: Any) -> Any:
     """What an object says of itself: messages of client libraries, numbers and arrays of others; else its text."""
     for method in ("model_dump", "tolist"):
-        if callable(tell := getattr(value, method, None)) and not isinstance(value, type):
-            return tell()
+        # Whatever an object of somebody else does when it is looked at, it must not reach the agent.
+        with contextlib.suppress(Exception):
+            if callable(tell := getattr(value, method, None)) and not isinstance(value, type):
+                return tell()
     return shown(value)
 
 
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=_said)
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=said)
 _DECODERS: list[Any] = [msgspec.msgpack.Decoder(kind) for kind in _KINDS]

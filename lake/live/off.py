@@ -18,7 +18,7 @@ class Off:
         return True
 
     episode = step = tool_call = _nothing
-    record = action = result = failed = reward = score = span = observe = update = end = _nothing
+    record = reject = action = answer = result = failed = reward = score = span = observe = update = end = _nothing
     flush = close = _true
     __enter__ = _nothing
     __aenter__ = _later

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from lake.errors import MissingExtraError
-from lake.formats.otlp.reader import read_values
+from lake.formats.otlp.reader import NAME, read_values
 from lake.formats.tracing.episodes import NO_CALL
 from lake.records import Reject
 
@@ -25,7 +25,9 @@ MAX_SPANS = 100_000
 
 
 class SpanExporter:
-    """Exports the traces of agents into a recorder; traces without a call of a model are counted and left out.
+    """Exports the traces of agents into a recorder.
+
+    Traces without a call of a model are counted and left out; those that cannot be read are rejects, with the reason.
 
     Args:
         recorder: where episodes go; closing it is left to its owner.
@@ -81,4 +83,4 @@ class SpanExporter:
                 elif NO_CALL in item.message:
                     self.left_out += 1
                 else:
-                    self._recorder._sink.trouble(f"a trace could not be recorded: {item.message}")
+                    self._recorder.reject(msgspec.structs.replace(item, source_format=NAME))

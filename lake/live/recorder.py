@@ -27,14 +27,15 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import msgspec
 
 from lake.errors import UsageError
+from lake.formats.base.secrets import redacted
 from lake.live.delivery import BATCH_EPISODES, BATCH_SECONDS, CLOSING_SECONDS, Delivery, Unfinished
 from lake.live.episode import Episode
-from lake.live.frames import SOURCE_FORMAT, FrameError, Whole, fitted, new_key, plain
+from lake.live.frames import SOURCE_FORMAT, Begin, FrameError, Refused, Whole, encode, fitted, new_key, plain
 from lake.live.off import OFF
 from lake.live.places import root_of
 from lake.live.sink import Sink, guarded
 from lake.live.spool import MAX_BYTES, Spool
-from lake.records import EpisodeRecord
+from lake.records import EpisodeRecord, Reject, excerpt
 
 if TYPE_CHECKING:
     from lake.lake import Lake
@@ -163,24 +164,34 @@ class Recorder:
         if extra:
             record.extra = (record.extra or {}) | extra
         try:
-            begun = Episode(self._sink, record)
+            encode(new_key(), 0, Begin(episode=record))
         except FrameError:
             record, wrong = fitted(record)
             record.extra = (record.extra or {}) | {"not_taken": wrong}
             self._sink.trouble(f"values of an episode are of the wrong type and went to its `extra`: {list(wrong)}")
-            begun = Episode(self._sink, record)
         self._sink.count("begun")
-        return begun
+        return Episode(self._sink, record)
 
     @guarded()
     def record(self, record: EpisodeRecord) -> None:
         """Take a finished episode as it is, durably like the others."""
         self._sink.count("begun")
-        whole = Whole(episode=msgspec.structs.replace(record, run_id=record.run_id or self.run))
-        if self._sink.take(new_key(), 0, whole):
+        if self._take(Whole(episode=msgspec.structs.replace(record, run_id=record.run_id or self.run))):
             self._sink.count("finished")
+
+    @guarded()
+    def reject(self, reject: Reject) -> None:
+        """Take what is no episode, and why, durably like the others; it goes to the table `rejects`."""
+        texts = {"message": redacted(reject.message), "raw": excerpt(redacted(reject.raw))}
+        self._take(Refused(reject=msgspec.structs.replace(reject, run_id=reject.run_id or self.run, **texts)))
+
+    def _take(self, frame: Whole | Refused) -> bool:
+        """Take what is finished in one frame; whether there was room for it."""
+        is_taken = self._sink.take(new_key(), 0, frame)
+        if is_taken:
             self._sink.on_finished()
             self._sink.sync()
+        return is_taken
 
     def stats(self) -> Stats:
         """What was recorded, delivered and left out so far."""

@@ -12,13 +12,18 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from lake.errors import UsageError
+from lake.formats.base.secrets import redacted
 from lake.live.frames import Frame, Lost, encode
 from lake.live.spool import Spool, SpoolFullError
+from lake.records import as_str
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 SYNC_SECONDS = 1.0
 """How long the end of an episode waits for the disk."""
 _TOLD_AT_MOST = 100
+_ERROR_LENGTH = 4000
+"""Characters of an exception that are kept."""
 _log = logging.getLogger("trajlake")
 
 
@@ -107,16 +112,23 @@ def guarded(otherwise: Any = None) -> Callable[[_F], _F]:
     """
 
     def decorate(method: _F) -> _F:
-        name = method.__qualname__
+        owner, _, own = method.__qualname__.rpartition(".")
+        name = owner if own.startswith("_") else method.__qualname__
 
         @functools.wraps(method)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             try:
                 return method(self, *args, **kwargs)
             except Exception as error:
-                self._sink.trouble(f"{name}: {error}" if str(error) else f"{name}: {type(error).__name__}")
+                self._sink.trouble(f"{name}: {error if isinstance(error, UsageError) else told(error)}")
                 return otherwise
 
         return cast("_F", call)
 
     return decorate
+
+
+def told(error: BaseException) -> str:
+    """An exception as the text of a table or a log, without secrets."""
+    text = as_str(error)[: 4 * _ERROR_LENGTH]
+    return redacted(f"{type(error).__name__}: {text}")[:_ERROR_LENGTH]

@@ -1,44 +1,83 @@
 """Steps and tool calls while they run: what was seen, decided and given back, as frames of their episode."""
 
-import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from lake.errors import UsageError
 from lake.formats.base.rows import ShapeError
+from lake.formats.base.secrets import redacted
+from lake.formats.chat.chat_completions import Completion
 from lake.formats.chat.messages import Message, checked, decision, tool_call
+from lake.live.calls import api_of, body_of, read_answer, read_request, sent
+from lake.live.contexts import Context
 from lake.live.frames import FrameError, Reward, Step, Tool, fitted, plain
 from lake.live.off import OFF
-from lake.live.sink import guarded
-from lake.records import Json, StepRecord, TokensRecord, excerpt
+from lake.live.proxy.keys import Address
+from lake.live.proxy.prefixes import Heads, Known
+from lake.live.proxy.shapes import Asked
+from lake.live.proxy.steps import Call, describe, made_step, tokens_of
+from lake.live.sink import guarded, told
+from lake.records import Index, Json, StepRecord, TokensRecord, as_str
 
 if TYPE_CHECKING:
     from lake.live.episode import Episode
 
-_ERROR_LENGTH = 4000
-"""Characters of an exception that are kept."""
 _OF_STEPS = frozenset(StepRecord.__struct_fields__) - {"context", "action", "tool_calls", "reasoning", "tokens"}
 
 
-class LiveStep:
-    """One decision; a context, sync or async. It is recorded when the context is left, if `action` was called."""
+class LiveStep(Context):
+    """One decision; a context, sync or async. It is recorded when the context is left, with what was decided."""
 
     def __init__(
-        self, episode: "Episode", index: int, context: Sequence[Any] | None, state: str | None, fields: dict[str, Any]
+        self,
+        episode: "Episode",
+        index: int,
+        request: Mapping[str, Any] | None,
+        context: Sequence[Any] | None,
+        state: str | None,
+        fields: dict[str, Any],
     ) -> None:
         self.index = index
         """Which step of the episode it is; later frames refer to it by this."""
         self._sink = episode._sink
         self._episode = episode
-        self._context, self._state, self._fields = context, state, fields
-        self._answer: Message | None = None
+        self._request, self._context, self._state, self._fields = request, context, state, fields
+        self._call: Call | None = None
         self._tokens: TokensRecord | None = None
-        self._calls: list[ToolCall] = []
-        self._began = self._acted = 0.0
-        self._started_at = episode._now()
+        self._tools: list[ToolCall] = []
+        self._began, self._started_at = time.monotonic(), episode._now()
         self._is_done = False
+
+    @guarded()
+    def answer(
+        self, response: Any, *, engine: str | None = None, logprobs_mode: str | None = None, **fields: Any
+    ) -> None:
+        """What the model answered, as its client library gives it: the text, calls, model, usage and tokens in it.
+
+        An answer that cannot be read is the span of a call that failed, and no decision.
+
+        Args:
+            response: of chat completions, completions, Responses or Anthropic's messages, an object or its JSON; of a
+                stream, the list of its chunks.
+            engine: what sampled it, and its version: `vllm 0.32.0`.
+            logprobs_mode: how its log-probabilities were computed: `raw` or `processed`.
+            fields: further ones of `lake.StepRecord`: policy_version, cost, ...
+        """
+        given = sent(response)
+        api = api_of(self._request or {}, given)
+        self._fields |= fields
+        try:
+            found = read_answer(api, given)
+        except (ShapeError, RecursionError) as error:
+            problem = f"the answer cannot be read: {redacted(str(error))}"
+            self._call = self._made_call(api, None, error=problem, partial=given)
+            self._sink.trouble(f"LiveStep.answer: {told(error)}")
+            return
+        self._call = self._made_call(api, found, engine=engine, logprobs_mode=logprobs_mode)
 
     @guarded()
     def action(
@@ -48,28 +87,40 @@ class LiveStep:
         tool_calls: Sequence[Any] | None = None,
         reasoning: str | None = None,
         tokens: TokensRecord | None = None,
+        prompt_ids: Sequence[int] = (),
+        action_ids: Sequence[int] = (),
+        action_logprobs: Sequence[float] | None = None,
         **fields: Any,
     ) -> None:
-        """What was decided.
+        """What was decided, where it is not at hand as a client library's answer.
 
         Args:
             content: its text, or the assistant's message as a chat API gives it (a mapping, or a client's object).
             tool_calls: as chat APIs have them; those of `tool_call` in this step unless given.
             reasoning: the text of its reasoning, where that is kept apart.
-            tokens: the exact tokens, as the engine saw and sampled them.
+            tokens: the exact tokens as the lake keeps them: what was added since an earlier step.
+            prompt_ids: instead of `tokens`: the ids of the whole prompt, as the engine saw them. What is new is found.
+            action_ids: with `prompt_ids`: the ids that were sampled.
+            action_logprobs: one for each of them.
             fields: further ones of `lake.StepRecord`: finish_reason, prompt_tokens, completion_tokens, cost, ...
         """
-        self._acted = time.monotonic()
         if content is not None and not isinstance(content, str | list):
-            said = plain(content)
-            content = said if isinstance(said, dict) else str(said)
-        answer = {"role": "assistant"} | (content if isinstance(content, dict) else {"content": content})
+            said = sent(content)
+            content = said if isinstance(said, dict) else as_str(said)
+        message = {"role": "assistant"} | (content if isinstance(content, dict) else {"content": content})
         if tool_calls is not None:
-            answer["tool_calls"] = [plain(call) for call in tool_calls]
+            message["tool_calls"] = list(tool_calls)
         if reasoning is not None:
-            answer["reasoning_content"] = reasoning
-        self._answer, self._tokens = checked(answer, "action"), tokens
+            message["reasoning_content"] = reasoning
         self._fields |= fields
+        answer = Completion(message=checked(sent(message), "action"))
+        try:
+            answer.prompt_ids, answer.action_ids, answer.logprobs = exact(prompt_ids, action_ids, action_logprobs)
+        except ValueError as error:
+            answer.extra["tokens_left_out"] = str(error)
+            self._sink.trouble(f"LiveStep.action: {error}")
+        self._tokens = tokens
+        self._call = self._made_call(api_of(self._request or {}), answer)
 
     @guarded(OFF)
     def tool_call(self, name: str, arguments: Json = None, *, call_id: str | None = None) -> "ToolCall":
@@ -81,7 +132,7 @@ class LiveStep:
             call_id: which of the action's tool calls it is; the first of its name that is left unless given.
         """
         call = ToolCall(self._episode, self.index, name, arguments, call_id or self._free_id(name))
-        self._calls.append(call)
+        self._tools.append(call)
         return call
 
     @guarded()
@@ -98,73 +149,127 @@ class LiveStep:
         """What a judge, a metric or a person says of this step."""
         self._episode.score(scorer, value, step_index=self.index, reason=reason)
 
-    def __enter__(self) -> Self:
+    def _enter(self) -> None:
         self._began = time.monotonic()
-        return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._done(error)
-
-    async def __aenter__(self) -> Self:
-        return self.__enter__()
-
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._sink.must_wait:
-            await beside_the_loop(self._done, error)
-        else:
-            self._done(error)
+    def _made_call(self, api: str, answer: Completion | None, **fields: Any) -> Call:
+        """The call of a model that this step is."""
+        asked, extra = Asked(messages=[]), {}
+        if self._request is not None:
+            try:
+                asked = read_request(api, body_of(self._request))
+            except (ShapeError, RecursionError) as error:
+                extra["request_not_read"] = str(error)
+                self._sink.trouble(f"the request of a step cannot be read: {told(error)}")
+        version = self._fields.get("policy_version")
+        call = Call(
+            address=Address(),
+            api=api,
+            asked=asked,
+            answer=answer,
+            started_at=self._started_at,
+            latency=time.monotonic() - self._began,
+            policy_version=version if isinstance(version, int) else None,
+            extra=extra,
+            **fields,
+        )
+        if answer is not None:
+            self._episode._describe(asked, answer)
+        return call
 
     def _free_id(self, name: str) -> str | None:
         """The id of the first tool call of a name that the action made and nobody has answered; else one to make."""
-        taken = {call.call_id for call in self._calls}
-        for made in (self._answer or {}).get("tool_calls") or ():
+        taken = {call.call_id for call in self._tools}
+        message = _message(self._call)
+        for made in message.get("tool_calls") or ():
             function = made.get("function") if isinstance(made, dict) else None
             if isinstance(function, dict) and function.get("name") == name and made.get("id") not in taken:
                 return str(made["id"])
-        return None if self._is_done else f"call-{self.index}-{len(self._calls)}"
+        return None if self._is_done else f"call-{self.index}-{len(self._tools)}"
 
     @guarded()
-    def _done(self, error: BaseException | None) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         if self._is_done:
             return
         self._is_done = True
-        if self._answer is None:
+        call = self._call
+        if call is None and error is not None and self._request is not None:
+            call = self._made_call(api_of(self._request), None, error=told(error))
+        if call is None:
             if error is None:
-                raise UsageError("a step without an `action` is not recorded; call `step.action(text)` in its context")
+                raise UsageError(
+                    "a step without an action is not recorded; call `step.answer(response)` or `step.action(text)` in "
+                    "its context"
+                )
             return
         episode = self._episode
-        frame = self._frame()
-        if error is not None:
-            frame.step.extra = (frame.step.extra or {}) | {"error": told(error)}
         with episode._lock:
-            if not episode._has_initial and not frame.saw_results:
-                frame.initial_messages, frame.step.context = frame.step.context, []
-            episode._has_initial = True
+            if call.answer is None:
+                episode._put_failed(call)
+                return
+            frame, known = self._seen_whole(call, call.answer) if self._request is not None else self._seen_new(call)
+            self._complete(frame.step, error)
             try:
-                episode._put(frame)
+                episode._put_step(frame, known)
             except FrameError:
                 frame.step, wrong = fitted(frame.step)
                 frame.step.extra = (frame.step.extra or {}) | {"not_taken": wrong}
-                episode._put(frame)
+                episode._put_step(frame, known)
                 self._sink.trouble(f"values of a step are of the wrong type and went to its `extra`: {list(wrong)}")
 
-    def _frame(self) -> Step:
-        answer = self._answer or {}
-        if not answer.get("tool_calls") and self._calls:
-            answer["tool_calls"] = [tool_call(call.name, call.arguments, call.call_id) for call in self._calls]
-        context, extra = self._context, dict(self._fields.pop("extra", None) or {})
+    def _seen_whole(self, call: Call, answer: Completion) -> tuple[Step, Known]:
+        """The step of a call whose whole prompt is known."""
+        episode = self._episode
+        made = made_step(
+            call,
+            answer,
+            episode.record,
+            episode._calls,
+            episode._key,
+            self.index,
+            is_first=episode._recorded is None,
+        )
+        if made.before is not None:
+            made.before.times += 1
+        step = made.frame.step
+        step.tool_calls = step.tool_calls or self._tool_calls()
+        return made.frame, made.known
+
+    def _seen_new(self, call: Call) -> tuple[Step, Known | None]:
+        """The step of which it was said what was new to it."""
+        answer, episode = call.answer or Completion(), self._episode
+        message = _message(call)
+        if not message.get("tool_calls") and (made := self._tool_calls()):
+            message["tool_calls"] = made
+        extra = dict(answer.extra)
         try:
-            since = messages(context) if context is not None else []
+            since = messages(self._context) if self._context is not None else []
         except ShapeError as error:
-            since, extra["context_not_taken"] = [], plain(context)
+            since, extra["context_not_taken"] = [], plain(self._context)
             self._sink.trouble(f"the context of a step is no list of messages and went to its `extra`: {error}")
-        if context is None and self._state is not None:
+        if self._context is None and self._state is not None:
             since = [{"role": "user", "content": self._state}]
-        step = decision(answer, since, is_first=False)
-        step.tokens, step.started_at = self._tokens, self._started_at
-        step.latency = self._acted - self._began if self._began else None
+        step = decision(message, since, is_first=False)
+        describe(step, call, answer)
         if self._state is not None:
             step.state = self._state
+        known = Known(episode._key, self.index, Heads())
+        step.tokens = tokens_of(call, answer, episode._calls, known)
+        step.extra = (step.extra or {}) | extra or None
+        frame = Step(index=self.index, step=step, saw_results=self._context is None and self._state is None)
+        if episode._recorded is None and not frame.saw_results:
+            frame.initial_messages, step.context = step.context, []
+        return frame, known if known.tokens is not None else None
+
+    def _tool_calls(self) -> list[Json] | None:
+        """The tools that were called, as the calls of an action that does not say them."""
+        return [tool_call(call.name, call.arguments, call.call_id) for call in self._tools] or None
+
+    def _complete(self, step: StepRecord, error: BaseException | None) -> None:
+        """Write on a step what was said of it by name."""
+        step.tokens = self._tokens or step.tokens
+        given = self._fields.pop("extra", None) or {}
+        extra: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {"extra": given}
         for name, value in self._fields.items():
             if name in _OF_STEPS:
                 setattr(step, name, value)
@@ -173,12 +278,13 @@ class LiveStep:
                 self._sink.trouble(
                     f"a step has no `{name}`, so it went to its `extra`; valid: {', '.join(sorted(_OF_STEPS))}"
                 )
+        if error is not None:
+            extra["error"] = told(error)
         if extra:
             step.extra = (step.extra or {}) | extra
-        return Step(index=self.index, step=step, saw_results=context is None and self._state is None)
 
 
-class ToolCall:
+class ToolCall(Context):
     """One execution of a tool; a context, sync or async, or without one: then `result` or `failed` records it."""
 
     def __init__(
@@ -195,47 +301,25 @@ class ToolCall:
         """What it gave back: text, or anything that JSON can hold."""
         self._frame.result = value
         if not self._is_inside:
-            self._done(None)
+            self._leave(None)
 
     @guarded()
     def failed(self, message: str) -> None:
         """It gave back an error; an exception that leaves the context says so by itself."""
-        self._frame.error = str(message)
+        self._frame.error = redacted(as_str(message))
         if not self._is_inside:
-            self._done(None)
+            self._leave(None)
 
-    def __enter__(self) -> Self:
+    def _enter(self) -> None:
         self._is_inside = True
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._done(error)
-
-    async def __aenter__(self) -> Self:
-        return self.__enter__()
-
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._sink.must_wait:
-            await beside_the_loop(self._done, error)
-        else:
-            self._done(error)
 
     @guarded()
-    def _done(self, error: BaseException | None) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         frame = self._frame
         frame.call_id, frame.ended_at = self.call_id, self._episode._now()
         if error is not None and frame.error is None:
             frame.error = told(error)
         self._episode._put(frame)
-
-
-async def beside_the_loop(function: Callable[..., None], *args: Any) -> None:
-    """Call what may wait for a disk; an event loop has others to serve meanwhile."""
-    try:
-        await asyncio.to_thread(function, *args)
-    except RuntimeError:
-        # The loop is closing, or it is none of asyncio's.
-        function(*args)
 
 
 def number(value: Any) -> float:
@@ -252,6 +336,28 @@ def messages(given: Sequence[Any]) -> list[Message]:
     return [checked(message, f"context[{index}]") for index, message in enumerate(plainly)]
 
 
-def told(error: BaseException) -> str:
-    """An exception as the text of a table."""
-    return excerpt(f"{type(error).__name__}: {error}"[:_ERROR_LENGTH])
+def exact(
+    prompt_ids: Sequence[int], action_ids: Sequence[int], logprobs: Sequence[float] | None
+) -> tuple[list[int], list[int], list[float] | None]:
+    """Tokens of a call as plain numbers. Raises ValueError: they are none, or not as many."""
+    try:
+        prompt, sampled = (msgspec.convert(_listed(ids), list[Index]) for ids in (prompt_ids, action_ids))
+        values = None if logprobs is None else msgspec.convert(_listed(logprobs), list[float])
+    except msgspec.ValidationError as error:
+        raise ValueError(f"the tokens of a step are left out: {error}") from error
+    if bool(prompt) != bool(sampled) or (values is not None and len(values) != len(sampled)):
+        count = "no" if values is None else len(values)
+        raise ValueError(
+            f"the tokens of a step are left out: {len(prompt)} prompt_ids, {len(sampled)} action_ids and {count} "
+            "action_logprobs; valid: some of both ids, and as many log-probabilities as action_ids"
+        )
+    return prompt, sampled, values
+
+
+def _listed(values: Any) -> Any:
+    return values if type(values) is list else plain(values)
+
+
+def _message(call: Call | None) -> Message:
+    """What was answered so far."""
+    return (call.answer.message if call is not None and call.answer is not None else None) or {"role": "assistant"}
