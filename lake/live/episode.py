@@ -170,14 +170,14 @@ class Episode(Context):
             self._end.status = "failed" if isinstance(error, Exception) else "aborted"
             self._end.error = told(error)
 
-    def _describe(self, asked: Asked, answer: Completion) -> None:
+    def _describe(self, asked: Asked, answer: Completion | None) -> None:
         """Take from a call what holds for the whole episode, as long as nothing of it is recorded."""
         with self._lock:
             if not self._is_begun:
                 record = self.record
                 record.tools = asked.tools if record.tools is None else record.tools
                 record.sampling = asked.settings if record.sampling is None else record.sampling
-                record.policy = record.policy or answer.model or asked.model
+                record.policy = record.policy or (answer.model if answer else None) or asked.model
 
     def _put_step(self, frame: Step, known: Known | None) -> None:
         """Hand a step on; later ones may go on from it. Raises FrameError, UsageError: see `_put`."""

@@ -173,8 +173,7 @@ class LiveStep(Context):
             extra=extra,
             **fields,
         )
-        if answer is not None:
-            self._episode._describe(asked, answer)
+        self._episode._describe(asked, answer)
         return call
 
     def _free_id(self, name: str) -> str | None:
