@@ -36,12 +36,12 @@ class Context:
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._must_wait():
-            await _beside_the_loop(self._leave, error)
+            await beside_the_loop(self._leave, error)
         else:
             self._leave(error)
 
 
-async def _beside_the_loop(function: Callable[..., None], *args: Any) -> None:
+async def beside_the_loop(function: Callable[..., None], *args: Any) -> None:
     """Call what may wait for a disk; an event loop has others to serve meanwhile."""
     try:
         await asyncio.to_thread(function, *args)

@@ -19,10 +19,10 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from lake.formats.chat.messages import INSTRUCTIONS
+from lake.live.contexts import beside_the_loop
 from lake.live.massgen_traces import Trace, TraceCollector
 from lake.live.off import OFF
-from lake.live.sink import guarded
-from lake.live.steps import beside_the_loop, told
+from lake.live.sink import guarded, told
 
 if TYPE_CHECKING:
     from lake.live.recorder import Recorder
