@@ -53,14 +53,19 @@ class Calls:
 
 
 def step_of(messages: list[Message], start: int, answer: Message, *, is_first: bool) -> StepRecord:
-    """The decision of a call, the messages of whose prompt are known up to `start`; 0 if it opens a conversation."""
+    """The decision of a call, the messages of whose prompt are known up to `start`; 0 if it opens a conversation.
+
+    Answers in what is new, which no call gave, are history: the state is what stands behind them.
+    """
     since = messages[start:]
-    if not start and not is_first:
-        behind = [index for index, message in enumerate(messages) if is_assistant(message)]
-        since = messages[behind[-1] + 1 :] if behind else messages
-    step = decision(answer, since, is_first=is_first)
-    if not start and not is_first:
-        step.context = messages
+    if is_first:
+        return decision(answer, since, is_first=True)
+    end = len(since)
+    while end and is_assistant(since[end - 1]):  # the beginning of the answer, put into its mouth
+        end -= 1
+    behind = max((index + 1 for index in range(end) if is_assistant(since[index])), default=0)
+    step = decision(answer, since[behind:], is_first=False)
+    step.context = since
     return step
 
 

@@ -127,28 +127,23 @@ class _Chunk(msgspec.Struct):
 
 
 class _Piece(msgspec.Struct):
-    """The first choice of a chunk."""
+    """One choice of a chunk."""
 
     index: int = 0
     delta: dict[str, Any] | None = None
     text: str | None = None
-    finish_reason: str | None = None
     logprobs: Any = None
     token_ids: list[Index] | None = None
     prompt_token_ids: list[Index] | None = None
 
 
 class Stream:
-    """The chunks of a stream, put together as they come; those of other choices than the first as they are."""
+    """The chunks of a stream, put together as they come."""
 
     def __init__(self) -> None:
         self._about: dict[str, Any] = {}
         self._prompt_ids: list[int] | None = None
-        self._texts: dict[str, list[str]] = {}
-        self._choice: dict[str, Any] = {"token_ids": []}
-        self._calls: dict[int, dict[str, Any]] = {}
-        self._logprobs: dict[str, list[Any]] = {}
-        self._others: list[Any] = []
+        self._choices: dict[int, _StreamedChoice] = {}
 
     def add(self, given: Any) -> None:
         """One chunk. Raises msgspec.ValidationError: it is none."""
@@ -157,15 +152,31 @@ class Stream:
         self._prompt_ids = self._prompt_ids or chunk.prompt_token_ids
         for item in chunk.choices or ():
             piece = msgspec.convert(item, _Piece)
-            if piece.index:
-                self._others.append(item)
-            else:
-                self._add_piece(piece)
+            self._prompt_ids = self._prompt_ids or piece.prompt_token_ids
+            self._choices.setdefault(piece.index, _StreamedChoice()).add(piece, item)
 
-    def _add_piece(self, piece: _Piece) -> None:
-        self._prompt_ids = self._prompt_ids or piece.prompt_token_ids
-        self._choice["token_ids"] += piece.token_ids or []
-        self._choice["finish_reason"] = piece.finish_reason or self._choice.get("finish_reason")
+    def response(self) -> dict[str, Any]:
+        """As if it had come whole."""
+        choices = [{"index": index} | choice.whole() for index, choice in sorted(self._choices.items())]
+        return {**self._about, "prompt_token_ids": self._prompt_ids, "choices": choices}
+
+
+class _StreamedChoice:
+    """One choice of a stream."""
+
+    def __init__(self) -> None:
+        self._about: dict[str, Any] = {}
+        self._token_ids: list[int] = []
+        self._texts: dict[str, list[str]] = {}
+        self._said: dict[str, Any] = {}
+        """What the message says besides texts and calls."""
+        self._calls: dict[int, dict[str, Any]] = {}
+        self._logprobs: dict[str, list[Any]] = {}
+
+    def add(self, piece: _Piece, given: dict[str, Any]) -> None:
+        """What one chunk says of it. Raises msgspec.ValidationError."""
+        self._about |= rest(given, *_Piece.__struct_fields__) or {}
+        self._token_ids += piece.token_ids or []
         if isinstance(piece.logprobs, dict):
             for key in ("content", "token_logprobs"):
                 if isinstance(values := piece.logprobs.get(key), list):
@@ -178,6 +189,8 @@ class Stream:
             elif key == "tool_calls" and value:
                 for call in msgspec.convert(value, list[dict[str, Any]]):
                     self._add_call(call)
+            elif isinstance(value, list):
+                self._said.setdefault(key, []).extend(value)
 
     def _add_call(self, delta: dict[str, Any]) -> None:
         given = delta.get("index")
@@ -187,18 +200,17 @@ class Stream:
         for key, value in msgspec.convert(delta.get("function") or {}, dict[str, str | None]).items():
             call["function"][key] = call["function"].get(key, "") + (value or "")
 
-    def response(self) -> dict[str, Any]:
+    def whole(self) -> dict[str, Any]:
         """As if it had come whole."""
-        message: dict[str, Any] = {key: "".join(parts) for key, parts in self._texts.items() if key != "text"}
+        message = {key: "".join(parts) for key, parts in self._texts.items() if key != "text"} | self._said
         if self._calls:
             message["tool_calls"] = [self._calls[index] for index in sorted(self._calls)]
-        choice = {**self._choice, "message": message or None}
+        choice = {**self._about, "token_ids": self._token_ids, "message": message or None}
         if "text" in self._texts and not message:
             choice["text"] = "".join(self._texts["text"])
         if self._logprobs:
             choice["logprobs"] = self._logprobs
-        response = {**self._about, "prompt_token_ids": self._prompt_ids, "choices": [choice]}
-        return {**response, "other_chunks": self._others} if self._others else response
+        return choice
 
 
 def _assembled(chunks: list[Any]) -> dict[str, Any]:

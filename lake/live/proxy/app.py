@@ -149,8 +149,7 @@ class Proxy:
                 self._book.counts.unreadable += 1
                 _log.exception("a call could not be recorded")
 
-        self._book.depart(own)
-        try:
+        with self._book.under_way(own):
             passage = Passage(
                 request,
                 self._upstream,
@@ -162,8 +161,6 @@ class Proxy:
                 record=record,
             )
             return await passage.run()
-        finally:
-            self._book.arrive(own)
 
     async def _receive(self, request: web.Request, address: Address, path: str, body: bytes) -> web.Response:
         """Spans are taken whole, or the exporter is told to send them again."""

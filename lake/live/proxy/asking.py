@@ -2,8 +2,10 @@
 
 Engines tell which tokens they saw and sampled only when asked (vLLM: `return_token_ids`, `logprobs`), and vendors
 refuse fields that they do not know. So it is asked of an engine that is known to answer, and taken out of the answer.
-The Responses API and Anthropic's messages have no field for token ids, in vLLM either: their calls are recorded as
-text.
+
+Not asked: calls that echo their prompt, since vLLM answers another text to those who ask for ids, and those that search
+beams, whose tokens were not sampled. The Responses API and Anthropic's messages have no field for token ids, in vLLM
+either. All these are recorded as text.
 """
 
 from typing import Any
@@ -25,13 +27,17 @@ def asking(api: str, body: dict[str, Any]) -> tuple[dict[str, Any], Added]:
 
     Usage is not asked for: vLLM moves `system_fingerprint` to the chunk that it adds for it, and ids can be counted.
     """
-    if api not in (CHAT, COMPLETIONS) or body.get("echo"):
+    if api not in (CHAT, COMPLETIONS) or body.get("echo") or body.get("use_beam_search"):
         return body, Added()
     more: dict[str, Any] = {}
     if not body.get("return_token_ids"):
         more["return_token_ids"] = True
-    if not body.get("logprobs") and (api == CHAT or body.get("logprobs") is None):
-        more["logprobs"] = True if api == CHAT else 1
+    # Of chats it is a flag, and top_logprobs without it stays refused; of completions the number of alternatives, where
+    # 0 asks for the sampled token alone.
+    if api == CHAT and not body.get("logprobs") and not body.get("top_logprobs"):
+        more["logprobs"] = True
+    if api == COMPLETIONS and body.get("logprobs") is None:
+        more["logprobs"] = 0
     return body | more, Added(more)
 
 

@@ -1,10 +1,9 @@
 """The episodes that are open, and what each call adds to them.
 
 A call that names its rollout is a step of that one. A call that names none belongs to the episode whose conversation it
-goes on with (`prefixes`), by the answer that it names, else by its messages as they were said, else by its tokens, else
-by its messages without the assistant's words; if it goes on with none, an episode begins. Inside an episode, a prompt
-that goes on with no earlier call opens a conversation of its own, as `lake.formats.chat.calls` has it for files: a
-rewritten history or another agent. `extra.follows` of a step says where it goes on if that is not the step before.
+goes on with (`prefixes`); if it goes on with none, an episode begins. Inside an episode, a prompt that goes on with no
+earlier call opens a conversation of its own, as `lake.formats.chat.calls` has it for files: a rewritten history or
+another agent. `steps` says how that is told.
 
 A call that failed, or whose answer did not get through, is no decision: it is a span, with the reason and with what of
 the answer was there. An episode of which nothing but such calls is known has one step that is not trained on.
@@ -13,13 +12,14 @@ Spans that an exporter of OpenTelemetry sends belong to the rollout that its add
 which ends once its root has ended and nothing more of it came for a while.
 
 What a record needs and nobody says (the number of an unnamed rollout) is chosen when the episode begins, and is in its
-first frame. Nothing here waits: frames are put into memory, and the spool brings them to the disk.
+first frame. Nothing here waits: frames are put into memory, and the spool brings them to the disk. What is kept of an
+open episode is some hashes a step; when too many are open, the one that was silent for longest ends.
 """
 
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from datetime import datetime
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -27,6 +27,7 @@ import msgspec
 from lake import ids
 from lake.errors import UsageError
 from lake.formats.base.fields import prompt_task
+from lake.formats.base.rows import ShapeError
 from lake.formats.chat.chat_completions import Completion
 from lake.live.frames import (
     SOURCE_FORMAT,
@@ -43,14 +44,16 @@ from lake.live.frames import (
     new_key,
 )
 from lake.live.proxy.keys import Address
-from lake.live.proxy.prefixes import Heads, Prefixes
+from lake.live.proxy.prefixes import Prefixes, Prompt
 from lake.live.proxy.rollouts import Ending, Rollout
-from lake.live.proxy.steps import Call, known_step, made_step, span_of, unanswered_step
+from lake.live.proxy.steps import Call, Made, known_step, made_step, span_of, unanswered_step
 from lake.live.spool import SpoolFullError
 from lake.records import EpisodeRecord, episode_id
 from lake.tables import STATUSES
 
 DEFAULT_RUN = "live"
+MOST_HELD = 200_000
+"""Open episodes and their steps, together."""
 SETTLING_SECONDS = 10.0
 """How long a trace whose root has ended waits for spans of other processes and batches: they are sent every 5 s."""
 REMEMBERED = 10_000
@@ -67,6 +70,8 @@ class Counts(msgspec.Struct):
     failed: int = 0
     episodes: int = 0
     ended: int = 0
+    crowded_out: int = 0
+    """Episodes that ended because too many were open."""
     dropped: int = 0
     """Episodes that were left out because the spool was full."""
     unreadable: int = 0
@@ -79,53 +84,63 @@ class Book:
     Args:
         emit: where frames go.
         run: of calls that name none.
+        most_held: how many open episodes and steps of them there may be, together.
     """
 
-    def __init__(self, emit: Emit, *, run: str = DEFAULT_RUN) -> None:
+    def __init__(self, emit: Emit, *, run: str = DEFAULT_RUN, most_held: int = MOST_HELD) -> None:
         self.counts = Counts()
-        self._emit, self._run = emit, run
+        self._emit, self._run, self._most_held = emit, run, most_held
         self._open: dict[bytes, Rollout] = {}
+        """The one that was silent for longest first."""
+        self._held = 0
+        """Open episodes and their steps."""
         self._named: dict[Address, Rollout] = {}
         self._traced: dict[tuple[Address, str], Rollout] = {}
         """Traces that name no rollout."""
         self._prefixes: dict[Address, Prefixes] = {}
         """By what calls say of themselves: those that name no rollout share one."""
         self._waiting: dict[tuple[Address, bytes], bytes] = {}
-        """First prompts that failed, by their hash, and the episodes that they began."""
-        self._in_flight: dict[Address, int] = {}
+        """First prompts that failed, by their hash, and the unnamed episodes that they began."""
+        self._in_flight: dict[Address, list[float]] = {}
+        """When the calls that are under way departed."""
         self._ended: dict[Address, str] = {}
 
     # ------------------------------------------------------------ calls
 
-    def depart(self, address: Address) -> None:
-        """A call is under way."""
-        self._in_flight[address] = self._in_flight.get(address, 0) + 1
+    @contextmanager
+    def under_way(self, address: Address) -> Iterator[None]:
+        """While a call is."""
+        departed = time.monotonic()
+        self._in_flight.setdefault(address, []).append(departed)
         if (rollout := self._named.get(address)) is not None:
-            rollout.touched = time.monotonic()
-
-    def arrive(self, address: Address) -> None:
-        """A call is over."""
-        self._in_flight[address] -= 1
-        if not self._in_flight[address]:
-            del self._in_flight[address]
+            self._touch(rollout)
+        try:
+            yield
+        finally:
+            self._in_flight[address].remove(departed)
+            if not self._in_flight[address]:
+                del self._in_flight[address]
 
     def in_flight(self, address: Address) -> int:
         """How many calls of an address are under way."""
-        return self._in_flight.get(address, 0)
+        return len(self._in_flight.get(address, ()))
 
     def add(self, call: Call) -> None:
-        """Record a call. Raises nothing: what cannot be taken is counted."""
+        """Record a call."""
         self.counts.calls += 1
         address = msgspec.structs.replace(call.address, parent=None)
         prefixes = self._prefixes.setdefault(address, Prefixes())
-        answered = call.answer
-        rollout = self._named.get(address) or (None if address.is_named else self._continued(call, address, prefixes))
-        rollout = rollout or self._begin_with(call)
-        rollout.touched = time.monotonic()
-        if answered is None or (answered.message is None and not answered.action_ids):
+        answer = call.answer
+        if answer is not None and answer.message is None and not answer.action_ids:
+            answer = None
+        prompt = Prompt(call.asked, answer.prompt_ids if answer else ())
+        rollout = self._named.get(address) or (None if address.is_named else self._continued(prompt, address, prefixes))
+        rollout = rollout or self._begin_with(call, answer)
+        self._touch(rollout)
+        if answer is None:
             self._add_failed(rollout, call)
         else:
-            self._add_step(rollout, call, answered, prefixes)
+            self._add_step(rollout, call, answer, prompt, prefixes)
 
     def receive(self, address: Address, found: Traced, at: datetime, *, is_over: bool) -> None:
         """Record spans that were received; `is_over`: the root of their trace is among them."""
@@ -133,31 +148,25 @@ class Book:
         rollout = self._named.get(own) if own.is_named else self._traced.get((own, found.trace_id))
         if rollout is None:
             rollout = self._begin(address, address.task or found.trace_id, is_trace=not own.is_named, started_at=at)
-        rollout.touched = time.monotonic()
+            self._make_room()
+        self._touch(rollout)
         rollout.is_settling |= is_over and not own.is_named
         self._take(rollout, found)
 
-    def _continued(self, call: Call, address: Address, prefixes: Prefixes) -> Rollout | None:
+    def _continued(self, prompt: Prompt, address: Address, prefixes: Prefixes) -> Rollout | None:
         """The open episode that a call without a name goes on with."""
-        asked, prompt_ids = call.asked, call.answer.prompt_ids if call.answer else []
-        known = asked.previous_response and prefixes.by_response(asked.previous_response)
-        by_messages = None if known else prefixes.by_messages(asked.messages)
-        if by_messages is not None and by_messages.is_exact:
-            known = by_messages.known
-        if not known and (by_tokens := prefixes.by_tokens(prompt_ids)) is not None:
-            known = by_tokens.known
-        if not known and by_messages is not None:
-            known = by_messages.known
-        key = known.owner if known else self._waiting.get((address, Heads().then(asked.messages).exact))
+        match = prefixes.by_prompt(prompt)
+        key = match.known.owner if match else self._waiting.get((address, prompt.exact))
         return None if key is None else self._open.get(key)
 
-    def _begin_with(self, call: Call) -> Rollout:
+    def _begin_with(self, call: Call, answer: Completion | None) -> Rollout:
         asked = call.asked
         return self._begin(
             call.address,
-            call.address.task or prompt_task(asked.messages or (call.answer and call.answer.prompt_ids)),
-            policy=(call.answer and call.answer.model) or asked.model,
+            call.address.task or prompt_task(asked.messages or (answer and answer.prompt_ids)),
+            policy=(answer and answer.model) or asked.model,
             started_at=call.started_at,
+            initial_messages=[] if answer else asked.messages,
             tools=asked.tools,
             sampling=asked.settings,
         )
@@ -183,8 +192,8 @@ class Book:
             relation="continuation" if after else None,
             **fields,
         )
-        if address.parent is not None and not after:
-            record.parent_episode_id, record.relation = self._id_of(address.parent), "subagent"
+        if address.parent is not None and address.parent != own and not after:
+            self._name_parent(record, address.parent)
         rollout = Rollout(key, own, record)
         rollout.trace_id = task_id if is_trace else None
         self._place(rollout)
@@ -194,51 +203,79 @@ class Book:
 
     def _place(self, rollout: Rollout) -> None:
         self._open[rollout.key] = rollout
+        self._held += 1
         if rollout.address.is_named:
             self._named[rollout.address] = rollout
         elif rollout.trace_id is not None:
             self._traced[rollout.address, rollout.trace_id] = rollout
 
-    def _id_of(self, address: Address) -> str:
-        """The id of an episode that calls name."""
-        if (rollout := self._named.get(address)) is not None:
-            return ids.to_text(episode_id(rollout.record, rollout.record.run_id or self._run))
-        if (ended := self._ended.get(address)) is not None:
+    def _touch(self, rollout: Rollout) -> None:
+        rollout.touched = time.monotonic()
+        self._open[rollout.key] = self._open.pop(rollout.key)
+
+    def _name_parent(self, record: EpisodeRecord, parent: Address) -> None:
+        """Say whose sub-agent an episode is; by its name alone, where which of its rollouts it is cannot be known."""
+        record.relation = "subagent"
+        record.parent_episode_id = self._id_of(parent)
+        if record.parent_episode_id is None:
+            record.extra = {"parent": parent.uri}
+
+    def _id_of(self, address: Address) -> str | None:
+        """The id of an episode that calls name; a name leaves out the agent."""
+        named = self._named.get(address)
+        for known, rollout in () if named else self._named.items():
+            if known.task == address.task and msgspec.structs.replace(known, agent=None) == address:
+                named = rollout
+        if named is not None:
+            return self._text_id(named.record)
+        if (ended := self._ended.get(address)) is not None or address.rollout is None:
             return ended
-        run = address.run or self._run
-        named = EpisodeRecord(
+        record = EpisodeRecord(
             task_id=address.task or "",
             steps=[],
-            rollout_index=address.rollout or 0,
+            run_id=address.run,
+            rollout_index=address.rollout,
             attempt=address.attempt or 0,
-            agent_id=address.agent,
             collection_round=address.collection_round,
             source_format=SOURCE_FORMAT,
         )
-        return ids.to_text(episode_id(named, run))
+        return self._text_id(record)
+
+    def _text_id(self, record: EpisodeRecord) -> str:
+        return ids.to_text(episode_id(record, record.run_id or self._run))
 
     def _add_failed(self, rollout: Rollout, call: Call) -> None:
         self.counts.failed += 1
-        rollout.failed += 1
-        self._take(rollout, Span(span=span_of(call, f"call-{rollout.frames}", rollout.steps)))
-        if not rollout.steps:
-            rollout.unanswered = call
-            if not rollout.address.is_named:
-                prompt = Heads().then(call.asked.messages).exact
-                rollout.prompts.add(prompt)
-                self._waiting[rollout.address, prompt] = rollout.key
+        span = Span(span=span_of(call, f"call-{rollout.frames}", rollout.steps))
+        rollout.count_failed(span)
+        self._take(rollout, span)
+        self._wait(rollout)
 
-    def _add_step(self, rollout: Rollout, call: Call, answer: Completion, prefixes: Prefixes) -> None:
-        index = rollout.steps
-        made = made_step(call, answer, rollout.record, prefixes, rollout.key, index, is_first=not index)
+    def _wait(self, rollout: Rollout) -> None:
+        """Expect the first prompt of an unnamed episode once more."""
+        if not rollout.address.is_named and (first := rollout.first_prompt) is not None:
+            self._waiting[rollout.address, first] = rollout.key
+
+    def _add_step(self, rollout: Rollout, call: Call, answer: Completion, prompt: Prompt, prefixes: Prefixes) -> None:
+        try:
+            index = rollout.steps
+            made = made_step(call, answer, prompt, rollout.record, prefixes, rollout.key, index, is_first=not index)
+        except ShapeError as error:
+            self._add_failed(rollout, msgspec.structs.replace(call, error=f"the answer cannot be read: {error}"))
+            return
         if self._take(rollout, made.frame):
-            rollout.steps += 1
-            rollout.unanswered = None
-            rollout.tokens.append((answer.prompt_tokens, answer.completion_tokens))
+            self._waiting.pop((rollout.address, rollout.first_prompt or b""), None)
             self.counts.steps += 1
-            if made.before is not None:
-                made.before.times += 1
-            prefixes.add(made.known)
+            self._keep(rollout, made, prefixes)
+            self._make_room()
+
+    def _keep(self, rollout: Rollout, made: Made, prefixes: Prefixes) -> None:
+        """Let later prompts go on from a step."""
+        rollout.count(made.frame)
+        prefixes.add(made.samples)
+        if made.before is not None:
+            made.before.times += 1
+        self._held += 1
 
     # ------------------------------------------------------------ ends
 
@@ -250,7 +287,7 @@ class Book:
         """
         rollout = self._named.get(address)
         if rollout is None and ending.response_id is not None and not address.is_named:
-            known = self._prefixes.get(address, Prefixes()).by_response(ending.response_id)
+            known = self._prefixes.get(address, Prefixes()).by_name(ending.response_id)
             rollout = self._open.get(known.owner) if known else None
         if rollout is None:
             named = "names no rollout and no `response_id`" if not address.is_named else "names no open rollout"
@@ -277,7 +314,7 @@ class Book:
             "run_id": record.run_id,
             "task_id": record.task_id,
             "rollout_index": record.rollout_index,
-            "episode_id": ids.to_text(episode_id(record, record.run_id or self._run)),
+            "episode_id": self._text_id(record),
             "steps": rollout.steps,
         }
 
@@ -285,50 +322,67 @@ class Book:
         """End the episodes of which no call was heard for `idle` seconds."""
         now = time.monotonic()
         for rollout in list(self._open.values()):
-            if rollout.is_settling and now - rollout.touched >= min(idle, SETTLING_SECONDS):
+            silent = now - rollout.touched
+            if silent < min(idle, SETTLING_SECONDS):
+                break
+            if rollout.is_settling:
                 self._finish(rollout, End(ended_at=at))
-            elif now - rollout.touched >= idle and not self.in_flight(rollout.address):
-                self._finish(rollout, End(ended_at=at, stop_reason="idle"), remember=True)
+            elif silent >= idle and not self._is_busy(rollout, idle):
+                self._give_up(rollout, at, "idle")
 
     def stop(self, at: datetime) -> None:
         """End all episodes: agents cannot go on without the proxy."""
         for rollout in list(self._open.values()):
-            is_cut = bool(self.in_flight(rollout.address))
-            end = End(ended_at=at, stop_reason="proxy_stopped", status="aborted" if is_cut else "completed")
-            self._finish(rollout, end)
+            self._give_up(rollout, at, "proxy_stopped")
+
+    def _make_room(self) -> None:
+        """End episodes that were silent for longest while too much is held."""
+        while self._held > self._most_held:
+            oldest = next(iter(self._open.values()))
+            is_idle = (one for one in self._open.values() if not (one.address.is_named and self.in_flight(one.address)))
+            self.counts.crowded_out += 1
+            self._give_up(next(is_idle, oldest), datetime.now(UTC), "crowded_out")
+
+    def _is_busy(self, rollout: Rollout, idle: float) -> bool:
+        """Whether a call that is under way may be its. One that names none departed before the episode was idle."""
+        departures = self._in_flight.get(rollout.address, ())
+        return any(rollout.address.is_named or departed < rollout.touched + idle for departed in departures)
+
+    def _give_up(self, rollout: Rollout, at: datetime, reason: str) -> None:
+        """End an episode whose end nobody told."""
+        status = "completed" if rollout.problem is None else "failed"
+        self._finish(rollout, End(ended_at=at, stop_reason=reason, status=status, error=rollout.problem), remember=True)
 
     def _finish(self, rollout: Rollout, end: End, *, remember: bool = False) -> None:
-        if not rollout.steps and (call := rollout.unanswered) is not None:
-            self._take(rollout, unanswered_step(call))
+        if not rollout.steps and rollout.failed:
+            self._take(rollout, unanswered_step(rollout.record))
             if end.status == "completed":
-                end.status, end.error = "failed", end.error or call.error
-        prompts, answers = zip(*rollout.tokens, strict=True) if rollout.tokens else ((), ())
-        end.prompt_tokens = sum(prompts) if prompts and None not in prompts else None
-        end.completion_tokens = sum(answers) if answers and None not in answers else None
+                end.status, end.error = "failed", end.error or rollout.problem
+        if rollout.steps:
+            end.prompt_tokens, end.completion_tokens = rollout.prompt_tokens, rollout.completion_tokens
         end.extra = {"failed_calls": rollout.failed} if rollout.failed else None
         self._take(rollout, end, is_reserved=True)
         self.counts.ended += 1
         self._forget(rollout)
         # A named rollout that goes on is a continuation: its number is taken.
         if rollout.address.is_named and (remember or rollout.address.rollout is not None):
-            run = rollout.record.run_id or self._run
             self._ended.pop(rollout.address, None)
-            self._ended[rollout.address] = ids.to_text(episode_id(rollout.record, run))
+            self._ended[rollout.address] = self._text_id(rollout.record)
             if len(self._ended) > REMEMBERED:
                 del self._ended[next(iter(self._ended))]
 
     def _forget(self, rollout: Rollout) -> None:
         del self._open[rollout.key]
+        self._held -= 1 + rollout.steps
         self._named.pop(rollout.address, None)
         if rollout.trace_id is not None:
             del self._traced[rollout.address, rollout.trace_id]
+        self._waiting.pop((rollout.address, rollout.first_prompt or b""), None)
         prefixes = self._prefixes.get(rollout.address)
         if prefixes is not None:
             prefixes.forget(rollout.key)
             if not prefixes.has_calls:
                 del self._prefixes[rollout.address]
-        for prompt in rollout.prompts:
-            self._waiting.pop((rollout.address, prompt), None)
 
     # ------------------------------------------------------------ frames
 
@@ -349,9 +403,10 @@ class Book:
         prefixes = self._prefixes.setdefault(address, Prefixes())
         for frame in found:
             if isinstance(frame, Step):
-                prefixes.add(known_step(rollout.key, frame, prefixes))
-                rollout.steps += 1
-                rollout.tokens.append((frame.step.prompt_tokens, frame.step.completion_tokens))
+                self._keep(rollout, known_step(rollout.key, frame, prefixes), prefixes)
+            elif isinstance(frame, Span):
+                rollout.count_failed(frame)
+        self._wait(rollout)
 
     def _take(self, rollout: Rollout, frame: Frame, *, is_reserved: bool = False) -> bool:
         """Hand a frame on; whether it was taken. An episode that lacks one is left out, and counted."""

@@ -1,11 +1,11 @@
-"""Which earlier call a prompt goes on from: by the messages that it repeats, and by its tokens.
+"""Which earlier call a prompt goes on from: by the messages that it repeats, by its text, or by its tokens.
 
 Every call of an agent repeats its conversation. A prompt goes on from the call whose prompt and answer it begins with;
 of several such calls the one with the longest prompt counts. What it holds behind that is new.
 
-Messages are compared twice. First as they were said. Then, because clients rewrite what was answered (they cut
-reasoning, strip spaces, parse arguments), without the words of the assistant: that tells where in a conversation a
-prompt is, and counts only if all calls that fit are of one episode. Tokens are compared exactly.
+Messages are compared twice. First as they were said. Then, because clients rewrite what was answered (they cut words,
+rename calls), without the words of the assistant: that tells where in a conversation a prompt is, and counts only if
+all calls that fit are of one episode, or if tokens tell them apart. Texts and tokens are compared exactly.
 
 Conversations are kept as hashes, 16 bytes a prefix, and not as text: an agent's calls repeat each other, so that their
 texts would grow with the square of its turns.
@@ -20,7 +20,8 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.chat.messages import Message, is_assistant, text_of
+from lake.formats.chat.messages import INSTRUCTIONS, Message, is_assistant, text_of
+from lake.live.proxy.shapes import Asked
 
 _BYTES = 16
 _ENCODE = msgspec.json.Encoder(order="deterministic").encode
@@ -32,32 +33,78 @@ class Heads(msgspec.Struct, frozen=True):
     exact: bytes = b""
     loose: bytes = b""
 
-    def then(self, messages: Iterable[Message]) -> "Heads":
+    def then(self, *messages: Message) -> "Heads":
         """With some messages more."""
-        head = self
+        return self.along(messages)[-1]
+
+    def along(self, messages: Iterable[Message]) -> list["Heads"]:
+        """This one, and with each further message."""
+        found = [self]
         for message in messages:
             words = _ENCODE(_said(message))
             is_answer = is_assistant(message)
             shape = _ENCODE(["assistant", len(message.get("tool_calls") or ())]) if is_answer else words
-            head = Heads(_hash(head.exact, words), _hash(head.loose, shape))
-        return head
+            found.append(Heads(_hash(found[-1].exact, words), _hash(found[-1].loose, shape)))
+        return found
 
 
-class Known(msgspec.Struct, eq=False):
-    """A call that prompts may go on from."""
+class Run(msgspec.Struct, frozen=True):
+    """Bytes that later ones may begin with: their hash, which can be added to, and how many they are."""
+
+    hash: Any
+    length: int
+
+    @classmethod
+    def of(cls, data: bytes, before: "Run | None" = None) -> "Run":
+        """Some bytes, behind earlier ones."""
+        found = hashlib.blake2b(digest_size=_BYTES) if before is None else before.hash.copy()
+        found.update(data)
+        return cls(found, (before.length if before else 0) + len(data))
+
+
+class Known(msgspec.Struct, eq=False, kw_only=True):
+    """A call that prompts may go on from; of a call with several samples, one of these."""
 
     owner: bytes
     """Key of its episode."""
     step: int
+    choice: int = 0
+    """Which sample."""
     end: Heads
     """The conversation, its answer included."""
-    tokens: Any = None
-    """Hash of all its tokens so far, which can be added to; None where they are not known."""
-    length: int = 0
-    """How many tokens those are."""
-    response: str | None = None
+    instructions: bytes = b""
+    """Hash of its system prompt."""
+    tokens: Run | None = None
+    """All its tokens so far, if they are known."""
+    text: Run | None = None
+    """The text of its prompt and its answer, if that is what it was asked."""
+    names: tuple[str, ...] = ()
+    """Ids by which later calls name it: of its answer, of its conversation."""
     times: int = 0
     """How often a prompt went on from it."""
+
+
+class Prompt:
+    """What a call was given, ready to be compared."""
+
+    def __init__(self, asked: Asked, prompt_ids: Sequence[int]) -> None:
+        self.messages, self.previous = asked.messages, asked.previous
+        self.heads = Heads().along(asked.messages)
+        """Of none of its messages, of the first, of the first two, ..."""
+        self.text = None if asked.text is None else as_bytes(asked.text)
+        self.tokens = as_bytes(prompt_ids)
+
+    @property
+    def exact(self) -> bytes:
+        """Hash of all of it."""
+        return self.heads[-1].exact
+
+    def behind(self, match: "Match") -> list[Message]:
+        """Its messages that are new."""
+        if self.text is not None:
+            rest = self.text[match.length :].decode("utf-8", "surrogatepass")
+            return [{"role": "user", "content": rest}] if rest else []
+        return self.messages[match.length :]
 
 
 class Match(msgspec.Struct, frozen=True):
@@ -65,8 +112,9 @@ class Match(msgspec.Struct, frozen=True):
 
     known: Known
     length: int
-    """Messages, or tokens, of the prompt that are not new."""
+    """Messages, or bytes of the text, that are not new."""
     is_exact: bool = True
+    """The prompt has the answer as it was said."""
 
 
 class Prefixes:
@@ -75,23 +123,21 @@ class Prefixes:
     def __init__(self) -> None:
         self._exact: dict[bytes, list[Known]] = {}
         self._loose: dict[bytes, list[Known]] = {}
-        self._tokens: dict[int, dict[bytes, list[Known]]] = {}
-        self._lengths: list[int] = []
-        self._responses: dict[str, Known] = {}
-        self._of: dict[bytes, list[Known]] = {}
+        self._tokens, self._texts = _Runs(), _Runs()
+        self._names: dict[str, Known] = {}
+        self._of: dict[bytes, list[list[Known]]] = {}
+        """Of each episode: its steps' samples."""
 
-    def add(self, known: Known) -> None:
-        """A call that was answered."""
-        self._of.setdefault(known.owner, []).append(known)
-        self._exact.setdefault(known.end.exact, []).append(known)
-        self._loose.setdefault(known.end.loose, []).append(known)
-        if known.response is not None:
-            self._responses[known.response] = known
-        if known.tokens is not None:
-            if known.length not in self._tokens:
-                insort(self._lengths, known.length)
-            of_length = self._tokens.setdefault(known.length, {})
-            of_length.setdefault(known.tokens.digest(), []).append(known)
+    def add(self, samples: list[Known]) -> None:
+        """A call that was answered, by its samples."""
+        self._of.setdefault(samples[0].owner, []).append(samples)
+        for known in samples:
+            self._exact.setdefault(known.end.exact, []).append(known)
+            self._loose.setdefault(known.end.loose, []).append(known)
+            self._names |= dict.fromkeys(known.names, known)
+            for runs, run in ((self._tokens, known.tokens), (self._texts, known.text)):
+                if run is not None:
+                    runs.add(run, known)
 
     @property
     def has_calls(self) -> bool:
@@ -100,66 +146,105 @@ class Prefixes:
 
     def forget(self, owner: bytes) -> None:
         """Drop the calls of an episode."""
-        for known in self._of.pop(owner, ()):
+        for known in (known for samples in self._of.pop(owner, ()) for known in samples):
             _drop(self._exact, known.end.exact, known)
             _drop(self._loose, known.end.loose, known)
-            if known.response is not None and self._responses.get(known.response) is known:
-                del self._responses[known.response]
-            if known.tokens is not None:
-                of_length = self._tokens[known.length]
-                _drop(of_length, known.tokens.digest(), known)
-                if not of_length:
-                    del self._tokens[known.length]
-                    del self._lengths[bisect_left(self._lengths, known.length)]
+            for name in known.names:
+                if self._names.get(name) is known:
+                    del self._names[name]
+            for runs, run in ((self._tokens, known.tokens), (self._texts, known.text)):
+                if run is not None:
+                    runs.drop(run, known)
 
-    def known(self, owner: bytes, step: int) -> Known:
-        """A step's call."""
-        return self._of[owner][step]
+    def known(self, owner: bytes, step: int, choice: int = 0) -> Known:
+        """A sample of a step. Raises KeyError, IndexError: there is none."""
+        return self._of[owner][step][choice]
 
-    def by_response(self, response: str) -> Known | None:
-        """The call that gave an answer of this id."""
-        return self._responses.get(response)
+    def by_name(self, name: str) -> Known | None:
+        """The call whose answer, or the last one whose conversation, has this id."""
+        return self._names.get(name)
 
-    def by_messages(self, messages: Sequence[Message], owner: bytes | None = None) -> Match | None:
+    def by_prompt(self, prompt: Prompt, owner: bytes | None = None) -> Match | None:
         """The call that a prompt goes on from; `owner`: only calls of this episode count."""
-        hits: list[tuple[int, Heads]] = []
-        head = Heads()
-        for index, message in enumerate(messages):
-            head = head.then((message,))
-            if is_assistant(message) and head.loose in self._loose:
-                hits.append((index + 1, head))
-        for length, head in reversed(hits):
+        if prompt.previous is not None:
+            known = self.by_name(prompt.previous)
+            if known is None or owner not in (None, known.owner):
+                return None
+            is_repeated = instructions_of(prompt.messages) == known.instructions != b""
+            return Match(known, int(is_repeated))
+        if prompt.text is not None:
+            return self._texts.longest(prompt.text, owner)
+        if not prompt.messages:
+            found = self.by_tokens(prompt, owner)
+            return found and Match(found.known, 0)
+        return self._by_messages(prompt, owner)
+
+    def _by_messages(self, prompt: Prompt, owner: bytes | None) -> Match | None:
+        for length in range(len(prompt.messages), 0, -1):
+            head = prompt.heads[length]
+            if not is_assistant(prompt.messages[length - 1]) or not (
+                fits := _of_owner(self._loose.get(head.loose, ()), owner)
+            ):
+                continue
             if exact := _of_owner(self._exact.get(head.exact, ()), owner):
                 return Match(_chosen(exact), length)
-            loose = _of_owner(self._loose[head.loose], owner)
-            if len({known.owner for known in loose}) == 1:
-                return Match(_chosen(loose), length, is_exact=False)
+            by_tokens = self.by_tokens(prompt, owner)
+            if by_tokens is not None and by_tokens.known in fits:
+                return Match(by_tokens.known, length, is_exact=False)
+            is_plain = len({known.owner for known in fits}) == 1
+            return Match(_chosen(fits), length, is_exact=False) if is_plain else None
         return None
 
-    def by_tokens(self, prompt_ids: Sequence[int], owner: bytes | None = None) -> Match | None:
-        """The call whose tokens a prompt begins with; `owner`: only calls of this episode count."""
+    def by_tokens(self, prompt: Prompt, owner: bytes | None = None) -> Match | None:
+        """The call whose tokens a prompt begins with; `owner`: only calls of this episode count.
+
+        The length of the match is in bytes.
+        """
+        return self._tokens.longest(prompt.tokens, owner)
+
+
+class _Runs:
+    """Runs of bytes: which of them others begin with."""
+
+    def __init__(self) -> None:
+        self._lengths: list[int] = []
+        self._of_length: dict[int, dict[bytes, list[Known]]] = {}
+
+    def add(self, run: Run, known: Known) -> None:
+        if run.length not in self._of_length:
+            insort(self._lengths, run.length)
+        self._of_length.setdefault(run.length, {}).setdefault(run.hash.digest(), []).append(known)
+
+    def drop(self, run: Run, known: Known) -> None:
+        of_length = self._of_length[run.length]
+        _drop(of_length, run.hash.digest(), known)
+        if not of_length:
+            del self._of_length[run.length]
+            del self._lengths[bisect_left(self._lengths, run.length)]
+
+    def longest(self, data: bytes, owner: bytes | None) -> Match | None:
         found: Match | None = None
         sofar, done = hashlib.blake2b(digest_size=_BYTES), 0
         for length in self._lengths:
-            if length > len(prompt_ids):
+            if length > len(data):
                 break
-            sofar.update(as_bytes(prompt_ids[done:length]))
+            sofar.update(data[done:length])
             done = length
-            if fits := _of_owner(self._tokens[length].get(sofar.digest(), ()), owner):
+            if fits := _of_owner(self._of_length[length].get(sofar.digest(), ()), owner):
                 found = Match(_chosen(fits), length)
         return found
 
 
-def token_hash(before: Known | None, new_ids: Sequence[int]) -> Any:
-    """The hash of a sequence: the tokens of an earlier call, and those behind them."""
-    found = hashlib.blake2b(digest_size=_BYTES) if before is None else before.tokens.copy()
-    found.update(as_bytes(new_ids))
-    return found
+def as_bytes(sequence: Sequence[int] | str) -> bytes:
+    """Token ids, or a text, as what is hashed; 4 bytes an id, so that no id is the beginning of another."""
+    if isinstance(sequence, str):
+        return sequence.encode("utf-8", "surrogatepass")
+    return array("i", sequence).tobytes()
 
 
-def as_bytes(token_ids: Sequence[int]) -> bytes:
-    """Token ids as what is hashed: 4 bytes each, so that no id is the beginning of another."""
-    return array("i", token_ids).tobytes()
+def instructions_of(messages: Sequence[Message]) -> bytes:
+    """Hash of the system prompt that messages begin with; empty if there is none."""
+    return Heads().then(messages[0]).exact if messages and messages[0]["role"] in INSTRUCTIONS else b""
 
 
 def _said(message: Message) -> list[Any]:

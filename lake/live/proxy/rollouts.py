@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 
 from lake.formats.chat.messages import Message
+from lake.live.frames import Span, Step
 from lake.live.proxy.keys import Address
-from lake.live.proxy.steps import Call
+from lake.live.proxy.prefixes import Heads
 from lake.records import EpisodeRecord, ScoreRecord
 
 
@@ -38,15 +39,36 @@ class Rollout:
         self.steps = 0
         self.failed = 0
         """Calls."""
-        self.unanswered: Call | None = None
-        """The last call that failed, while none was answered."""
-        self.prompts: set[bytes] = set()
-        """Hashes of prompts that may be tried again."""
-        self.tokens: list[tuple[int | None, int | None]] = []
-        """Of each step: tokens of its prompt and of its answer, as the engine billed them."""
+        self.problem: str | None = None
+        """Why its last call failed; None if that was answered."""
+        self.prompt_tokens: int | None = 0
+        self.completion_tokens: int | None = 0
+        """As the engine billed them; None once it did not say."""
         self.trace_id: str | None = None
         """Of the trace that it is."""
         self.is_settling = False
         """The root of its trace has ended."""
         self.is_lost = False
         self.touched = time.monotonic()
+
+    def count(self, step: Step) -> None:
+        """A step was taken."""
+        self.steps += 1
+        self.problem = None
+        self.prompt_tokens = _sum(self.prompt_tokens, step.step.prompt_tokens)
+        self.completion_tokens = _sum(self.completion_tokens, step.step.completion_tokens)
+
+    def count_failed(self, span: Span) -> None:
+        """A call failed."""
+        self.failed += 1
+        self.problem = span.span.error
+
+    @property
+    def first_prompt(self) -> bytes | None:
+        """Hash of the prompt that it began with, while that was not answered."""
+        messages = self.record.initial_messages
+        return None if self.steps or not messages else Heads().then(*messages).exact
+
+
+def _sum(sofar: int | None, more: int | None) -> int | None:
+    return None if sofar is None or more is None else sofar + more

@@ -16,15 +16,34 @@ from lake.formats.chat.chat_completions import Completion, completion
 from lake.formats.chat.chat_messages import chat_messages
 from lake.formats.chat.messages import Message, checked
 from lake.formats.chat.response_items import chat_tool, item_messages
-from lake.formats.tracing.payloads import prompt
+from lake.formats.tracing.payloads import joined
 from lake.formats.tracing.shapes import split
 from lake.records import Index
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "chat/completions", "completions", "responses", "messages"
 APIS = {f"/v1/{name}": name for name in (CHAT, COMPLETIONS, RESPONSES, MESSAGES)}
 """Path of a call that is recorded -> its API."""
-_NO_SETTING = ("messages", "prompt", "input", "instructions", "system", "model", "tools", "stream", "stream_options")
-_ASKED_FOR = ("return_token_ids", "logprobs", "top_logprobs", "previous_response_id", "metadata", "store", "user")
+_NO_SETTING = (
+    "messages",
+    "prompt",
+    "input",
+    "instructions",
+    "system",
+    "model",
+    "tools",
+    "stream",
+    "stream_options",
+    "user",
+)
+_ASKED_FOR = (
+    "return_token_ids",
+    "logprobs",
+    "top_logprobs",
+    "previous_response_id",
+    "conversation",
+    "metadata",
+    "store",
+)
 _GRAMMARS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 """Keys of a request under which engines take a grammar."""
 
@@ -38,8 +57,12 @@ class Asked(msgspec.Struct, kw_only=True):
     tools: list[Any] | None = None
     settings: dict[str, Any] | None = None
     """Sampling parameters and whatever else it says, without keys."""
-    previous_response: str | None = None
-    """The answer that the messages go on from, where the engine keeps the history."""
+    text: str | None = None
+    """The prompt, where it is a text and no messages."""
+    is_echoed: bool = False
+    """The answer repeats that text before its own."""
+    previous: str | None = None
+    """Id of the answer, or of the conversation, that the messages go on from, where the engine keeps the history."""
     is_constrained: bool = False
     """A grammar restricts what may be sampled."""
 
@@ -63,30 +86,38 @@ def asked(api: str, body: dict[str, Any]) -> Asked:
     """
     messages, tools = _given(api, body)
     settings = without_secrets(rest(body, *_NO_SETTING, *_ASKED_FOR)) or None
-    model, previous = body.get("model"), body.get("previous_response_id")
+    is_text = api == COMPLETIONS and bool(messages)
     return Asked(
         messages=messages,
-        model=model if isinstance(model, str) else None,
+        model=_text(body.get("model")),
         tools=tools or None,
         settings=settings,
-        previous_response=previous if isinstance(previous, str) else None,
+        text=messages[0]["content"] if is_text else None,
+        is_echoed=is_text and bool(body.get("echo")),
+        previous=(_text(body.get("previous_response_id")) or conversation_of(body)) if api == RESPONSES else None,
         is_constrained=_is_constrained(body),
     )
+
+
+def conversation_of(holder: dict[str, Any]) -> str | None:
+    """Id of the conversation that a request or an answer of the Responses API names."""
+    found = holder.get("conversation")
+    return _text(found.get("id") if isinstance(found, dict) else found)
 
 
 def answered(api: str, body: Any) -> Completion:
     """A whole answer; what is not known of it is None or empty.
 
     Raises:
-        ShapeError: it is not of the API's form.
+        ShapeError: it is not of the API's form, or says that there is none.
     """
     if api in (CHAT, COMPLETIONS):
-        return _counted(completion(body))
+        return _sampled(completion(body))
     if not isinstance(body, dict):
         raise ShapeError(f"the answer is {type(body).__name__}; valid: an object")
     usage = body["usage"] if isinstance(body.get("usage"), dict) else {}
     found = Completion(
-        model=body["model"] if isinstance(body.get("model"), str) else None,
+        model=_text(body.get("model")),
         prompt_tokens=whole(usage.get("input_tokens")),
         completion_tokens=whole(usage.get("output_tokens")),
         extra=rest(body, "output", "content", "model", "usage", "object", "type", "role", "stop_reason", *_echoed(api))
@@ -95,23 +126,41 @@ def answered(api: str, body: Any) -> Completion:
     if more := rest(usage, "input_tokens", "output_tokens", "total_tokens"):
         found.extra["usage"] = more
     if api == RESPONSES:
+        status = body.get("status")
+        if status not in (None, "completed", "incomplete"):
+            why = (
+                msgspec.json.encode(body["error"]).decode() if body.get("error") else "only whole answers are recorded"
+            )
+            raise ShapeError(f"the answer is {status}: {why}")
         found.message = of_output(body["output"], "output") if body.get("output") else None
         reason = body.get("incomplete_details")
-        found.finish_reason = reason.get("reason") if isinstance(reason, dict) else _text(body.get("status"))
-        if body.get("status") == "failed":
-            raise ShapeError(f"the answer failed: {msgspec.json.encode(body.get('error')).decode()}")
+        found.finish_reason = reason.get("reason") if isinstance(reason, dict) else _text(status)
     else:
         found.message = split(body["content"], "assistant")[-1] if body.get("content") else None
         found.finish_reason = _text(body.get("stop_reason"))
     return found
 
 
-def _counted(found: Completion) -> Completion:
-    """A completion with its tokens counted, where its ids are known and no usage is told: streams do not by default."""
-    if found.prompt_tokens is None:
-        found.prompt_tokens = len(found.prompt_ids) or None
-    if found.completion_tokens is None:
-        found.completion_tokens = len(found.action_ids) or None
+def _sampled(found: Completion) -> Completion:
+    """An answer whose tokens are counted, where they were told, and the other samples of its prompt brought in form.
+
+    Those are in `extra.choices`: message, finish_reason, token_ids, logprobs.
+    """
+    others = [completion({"choices": [choice]}) for choice in found.extra.get("choices", ())]
+    if others:
+        found.extra["choices"] = [
+            {
+                "message": other.message,
+                "finish_reason": other.finish_reason,
+                "token_ids": other.action_ids or None,
+                "logprobs": other.logprobs,
+            }
+            for other in others
+        ]
+    if found.prompt_tokens is None and found.prompt_ids:
+        found.prompt_tokens = len(found.prompt_ids)
+    if found.completion_tokens is None and found.action_ids:
+        found.completion_tokens = sum(len(one.action_ids) for one in (found, *others))
     return found
 
 
@@ -133,9 +182,24 @@ def _given(api: str, body: dict[str, Any]) -> tuple[list[Message], list[Any]]:
         found += [message for message, _ in item_messages(items, "input")]
         tools = [chat_tool(tool) for tool in tools]
     else:
-        said = prompt({key: value for key, value in body.items() if key in ("system", "messages")})
-        found = said.messages
+        found = split(body["system"], "system") if body.get("system") else []
+        for index, message in enumerate(body.get("messages") or ()):
+            if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+                raise ShapeError(f"`messages[{index}]` is no message; valid: an object with `role` and `content`")
+            found += split(message.get("content"), message["role"])
+        found = joined(found)
+        tools = [_chat_tool(tool) for tool in tools]
     return [checked(message, f"messages[{index}]") for index, message in enumerate(found)], tools
+
+
+def _chat_tool(tool: Any) -> Any:
+    """A tool of Anthropic's messages as chat APIs write it; those that its server runs stay as they are."""
+    if not isinstance(tool, dict) or "input_schema" not in tool:
+        return tool
+    return {
+        "type": "function",
+        "function": (rest(tool, "type", "input_schema") or {}) | {"parameters": tool["input_schema"]},
+    }
 
 
 def _prompt_text(prompt: Any) -> str:

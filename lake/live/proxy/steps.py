@@ -1,4 +1,19 @@
-"""A call that passed by as a step of its episode, or as the span of a call that failed."""
+"""A call that passed by as a step of its episode, or as the span of a call that failed.
+
+What the columns of a step do not say is in its `extra`, beside what the answer says of itself (its id, for example):
+
+.. code-block:: text
+
+    follows        the step that its prompt goes on from, where that is not the step before
+    follows_choice which sample of that step, where that is not the first one
+    history        `rewritten`: the prompt holds answers that were not given here, or goes on from no step: all that is
+                   new is the context. `edited`: the last answer is there, in other words than it was given
+    choices        further samples of the same prompt. The agent may have gone on from any, so it is not trained on
+    sampling       the settings, where they are not those of the episode
+    tools          likewise
+    api            where it is not chat/completions
+    request_not_read  why the prompt is not known. Such a step is not trained on
+"""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -7,16 +22,21 @@ import msgspec
 
 from lake.formats.chat.calls import step_of
 from lake.formats.chat.chat_completions import Completion
-from lake.formats.chat.messages import Message, checked
+from lake.formats.chat.messages import Message, checked, is_assistant, text_of
 from lake.live.frames import Step
 from lake.live.proxy.keys import Address
-from lake.live.proxy.prefixes import Heads, Known, Prefixes, token_hash
-from lake.live.proxy.shapes import Asked
+from lake.live.proxy.prefixes import Heads, Known, Match, Prefixes, Prompt, Run, as_bytes, instructions_of
+from lake.live.proxy.shapes import CHAT, COMPLETIONS, Asked, conversation_of
 from lake.records import EpisodeRecord, SpanRecord, StepRecord, TokensRecord
 
+_ID_BYTES = len(as_bytes([0]))
 _PARTIAL = 64 << 10
 """Characters that are kept of an answer that did not get through."""
 _SILENCE: Message = {"role": "assistant", "content": ""}
+_OURS = frozenset(
+    ("follows", "follows_choice", "history", "choices", "sampling", "tools", "api", "content", "request_not_read")
+)
+"""Names in `extra` that an answer may not use for something else."""
 
 
 class Call(msgspec.Struct, kw_only=True):
@@ -43,7 +63,7 @@ class Made(msgspec.Struct, frozen=True):
     """A step, and where it stands among the calls of its episode."""
 
     frame: Step
-    known: Known
+    samples: list[Known]
     before: Known | None
     """The call that it goes on from."""
 
@@ -51,6 +71,7 @@ class Made(msgspec.Struct, frozen=True):
 def made_step(
     call: Call,
     answer: Completion,
+    prompt: Prompt,
     record: EpisodeRecord,
     prefixes: Prefixes,
     owner: bytes,
@@ -63,35 +84,32 @@ def made_step(
     Args:
         call: what passed by.
         answer: its answer.
+        prompt: the call's, ready to be compared.
         record: what is known of the episode from its beginning; it is not said again.
         prefixes: calls among which are those of the episode.
         owner: the episode's key.
         index: the step's.
         is_first: no step of the episode is known yet.
+
+    Raises:
+        ShapeError: the answer is no message.
     """
     asked = call.asked
-    message = checked(answer.message or _SILENCE, "the answer")
-    before, start = _before(asked, prefixes, owner)
-    if before is not None and not start:  # the engine keeps the history: all that was sent is new
-        step = step_of([_SILENCE, *asked.messages], 1, message, is_first=False)
-    else:
-        step = step_of(asked.messages, start, message, is_first=is_first)
+    message = checked(_without_echo(asked, answer.message or _SILENCE), "the answer")
+    match = prefixes.by_prompt(prompt, owner)
+    since = asked.messages if match is None else prompt.behind(match)
+    step = step_of(since, 0, message, is_first=is_first)
     if not asked.messages:
         step.state = None
-    head = Heads() if before is None or start else before.end
-    known = Known(owner, index, head.then([*asked.messages, message]), response=_response(answer.extra))
-    step.tokens = tokens_of(call, answer, prefixes, known)
-    notes: dict[str, Any] = answer.extra | call.extra
-    if before is None and not is_first:
-        notes["history"] = "rewritten"
-    elif before is not None and before.step != index - 1:
-        notes["follows"] = before.step
-    for name, value, first in (("sampling", asked.settings, record.sampling), ("tools", asked.tools, record.tools)):
-        if value != first:
-            notes[name] = value
-    step.extra = (step.extra or {}) | {key: value for key, value in notes.items() if value is not None} or None
+    step.tokens = tokens_of(call, answer, prompt, prefixes, owner)
+    step.trainable = "choices" not in answer.extra and "request_not_read" not in call.extra
+    said = {f"answer_{key}" if key in _OURS - {"choices"} else key: value for key, value in answer.extra.items()}
+    place = {} if is_first else _place(match, since, index)
+    step.extra = said | call.extra | _settings(call, record) | place | (step.extra or {}) or None
     describe(step, call, answer)
-    return Made(Step(index=index, step=step, initial_messages=asked.messages if is_first else None), known, before)
+    frame = Step(index=index, step=step, initial_messages=asked.messages if is_first else None)
+    before = match.known if match else None
+    return Made(frame, _samples(owner, frame, before, prefixes), before)
 
 
 def describe(step: StepRecord, call: Call, answer: Completion) -> None:
@@ -104,27 +122,55 @@ def describe(step: StepRecord, call: Call, answer: Completion) -> None:
     step.started_at, step.latency = call.started_at, call.latency
 
 
-def known_step(owner: bytes, frame: Step, prefixes: Prefixes) -> Known:
-    """Where a step that an earlier process recorded stands; those before it are among the prefixes."""
+def known_step(owner: bytes, frame: Step, prefixes: Prefixes) -> Made:
+    """A step that an earlier process recorded; those before it are among the prefixes.
+
+    Raises:
+        LookupError: it goes on from a step that is not there.
+    """
+    extra = frame.step.extra or {}
+    opens = frame.initial_messages is not None or extra.get("history") == "rewritten"
+    follows = extra.get("follows", None if opens else frame.index - 1)
+    before = None if follows is None else prefixes.known(owner, follows, extra.get("follows_choice", 0))
+    return Made(frame, _samples(owner, frame, before, prefixes), before)
+
+
+def _samples(owner: bytes, frame: Step, before: Known | None, prefixes: Prefixes) -> list[Known]:
+    """Where prompts may go on from a step: from each of its samples."""
     step, extra = frame.step, frame.step.extra or {}
-    follows = extra.get("follows", frame.index - 1 if frame.index and extra.get("history") != "rewritten" else None)
-    before = None if follows is None else prefixes.known(owner, follows)
-    answer: Message = {"role": "assistant", "content": extra.get("content", step.action), "tool_calls": step.tool_calls}
-    end = (before.end if before else Heads()).then([*(frame.initial_messages or step.context), answer])
-    known = Known(owner, frame.index, end, response=_response(extra))
+    since = step.context if frame.initial_messages is None else frame.initial_messages
+    instructed = instructions_of(since)
+    start = before.end if before else Heads()
+    first: Message = {"role": "assistant", "content": extra.get("content", step.action), "tool_calls": step.tool_calls}
+    found = []
+    for choice, message in enumerate([first, *(other["message"] or _SILENCE for other in extra.get("choices", ()))]):
+        text = None
+        if extra.get("api") == COMPLETIONS and step.state is not None:
+            new = "".join(text_of(part.get("content")) for part in (*since, message))
+            text = Run.of(as_bytes(new), before.text if before else None)
+        found.append(
+            Known(
+                owner=owner,
+                step=frame.index,
+                choice=choice,
+                end=start.then(*since, message),
+                instructions=instructed or (before.instructions if before else b""),
+                text=text,
+                names=_names(extra),
+            )
+        )
     if (tokens := step.tokens) is not None:
         prefix = tokens.prefix_step_index
-        earlier = prefixes.known(owner, prefix) if isinstance(prefix, int) else None
-        known.tokens = token_hash(earlier, [*tokens.context_ids, *tokens.action_ids])
-        known.length = (earlier.length if earlier else 0) + len(tokens.context_ids) + len(tokens.action_ids)
-    return known
+        earlier = prefixes.known(owner, prefix).tokens if isinstance(prefix, int) else None
+        found[0].tokens = Run.of(as_bytes([*tokens.context_ids, *tokens.action_ids]), earlier)
+    return found
 
 
-def unanswered_step(call: Call) -> Step:
+def unanswered_step(record: EpisodeRecord) -> Step:
     """What is known of an episode no call of which was answered: what the policy saw, and nothing to train on."""
-    step = step_of(call.asked.messages, 0, _SILENCE, is_first=True)
-    step.trainable, step.model, step.started_at = False, call.asked.model, call.started_at
-    return Step(index=0, step=step, initial_messages=call.asked.messages)
+    step = step_of(record.initial_messages or [], 0, _SILENCE, is_first=True)
+    step.trainable, step.model, step.started_at = False, record.policy, record.started_at
+    return Step(index=0, step=step, initial_messages=record.initial_messages)
 
 
 def span_of(call: Call, span_id: str, steps: int) -> SpanRecord:
@@ -151,25 +197,37 @@ def span_of(call: Call, span_id: str, steps: int) -> SpanRecord:
     )
 
 
-def _before(asked: Asked, prefixes: Prefixes, owner: bytes) -> tuple[Known | None, int]:
-    """The call of an episode that a prompt goes on from, and how many of its messages are not new."""
-    if asked.previous_response is not None:
-        known = prefixes.by_response(asked.previous_response)
-        return (known, 0) if known is not None and known.owner == owner else (None, 0)
-    match = prefixes.by_messages(asked.messages, owner)
-    return (None, 0) if match is None else (match.known, match.length)
+def _place(match: Match | None, since: list[Message], index: int) -> dict[str, Any]:
+    """What is said of where the prompt of a later step goes on."""
+    if match is None:
+        return {"history": "rewritten"}
+    found: dict[str, Any] = {}
+    if any(is_assistant(message) for message in since[:-1]):
+        found["history"] = "rewritten"
+    elif not match.is_exact:
+        found["history"] = "edited"
+    if match.known.step != index - 1 or found.get("history") == "rewritten":
+        found["follows"] = match.known.step
+    if match.known.choice:
+        found["follows_choice"] = match.known.choice
+    return found
 
 
-def tokens_of(call: Call, answer: Completion, prefixes: Prefixes, known: Known) -> TokensRecord | None:
-    """The exact tokens of a call, if the engine told them; `known` gets their hash."""
+def _settings(call: Call, record: EpisodeRecord) -> dict[str, Any]:
+    """What a call was asked otherwise than the episode says."""
+    asked = call.asked
+    given = (("sampling", asked.settings, record.sampling), ("tools", asked.tools, record.tools))
+    found: dict[str, Any] = {name: value for name, value, first in given if value != first and value is not None}
+    return found if call.api == CHAT else found | {"api": call.api}
+
+
+def tokens_of(call: Call, answer: Completion, prompt: Prompt, prefixes: Prefixes, owner: bytes) -> TokensRecord | None:
+    """The exact tokens of a call, if the engine told them."""
     if not answer.prompt_ids or not answer.action_ids:
         return None
-    match = prefixes.by_tokens(answer.prompt_ids, known.owner)
-    context = answer.prompt_ids[match.length if match else 0 :]
-    known.tokens = token_hash(match.known if match else None, [*context, *answer.action_ids])
-    known.length = len(answer.prompt_ids) + len(answer.action_ids)
+    match = prefixes.by_tokens(prompt, owner)
     return TokensRecord(
-        context_ids=context,
+        context_ids=answer.prompt_ids[match.length // _ID_BYTES if match else 0 :],
         action_ids=answer.action_ids,
         action_logprobs=None if answer.logprobs is None else [min(value, 0.0) for value in answer.logprobs],
         constrained=[True] * len(answer.action_ids) if call.asked.is_constrained else None,
@@ -181,7 +239,15 @@ def tokens_of(call: Call, answer: Completion, prefixes: Prefixes, known: Known) 
     )
 
 
-def _response(extra: dict[str, Any]) -> str | None:
-    """The id of an answer."""
-    found = extra.get("id")
-    return found if isinstance(found, str) else None
+def _without_echo(asked: Asked, message: Message) -> Message:
+    """An answer without the prompt that it repeats because it was asked to."""
+    content = message.get("content")
+    if not asked.is_echoed or asked.text is None or not isinstance(content, str):
+        return message
+    return message | {"content": content.removeprefix(asked.text)}
+
+
+def _names(extra: dict[str, Any]) -> tuple[str, ...]:
+    """Ids by which later calls name an answer."""
+    found = (extra.get("id"), conversation_of(extra))
+    return tuple(name for name in found if isinstance(name, str))

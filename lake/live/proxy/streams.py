@@ -113,28 +113,51 @@ class _Chunks:
 
 
 class _Responses:
-    """Events of the Responses API; the last one repeats the whole answer."""
+    """Events of the Responses API: items begun, added to and done; the last event repeats the whole answer."""
 
     def __init__(self) -> None:
-        self._items: dict[Any, Any] = {}
+        self._items: dict[int, Any] = {}
+        self._pieces: dict[int, list[str]] = {}
+        """Of items that are not done."""
         self._about: dict[str, Any] = {}
         self.is_whole = False
 
     def add(self, data: Any) -> None:
         if not isinstance(data, dict):
             return
-        kind = data.get("type")
+        kind, index = str(data.get("type")), data.get("output_index")
         if kind == "error":
             _refuse_error({"error": data})
-        if kind == "response.output_item.done":
-            self._items[data.get("output_index", len(self._items))] = data.get("item")
+        if isinstance(index, int):
+            if kind in ("response.output_item.added", "response.output_item.done"):
+                self._items[index] = data.get("item")
+                self._pieces.pop(index, None)
+            elif kind in _PIECES and isinstance(piece := data.get("delta"), str):
+                self._pieces.setdefault(index, []).append(piece)
         if isinstance(response := data.get("response"), dict):
             self._about = response
         self.is_whole |= kind in ("response.completed", "response.incomplete", "response.failed")
 
     def answer(self) -> dict[str, Any] | None:
-        items = self._about.get("output") or list(self._items.values())
+        items = self._about.get("output") or [self._item(index) for index in sorted(self._items)]
         return self._about | {"output": items} if self._about or items else None
+
+    def _item(self, index: int) -> Any:
+        """An item, with the pieces that came of it if it is not done."""
+        item, text = self._items[index], "".join(self._pieces.get(index, ()))
+        if not text or not isinstance(item, dict):
+            return item
+        if item.get("type") == "message":
+            return item | {"content": [{"type": "output_text", "text": text}]}
+        is_reasoning = item.get("type") == "reasoning"
+        return item | ({"summary": [{"type": "summary_text", "text": text}]} if is_reasoning else {"arguments": text})
+
+
+_PIECES = frozenset(
+    f"response.{kind}.delta"
+    for kind in ("output_text", "refusal", "function_call_arguments", "reasoning_text", "reasoning_summary_text")
+)
+"""Events that add to an item."""
 
 
 class _Blocks:
