@@ -149,7 +149,7 @@ class Proxy:
                 self._book.counts.unreadable += 1
                 _log.exception("a call could not be recorded")
 
-        with self._book.under_way(own):
+        with self._book.under_way.call(own):
             passage = Passage(
                 request,
                 self._upstream,
@@ -201,6 +201,6 @@ class Proxy:
             raise UsageError(f"the end of an episode: {error}; valid: an object with any of {valid}") from error
         own = msgspec.structs.replace(address, parent=None)
         deadline = time.monotonic() + _SETTLING_SECONDS
-        while own.is_named and self._book.in_flight(own) and time.monotonic() < deadline:
+        while own.is_named and self._book.under_way.of(own) and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
         return web.json_response(self._book.end(own, ending, datetime.now(UTC)))

@@ -17,8 +17,8 @@ open episode is some hashes a step; when too many are open, the one that was sil
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -47,9 +47,9 @@ from lake.live.proxy.keys import Address
 from lake.live.proxy.prefixes import Prefixes, Prompt
 from lake.live.proxy.rollouts import Ending, Rollout
 from lake.live.proxy.steps import Call, Made, known_step, made_step, span_of, unanswered_step
+from lake.live.proxy.under_way import UnderWay
 from lake.live.spool import SpoolFullError
 from lake.records import EpisodeRecord, episode_id
-from lake.tables import STATUSES
 
 DEFAULT_RUN = "live"
 MOST_HELD = 200_000
@@ -101,29 +101,10 @@ class Book:
         """By what calls say of themselves: those that name no rollout share one."""
         self._waiting: dict[tuple[Address, bytes], bytes] = {}
         """First prompts that failed, by their hash, and the unnamed episodes that they began."""
-        self._in_flight: dict[Address, list[float]] = {}
-        """When the calls that are under way departed."""
+        self.under_way = UnderWay()
         self._ended: dict[Address, str] = {}
 
     # ------------------------------------------------------------ calls
-
-    @contextmanager
-    def under_way(self, address: Address) -> Iterator[None]:
-        """While a call is."""
-        departed = time.monotonic()
-        self._in_flight.setdefault(address, []).append(departed)
-        if (rollout := self._named.get(address)) is not None:
-            self._touch(rollout)
-        try:
-            yield
-        finally:
-            self._in_flight[address].remove(departed)
-            if not self._in_flight[address]:
-                del self._in_flight[address]
-
-    def in_flight(self, address: Address) -> int:
-        """How many calls of an address are under way."""
-        return len(self._in_flight.get(address, ()))
 
     def add(self, call: Call) -> None:
         """Record a call."""
@@ -292,13 +273,7 @@ class Book:
         if rollout is None:
             named = "names no rollout and no `response_id`" if not address.is_named else "names no open rollout"
             raise UsageError(f"the call {named} ({len(self._open)} are open); valid: .../ep/KEY/v1/end, for example")
-        if ending.status not in STATUSES:
-            raise UsageError(f"`status` is {ending.status!r}; valid: {', '.join(STATUSES)}")
-        if len(ending.step_rewards) > rollout.steps:
-            msg = f"`step_rewards` has {len(ending.step_rewards)} entries; the episode has {rollout.steps} steps"
-            raise UsageError(msg)
-        if bad := [score.step_index for score in ending.scores if (score.step_index or 0) >= max(rollout.steps, 1)]:
-            raise UsageError(f"`scores` names step {bad[0]}; the episode has {rollout.steps} steps, counted from 0")
+        ending.check(rollout.steps)
         for index, value in enumerate(ending.step_rewards):
             if value is not None:
                 self._take(rollout, Reward(value=value, step_index=index))
@@ -327,7 +302,7 @@ class Book:
                 break
             if rollout.is_settling:
                 self._finish(rollout, End(ended_at=at))
-            elif silent >= idle and not self._is_busy(rollout, idle):
+            elif silent >= idle and not self.under_way.may_be_of(rollout, idle):
                 self._give_up(rollout, at, "idle")
 
     def stop(self, at: datetime) -> None:
@@ -339,14 +314,12 @@ class Book:
         """End episodes that were silent for longest while too much is held."""
         while self._held > self._most_held:
             oldest = next(iter(self._open.values()))
-            is_idle = (one for one in self._open.values() if not (one.address.is_named and self.in_flight(one.address)))
+            # A call that names no rollout may belong to any; the worst that comes of it is another episode.
+            is_idle = (
+                one for one in self._open.values() if not (one.address.is_named and self.under_way.of(one.address))
+            )
             self.counts.crowded_out += 1
             self._give_up(next(is_idle, oldest), datetime.now(UTC), "crowded_out")
-
-    def _is_busy(self, rollout: Rollout, idle: float) -> bool:
-        """Whether a call that is under way may be its. One that names none departed before the episode was idle."""
-        departures = self._in_flight.get(rollout.address, ())
-        return any(rollout.address.is_named or departed < rollout.touched + idle for departed in departures)
 
     def _give_up(self, rollout: Rollout, at: datetime, reason: str) -> None:
         """End an episode whose end nobody told."""

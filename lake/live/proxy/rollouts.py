@@ -5,11 +5,13 @@ from typing import Any
 
 import msgspec
 
+from lake.errors import UsageError
 from lake.formats.chat.messages import Message
 from lake.live.frames import Span, Step
 from lake.live.proxy.keys import Address
 from lake.live.proxy.prefixes import Heads
 from lake.records import EpisodeRecord, ScoreRecord
+from lake.tables import STATUSES
 
 
 class Ending(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -28,6 +30,15 @@ class Ending(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     final_observation: list[Message] | None = None
     response_id: str | None = None
     """An answer of the episode, where no path and no header names it."""
+
+    def check(self, steps: int) -> None:
+        """Raise UsageError for what cannot be said of an episode of so many steps."""
+        if self.status not in STATUSES:
+            raise UsageError(f"`status` is {self.status!r}; valid: {', '.join(STATUSES)}")
+        if len(self.step_rewards) > steps:
+            raise UsageError(f"`step_rewards` has {len(self.step_rewards)} entries; the episode has {steps} steps")
+        if bad := [score.step_index for score in self.scores if (score.step_index or 0) >= max(steps, 1)]:
+            raise UsageError(f"`scores` names step {bad[0]}; the episode has {steps} steps, counted from 0")
 
 
 class Rollout:
