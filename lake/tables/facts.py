@@ -151,7 +151,7 @@ TOKENS = Table(
         Column("action_ids", Type.TOKENS, "Tokens the policy produced, its end token included.", required=True),
         Column("action_logprobs", Type.LOGPROBS, "Log-probabilities under the behaviour policy."),
         Column("action_mask", Type.MASK, "True where the token was sampled by the policy.", required=True),
-        Column("constrained", Type.MASK, "True where a grammar restricted the choice."),
+        Column("constrained", Type.MASK, "True where a grammar or a bias changed the choice."),
     ),
 )
 

@@ -22,7 +22,8 @@ PAGES = Path(CHECKOUT, "docs", "guides", "record")
 MANY = 64
 QUERY = """
     SELECT e.task_id, e.rollout_index, e.env_return, e.status, s.step_index, s.action, s.extra ->> 'id' AS answer_id,
-           s.extra ->> 'follows' AS follows, s.extra ->> 'history' AS history, t.context_ids, t.action_ids
+           s.extra ->> 'follows' AS follows, s.extra ->> 'history' AS history,
+           t.context_ids, t.action_ids, t.prefix_step_index, t.constrained
     FROM steps s JOIN episodes e USING (episode_id) LEFT JOIN tokens t USING (episode_id, step_index)
     ORDER BY e.task_id, s.step_index
 """
@@ -37,29 +38,42 @@ def recorded(folder: Path, python: Path, page: str, function: str, tasks: list[s
     return engine, answers, rows
 
 
-def check_attribution(engine: Engine, answers: dict[str, str], rows: list[Any]) -> None:
-    """Every call of the engine is one step, of the task that its prompt names, in the order of its conversation."""
+def check_attribution(
+    engine: Engine, answers: dict[str, str], rows: list[Any], *, steps: int = 3, rewords: bool = False
+) -> None:
+    """Every call of the engine is one step, of the task that its prompt names, in the order of its conversation.
+
+    Args:
+        engine: behind the proxy.
+        answers: of the agents, by task.
+        rows: of `QUERY`.
+        steps: of each agent.
+        rewords: whether the client tells earlier calls in other words.
+    """
     numbers = [int(re.split("[-_]", row["answer_id"])[1]) for row in rows]
     assert sorted(numbers) == list(range(len(engine.calls))), "none lost, none twice"
     for row, number in zip(rows, numbers, strict=True):
         assert f"of {row['task_id']}." in str(engine.calls[number].body), "the step is in its episode"
-        assert (row["follows"], row["history"]) == (None, None), "each goes on from the one before"
+        history = "rewritten" if rewords and row["step_index"] else None
+        assert (row["follows"], row["history"]) == (None, history), "each goes on from the one before"
     for task, answer in answers.items():
-        steps = [row for row in rows if row["task_id"] == task]
-        assert [row["step_index"] for row in steps] == [0, 1, 2]
-        assert {(row["env_return"], row["status"]) for row in steps} == {(1.0, "completed")}
-        assert answer in engine.calls[numbers[rows.index(steps[-1])]].said
+        own = [row for row in rows if row["task_id"] == task]
+        assert [row["step_index"] for row in own] == list(range(steps))
+        assert {(row["env_return"], row["status"]) for row in own} == {(1.0, "completed")}
+        assert answer in engine.calls[numbers[rows.index(own[-1])]].said
 
 
 def check_tokens(engine: Engine, rows: list[Any]) -> None:
     """The tokens are those that the engine saw and sampled."""
-    sequence: list[int] = []
+    sequences: dict[tuple[str, int | None], list[int]] = {}
     for row in rows:
         sampled = engine.calls[int(re.split("[-_]", row["answer_id"])[1])]
-        sequence = [*(sequence if row["step_index"] else []), *row["context_ids"]]
-        assert sequence == sampled.prompt_ids
+        # A client that spells the arguments of a call in its own way begins a new sequence.
+        prompt = sequences.get((row["task_id"], row["prefix_step_index"]), []) + row["context_ids"]
+        assert prompt == sampled.prompt_ids
         assert row["action_ids"] == sampled.action_ids
-        sequence += row["action_ids"]
+        assert row["constrained"] is None, "nothing that the page does makes a ratio impossible"
+        sequences[row["task_id"], row["step_index"]] = prompt + row["action_ids"]
 
 
 def names(count: int) -> list[str]:
@@ -82,26 +96,42 @@ INSPECT = ("inspect-ai==0.3.285", "openai==3.51.0")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("page", "packages", "function", "count", "has_tokens"),
+    ("page", "packages", "function"),
     [
-        ("langgraph", LANGGRAPH, "agent", MANY, True),
-        ("openai-agents", OPENAI_AGENTS, "agent", MANY, False),
-        ("openai-agents", OPENAI_AGENTS, "agent_with_exact_tokens", MANY, True),
-        ("pydantic-ai", PYDANTIC_AI, "agent", MANY, True),
-        ("smolagents", SMOLAGENTS, "agent", 1, True),
-        ("inspect", INSPECT, "agent", 1, True),
+        ("langgraph", LANGGRAPH, "agent"),
+        ("openai-agents", OPENAI_AGENTS, "agent_with_exact_tokens"),
+        ("pydantic-ai", PYDANTIC_AI, "agent"),
     ],
 )
-def test_a_framework(
-    tmp_path: Path, page: str, packages: tuple[str, ...], function: str, count: int, has_tokens: bool
-) -> None:
-    python = with_packages(page, packages)
-    engine, answers, rows = recorded(tmp_path, python, page, function, names(count))
+def test_a_framework_64_at_once(tmp_path: Path, page: str, packages: tuple[str, ...], function: str) -> None:
+    engine, answers, rows = recorded(tmp_path, with_packages(page, packages), page, function, names(MANY))
     check_attribution(engine, answers, rows)
-    if has_tokens:
-        check_tokens(engine, rows)
-    else:
-        assert all(row["action_ids"] is None for row in rows)
+    check_tokens(engine, rows)
+
+
+@pytest.mark.slow
+def test_openai_agents_64_at_once_by_the_responses_api(tmp_path: Path) -> None:
+    python = with_packages("openai-agents", OPENAI_AGENTS)
+    engine, answers, rows = recorded(tmp_path, python, "openai-agents", "agent", names(MANY))
+    check_attribution(engine, answers, rows)
+    assert all(row["action_ids"] is None for row in rows), "it has no field for token ids"
+
+
+@pytest.mark.slow
+def test_smolagents(tmp_path: Path) -> None:
+    python = with_packages("smolagents", SMOLAGENTS)
+    engine, answers, rows = recorded(tmp_path, python, "smolagents", "agent", names(1))
+    check_attribution(engine, answers, rows, rewords=True)
+    check_tokens(engine, rows)
+    assert {call.body["tool_choice"] for call in engine.calls} == {"auto"}
+
+
+@pytest.mark.slow
+def test_inspect(tmp_path: Path) -> None:
+    engine, answers, rows = recorded(tmp_path, with_packages("inspect", INSPECT), "inspect", "agent", names(1))
+    check_attribution(engine, answers, rows, steps=1)
+    check_tokens(engine, rows)
+    assert [row["rollout_index"] for row in rows] == [1], "the epoch"
 
 
 def test_curl(tmp_path: Path) -> None:

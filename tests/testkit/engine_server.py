@@ -33,7 +33,7 @@ def rendered(messages: list[dict[str, Any]]) -> list[int]:
     ids: list[int] = []
     for message in messages:
         if message["role"] == "assistant":
-            ids += [*encoded("<assistant>"), *said_ids(message.get("content") or "", message.get("tool_calls") or [])]
+            ids += [*encoded("<assistant>"), *said_ids(_text(message.get("content")), message.get("tool_calls") or [])]
         else:
             ids += [*encoded(f"<{message['role']}>" + _text(message.get("content"))), EOS]
     return [*ids, *encoded("<assistant>")]
@@ -92,7 +92,7 @@ class Sampled:
 def _answer(body: dict[str, Any], number: int) -> tuple[str, list[dict[str, Any]]]:
     """Calls the first tool until two results are there, then says how many messages it saw.
 
-    Who has a tool `final_answer` is told by calling that one.
+    Who has a tool `final_answer` is told by calling that one, after two answers, in whatever form results come.
     """
     given = body.get("messages") or body.get("input") or []
     given = given if isinstance(given, list) else []
@@ -103,10 +103,10 @@ def _answer(body: dict[str, Any], number: int) -> tuple[str, list[dict[str, Any]
     )
     text = f"answer {number} to {len(given)} messages"
     tools = {tool.get("function", tool)["name"]: tool.get("function", tool) for tool in body.get("tools") or ()}
+    if "final_answer" in tools and sum(message["role"] == "assistant" for message in given) >= 2:
+        return "", [_call(number, tools["final_answer"], text)]
     if tools and results < 2:
         return "", [_call(number, next(iter(tools.values())), f"thing {results} of {number}")]
-    if "final_answer" in tools:
-        return "", [_call(number, tools["final_answer"], text)]
     return text, []
 
 

@@ -46,6 +46,16 @@ _ASKED_FOR = (
 )
 _GRAMMARS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 """Keys of a request under which engines take a grammar."""
+_BIASES = {
+    "repetition_penalty": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "min_tokens": (0,),
+    "logit_bias": ({},),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+}
+"""Keys under which they take what favours some tokens -> values that change nothing; null does not either."""
 
 
 class Asked(msgspec.Struct, kw_only=True):
@@ -64,7 +74,7 @@ class Asked(msgspec.Struct, kw_only=True):
     previous: str | None = None
     """Id of the answer, or of the conversation, that the messages go on from, where the engine keeps the history."""
     is_constrained: bool = False
-    """A grammar restricts what may be sampled."""
+    """A grammar or a bias changes what may be sampled, so that it is not the policy's own distribution."""
 
     def sampling(self) -> dict[str, Any]:
         """The fields of `TokensRecord` that say how tokens were sampled; engines spell `off` as -1."""
@@ -220,14 +230,21 @@ def _are_ids(prompt: Any) -> bool:
 
 
 def _is_constrained(body: dict[str, Any]) -> bool:
-    form = body.get("response_format")
-    choice = body.get("tool_choice")
+    form, choice, tools = body.get("response_format"), body.get("tool_choice"), body.get("tools")
     return (
         (isinstance(form, dict) and form.get("type") not in (None, "text"))
         or choice == "required"
         or isinstance(choice, dict)
+        or (isinstance(tools, list) and choice != "none" and any(map(_is_strict, tools)))
         or any(body.get(key) is not None for key in _GRAMMARS)
+        or any(body.get(key) not in (None, *neutral) for key, neutral in _BIASES.items())
     )
+
+
+def _is_strict(tool: Any) -> bool:
+    """Whether calls of a tool are held to its schema: vLLM then writes all calls under a grammar, also by `auto`."""
+    given = tool.get("function", tool) if isinstance(tool, dict) else None
+    return isinstance(given, dict) and bool(given.get("strict"))
 
 
 def _echoed(api: str) -> tuple[str, ...]:
