@@ -1,0 +1,264 @@
+"""The rollout hook: what workers and processors yield is recorded as files of it are read; nothing disturbs them."""
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import lake
+from lake.live.recorder import Recorder
+from lake.live.rollouts import RolloutHook
+from testkit.copies import empty_lake
+from testkit.eval_protocol_files import CALL, CHAT, END, MOVED, SYSTEM, USER, row, status
+from testkit.round_trips import assert_same, records
+
+
+class Row(SimpleNamespace):
+    """A row as the tool's objects are: changed in place, and dumped for its log."""
+
+    def model_dump(self, *, mode: str, exclude_none: bool) -> dict[str, Any]:
+        assert (mode, exclude_none) == ("json", True), "as the tool's own log has it"
+        dumped: dict[str, Any] = json.loads(json.dumps(vars(self)))
+        return {key: value for key, value in dumped.items() if value is not None}
+
+
+@contextmanager
+def recording(tmp_path: Path) -> Iterator[Recorder]:
+    empty_lake(tmp_path / "lake")
+    with lake.recorder(tmp_path / "lake", run="agent", spool=tmp_path / "spool", batch_seconds=3600) as recorder:
+        yield recorder
+
+
+def ingested(tmp_path: Path, rows: Sequence[dict[str, Any]]) -> lake.Lake:
+    """A lake that read rows from a file."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in rows), "utf-8")
+    lk = empty_lake(tmp_path / "other")
+    report = lk.ingest(path, run_id="agent")
+    assert report.rejected == 0, report.first_fault
+    return lk
+
+
+class Processor:
+    """A rollout processor: `act` makes of a row what comes of it, or raises."""
+
+    is_set_up = False
+
+    def __init__(self, act: Any) -> None:
+        self.act = act
+        self.made: list[asyncio.Task[Any]] = []
+
+    def setup(self) -> None:
+        self.is_set_up = True
+
+    def __call__(self, rows: list[Any], config: Any) -> list[asyncio.Task[Any]]:
+        async def process(one: Any) -> Any:
+            await asyncio.sleep(0)
+            return await self.act(one)
+
+        self.made = [asyncio.create_task(process(one)) for one in rows]
+        return self.made
+
+
+async def played(one: Any) -> Any:
+    """A rollout that goes well; nobody says that it is over."""
+    one.messages = CHAT
+    return one
+
+
+def rows(count: int, **fields: Any) -> list[Row]:
+    running = {"rollout_status": status(101, "Rollout is running"), "evaluation_result": None}
+    return [Row(**(row([SYSTEM, USER], rollout=f"r-{number}") | running | fields)) for number in range(count)]
+
+
+def test_rows_of_a_processor_are_recorded_as_a_file_of_them_is_read(tmp_path: Path) -> None:
+    async def run(processor: Any) -> list[Any]:
+        return await asyncio.gather(*processor(rows(3), "config"))
+
+    with recording(tmp_path) as recorder:
+        done = asyncio.run(run(RolloutHook(recorder).around(Processor(played))))
+        assert (recorder.stats().finished, recorder.stats().troubles) == (3, 0)
+    finished = {"rollout_status": status(100, "Rollout finished")}
+    read = ingested(tmp_path, [one.model_dump(mode="json", exclude_none=True) | finished for one in done])
+    recorded = records(lake.open(tmp_path / "lake"))
+    assert_same(recorded, records(read))
+    assert [record.status for record in recorded.values()] == ["completed"] * 3
+    assert "hidden" not in str(recorded), "a key of an API"
+
+
+def test_a_failed_rollout_is_an_attempt_and_its_retry_the_next(tmp_path: Path) -> None:
+    tries = []
+
+    async def act(one: Any) -> Any:
+        tries.append(one)
+        one.messages = [SYSTEM, USER, CALL]
+        if len(tries) == 1:
+            raise ConnectionError("lost")
+        return await played(one)
+
+    async def run(processor: Any) -> Any:
+        (one,) = rows(1)
+        (task,) = processor([one], None)
+        with pytest.raises(ConnectionError, match="lost"):
+            await task
+        (task,) = processor([one], None)
+        assert await task is one
+
+    with recording(tmp_path) as recorder:
+        asyncio.run(run(RolloutHook(recorder).around(Processor(act))))
+        assert recorder.flush()
+        assert recorder.stats().delivered == 2
+    (found,) = records(lake.open(tmp_path / "lake")).values()
+    assert (found.attempt, found.status) == (1, "completed"), "the one before is superseded"
+
+
+def test_a_rollout_that_fails_for_good_is_recorded_as_failed(tmp_path: Path) -> None:
+    async def act(one: Any) -> Any:
+        one.messages = [SYSTEM, USER, CALL]
+        raise ConnectionError("lost")
+
+    async def run(processor: Any) -> None:
+        tasks = processor(rows(2), None)
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [str(one) for one in found] == ["lost", "lost"]
+
+    with recording(tmp_path) as recorder:
+        asyncio.run(run(RolloutHook(recorder).around(Processor(act))))
+    found = records(lake.open(tmp_path / "lake")).values()
+    assert [(one.attempt, one.status, one.error) for one in found] == [(0, "failed", "ConnectionError: lost")] * 2
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_cancelling_reaches_the_processors_task(tmp_path: Path, is_early: bool) -> None:
+    async def never(_: Any) -> Any:
+        await asyncio.sleep(3600)
+
+    async def run(inner: Processor, processor: Any) -> None:
+        (task,) = processor(rows(1), None)
+        for _ in range(0 if is_early else 3):
+            await asyncio.sleep(0)
+        task.cancel("enough")
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(asyncio.CancelledError):
+            await inner.made[0]
+
+    with recording(tmp_path) as recorder:
+        inner = Processor(never)
+        asyncio.run(run(inner, RolloutHook(recorder).around(inner)))
+
+
+def test_the_wrapped_processor_passes_for_the_other(tmp_path: Path) -> None:
+    with recording(tmp_path) as recorder:
+        inner = Processor(played)
+        processor = RolloutHook(recorder).around(inner)
+        assert isinstance(processor, Processor)
+        processor.setup()
+        assert inner.is_set_up
+        assert processor.is_set_up
+
+
+def test_off_nothing_is_wrapped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRAJLAKE_RECORD", "off")
+    hook, processor = RolloutHook(lake.recorder(tmp_path / "lake", run="agent")), Processor(played)
+    assert hook.around(processor) is processor
+    assert hook.row(row()) is None
+    assert hook.episode([], CHAT, task="t") is None
+
+
+@pytest.mark.parametrize("odd", [7, Row(messages="none"), Row(messages=[{"no": "role"}]), {"messages": [3]}])
+def test_collecting_never_breaks_a_processor(tmp_path: Path, odd: Any) -> None:
+    async def same(one: Any) -> Any:
+        return one
+
+    async def run(processor: Any) -> list[Any]:
+        return await asyncio.gather(*processor([odd], None))
+
+    with recording(tmp_path) as recorder:
+        hook = RolloutHook(recorder)
+        assert asyncio.run(run(hook.around(Processor(same)))) == [odd]
+        assert hook.row(odd) is None
+        assert hook.episode([odd], [odd], task="t") is None
+        assert recorder.stats().troubles >= 3
+        assert hook.around(lambda *_: "no tasks")([odd]) == "no tasks"
+
+
+def step(place: int, **fields: Any) -> dict[str, Any]:
+    """A worker's step, as it dumps it."""
+    empty = {"raw_policy_output": None, "policy_logprobs": None, "policy_value_estimate": None, "is_done": False}
+    about = {"system_step_index": place, "observation_data": [], "action_taken": {"type": "text"}, "step_info": {}}
+    return empty | about | {"resulting_messages_history": CHAT, "base_reward": None, "advantage": None} | fields
+
+
+STEPS = [
+    step(
+        0,
+        observation_data="at the start",
+        policy_logprobs={
+            "prompt_token_ids": [1, 2],
+            "completion_token_ids": [3],
+            "completion_logprobs": [-0.5],
+        },
+        policy_value_estimate=0.25,
+    ),
+    step(1, policy_logprobs={"sum": -2.5}, step_info={"assistant_turn_index": 1, "note": "n"}, base_reward=0.125),
+    step(2, is_done=True),
+]
+
+
+def test_what_a_worker_yields_is_an_episode(tmp_path: Path) -> None:
+    with recording(tmp_path) as recorder:
+        hook = RolloutHook(recorder)
+        episode_id = hook.episode(STEPS, CHAT, {"goal": "there"}, task="row-a", rollout_id="w-1")
+        assert hook.episode(STEPS, CHAT, task="row-a") != hook.episode(STEPS, CHAT, task="row-a"), "without a name"
+        assert (recorder.stats().finished, recorder.stats().troubles) == (3, 0)
+    lk = lake.open(tmp_path / "lake")
+    (record,) = (one for key, one in records(lk).items() if lake.ids.to_text(key) == episode_id)
+    assert (record.task_id, record.run_id, record.ground_truth) == ("row-a", "agent", {"goal": "there"})
+    assert (record.status, record.terminated, record.env_return) == ("completed", True, 1.25)
+    first, second, last = record.steps
+    assert (first.state, first.value_estimate) == ("at the start", 0.25)
+    assert first.tokens is not None
+    assert (first.tokens.context_ids, first.tokens.action_ids, first.tokens.action_logprobs) == ([1, 2], [3], [-0.5])
+    assert second.tokens is None
+    assert (second.extra or {})["payload"]["sum"] == -2.5, "not of tokens, but kept"
+    assert (second.extra or {})["payload"]["step_info"] == {"assistant_turn_index": 1, "note": "n"}
+    assert [(score.scorer, score.value, score.step_index) for score in record.scores] == [("base_reward", 0.125, 1)]
+    assert (last.action, last.state) == (END["content"], "You are there.")
+    assert record.initial_messages == [SYSTEM, USER]
+    assert second.context == [{key: value for key, value in MOVED.items() if value is not None}]
+
+
+def test_a_workers_episode_is_the_row_that_says_it(tmp_path: Path) -> None:
+    plain = [step(place) for place in range(3)]
+    with recording(tmp_path) as recorder:
+        RolloutHook(recorder).episode(plain, CHAT, "there", task="row-a", rollout_id="w-1", tools=[{"type": "x"}])
+    kept = [
+        {"assistant_turn_index": place, "action_taken": {"type": "text"}, "system_step_index": place}
+        for place in range(3)
+    ]
+    said = {"messages": CHAT, "ground_truth": "there", "tools": [{"type": "x"}], "input_metadata": {"row_id": "row-a"}}
+    execution = {"rollout_id": "w-1", "extra": {"assistant_turn_payloads": kept}}
+    assert_same(
+        records(lake.open(tmp_path / "lake")), records(ingested(tmp_path, [said | {"execution_metadata": execution}]))
+    )
+
+
+def test_steps_that_no_message_belongs_to_are_told(tmp_path: Path) -> None:
+    with recording(tmp_path) as recorder:
+        steps = [*STEPS, step(3, policy_value_estimate=1.0)]
+        assert RolloutHook(recorder).episode(steps, CHAT, task="row-a") is not None
+        assert recorder.stats().troubles == 1
+    (record,) = records(lake.open(tmp_path / "lake")).values()
+    assert len(record.steps) == 3
+
+
+def test_an_evaluated_row_is_recorded_with_its_scores(tmp_path: Path) -> None:
+    with recording(tmp_path) as recorder:
+        assert RolloutHook(recorder).row(row(rollout="e-1")) is not None
+    assert_same(records(lake.open(tmp_path / "lake")), records(ingested(tmp_path, [row(rollout="e-1")])))
