@@ -179,12 +179,12 @@ class Episode(Context):
                 record.sampling = asked.settings if record.sampling is None else record.sampling
                 record.policy = record.policy or (answer.model if answer else None) or asked.model
 
-    def _put_step(self, frame: Step, known: Known | None) -> None:
+    def _put_step(self, frame: Step, samples: list[Known]) -> None:
         """Hand a step on; later ones may go on from it. Raises FrameError, UsageError: see `_put`."""
         self._put(frame)
         self._recorded = frame.index
-        if known is not None:
-            self._calls.add(known)
+        if samples:
+            self._calls.add(samples)
 
     def _put_failed(self, call: Call) -> None:
         """Hand a call that failed on, as a span: it is no decision."""
@@ -200,7 +200,8 @@ class Episode(Context):
             if self._is_ended:
                 return
             if self._recorded is None and self._unanswered is not None:
-                self._put(unanswered_step(self._unanswered))
+                failed = self._unanswered
+                self._put(unanswered_step(failed.asked.messages, failed.asked.model, failed.started_at))
                 if self._end.status == "completed":
                     self._end.status, self._end.error = "failed", self._end.error or self._unanswered.error
             if self._failed_calls:

@@ -17,9 +17,9 @@ from lake.live.contexts import Context
 from lake.live.frames import FrameError, Reward, Step, Tool, fitted, plain
 from lake.live.off import OFF
 from lake.live.proxy.keys import Address
-from lake.live.proxy.prefixes import Heads, Known
+from lake.live.proxy.prefixes import Heads, Known, Prompt
 from lake.live.proxy.shapes import Asked
-from lake.live.proxy.steps import Call, describe, made_step, tokens_of
+from lake.live.proxy.steps import Call, describe, made_step, run_of, tokens_of
 from lake.live.sink import guarded, told
 from lake.records import Index, Json, StepRecord, TokensRecord, as_str
 
@@ -206,22 +206,23 @@ class LiveStep(Context):
             if call.answer is None:
                 episode._put_failed(call)
                 return
-            frame, known = self._seen_whole(call, call.answer) if self._request is not None else self._seen_new(call)
+            frame, samples = self._seen_whole(call, call.answer) if self._request is not None else self._seen_new(call)
             self._complete(frame.step, error)
             try:
-                episode._put_step(frame, known)
+                episode._put_step(frame, samples)
             except FrameError:
                 frame.step, wrong = fitted(frame.step)
                 frame.step.extra = (frame.step.extra or {}) | {"not_taken": wrong}
-                episode._put_step(frame, known)
+                episode._put_step(frame, samples)
                 self._sink.trouble(f"values of a step are of the wrong type and went to its `extra`: {list(wrong)}")
 
-    def _seen_whole(self, call: Call, answer: Completion) -> tuple[Step, Known]:
+    def _seen_whole(self, call: Call, answer: Completion) -> tuple[Step, list[Known]]:
         """The step of a call whose whole prompt is known."""
         episode = self._episode
         made = made_step(
             call,
             answer,
+            Prompt(call.asked, answer.prompt_ids),
             episode.record,
             episode._calls,
             episode._key,
@@ -232,9 +233,9 @@ class LiveStep(Context):
             made.before.times += 1
         step = made.frame.step
         step.tool_calls = step.tool_calls or self._tool_calls()
-        return made.frame, made.known
+        return made.frame, made.samples
 
-    def _seen_new(self, call: Call) -> tuple[Step, Known | None]:
+    def _seen_new(self, call: Call) -> tuple[Step, list[Known]]:
         """The step of which it was said what was new to it."""
         answer, episode = call.answer or Completion(), self._episode
         message = _message(call)
@@ -252,13 +253,15 @@ class LiveStep(Context):
         describe(step, call, answer)
         if self._state is not None:
             step.state = self._state
-        known = Known(episode._key, self.index, Heads())
-        step.tokens = tokens_of(call, answer, episode._calls, known)
+        prompt = Prompt(call.asked, answer.prompt_ids)
+        step.tokens = tokens_of(call, answer, prompt, episode._calls, episode._key)
+        tokens = run_of(step.tokens, episode._calls, episode._key)
         step.extra = (step.extra or {}) | extra or None
         frame = Step(index=self.index, step=step, saw_results=self._context is None and self._state is None)
         if episode._recorded is None and not frame.saw_results:
             frame.initial_messages, step.context = step.context, []
-        return frame, known if known.tokens is not None else None
+        known = Known(owner=episode._key, step=self.index, end=Heads(), tokens=tokens)
+        return frame, [known] if tokens is not None else []
 
     def _tool_calls(self) -> list[Json] | None:
         """The tools that were called, as the calls of an action that does not say them."""

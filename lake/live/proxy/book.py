@@ -328,7 +328,8 @@ class Book:
 
     def _finish(self, rollout: Rollout, end: End, *, remember: bool = False) -> None:
         if not rollout.steps and rollout.failed:
-            self._take(rollout, unanswered_step(rollout.record))
+            begun = rollout.record
+            self._take(rollout, unanswered_step(begun.initial_messages or [], begun.policy, begun.started_at))
             if end.status == "completed":
                 end.status, end.error = "failed", end.error or rollout.problem
         if rollout.steps:

@@ -125,12 +125,12 @@ class Prefixes:
         self._loose: dict[bytes, list[Known]] = {}
         self._tokens, self._texts = _Runs(), _Runs()
         self._names: dict[str, Known] = {}
-        self._of: dict[bytes, list[list[Known]]] = {}
+        self._of: dict[bytes, dict[int, list[Known]]] = {}
         """Of each episode: its steps' samples."""
 
     def add(self, samples: list[Known]) -> None:
         """A call that was answered, by its samples."""
-        self._of.setdefault(samples[0].owner, []).append(samples)
+        self._of.setdefault(samples[0].owner, {})[samples[0].step] = samples
         for known in samples:
             self._exact.setdefault(known.end.exact, []).append(known)
             self._loose.setdefault(known.end.loose, []).append(known)
@@ -146,7 +146,7 @@ class Prefixes:
 
     def forget(self, owner: bytes) -> None:
         """Drop the calls of an episode."""
-        for known in (known for samples in self._of.pop(owner, ()) for known in samples):
+        for known in (known for samples in self._of.pop(owner, {}).values() for known in samples):
             _drop(self._exact, known.end.exact, known)
             _drop(self._loose, known.end.loose, known)
             for name in known.names:
@@ -157,7 +157,7 @@ class Prefixes:
                     runs.drop(run, known)
 
     def known(self, owner: bytes, step: int, choice: int = 0) -> Known:
-        """A sample of a step. Raises KeyError, IndexError: there is none."""
+        """A sample of a step. Raises LookupError: there is none."""
         return self._of[owner][step][choice]
 
     def by_name(self, name: str) -> Known | None:

@@ -159,18 +159,24 @@ def _samples(owner: bytes, frame: Step, before: Known | None, prefixes: Prefixes
                 names=_names(extra),
             )
         )
-    if (tokens := step.tokens) is not None:
-        prefix = tokens.prefix_step_index
-        earlier = prefixes.known(owner, prefix).tokens if isinstance(prefix, int) else None
-        found[0].tokens = Run.of(as_bytes([*tokens.context_ids, *tokens.action_ids]), earlier)
+    found[0].tokens = run_of(step.tokens, prefixes, owner)
     return found
 
 
-def unanswered_step(record: EpisodeRecord) -> Step:
+def run_of(tokens: TokensRecord | None, prefixes: Prefixes, owner: bytes) -> Run | None:
+    """All tokens up to the end of a step."""
+    if tokens is None:
+        return None
+    prefix = tokens.prefix_step_index
+    earlier = prefixes.known(owner, prefix).tokens if isinstance(prefix, int) else None
+    return Run.of(as_bytes([*tokens.context_ids, *tokens.action_ids]), earlier)
+
+
+def unanswered_step(messages: list[Message], model: str | None, started_at: datetime | None) -> Step:
     """What is known of an episode no call of which was answered: what the policy saw, and nothing to train on."""
-    step = step_of(record.initial_messages or [], 0, _SILENCE, is_first=True)
-    step.trainable, step.model, step.started_at = False, record.policy, record.started_at
-    return Step(index=0, step=step, initial_messages=record.initial_messages)
+    step = step_of(messages, 0, _SILENCE, is_first=True)
+    step.trainable, step.model, step.started_at = False, model, started_at
+    return Step(index=0, step=step, initial_messages=messages)
 
 
 def span_of(call: Call, span_id: str, steps: int) -> SpanRecord:
