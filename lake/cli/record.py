@@ -1,11 +1,13 @@
 """Command `record`."""
 
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lake.cli.options import lake_option
+from lake.errors import MissingExtraError, UsageError
 from lake.read.text_table import cell, counted
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ _MB = 1 << 20
 @click.command()
 @click.option("--upstream", required=True, metavar="URL", help="Base URL of the engine or vendor.")
 @lake_option
-@click.option("--run", "run_id", default="live", show_default=True, help="Run of calls that name none.")
+@click.option("--run", default="live", show_default=True, help="Run of calls that name none.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8484, show_default=True, help="0: any that is free.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Any other address needs --token.")
 @click.option(
@@ -59,6 +61,9 @@ _MB = 1 << 20
 )
 @click.option("--max-body", type=click.IntRange(min=1), default=64, show_default=True, help="MB of a request.")
 @click.option(
+    "--max-answer", type=click.IntRange(min=1), default=256, show_default=True, help="MB of an answer; more is cut off."
+)
+@click.option(
     "--max-connections",
     type=click.IntRange(min=1),
     default=4096,
@@ -70,23 +75,18 @@ _MB = 1 << 20
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder for what is not yet in the lake.  [default: below TRAJLAKE_SPOOL or the user's state]",
 )
-@click.option("--spool-size", type=click.IntRange(min=64), default=1024, show_default=True, help="MB of it.")
+@click.option("--spool-size", type=click.IntRange(min=8), default=1024, show_default=True, help="MB of it.")
 def record(
-    upstream: str,
-    lake_uri: str,
-    run_id: str,
-    port: int,
+    *,
     host: str,
     token: str | None,
-    idle: float,
-    timeout: float,
     ask: str,
     logprobs_mode: str | None,
     on_full: str,
     max_body: int,
-    max_connections: int,
-    spool: Path | None,
+    max_answer: int,
     spool_size: int,
+    **same: Any,
 ) -> None:
     """Record agents through a proxy: point their base URL at it, and each call is a step in the lake.
 
@@ -99,41 +99,38 @@ def record(
     {"reward": 1.0} to .../v1/end ends an episode; else it ends when it is idle, or with the proxy. Killed, the proxy
     goes on where it was at the next start.
     """
-    from lake.errors import MissingExtraError, UsageError
-
-    try:
-        import aiohttp  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError('trajlake record needs the package aiohttp: pip install "trajlake[record]"') from error
+    _check(host, token, max_body, spool_size)
     from lake.live.proxy.app import Limits
     from lake.live.proxy.forward import Settings
     from lake.live.proxy.serve import Options, serve
 
+    options = Options(
+        host=host,
+        token=token,
+        refuses=on_full == "refuse",
+        spool_bytes=spool_size * _MB,
+        settings=Settings(asks=ask, logprobs_mode=logprobs_mode, max_answer=max_answer * _MB),
+        limits=Limits(max_body=max_body * _MB, max_bodies=max(512, 2 * max_body) * _MB),
+        **same,  # under the names that they have there
+    )
+    _tell(serve(options, ready=lambda url: _greet(url, options.lake_uri)))
+
+
+def _check(host: str, token: str | None, max_body: int, spool_size: int) -> None:
+    """Raise a TrajlakeError for options that do not go together, or without what the command needs."""
     if host not in _LOCAL and not token:
         raise UsageError(
             f"--host {host} lets other machines in, so it needs a --token of your own (in the environment: "
             "TRAJLAKE_RECORD_TOKEN), which they send in the header X-Trajlake-Token; or leave --host out"
         )
-    options = Options(
-        upstream=upstream,
-        lake_uri=lake_uri,
-        run=run_id,
-        host=host,
-        port=port,
-        token=token,
-        idle=idle,
-        timeout=timeout,
-        refuses=on_full == "refuse",
-        max_connections=max_connections,
-        spool=spool,
-        spool_bytes=spool_size * _MB,
-        settings=Settings(asks=ask, logprobs_mode=logprobs_mode),
-        limits=Limits(max_body=max_body * _MB, max_bodies=max(512, 2 * max_body) * _MB),
-    )
-    outcome = serve(
-        options, ready=lambda url: click.echo(f"recording {cell(url)} into {cell(lake_uri)}; Ctrl-C ends it")
-    )
-    _tell(outcome)
+    if 2 * max_body > spool_size:
+        raise UsageError(f"--spool-size is {spool_size} MB; valid: at least twice --max-body, which is {max_body} MB")
+    if find_spec("aiohttp") is None:
+        raise MissingExtraError('trajlake record needs the package aiohttp: pip install "trajlake[record]"')
+
+
+def _greet(url: str, lake_uri: str) -> None:
+    click.echo(f"recording {cell(url)} into {cell(lake_uri)}; Ctrl-C ends it")
 
 
 def _tell(outcome: "Outcome") -> None:

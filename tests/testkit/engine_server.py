@@ -5,8 +5,10 @@ null where it does not. Its tokens are the bytes of a plain rendering of the cha
 answer begins with that call's tokens. What it sampled is in `Engine.calls`, for tests to compare a lake with.
 
 The model's name says how it behaves: `policy` answers, `error-500` refuses, `cut-3` breaks off after three chunks,
-`slow-20` waits 20 ms before every chunk, `hang` never answers, `endless` streams without end, `think` reasons aloud
-first, `flaky` fails every first try of a prompt.
+`ends-3` ends there as if that were all, `half` breaks off in the middle of a whole answer, `slow-20` waits 20 ms before
+every chunk, `hang` never answers, `endless` streams without end, `think` reasons aloud first, `flaky` fails every first
+try of a prompt. `echo` repeats the request's headers and body in its answer and a header of it, `echo-401` in an error,
+`echo-event` in an error that a stream ends with.
 """
 
 import asyncio
@@ -66,6 +68,11 @@ class Sampled:
         self.number = number
         self.is_whole = False
         """Whether all of it was sent."""
+
+    def say(self, text: str) -> None:
+        """Answer this and nothing else."""
+        self.text, self.calls, self.action_ids = text, [], said_ids(text, [])
+        self.logprobs = [logprob(token, place) for place, token in enumerate(self.action_ids)]
 
     @property
     def ids_asked_for(self) -> tuple[list[int] | None, list[int] | None]:
@@ -135,6 +142,8 @@ class Engine:
         """Clients that left before their answer was whole."""
         self.port = 0
         self.weight_version = "7"
+        self.asked: list[str] = []
+        """Models of all calls that arrived."""
         self.tried: set[str] = set()
 
     @property
@@ -152,6 +161,7 @@ class Engine:
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_post("/v1/responses", self._responses)
         app.router.add_post("/v1/messages", self._messages)
+        app.router.add_post("/v1/unknown/stream", self._chat)
         return app
 
     async def _version(self, _: web.Request) -> web.Response:
@@ -163,23 +173,36 @@ class Engine:
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "policy", "object": "model", "owned_by": "vllm"}]})
 
-    async def _begin(self, request: web.Request, prompt_ids: list[int], body: dict[str, Any]) -> Sampled | web.Response:
+    async def _begin(
+        self, request: web.Request, prompt_ids: list[int], body: dict[str, Any]
+    ) -> Sampled | web.StreamResponse:
         model = str(body.get("model"))
+        self.asked.append(model)
         if model == "hang":
-            await asyncio.sleep(3600)
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                self.left += 1
+                raise
+        if model == "half":
+            return await _half(request)
+        if model == "echo-401":
+            return _error(401, f"no access with {_seen(request, body)}")
         if model == "flaky" and (key := json.dumps([body.get("messages")])) not in self.tried:
             self.tried.add(key)
             return _error(503)
         if model.startswith("error-"):
             return _error(int(model.removeprefix("error-")))
         sampled = Sampled(body, request.headers, prompt_ids, len(self.calls))
+        if model == "echo":
+            sampled.say(_seen(request, body))
         self.calls.append(sampled)
         return sampled
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         sampled = await self._begin(request, rendered(body["messages"]), body)
-        if isinstance(sampled, web.Response):
+        if not isinstance(sampled, Sampled):
             return sampled
         if body.get("stream"):
             return await self._stream(request, sampled, _chat_events(sampled))
@@ -202,7 +225,7 @@ class Engine:
         body = await request.json()
         prompt = body["prompt"]
         sampled = await self._begin(request, encoded(prompt) if isinstance(prompt, str) else prompt, body)
-        if isinstance(sampled, web.Response):
+        if not isinstance(sampled, Sampled):
             return sampled
         if body.get("stream"):
             return await self._stream(request, sampled, _completion_events(sampled))
@@ -216,7 +239,7 @@ class Engine:
     async def _responses(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         sampled = await self._begin(request, encoded(json.dumps(body["input"])), body)
-        if isinstance(sampled, web.Response):
+        if not isinstance(sampled, Sampled):
             return sampled
         if body.get("stream"):
             return await self._stream(request, sampled, _response_events(sampled), is_named=True)
@@ -226,7 +249,7 @@ class Engine:
     async def _messages(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         sampled = await self._begin(request, encoded(json.dumps(body["messages"])), body)
-        if isinstance(sampled, web.Response):
+        if not isinstance(sampled, Sampled):
             return sampled
         if body.get("stream"):
             return await self._stream(request, sampled, _message_events(sampled), is_named=True)
@@ -238,11 +261,19 @@ class Engine:
     ) -> web.StreamResponse:
         model = str(sampled.body.get("model"))
         most = int(model.removeprefix("cut-")) if model.startswith("cut-") else None
+        shown = int(model.removeprefix("ends-")) if model.startswith("ends-") else None
         pause = int(model.removeprefix("slow-")) / 1000 if model.startswith("slow-") else 0.0
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        headers = {"Content-Type": "text/event-stream"} | ({"X-Seen": _seen(request, {})} if model == "echo" else {})
+        response = web.StreamResponse(headers=headers)
         await response.prepare(request)
         try:
             async for number, event in _numbered(events, forever=model == "endless"):
+                if number == shown:
+                    return response
+                if number and model == "echo-event":
+                    said = json.dumps({"error": {"message": _seen(request, sampled.body), "type": "server_error"}})
+                    await response.write(f"data: {said}\n\n".encode())
+                    return response
                 if number == most:
                     assert request.transport is not None
                     request.transport.abort()
@@ -269,8 +300,24 @@ async def _numbered(events: Iterator[Any], *, forever: bool) -> AsyncIterator[tu
             return
 
 
-def _error(status: int) -> web.Response:
-    return web.json_response({"error": {"message": f"refused with {status}", "type": "server_error"}}, status=status)
+def _error(status: int, message: str | None = None) -> web.Response:
+    said = {"message": message or f"refused with {status}", "type": "server_error"}
+    return web.json_response({"error": said}, status=status)
+
+
+def _seen(request: web.Request, body: dict[str, Any]) -> str:
+    """A request as an engine that is careless with keys might show it."""
+    return json.dumps([request.raw_path, [*request.headers.values()], body])
+
+
+async def _half(request: web.Request) -> web.StreamResponse:
+    """The first bytes of a longer answer, and the end of the connection."""
+    response = web.StreamResponse(headers={"Content-Length": "1000", "Content-Type": "application/json"})
+    await response.prepare(request)
+    await response.write(b'{"choices": [{"message": {"content": "half')
+    assert request.transport is not None
+    request.transport.abort()
+    return response
 
 
 def _about(kind: str, sampled: Sampled) -> dict[str, Any]:

@@ -2,44 +2,82 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 from testkit.engine_server import Engine
+from testkit.processes import environment
 
 MAIN = "from lake.cli import main; main()"
 
 
 class Proxy:
-    """A proxy in a process of its own."""
+    """A proxy in a process of its own.
 
-    def __init__(self, engine: Engine, folder: Path, *options: str) -> None:
-        self.lake = str(folder / "lake")
+    Attributes:
+        lake: where it records, unless an option says otherwise.
+        base: its address, without /v1.
+        log: file that its stderr goes to.
+    """
+
+    def __init__(self, engine: Engine, folder: Path, *options: str, **variables: str) -> None:
+        self.lake, self.log = str(folder / "lake"), folder / "log"
         command = [sys.executable, "-c", MAIN, "record", "--upstream", engine.url, "--lake", self.lake, "--port", "0"]
         command += ["--spool", str(folder / "spool"), *options]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment(**variables)
+            )
         assert self.process.stdout is not None
-        self.base = self.process.stdout.readline().split()[1].removesuffix("/v1")
+        words = self.process.stdout.readline().split()
+        assert words, self.log.read_text()
+        self.base = words[1].removesuffix("/v1")
+
+    @property
+    def port(self) -> int:
+        return int(self.base.rpartition(":")[2])
 
     def post(self, path: str, body: dict[str, Any], **headers: str) -> str:
         request = urllib.request.Request(self.base + path, json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request, timeout=60) as response:
             return str(response.read().decode())
 
-    def end(self, number: int = signal.SIGINT) -> None:
+    def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body of what it answers, whatever it is."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, dict(answer.headers), answer.read()
+        finally:
+            connection.close()
+
+    def connect(self) -> socket.socket:
+        """A connection, for what no client library sends."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
+
+    def end(self, number: int = signal.SIGINT) -> str:
+        """End it; what it printed."""
         self.process.send_signal(number)
-        self.process.communicate(timeout=120)
+        return self.process.communicate(timeout=120)[0]
 
 
 @contextmanager
-def proxy(engine: Engine, folder: Path, *options: str) -> Iterator[Proxy]:
-    """A running proxy, whose lake and spool are below `folder`; `options` are further ones of the command."""
-    started = Proxy(engine, folder, *options)
+def proxy(engine: Engine, folder: Path, *options: str, **variables: str) -> Iterator[Proxy]:
+    """A running proxy, whose lake, spool and log are below `folder`.
+
+    Args:
+        options: further ones of the command; one that is there twice counts as said last.
+        variables: of its environment.
+    """
+    started = Proxy(engine, folder, *options, **variables)
     try:
         yield started
     finally:

@@ -1,7 +1,8 @@
 """What the proxy answers: calls that are recorded, spans, the ends of episodes, and everything else as it is.
 
 A request is refused, with the reason, before it reaches the upstream: without the proxy's token where one is needed,
-with a name or path that is not valid, longer than a body may be, or while there is no room to record.
+from a page of another site, with a name or path that is not valid, longer than a body may be, or while there is no room
+to record.
 """
 
 import asyncio
@@ -9,20 +10,23 @@ import hmac
 import logging
 import re
 import time
+import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
 
 import aiohttp
 import msgspec
 from aiohttp import web
+from yarl import URL
 
 from lake.errors import UsageError
 from lake.live.proxy.book import Book
+from lake.live.proxy.connections import Gate
 from lake.live.proxy.forward import Passage, Settings
 from lake.live.proxy.keys import NAME_LIMIT, TOKEN_HEADER, Address, addressed
-from lake.live.proxy.replies import RefusedError, refusal
+from lake.live.proxy.replies import ClientLeftError, RefusedError, broken, refusal, send
 from lake.live.proxy.rollouts import Ending
+from lake.live.proxy.secrets import Secrets
 from lake.live.proxy.shapes import APIS
 from lake.live.proxy.steps import Call
 from lake.live.proxy.traces import PATHS, acknowledged, received
@@ -31,10 +35,10 @@ from lake.live.proxy.upstream import Upstream, passed_on
 END_PATH = "/v1/end"
 _SETTLING_SECONDS = 5.0
 """How long the end of an episode waits for its calls that are under way."""
-_DRIBBLE_SECONDS = 60.0
-"""How long a client may be silent in the middle of a body."""
 _NO_ROOM = "there is no room to record: the lake cannot be reached, or the disk is full; try again"
 _LOCAL_NAME = re.compile(r"(127\.\d+\.\d+\.\d+|localhost|\[::1\])(:\d+)?")
+_PACKED = frozenset(("identity", "gzip", "deflate"))
+"""Encodings of a body that are unpacked."""
 _log = logging.getLogger("trajlake")
 
 
@@ -45,6 +49,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of a request."""
     max_bodies: int = 512 << 20
     """Bytes of all requests at a time."""
+    body_seconds: float = 60.0
+    """How long a body may take to arrive."""
 
 
 class Proxy:
@@ -53,8 +59,10 @@ class Proxy:
     Args:
         upstream: where calls go on to.
         book: what they are recorded in.
+        gate: told who is busy.
         token: what requests have to bring in `X-Trajlake-Token`; None if nothing.
-        has_room: whether there is room to record; else calls are refused, unless they are to go on unrecorded.
+        has_room: whether there is room to record calls of so many bytes; else they are refused, unless they are to go
+            on unrecorded.
         sync: brings what was recorded to the disk; whether that was possible.
         refuses: calls are refused while there is no room.
     """
@@ -66,22 +74,28 @@ class Proxy:
         *,
         settings: Settings,
         limits: Limits,
+        gate: Gate,
         token: str | None,
-        has_room: Callable[[], bool],
+        has_room: Callable[[int], bool],
         sync: Callable[[], bool],
         refuses: bool,
     ) -> None:
         self._upstream, self._book = upstream, book
-        self._settings, self._limits, self._token = settings, limits, token
+        self._settings, self._limits, self._gate, self._token = settings, limits, gate, token
         self._has_room, self._sync, self._refuses = has_room, sync, refuses
         self._held = 0
-        """Bytes of bodies."""
+        """Bytes of the bodies of requests that are under way."""
+        self._is_stopping = False
 
-    def application(self, *middlewares: Any) -> web.Application:
+    def application(self) -> web.Application:
         """As aiohttp runs it."""
-        app = web.Application(client_max_size=self._limits.max_body, middlewares=middlewares)
+        app = web.Application(client_max_size=self._limits.max_body)
         app.router.add_route("*", "/{path:.*}", self._answer)
+        app.on_shutdown.append(self._stop)
         return app
+
+    async def _stop(self, _: web.Application) -> None:
+        self._is_stopping = True
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = bytearray()
@@ -89,11 +103,16 @@ class Proxy:
             self._check_client(request)
             address, path = addressed(request.raw_path.partition("?")[0], request.headers)
             await self._read(request, body)
-            return await self._answer_body(request, address, path, bytes(body))
+            with self._gate.busy(request.protocol):
+                return await self._answer_body(request, address, path, bytes(body))
         except RefusedError as error:
             return error.response()
         except UsageError as error:
             return refusal(400, str(error))
+        except Exception as error:
+            # Ours or aiohttp's: told without what it says, which may be of the request.
+            _log.warning("a request failed: %s", _where(error))
+            return refusal(500, f"the proxy failed: {type(error).__name__}")
         finally:
             self._held -= len(body)
 
@@ -116,19 +135,33 @@ class Proxy:
             # A page in a browser here can reach us under a name of its own (DNS rebinding).
             message = f"the host is {request.host[:NAME_LIMIT]!r}; valid without a token: 127.0.0.1, localhost, [::1]"
             raise RefusedError(403, message)
+        elif (origin := request.headers.get("Origin")) is not None and not _is_local(origin):
+            # Nor may such a page send to our address what needs no permission: a form, a text.
+            message = f"the page is of {origin[:NAME_LIMIT]!r}; valid without a token: pages of this machine"
+            raise RefusedError(403, message)
+        if "websocket" in request.headers.get("Upgrade", "").lower():
+            raise RefusedError(501, "websockets are not passed on; use the HTTP API")
+        if (packed := request.headers.get("Content-Encoding", "identity").lower()) not in _PACKED:
+            raise RefusedError(415, f"Content-Encoding is {packed[:NAME_LIMIT]!r}; valid: {', '.join(sorted(_PACKED))}")
 
     async def _read(self, request: web.Request, body: bytearray) -> None:
         """Add a whole body, counted in `_held`. Raises RefusedError."""
+        try:
+            async with asyncio.timeout(self._limits.body_seconds):
+                await self._gather(request, body)
+        except TimeoutError as error:
+            raise RefusedError(408, f"the body was not whole after {self._limits.body_seconds:.0f} s") from error
+        except (web.RequestPayloadError, aiohttp.ClientError) as error:
+            raise RefusedError(400, f"the body cannot be read: {type(error).__name__}") from error
+
+    async def _gather(self, request: web.Request, body: bytearray) -> None:
         most = self._limits.max_body
         while True:
             if max(request.content_length or 0, len(body)) > most:
                 raise RefusedError(413, f"the body is longer than {most:,} bytes (--max-body)")
             if self._held > self._limits.max_bodies:
                 raise RefusedError(503, f"requests of {self._limits.max_bodies:,} bytes are under way; try again")
-            try:
-                piece = await asyncio.wait_for(request.content.readany(), _DRIBBLE_SECONDS)
-            except TimeoutError as error:
-                raise RefusedError(408, f"the body was not whole, and silent for {_DRIBBLE_SECONDS:.0f} s") from error
+            piece = await request.content.readany()
             if not piece:
                 return
             body += piece
@@ -137,17 +170,21 @@ class Proxy:
     # ------------------------------------------------------------ kinds of requests
 
     async def _record(self, request: web.Request, address: Address, path: str, body: bytes) -> web.StreamResponse:
-        if self._refuses and not self._has_room():
+        if self._refuses and not self._has_room(self._held):
             raise RefusedError(503, _NO_ROOM)
         own = msgspec.structs.replace(address, parent=None)
+        query = request.raw_path.partition("?")[2]
+        secrets = Secrets([*request.headers.items(), *self._upstream.headers.items()], query)
+        if secrets.stand_in(str(address)):
+            raise RefusedError(400, "a name of the rollout is a key that the request sends, and names are recorded")
 
         def record(call: Call) -> None:
             try:
-                self._book.add(call)
-            except Exception:
+                self._book.add(secrets.hidden(call))
+            except Exception as error:
                 # Whatever a hostile text does to our records must not reach the agent.
                 self._book.counts.unreadable += 1
-                _log.exception("a call could not be recorded")
+                _log.warning("a call could not be recorded: %s", _where(error))
 
         with self._book.under_way.call(own):
             passage = Passage(
@@ -158,13 +195,15 @@ class Proxy:
                 api=APIS[path],
                 path=path,
                 body=body,
+                secrets=secrets,
                 record=record,
+                is_stopping=lambda: self._is_stopping,
             )
             return await passage.run()
 
     async def _receive(self, request: web.Request, address: Address, path: str, body: bytes) -> web.Response:
         """Spans are taken whole, or the exporter is told to send them again."""
-        if not self._has_room():
+        if not self._has_room(self._held):
             raise RefusedError(503, _NO_ROOM)
         found = await asyncio.to_thread(received, path, request.content_type, body)
         for traced, is_over in found:
@@ -175,6 +214,7 @@ class Proxy:
 
     async def _pass(self, request: web.Request, path: str, body: bytes) -> web.StreamResponse:
         """A request that is no call of a model."""
+        response = None
         try:
             query = request.raw_path.partition("?")[2]
             async with self._upstream.request(request.method, path, query, request.headers, body or None) as found:
@@ -183,13 +223,15 @@ class Proxy:
                 response = web.StreamResponse(status=found.status, headers=headers)
                 await response.prepare(request)
                 async for piece in found.content.iter_any():
-                    await response.write(piece)
+                    await send(response, piece)
                 await response.write_eof()
                 return response
+        except ClientLeftError:
+            return response or web.Response()
         except TimeoutError as error:
-            return refusal(504, f"the upstream was silent for too long: {error or 'time-out'}")
+            return broken(request, response, 504, f"the upstream was silent for too long: {error or 'time-out'}")
         except (aiohttp.ClientError, OSError) as error:
-            return refusal(502, f"the upstream failed: {type(error).__name__}: {error}")
+            return broken(request, response, 502, f"the upstream failed: {type(error).__name__}: {error}")
 
     async def _end(self, request: web.Request, address: Address, body: bytes) -> web.Response:
         if request.method != "POST":
@@ -204,3 +246,18 @@ class Proxy:
         while own.is_named and self._book.under_way.of(own) and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
         return web.json_response(self._book.end(own, ending, datetime.now(UTC)))
+
+
+def _is_local(origin: str) -> bool:
+    """Whether a page is of this machine."""
+    try:
+        url = URL(origin)
+    except ValueError:
+        return False
+    return url.scheme in ("http", "https") and _LOCAL_NAME.fullmatch(url.authority) is not None
+
+
+def _where(error: Exception) -> str:
+    """An error by its kind and place, without what it says."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} at {last.name}, line {last.lineno} of {last.filename}"

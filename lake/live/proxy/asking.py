@@ -10,6 +10,8 @@ either. All these are recorded as text.
 
 from typing import Any
 
+import msgspec
+
 from lake.live.proxy.shapes import CHAT, COMPLETIONS
 
 _ENGINES = ("vllm",)
@@ -22,13 +24,13 @@ Added = frozenset[str]
 """Names of what the client did not ask for: return_token_ids, logprobs."""
 
 
-def asking(api: str, body: dict[str, Any]) -> tuple[dict[str, Any], Added]:
-    """A request that also asks for tokens, and what was added to it.
+def asking(api: str, body: dict[str, Any]) -> dict[str, Any]:
+    """What is asked for beside a request: fields of it, with their values.
 
     Usage is not asked for: vLLM moves `system_fingerprint` to the chunk that it adds for it, and ids can be counted.
     """
     if api not in (CHAT, COMPLETIONS) or body.get("echo") or body.get("use_beam_search"):
-        return body, Added()
+        return {}
     more: dict[str, Any] = {}
     if not body.get("return_token_ids"):
         more["return_token_ids"] = True
@@ -38,7 +40,19 @@ def asking(api: str, body: dict[str, Any]) -> tuple[dict[str, Any], Added]:
         more["logprobs"] = True
     if api == COMPLETIONS and body.get("logprobs") is None:
         more["logprobs"] = 0
-    return body | more, Added(more)
+    return more
+
+
+def sent_with(raw: bytes, body: dict[str, Any], more: dict[str, Any]) -> bytes:
+    """A request as it came, with more fields: what the client wrote stays as it wrote it, byte for byte.
+
+    Args:
+        raw: JSON of `body`.
+        more: fields behind which others of their name do not count.
+    """
+    if body.keys() & more.keys():
+        return msgspec.json.encode(body | more)
+    return raw.rstrip()[:-1] + (b"," if body else b"") + msgspec.json.encode(more)[1:]
 
 
 def answers_tokens(engine: str | None) -> bool:

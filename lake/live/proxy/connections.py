@@ -1,23 +1,26 @@
 """Connections, as many as are allowed: who is one too many is told so, unless another one is idle.
 
-Whoever opens thousands of connections and says nothing must not keep others out: to make place, the connection without
-a request under way that has been open for longest is closed, as a server may at any time.
+Whoever opens thousands of connections and says nothing, or sends a body byte by byte, must not keep others out. To make
+place, a connection on which no call is under way is closed, as a server may at any time: first those that never made
+one, oldest first, then the one whose last call is longest ago.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from lake.live.proxy.replies import error_body
+from lake.live.proxy.replies import error_body, refusal
 
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_IDLE_SECONDS = 75.0
+"""After which a connection is closed, if nobody needs its place before."""
 
 
 class Gate:
-    """Makes a protocol for each connection, for `loop.create_server`; its `middleware` tells it who is busy.
+    """Makes a protocol for each connection, for `loop.create_server`.
 
     Args:
         most: connections at a time.
@@ -26,47 +29,73 @@ class Gate:
     def __init__(self, most: int) -> None:
         self._most = most
         self._server: web.Server | None = None
-        self._open: dict[RequestHandler, None] = {}
-        """Oldest first; also some that are closed by now."""
-        self._busy: dict[object, int] = {}
-        """Connections with requests under way, and how many."""
+        self._silent: dict[RequestHandler, None] = {}
+        """Connections that made no call so far, oldest first."""
+        self._used: dict[RequestHandler, None] = {}
+        """The others that are idle, the one whose last call is longest ago first."""
+        self._busy: dict[RequestHandler, None] = {}
 
     def guard(self, server: web.Server) -> None:
         """Stand before a server."""
         self._server = server
 
-    @property
-    def middleware(self) -> Callable[[web.Request, _Handler], Awaitable[web.StreamResponse]]:
-        """What has to be around the handler of requests."""
+    @contextmanager
+    def busy(self, connection: RequestHandler) -> Iterator[None]:
+        """While a call is under way on a connection, which makes one at a time."""
+        self.forget(connection)
+        self._busy[connection] = None
+        try:
+            yield
+        finally:
+            if self._busy.pop(connection, connection) is None:  # else it was closed meanwhile
+                self._used[connection] = None
 
-        @web.middleware
-        async def count(request: web.Request, handler: _Handler) -> web.StreamResponse:
-            connection = request.protocol
-            self._busy[connection] = self._busy.get(connection, 0) + 1
-            try:
-                return await handler(request)
-            finally:
-                self._busy[connection] -= 1
-                if not self._busy[connection]:
-                    del self._busy[connection]
-
-        return count
+    def forget(self, connection: RequestHandler) -> None:
+        """A connection is closed."""
+        for kind in (self._silent, self._used, self._busy):
+            kind.pop(connection, None)
 
     def __call__(self) -> asyncio.Protocol:
         """The protocol of a new connection."""
         assert self._server is not None
-        if len(self._open) >= self._most:
-            alive = set(self._server.connections)
-            self._open = {connection: None for connection in self._open if connection in alive}
-        if len(self._open) >= self._most:
-            idle = next((connection for connection in self._open if connection not in self._busy), None)
-            if idle is None:
+        if len(self._silent) + len(self._used) + len(self._busy) >= self._most:
+            idle = self._silent or self._used
+            if not idle:
                 return _Refusal(self._most)
-            del self._open[idle]
-            idle.force_close()
-        connection = self._server()
-        self._open[connection] = None
+            longest = next(iter(idle))
+            del idle[longest]
+            longest.force_close()
+        connection = _Connection(self, self._server)
+        self._silent[connection] = None
         return connection
+
+
+class _Connection(RequestHandler):
+    """A connection that tells the gate of its end, and whoever does not speak HTTP so; what he said goes to no log."""
+
+    __slots__ = ("_gate",)
+
+    def __init__(self, gate: Gate, server: web.Server) -> None:
+        super().__init__(server, loop=asyncio.get_running_loop(), keepalive_timeout=_IDLE_SECONDS)
+        self._gate = gate
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        self._gate.forget(self)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if request.writer.output_size > 0:
+            raise ConnectionError("the answer has begun")
+        said = (message or "").partition("\n")[0].strip(" :")
+        response = refusal(status, f"the request cannot be read: {said or type(exc).__name__}")
+        response.force_close()
+        return response
 
 
 class _Refusal(asyncio.Protocol):

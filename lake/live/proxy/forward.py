@@ -1,7 +1,8 @@
 """One call on its way: asked of the upstream, passed back as it comes, and recorded before its end is passed back.
 
 An agent that has its answer may ask the next thing or end its episode at once, so the call is in the book by then. What
-the client did not ask for is taken out; else every byte goes back as it came.
+the client did not ask for is taken out; else every byte goes back as it came. A client that leaves ends its call: the
+connection to the upstream is closed, and what there is of the answer is recorded.
 """
 
 import asyncio
@@ -16,13 +17,14 @@ from aiohttp import web
 
 from lake.formats.base.rows import ShapeError
 from lake.formats.chat.chat_completions import Completion
-from lake.live.proxy.asking import Added, answers_tokens, asking, stripped
+from lake.live.proxy.asking import Added, answers_tokens, asking, sent_with, stripped
 from lake.live.proxy.keys import Address
-from lake.live.proxy.replies import refusal
+from lake.live.proxy.replies import ClientLeftError, broken, send
+from lake.live.proxy.secrets import Secrets
 from lake.live.proxy.shapes import Asked, answered, asked
 from lake.live.proxy.steps import Call
 from lake.live.proxy.streams import Event, Events, gathering
-from lake.live.proxy.upstream import Upstream, passed_on, policy_version, redacted
+from lake.live.proxy.upstream import Upstream, passed_on, policy_version
 
 _SHOWN = 2000
 """Characters of an error's text that are recorded."""
@@ -50,7 +52,9 @@ class Passage:
         api: which of the four it is.
         path: what is asked of the upstream.
         body: of the request.
+        secrets: the keys that the request is known to bring; those in its body are added.
         record: takes the call once it is over.
+        is_stopping: whether the proxy is being stopped.
     """
 
     def __init__(
@@ -63,11 +67,13 @@ class Passage:
         api: str,
         path: str,
         body: bytes,
+        secrets: Secrets,
         record: Callable[[Call], None],
+        is_stopping: Callable[[], bool],
     ) -> None:
         self._request, self._upstream, self._settings = request, upstream, settings
         self._address, self._api, self._path, self._body = address, api, path, body
-        self._record = record
+        self._secrets, self._record = secrets, record
         self._started, self._clock = datetime.now(UTC), time.monotonic()
         self._asked = Asked(messages=[])
         self._added: Added = frozenset()
@@ -78,6 +84,7 @@ class Passage:
         self._response: web.StreamResponse | None = None
         """What has begun to go back."""
         self._is_recorded = False
+        self._is_stopping = is_stopping
 
     async def run(self) -> web.StreamResponse:
         """Make the call."""
@@ -94,8 +101,11 @@ class Passage:
                 if found.content_type == "text/event-stream":
                     return await self._pass_stream(found, gathered)
                 return await self._pass_whole(found)
+        except ClientLeftError:
+            self._leave(gathered)
+            return self._response or web.Response()
         except asyncio.CancelledError:
-            self._fail("the client left before the answer was whole", self._partial(gathered))
+            self._leave(gathered)
             raise
         except TimeoutError as error:
             return self._give_up(504, f"the upstream was silent for too long: {error or 'time-out'}", gathered)
@@ -113,22 +123,21 @@ class Passage:
             self._extra["request_not_read"] = f"it is {type(body).__name__}; valid: an object"
             return
         try:
-            self._asked = asked(self._api, body)
+            self._asked = asked(self._api, self._secrets.taken_from(body))
         except (ShapeError, msgspec.ValidationError, RecursionError) as error:
             self._extra["request_not_read"] = str(error)
         if self._settings.asks == "always" or (self._settings.asks == "auto" and answers_tokens(self._engine)):
-            body, self._added = asking(self._api, body)
-            if self._added:
-                self._body = msgspec.json.encode(body)
+            more = asking(self._api, body)
+            if more:
+                self._body, self._added = sent_with(self._body, body, more), Added(more)
 
     # ------------------------------------------------------------ answers
 
     async def _pass_refusal(self, found: aiohttp.ClientResponse) -> web.StreamResponse:
         """An answer that is none goes back as it is."""
         data = await self._read(found)
-        text = redacted(data[: 4 * _SHOWN].decode("utf-8", "backslashreplace"), self._request.headers)
         self._extra["http_status"] = found.status
-        self._fail(f"HTTP {found.status}: {text[:_SHOWN]}")
+        self._fail(f"HTTP {found.status}: {_text(data)}")
         return web.Response(status=found.status, body=data, headers=_headers(found))
 
     async def _pass_whole(self, found: aiohttp.ClientResponse) -> web.StreamResponse:
@@ -136,7 +145,7 @@ class Passage:
         try:
             body = _DECODE(data)
         except (msgspec.MsgspecError, RecursionError):
-            self._fail("the answer is no JSON", data[:_SHOWN].decode("utf-8", "backslashreplace"))
+            self._fail("the answer is no JSON", _text(data))
             return web.Response(status=found.status, body=data, headers=_headers(found))
         await self._finish(body)
         if self._added:
@@ -156,17 +165,17 @@ class Passage:
                 try:
                     gathered.add(event.data)
                 except (ShapeError, msgspec.ValidationError) as error:
-                    problem = problem or redacted(str(error), self._request.headers)
+                    problem = problem or str(error)
                 passed.append(self._stripped(event))
             if gathered.is_whole and not self._is_recorded:
                 await self._end_stream(gathered, problem)
             if out := b"".join(passed) if self._added else piece:
-                await response.write(out)
+                await send(response, out)
         if not self._is_recorded:
             # A stream may end without saying so; an answer that says why it ended is whole.
             await self._end_stream(gathered, problem, is_cut=not gathered.is_whole)
         if self._added and events.left:
-            await response.write(events.left)
+            await send(response, events.left)
         await response.write_eof()
         return response
 
@@ -188,7 +197,7 @@ class Passage:
         try:
             answer = answered(self._api, body)
         except (ShapeError, msgspec.ValidationError, RecursionError) as error:
-            self._fail(f"the answer cannot be read: {error}", redacted(_shown(body), self._request.headers))
+            self._fail(f"the answer cannot be read: {error}", _shown(body))
             return
         if is_cut and answer.finish_reason is None:
             self._fail("the upstream ended the stream before the answer was whole", answer.message)
@@ -201,26 +210,41 @@ class Passage:
 
     # ------------------------------------------------------------ records
 
-    def _partial(self, gathered: Any) -> Any:
-        """The message that an answer was on the way to be."""
+    def _so_far(self, gathered: Any) -> Completion | None:
+        """What there is of an answer."""
         try:
             body = gathered.answer()
-            return body and answered(self._api, body).message
-        except (ShapeError, msgspec.ValidationError):
+            return None if body is None else answered(self._api, body)
+        except (ShapeError, msgspec.ValidationError, RecursionError):
             return None
 
+    def _partial(self, gathered: Any) -> Any:
+        """The message that an answer was on the way to be."""
+        found = self._so_far(gathered)
+        return found and found.message
+
+    def _leave(self, gathered: Any) -> None:
+        """The client closed the connection: record what it left behind, a whole answer if all but its end was there.
+
+        Which weights it is of is not known: they are asked for after the end.
+        """
+        found = self._so_far(gathered)
+        if self._is_recorded:
+            return
+        if found is not None and found.finish_reason is not None:
+            self._add(found)
+        else:
+            who = "the proxy was stopped" if self._is_stopping() else "the client left"
+            self._fail(f"{who} before the answer was whole", found and found.message)
+
     def _give_up(self, status: int, error: str, gathered: Any) -> web.StreamResponse:
-        """The upstream gave nothing, or not all: say so, or break off what has begun."""
         self._fail(error, self._partial(gathered))
-        if self._response is None:
-            return refusal(status, error)
-        if self._request.transport is not None:  # no end of the body: the client sees that it is not whole
-            self._request.transport.close()
-        return self._response
+        return broken(self._request, self._response, status, error)
 
     def _fail(self, error: str, partial: Any = None) -> None:
         if not self._is_recorded:
-            self._add(None, error=error, partial=partial)
+            partial = self._secrets.hidden_in(partial)[:_SHOWN] if isinstance(partial, str) else partial
+            self._add(None, error=self._secrets.hidden_in(error)[:_SHOWN], partial=partial)
 
     def _add(self, answer: Completion | None, **fields: Any) -> None:
         self._is_recorded = True
@@ -255,4 +279,9 @@ def _headers(found: aiohttp.ClientResponse) -> Any:
 
 
 def _shown(body: Any) -> str:
-    return msgspec.json.encode(body).decode()[:_SHOWN]
+    return _text(msgspec.json.encode(body))
+
+
+def _text(data: bytes) -> str:
+    """The beginning of an answer: more than is recorded, as a key in it may end behind that."""
+    return data[: 64 * _SHOWN].decode("utf-8", "backslashreplace")

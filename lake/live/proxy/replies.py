@@ -1,8 +1,15 @@
-"""What the proxy itself answers: refusals, in the form that clients of these APIs show as the reason."""
+"""What the proxy itself answers: refusals, in the form that clients of these APIs show as the reason.
+
+An answer that has begun cannot be refused any more: it is broken off, so that the client sees that it is not whole.
+"""
 
 from typing import Any
 
 from aiohttp import web
+
+
+class ClientLeftError(Exception):
+    """The client closed its connection while an answer was on the way."""
 
 
 class RefusedError(Exception):
@@ -27,3 +34,20 @@ def error_body(status: int, message: str) -> dict[str, Any]:
 def refusal(status: int, message: str) -> web.Response:
     """An error as a response."""
     return web.json_response(error_body(status, message), status=status)
+
+
+def broken(request: web.Request, begun: web.StreamResponse | None, status: int, message: str) -> web.StreamResponse:
+    """The upstream gave nothing, or not all: say so, or break off the answer that has begun."""
+    if begun is None:
+        return refusal(status, message)
+    if request.transport is not None:
+        request.transport.close()
+    return begun
+
+
+async def send(response: web.StreamResponse, data: bytes) -> None:
+    """Pass a piece of an answer on. Raises ClientLeftError."""
+    try:
+        await response.write(data)
+    except ConnectionError as error:
+        raise ClientLeftError from error

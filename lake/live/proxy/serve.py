@@ -30,15 +30,18 @@ from lake.live.proxy.connections import Gate
 from lake.live.proxy.forward import Settings
 from lake.live.proxy.upstream import Upstream, base_of
 from lake.live.sink import SYNC_SECONDS
-from lake.live.spool import MAX_BYTES, Spool
+from lake.live.spool import BUFFER_BYTES, MAX_BYTES, Spool
 
 _RESERVE = 4 << 20
 """Bytes of the spool that are kept for the calls that are under way."""
-_FILES_OF_OURS = 64
+_FILES_OF_OURS = 128
 _SWEEP_SECONDS = 1.0
-_IDLE_CONNECTION_SECONDS = 75.0
-_LEAVING_SECONDS = 5.0
-"""How long calls that are under way may go on when the proxy is stopped."""
+_IDLE_UPSTREAM_SECONDS = 4.0
+"""Engines close a connection that is idle for 5 s (uvicorn), and a call must not leave on one that is being closed."""
+_READ_BYTES = 128 << 10
+"""Of an answer that its client does not fetch; twice as many are held at most."""
+_LEAVING_SECONDS = 2.5
+"""Half of the time that calls that are under way may go on when the proxy is stopped: aiohttp waits twice."""
 _log = logging.getLogger("trajlake")
 
 
@@ -133,30 +136,29 @@ def resume(root: Path, spool: Spool, book: Book) -> None:
 
 
 async def _run(options: Options, spool: Spool, book: Book, ready: Callable[[str], None]) -> None:
-    connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=60)
+    def has_room(size: int) -> bool:
+        # What a full disk does not take gathers in memory.
+        return spool.size + size + _RESERVE <= options.spool_bytes and spool.held_bytes <= BUFFER_BYTES // 2
+
+    connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=60, keepalive_timeout=_IDLE_UPSTREAM_SECONDS)
     jar = aiohttp.DummyCookieJar()
     skipped = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
     async with aiohttp.ClientSession(
-        connector=connector, cookie_jar=jar, skip_auto_headers=skipped, trust_env=False, read_bufsize=1 << 20
+        connector=connector, cookie_jar=jar, skip_auto_headers=skipped, trust_env=False, read_bufsize=_READ_BYTES
     ) as session:
+        gate = Gate(_room_for_files(options.max_connections))
         proxy = Proxy(
             Upstream(options.upstream, session, timeout=options.timeout),
             book,
             settings=options.settings,
             limits=options.limits,
+            gate=gate,
             token=options.token,
-            has_room=lambda: spool.size + _RESERVE <= options.spool_bytes,
+            has_room=has_room,
             sync=lambda: spool.sync(SYNC_SECONDS, unless_refused=True),
             refuses=options.refuses,
         )
-        gate = Gate(_room_for_files(options.max_connections))
-        runner = web.AppRunner(
-            proxy.application(gate.middleware),
-            handler_cancellation=True,
-            access_log=None,
-            keepalive_timeout=_IDLE_CONNECTION_SECONDS,
-            shutdown_timeout=_LEAVING_SECONDS,
-        )
+        runner = web.AppRunner(proxy.application(), handler_cancellation=True, shutdown_timeout=_LEAVING_SECONDS)
         await runner.setup()
         assert runner.server is not None
         gate.guard(runner.server)

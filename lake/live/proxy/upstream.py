@@ -12,32 +12,32 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from lake.errors import UsageError
+from lake.formats.base.secrets import redacted
 
 _HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer")
 ) | {"transfer-encoding", "upgrade", "content-length"}
-_NOT_SENT = frozenset(("host", "accept-encoding", "expect"))
+_NOT_SENT = frozenset(("host", "accept-encoding", "content-encoding", "expect"))
+"""Bodies are unpacked when they are read."""
 _OURS = "x-trajlake-"
 _PROBE_SECONDS = 5.0
 _PROBE_BYTES = 64 << 10
 _KNOWN_SECONDS, _ABSENT_SECONDS = 600.0, 5.0
 """After how long an upstream that did not say what it is, or was not there, is asked again."""
-_SECRET_HEADERS = re.compile(r"authorization|cookie|api-?key|token|secret", re.IGNORECASE)
-_SHORTEST_SECRET = 6
-"""Characters; shorter values stand in every text."""
 
 
 class Upstream:
     """Where calls go on to.
 
     Args:
-        url: its base URL, with or without /v1 at the end.
+        url: its base URL, with or without /v1 at the end; a user and password in it are sent with calls that bring no
+            `Authorization` of their own.
         timeout: seconds that it may be silent.
         session: the client; not closed here.
     """
 
     def __init__(self, url: str, session: aiohttp.ClientSession, *, timeout: float) -> None:
-        self._base = base_of(url)
+        self._base, self.headers = base_of(url)
         self._session = session
         self._timeout = aiohttp.ClientTimeout(total=None, connect=30, sock_read=timeout)
         self._probe = aiohttp.ClientTimeout(total=_PROBE_SECONDS)
@@ -52,6 +52,8 @@ class Upstream:
         """Send a request on, as an async context of its response; redirects are the client's affair."""
         sent = passed_on(headers.items(), without=_NOT_SENT)
         sent["Accept-Encoding"] = "identity"
+        for name, value in self.headers.items():
+            sent.setdefault(name, value)
         url = URL(f"{self._base}{path}{'?' if query else ''}{query}", encoded=True)
         return self._session.request(
             method,
@@ -103,7 +105,10 @@ class Upstream:
     async def _get(self, path: str) -> tuple[bool, Any]:
         """Whether anybody answers a small question, and what; None if it is no JSON."""
         try:
-            async with self._session.get(f"{self._base}{path}", timeout=self._probe, allow_redirects=False) as response:
+            sent = self._session.get(
+                f"{self._base}{path}", headers=self.headers, timeout=self._probe, allow_redirects=False
+            )
+            async with sent as response:
                 data = await response.content.read(_PROBE_BYTES)
                 return True, msgspec.json.decode(data) if response.status == 200 else None
         except msgspec.MsgspecError:
@@ -112,16 +117,26 @@ class Upstream:
             return False, None
 
 
-def base_of(url: str) -> str:
-    """A base URL without /v1, which paths bring along. Raises UsageError."""
+def base_of(url: str) -> tuple[str, dict[str, str]]:
+    """A base URL without /v1, which paths bring along, and the header that its user and password make.
+
+    Raises:
+        UsageError: it is none.
+    """
     try:
         parsed = URL(url)
     except ValueError as error:
-        raise UsageError(f"--upstream is {url!r}: {error}; valid: http://127.0.0.1:8000/v1, for example") from error
+        raise _no_base(url, f": {error}") from error
     if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query_string or parsed.fragment:
-        shown = parsed.with_user(None) if parsed.host else url
-        raise UsageError(f"--upstream is {str(shown)!r}; valid: http://127.0.0.1:8000/v1, for example")
-    return str(parsed).rstrip("/").removesuffix("/v1").rstrip("/")
+        raise _no_base(url)
+    headers = {}
+    if parsed.user is not None:
+        headers["Authorization"] = aiohttp.encode_basic_auth(parsed.user, parsed.password or "")
+    return str(parsed.with_user(None)).rstrip("/").removesuffix("/v1").rstrip("/"), headers
+
+
+def _no_base(url: str, why: str = "") -> UsageError:
+    return UsageError(redacted(f"--upstream is {url!r}{why}; valid: http://127.0.0.1:8000/v1, for example"))
 
 
 def passed_on(headers: Iterable[tuple[str, str]], *, without: frozenset[str] = frozenset()) -> CIMultiDict[str]:
@@ -132,16 +147,6 @@ def passed_on(headers: Iterable[tuple[str, str]], *, without: frozenset[str] = f
     return CIMultiDict(
         (key, value) for key, value in given if key.lower() not in left_out and not key.lower().startswith(_OURS)
     )
-
-
-def redacted(text: str, headers: Mapping[str, str]) -> str:
-    """A text of the upstream without the secrets that the client sent it, should it repeat them."""
-    for name, value in headers.items():
-        if _SECRET_HEADERS.search(name):
-            for secret in (value, *re.split(r"[\s;,=]+", value)):
-                if len(secret) >= _SHORTEST_SECRET:
-                    text = text.replace(secret, "[redacted]")
-    return text
 
 
 def policy_version(version: str | None) -> int | None:
