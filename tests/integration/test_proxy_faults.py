@@ -185,6 +185,6 @@ def test_a_proxy_that_is_stopped_says_so_of_the_calls_that_it_cut(tmp_path: Path
         connection.close()
     found = lake.open(at.lake)
     assert found.sql("SELECT status, stop_reason FROM episodes").to_dicts() == [
-        {"status": "aborted", "stop_reason": "proxy_stopped"}
+        {"status": "failed", "stop_reason": "proxy_stopped"}
     ]
     assert found.sql(SPANS)["error"].to_list() == ["the proxy was stopped before the answer was whole"]
