@@ -18,6 +18,7 @@ import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from lake.formats.base.secrets import redacted
 from lake.formats.chat.messages import INSTRUCTIONS
 from lake.live.contexts import beside_the_loop
 from lake.live.massgen_traces import Trace, TraceCollector
@@ -88,7 +89,9 @@ class _Watcher:
         kind = getattr(chunk, "type", None)
         name = str(getattr(kind, "value", kind))
         if name == "error":
-            self._error = _text(getattr(chunk, "error", None)) or _text(getattr(chunk, "content", None)) or "error"
+            self._error = redacted(
+                _text(getattr(chunk, "error", None)) or _text(getattr(chunk, "content", None)) or name
+            )
         self._see(name, chunk)
 
     @guarded()

@@ -10,6 +10,8 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 from lake import ids
 from lake.errors import UsageError
 from lake.formats.base.rows import ShapeError, finished
@@ -18,7 +20,7 @@ from lake.formats.massgen.traces import NAME, to_record
 from lake.live.frames import plain
 from lake.live.sink import Sink, guarded
 from lake.live.steps import messages, number
-from lake.records import episode_id
+from lake.records import Reject, episode_id
 
 if TYPE_CHECKING:
     from lake.live.recorder import Recorder
@@ -69,7 +71,8 @@ class TraceCollector:
         record = to_record(trace.value())
         problem = finished(record, NAME)
         if problem is not None and record.steps:
-            self._sink.trouble(f"a trace of MassGen cannot be recorded: {problem}")
+            raw = msgspec.json.encode(trace.value()).decode()
+            self._recorder.reject(Reject(position=0, reason="invalid", message=problem, raw=raw, source_format=NAME))
             return
         trace.id = ids.to_text(episode_id(record, self._recorder.run))
         self._recorder.record(record)

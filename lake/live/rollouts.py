@@ -19,17 +19,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from lake import ids
 from lake.errors import UsageError
 from lake.formats.base.fields import as_object, finite, whole
 from lake.formats.base.rows import finished
 from lake.formats.base.source import Input
 from lake.formats.eval_protocol.reader import NAME, to_record
+from lake.live.contexts import beside_the_loop
 from lake.live.frames import plain
 from lake.live.off import OFF
-from lake.live.sink import Sink, guarded
-from lake.live.steps import beside_the_loop, told
-from lake.records import EpisodeRecord, ScoreRecord, episode_id
+from lake.live.sink import Sink, guarded, told
+from lake.records import EpisodeRecord, Reject, ScoreRecord, episode_id
 
 if TYPE_CHECKING:
     from lake.live.recorder import Recorder
@@ -133,13 +135,14 @@ class RolloutHook:
                 self._sink.trouble(f"step data of turn {turn}: the conversation has {len(record.steps)}")
                 continue
             _complete(record, turn, data)
-        return self._take(record)
+        return self._take(record, whole_row)
 
     @guarded()
     def _row(self, row: Any, attempt: int) -> str | None:
-        record = self._converted(_said(row))
+        said = _said(row)
+        record = self._converted(said)
         record.attempt = attempt
-        return self._take(record)
+        return self._take(record, said)
 
     @guarded()
     def _tried(self, row: Any, error: BaseException | None) -> None:
@@ -161,10 +164,11 @@ class RolloutHook:
     def _converted(self, row: dict[str, Any]) -> EpisodeRecord:
         return to_record(row, _Live(Path(), self._recorder.run))
 
-    def _take(self, record: EpisodeRecord) -> str | None:
+    def _take(self, record: EpisodeRecord, row: dict[str, Any]) -> str | None:
         problem = finished(record, NAME)
         if problem is not None and record.steps:
-            self._sink.trouble(f"a rollout cannot be recorded: {problem}")
+            raw = msgspec.json.encode(row).decode()
+            self._recorder.reject(Reject(position=0, reason="invalid", message=problem, raw=raw, source_format=NAME))
             return None
         self._recorder.record(record)
         return ids.to_text(episode_id(record, record.run_id or self._recorder.run)) if record.steps else None

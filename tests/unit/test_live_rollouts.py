@@ -258,6 +258,20 @@ def test_steps_that_no_message_belongs_to_are_told(tmp_path: Path) -> None:
     assert len(record.steps) == 3
 
 
+def test_a_row_that_no_table_can_hold_is_a_reject_without_its_keys(tmp_path: Path) -> None:
+    moved = MOVED | {"control_plane_step": {"step": 0, "reward": float("nan")}}
+    with recording(tmp_path) as recorder:
+        hook = RolloutHook(recorder)
+        assert hook.row(row([USER, CALL, moved])) is None
+        assert recorder.flush()
+        assert (recorder.stats().rejected, recorder.stats().troubles) == (1, 0)
+    (reject,) = lake.open(tmp_path / "lake").sql("SELECT message, raw, run_id, source_format FROM rejects").to_dicts()
+    assert "env_return" in reject["message"]
+    assert (reject["run_id"], reject["source_format"]) == ("agent", "eval_protocol")
+    assert "Where to?" in reject["raw"]
+    assert "hidden" not in reject["raw"]
+
+
 def test_an_evaluated_row_is_recorded_with_its_scores(tmp_path: Path) -> None:
     with recording(tmp_path) as recorder:
         assert RolloutHook(recorder).row(row(rollout="e-1")) is not None
