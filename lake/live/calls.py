@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.base.rows import ShapeError
+from lake.formats.base.rows import WRONG, ShapeError, explained
 from lake.formats.chat.chat_completions import Completion
+from lake.formats.chat.messages import checked
 from lake.live.frames import plain, said
 from lake.live.proxy.shapes import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Asked, answered, asked
 from lake.live.proxy.streams import gathering
@@ -62,21 +63,28 @@ def read_request(api: str, body: dict[str, Any]) -> Asked:
         body = body | {"input": body["messages"]}
     try:
         return asked(api, body)
-    except msgspec.ValidationError as error:
-        raise ShapeError(str(error)) from error
+    except ShapeError:
+        raise
+    except WRONG as error:
+        raise ShapeError(explained(error)) from error
 
 
-def read_answer(api: str, answer: Any) -> Completion:
-    """What a model answered: a whole answer, or the list of a stream's chunks.
+def read_answer(api: str, answer: Any, given: Any) -> Completion:
+    """What a model answered: a whole answer, the list of a stream's chunks, or only its text.
+
+    Args:
+        api: of the call.
+        answer: as it was sent.
+        given: as the agent has it.
 
     Raises:
-        ShapeError: it is neither, or says nothing.
+        ShapeError: it is none of these, or says nothing.
     """
+    if isinstance(given, str):
+        return Completion(message={"role": "assistant", "content": answer})
     if not isinstance(answer, dict | list):
-        msg = (
-            f"the answer is {type(answer).__name__}; valid: what the client library gave back, or its chunks in a list"
-        )
-        raise ShapeError(msg)
+        kind = type(given).__name__
+        raise ShapeError(f"it is {kind}; valid: what the client library gave back, or a list of chunks")
     try:
         if isinstance(answer, list):
             gathered = gathering(api)
@@ -84,8 +92,12 @@ def read_answer(api: str, answer: Any) -> Completion:
                 gathered.add(chunk)
             answer = gathered.answer() or {}
         found = answered(api, answer)
-    except msgspec.ValidationError as error:
-        raise ShapeError(str(error)) from error
+        if found.message is not None:
+            checked(found.message, "the answer")
+    except ShapeError:
+        raise
+    except WRONG as error:
+        raise ShapeError(explained(error)) from error
     if found.message is None and not found.action_ids:
         raise ShapeError("it says nothing")
     return found

@@ -273,11 +273,17 @@ class Delivery:
 
 
 def _assembled(log: EpisodeLog, key: bytes) -> list[EpisodeRecord | Reject]:
-    """What a finished episode is. Raises OSError."""
+    """What a finished episode is. Raises TrajlakeError, OSError: the spool cannot be read."""
     try:
         return assembled(log.frames(key))
+    except (TrajlakeError, OSError, MemoryError):
+        raise
     except FrameError as error:
         return [_reject(str(error), shown(log.payloads(key)))]
+    except Exception as error:
+        # It would fail at every try, and no other episode would be delivered.
+        message = f"it could not be assembled: {type(error).__name__}: {error}"
+        return [_reject(message, shown(log.payloads(key)))]
 
 
 def _reject(message: str, raw: str, run_id: str | None = None) -> Reject:

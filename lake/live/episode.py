@@ -34,7 +34,7 @@ from lake.live.proxy.prefixes import Known, Prefixes
 from lake.live.proxy.shapes import Asked
 from lake.live.proxy.steps import Call, span_of, unanswered_step
 from lake.live.sink import Sink, guarded, told
-from lake.live.steps import LiveStep, ToolCall, messages, number
+from lake.live.steps import LiveStep, ToolCall, is_value, messages, number
 from lake.records import EpisodeRecord, Json, ScoreRecord, SpanRecord, episode_id
 
 _OF_ENDS = frozenset(End.__struct_fields__) - {"ended_at"}
@@ -142,12 +142,14 @@ class Episode(Context):
     def update(self, **fields: Any) -> None:
         """What is known by now of the whole: status, stop_reason, terminated, ground_truth, cost, extra, ..."""
         for name, value in fields.items():
-            if name in _OF_ENDS:
+            if is_value(name, value, _OF_ENDS):
                 setattr(self._end, name, value)
             else:
                 self._end.extra = (self._end.extra or {}) | {name: plain(value)}
                 valid = ", ".join(sorted(_OF_ENDS))
-                self._sink.trouble(f"Episode.update has no `{name}`, so it went to `extra`; valid: {valid}")
+                self._sink.trouble(
+                    f"Episode.update takes no such `{name}`, so it went to `extra`; valid: {valid}, finite"
+                )
 
     @guarded()
     def end(self, **fields: Any) -> None:

@@ -179,6 +179,8 @@ def encode(key: bytes, number: int, frame: Frame) -> bytes:
     kind = _KIND_OF[type(frame)]
     try:
         body = _ENCODER.encode(frame)
+        # MessagePack has keys that JSON has not; a table would refuse the whole episode for one.
+        _JSON.encode(frame)
     except (UnicodeEncodeError, TypeError, ValueError, OverflowError, RecursionError):
         body = msgspec.msgpack.encode(plain(frame))
     try:
@@ -210,15 +212,20 @@ def decode(payload: bytes) -> Frame:
 def fitted(record: _S) -> tuple[_S, dict[str, Json]]:
     """A record without the values that its fields do not take, and these values by the names of their fields."""
     wrong: dict[str, Json] = {}
+    values: dict[str, Any] = {}
     for field in msgspec.structs.fields(type(record)):
         value = getattr(record, field.name)
+        spoken = plain(value)
+        values[field.name] = [] if field.default_factory is list else field.default
+        # What has no other form than its text is no value of a field.
+        if isinstance(spoken, str) and not isinstance(value, str):
+            wrong[field.name] = spoken
+            continue
         try:
-            msgspec.convert(plain(value), field.type)
+            values[field.name] = msgspec.convert(spoken, field.type)
         except (msgspec.MsgspecError, RecursionError):
-            wrong[field.name] = plain(value)
-    fields = {field.name: field for field in msgspec.structs.fields(type(record))}
-    defaults = {name: [] if fields[name].default_factory is list else fields[name].default for name in wrong}
-    return msgspec.structs.replace(record, **defaults), wrong
+            wrong[field.name] = spoken
+    return type(record)(**values), wrong
 
 
 def plain(value: Any) -> Any:
@@ -277,4 +284,5 @@ def said(value: Any) -> Any:
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=said)
+_JSON = msgspec.json.Encoder()
 _DECODERS: list[Any] = [msgspec.msgpack.Decoder(kind) for kind in _KINDS]

@@ -106,12 +106,40 @@ def whole_bytes(path: Path) -> tuple[int, int]:
     return end, len(data) - end
 
 
+def mended(folder: Path) -> tuple[int, dict[int, int], int]:
+    """(newest segment, bytes of each that are whole, bytes that are not) of a folder whose owner died.
+
+    The newest segment is cut at its last whole frame: its owner may have been writing the next one.
+
+    Raises:
+        LakeVersionError: a segment was written by a version that this one does not know.
+        OSError: one cannot be read, or cut.
+    """
+    found, ends, cut_bytes = numbers(folder), dict[int, int](), 0
+    for number in found:
+        path = path_of(folder, number)
+        whole, rest = whole_bytes(path)
+        cut_bytes += rest
+        if rest and number == found[-1]:
+            os.truncate(path, whole)
+        if whole:
+            ends[number] = whole
+    return max(found, default=0), ends, cut_bytes
+
+
 def read(path: Path, start: int, end: int) -> tuple[bytes, bytes]:
     """(header, bytes from start to end) of a segment. Raises OSError."""
     with path.open("rb") as file:
         header = file.read(HEADER_BYTES)
         file.seek(start)
         return header, file.read(end - start)
+
+
+def write(file: int, data: bytes, offset: int) -> None:
+    """Put bytes at an offset of an open segment, all of them. Raises OSError."""
+    done = 0
+    while done < len(data):
+        done += os.pwrite(file, memoryview(data)[done:], offset + done)
 
 
 def sync_folder(folder: Path) -> None:

@@ -59,7 +59,7 @@ class Sink:
     @property
     def must_wait(self) -> bool:
         """Whether the next frame may have to wait for room: not to be done in an event loop."""
-        return self._wait > 0 and not self.spool.is_roomy
+        return self.spool.is_busy or (self._wait > 0 and not self.spool.is_roomy)
 
     def count(self, name: str) -> None:
         """Count something; see `Counts`."""

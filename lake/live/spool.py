@@ -30,13 +30,13 @@ from lake.live.segments import (
     START,
     Position,
     framed,
+    mended,
     new_header,
-    numbers,
     path_of,
     read,
     sync_folder,
-    whole_bytes,
     whole_frames,
+    write,
 )
 
 MAX_BYTES = 1 << 30
@@ -44,6 +44,8 @@ SEGMENT_BYTES = 16 << 20
 BUFFER_BYTES = 64 << 20
 GROUP_SECONDS = 0.005
 """How long frames gather before they are synced together, unless somebody waits for them."""
+_WRITING_SECONDS = 1.0
+"""How long a frame waits at most while a disk that has room takes those before it: memory is no reason to lose one."""
 _LONGEST_PAUSE = 2.0
 """Seconds between two tries to write to a disk that refuses."""
 _TOLD_EVERY = 60.0
@@ -84,6 +86,7 @@ class Spool:
         """Of frames that are in memory, those that are being written among them."""
         self._appended = self._synced = 0
         """Frames."""
+        self._waited_at = -1  # frames on the disk when a wait for room was in vain: nobody waits before there are more
         self._is_closing, self._told_at = False, -_TOLD_EVERY
         self._thread: threading.Thread | None = None
 
@@ -165,12 +168,17 @@ class Spool:
         """Whether less than half of it is taken."""
         return 2 * self.size < self._max_bytes
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether more than half of the memory for what is not written yet is taken."""
+        return 2 * self.held_bytes > self._buffer_bytes
+
     def append(self, payload: bytes, *, wait: float = 0.0, is_reserved: bool = False) -> None:
         """Take a frame; it is in memory when this returns, and on the disk soon after: see `sync`.
 
         Args:
             payload: not empty.
-            wait: seconds to wait for room, if there is none.
+            wait: seconds to wait for room, if there is none; a second if there is room on the disk.
             is_reserved: take it even if there is no room: for small frames that let others go.
 
         Raises:
@@ -264,12 +272,19 @@ class Spool:
         self._lock_file = -1
 
     def _has_room(self, size: int) -> bool:
-        is_buffered = not self.held_bytes or self.held_bytes + size <= self._buffer_bytes
+        # A frame that is longer than the buffer is taken beside what little there is.
+        is_buffered = self.held_bytes + min(size, self._buffer_bytes // 2) <= self._buffer_bytes
         return is_buffered and self.size + size <= self._max_bytes and size <= LARGEST_PAYLOAD
 
     def _wait_for_room(self, size: int, seconds: float) -> bool:
         can_ever_fit = size + HEADER_BYTES <= min(self._max_bytes, LARGEST_PAYLOAD)
-        return can_ever_fit and seconds > 0 and self._state.wait_for(lambda: self._has_room(size), seconds)
+        has_disk = self.size + size <= self._max_bytes and self.problem is None
+        if has_disk and self._waited_at != self._synced:
+            seconds = max(seconds, _WRITING_SECONDS)
+        found = can_ever_fit and seconds > 0 and self._state.wait_for(lambda: self._has_room(size), seconds)
+        if not found:
+            self._waited_at = self._synced
+        return found
 
     def _why_full(self, size: int) -> str:
         reason = f" because {self.problem}" if self.problem else ""
@@ -279,16 +294,7 @@ class Spool:
         )
 
     def _load(self) -> None:
-        found = numbers(self.folder)
-        for number in found:
-            path = path_of(self.folder, number)
-            whole, rest = whole_bytes(path)
-            self.cut_bytes += rest
-            if rest and number == found[-1]:
-                os.truncate(path, whole)
-            if whole:
-                self._ends[number] = whole
-        self._number = max(found, default=0)
+        self._number, self._ends, self.cut_bytes = mended(self.folder)
         if self.cut_bytes:
             _log.warning(
                 "the spool %s ends in %d bytes that are not whole: they were being written when its process died, or "
@@ -341,7 +347,7 @@ class Spool:
         file = self._file if self._file is not None else self._begin()
         start = self._ends[self._number]
         data = framed(batch, self._header, start)
-        _write_all(file, data, start)
+        write(file, data, start)
         _sync_data(file)
         with self._state:
             self._ends[self._number] = start + len(data)
@@ -361,7 +367,7 @@ class Spool:
         header = new_header()
         file = os.open(path_of(self.folder, self._number + 1), os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
-            _write_all(file, header, 0)
+            write(file, header, 0)
             sync_folder(self.folder)
         except OSError:
             os.close(file)
@@ -392,9 +398,3 @@ class Spool:
                 path_of(self.folder, self._number).unlink(missing_ok=True)
                 with self._state:
                     del self._ends[self._number]
-
-
-def _write_all(file: int, data: bytes, offset: int) -> None:
-    done = 0
-    while done < len(data):
-        done += os.pwrite(file, memoryview(data)[done:], offset + done)

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,7 +21,7 @@ from lake.live.proxy.prefixes import Heads, Known, Prompt
 from lake.live.proxy.shapes import Asked
 from lake.live.proxy.steps import Call, describe, made_step, run_of, tokens_of
 from lake.live.sink import guarded, told
-from lake.records import Index, Json, StepRecord, TokensRecord, as_str
+from lake.records import Index, Json, StepRecord, TokensRecord, as_str, printable
 
 if TYPE_CHECKING:
     from lake.live.episode import Episode
@@ -45,7 +45,8 @@ class LiveStep(Context):
         """Which step of the episode it is; later frames refer to it by this."""
         self._sink = episode._sink
         self._episode = episode
-        self._request, self._context, self._state, self._fields = request, context, state, fields
+        self._request, self._context, self._fields = request, context, fields
+        self._state = None if state is None else as_text(state)
         self._call: Call | None = None
         self._tokens: TokensRecord | None = None
         self._tools: list[ToolCall] = []
@@ -71,11 +72,11 @@ class LiveStep(Context):
         api = api_of(self._request or {}, given)
         self._fields |= fields
         try:
-            found = read_answer(api, given)
-        except (ShapeError, RecursionError) as error:
+            found = read_answer(api, given, response)
+        except ShapeError as error:
             problem = f"the answer cannot be read: {redacted(str(error))}"
             self._call = self._made_call(api, None, error=problem, partial=given)
-            self._sink.trouble(f"LiveStep.answer: {told(error)}")
+            self._sink.trouble(f"LiveStep.answer: {problem}")
             return
         self._call = self._made_call(api, found, engine=engine, logprobs_mode=logprobs_mode)
 
@@ -106,14 +107,20 @@ class LiveStep(Context):
         """
         if content is not None and not isinstance(content, str | list):
             said = sent(content)
-            content = said if isinstance(said, dict) else as_str(said)
+            content = said if isinstance(said, dict) else as_text(said)
         message = {"role": "assistant"} | (content if isinstance(content, dict) else {"content": content})
         if tool_calls is not None:
-            message["tool_calls"] = list(tool_calls)
+            message["tool_calls"] = tool_calls
         if reasoning is not None:
             message["reasoning_content"] = reasoning
         self._fields |= fields
-        answer = Completion(message=checked(sent(message), "action"))
+        answer = Completion(message=sent(message))
+        try:
+            checked(answer.message, "action")
+        except ShapeError as error:
+            answer.extra["action_not_taken"] = answer.message
+            answer.message = {"role": "assistant", "content": as_text(content)}
+            self._sink.trouble(f"LiveStep.action: {error}")
         try:
             answer.prompt_ids, answer.action_ids, answer.logprobs = exact(prompt_ids, action_ids, action_logprobs)
         except ValueError as error:
@@ -158,10 +165,11 @@ class LiveStep(Context):
         if self._request is not None:
             try:
                 asked = read_request(api, body_of(self._request))
-            except (ShapeError, RecursionError) as error:
+            except ShapeError as error:
                 extra["request_not_read"] = str(error)
                 self._sink.trouble(f"the request of a step cannot be read: {told(error)}")
-        version = self._fields.get("policy_version")
+        version, model = self._fields.get("policy_version"), self._fields.get("model")
+        asked.model = asked.model or (model if isinstance(model, str) else None)
         call = Call(
             address=Address(),
             api=api,
@@ -270,16 +278,15 @@ class LiveStep(Context):
     def _complete(self, step: StepRecord, error: BaseException | None) -> None:
         """Write on a step what was said of it by name."""
         step.tokens = self._tokens or step.tokens
-        given = self._fields.pop("extra", None) or {}
+        given = self._fields.pop("extra", {})
         extra: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {"extra": given}
         for name, value in self._fields.items():
-            if name in _OF_STEPS:
+            if is_value(name, value, _OF_STEPS):
                 setattr(step, name, value)
             else:
-                extra[name] = value
-                self._sink.trouble(
-                    f"a step has no `{name}`, so it went to its `extra`; valid: {', '.join(sorted(_OF_STEPS))}"
-                )
+                extra[name] = as_str(value) if name in _OF_STEPS else value
+                valid = ", ".join(sorted(_OF_STEPS))
+                self._sink.trouble(f"a step takes no such `{name}`, so it went to its `extra`; valid: {valid}, finite")
         if error is not None:
             extra["error"] = told(error)
         if extra:
@@ -324,6 +331,11 @@ class ToolCall(Context):
         self._episode._put(frame)
 
 
+def is_value(name: str, value: Any, names: Container[str]) -> bool:
+    """Whether something is a field, by name, and can be: a number of a table is finite."""
+    return name in names and not (isinstance(value, float) and not math.isfinite(value))
+
+
 def number(value: Any) -> float:
     """A finite number. Raises ValueError, TypeError: a reward of NaN would have its whole episode rejected."""
     found = float(value)
@@ -336,6 +348,11 @@ def messages(given: Sequence[Any]) -> list[Message]:
     """Messages of a chat, as plain values. Raises ShapeError."""
     plainly = [message if type(message) is dict else plain(message) for message in given]
     return [checked(message, f"context[{index}]") for index, message in enumerate(plainly)]
+
+
+def as_text(value: Any) -> str:
+    """A text, or JSON of what is none."""
+    return printable(value) if isinstance(value, str) else msgspec.json.encode(sent(value)).decode()
 
 
 def exact(
