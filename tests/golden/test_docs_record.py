@@ -1,4 +1,4 @@
-"""docs/guides/record.md: its program records what its query shows."""
+"""docs/guides/record.md and what of its pages needs no other package: programs record what is said of them."""
 
 import re
 import shlex
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import lake
 from lake.cli import trajlake
 from testkit.shared import CHECKOUT
 
@@ -22,3 +23,17 @@ def test_the_program_records_what_the_query_shows(tmp_path: Path, monkeypatch: p
     command, _, shown = block.partition("\n")
     done = CliRunner().invoke(trajlake, shlex.split(command))
     assert done.output.split() == shown.split()
+
+
+def test_the_program_of_a_rollout_worker_records_its_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRAJLAKE_SPOOL", str(tmp_path / "spool"))
+    page = Path(CHECKOUT, "docs", "guides", "record", "rollout-workers.md").read_text("utf-8")
+    program, of_eval_protocol = re.findall(r"^```python\n(.+?)^```$", page, re.MULTILINE | re.DOTALL)
+    exec(compile(program, "rollout-workers.md", "exec"), {})
+    compile(of_eval_protocol, "rollout-workers.md", "exec")
+    found = lake.open("L").sql(
+        "SELECT task_id, policy, terminated, action, value_estimate, context_ids, action_ids FROM episodes "
+        "JOIN steps USING (episode_id) JOIN tokens USING (episode_id, step_index) ORDER BY task_id"
+    )
+    assert found.rows() == [(task, "tiny", True, "Paris", 0.75, [5, 6, 7], [9]) for task in ("France", "Spain")]

@@ -10,10 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lake
+from lake.cli import trajlake
 from lake.live.massgen import RecordedAgent, RecordedOrchestrator
 from lake.live.recorder import Recorder
 from lake.records import EpisodeRecord
@@ -378,6 +380,22 @@ def test_a_coordination_is_an_episode_of_votes_answers_and_restarts(tmp_path: Pa
     assert said[7]["action_data"]["should_restart"] is False
     assert kept["trace"]["metadata"]["selected_agent"] == "a"
     assert (episode.prompt_tokens, episode.completion_tokens) == (None, 7)
+
+
+def test_rewards_of_a_coordination_are_computed_from_what_was_recorded(tmp_path: Path) -> None:
+    with recording(tmp_path) as recorder:
+        team = RecordedTeam({name: Agent(name, []) for name in "ab"}, [_answers, _uses, _votes], recorder=recorder)
+        asyncio.run(drained(team.chat([QUESTION])))
+    for name in ("voting", "coordination"):
+        done = CliRunner().invoke(trajlake, ["score", name, "--lake", str(tmp_path / "lake")])
+        assert done.exit_code == 0, done.output
+    found = lake.open(tmp_path / "lake").sql("SELECT scorer, value FROM scores WHERE step_index IS NULL")
+    # Both vote for the one who leads; no round too many, the default quality of 0.7, 1 for the agreement.
+    assert dict(found.rows()) == {"voting": 1.0, "coordination": pytest.approx(2 * 0.7 + 1)}
+
+
+def _uses(team: Team) -> None:
+    team.agents["b"].backend.token_usage.input_tokens += 100
 
 
 def test_a_reward_is_the_episodes(tmp_path: Path) -> None:
