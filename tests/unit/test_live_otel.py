@@ -1,6 +1,9 @@
 """The span exporter: traces of the SDK become the episodes that a file of them would be."""
 
 import builtins
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +43,12 @@ def test_a_trace_is_an_episode_as_it_would_be_from_a_file(tmp_path: Path) -> Non
         going_on = tracer.start_span("agent", attributes=CALL)
         with tracer.start_as_current_span("chat", context=None, attributes=CALL):
             pass
-        assert recorder.stats().finished == 2
-        assert exporter.left_out == 1
+        assert recorder.stats().finished == 3
         going_on.end()
         provider.shutdown()
-        assert (recorder.stats().finished, recorder.stats().troubles) == (3, 0)
+        assert recorder.flush()
+        stats = recorder.stats()
+        assert (stats.finished, stats.delivered, stats.left_out, stats.troubles) == (4, 3, 1, 0)
     found = lake.open(tmp_path / "lake").sql(
         "SELECT state, action, model, source_format, run_id, (SELECT count(*) FROM spans p WHERE p.episode_id = "
         "e.episode_id) AS spans FROM steps s JOIN episodes e USING (episode_id, run_id) ORDER BY spans DESC"
@@ -54,6 +58,38 @@ def test_a_trace_is_an_episode_as_it_would_be_from_a_file(tmp_path: Path) -> Non
         ("Rome?", "Booked.", "gpt-5", "otlp", "agent", 1),
         ("Rome?", "Booked.", "gpt-5", "otlp", "agent", 1),
     ]
+
+
+DIES = """
+import os, sys
+import lake
+from lake.live.otel import SpanExporter
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from test_live_otel import CALL
+
+recorder = lake.recorder(sys.argv[1], run="agent", spool=sys.argv[2], batch_seconds=3600)
+provider = TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(SpanExporter(recorder)))
+tracer = provider.get_tracer("agents")
+with tracer.start_as_current_span("agent"):
+    with tracer.start_as_current_span("chat", attributes=CALL):
+        pass
+    recorder._sink.spool.sync()
+    os._exit(1)
+"""
+
+
+def test_what_a_process_that_died_had_exported_is_recorded(tmp_path: Path) -> None:
+    empty_lake(tmp_path / "lake")
+    place = [str(tmp_path / "lake"), str(tmp_path / "spool")]
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    subprocess.run([sys.executable, "-c", DIES, *place], check=False, env=os.environ | {"PYTHONPATH": path})
+    with lake.recorder(place[0], run="later", spool=place[1]) as recorder:
+        assert recorder.flush()
+        assert recorder.stats().aborted == 1
+    found = lake.open(place[0]).sql("SELECT run_id, status, num_steps FROM episodes")
+    assert found.rows() == [("agent", "aborted", 1)]
 
 
 def test_without_the_sdk_the_line_that_installs_it_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 import json
 from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from google.protobuf.json_format import MessageToDict, MessageToJson
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import TracerProvider
@@ -15,7 +18,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import Status, StatusCode
 
 from lake.errors import UsageError
-from lake.formats.otlp.reader import read_values
+from lake.formats.base.source import Input
+from lake.formats.otlp.reader import read
 from lake.live.assembly import assembled
 from lake.live.frames import End, Frame, Traced, decode, encode
 from lake.live.proxy.book import SETTLING_SECONDS, Book
@@ -59,7 +63,7 @@ def spans_of_an_agent() -> list[Any]:
             span.set_attribute("http.request.header.authorization", f"Bearer {SECRET}")
             span.set_attribute("url.full", f"https://example.org/?api_key={SECRET}")
             span.record_exception(ValueError(f"refused: Authorization: Bearer {SECRET}"))
-            span.set_status(Status(StatusCode.ERROR))
+            span.set_status(Status(StatusCode.ERROR, f"401: api_key={SECRET}"))
         with tracer.start_as_current_span("chat", attributes=chat("Rome?", "Booked.", **{"gen_ai.response.id": "r-1"})):
             pass
     return list(exporter.get_finished_spans())
@@ -96,6 +100,19 @@ def comparable(record: EpisodeRecord) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key not in ("run_id", "source_uri")}
 
 
+def of_a_file() -> EpisodeRecord:
+    """The agent's trace as a file of all spans has it."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "spans.json")
+        path.write_text(MessageToJson(encode_spans(SPANS)))
+        (record,) = [item[1] for item in read(Input(path, "live")) if not isinstance(item, Reject)]
+    return record
+
+
+OF_A_FILE = of_a_file()
+
+
+@settings(max_examples=25, deadline=None)
 @given(st.permutations(range(len(SPANS))), st.lists(st.integers(1, 4), min_size=5, max_size=5), st.booleans())
 def test_spans_in_any_batches_and_order_are_the_episode_of_a_file(
     order: list[int], sizes: list[int], is_repeated: bool
@@ -109,11 +126,9 @@ def test_spans_in_any_batches_and_order_are_the_episode_of_a_file(
     desk.send(left)
     desk.book.stop(NOW)
     (record,) = desk.finished()
-    whole = [traced.document for traced, _ in received("/v1/traces", PROTOBUF, encode_spans(SPANS).SerializeToString())]
-    (expected,) = [item[1] for item in read_values(whole, "live") if not isinstance(item, Reject)]
     assert isinstance(record, EpisodeRecord)
     record.stop_reason = None
-    assert comparable(record) == comparable(expected)
+    assert comparable(record) == comparable(OF_A_FILE)
     assert [step.action for step in record.steps] == ["I look.", "Booked."]
 
 
@@ -189,8 +204,6 @@ def test_a_book_that_is_resumed_goes_on_with_its_traces() -> None:
 
 @pytest.mark.parametrize("name", ["traceId", "spanId"])
 def test_a_span_without_its_ids_is_a_reject_and_the_others_are_taken(name: str) -> None:
-    from google.protobuf.json_format import MessageToDict
-
     document = MessageToDict(encode_spans([span for span in SPANS if span.context.trace_id == AGENT]))
     (resource,) = document["resourceSpans"]
     bad = resource["scopeSpans"][0]["spans"][0].copy()

@@ -7,6 +7,8 @@ import re
 from typing import Any
 
 REDACTED = "[redacted]"
+QUOTING = ("url.", "http.", "exception.")
+"""How names of attributes of OpenTelemetry begin that quote addresses and headers, and not what was said."""
 _NAMES = frozenset(
     (
         "api_key",
@@ -57,10 +59,14 @@ _RULES = tuple(
 def without_secrets(settings: Any) -> Any:
     """Settings without keys and passwords, at any depth."""
     if isinstance(settings, dict):
-        return {key: without_secrets(value) for key, value in settings.items() if not is_secret(key)}
+        return {key: _kept(key, value) for key, value in settings.items() if not is_secret(key)}
     if isinstance(settings, list):
         return [without_secrets(value) for value in settings]
     return settings
+
+
+def _kept(key: str, value: Any) -> Any:
+    return redacted(value) if isinstance(value, str) and key.startswith(QUOTING) else without_secrets(value)
 
 
 def redacted(text: str) -> str:

@@ -77,13 +77,8 @@ def read(file: Input) -> Iterator[Item]:
     yield from _read(_elements(file), file)
 
 
-def read_values(found: Iterable[Any], run_id: str) -> Iterator[Item]:
-    """Records and rejects of documents or spans that are no file: decoded JSON, as they were received."""
-    yield from _read(_received(found), Input(Path(NAME), run_id))
-
-
 def read_rollout(found: Iterable[Any], rollout: EpisodeRecord) -> Iterator[Item]:
-    """Records and rejects of what was received for one rollout: one episode, and those of its sub-agents.
+    """Records and rejects of what was received, and is no file: one episode, and those of its sub-agents.
 
     Args:
         found: documents or spans; they may be of several traces, and the first one's id stands for all.

@@ -22,6 +22,7 @@ from typing import Any
 
 from lake.formats.base.fields import moment
 from lake.formats.base.rows import ShapeError
+from lake.formats.base.secrets import redacted
 from lake.formats.otlp import jaeger
 from lake.formats.tracing.episodes import nanoseconds
 
@@ -241,7 +242,7 @@ def _error(span: dict[str, Any], status: dict[str, Any], events: list[dict[str, 
     thrown: dict[str, Any] = next((event["attributes"] for event in events if event["name"] == "exception"), {})
     parts = (thrown.get("exception.type"), thrown.get("exception.message"))
     message = _first(status, "message", "description") or span.get("status_message")
-    return str(message or ": ".join(str(part) for part in parts if part) or "error")
+    return redacted(str(message or ": ".join(str(part) for part in parts if part) or "error"))
 
 
 def _log(record: Any, place: str) -> Iterator[dict[str, Any] | tuple[str, Any]]:

@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import web
 
 from lake.errors import UsageError
-from lake.formats.base.secrets import is_secret, redacted
+from lake.formats.base.secrets import QUOTING, is_secret, redacted
 from lake.formats.otlp.spans import span_id
 from lake.live.frames import Traced
 from lake.live.proxy.replies import RefusedError
@@ -27,8 +27,6 @@ _SIGNALS = {
     "/v1/logs": ("resourceLogs", "scopeLogs", "logRecords"),
 }
 """Path -> keys under which a request holds its resources, their scopes, and what it is about."""
-_QUOTING = ("url.", "http.", "exception.")
-"""How attributes begin that quote addresses and headers, and not what was said."""
 PATHS = frozenset((*_SIGNALS, "/v1/metrics"))
 
 
@@ -94,8 +92,10 @@ def _without_secrets(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     found = {key: _without_secrets(item) for key, item in value.items()}
+    if isinstance(status := found.get("status"), dict) and isinstance(status.get("message"), str):
+        status["message"] = redacted(status["message"])
     said = found.get("value")
-    if isinstance(said, dict) and isinstance(said.get("stringValue"), str) and _key(found).startswith(_QUOTING):
+    if isinstance(said, dict) and isinstance(said.get("stringValue"), str) and _key(found).startswith(QUOTING):
         said["stringValue"] = redacted(said["stringValue"])
     return found
 
