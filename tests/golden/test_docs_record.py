@@ -11,15 +11,17 @@ import lake
 from lake.cli import trajlake
 from testkit.shared import CHECKOUT
 
-PAGE = Path(CHECKOUT, "docs", "guides", "record.md").read_text("utf-8")
+GUIDES = Path(CHECKOUT, "docs", "guides")
 
 
-def test_the_program_records_what_the_query_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["record.md", "record/opentelemetry.md"])
+def test_the_program_records_what_the_query_shows(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRAJLAKE_SPOOL", str(tmp_path / "spool"))
-    (program,) = re.findall(r"^```python\n(.+?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    exec(compile(program, "record.md", "exec"), {})
-    (block,) = re.findall(r"^```console\n\$ trajlake (sql.+?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    page = (GUIDES / name).read_text("utf-8")
+    (program,) = re.findall(r"^```python\n(.+?)^```$", page, re.MULTILINE | re.DOTALL)
+    exec(compile(program, name, "exec"), {})
+    (block,) = re.findall(r"^```console\n\$ trajlake (sql.+?)^```$", page, re.MULTILINE | re.DOTALL)
     command, _, shown = block.partition("\n")
     done = CliRunner().invoke(trajlake, shlex.split(command))
     assert done.output.split() == shown.split()
@@ -28,7 +30,7 @@ def test_the_program_records_what_the_query_shows(tmp_path: Path, monkeypatch: p
 def test_the_program_of_a_rollout_worker_records_its_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRAJLAKE_SPOOL", str(tmp_path / "spool"))
-    page = Path(CHECKOUT, "docs", "guides", "record", "rollout-workers.md").read_text("utf-8")
+    page = (GUIDES / "record" / "rollout-workers.md").read_text("utf-8")
     program, of_eval_protocol = re.findall(r"^```python\n(.+?)^```$", page, re.MULTILINE | re.DOTALL)
     exec(compile(program, "rollout-workers.md", "exec"), {})
     compile(of_eval_protocol, "rollout-workers.md", "exec")
