@@ -44,8 +44,8 @@ SEGMENT_BYTES = 16 << 20
 BUFFER_BYTES = 64 << 20
 GROUP_SECONDS = 0.005
 """How long frames gather before they are synced together, unless somebody waits for them."""
-_WRITING_SECONDS = 1.0
-"""How long a frame waits at most while a disk that has room takes those before it: memory is no reason to lose one."""
+_SLOW_DISK = 16 << 20
+"""Bytes a second: memory that is full is no reason to lose a frame while a disk that has room is writing."""
 _LONGEST_PAUSE = 2.0
 """Seconds between two tries to write to a disk that refuses."""
 _TOLD_EVERY = 60.0
@@ -178,7 +178,7 @@ class Spool:
 
         Args:
             payload: not empty.
-            wait: seconds to wait for room, if there is none; a second if there is room on the disk.
+            wait: seconds to wait for room, if there is none; some if the disk has room, and is writing.
             is_reserved: take it even if there is no room: for small frames that let others go.
 
         Raises:
@@ -280,7 +280,7 @@ class Spool:
         can_ever_fit = size + HEADER_BYTES <= min(self._max_bytes, LARGEST_PAYLOAD)
         has_disk = self.size + size <= self._max_bytes and self.problem is None
         if has_disk and self._waited_at != self._synced:
-            seconds = max(seconds, _WRITING_SECONDS)
+            seconds = max(seconds, 1.0 + self.held_bytes / _SLOW_DISK)
         found = can_ever_fit and seconds > 0 and self._state.wait_for(lambda: self._has_room(size), seconds)
         if not found:
             self._waited_at = self._synced
