@@ -50,7 +50,8 @@ _MB = 1 << 20
 @click.option(
     "--logprobs-mode",
     type=click.Choice(["processed", "raw"]),
-    help="As the engine was started with; without it, temperatures other than 1 are refused for ratio losses.",
+    help="As the engine was started with; where neither this nor the engine says it, losses with ratios refuse "
+    "temperatures other than 1.  [default: as vLLM says with VLLM_SERVER_DEV_MODE=1]",
 )
 @click.option(
     "--on-full",

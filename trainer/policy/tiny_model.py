@@ -33,7 +33,7 @@ Tools: {{ tools | tojson }}<|im_end|>
 {% endif %}
 {%- for message in messages %}<|im_start|>{{ message.role }}
 {% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>
-{% endif %}{{ message.content }}
+{% endif %}{{ message.content or '' }}
 {%- for call in message.tool_calls or [] %}{{ '\n<tool_call>' ~ ((call.function or call) | tojson) ~ '</tool_call>' }}
 {%- endfor %}<|im_end|>
 {% endfor %}

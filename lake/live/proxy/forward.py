@@ -38,7 +38,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     asks: str = "auto"
     """Whether engines are asked for tokens: auto (where they are known to answer), always, never."""
     logprobs_mode: str | None = None
-    """As the engine was started with: processed, raw, or None if nobody said."""
+    """As the engine was started with: processed, raw, or None for what it says itself."""
     max_answer: int = 256 << 20
     """Bytes of an answer; a longer one is cut."""
 
@@ -89,7 +89,7 @@ class Passage:
     async def run(self) -> web.StreamResponse:
         """Make the call."""
         self._engine = await self._upstream.name()
-        self._before = self._upstream.version
+        self._before = await self._upstream.version_before()
         self._read_request()
         gathered = gathering(self._api)
         try:
@@ -257,7 +257,8 @@ class Passage:
                 started_at=self._started,
                 latency=time.monotonic() - self._clock,
                 engine=self._engine,
-                logprobs_mode=self._settings.logprobs_mode,
+                logprobs_mode=self._settings.logprobs_mode or self._upstream.engine.logprobs_mode,
+                defaults=self._upstream.engine.sampling,
                 extra=self._extra,
                 **fields,
             )

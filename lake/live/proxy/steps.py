@@ -56,6 +56,8 @@ class Call(msgspec.Struct, kw_only=True):
     policy_version: int | None = None
     engine: str | None = None
     logprobs_mode: str | None = None
+    defaults: dict[str, float | int] = {}
+    """How the engine samples where the request does not say: fields of `TokensRecord`."""
     extra: dict[str, Any] = {}
 
 
@@ -241,7 +243,7 @@ def tokens_of(call: Call, answer: Completion, prompt: Prompt, prefixes: Prefixes
         logprobs_mode=call.logprobs_mode if answer.logprobs is not None else None,
         engine=call.engine,
         policy_version=call.policy_version,
-        **call.asked.sampling(),
+        **call.defaults | {name: value for name, value in call.asked.sampling().items() if value is not None},
     )
 
 

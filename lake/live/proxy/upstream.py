@@ -13,6 +13,7 @@ from yarl import URL
 
 from lake.errors import UsageError
 from lake.formats.base.secrets import redacted
+from lake.live.proxy.engine import Engine, engine_of
 
 _HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer")
@@ -21,9 +22,11 @@ _NOT_SENT = frozenset(("host", "accept-encoding", "content-encoding", "expect"))
 """Bodies are unpacked when they are read."""
 _OURS = "x-trajlake-"
 _PROBE_SECONDS = 5.0
-_PROBE_BYTES = 64 << 10
+_PROBE_BYTES = 1 << 20
 _KNOWN_SECONDS, _ABSENT_SECONDS = 600.0, 5.0
 """After how long an upstream that did not say what it is, or was not there, is asked again."""
+_LATELY_SECONDS = 0.01
+"""For how long the version of the weights counts as that before a call; calls that end meanwhile ask for it anyway."""
 
 
 class Upstream:
@@ -44,8 +47,12 @@ class Upstream:
         self._name: str | None = None
         self._not_before = 0.0
         self._asking = asyncio.Lock()
+        self.engine = Engine()
+        """What it says of how it samples, once `name` was asked for."""
         self._has_versions = True
         self._version: str | None = None
+        self._told = 0.0
+        """When it told its version."""
         self._checking: asyncio.Task[str | None] | None = None
 
     def request(self, method: str, path: str, query: str, headers: Mapping[str, str], body: bytes | None) -> Any:
@@ -74,15 +81,17 @@ class Upstream:
                 if isinstance(said, dict) and isinstance(said.get("version"), str):
                     self._version = await self._weights()
                     self._has_versions = self._version is not None
+                    _, info = await self._get("/server_info?config_format=json")
+                    self.engine = engine_of(info)
                     self._name = f"vllm {said['version']}"
                 # Last: calls that come meanwhile wait, and are not taken for calls of an upstream that says nothing.
                 self._not_before = time.monotonic() + (_KNOWN_SECONDS if is_there else _ABSENT_SECONDS)
         return self._name
 
-    @property
-    def version(self) -> str | None:
-        """Of its weights, as it was told last: older than any call that departs now."""
-        return self._version
+    async def version_before(self) -> str | None:
+        """Of its weights, told before a call that departs now; None if it does not say."""
+        is_recent = time.monotonic() - self._told < _LATELY_SECONDS
+        return self._version if is_recent else await self.version_now()
 
     async def version_now(self) -> str | None:
         """Of its weights, asked after this call; None if it does not say. Calls that ask together ask once."""
@@ -95,6 +104,7 @@ class Upstream:
             self._checking = asyncio.create_task(self._weights())
         assert self._checking is not None
         self._version = await asyncio.shield(self._checking)
+        self._told = time.monotonic()
         return self._version
 
     async def _weights(self) -> str | None:
@@ -109,7 +119,11 @@ class Upstream:
                 f"{self._base}{path}", headers=self.headers, timeout=self._probe, allow_redirects=False
             )
             async with sent as response:
-                data = await response.content.read(_PROBE_BYTES)
+                data = bytearray()
+                async for piece in response.content.iter_any():
+                    data += piece
+                    if len(data) > _PROBE_BYTES:
+                        return True, None
                 return True, msgspec.json.decode(data) if response.status == 200 else None
         except msgspec.MsgspecError:
             return True, None
