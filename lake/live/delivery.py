@@ -134,7 +134,7 @@ class Delivery:
                 adopted_at = time.monotonic()
                 self._adopt()
             problem = self._deliver([*self._adopted, self._own])
-            if problem is not None and problem != self.counts.problem:
+            if problem is not None and self.counts.problem is None:
                 _log.warning("nothing can be delivered at the moment, and it is tried again: %s", problem)
             self.counts.problem = problem
             with self._turn:

@@ -4,23 +4,35 @@ import re
 import shlex
 from pathlib import Path
 
+import openai
 import pytest
 from click.testing import CliRunner
 
 import lake
 from lake.cli import trajlake
+from testkit.engine_server import engine_server
 from testkit.shared import CHECKOUT
 
 GUIDES = Path(CHECKOUT, "docs", "guides")
 
 
 @pytest.mark.parametrize("name", ["record.md", "record/opentelemetry.md"])
-def test_the_program_records_what_the_query_shows(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_programs_record_what_the_query_shows(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client of OpenAI's API calls a small engine on this machine."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRAJLAKE_SPOOL", str(tmp_path / "spool"))
     page = (GUIDES / name).read_text("utf-8")
-    (program,) = re.findall(r"^```python\n(.+?)^```$", page, re.MULTILINE | re.DOTALL)
-    exec(compile(program, name, "exec"), {})
+    programs = re.findall(r"^```python\n(.+?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert programs
+    with engine_server() as engine:
+        monkeypatch.setenv("OPENAI_BASE_URL", engine.url)
+        monkeypatch.setenv("OPENAI_API_KEY", "of nobody")
+        names: dict[str, object] = {}
+        for program in programs:
+            exec(compile(program, name, "exec"), names)
+        for value in names.values():
+            if isinstance(value, openai.OpenAI):
+                value.close()
     (block,) = re.findall(r"^```console\n\$ trajlake (sql.+?)^```$", page, re.MULTILINE | re.DOTALL)
     command, _, shown = block.partition("\n")
     done = CliRunner().invoke(trajlake, shlex.split(command))

@@ -8,12 +8,16 @@ from pathlib import Path
 
 import pytest
 
+_NAME = "trajlake-test-"
+"""Disks are called by this, and by the process that made them."""
+
 
 @contextmanager
 def disk(path: Path, size: str) -> Iterator[Path]:
     """A file system of its own at a path, of a size like `100k`; skips where mounting is not allowed."""
     path.mkdir()
-    _mount(path, "-t", "tmpfs", "-o", f"size={size}", "tmpfs")
+    _clear()
+    _mount(path, "-t", "tmpfs", "-o", f"size={size}", f"{_NAME}{os.getpid()}")
     try:
         yield path
     finally:
@@ -57,6 +61,15 @@ def folder_to_lock(path: Path) -> Iterator[Path]:
     else:
         path.mkdir()
         yield path
+
+
+def _clear() -> None:
+    """Unmount the disks of tests that were killed: nobody else does before the machine is started again."""
+    for line in Path("/proc/mounts").read_text().splitlines():
+        name, place = line.split()[:2]
+        owner = name.removeprefix(_NAME)
+        if owner != name and not Path("/proc", owner).exists():
+            subprocess.run(["umount", "-l", place.encode().decode("unicode_escape")], check=False, capture_output=True)
 
 
 def _mount(path: Path, *args: str) -> None:

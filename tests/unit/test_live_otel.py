@@ -1,6 +1,7 @@
 """The span exporter: traces of the SDK become the episodes that a file of them would be."""
 
 import builtins
+import math
 import os
 import subprocess
 import sys
@@ -33,7 +34,7 @@ def test_a_trace_is_an_episode_as_it_would_be_from_a_file(tmp_path: Path) -> Non
         tracer = provider.get_tracer("agents")
         with tracer.start_as_current_span("GET /health"):
             pass
-        with tracer.start_as_current_span("agent", attributes={"gen_ai.operation.name": "invoke_agent"}):
+        with tracer.start_as_current_span("agent", attributes={"gen_ai.operation.name": "invoke_agent", "p": math.nan}):
             with tracer.start_as_current_span("chat", attributes=CALL):
                 pass
             with tracer.start_as_current_span(
