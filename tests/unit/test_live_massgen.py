@@ -299,6 +299,27 @@ def test_collecting_never_breaks_the_agent(tmp_path: Path, broken: dict[str, Any
         assert asyncio.run(drained(agent.chat([QUESTION]))) == agent.chunks
 
 
+def test_a_chat_that_is_no_stream_is_left_alone(tmp_path: Path) -> None:
+    class Asked(Agent):
+        async def chat(self, messages: Any) -> Any:  # type: ignore[override]
+            return messages
+
+    class RecordedAsked(RecordedAgent, Asked):
+        pass
+
+    with recording(tmp_path) as recorder:
+        assert asyncio.run(RecordedAsked("a", [], recorder=recorder).chat("Hello")) == "Hello"
+
+
+def test_a_trace_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lake.live.massgen_traces.MAX_SPANS", 2)
+    with recording(tmp_path) as recorder:
+        asyncio.run(drained(Recorded("a", [chunk("content", content="x")] * 5, recorder=recorder).chat([QUESTION])))
+    (episode,) = episodes(tmp_path)
+    assert episode.steps[0].action == "xx"
+    assert (episode.extra or {})["massgen"]["trace"]["metadata"]["spans_left_out"] == 3
+
+
 class Team:
     """The tool's orchestrator as far as its mixin knows it; chunks may change its state."""
 

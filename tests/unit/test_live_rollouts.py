@@ -249,6 +249,14 @@ def test_a_workers_episode_is_the_row_that_says_it(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("is_done", [True, False])
+def test_a_worker_says_whether_the_episode_was_over(tmp_path: Path, is_done: bool) -> None:
+    with recording(tmp_path) as recorder:
+        RolloutHook(recorder).episode([step(0, is_done=is_done)], [USER, END], task="row-a")
+    (record,) = records(lake.open(tmp_path / "lake")).values()
+    assert record.terminated is (True if is_done else None)
+
+
 def test_steps_that_no_message_belongs_to_are_told(tmp_path: Path) -> None:
     with recording(tmp_path) as recorder:
         steps = [*STEPS, step(3, policy_value_estimate=1.0)]
