@@ -4,17 +4,20 @@
 
 Percentiles over all steps, in microseconds, while what is finished is delivered to a lake in the background. Between
 two steps an agent sleeps, as if it waited for a model: after a pause a processor is slow for a while, whatever it runs.
-`bare` is the same loop with the recorder switched off. `end` is leaving an episode, which waits until it is on the
-disk. Prints a Markdown table for docs/benchmarks.md.
+How slow, `control` shows: about the same work without a pause, done by the standard library. `bare` is the same loop
+with the recorder switched off, `history` one whose steps are given the whole conversation of 20 messages. `end` is
+leaving an episode, which waits until it is on the disk. Prints a Markdown table for docs/benchmarks.md.
 """
 
 import argparse
+import json
 import os
 import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
@@ -23,11 +26,26 @@ import lake  # noqa: E402
 STEPS = 10
 """Of an episode."""
 MESSAGE = [{"role": "tool", "content": "seat 12A is free; " * 30, "tool_call_id": "call"}]
+HISTORY = [{"role": "user", "content": MESSAGE[0]["content"]}] * 20
 ACTION = "I book the seat that is free. " * 10
 
 
+def control(count: int, pause: float) -> list[float]:
+    """Seconds of some work that has nothing to do with us."""
+    found = []
+    for _ in range(count):
+        began = time.perf_counter()
+        for _ in range(2):
+            json.loads(json.dumps(MESSAGE))
+            str(MESSAGE)
+            repr(time.localtime())
+        found.append(time.perf_counter() - began)
+        time.sleep(pause)
+    return sorted(found)
+
+
 def agent(
-    recorder: "lake.live.recorder.Recorder", episodes: int, steps: int, pause: float
+    recorder: "lake.live.recorder.Recorder", episodes: int, steps: int, pause: float, seen: dict[str, Any]
 ) -> tuple[list[float], list[float]]:
     """Seconds of each step, and of the end of each episode."""
     of_steps, of_ends = [], []
@@ -35,7 +53,7 @@ def agent(
         episode = recorder.episode("task")
         for _ in range(steps):
             began = time.perf_counter()
-            with episode.step(context=MESSAGE) as step:
+            with episode.step(**seen) as step:
                 step.action(ACTION)
                 step.reward(1.0)
             of_steps.append(time.perf_counter() - began)
@@ -47,14 +65,14 @@ def agent(
 
 
 def measured(
-    threads: int, episodes: int, steps: int, pause: float, *, enabled: bool
+    threads: int, episodes: int, steps: int, pause: float, seen: dict[str, Any], *, enabled: bool
 ) -> tuple[list[float], list[float]]:
     """The same of several agents at once."""
     of_steps: list[float] = []
     of_ends: list[float] = []
 
     def work() -> None:
-        own_steps, own_ends = agent(recorder, episodes // threads, steps, pause)
+        own_steps, own_ends = agent(recorder, episodes // threads, steps, pause, seen)
         of_steps.extend(own_steps)
         of_ends.extend(own_ends)
 
@@ -86,12 +104,15 @@ def main() -> None:
     print("| microseconds | p50 | p99 | p99.9 | most |\n| --- | --- | --- | --- | --- |")
     for threads, pause in ((1, 0.0), (1, 0.001), (1, 0.01), (8, 0.001)):
         episodes = threads * int(given.seconds / STEPS / max(pause, 0.001))
-        for enabled in (False, True):
-            steps, ends = measured(threads, episodes, STEPS, pause, enabled=enabled)
-            name = f"{threads} at once, {1000 * pause:g} ms between steps, {'recorded' if enabled else 'bare'}"
-            print(row(f"{name}: step", steps), flush=True)
-            if enabled:
-                print(row(f"{name}: end", ends), flush=True)
+        about = f"{threads} at once, {1000 * pause:g} ms between steps"
+        if threads == 1:
+            print(row(f"{about}, control", control(episodes * STEPS, pause)), flush=True)
+        for kind, seen in (("bare", MESSAGE), ("recorded", MESSAGE), ("history", HISTORY)):
+            said = {"messages" if kind == "history" else "context": seen}
+            steps, ends = measured(threads, episodes, STEPS, pause, said, enabled=kind != "bare")
+            print(row(f"{about}, {kind}: step", steps), flush=True)
+            if kind == "recorded":
+                print(row(f"{about}, {kind}: end", ends), flush=True)
 
 
 if __name__ == "__main__":

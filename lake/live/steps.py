@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lake.live.episode import Episode
 
 _OF_STEPS = frozenset(StepRecord.__struct_fields__) - {"context", "action", "tool_calls", "reasoning", "tokens"}
+_NONE: Sequence[int] = ()
 
 
 class LiveStep(Context):
@@ -88,8 +89,8 @@ class LiveStep(Context):
         tool_calls: Sequence[Any] | None = None,
         reasoning: str | None = None,
         tokens: TokensRecord | None = None,
-        prompt_ids: Sequence[int] = (),
-        action_ids: Sequence[int] = (),
+        prompt_ids: Sequence[int] = _NONE,
+        action_ids: Sequence[int] = _NONE,
         action_logprobs: Sequence[float] | None = None,
         **fields: Any,
     ) -> None:
@@ -121,11 +122,12 @@ class LiveStep(Context):
             answer.extra["action_not_taken"] = answer.message
             answer.message = {"role": "assistant", "content": as_text(content)}
             self._sink.trouble(f"LiveStep.action: {error}")
-        try:
-            answer.prompt_ids, answer.action_ids, answer.logprobs = exact(prompt_ids, action_ids, action_logprobs)
-        except ValueError as error:
-            answer.extra["tokens_left_out"] = str(error)
-            self._sink.trouble(f"LiveStep.action: {error}")
+        if prompt_ids is not _NONE or action_ids is not _NONE:
+            try:
+                answer.prompt_ids, answer.action_ids, answer.logprobs = exact(prompt_ids, action_ids, action_logprobs)
+            except ValueError as error:
+                answer.extra["tokens_left_out"] = str(error)
+                self._sink.trouble(f"LiveStep.action: {error}")
         self._tokens = tokens
         self._call = self._made_call(api_of(self._request or {}), answer)
 
@@ -261,15 +263,17 @@ class LiveStep(Context):
         describe(step, call, answer)
         if self._state is not None:
             step.state = self._state
-        prompt = Prompt(call.asked, answer.prompt_ids)
-        step.tokens = tokens_of(call, answer, prompt, episode._calls, episode._key)
-        tokens = run_of(step.tokens, episode._calls, episode._key)
         step.extra = (step.extra or {}) | extra or None
         frame = Step(index=self.index, step=step, saw_results=self._context is None and self._state is None)
         if episode._recorded is None and not frame.saw_results:
             frame.initial_messages, step.context = step.context, []
-        known = Known(owner=episode._key, step=self.index, end=Heads(), tokens=tokens)
-        return frame, [known] if tokens is not None else []
+        return frame, self._sampled(step, call, answer) if answer.prompt_ids else []
+
+    def _sampled(self, step: StepRecord, call: Call, answer: Completion) -> list[Known]:
+        """Give a step its tokens; where later prompts may go on from them."""
+        calls, key = self._episode._calls, self._episode._key
+        step.tokens = tokens_of(call, answer, Prompt(call.asked, answer.prompt_ids), calls, key)
+        return [Known(owner=key, step=self.index, end=Heads(), tokens=run_of(step.tokens, calls, key))]
 
     def _tool_calls(self) -> list[Json] | None:
         """The tools that were called, as the calls of an action that does not say them."""
