@@ -8,8 +8,12 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lake.live.proxy.asking import asking, sent_with, stripped
+from lake.live.proxy.shapes import CHAT, COMPLETIONS
+from testkit.model_answers import Answer, answers, events, whole
 
 BOTH = frozenset(("return_token_ids", "logprobs"))
 CONTENT = {"content": [{"token": "Good", "logprob": -0.0058, "bytes": [71, 111, 111, 100], "top_logprobs": []}]}
@@ -81,13 +85,18 @@ def test_what_is_no_answer_passes_as_it_is(answer: Any) -> None:
         ("chat/completions", {"return_token_ids": True}, {"logprobs"}),
         ("completions", {"logprobs": 0}, {"return_token_ids"}),
         ("completions", {"prompt": [1, 2]}, BOTH),
+        ("chat/completions", {"top_logprobs": 5}, {"return_token_ids"}),
         ("completions", {"echo": True}, set()),
+        ("chat/completions", {"use_beam_search": True}, set()),
         ("responses", {}, set()),
         ("messages", {}, set()),
     ],
 )
 def test_only_what_is_missing_is_asked_for(api: str, body: dict[str, Any], added: set[str]) -> None:
-    assert asking(api, body).keys() == added
+    more = asking(api, body)
+    assert more.keys() == added
+    if "logprobs" in added:
+        assert more["logprobs"] == (True if api == CHAT else 0), "of the sampled tokens alone"
 
 
 @pytest.mark.parametrize("raw", ["{}", ' { "a" : 1e999, "b":123456789012345678901234567890 }\r\n', '{"a":1,"a":2}'])
@@ -101,3 +110,32 @@ def test_what_the_client_wrote_goes_on_as_it_wrote_it(raw: str) -> None:
 def test_a_field_that_the_client_set_is_replaced_and_not_there_twice() -> None:
     sent = sent_with(b'{"logprobs": false, "a": 1}', {"logprobs": False, "a": 1}, {"logprobs": True})
     assert sent == b'{"logprobs":true,"a":1}'
+
+
+REQUESTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "return_token_ids": st.sampled_from([True, False, None]),
+        "logprobs": st.sampled_from([True, False, None]),
+        "stream_options": st.sampled_from([None, {"include_usage": True}, {"include_usage": False}]),
+    },
+)
+
+
+@given(REQUESTS, st.lists(answers(), min_size=1, max_size=2), st.lists(st.integers(0, 9), min_size=1, max_size=3))
+def test_a_client_gets_what_it_would_have_got_without_us(
+    request: dict[str, Any], samples: list[Answer], prompt_ids: list[int]
+) -> None:
+    for api in (CHAT, COMPLETIONS):
+        body = request | ({"logprobs": 0 if request["logprobs"] else None} if "logprobs" in request else {})
+        body = request if api == CHAT else body
+        more = asking(api, body)
+        sent, added = body | more, frozenset(more)
+        assert stripped(whole(api, sent, samples, prompt_ids), added) == whole(api, body, samples, prompt_ids)
+        seen = [stripped(event, added) for event in events(api, sent, samples, prompt_ids)]
+        assert [event for event in seen if event is not None] == list(events(api, body, samples, prompt_ids))
+        told = whole(api, sent, samples, prompt_ids)
+        choice = told["choices"][0]
+        assert choice["token_ids"]
+        assert choice["logprobs"]
+        assert (told | choice)["prompt_token_ids"] == prompt_ids

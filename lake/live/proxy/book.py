@@ -122,6 +122,7 @@ class Book:
             self._add_failed(rollout, call)
         else:
             self._add_step(rollout, call, answer, prompt, prefixes)
+        self._make_room()
 
     def receive(self, address: Address, found: Traced, at: datetime, *, is_over: bool) -> None:
         """Record spans that were received; `is_over`: the root of their trace is among them."""
@@ -129,10 +130,10 @@ class Book:
         rollout = self._named.get(own) if own.is_named else self._traced.get((own, found.trace_id))
         if rollout is None:
             rollout = self._begin(address, address.task or found.trace_id, is_trace=not own.is_named, started_at=at)
-            self._make_room()
         self._touch(rollout)
         rollout.is_settling |= is_over and not own.is_named
         self._take(rollout, found)
+        self._make_room()
 
     def _continued(self, prompt: Prompt, address: Address, prefixes: Prefixes) -> Rollout | None:
         """The open episode that a call without a name goes on with."""
@@ -248,7 +249,6 @@ class Book:
             self._waiting.pop((rollout.address, rollout.first_prompt or b""), None)
             self.counts.steps += 1
             self._keep(rollout, made, prefixes)
-            self._make_room()
 
     def _keep(self, rollout: Rollout, made: Made, prefixes: Prefixes) -> None:
         """Let later prompts go on from a step."""

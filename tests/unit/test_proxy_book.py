@@ -1,0 +1,383 @@
+"""Calls of several agents at once become the episodes that a person would call right, across kills of the proxy too."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lake.errors import UsageError
+from lake.live.proxy import book as books
+from lake.live.proxy.keys import Address
+from lake.live.proxy.rollouts import Ending
+from lake.live.proxy.steps import Call
+from lake.records import EpisodeRecord
+from testkit.agent_calls import (
+    START,
+    Message,
+    Recording,
+    answer_of,
+    chat,
+    completion,
+    prompt_ids,
+    prompt_messages,
+    result,
+)
+from testkit.engine_server import encoded, rendered
+
+NOBODY = Address()
+MOVES = ("go on", "go on", "fork", "fail", "edit", "elide", "rewrite", "compact", "sample", "sample")
+"""What an agent does next; who has no name keeps what tells its conversation from others."""
+
+
+class Agent:
+    """An agent that remembers its conversations."""
+
+    def __init__(self, name: str, *, is_named: bool) -> None:
+        self.name, self.address = name, Address(task=name) if is_named else NOBODY
+        self.histories: list[list[Message]] = []
+        """Of each of its answered calls: the prompt and the answer."""
+        self.prompts: list[list[Message]] = []
+        self.calls = 0
+
+    def moves(self, move: str, number: int, pick: int) -> list[Call]:
+        """Its next calls."""
+        first = [{"role": "system", "content": "s"}, {"role": "user", "content": f"{self.name} opens the door"}]
+        if not self.histories:
+            messages = first
+        else:
+            history = list(self.histories[pick % len(self.histories)] if move == "fork" else self.histories[-1])
+            messages = [*history, result(str(number), f"seen {number}")]
+            if move == "edit":
+                last = len(history) - 1
+                messages[last] = messages[last] | {"content": f"in other words, {number}"}
+            elif move == "elide":
+                place = next((at for at, message in enumerate(history) if message["role"] == "tool"), None)
+                if place is not None:
+                    messages[place] = messages[place] | {"content": f"cut {number}"}
+            elif move == "rewrite" and self.address.is_named:
+                messages[1] = {"role": "user", "content": f"rewritten {number}"}
+            elif move == "compact" and self.address.is_named:
+                messages = [first[0], {"role": "user", "content": f"what happened before {number}"}]
+        failed = [chat(self.address, messages, number=number, error="HTTP 500")] if move == "fail" else []
+        samples = [answer_of(f"answer {number}", str(number))]
+        samples += [answer_of(f"other {number}", str(number))] if move == "sample" else []
+        self.histories.append([*messages, samples[-1]])
+        self.prompts.append(messages)
+        self.calls += len(failed) + 1
+        return [*failed, chat(self.address, messages, *samples, number=number)]
+
+
+AGENTS = st.lists(st.booleans(), min_size=1, max_size=3)
+SCHEDULES = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(MOVES), st.integers(0, 9)), min_size=5, max_size=14)
+
+
+def agents_of(are_named: list[bool]) -> list[Agent]:
+    return [Agent(f"agent-{index}", is_named=is_named) for index, is_named in enumerate(are_named)]
+
+
+def scheduled(agents: list[Agent], schedule: list[tuple[int, str, int]]) -> list[Call]:
+    turns = [
+        agents[index % len(agents)].moves(move, number, pick) for number, (index, move, pick) in enumerate(schedule)
+    ]
+    return [call for turn in turns for call in turn]
+
+
+def said(message: Message) -> tuple[Any, ...]:
+    calls = [(call["id"], call["function"]) for call in message.get("tool_calls") or ()]
+    return message["role"], message["content"] or "", message.get("tool_call_id"), calls
+
+
+def behind_the_last_answer(prompt: list[Message]) -> list[Message]:
+    answered = max((place + 1 for place, message in enumerate(prompt) if message["role"] == "assistant"), default=0)
+    return [message for message in prompt[answered:] if message["role"] != "system"]
+
+
+@given(AGENTS, SCHEDULES)
+def test_each_call_is_a_row_of_its_agents_episode(are_named: list[bool], schedule: list[tuple[int, str, int]]) -> None:
+    agents, recording = agents_of(are_named), Recording()
+    for call in scheduled(agents, schedule):
+        recording.book.add(call)
+    records = recording.records()
+    assert len(records) == sum(bool(agent.calls) for agent in agents)
+    for agent in agents:
+        own = [r for r in records if any(agent.name in str(m["content"]) for m in r.initial_messages or ())]
+        if not agent.calls:
+            assert not own
+            continue
+        (record,) = own
+        assert len(record.steps) == len(agent.prompts)
+        assert len(record.steps) + len(record.spans) == agent.calls
+        for index, prompt in enumerate(agent.prompts):
+            told, extra = prompt_messages(record, index), record.steps[index].extra or {}
+            words = [said(m) for m in told], [said(m) for m in prompt]
+            if extra.get("history") == "edited":
+                words = [w for w in words[0] if w[0] != "assistant"], [w for w in words[1] if w[0] != "assistant"]
+            assert words[0] == words[1]
+            assert prompt_ids(record, index) == rendered(prompt)
+            assert record.steps[index].state == "\n".join(m["content"] for m in behind_the_last_answer(prompt))
+            assert record.steps[index].trainable == ("choices" not in extra)
+
+
+@given(AGENTS, SCHEDULES, st.integers(0, 20))
+def test_a_proxy_that_was_killed_goes_on_as_if_it_had_not_been(
+    are_named: list[bool], schedule: list[tuple[int, str, int]], killed_at: int
+) -> None:
+    records = []
+    for is_killed in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            keys = iter(range(100))
+            patch.setattr(books, "new_key", lambda keys=keys: next(keys).to_bytes(16, "little"))
+            recording = Recording()
+            for place, call in enumerate(scheduled(agents_of(are_named), schedule)):
+                if is_killed and place == killed_at:
+                    recording = recording.resumed()
+                recording.book.add(call)
+            records.append(recording.records())
+    assert records[0] == records[1]
+
+
+# ------------------------------------------------------------ one conversation
+
+
+def recorded(*calls: Call) -> EpisodeRecord:
+    recording = Recording()
+    for call in calls:
+        recording.book.add(call)
+    (record,) = recording.records()
+    return record
+
+
+USER = {"role": "user", "content": "open the door"}
+NAMED = Address(task="door")
+
+
+def test_several_samples_are_one_step_that_is_not_trained_on_and_any_may_be_gone_on_from() -> None:
+    samples = [answer_of("push"), answer_of("pull"), answer_of("knock")]
+    seen = {"role": "user", "content": "it opens"}
+    record = recorded(
+        chat(NOBODY, [USER], *samples, number=0, n=3),
+        chat(NOBODY, [USER, samples[1], seen], answer_of("go in"), number=1),
+    )
+    first, second = record.steps
+    assert (first.action, first.trainable, second.trainable) == ("push", False, True)
+    others = (first.extra or {})["choices"]
+    assert [other["message"]["content"] for other in others] == ["pull", "knock"]
+    assert all(len(other["token_ids"]) == len(other["logprobs"]) for other in others)
+    assert second.context == [seen]
+    assert (second.extra or {})["follows_choice"] == 1
+    assert second.tokens is not None
+    assert second.tokens.prefix_step_index is None, "no row has the tokens of the other sample"
+    assert first.completion_tokens == sum(len(s["content"]) + 1 for s in samples)
+
+
+def test_a_text_prompt_goes_on_from_the_text_before() -> None:
+    record = recorded(
+        completion(NOBODY, "Q: 1+1? A:", " 2.", number=0),
+        completion(NOBODY, "Q: 1+1? A: 2. Q: 2+2? A:", " 4.", number=1),
+        completion(NOBODY, "Q: 1+1? A: 2. Q: 2+2? A: 4.", " Q", number=2),
+    )
+    assert [step.state for step in record.steps] == ["Q: 1+1? A:", " Q: 2+2? A:", ""]
+    assert [step.context for step in record.steps] == [[], [{"role": "user", "content": " Q: 2+2? A:"}], []]
+    assert [step.tokens and step.tokens.prefix_step_index for step in record.steps] == [None, 0, 1]
+    assert all("history" not in (step.extra or {}) for step in record.steps)
+
+
+def test_prompts_of_token_ids_go_on_from_the_tokens_before() -> None:
+    record = recorded(
+        completion(NAMED, [7, 8], "a", number=0),
+        completion(NAMED, [7, 8, *encoded("a"), 9], "b", number=1),
+        completion(NAMED, [5], "c", number=2),
+    )
+    assert [step.state for step in record.steps] == [None, None, None]
+    assert [step.tokens and step.tokens.context_ids for step in record.steps] == [[7, 8], [9], [5]]
+    assert [(step.extra or {}).get("history") for step in record.steps] == [None, None, "rewritten"]
+
+
+def test_an_echoed_prompt_is_no_part_of_the_answer() -> None:
+    record = recorded(completion(NOBODY, "Q:", "Q: and A:", echo=True))
+    assert record.steps[0].action == " and A:"
+
+
+def test_a_prompt_that_cannot_be_read_is_not_trained_on() -> None:
+    call = chat(NAMED, [USER], answer_of("push"))
+    call.asked.messages, call.extra = [], {"request_not_read": "it is a list of prompts"}
+    step = recorded(call).steps[0]
+    assert (step.state, step.trainable) == (None, False)
+
+
+def test_what_an_answer_says_of_itself_does_not_pass_for_ours() -> None:
+    call = chat(NAMED, [USER], answer_of("push"))
+    assert call.answer is not None
+    call.answer.extra |= {"follows": 99, "history": "rewritten", "content": ["x"]}
+    step = recorded(call).steps[0]
+    assert step.extra == {"id": "a0", "answer_follows": 99, "answer_history": "rewritten", "answer_content": ["x"]}
+
+
+def test_two_that_said_the_same_so_far_are_told_apart_by_who_went_on() -> None:
+    recording = Recording()
+    for number in (0, 1):
+        recording.book.add(chat(NOBODY, [USER], answer_of("push"), number=number))
+    for number in (2, 3):
+        more = [USER, answer_of("push"), {"role": "user", "content": f"locked {number}"}]
+        recording.book.add(chat(NOBODY, more, answer_of("pull"), number=number))
+    assert [len(record.steps) for record in recording.records()] == [2, 2]
+
+
+# ------------------------------------------------------------ calls that fail
+
+
+def test_an_unnamed_call_that_failed_is_tried_again_in_its_episode_and_others_are_not_taken_for_it() -> None:
+    recording = Recording()
+    recording.book.add(chat(NOBODY, [USER], number=0, error="HTTP 500"))
+    recording.book.add(chat(NOBODY, [USER], answer_of("push"), number=1))
+    recording.book.add(chat(NOBODY, [USER], answer_of("pull"), number=2))
+    first, second = recording.records()
+    assert (len(first.steps), len(first.spans), first.status) == (1, 1, "completed")
+    assert (len(second.steps), len(second.spans)) == (1, 0)
+
+
+def test_an_episode_that_was_never_answered_has_what_was_asked() -> None:
+    record = recorded(chat(NOBODY, [USER], number=0, error="HTTP 500"), chat(NOBODY, [USER], number=1, error="gone"))
+    assert (record.status, record.error, len(record.spans)) == ("failed", "gone", 2)
+    assert [(step.state, step.action, step.trainable) for step in record.steps] == [("open the door", "", False)]
+    assert (record.prompt_tokens, record.extra) == (None, {"failed_calls": 2})
+
+
+def test_an_episode_whose_last_call_failed_is_not_completed_unless_its_agent_says_so() -> None:
+    calls = [chat(NAMED, [USER], answer_of("push")), chat(NAMED, [USER], number=1, error="HTTP 500")]
+    assert (recorded(*calls).status, recorded(*calls).error) == ("failed", "HTTP 500")
+    recording = Recording()
+    for call in calls:
+        recording.book.add(call)
+    recording.book.end(NAMED, Ending(reward=1.0), START)
+    (record,) = recording.records()
+    assert (record.status, record.env_return) == ("completed", 1.0)
+
+
+def test_an_answer_that_is_no_message_is_a_failed_call() -> None:
+    call = chat(NAMED, [USER], answer_of("push"))
+    assert call.answer is not None
+    call.answer.message = {"role": "assistant", "content": 7}
+    record = recorded(call)
+    assert "content" in (record.spans[0].error or "")
+
+
+# ------------------------------------------------------------ whose sub-agent
+
+
+def test_a_sub_agent_names_its_parent() -> None:
+    recording = Recording()
+    boss = Address(task="door", agent="boss")
+    child = Address(task="door", agent="child", parent=Address(task="door"))
+    recording.book.add(chat(boss, [USER], answer_of("ask the child")))
+    recording.book.add(chat(child, [USER], answer_of("push"), number=1))
+    recording.book.add(chat(Address(task="other", parent=Address(task="nobody")), [USER], answer_of("x"), number=2))
+    recording.book.add(chat(Address(task="own", parent=Address(task="own")), [USER], answer_of("x"), number=3))
+    told = recording.book.end(boss, Ending(), START)
+    _, second, third, fourth = recording.records()
+    assert (second.relation, second.parent_episode_id) == ("subagent", told["episode_id"])
+    assert (third.relation, third.parent_episode_id) == ("subagent", None)
+    assert third.extra == {"parent": "proxy:task=nobody"}
+    assert (fourth.relation, fourth.parent_episode_id) == (None, None)
+
+
+def test_a_parent_with_a_number_is_known_before_its_first_call() -> None:
+    recording = Recording()
+    boss = Address(run="r", task="door", rollout=3)
+    recording.book.add(chat(Address(run="r", task="child", parent=boss), [USER], answer_of("push")))
+    recording.book.add(chat(boss, [USER], answer_of("well"), number=1))
+    told = recording.book.end(boss, Ending(), START)
+    assert recording.records()[0].parent_episode_id == told["episode_id"]
+
+
+# ------------------------------------------------------------ ends
+
+
+class Clock:
+    """A clock that the test moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr("time.monotonic", lambda: self.now)
+
+
+def test_an_unnamed_episode_ends_when_it_is_idle_however_busy_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, recording = Clock(monkeypatch), Recording()
+    recording.book.add(chat(NOBODY, [USER], answer_of("push")))
+    clock.now += 5
+    with recording.book.under_way.call(NOBODY):
+        clock.now += 6
+        recording.book.expire(START, 10.0)
+        assert recording.book.counts.ended == 0, "the call under way may be the next one of this episode"
+    with recording.book.under_way.call(NOBODY):
+        recording.book.expire(START, 10.0)
+        assert recording.book.counts.ended == 1, "this one came when it was idle for long"
+
+
+def test_a_named_episode_with_a_call_under_way_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, recording = Clock(monkeypatch), Recording()
+    recording.book.add(chat(NAMED, [USER], answer_of("push")))
+    clock.now += 100
+    with recording.book.under_way.call(NAMED):
+        recording.book.expire(START, 10.0)
+        assert recording.book.counts.ended == 0
+    recording.book.expire(START, 10.0)
+    assert recording.book.counts.ended == 1
+    recording.book.add(chat(NAMED, [USER], answer_of("again"), number=1))
+    first, second = recording.records()
+    assert (first.stop_reason, second.relation) == ("idle", "continuation")
+
+
+@pytest.mark.parametrize("are_named", [False, True])
+def test_too_many_open_episodes_end_the_one_that_was_silent_for_longest(are_named: bool) -> None:
+    recording = Recording(most_held=6)
+    addresses = [Address(task=f"t{number}") if are_named else NOBODY for number in range(5)]
+    prompts = [[{"role": "user", "content": f"door {number}"}] for number in range(5)]
+    for number in (0, 1, 2):
+        recording.book.add(chat(addresses[number], prompts[number], answer_of("push"), number=number))
+    more = [*prompts[0], answer_of("push"), {"role": "user", "content": "locked"}]
+    recording.book.add(chat(addresses[0], more, answer_of("pull"), number=3))
+    assert recording.book.counts.crowded_out == 1
+    recording.book.add(chat(addresses[3], prompts[3], answer_of("push"), number=4))
+    assert recording.book.counts.crowded_out == 2
+    records = recording.records()
+    assert [record.stop_reason for record in records] == [
+        "proxy_stopped",
+        "crowded_out",
+        "crowded_out",
+        "proxy_stopped",
+    ]
+    assert [len(record.steps) for record in records] == [2, 1, 1, 1]
+
+
+def test_failing_calls_are_bounded_too() -> None:
+    recording = Recording(most_held=10)
+    for number in range(30):
+        recording.book.add(chat(NOBODY, [{"role": "user", "content": str(number)}], number=number, error="HTTP 500"))
+    assert recording.book.counts.crowded_out == 20
+
+
+def test_what_is_said_of_an_end_is_checked() -> None:
+    recording = Recording()
+    with pytest.raises(UsageError, match="names no open rollout"):
+        recording.book.end(NAMED, Ending(), START)
+    recording.book.add(chat(NAMED, [USER], answer_of("push")))
+    for ending, reason in (
+        (Ending(status="done"), "valid: completed"),
+        (Ending(step_rewards=[1.0, 2.0]), "2 entries"),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            recording.book.end(NAMED, ending, START)
+    told = recording.book.end(NAMED, Ending(reward=2.0, step_rewards=[1.0]), START + timedelta(seconds=9))
+    (record,) = recording.records()
+    assert (told["task_id"], told["steps"]) == ("door", 1)
+    assert (record.env_return, record.steps[0].reward, record.ended_at) == (2.0, 1.0, START + timedelta(seconds=9))
+
+
+def test_an_unnamed_episode_is_ended_by_an_answer_of_it() -> None:
+    recording = Recording()
+    recording.book.add(chat(NOBODY, [USER], answer_of("push"), number=4))
+    told = recording.book.end(NOBODY, Ending(response_id="a4", reward=1.0), START)
+    assert told["steps"] == 1
