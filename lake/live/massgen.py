@@ -88,7 +88,7 @@ class _Watcher:
         """A chunk passed."""
         kind = getattr(chunk, "type", None)
         name = str(getattr(kind, "value", kind))
-        if name == "error":
+        if name == "error" and self._is_own(chunk):
             self._error = redacted(
                 _text(getattr(chunk, "error", None)) or _text(getattr(chunk, "content", None)) or name
             )
@@ -97,14 +97,19 @@ class _Watcher:
     @guarded()
     def end(self, error: BaseException | None, *, is_over: bool) -> None:
         """The stream is over, was broken off by an error, or is waited for no more."""
-        self._finish()
+        self._close()
+        said = self._error if error is None else told(error)
+        is_failed = isinstance(error, Exception) or (error is None and said is not None)
+        self._trace.end("failed" if is_failed else "completed" if is_over else "running", said)
+
+    @guarded()
+    def _close(self) -> None:
+        """Add what is known at the end: tokens, and what the owner says; the trace ends without what cannot be told."""
         now = self._counted()
         for name, before in self._tokens.items():
             if (used := now[name] - before) > 0:
                 self._trace.metadata[name] = used
-        said = self._error if error is None else told(error)
-        is_failed = isinstance(error, Exception) or (error is None and said is not None)
-        self._trace.end("failed" if is_failed else "completed" if is_over else "running", said)
+        self._finish()
 
     def _begin(self, collector: TraceCollector, call: Mapping[str, Any]) -> Trace:
         raise NotImplementedError
@@ -113,7 +118,11 @@ class _Watcher:
         raise NotImplementedError
 
     def _finish(self) -> None:
-        """Add what is known at the end."""
+        """Add what the owner knows at the end."""
+
+    def _is_own(self, chunk: Any) -> bool:
+        """Whether an error ends the owner's own work."""
+        return True
 
     def _backends(self) -> list[Any]:
         raise NotImplementedError
@@ -186,6 +195,10 @@ class _TeamWatcher(_Watcher):
 
     def _backends(self) -> list[Any]:
         return [getattr(agent, "backend", None) for agent in self._owner.agents.values()]
+
+    def _is_own(self, chunk: Any) -> bool:
+        # The others are of its agents, without whom it goes on.
+        return getattr(chunk, "source", None) in (None, getattr(self._owner, "orchestrator_id", None))
 
     def _events(self) -> list[Any]:
         return list(self._owner.coordination_tracker.events)

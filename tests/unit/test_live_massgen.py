@@ -415,6 +415,26 @@ def test_rewards_of_a_coordination_are_computed_from_what_was_recorded(tmp_path:
     assert dict(found.rows()) == {"voting": 1.0, "coordination": pytest.approx(2 * 0.7 + 1)}
 
 
+def test_a_coordination_goes_on_without_an_agent_and_ends_without_its_tracker(tmp_path: Path) -> None:
+    def loses(team: Team) -> Any:
+        return chunk("error", error="rate limit", source="b")
+
+    def breaks(team: Team) -> Any:
+        del team.coordination_tracker
+        return chunk("content", content="on")
+
+    with recording(tmp_path) as recorder:
+        agents = {name: Agent(name, []) for name in "ab"}
+        for script in ([_answers, loses, _votes], [_answers, breaks], [_answers, lambda _: chunk("error", error="no")]):
+            asyncio.run(drained(RecordedTeam(agents, script, recorder=recorder).chat([QUESTION])))
+        assert recorder.stats().troubles == 2, "without the tracker: a chunk and the end"
+    assert [(one.status, one.error, len(one.spans) > 1) for one in episodes(tmp_path)] == [
+        ("completed", None, True),
+        ("completed", None, True),
+        ("failed", "no", True),
+    ]
+
+
 def _uses(team: Team) -> None:
     team.agents["b"].backend.token_usage.input_tokens += 100
 
