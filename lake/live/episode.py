@@ -35,7 +35,7 @@ from lake.live.proxy.shapes import Asked
 from lake.live.proxy.steps import Call, span_of, unanswered_step
 from lake.live.sink import Sink, guarded, told
 from lake.live.steps import LiveStep, ToolCall, is_value, messages, number
-from lake.records import EpisodeRecord, Json, ScoreRecord, SpanRecord, episode_id
+from lake.records import EpisodeRecord, Json, ScoreRecord, SpanRecord, as_str, episode_id
 
 _OF_ENDS = frozenset(End.__struct_fields__) - {"ended_at"}
 
@@ -145,7 +145,8 @@ class Episode(Context):
             if is_value(name, value, _OF_ENDS):
                 setattr(self._end, name, value)
             else:
-                self._end.extra = (self._end.extra or {}) | {name: plain(value)}
+                said = as_str(value) if name in _OF_ENDS else plain(value)
+                self._end.extra = (self._end.extra or {}) | {name: said}
                 valid = ", ".join(sorted(_OF_ENDS))
                 self._sink.trouble(
                     f"Episode.update takes no such `{name}`, so it went to `extra`; valid: {valid}, finite"

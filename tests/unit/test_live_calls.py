@@ -10,7 +10,7 @@ from typing import Any
 
 import pydantic
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lake.formats.chat.calls import Calls
@@ -46,6 +46,7 @@ NEXT = st.tuples(st.integers(0, 20), ANSWERS, st.integers(1, 2), st.booleans())
 
 
 @given(st.lists(NEXT, min_size=1, max_size=8))
+@example([(9, (), 1, False), (9, (), 1, True), (0, (), 1, False), (1, (), 1, False), (1, (), 1, False)])
 def test_what_is_new_in_a_history_is_what_the_reader_of_requests_finds(into: Spooled, turns: list[Any]) -> None:
     """Conversations that go on, fork, begin anew and interleave, with calls that failed among them."""
     oracle, histories = Calls(), list[list[Any]]()

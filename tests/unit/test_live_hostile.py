@@ -147,6 +147,18 @@ def test_a_value_of_any_kind_has_a_place(into: Spooled, name: str) -> None:
     msgspec.json.encode(record)
 
 
+def test_what_is_of_the_wrong_type_stands_in_extra_by_its_name(into: Spooled) -> None:
+    with into.episode() as episode:
+        with episode.step(state="s", model=b"m", cost=float("nan")) as step:
+            step.action("a")
+        episode.update(stop_reason=b"r", terminated="perhaps", cost=float("inf"))
+    record = into.records()[-1]
+    (found,) = record.steps
+    assert (found.model, found.cost, record.stop_reason, record.terminated, record.cost) == (None,) * 5
+    assert found.extra == {"not_taken": {"model": "b'm'"}, "cost": "nan"}
+    assert record.extra == {"not_taken": {"stop_reason": "b'r'", "terminated": "perhaps"}, "cost": "inf"}
+
+
 def test_a_message_that_is_longer_than_the_memory_for_it_is_recorded(tmp_path: Path) -> None:
     """What comes behind it waits for the disk: memory that is full for a moment is no reason to lose an episode."""
     text = "x" * 5_000_000

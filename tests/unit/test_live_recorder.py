@@ -24,14 +24,14 @@ from hypothesis import strategies as st
 import lake
 from lake import Lake, TokensRecord
 from lake.errors import LakeAccessError, UsageError
-from lake.live.assembly import assemble
+from lake.live.assembly import assemble, assembled
 from lake.live.episode import Episode
 from lake.live.frames import Begin, End, FrameError, Reward, Step, Tool, Whole, decode, encode, new_key
 from lake.live.off import OFF
 from lake.live.recorder import Recorder
 from lake.live.spool import Spool
 from lake.live.steps import LiveStep, ToolCall
-from lake.records import EpisodeRecord, StepRecord
+from lake.records import EpisodeRecord, Reject, StepRecord
 from testkit.copies import empty_lake
 from testkit.processes import environment
 
@@ -513,6 +513,35 @@ def test_an_episode_that_breaks_the_writer_is_a_reject_and_the_others_are_there(
     assert rows(tmp_path, "SELECT task_id FROM episodes ORDER BY 1") == [("after",), ("before",)]
     ((message,),) = rows(tmp_path, "SELECT message FROM rejects")
     assert message == "it could not be recorded: ZeroDivisionError: a fault of ours"
+
+
+def test_an_episode_that_cannot_be_assembled_is_a_reject_and_holds_up_no_other(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(frames: list[Any]) -> Any:
+        if frames[0].episode.task_id == "poison":
+            raise TypeError("a fault of ours")
+        return assembled(frames)
+
+    monkeypatch.setattr("lake.live.delivery.assembled", broken)
+    with make() as recorder:
+        for task in ("before", "poison", "after"):
+            agent(recorder, task)
+    assert rows(tmp_path, "SELECT task_id FROM episodes ORDER BY 1") == [("after",), ("before",)]
+    assert rows(tmp_path, "SELECT message FROM rejects") == [("it could not be assembled: TypeError: a fault of ours",)]
+
+
+def test_what_is_no_episode_is_a_reject_once_and_without_its_keys(make: Make, tmp_path: Path) -> None:
+    refused = Reject(
+        position=0, reason="invalid", message="token=a, Bearer abc123def456", raw="api_key=b", source_format="f"
+    )
+    with make() as recorder:
+        for _ in range(2):
+            recorder.reject(refused)
+        assert recorder.flush(30)
+        assert (recorder.stats().rejected, recorder.stats().finished) == (2, 0)
+    found = rows(tmp_path, "SELECT run_id, reason, message, raw, source_format FROM rejects")
+    assert found == [("agent", "invalid", "token=a, Bearer [redacted]", "api_key=[redacted]", "f")]
 
 
 def test_a_lake_that_goes_away_is_tried_again_and_not_made_anew(
