@@ -109,7 +109,8 @@ def _answer(body: dict[str, Any], number: int) -> tuple[str, list[dict[str, Any]
         if isinstance(message, dict)
     )
     text = f"answer {number} to {len(given)} messages"
-    tools = {tool.get("function", tool)["name"]: tool.get("function", tool) for tool in body.get("tools") or ()}
+    functions = [tool.get("function", tool) for tool in body.get("tools") or ()]
+    tools = {function["name"]: function for function in functions if "name" in function}
     if "final_answer" in tools and sum(message["role"] == "assistant" for message in given) >= 2:
         return "", [_call(number, tools["final_answer"], text)]
     if tools and results < 2:

@@ -13,8 +13,9 @@ import binascii
 import json
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
-from urllib.parse import parse_qsl, quote
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import msgspec
 
@@ -52,9 +53,7 @@ class Secrets:
         for name, value in headers:
             if _HEADERS.search(name):
                 self._add(value)
-        for name, value in parse_qsl(query, errors="replace"):
-            if _QUERIES.search(name):
-                self._add(value)
+        self._add_query(query)
 
     def taken_from(self, body: dict[str, Any]) -> dict[str, Any]:
         """A request's body without the keys in it, which are looked for from now on."""
@@ -100,6 +99,19 @@ class Secrets:
                 return
             self._add(said.partition(":")[2])
 
+    def _add_query(self, query: str) -> None:
+        for name, value in parse_qsl(query, errors="replace"):
+            if _QUERIES.search(name):
+                self._add(value)
+
+    def _address(self, url: str) -> str:
+        """An address without the keys in it, which are taken in."""
+        with suppress(ValueError):
+            parts = urlsplit(url)
+            self._add_query(parts.query)
+            self._add(unquote(parts.password or ""))
+        return redacted(url)
+
     def _kept(self, key: str, value: Any) -> Any:
         """A field of a request, without the keys in it; None if it is one."""
         if key in _NOT_LOOKED_INTO:
@@ -114,7 +126,7 @@ class Secrets:
             return self.taken_from(value)
         if isinstance(value, list):
             return [self._kept("", item) for item in value]
-        return redacted(value) if isinstance(value, str) and key.endswith("url") else value
+        return self._address(value) if isinstance(value, str) and key.endswith("url") else value
 
     def _spelled(self) -> set[str]:
         """The keys as they are written, also in JSON inside a text and in an address."""

@@ -1,0 +1,168 @@
+"""No key is stored: agents send one in every place, engines repeat them, and every byte that is kept is searched.
+
+Files are searched as they are, and every cell of every table too, as files of tables are compressed. What people and
+models say is recorded, so a canary in a message shows that the search finds things.
+"""
+
+import base64
+import json
+from collections.abc import Iterator
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lake
+from testkit.engine_server import Engine, engine_server
+from testkit.proxy_process import Proxy, proxy
+
+CANARY = "canary-a-user-typed-this-4711"
+TOKEN = "proxy-token-aa11bb22cc33"
+PASSWORD = "upstream-password-dd44ee55"
+BASIC_PASSWORD = "basic-password-ff66"
+HEADERS = {
+    "Authorization": "Bearer sk-authorization-0123456789",
+    "Proxy-Authorization": "Bearer proxy-authorization-0123",
+    "x-api-key": "anthropic-api-key-0123",
+    "api-key": "azure/api+key==0123",
+    "x-goog-api-key": "google-api-key-0123",
+    "Cookie": "session=cookie-value-0123; theme=dark",
+    "X-Acme-Auth": "custom-auth-0123",
+    "X-Amz-Security-Token": "amazon-security-token-0123",
+    "Ocp-Apim-Subscription-Key": "subscription-key-0123",
+}
+QUERY = "?key=query-key-01234567&api-key=query-api-key-0123&sig=signature-01234567"
+BODY = {
+    "api_key": "body-api-key-0123",
+    "extra_headers": {"X-Whatever": "extra-header-0123"},
+    "metadata": {"access_token": "metadata-token-0123"},
+    "mcp_servers": [{"type": "url", "url": "https://mcp.example/sse", "authorization_token": "mcp-servers-token-0123"}],
+}
+MCP = {
+    "type": "mcp",
+    "server_label": "mcp",
+    "server_url": "https://user:mcp-url-password-0123@mcp.example/sse?api_key=mcp-url-key-0123",
+    "authorization": "mcp-authorization-0123",
+    "headers": {"X-Mcp": "mcp-header-0123"},
+}
+SECRETS = [
+    TOKEN,
+    PASSWORD,
+    BASIC_PASSWORD,
+    "sk-authorization-0123456789",
+    "cookie-value-0123",
+    *(value for name, value in HEADERS.items() if name not in ("Authorization", "Proxy-Authorization", "Cookie")),
+    "proxy-authorization-0123",
+    *(pair.partition("=")[2] for pair in QUERY[1:].split("&")),
+    "body-api-key-0123",
+    "extra-header-0123",
+    "metadata-token-0123",
+    "mcp-servers-token-0123",
+    "mcp-url-password-0123",
+    "mcp-url-key-0123",
+    "mcp-authorization-0123",
+    "mcp-header-0123",
+]
+APIS: dict[str, dict[str, Any]] = {
+    "chat/completions": {"messages": [{"role": "user", "content": CANARY}]},
+    "completions": {"prompt": CANARY},
+    "responses": {"input": CANARY, "tools": [MCP]},
+    "messages": {"messages": [{"role": "user", "content": CANARY}], "max_tokens": 9},
+}
+
+
+def spellings(secret: str) -> list[bytes]:
+    """A key as it is, in JSON, in base64 and cut short."""
+    plain = secret.encode()
+    return [plain[:-2], secret.replace("/", r"\/").encode()[:-2], base64.b64encode(plain)]
+
+
+def searched(data: bytes) -> list[str]:
+    return [secret for secret in SECRETS if any(spelling in data for spelling in spellings(secret))]
+
+
+def kept(folder: Path) -> Iterator[tuple[Path, bytes]]:
+    for file in folder.rglob("*"):
+        if file.is_file():
+            yield file, file.read_bytes()
+
+
+def call_in_every_way(at: Proxy, headers: dict[str, str]) -> None:
+    """All APIs; engines that answer, repeat what they saw, refuse, and break off with an error event."""
+    broken = []
+    for api, said in APIS.items():
+        for model in ("policy", "echo", "echo-401", "echo-event", "cut-2"):
+            for stream in (False, True):
+                if not stream and model in ("echo-event", "cut-2"):
+                    continue
+                path = f"/ep/{model}-{len(headers)}/v1/{api}{QUERY}"
+                data = json.dumps({"model": model, "stream": stream, **said, **BODY}).encode()
+                try:
+                    status, _, answer = at.ask("POST", path, data, **headers)
+                except HTTPException:
+                    broken.append(model)
+                    continue
+                assert status == (401 if model == "echo-401" else 200), (api, model, answer)
+                if model in ("echo", "echo-401") and "Authorization" in headers:
+                    assert headers["Authorization"].partition(" ")[2].encode() in answer, (
+                        "the client sees what was said"
+                    )
+    assert broken == ["cut-2"] * len(APIS)
+
+
+def test_no_key_that_an_agent_or_its_upstream_sends_is_kept(tmp_path: Path) -> None:
+    engine = Engine()
+    with engine_server(engine):
+        upstream = engine.url.replace("://", f"://user:{PASSWORD}@")
+        options = ("--upstream", upstream, "--ask", "always")
+        with proxy(engine, tmp_path, *options, TRAJLAKE_RECORD_TOKEN=TOKEN) as at:
+            ours = {"X-Trajlake-Token": TOKEN}
+            call_in_every_way(at, HEADERS | ours)
+            basic = base64.b64encode(f"me:{BASIC_PASSWORD}".encode()).decode()
+            call_in_every_way(at, {"Authorization": f"Basic {basic}"} | ours)
+            call_in_every_way(at, ours)  # with the upstream's own password
+            seen = [dict(call.headers) for call in engine.calls]
+            for path in (f"/ep/{HEADERS['api-key'].replace('/', '%2F')}/v1/chat/completions", "/v1/chat/completions"):
+                name = {"X-Session-ID": HEADERS["x-api-key"]} | HEADERS | ours
+                status, _, said = at.ask("POST", path, b"{}", **name)
+                assert (status, b"is a key" in said) == (400, True)
+            at.ask("POST", "/v1/traces", b'{"no": "otlp"', **HEADERS | ours | {"Content-Type": "application/json"})
+            with at.connect() as raw:
+                raw.sendall(b"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer sk-authorization-0123456789\x00\r\n\r\n")
+                assert b" 400 " in raw.recv(100)
+            in_spool = {file: data for file, data in kept(tmp_path / "spool") if CANARY.encode() in data}
+            assert in_spool
+            assert {str(file): found for file, data in kept(tmp_path) if (found := searched(data))} == {}
+            printed = at.end()
+    assert len(seen) > 20
+    assert not [name for headers in seen for name in headers if name.lower().startswith("x-trajlake")]
+    sent = [headers.get("Authorization", "") for headers in seen]
+    assert {value.partition(" ")[0] for value in sent} == {"Bearer", "Basic"}
+    assert base64.b64encode(f"user:{PASSWORD}".encode()).decode() in sent[-1]
+    assert {str(file): found for file, data in kept(tmp_path) if (found := searched(data))} == {}
+    assert searched(printed.encode()) == []
+    stored = lake.open(at.lake)
+    cells = {
+        name: json.dumps(stored.sql(f"SELECT * FROM {name}").to_dicts(), default=str).encode()
+        for name in ("episodes", "steps", "spans", "tokens", "rejects", "scores", "jobs")
+    }
+    assert CANARY.encode() in cells["steps"]
+    assert {name: found for name, data in cells.items() if (found := searched(data))} == {}
+    assert b"[redacted]" in cells["steps"]
+    assert b"[redacted]" in cells["spans"]
+    # Tokens spell what was said: those of an answer that repeats a key are not kept.
+    rows = stored.sql("SELECT context_ids, action_ids FROM tokens").to_dicts()
+    spelled = [bytes(token - 3 for ids in row.values() for token in ids if token > 2) for row in rows]
+    assert [text for text in spelled if CANARY.encode() in text]
+    assert [found for text in spelled if (found := searched(text))] == []
+
+
+@pytest.mark.parametrize("given", [{}, {"X-Trajlake-Token": "wrong"}, {"X-Trajlake-Token": "pröxy"}])
+def test_without_its_token_a_proxy_answers_nobody(tmp_path: Path, given: dict[str, str]) -> None:
+    with engine_server() as engine, proxy(engine, tmp_path, "--token", TOKEN) as at:
+        for method, path in (("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("POST", "/ep/x/v1/end")):
+            status, _, said = at.ask(method, path, b"{}", **given)
+            assert (status, b"X-Trajlake-Token" in said) == (401, True)
+        assert at.ask("GET", "/v1/models", **{"X-Trajlake-Token": TOKEN, "Host": "agents.example"})[0] == 200
+        assert engine.asked == []

@@ -1,0 +1,88 @@
+"""What of a request is a key, and that texts lose keys and nothing else."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lake.formats.chat.chat_completions import Completion
+from lake.live.proxy.keys import Address
+from lake.live.proxy.secrets import Secrets
+from lake.live.proxy.shapes import Asked
+from lake.live.proxy.steps import Call
+
+KEY = "sk-proj-0123456789abcdefghij"
+
+
+def call(text: str, **fields: Any) -> Call:
+    answer = Completion(message={"role": "assistant", "content": text}, prompt_ids=[1], action_ids=[2], logprobs=[-0.5])
+    asked = Asked(messages=[{"role": "user", "content": "hello"}])
+    began = datetime(2026, 1, 2, tzinfo=UTC)
+    address = Address(task="t", parent=Address(task="p"))
+    return Call(address=address, api="chat", asked=asked, answer=answer, started_at=began, latency=1.5, **fields)
+
+
+@pytest.mark.parametrize("before", ["", "Incorrect key: "])
+@pytest.mark.parametrize("spelled", [KEY, KEY[:20], KEY + "...", f"{KEY}{KEY}"])
+def test_a_key_is_found_wherever_it_is_repeated_also_cut(before: str, spelled: str) -> None:
+    text = Secrets([("Authorization", f"Bearer {KEY}")]).hidden_in(f"{before}{spelled} is not valid")
+    assert KEY[:12] not in text
+    assert "[redacted]" in text
+    assert text.endswith("is not valid")
+
+
+@given(st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters=",;"), min_size=12))
+def test_no_key_survives_in_any_spelling(key: str) -> None:
+
+    secrets = Secrets([("x-api-key", key)])
+    for spelled in (key, json.dumps(key)[1:-1], json.dumps(key)[1:-1].replace("/", r"\/"), quote(key, safe="")):
+        clean = secrets.hidden(call(f"a {spelled} b"))
+        assert clean.answer is not None
+        assert clean.answer.message is not None
+        assert spelled not in clean.answer.message["content"]
+
+
+@pytest.mark.parametrize("header", ["Bearer EMPTY", "Bearer ollama", "Basic bWU6bWU=", "theme=dark; consent=yes", ""])
+def test_words_that_stand_in_every_text_are_no_keys(header: str) -> None:
+    given = call("Bearer, EMPTY, ollama, dark, consent, yes, me")
+    assert Secrets([("Authorization", header), ("Cookie", header)]).hidden(given) is given
+
+
+def test_a_call_without_keys_is_the_same_but_for_what_was_hidden() -> None:
+    given = call(f"the key is {KEY}", error=KEY, partial={"at": [KEY]}, extra={"id": "x", "n": 2**40})
+    clean = Secrets([("api-key", KEY)]).hidden(given)
+    assert clean.address == given.address
+    assert (clean.started_at, clean.latency, clean.asked) == (given.started_at, given.latency, given.asked)
+    assert (clean.error, clean.partial) == ("[redacted]", {"at": ["[redacted]"]})
+    assert clean.extra == {"id": "x", "n": 2**40, "keys_redacted": True}
+    assert clean.answer is not None
+    assert clean.answer.message == {"role": "assistant", "content": "the key is [redacted]"}
+    assert (clean.answer.prompt_ids, clean.answer.action_ids, clean.answer.logprobs) == ([], [], None)
+
+
+def test_a_body_loses_its_keys_and_keeps_schemas_settings_and_what_was_said() -> None:
+    schema = {"type": "object", "properties": {"password": {"type": "string"}, "token": {"type": "string"}}}
+    tool = {"type": "function", "function": {"name": "login", "parameters": schema}}
+    mcp = {"type": "mcp", "server_url": "https://a.example/sse", "server_label": "a"}
+    kept = {
+        "messages": [{"role": "user", "content": "hi", "api_key": "what was said"}],
+        "tools": [tool, mcp],
+        "temperature": 0.5,
+        "max_tokens": 9,
+        "prompt_cache_key": "conversation-12",
+        "chat_template_kwargs": {"eos_token": "</s>"},
+        "response_format": {"type": "json_schema", "json_schema": {"schema": schema}},
+    }
+    secrets = Secrets([])
+    keys = {"api_key": KEY, "extra_headers": {"X-A": "header-key-0123"}, "user_token": "not told as one"}
+    given = (
+        kept | keys | {"tools": [tool, mcp | {"authorization": "mcp-key-0123", "headers": {"B": "mcp-header-0123"}}]}
+    )
+    assert secrets.taken_from(given) == kept | {"user_token": "not told as one"}
+    for key in (KEY, "header-key-0123", "mcp-key-0123", "mcp-header-0123"):
+        assert secrets.stand_in(f"it is {key}.")
+    assert not secrets.stand_in("conversation-12 </s> what was said")
