@@ -27,7 +27,7 @@ from lake.live.proxy.keys import NAME_LIMIT, TOKEN_HEADER, Address, addressed
 from lake.live.proxy.replies import ClientLeftError, RefusedError, broken, refusal, send
 from lake.live.proxy.rollouts import Ending
 from lake.live.proxy.secrets import Secrets
-from lake.live.proxy.shapes import APIS
+from lake.live.proxy.shapes import APIS, NO_JSON
 from lake.live.proxy.steps import Call
 from lake.live.proxy.traces import PATHS, acknowledged, received
 from lake.live.proxy.upstream import Upstream, passed_on
@@ -90,7 +90,7 @@ class Proxy:
     def application(self) -> web.Application:
         """As aiohttp runs it."""
         app = web.Application(client_max_size=self._limits.max_body)
-        app.router.add_route("*", "/{path:.*}", self._answer)
+        app.router.add_route("*", "/{path:(?s:.*)}", self._answer)
         app.on_shutdown.append(self._stop)
         return app
 
@@ -238,7 +238,7 @@ class Proxy:
             raise RefusedError(405, f"{END_PATH} takes POST")
         try:
             ending = msgspec.json.decode(body or b"{}", type=Ending)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except NO_JSON as error:
             valid = ", ".join(Ending.__struct_fields__)
             raise UsageError(f"the end of an episode: {error}; valid: an object with any of {valid}") from error
         own = msgspec.structs.replace(address, parent=None)

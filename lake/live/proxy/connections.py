@@ -8,6 +8,7 @@ one, oldest first, then the one whose last call is longest ago.
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -17,6 +18,8 @@ from lake.live.proxy.replies import error_body, refusal
 
 _IDLE_SECONDS = 75.0
 """After which a connection is closed, if nobody needs its place before."""
+_LINGERING_SECONDS = 2.0
+"""How long a client that was refused may go on sending, so that it comes to read why."""
 
 
 class Gate:
@@ -76,12 +79,16 @@ class _Connection(RequestHandler):
     __slots__ = ("_gate",)
 
     def __init__(self, gate: Gate, server: web.Server) -> None:
-        super().__init__(server, loop=asyncio.get_running_loop(), keepalive_timeout=_IDLE_SECONDS)
+        loop = asyncio.get_running_loop()
+        super().__init__(server, loop=loop, keepalive_timeout=_IDLE_SECONDS, lingering_time=_LINGERING_SECONDS)
         self._gate = gate
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
         self._gate.forget(self)
+
+    def log_exception(self, *_: Any, **__: Any) -> None:
+        """Say nothing: what aiohttp would tell may be of the request, and faults of ours are told by the proxy."""
 
     def handle_error(
         self,

@@ -21,7 +21,7 @@ from lake.live.proxy.asking import Added, answers_tokens, asking, sent_with, str
 from lake.live.proxy.keys import Address
 from lake.live.proxy.replies import ClientLeftError, broken, send
 from lake.live.proxy.secrets import Secrets
-from lake.live.proxy.shapes import Asked, answered, asked
+from lake.live.proxy.shapes import NO_JSON, Asked, answered, asked
 from lake.live.proxy.steps import Call
 from lake.live.proxy.streams import Event, Events, gathering
 from lake.live.proxy.upstream import Upstream, passed_on, policy_version
@@ -116,7 +116,7 @@ class Passage:
         """Take the request apart, and ask for more than it does."""
         try:
             body = _DECODE(self._body)
-        except (msgspec.MsgspecError, RecursionError):
+        except NO_JSON:
             self._extra["request_not_read"] = "it is no JSON"
             return
         if not isinstance(body, dict):
@@ -124,8 +124,8 @@ class Passage:
             return
         try:
             self._asked = asked(self._api, self._secrets.taken_from(body))
-        except (ShapeError, msgspec.ValidationError, RecursionError) as error:
-            self._extra["request_not_read"] = str(error)
+        except Exception as error:
+            self._extra["request_not_read"] = _why(error)
         if self._settings.asks == "always" or (self._settings.asks == "auto" and answers_tokens(self._engine)):
             more = asking(self._api, body)
             if more:
@@ -144,7 +144,7 @@ class Passage:
         data = await self._read(found)
         try:
             body = _DECODE(data)
-        except (msgspec.MsgspecError, RecursionError):
+        except NO_JSON:
             self._fail("the answer is no JSON", _text(data))
             return web.Response(status=found.status, body=data, headers=_headers(found))
         await self._finish(body)
@@ -164,8 +164,8 @@ class Passage:
             for event in events.feed(piece):
                 try:
                     gathered.add(event.data)
-                except (ShapeError, msgspec.ValidationError) as error:
-                    problem = problem or str(error)
+                except Exception as error:
+                    problem = problem or _why(error)
                 passed.append(self._stripped(event))
             if gathered.is_whole and not self._is_recorded:
                 await self._end_stream(gathered, problem)
@@ -196,8 +196,8 @@ class Passage:
         """Record a call that was answered."""
         try:
             answer = answered(self._api, body)
-        except (ShapeError, msgspec.ValidationError, RecursionError) as error:
-            self._fail(f"the answer cannot be read: {error}", _shown(body))
+        except Exception as error:
+            self._fail(f"the answer cannot be read: {_why(error)}", _shown(body))
             return
         if is_cut and answer.finish_reason is None:
             self._fail("the upstream ended the stream before the answer was whole", answer.message)
@@ -215,7 +215,7 @@ class Passage:
         try:
             body = gathered.answer()
             return None if body is None else answered(self._api, body)
-        except (ShapeError, msgspec.ValidationError, RecursionError):
+        except Exception:
             return None
 
     def _partial(self, gathered: Any) -> Any:
@@ -277,6 +277,12 @@ class Passage:
 def _headers(found: aiohttp.ClientResponse) -> Any:
     """Headers that go back to the client; the body was unpacked on the way."""
     return passed_on(found.headers.items(), without=frozenset(("content-encoding",)))
+
+
+def _why(error: Exception) -> str:
+    """Why something cannot be read; a fault of our reader is told as such, and never reaches the agent."""
+    is_told = isinstance(error, ShapeError | msgspec.ValidationError)
+    return str(error) if is_told else f"our reader failed: {type(error).__name__}"
 
 
 def _shown(body: Any) -> str:

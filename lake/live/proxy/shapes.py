@@ -23,6 +23,8 @@ from lake.records import Index
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "chat/completions", "completions", "responses", "messages"
 APIS = {f"/v1/{name}": name for name in (CHAT, COMPLETIONS, RESPONSES, MESSAGES)}
 """Path of a call that is recorded -> its API."""
+NO_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding raises for bytes that are no JSON, or nested too deeply for it."""
 _NO_SETTING = (
     "messages",
     "prompt",
@@ -193,7 +195,10 @@ def _given(api: str, body: dict[str, Any]) -> tuple[list[Message], list[Any]]:
         tools = [chat_tool(tool) for tool in tools]
     else:
         found = split(body["system"], "system") if body.get("system") else []
-        for index, message in enumerate(body.get("messages") or ()):
+        given = body.get("messages") or []
+        if not isinstance(given, list):
+            raise ShapeError(f"`messages` is {type(given).__name__}; valid: a list")
+        for index, message in enumerate(given):
             if not isinstance(message, dict) or not isinstance(message.get("role"), str):
                 raise ShapeError(f"`messages[{index}]` is no message; valid: an object with `role` and `content`")
             found += split(message.get("content"), message["role"])

@@ -12,7 +12,7 @@ import msgspec
 
 from lake.formats.base.rows import ShapeError
 from lake.formats.chat.chat_completions import Stream
-from lake.live.proxy.shapes import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from lake.live.proxy.shapes import CHAT, COMPLETIONS, MESSAGES, NO_JSON, RESPONSES
 
 DONE = "[DONE]"
 _END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
@@ -66,7 +66,7 @@ def _data(raw: bytes) -> Any:
         return DONE
     try:
         return _DECODE(text) if text else None
-    except (msgspec.MsgspecError, RecursionError):
+    except NO_JSON:
         return None
 
 
@@ -196,7 +196,7 @@ class _Blocks:
             if key == "partial_json":
                 try:
                     block["input"] = _DECODE("".join(pieces) or "{}")
-                except (msgspec.MsgspecError, RecursionError):
+                except NO_JSON:
                     block["input"] = "".join(pieces)
             else:
                 block[key] = str(block.get(key) or "") + "".join(pieces)

@@ -20,6 +20,7 @@ from lake.formats.base.secrets import QUOTING, is_secret, redacted
 from lake.formats.otlp.spans import span_id
 from lake.live.frames import Traced
 from lake.live.proxy.replies import RefusedError
+from lake.live.proxy.shapes import NO_JSON
 
 _PROTOBUF, _JSON = "application/x-protobuf", "application/json"
 _SIGNALS = {
@@ -41,7 +42,7 @@ def received(path: str, content_type: str, body: bytes) -> list[tuple[Traced, bo
         raise RefusedError(404, "metrics are not recorded; set OTEL_METRICS_EXPORTER=none")
     try:
         document = _without_secrets(_decoded(path, content_type, body))
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except NO_JSON as error:
         raise UsageError(f"the body is no OTLP JSON: {error}") from error
     if not isinstance(document, dict):
         raise UsageError(f"the body is {type(document).__name__}; valid: an object with {_SIGNALS[path][0]}")

@@ -14,6 +14,7 @@ from yarl import URL
 from lake.errors import UsageError
 from lake.formats.base.secrets import redacted
 from lake.live.proxy.engine import Engine, engine_of
+from lake.live.proxy.shapes import NO_JSON
 
 _HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer")
@@ -125,7 +126,7 @@ class Upstream:
                     if len(data) > _PROBE_BYTES:
                         return True, None
                 return True, msgspec.json.decode(data) if response.status == 200 else None
-        except msgspec.MsgspecError:
+        except NO_JSON:
             return True, None
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False, None

@@ -1,0 +1,263 @@
+"""The recording proxy under attack: bounded, refused with the reason, and nobody else's call is disturbed."""
+
+import gzip
+import http.client
+import json
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lake
+from testkit.engine_server import Engine, engine_server
+from testkit.processes import environment
+from testkit.proxy_process import Proxy, proxy
+
+CHAT = "/v1/chat/completions"
+MB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with engine_server() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def at(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    """A proxy for all tests: what one does to it, the next would notice."""
+    folder = tmp_path_factory.mktemp("attacked")
+    with proxy(engine, folder, "--max-body", "1", "--spool-size", "8", "--max-answer", "1") as running:
+        yield running
+        assert running.log.read_text() == ""
+
+
+def good(at: Proxy, path: str = CHAT, **more: Any) -> str:
+    body = {"model": "policy", "messages": [{"role": "user", "content": "find the key"}]} | more
+    return str(json.loads(at.post(path, body))["choices"][0]["message"]["content"])
+
+
+def raw(at: Proxy, data: bytes, *, then: bytes = b"") -> bytes:
+    """What is answered to bytes."""
+    with at.connect() as connection:
+        connection.settimeout(20)
+        connection.sendall(data)
+        heard = b""
+        try:
+            while more := connection.recv(1 << 16):
+                heard += more
+                if then and b"100 Continue" in heard:
+                    connection.sendall(then)
+                    then = b""
+        except ConnectionResetError:
+            pass
+    return heard
+
+
+def head(path: str = CHAT, method: str = "POST", **headers: str) -> bytes:
+    lines = {"Host": "127.0.0.1", "Connection": "close"} | {n.replace("_", "-"): v for n, v in headers.items()}
+    return (
+        f"{method} {path} HTTP/1.1\r\n{''.join(f'{n}: {v}' + chr(13) + chr(10) for n, v in lines.items())}\r\n".encode()
+    )
+
+
+REFUSED: dict[str, tuple[bytes, int, str]] = {
+    "a gigabyte": (head(Content_Length=str(1 << 30)), 413, "--max-body"),
+    "more than it may": (head(Content_Length=str(MB + 1)) + bytes(MB + 1), 413, "--max-body"),
+    "a body without length and without end": (
+        head(Transfer_Encoding="chunked") + (b"10000\r\n" + bytes(1 << 16) + b"\r\n") * 20,
+        413,
+        "--max-body",
+    ),
+    "a bomb": (
+        head(Content_Encoding="gzip", Content_Length=str(len(bomb := gzip.compress(bytes(64 * MB))))) + bomb,
+        413,
+        "--max-body",
+    ),
+    "no gzip": (head(Content_Encoding="gzip", Content_Length="5") + b"hello", 400, "cannot be read"),
+    "an encoding that nobody unpacks": (head(Content_Encoding="snappy", Content_Length="2") + b"{}", 415, "gzip"),
+    "dots": (head("/ep/a/v1/../../version"), 400, "leads elsewhere"),
+    "packed dots": (head("/ep/a/v1/%2e%2e/%2e%2e/version"), 400, "leads elsewhere"),
+    "twice packed dots": (head("/v1/%252e%252e/version"), 400, "%25"),
+    "null": (head("/ep/a%00b" + CHAT), 400, "printable"),
+    "a line in a name": (head("/ep/a%0d%0aX-Trajlake-Run:%20b" + CHAT), 400, "printable"),
+    "a long name": (head("/ep/" + "x" * 5000 + CHAT), 400, "1 to 256"),
+    "a very long path": (head("/ep/" + "x" * 100_000 + CHAT), 400, "cannot be read"),
+    "a very long header": (head(X_Trajlake_Task="x" * 100_000), 400, "cannot be read"),
+    "very many headers": (head(**{f"X_{n}": "x" for n in range(500)}), 400, "cannot be read"),
+    "a header of ours that is none": (head(X_Trajlake_Tsk="a"), 400, "X-Trajlake-Task"),
+    "a header twice": (head(X_Trajlake_Task="a\r\nX-Trajlake-Task: b"), 400, "twice"),
+    "two lengths": (head(Content_Length="2\r\nContent-Length: 3") + b"{}", 400, "cannot be read"),
+    "length and chunks": (head(Content_Length="2", Transfer_Encoding="chunked") + b"0\r\n\r\n", 400, "cannot be read"),
+    "no HTTP": (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", 400, "cannot be read"),
+    "another address": (head("http://10.0.0.1/v1/models", "GET"), 403, "the host is '10.0.0.1'"),
+    "a tunnel": (head("10.0.0.1:443", "CONNECT"), 404, ""),
+    "another name of this machine": (head(Host="attacker.example"), 403, "valid without a token"),
+    "a page of another site": (head(Origin="https://attacker.example", Content_Type="text/plain"), 403, "the page"),
+    "a page without a site": (head(Origin="null"), 403, "the page"),
+    "websocket": (
+        head("/v1/realtime", "GET", Connection="Upgrade", Upgrade="websocket", Sec_WebSocket_Key="x"),
+        501,
+        "websockets",
+    ),
+    "an expectation": (head(Expect="a-miracle", Content_Length="2") + b"{}", 417, ""),
+    "the end by GET": (head("/ep/a/v1/end", "GET"), 405, "POST"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_with_the_reason_and_reaches_no_engine(at: Proxy, engine: Engine, name: str) -> None:
+    request, status, reason = REFUSED[name]
+    arrived = len(engine.asked)
+    answer = raw(at, request)
+    assert f" {status} ".encode() in answer[:20], answer[:300]
+    assert reason.encode() in answer
+    assert len(engine.asked) == arrived
+    assert good(at)
+
+
+HOSTILE: dict[str, bytes] = {
+    "nothing": b"",
+    "null": b"null",
+    "no JSON": b'{"messages": ',
+    "no UTF-8": b'{"messages": [{"role": "user", "content": "\xff\xfe"}]}',
+    "deep": b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "deep text": b'{"messages": [{"role": "user", "content": ' + b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"}]}",
+    "no number": b'{"messages": [{"role": "user", "content": "a"}], "temperature": NaN, "model": "policy"}',
+    "infinite": b'{"messages": [{"role": "user", "content": "a"}], "temperature": 1e999, "model": "policy"}',
+    "huge number": b'{"messages": [{"role": "user", "content": "a"}], "seed": ' + b"9" * 4000 + b', "model": "policy"}',
+    "half a character": rb'{"messages": [{"role": "user", "content": "\ud800"}], "model": "policy"}',
+    "null character": rb'{"messages": [{"role": "user", "content": "a\u0000b"}], "model": "policy"}',
+    "twice": b'{"model": "policy", "messages": [{"role": "user", "content": "a", "content": "b"}], "model": "policy"}',
+    "numbers as messages": b'{"messages": 1, "model": "policy"}',
+    "many": b'{"messages": [' + b"[]," * 300_000 + b'[]], "model": "policy"}',
+    "many tools": b'{"messages": [], "tools": [' + b"{}," * 100_000 + b'{}], "model": "policy"}',
+}
+
+
+@pytest.mark.parametrize("api", ["chat/completions", "completions", "responses", "messages"])
+def test_hostile_json_is_the_engines_affair_and_breaks_no_record(at: Proxy, api: str) -> None:
+    for name, data in HOSTILE.items():
+        status, _, said = at.ask("POST", f"/ep/{name.replace(' ', '-')}/v1/{api}", data)
+        assert status in (200, 400, 500), name
+        assert b"trajlake_proxy" not in said, name
+    assert good(at)
+
+
+def test_what_is_no_call_passes_by(at: Proxy) -> None:
+    assert (
+        json.loads(raw(at, head("/v1/models", "GET")).partition(b"\r\n\r\n")[2].split(b"\r\n")[1])["object"] == "list"
+    )
+    assert raw(at, head("/v1/models", "HEAD")).startswith(b"HTTP/1.1 200")
+    assert b" 405 " in raw(at, head("/v1/models", "OPTIONS"))[:20]
+    assert b" 404 " in raw(at, head("/v1/nothing", "DELETE"))[:20]
+    assert b" 200 " in raw(at, head("/v1/models", "GET", Origin="http://localhost:3000"))[:20]
+
+
+@pytest.mark.parametrize(("name", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+def test_a_packed_body_arrives_unpacked(at: Proxy, engine: Engine, name: str, pack: Any) -> None:
+    data = pack(json.dumps({"model": "policy", "messages": [{"role": "user", "content": "packed"}]}).encode())
+    status, _, _ = at.ask("POST", f"/ep/{name}{CHAT}", data, **{"Content-Encoding": name})
+    assert status == 200
+    assert engine.calls[-1].body["messages"][0]["content"] == "packed"
+
+
+def test_who_asks_whether_to_go_on_is_told_to(at: Proxy) -> None:
+    data = json.dumps({"model": "policy", "messages": []}).encode()
+    answer = raw(at, head(Expect="100-continue", Content_Length=str(len(data))), then=data)
+    assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200")
+
+
+def test_numbers_that_no_float_holds_reach_the_engine_as_they_are(at: Proxy, engine: Engine) -> None:
+    at.ask("POST", CHAT, HOSTILE["huge number"].replace(b"9" * 4000, b"9" * 40))
+    assert engine.calls[-1].body["seed"] == int("9" * 40)
+    at.ask("POST", CHAT, HOSTILE["infinite"])
+    assert engine.calls[-1].body["temperature"] == float("inf")
+
+
+@pytest.mark.parametrize(("most", "held"), [(1500, 300), pytest.param(10_000, 4096, marks=pytest.mark.slow)])
+def test_thousands_of_connections_keep_nobody_out(engine: Engine, tmp_path: Path, most: int, held: int) -> None:
+    """Half of them say nothing, half send a body byte by byte; those who came before and after work on."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < most + 1000:
+        pytest.skip(f"this process may open {hard:,} files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most + 1000), hard))
+    with proxy(engine, tmp_path, "--max-connections", str(held)) as at, ExitStack() as stack:
+        done = threading.Event()
+        texts: list[str] = []
+
+        def work() -> None:
+            while not done.is_set():
+                texts.append(good(at, "/ep/worker" + CHAT))
+
+        stream = stack.enter_context(at.connect())
+        body = json.dumps(
+            {"model": "slow-500", "stream": True, "messages": [{"role": "user", "content": "a"}]}
+        ).encode()
+        stream.sendall(head("/ep/stream" + CHAT, Content_Length=str(len(body))) + body)
+        worker = threading.Thread(target=work)
+        worker.start()
+        try:
+            for number in range(most):
+                connection = stack.enter_context(socket.create_connection(("127.0.0.1", at.port), timeout=60))
+                if number % 2:
+                    connection.sendall(head(Content_Length="1000") + b"{")
+        finally:
+            done.set()
+            worker.join()
+        assert texts
+        assert good(at, "/ep/after" + CHAT)
+        heard = b""
+        while more := stream.recv(1 << 16):
+            heard += more
+        assert heard.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        at.end()
+        assert at.log.read_text() == ""
+    counts = lake.open(at.lake).sql("SELECT task_id, num_steps FROM episodes ORDER BY 1").rows()
+    assert counts == [("after", 1), ("stream", 1), ("worker", len(texts))]
+
+
+LIMITED = """
+import sys
+from pathlib import Path
+from lake.live.proxy.app import Limits
+from lake.live.proxy.serve import Options, serve
+
+upstream, folder = sys.argv[1:]
+limits = Limits(max_body=1 << 20, max_bodies=3 << 20, body_seconds=2.0)
+options = Options(
+    upstream=upstream, lake_uri=f"{folder}/lake", run="live", port=0, spool=Path(folder, "spool"), limits=limits
+)
+serve(options, ready=lambda url: print(url, flush=True))
+"""
+
+
+def test_bodies_of_all_clients_are_bounded_in_time_and_together(engine: Engine, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LIMITED, engine.url, str(tmp_path)]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(), text=True) as process,
+        ExitStack() as stack,
+    ):
+        assert process.stdout is not None
+        port = int(process.stdout.readline().rpartition(":")[2].removesuffix("/v1\n"))
+        slow = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30)) for _ in range(4)]
+        for connection in slow:
+            connection.sendall(head(Content_Length=str(MB)) + bytes(MB - 1))
+        # Together they are too many: one is told so at once, the others have to make haste.
+        told = sorted(connection.recv(1000).split(b" ")[1] for connection in slow)
+        assert told == [b"408", b"408", b"408", b"503"]
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        connection.request("POST", CHAT, json.dumps({"model": "policy", "messages": []}))
+        assert connection.getresponse().status == 200
+        connection.close()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
