@@ -151,7 +151,7 @@ class Proxy:
                 await self._gather(request, body)
         except TimeoutError as error:
             raise RefusedError(408, f"the body was not whole after {self._limits.body_seconds:.0f} s") from error
-        except (web.RequestPayloadError, aiohttp.ClientError) as error:
+        except (web.RequestPayloadError, aiohttp.ClientError, RuntimeError) as error:  # the last: it was closed
             raise RefusedError(400, f"the body cannot be read: {type(error).__name__}") from error
 
     async def _gather(self, request: web.Request, body: bytearray) -> None:

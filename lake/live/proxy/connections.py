@@ -30,7 +30,7 @@ class Gate:
     """
 
     def __init__(self, most: int) -> None:
-        self._most = most
+        self.most = most
         self._server: web.Server | None = None
         self._silent: dict[RequestHandler, None] = {}
         """Connections that made no call so far, oldest first."""
@@ -58,19 +58,22 @@ class Gate:
         for kind in (self._silent, self._used, self._busy):
             kind.pop(connection, None)
 
-    def __call__(self) -> asyncio.Protocol:
-        """The protocol of a new connection."""
-        assert self._server is not None
-        if len(self._silent) + len(self._used) + len(self._busy) >= self._most:
+    def admits(self, connection: RequestHandler) -> bool:
+        """Whether there is place for a new connection, which may be made."""
+        if len(self._silent) + len(self._used) + len(self._busy) >= self.most:
             idle = self._silent or self._used
             if not idle:
-                return _Refusal(self._most)
+                return False
             longest = next(iter(idle))
             del idle[longest]
             longest.force_close()
-        connection = _Connection(self, self._server)
         self._silent[connection] = None
-        return connection
+        return True
+
+    def __call__(self) -> asyncio.Protocol:
+        """The protocol of a new connection."""
+        assert self._server is not None
+        return _Connection(self, self._server)
 
 
 class _Connection(RequestHandler):
@@ -82,6 +85,18 @@ class _Connection(RequestHandler):
         loop = asyncio.get_running_loop()
         super().__init__(server, loop=loop, keepalive_timeout=_IDLE_SECONDS, lingering_time=_LINGERING_SECONDS)
         self._gate = gate
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if self._gate.admits(self):
+            super().connection_made(transport)
+            return
+        assert isinstance(transport, asyncio.Transport)
+        self.force_close()
+        why = f"{self._gate.most:,} connections are busy (--max-connections); try again"
+        body = msgspec.json.encode(error_body(503, why))
+        head = f"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: {len(body)}\r\n"
+        transport.write(f"{head}Content-Type: application/json\r\nConnection: close\r\n\r\n".encode() + body)
+        transport.close()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
@@ -103,19 +118,3 @@ class _Connection(RequestHandler):
         response = refusal(status, f"the request cannot be read: {said or type(exc).__name__}")
         response.force_close()
         return response
-
-
-class _Refusal(asyncio.Protocol):
-    """A connection that is told that there are too many, and closed."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        body = msgspec.json.encode(
-            error_body(503, f"{self._most:,} connections are busy (--max-connections); try again")
-        )
-        head = f"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: {len(body)}\r\n"
-        transport.write(f"{head}Content-Type: application/json\r\nConnection: close\r\n\r\n".encode() + body)
-        transport.close()

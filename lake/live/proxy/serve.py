@@ -6,6 +6,7 @@ episodes are delivered, its open ones are read back, and calls join them as befo
 
 import asyncio
 import logging
+import os
 import resource
 import signal
 import socket
@@ -40,6 +41,8 @@ _IDLE_UPSTREAM_SECONDS = 4.0
 """Engines close a connection that is idle for 5 s (uvicorn), and a call must not leave on one that is being closed."""
 _READ_BYTES = 128 << 10
 """Of an answer that its client does not fetch; twice as many are held at most."""
+_ACCEPTED_AT_ONCE, _WAITING = 128, 2048
+"""Connections: a crowd of new ones must not take the place of one whose request was not yet looked at."""
 _LEAVING_SECONDS = 2.5
 """Half of the time that calls that are under way may go on when the proxy is stopped: aiohttp waits twice."""
 _log = logging.getLogger("trajlake")
@@ -167,7 +170,12 @@ async def _run(options: Options, spool: Spool, book: Book, ready: Callable[[str]
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
         try:
-            server = await loop.create_server(gate, options.host, options.port, backlog=2048, reuse_address=True)
+            server = await loop.create_server(
+                gate, options.host, options.port, backlog=_ACCEPTED_AT_ONCE, reuse_address=True
+            )
+            for listener in server.sockets:
+                with socket.socket(fileno=os.dup(listener.fileno())) as same:
+                    same.listen(_WAITING)
         except OSError as error:
             msg = f"{options.host}:{options.port}: {error.strerror or error}; choose another --port or --host"
             raise UsageError(msg) from error
