@@ -72,7 +72,9 @@ class Spool:
         self.problem: str | None = None
         """Why it cannot be written at the moment."""
         self._lock_file = lock
-        self._max_bytes, self._segment_bytes, self._buffer_bytes = max_bytes, segment_bytes, buffer_bytes
+        self._max_bytes, self._buffer_bytes = max_bytes, buffer_bytes
+        # The segment that is written is not deleted: one that could take all the room would never make some.
+        self._segment_bytes = min(segment_bytes, max_bytes // 8)
         self._ends: dict[int, int] = {}
         """Segment -> its bytes that are whole and synced."""
         self._number = 0
@@ -104,7 +106,7 @@ class Spool:
         Args:
             root: made if it is missing, for its owner alone: what agents say may be private.
             max_bytes: of the disk; frames that would go beyond are refused.
-            segment_bytes: a file that is longer is followed by another.
+            segment_bytes: a file that is longer, or than an eighth of `max_bytes`, is followed by another.
             buffer_bytes: of the memory, before they are on the disk.
 
         Raises:

@@ -193,11 +193,15 @@ def test_thousands_of_connections_keep_nobody_out(engine: Engine, tmp_path: Path
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most + 1000), hard))
     with proxy(engine, tmp_path, "--max-connections", str(held)) as at, ExitStack() as stack:
         done = threading.Event()
-        texts: list[str] = []
+        began, texts = threading.Event(), []
 
         def work() -> None:
+            connection = http.client.HTTPConnection("127.0.0.1", at.port, timeout=60)
             while not done.is_set():
-                texts.append(good(at, "/ep/worker" + CHAT))
+                connection.request("POST", "/ep/worker" + CHAT, json.dumps({"model": "policy", "messages": []}))
+                texts.append(connection.getresponse().read())
+                began.set()
+            connection.close()
 
         stream = stack.enter_context(at.connect())
         body = json.dumps(
@@ -206,6 +210,7 @@ def test_thousands_of_connections_keep_nobody_out(engine: Engine, tmp_path: Path
         stream.sendall(head("/ep/stream" + CHAT, Content_Length=str(len(body))) + body)
         worker = threading.Thread(target=work)
         worker.start()
+        assert began.wait(60)
         try:
             for number in range(most):
                 connection = stack.enter_context(socket.create_connection(("127.0.0.1", at.port), timeout=60))
@@ -214,7 +219,7 @@ def test_thousands_of_connections_keep_nobody_out(engine: Engine, tmp_path: Path
         finally:
             done.set()
             worker.join()
-        assert texts
+        assert len(texts) > 1
         assert good(at, "/ep/after" + CHAT)
         heard = b""
         while more := stream.recv(1 << 16):

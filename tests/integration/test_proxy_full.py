@@ -1,0 +1,140 @@
+"""The recording proxy when spools and disks are full and buckets go away: what it let go arrives once."""
+
+import json
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import lake
+from testkit.copies import empty_lake
+from testkit.disks import disk, grow
+from testkit.engine_server import engine_server
+from testkit.object_store import Store, answering, options, passed_on, s3, s3_server, send
+from testkit.proxy_process import Proxy, proxy
+
+__all__ = ["s3", "s3_server"]
+CHAT = "/v1/chat/completions"
+
+
+def big(at: Proxy, number: int, size: int) -> int:
+    """The status of a call of an episode of its own, with a prompt that the spool has to hold."""
+    prompt = f"{number}: {'x' * size}"
+    data = json.dumps({"model": "policy", "messages": [{"role": "user", "content": prompt}]}).encode()
+    return at.ask("POST", f"/ep/{number}{CHAT}", data)[0]
+
+
+def ended(at: Proxy, number: int) -> int:
+    return at.ask("POST", f"/ep/{number}/v1/end", b"{}")[0]
+
+
+def numbers(uri: str) -> list[int]:
+    return sorted(int(name) for name in lake.open(uri).sql("SELECT task_id FROM episodes")["task_id"])
+
+
+def eventually(check: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_full_spool_refuses_calls_and_takes_them_again_when_it_is_delivered(tmp_path: Path) -> None:
+    empty_lake(tmp_path / "lake")
+    (tmp_path / "lake").rename(tmp_path / "away")
+    (tmp_path / "lake").write_text("nothing is mounted here")
+    taken = []
+    with engine_server() as engine, proxy(engine, tmp_path, "--max-body", "1", "--spool-size", "8") as at:
+        for number in range(20):
+            status = big(at, number, 500_000)
+            if status == 200:
+                assert ended(at, number) == 200
+                taken.append(number)
+        assert 1 < len(taken) < 20
+        arrived = len(engine.asked)
+        status, _, answer = at.ask("POST", CHAT, b'{"model": "policy", "messages": []}')
+        assert (status, b"no room to record" in answer, len(engine.asked)) == (503, True, arrived)
+        assert at.ask("GET", "/v1/models")[0] == 200
+        (tmp_path / "lake").unlink()
+        (tmp_path / "away").rename(tmp_path / "lake")
+        eventually(lambda: big(at, 20, 500_000) == 200)
+        at.end()
+    assert numbers(at.lake) == [*taken, 20]
+
+
+def test_a_full_spool_that_drops_lets_calls_go_on_and_leaves_out_whole_episodes(tmp_path: Path) -> None:
+    empty_lake(tmp_path / "lake")
+    (tmp_path / "lake").rename(tmp_path / "away")
+    (tmp_path / "lake").write_text("nothing is mounted here")
+    with (
+        engine_server() as engine,
+        proxy(engine, tmp_path, "--max-body", "1", "--spool-size", "8", "--on-full", "drop") as at,
+    ):
+        for number in range(6):
+            assert [big(at, number, 250_000 + turn) for turn in range(3)] == [200] * 3
+            assert ended(at, number) == 200
+        (tmp_path / "lake").unlink()
+        (tmp_path / "away").rename(tmp_path / "lake")
+        at.end()
+        log = at.log.read_text()
+    ((steps, kept),) = lake.open(at.lake).sql("SELECT num_steps, count(*) FROM episodes GROUP BY ALL").rows()
+    assert steps == 3, "an episode that lacks a call is none"
+    assert 0 < kept < 6
+    assert f"{6 - kept} episodes found no room" in log
+
+
+def test_a_disk_that_fills_refuses_calls_and_loses_none_that_it_let_go(tmp_path: Path) -> None:
+    empty_lake(tmp_path / "lake")
+    (tmp_path / "lake").rename(tmp_path / "away")
+    (tmp_path / "lake").write_text("nothing is mounted here")
+    taken = []
+    with (
+        engine_server() as engine,
+        disk(tmp_path / "disk", "2m") as small,
+        proxy(engine, tmp_path, "--spool", str(small / "spool"), "--spool-size", "256") as at,
+    ):
+        for number in range(60):
+            if big(at, number, 1_000_000) != 200:
+                break
+            assert ended(at, number) == 200
+            taken.append(number)
+        assert 5 < len(taken) < 60
+        assert b"no room to record" in at.ask("POST", CHAT, b'{"messages": []}')[2]
+        grow(small, "256m")
+        (tmp_path / "lake").unlink()
+        (tmp_path / "away").rename(tmp_path / "lake")
+        eventually(lambda: big(at, 60, 1000) == 200)
+        at.end()
+        assert "No space left on device" in at.log.read_text()
+    assert numbers(at.lake) == [*taken, 60]
+
+
+def test_a_bucket_that_goes_away_for_a_while_gets_every_episode_once(s3: Store, tmp_path: Path) -> None:
+    state: dict[str, Any] = {"away": False, "refused": 0}
+
+    def reply(request: BaseHTTPRequestHandler, body: bytes) -> None:
+        if state["away"]:
+            state["refused"] += 1
+            send(request, 503)
+            return
+        status, data, headers = passed_on(s3.endpoint, request, body)
+        request.send_response(status)
+        for name, value in headers.items():
+            if name.lower() not in ("connection", "transfer-encoding", "date", "server"):
+                request.send_header(name, value)
+        request.end_headers()
+        request.wfile.write(data)
+
+    with answering(reply) as endpoint, engine_server() as engine:
+        variables = {name.upper(): value for name, value in options(endpoint).items()}
+        with proxy(engine, tmp_path, "--lake", s3.root, **variables) as at:
+            for number in range(30):
+                state["away"] = 10 <= number < 20
+                assert big(at, number, 100) == 200
+                assert ended(at, number) == 200
+                time.sleep(0.3)
+            at.end()
+    assert state["refused"] > 0
+    found = lake.open(s3.root, storage_options=s3.options).sql("SELECT task_id FROM episodes")["task_id"].to_list()
+    assert sorted(map(int, found)) == list(range(30))
