@@ -143,6 +143,11 @@ def _tell(outcome: "Outcome") -> None:
     )
     if calls.dropped or calls.unreadable:
         click.echo(f"{calls.dropped} episodes found no room and {calls.unreadable} calls could not be read", err=True)
+    if calls.crowded_out:
+        click.echo(
+            f"{calls.crowded_out} episodes were ended early: too many were open; a smaller --idle ends them in time",
+            err=True,
+        )
     if not outcome.is_all:
         why = lake_counts.problem or "it took too long"
         click.echo(
