@@ -153,18 +153,19 @@ def seen(base: str, path: str, body: dict[str, Any]) -> tuple[Any, ...]:
         status, kind, text = error.code, error.headers["Content-Type"], error.read().decode()
     text = re.sub(r'"(id|call_id|item_id)":"[^"]*"', r'"\1":""', text)
     text = re.sub(r'"(created|created_at|completed_at|sequence_number)":[\d.]+', r'"\1":0', text)
+    # What is in its cache changes the last digits of a log-probability.
+    text = re.sub(r"-?\d+\.\d{4,}(e-\d+)?", lambda found: f"{float(found[0]):.2f}", text)
     return status, kind, streamed(text) if kind.startswith("text/event-stream") else text
 
 
-_ENDS = '"finish_reason":"'
-GROWING = ("content", "text", "delta", "arguments", "name", "partial_json", "token_ids", "logprobs")
+GROWING = ("content", "text", "delta", "arguments", "name", "partial_json", "token_ids")
 """Keys under which the pieces of a stream add up."""
 
 
 def streamed(text: str) -> tuple[dict[str, Any], set[str]]:
     """What a stream says, wherever its chunks are cut: under each path what adds up, or every value that was there.
 
-    And the chunks that add nothing and end nothing, as they are.
+    And the chunks that add nothing to an answer and do not end it, as they are.
     """
     whole: dict[str, Any] = {}
     empty: set[str] = set()
@@ -173,8 +174,8 @@ def streamed(text: str) -> tuple[dict[str, Any], set[str]]:
             whole[line.partition(":")[0]] = {line} | whole.get(line.partition(":")[0], set())
             continue
         event = json.loads(line.removeprefix("data: "))
-        leaves = dict(leaves_of(event, str(event.get("type", ""))))
-        if not any(value for path, value in leaves.items() if grows(path, value)) and _ENDS not in line:
+        leaves = dict(leaves_of(event, str(event.get("type", "")).replace(".", "-")))
+        if '"delta":{}' in line and '"finish_reason":"' not in line:
             empty.add(line)
         for path, value in leaves.items():
             if grows(path, value):
@@ -187,7 +188,7 @@ def streamed(text: str) -> tuple[dict[str, Any], set[str]]:
 
 
 def grows(path: str, value: Any) -> bool:
-    return isinstance(value, str | list) and any(f".{key}" in path for key in GROWING)
+    return isinstance(value, str | list) and (path.rsplit(".", 1)[-1] in GROWING or ".logprobs." in path)
 
 
 def leaves_of(value: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -196,6 +197,8 @@ def leaves_of(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         number = f"[{value['index']}]" if "index" in value else ""
         for key, inner in value.items():
             yield from leaves_of(inner, f"{path}{number}.{key}")
+    elif value == {} and path.endswith(".delta"):
+        return  # the end of a choice, alone or with the last piece
     elif isinstance(value, list) and value and isinstance(value[0], dict) and "index" in value[0]:
         for inner in value:
             yield from leaves_of(inner, path)
@@ -247,16 +250,18 @@ def test_an_agent_with_a_tool(engine: Vllm, tmp_path: Path, stream: bool) -> Non
         rows = recorded(at)
     assert [row["finish_reason"] for row in rows] == ["tool_calls", "stop"]
     assert rows[1]["action"] == ANSWER
-    sequence: list[int] = []
+    before: list[int] = []
     for row, given in zip(rows, asked, strict=True):
         prompt_ids, action_ids, logprobs = own_tokens(engine, CHAT, about | {"messages": given})
-        assert (sequence if row["step_index"] else []) + row["context_ids"] == prompt_ids
+        assert (before if row["prefix_step_index"] == 0 else []) + row["context_ids"] == prompt_ids
         assert row["action_ids"] == action_ids
         assert row["action_logprobs"] == pytest.approx(logprobs, abs=1e-5)
         assert (row["prompt_tokens"], row["completion_tokens"]) == (len(prompt_ids), len(action_ids))
         assert (row["constrained"], row["engine"]) == (None, "vllm 0.32.0")
-        sequence = prompt_ids + action_ids
-    assert [row["prefix_step_index"] for row in rows] == [None, 0], "the tokens of the call go on in the next prompt"
+        before = prompt_ids + action_ids
+    # vLLM streams the line break before a call as content, and has none of it in a whole answer. Sent back, it is there
+    # twice, so that the prompt does not begin with the tokens of the call.
+    assert [row["prefix_step_index"] for row in rows] == [None, None if stream else 0]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -319,7 +324,9 @@ def test_the_other_apis_are_recorded_as_text(engine: Vllm, tmp_path: Path) -> No
         assert row["prompt_tokens"] > 0
         if "tools" in row["task_id"]:
             (call,) = json.loads(row["tool_calls"])
-            assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("look", {"at": "door"})
+            arguments = call["function"]["arguments"]  # a text of JSON by the one API, an object by the other
+            assert call["function"]["name"] == "look"
+            assert (json.loads(arguments) if isinstance(arguments, str) else arguments) == {"at": "door"}
         elif "text" in row["task_id"]:
             assert row["action"] == REPLY
 
@@ -335,7 +342,9 @@ def test_the_version_of_the_weights(engine: Vllm, models: tuple[Path, Path], tmp
             model="policy", prompt=UNKNOWN, max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
         ) as answer:
             next(iter(answer))
+            engine.post("/pause?mode=keep")
             engine.load(second, "v4")
+            engine.post("/resume")
             for _ in answer:
                 pass
         engine.load(first, "v1")

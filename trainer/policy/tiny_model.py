@@ -3,8 +3,9 @@
 A Llama of some 200,000 parameters, written as an ordinary Hugging Face folder. The shape is one that inference engines
 serve (head dimension 32). It is not a Qwen2: for that type transformers ignores the saved tokenizer's rules and splits
 text its own way, so that a folder would encode differently from what was trained. The chat template is ChatML with
-reasoning and tool calls, and append-only: a longer conversation extends the rendering of a shorter one. The same lake,
-sizes and seed give the same folder.
+reasoning and tool calls, and append-only: a longer conversation extends the rendering of a shorter one. Calls are
+spelled key by key, since engines hand their keys over in an order of their own. The same lake, sizes and seed give the
+same folder.
 """
 
 from collections.abc import Iterator
@@ -34,7 +35,9 @@ Tools: {{ tools | tojson }}<|im_end|>
 {%- for message in messages %}<|im_start|>{{ message.role }}
 {% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>
 {% endif %}{{ message.content or '' }}
-{%- for call in message.tool_calls or [] %}{{ '\n<tool_call>' ~ ((call.function or call) | tojson) ~ '</tool_call>' }}
+{%- for call in message.tool_calls or [] %}{% set function = call.function or call %}
+{{- '\n<tool_call>{"name": ' ~ (function.name | tojson) ~ ', "arguments": ' ~ (function.arguments | tojson) }}
+{{- '}</tool_call>' }}
 {%- endfor %}<|im_end|>
 {% endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant
