@@ -2,8 +2,8 @@
 
     python benchmarks/bench_proxy.py [--runs 3] [--calls 600]
 
-The engine, the proxy (`trajlake record`) and the clients are processes of their own. The engine answers at once, whole or
-as a stream of 30 chunks with token ids and log-probabilities, so that all that is measured is overhead: a real one takes
+The engine, the proxy (`trajlake record`) and the clients are processes of their own. The engine answers at once, whole
+or as a stream of 30 chunks with token ids and log-probabilities, so that what is measured is overhead: a real one takes
 longer for its first token than all of this. Of several runs the best counts, as others may use the machine. `added` is
 the difference of percentiles through the proxy and bare. CPU is that of the proxy's process, from the first call until
 all is in the lake. Prints a Markdown table for docs/benchmarks.md.
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import aiohttp
@@ -95,7 +95,8 @@ def engine() -> None:
         print(f"http://127.0.0.1:{runner.addresses[0][1]}/v1", flush=True)
         await asyncio.Event().wait()
 
-    asyncio.run(run())
+    with suppress(KeyboardInterrupt):
+        asyncio.run(run())
 
 
 async def measured(base: str, calls: int, at_once: int, *, stream: bool) -> tuple[list[float], float]:
@@ -172,10 +173,9 @@ def main() -> None:
         engine()
         return
     print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores\n")
-    print(
-        "| at once | answers | bare, calls/s | proxy, calls/s | ratio | bare p50 / p99, ms | added p50 / p99, ms | CPU, ms a call | peak RSS, MB |"
-    )
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    head = ("at once", "answers", "bare, calls/s", "proxy, calls/s", "ratio", "bare p50 / p99, ms")
+    head += ("added p50 / p99, ms", "CPU, ms a call", "peak RSS, MB")
+    print(f"| {' | '.join(head)} |\n|{' --- |' * len(head)}")
     with process(sys.executable, __file__, "--engine") as (_, url):
         for at_once in (1, 64, 1000):
             calls = max(given.calls, 2 * at_once)
