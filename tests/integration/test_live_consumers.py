@@ -59,12 +59,7 @@ def test_the_page_of_eval_protocol_runs_under_its_own_test_runner(tmp_path: Path
         own = {"HOME": str(tmp_path), "PYTHONPATH": str(CHECKOUT), "TRAJLAKE_SPOOL": str(tmp_path / "spool")}
         own |= {"PATH": os.environ["PATH"], "OPENAI_API_KEY": "unused", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
         command = [str(python), "-W", "ignore", "-m", "pytest", "-q", "-p", "no:cacheprovider", file.name]
-        for _ in range(2):  # its litellm imports itself in a circle, which fails now and then
-            done = subprocess.run(
-                command, cwd=tmp_path, env=own, capture_output=True, text=True, timeout=300, check=False
-            )
-            if "circular import" not in done.stdout:
-                break
+        done = subprocess.run(command, cwd=tmp_path, env=own, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stdout
         answered = [call.text for call in engine.calls]
     found = records(lake.open(tmp_path / "L")).values()
