@@ -4,8 +4,12 @@ Arguments: the lines, the log.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
+
+# What litellm says when it cannot fetch prices it says while its modules are being imported, which fails now and then.
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 from eval_protocol.dataset_logger.sqlite_dataset_logger_adapter import SqliteDatasetLoggerAdapter
 from eval_protocol.dataset_logger.sqlite_evaluation_row_store import SqliteEvaluationRowStore
