@@ -18,7 +18,7 @@ from lake.live.frames import FrameError, Reward, Step, Tool, fitted, plain
 from lake.live.off import OFF
 from lake.live.proxy.keys import Address
 from lake.live.proxy.prefixes import Heads, Known, Prompt
-from lake.live.proxy.shapes import Asked
+from lake.live.proxy.shapes import CHAT, Asked
 from lake.live.proxy.steps import Call, describe, made_step, run_of, tokens_of
 from lake.live.sink import guarded, told
 from lake.records import Index, Json, StepRecord, TokensRecord, as_str, printable
@@ -115,7 +115,8 @@ class LiveStep(Context):
         if reasoning is not None:
             message["reasoning_content"] = reasoning
         self._fields |= fields
-        answer = Completion(message=sent(message))
+        is_plain = self._request is None and tool_calls is None and type(content) is str
+        answer = Completion(message=message if is_plain else sent(message))
         try:
             checked(answer.message, "action")
         except ShapeError as error:
@@ -129,7 +130,7 @@ class LiveStep(Context):
                 answer.extra["tokens_left_out"] = str(error)
                 self._sink.trouble(f"LiveStep.action: {error}")
         self._tokens = tokens
-        self._call = self._made_call(api_of(self._request or {}), answer)
+        self._call = self._made_call(CHAT if self._request is None else api_of(self._request), answer)
 
     @guarded(OFF)
     def tool_call(self, name: str, arguments: Json = None, *, call_id: str | None = None) -> "ToolCall":
