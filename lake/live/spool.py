@@ -307,8 +307,7 @@ class Spool:
 
     def _run(self) -> None:
         """What the writing thread does."""
-        pause = GROUP_SECONDS
-        limit = self._segment_bytes
+        pause, limit = GROUP_SECONDS, self._segment_bytes
         while True:
             self._wake.wait()
             self._hurry.wait(pause)
@@ -331,8 +330,7 @@ class Spool:
                 # Less may still fit.
                 limit = sum(map(len, batch)) // 2
             else:
-                pause = GROUP_SECONDS
-                limit = self._segment_bytes
+                pause, limit = GROUP_SECONDS, self._segment_bytes
             if self._pending or self._is_closing:
                 self._wake.set()
 
