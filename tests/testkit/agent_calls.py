@@ -4,10 +4,8 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import msgspec
-
 from lake.live.assembly import assemble
-from lake.live.frames import End, Frame
+from lake.live.frames import NO_KEY, End, Frame, decode, encode
 from lake.live.proxy.book import Book
 from lake.live.proxy.keys import Address
 from lake.live.proxy.shapes import CHAT, COMPLETIONS, answered, asked
@@ -49,7 +47,7 @@ class Recording:
 
 
 def _copied(frame: Frame) -> Frame:
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(frame), type=type(frame))
+    return decode(encode(NO_KEY, 0, frame))
 
 
 def answer_of(text: str, *tools: str) -> Message:
@@ -93,6 +91,11 @@ def completion(address: Address, prompt: Any, text: str, *, number: int = 0, **b
     choice = {"index": 0, "text": text, "finish_reason": "stop", "token_ids": encoded(text)}
     told = {"id": f"a{number}", "model": "policy", "choices": [choice | {"prompt_token_ids": prompt_ids}]}
     return _call(COMPLETIONS, address, {"model": "policy", "prompt": prompt} | body, told, number, None)
+
+
+def told(api: str, address: Address, body: dict[str, Any], answer: dict[str, Any], *, number: int = 0) -> Call:
+    """A call by its request and its answer, as an API writes them."""
+    return _call(api, address, body, answer, number, None)
 
 
 def _call(

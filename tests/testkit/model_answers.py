@@ -116,9 +116,13 @@ def _chat_chunks(body: dict[str, Any], samples: list[Answer], prompt_ids: list[i
         deltas: list[dict[str, Any]] = [{"content": piece.text} if piece.text else {} for piece in answer.pieces]
         if answer.reasoning:
             deltas[0] |= {"reasoning": answer.reasoning}
-        if answer.calls:
-            deltas[-1] |= {"tool_calls": [{"index": i} | call for i, call in enumerate(_calls(answer))]}
-        for place, (delta, piece) in enumerate(zip(deltas, answer.pieces, strict=True)):
+        pieces = list(answer.pieces)
+        if answer.calls:  # the arguments come in two halves, the first one before any of its tokens is told
+            halves = [_halves(index, call) for index, call in enumerate(_calls(answer))]
+            deltas[-1:] = [{"tool_calls": [first for first, _ in halves]}, deltas[-1]]
+            deltas[-1] |= {"tool_calls": [second for _, second in halves]}
+            pieces[-1:] = [Piece("", [], []), pieces[-1]]
+        for place, (delta, piece) in enumerate(zip(deltas, pieces, strict=True)):
             is_last = place == len(deltas) - 1
             if not delta and not is_last and not asked and not body.get("logprobs"):
                 continue
@@ -132,6 +136,13 @@ def _chat_chunks(body: dict[str, Any], samples: list[Answer], prompt_ids: list[i
             yield about | {"choices": [choice]}
     if (body.get("stream_options") or {}).get("include_usage"):
         yield about | {"choices": [], "usage": {"prompt_tokens": len(prompt_ids), "completion_tokens": 3}}
+
+
+def _halves(index: int, call: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A tool call as two pieces of a stream."""
+    arguments = call["function"]["arguments"]
+    first = call | {"function": call["function"] | {"arguments": arguments[:2]}}
+    return {"index": index} | first, {"index": index, "function": {"arguments": arguments[2:]}}
 
 
 def _told(body: dict[str, Any], piece: Piece, prompt_ids: list[int] | None) -> dict[str, Any]:

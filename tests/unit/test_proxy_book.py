@@ -11,6 +11,7 @@ from lake.errors import UsageError
 from lake.live.proxy import book as books
 from lake.live.proxy.keys import Address
 from lake.live.proxy.rollouts import Ending
+from lake.live.proxy.shapes import MESSAGES, RESPONSES
 from lake.live.proxy.steps import Call
 from lake.records import EpisodeRecord
 from testkit.agent_calls import (
@@ -23,8 +24,10 @@ from testkit.agent_calls import (
     prompt_ids,
     prompt_messages,
     result,
+    told,
 )
 from testkit.engine_server import encoded, rendered
+from testkit.model_answers import Answer, answers, whole
 
 NOBODY = Address()
 MOVES = ("go on", "go on", "fork", "fail", "edit", "elide", "rewrite", "compact", "sample", "sample")
@@ -110,8 +113,8 @@ def test_each_call_is_a_row_of_its_agents_episode(are_named: list[bool], schedul
         assert len(record.steps) == len(agent.prompts)
         assert len(record.steps) + len(record.spans) == agent.calls
         for index, prompt in enumerate(agent.prompts):
-            told, extra = prompt_messages(record, index), record.steps[index].extra or {}
-            words = [said(m) for m in told], [said(m) for m in prompt]
+            extra = record.steps[index].extra or {}
+            words = [said(m) for m in prompt_messages(record, index)], [said(m) for m in prompt]
             if extra.get("history") == "edited":
                 words = [w for w in words[0] if w[0] != "assistant"], [w for w in words[1] if w[0] != "assistant"]
             assert words[0] == words[1]
@@ -195,6 +198,54 @@ def test_prompts_of_token_ids_go_on_from_the_tokens_before() -> None:
     assert [(step.extra or {}).get("history") for step in record.steps] == [None, None, "rewritten"]
 
 
+@pytest.mark.parametrize("keeps_history", [False, True])
+@given(st.lists(answers(), min_size=2, max_size=4))
+def test_agents_of_the_responses_api_are_one_conversation(keeps_history: bool, given_answers: list[Answer]) -> None:
+    """Whether they send the items of the answers again, or leave the history to the engine."""
+    items: list[Any] = [USER]
+    body: dict[str, Any] = {"instructions": "You open doors."}
+    calls = []
+    for number, answer in enumerate(given_answers):
+        response = whole(RESPONSES, {}, [answer], [1]) | {"id": f"r{number}"}
+        output = response["output"] = response["output"] or [SAYS_NOTHING]
+        calls.append(told(RESPONSES, NOBODY, body | {"input": items}, response, number=number))
+        seen = [{"type": "function_call_output", "call_id": "c", "output": f"seen {number}"}]
+        items = seen if keeps_history else [*items, *output, *seen]
+        body |= {"previous_response_id": f"r{number}"} if keeps_history else {}
+    check_conversation(recorded(*calls), given_answers)
+
+
+@given(st.lists(answers(), min_size=2, max_size=4))
+def test_agents_of_anthropics_messages_are_one_conversation(given_answers: list[Answer]) -> None:
+    messages: list[Any] = [USER]
+    calls = []
+    for number, answer in enumerate(given_answers):
+        message = whole(MESSAGES, {}, [answer], [1]) | {"id": f"m{number}"}
+        message["content"] = message["content"] or [{"type": "text", "text": ""}]
+        body = {"system": "You open doors.", "messages": messages}
+        calls.append(told(MESSAGES, NOBODY, body, message, number=number))
+        seen = {"type": "tool_result", "tool_use_id": "c", "content": f"seen {number}"}
+        own = {"role": "assistant", "content": message["content"]}
+        messages = [*messages, own, {"role": "user", "content": [seen]}]
+    check_conversation(recorded(*calls), given_answers)
+
+
+def check_conversation(record: EpisodeRecord, given_answers: list[Answer]) -> None:
+    """Each step goes on from the one before, and saw no more than what the tool said."""
+    assert [m["role"] for m in record.initial_messages or ()] == ["system", "user"]
+    assert [(step.action, step.reasoning or "") for step in record.steps] == [
+        (a.text, a.reasoning) for a in given_answers
+    ]
+    assert [len(step.tool_calls or ()) for step in record.steps] == [len(answer.calls) for answer in given_answers]
+    later = record.steps[1:]
+    assert [step.state for step in later] == [f"seen {number}" for number in range(len(later))]
+    assert [[message["role"] for message in step.context] for step in later] == [["tool"]] * len(later)
+    assert not {"history", "follows"} & {key for step in record.steps for key in step.extra or ()}
+
+
+SAYS_NOTHING = {"type": "message", "id": "m", "role": "assistant", "content": [{"type": "output_text", "text": ""}]}
+
+
 def test_an_echoed_prompt_is_no_part_of_the_answer() -> None:
     record = recorded(completion(NOBODY, "Q:", "Q: and A:", echo=True))
     assert record.steps[0].action == " and A:"
@@ -275,9 +326,9 @@ def test_a_sub_agent_names_its_parent() -> None:
     recording.book.add(chat(child, [USER], answer_of("push"), number=1))
     recording.book.add(chat(Address(task="other", parent=Address(task="nobody")), [USER], answer_of("x"), number=2))
     recording.book.add(chat(Address(task="own", parent=Address(task="own")), [USER], answer_of("x"), number=3))
-    told = recording.book.end(boss, Ending(), START)
+    ended = recording.book.end(boss, Ending(), START)
     _, second, third, fourth = recording.records()
-    assert (second.relation, second.parent_episode_id) == ("subagent", told["episode_id"])
+    assert (second.relation, second.parent_episode_id) == ("subagent", ended["episode_id"])
     assert (third.relation, third.parent_episode_id) == ("subagent", None)
     assert third.extra == {"parent": "proxy:task=nobody"}
     assert (fourth.relation, fourth.parent_episode_id) == (None, None)
@@ -288,8 +339,8 @@ def test_a_parent_with_a_number_is_known_before_its_first_call() -> None:
     boss = Address(run="r", task="door", rollout=3)
     recording.book.add(chat(Address(run="r", task="child", parent=boss), [USER], answer_of("push")))
     recording.book.add(chat(boss, [USER], answer_of("well"), number=1))
-    told = recording.book.end(boss, Ending(), START)
-    assert recording.records()[0].parent_episode_id == told["episode_id"]
+    ended = recording.book.end(boss, Ending(), START)
+    assert recording.records()[0].parent_episode_id == ended["episode_id"]
 
 
 # ------------------------------------------------------------ ends
@@ -370,14 +421,14 @@ def test_what_is_said_of_an_end_is_checked() -> None:
     ):
         with pytest.raises(UsageError, match=reason):
             recording.book.end(NAMED, ending, START)
-    told = recording.book.end(NAMED, Ending(reward=2.0, step_rewards=[1.0]), START + timedelta(seconds=9))
+    ended = recording.book.end(NAMED, Ending(reward=2.0, step_rewards=[1.0]), START + timedelta(seconds=9))
     (record,) = recording.records()
-    assert (told["task_id"], told["steps"]) == ("door", 1)
+    assert (ended["task_id"], ended["steps"]) == ("door", 1)
     assert (record.env_return, record.steps[0].reward, record.ended_at) == (2.0, 1.0, START + timedelta(seconds=9))
 
 
 def test_an_unnamed_episode_is_ended_by_an_answer_of_it() -> None:
     recording = Recording()
     recording.book.add(chat(NOBODY, [USER], answer_of("push"), number=4))
-    told = recording.book.end(NOBODY, Ending(response_id="a4", reward=1.0), START)
-    assert told["steps"] == 1
+    ended = recording.book.end(NOBODY, Ending(response_id="a4", reward=1.0), START)
+    assert ended["steps"] == 1

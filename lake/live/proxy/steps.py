@@ -7,7 +7,7 @@ What the columns of a step do not say is in its `extra`, beside what the answer 
     follows        the step that its prompt goes on from, where that is not the step before
     follows_choice which sample of that step, where that is not the first one
     history        `rewritten`: the prompt holds answers that were not given here, or goes on from no step: all that is
-                   new is the context. `edited`: the last answer is there, in other words than it was given
+                   new is the context. `edited`: answers are there in other words than they were given
     choices        further samples of the same prompt. The agent may have gone on from any, so it is not trained on
     sampling       the settings, where they are not those of the episode
     tools          likewise
@@ -100,6 +100,8 @@ def made_step(
     message = checked(_without_echo(asked, answer.message or _SILENCE), "the answer")
     match = prefixes.by_prompt(prompt, owner)
     since = asked.messages if match is None else prompt.behind(match)
+    if match is not None and not match.is_exact and _holds_answers(since):
+        match, since = None, asked.messages  # little of it is as it was: all of it is told
     step = step_of(since, 0, message, is_first=is_first)
     if not asked.messages:
         step.state = None
@@ -210,7 +212,7 @@ def _place(match: Match | None, since: list[Message], index: int) -> dict[str, A
     if match is None:
         return {"history": "rewritten"}
     found: dict[str, Any] = {}
-    if any(is_assistant(message) for message in since[:-1]):
+    if _holds_answers(since):
         found["history"] = "rewritten"
     elif not match.is_exact:
         found["history"] = "edited"
@@ -219,6 +221,11 @@ def _place(match: Match | None, since: list[Message], index: int) -> dict[str, A
     if match.known.choice:
         found["follows_choice"] = match.known.choice
     return found
+
+
+def _holds_answers(since: list[Message]) -> bool:
+    """Whether messages tell answers, and not only how the next one begins."""
+    return any(is_assistant(message) for message in since[:-1])
 
 
 def _settings(call: Call, record: EpisodeRecord) -> dict[str, Any]:
