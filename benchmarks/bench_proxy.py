@@ -28,6 +28,7 @@ from aiohttp import web
 ROOT = Path(__file__).parents[1]
 CHUNKS = 30
 PROMPT = "You are at the door of a castle. " * 30
+HEADERS = {"Content-Type": "application/json", "Authorization": "Bearer sk-bench-0123456789abcdefghij"}
 WARM_UP = 20
 """Calls."""
 
@@ -103,7 +104,7 @@ async def measured(base: str, calls: int, at_once: int, *, stream: bool) -> tupl
     """Seconds of each call, sorted, and of all; 64 episodes are under way."""
     body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": PROMPT}], "stream": stream}).encode()
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, headers={"Content-Type": "application/json"}) as session:
+    async with aiohttp.ClientSession(connector=connector, headers=HEADERS) as session:
         numbers = iter(range(WARM_UP + calls))
         seconds: list[float] = []
 

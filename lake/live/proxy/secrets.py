@@ -61,8 +61,7 @@ class Secrets:
 
     def stand_in(self, text: str) -> bool:
         """Whether a text holds one of them."""
-        pattern = self._pattern()
-        return pattern is not None and pattern.search(text) is not None
+        return any(value[:_BEGINNING] in text for value in self._spelled())
 
     def hidden_in(self, text: str) -> str:
         """A text without them, and without what looks like a key."""
