@@ -16,7 +16,6 @@ from lake.formats.chat.chat_completions import Completion, completion
 from lake.formats.chat.chat_messages import chat_messages
 from lake.formats.chat.messages import Message, checked
 from lake.formats.chat.response_items import chat_tool, item_messages
-from lake.formats.tracing.payloads import joined
 from lake.formats.tracing.shapes import split
 from lake.records import Index
 
@@ -202,7 +201,6 @@ def _given(api: str, body: dict[str, Any]) -> tuple[list[Message], list[Any]]:
             if not isinstance(message, dict) or not isinstance(message.get("role"), str):
                 raise ShapeError(f"`messages[{index}]` is no message; valid: an object with `role` and `content`")
             found += split(message.get("content"), message["role"])
-        found = joined(found)
         tools = [_chat_tool(tool) for tool in tools]
     return [checked(message, f"messages[{index}]") for index, message in enumerate(found)], tools
 
