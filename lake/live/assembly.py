@@ -220,7 +220,7 @@ def _close(record: EpisodeRecord, end: End) -> None:
     record.ended_at = record.ended_at or end.ended_at
     for name in ("prompt_tokens", "completion_tokens"):
         counts = [getattr(step, name) for step in record.steps]
-        if getattr(record, name) is None and None not in counts:
+        if getattr(record, name) is None and counts and None not in counts:
             setattr(record, name, sum(counts))
     for name in End.__struct_fields__:
         if name not in ("status", "ended_at", "extra") and (value := getattr(end, name)) is not None:

@@ -174,9 +174,11 @@ class Recorder:
 
     @guarded()
     def record(self, record: EpisodeRecord) -> None:
-        """Take a finished episode as it is, durably like the others."""
+        """Take a finished episode, durably like the others; the recorder's defaults are for what it does not say."""
         self._sink.count("begun")
-        if self._take(Whole(episode=msgspec.structs.replace(record, run_id=record.run_id or self.run))):
+        given = {"run_id": self.run} | self._defaults
+        unsaid = {name: value for name, value in given.items() if getattr(record, name) is None}
+        if self._take(Whole(episode=msgspec.structs.replace(record, **unsaid))):
             self._sink.count("finished")
 
     @guarded()

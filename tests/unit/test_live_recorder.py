@@ -601,9 +601,10 @@ def test_an_episode_without_its_first_frame_is_none() -> None:
         assemble([Step(index=0, step=StepRecord(state="s", action="a")), End()])
 
 
-def test_a_finished_record_is_taken_as_it_is(make: Make, tmp_path: Path) -> None:
-    record = EpisodeRecord(task_id="t", steps=[StepRecord(state="s", action="a")], source_format="otlp")
+def test_a_finished_record_is_taken_as_it_is_and_defaults_are_for_the_rest(make: Make, tmp_path: Path) -> None:
+    record = EpisodeRecord(task_id="t", steps=[StepRecord(state="s", action="a")], source_format="otlp", policy="own")
     assert assemble([Whole(episode=record)]) == record
-    with make() as recorder:
+    with make(environment="airline", policy="other") as recorder:
         recorder.record(record)
-    assert rows(tmp_path, "SELECT task_id, run_id, source_format FROM episodes") == [("t", "agent", "otlp")]
+    found = rows(tmp_path, "SELECT task_id, run_id, source_format, environment, policy FROM episodes")
+    assert found == [("t", "agent", "otlp", "airline", "own")]

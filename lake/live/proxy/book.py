@@ -252,7 +252,7 @@ class Book:
 
     def _keep(self, rollout: Rollout, made: Made, prefixes: Prefixes) -> None:
         """Let later prompts go on from a step."""
-        rollout.count(made.frame)
+        rollout.count_step()
         prefixes.add(made.samples)
         if made.before is not None:
             made.before.times += 1
@@ -332,8 +332,6 @@ class Book:
             self._take(rollout, unanswered_step(begun.initial_messages or [], begun.policy, begun.started_at))
             if end.status == "completed":
                 end.status, end.error = "failed", end.error or rollout.problem
-        if rollout.steps:
-            end.prompt_tokens, end.completion_tokens = rollout.prompt_tokens, rollout.completion_tokens
         end.extra = {"failed_calls": rollout.failed} if rollout.failed else None
         self._take(rollout, end, is_reserved=True)
         self.counts.ended += 1

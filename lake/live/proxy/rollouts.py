@@ -7,7 +7,7 @@ import msgspec
 
 from lake.errors import UsageError
 from lake.formats.chat.messages import Message
-from lake.live.frames import Span, Step
+from lake.live.frames import Span
 from lake.live.proxy.keys import Address
 from lake.live.proxy.prefixes import Heads
 from lake.records import EpisodeRecord, ScoreRecord
@@ -52,9 +52,6 @@ class Rollout:
         """Calls."""
         self.problem: str | None = None
         """Why its last call failed; None if that was answered."""
-        self.prompt_tokens: int | None = 0
-        self.completion_tokens: int | None = 0
-        """As the engine billed them; None once it did not say."""
         self.trace_id: str | None = None
         """Of the trace that it is."""
         self.is_settling = False
@@ -62,12 +59,10 @@ class Rollout:
         self.is_lost = False
         self.touched = time.monotonic()
 
-    def count(self, step: Step) -> None:
-        """A step was taken."""
+    def count_step(self) -> None:
+        """A call was answered."""
         self.steps += 1
         self.problem = None
-        self.prompt_tokens = _sum(self.prompt_tokens, step.step.prompt_tokens)
-        self.completion_tokens = _sum(self.completion_tokens, step.step.completion_tokens)
 
     def count_failed(self, span: Span) -> None:
         """A call failed."""
@@ -79,7 +74,3 @@ class Rollout:
         """Hash of the prompt that it began with, while that was not answered."""
         messages = self.record.initial_messages
         return None if self.steps or not messages else Heads().then(*messages).exact
-
-
-def _sum(sofar: int | None, more: int | None) -> int | None:
-    return None if sofar is None or more is None else sofar + more
