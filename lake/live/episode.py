@@ -14,6 +14,9 @@ from typing import Any
 from lake import ids
 from lake.errors import UsageError
 from lake.formats.chat.chat_completions import Completion
+from lake.live.calls.prefixes import Known, Prefixes
+from lake.live.calls.shapes import Asked
+from lake.live.calls.steps import Call, span_of, unanswered_step
 from lake.live.contexts import Context
 from lake.live.frames import (
     SOURCE_FORMAT,
@@ -30,9 +33,6 @@ from lake.live.frames import (
     plain,
 )
 from lake.live.off import OFF
-from lake.live.proxy.prefixes import Known, Prefixes
-from lake.live.proxy.shapes import Asked
-from lake.live.proxy.steps import Call, span_of, unanswered_step
 from lake.live.sink import Sink, guarded, told
 from lake.live.steps import LiveStep, ToolCall, is_value, messages, number
 from lake.records import EpisodeRecord, Json, ScoreRecord, SpanRecord, as_str, episode_id

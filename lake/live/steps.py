@@ -12,14 +12,14 @@ from lake.formats.base.rows import ShapeError
 from lake.formats.base.secrets import redacted
 from lake.formats.chat.chat_completions import Completion
 from lake.formats.chat.messages import Message, checked, decision, tool_call
-from lake.live.calls import api_of, body_of, read_answer, read_request, sent
+from lake.live.calls.address import Address
+from lake.live.calls.clients import api_of, body_of, read_answer, read_request, sent
+from lake.live.calls.prefixes import Heads, Known, Prompt
+from lake.live.calls.shapes import CHAT, Asked
+from lake.live.calls.steps import Call, describe, made_step, run_of, tokens_of
 from lake.live.contexts import Context
 from lake.live.frames import FrameError, Reward, Step, Tool, fitted, plain
 from lake.live.off import OFF
-from lake.live.proxy.keys import Address
-from lake.live.proxy.prefixes import Heads, Known, Prompt
-from lake.live.proxy.shapes import CHAT, Asked
-from lake.live.proxy.steps import Call, describe, made_step, run_of, tokens_of
 from lake.live.sink import guarded, told
 from lake.records import Index, Json, StepRecord, TokensRecord, as_str, printable
 

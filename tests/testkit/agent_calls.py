@@ -5,11 +5,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from lake.live.assembly import assemble
+from lake.live.calls.address import Address
+from lake.live.calls.shapes import CHAT, COMPLETIONS, answered, asked
+from lake.live.calls.steps import Call
 from lake.live.frames import NO_KEY, End, Frame, decode, encode
 from lake.live.proxy.book import Book
-from lake.live.proxy.keys import Address
-from lake.live.proxy.shapes import CHAT, COMPLETIONS, answered, asked
-from lake.live.proxy.steps import Call
 from lake.records import EpisodeRecord, StepRecord
 from testkit.engine_server import encoded, rendered, said_ids
 

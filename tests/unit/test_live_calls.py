@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from lake.formats.chat.calls import Calls
 from lake.formats.chat.tokens import Lineage
-from lake.live.calls import api_of, body_of
-from lake.live.proxy.shapes import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from lake.live.calls.clients import api_of, body_of
+from lake.live.calls.shapes import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from lake.records import StepRecord, TokensRecord
 from testkit.spooled import Spooled, spooled
 

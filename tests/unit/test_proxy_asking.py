@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lake.live.calls.shapes import CHAT, COMPLETIONS
 from lake.live.proxy.asking import asking, sent_with, stripped
-from lake.live.proxy.shapes import CHAT, COMPLETIONS
 from testkit.model_answers import Answer, answers, events, whole
 
 BOTH = frozenset(("return_token_ids", "logprobs"))

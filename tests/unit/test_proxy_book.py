@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lake.errors import UsageError
+from lake.live.calls.address import Address
+from lake.live.calls.shapes import MESSAGES, RESPONSES
+from lake.live.calls.steps import Call
 from lake.live.proxy import book as books
-from lake.live.proxy.keys import Address
 from lake.live.proxy.rollouts import Ending
-from lake.live.proxy.shapes import MESSAGES, RESPONSES
-from lake.live.proxy.steps import Call
 from lake.records import EpisodeRecord
 from testkit.agent_calls import (
     START,

@@ -7,7 +7,8 @@ from multidict import CIMultiDict
 
 from lake.errors import UsageError
 from lake.formats.base.fields import sibling_number
-from lake.live.proxy.keys import Address, addressed
+from lake.live.calls.address import Address
+from lake.live.proxy.keys import addressed
 
 CHAT = "/v1/chat/completions"
 

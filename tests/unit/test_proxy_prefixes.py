@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lake.live.proxy.prefixes import Heads, Known, Match, Prefixes, Prompt, Run, as_bytes
-from lake.live.proxy.shapes import Asked
+from lake.live.calls.prefixes import Heads, Known, Match, Prefixes, Prompt, Run, as_bytes
+from lake.live.calls.shapes import Asked
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 SAID = st.sampled_from(["a", "b", "c"])

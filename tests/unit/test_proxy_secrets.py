@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lake.formats.chat.chat_completions import Completion
-from lake.live.proxy.keys import Address
+from lake.live.calls.address import Address
+from lake.live.calls.shapes import Asked
+from lake.live.calls.steps import Call
 from lake.live.proxy.secrets import Secrets
-from lake.live.proxy.shapes import Asked
-from lake.live.proxy.steps import Call
 
 KEY = "sk-proj-0123456789abcdefghij"
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lake.formats.base.rows import ShapeError
-from lake.live.proxy.shapes import CHAT, COMPLETIONS, MESSAGES, RESPONSES, answered, asked
+from lake.live.calls.shapes import CHAT, COMPLETIONS, MESSAGES, RESPONSES, answered, asked
 
 LOOSE = {"type": "function", "function": {"name": "look", "parameters": {}}}
 STRICT = {"type": "function", "function": {"name": "look", "parameters": {}, "strict": True}}

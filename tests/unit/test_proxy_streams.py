@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from lake.formats.base.rows import ShapeError
 from lake.formats.chat.chat_completions import Completion
 from lake.formats.chat.messages import decision
-from lake.live.proxy.shapes import CHAT, COMPLETIONS, MESSAGES, RESPONSES, answered
-from lake.live.proxy.streams import Event, Events, gathering
+from lake.live.calls.shapes import CHAT, COMPLETIONS, MESSAGES, RESPONSES, answered
+from lake.live.calls.streams import Event, Events, gathering
 from lake.records import StepRecord
 from testkit.model_answers import TEXTS, Answer, Piece, answers, events, whole
 

@@ -21,13 +21,13 @@ from lake.errors import UsageError
 from lake.formats.base.source import Input
 from lake.formats.otlp.reader import read
 from lake.live.assembly import assembled
+from lake.live.calls.address import Address
+from lake.live.calls.shapes import CHAT, answered, asked
+from lake.live.calls.steps import Call
 from lake.live.frames import End, Frame, Traced, decode, encode
 from lake.live.proxy.book import SETTLING_SECONDS, Book
-from lake.live.proxy.keys import Address
 from lake.live.proxy.replies import RefusedError
 from lake.live.proxy.rollouts import Ending
-from lake.live.proxy.shapes import CHAT, answered, asked
-from lake.live.proxy.steps import Call
 from lake.live.proxy.traces import received
 from lake.records import EpisodeRecord, Reject
 

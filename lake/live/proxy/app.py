@@ -20,15 +20,16 @@ from aiohttp import web
 from yarl import URL
 
 from lake.errors import UsageError
+from lake.live.calls.address import Address
+from lake.live.calls.shapes import APIS, NO_JSON
+from lake.live.calls.steps import Call
 from lake.live.proxy.book import Book
 from lake.live.proxy.connections import Gate
 from lake.live.proxy.forward import Passage, Settings
-from lake.live.proxy.keys import NAME_LIMIT, TOKEN_HEADER, Address, addressed
+from lake.live.proxy.keys import NAME_LIMIT, TOKEN_HEADER, addressed
 from lake.live.proxy.replies import ClientLeftError, RefusedError, broken, refusal, send
 from lake.live.proxy.rollouts import Ending
 from lake.live.proxy.secrets import Secrets
-from lake.live.proxy.shapes import APIS, NO_JSON
-from lake.live.proxy.steps import Call
 from lake.live.proxy.traces import PATHS, acknowledged, received
 from lake.live.proxy.upstream import Upstream, passed_on
 
@@ -36,6 +37,10 @@ END_PATH = "/v1/end"
 _SETTLING_SECONDS = 5.0
 """How long the end of an episode waits for its calls that are under way."""
 _NO_ROOM = "there is no room to record: the lake cannot be reached, or the disk is full; try again"
+_NO_TEMPERATURE = (
+    "calls do not say their temperature, nor does the engine, so losses with ratios (ppo, grpo, ...) will refuse their "
+    "tokens; set `temperature` in the agent, or start vLLM with VLLM_SERVER_DEV_MODE=1 and --generation-config vllm"
+)
 _LOCAL_NAME = re.compile(r"(127\.\d+\.\d+\.\d+|localhost|\[::1\])(:\d+)?")
 _PACKED = frozenset(("identity", "gzip", "deflate"))
 """Encodings of a body that are unpacked."""
@@ -86,6 +91,7 @@ class Proxy:
         self._held = 0
         """Bytes of the bodies of requests that are under way."""
         self._is_stopping = False
+        self._has_warned = False
 
     def application(self) -> web.Application:
         """As aiohttp runs it."""
@@ -185,6 +191,8 @@ class Proxy:
                 # Whatever a hostile text does to our records must not reach the agent.
                 self._book.counts.unreadable += 1
                 _log.warning("a call could not be recorded: %s", _where(error))
+            if call.answer is not None and call.answer.action_ids and "temperature" not in call.sampling:
+                self._warn()
 
         with self._book.under_way.call(own):
             passage = Passage(
@@ -200,6 +208,12 @@ class Proxy:
                 is_stopping=lambda: self._is_stopping,
             )
             return await passage.run()
+
+    def _warn(self) -> None:
+        """Say while the agent can still be changed what training would refuse, once."""
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning("%s", _NO_TEMPERATURE)
 
     async def _receive(self, request: web.Request, address: Address, path: str, body: bytes) -> web.Response:
         """Spans are taken whole, or the exporter is told to send them again."""

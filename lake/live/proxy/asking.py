@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from lake.live.proxy.shapes import CHAT, COMPLETIONS
+from lake.live.calls.shapes import CHAT, COMPLETIONS
 
 _ENGINES = ("vllm",)
 """Engines that answer what is asked here."""

@@ -29,6 +29,9 @@ from lake.errors import UsageError
 from lake.formats.base.fields import prompt_task
 from lake.formats.base.rows import ShapeError
 from lake.formats.chat.chat_completions import Completion
+from lake.live.calls.address import Address
+from lake.live.calls.prefixes import Prefixes, Prompt
+from lake.live.calls.steps import Call, Made, known_step, made_step, span_of, unanswered_step
 from lake.live.frames import (
     SOURCE_FORMAT,
     Begin,
@@ -43,10 +46,7 @@ from lake.live.frames import (
     Traced,
     new_key,
 )
-from lake.live.proxy.keys import Address
-from lake.live.proxy.prefixes import Prefixes, Prompt
 from lake.live.proxy.rollouts import Ending, Rollout
-from lake.live.proxy.steps import Call, Made, known_step, made_step, span_of, unanswered_step
 from lake.live.proxy.under_way import UnderWay
 from lake.live.spool import SpoolFullError
 from lake.records import EpisodeRecord, episode_id

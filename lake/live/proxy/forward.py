@@ -17,13 +17,13 @@ from aiohttp import web
 
 from lake.formats.base.rows import ShapeError
 from lake.formats.chat.chat_completions import Completion
+from lake.live.calls.address import Address
+from lake.live.calls.shapes import NO_JSON, Asked, answered, asked
+from lake.live.calls.steps import Call
+from lake.live.calls.streams import Event, Events, gathering
 from lake.live.proxy.asking import Added, answers_tokens, asking, sent_with, stripped
-from lake.live.proxy.keys import Address
 from lake.live.proxy.replies import ClientLeftError, broken, send
 from lake.live.proxy.secrets import Secrets
-from lake.live.proxy.shapes import NO_JSON, Asked, answered, asked
-from lake.live.proxy.steps import Call
-from lake.live.proxy.streams import Event, Events, gathering
 from lake.live.proxy.upstream import Upstream, passed_on, policy_version
 
 _SHOWN = 2000

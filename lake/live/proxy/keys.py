@@ -14,25 +14,25 @@
               X-Session-ID                                                    the task, where nothing else names one
 
 The path counts before the headers, and both before the session. A call that names none of these belongs where its
-prompt says: `lake.live.proxy.prefixes`. A rollout is a number; any other name stands for a number made of it.
+prompt says: `lake.live.calls.prefixes`. A rollout is a number; any other name stands for a number made of it.
 
 What is wrong with a name is said, and the call refused: were it forwarded, its record would be somebody else's.
 """
 
 import re
 from collections.abc import Mapping
-from urllib.parse import parse_qsl, unquote_to_bytes, urlencode
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 
 from lake.errors import UsageError
 from lake.formats.base.fields import sibling_number
+from lake.live.calls.address import Address
 
 NAME_LIMIT = 256
 """Characters of a name."""
 TOKEN_HEADER = "X-Trajlake-Token"
 """The proxy's own token, which is no part of an address."""
-_SCHEME = "proxy:"
 _INT32 = (1 << 31) - 1
 _HEADER = "x-trajlake-"
 _HEADERS = ("run", "task", "rollout", "attempt", "agent", "group", "parent")
@@ -42,40 +42,6 @@ _PATH = re.compile(rf"({_LIGHTNING}|{_PLACES})(/v1(?:/.*)?)", re.DOTALL)
 _KNOWN = frozenset(("ep", "run", "task", "rollout", "attempt", "mode"))
 _PATHS = "/v1/..., /ep/KEY/v1/..., /run/R/task/T/rollout/N/attempt/A/v1/..., each of the four once or left out"
 _TRAVERSAL = re.compile(r"(^|/)\.{1,2}(/|$)")
-
-
-class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """A rollout, by the names that a call gives it; hashable, and the same for every call of the rollout."""
-
-    run: str | None = None
-    task: str | None = None
-    rollout: int | None = None
-    attempt: int | None = None
-    agent: str | None = None
-    split: str | None = None
-    collection_round: int | None = None
-    parent: "Address | None" = None
-
-    @property
-    def is_named(self) -> bool:
-        """Whether it says which rollout it is; else the prompt of the call has to."""
-        return self.task is not None
-
-    @property
-    def uri(self) -> str:
-        """It as `source_uri`, from which `of_uri` reads it back; the parent is left out."""
-        said = {name: getattr(self, name) for name in _FIELDS if getattr(self, name) is not None}
-        return f"{_SCHEME}{urlencode(said)}"
-
-    @classmethod
-    def of_uri(cls, uri: str) -> "Address":
-        """The address that a `source_uri` says. Raises ValueError: it says none."""
-        if not uri.startswith(_SCHEME):
-            raise ValueError(f"{uri!r} is no address of a call; valid: {_SCHEME}task=T, for example")
-        return msgspec.convert(dict(parse_qsl(uri.removeprefix(_SCHEME))), cls, strict=False)
-
-
-_FIELDS = tuple(name for name in Address.__struct_fields__ if name != "parent")
 
 
 def addressed(raw_path: str, headers: Mapping[str, str]) -> tuple[Address, str]:

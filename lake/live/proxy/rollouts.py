@@ -7,9 +7,9 @@ import msgspec
 
 from lake.errors import UsageError
 from lake.formats.chat.messages import Message
+from lake.live.calls.address import Address
+from lake.live.calls.prefixes import Heads
 from lake.live.frames import Span
-from lake.live.proxy.keys import Address
-from lake.live.proxy.prefixes import Heads
 from lake.records import EpisodeRecord, ScoreRecord
 from lake.tables import STATUSES
 

@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 import msgspec
 
 from lake.formats.base.secrets import REDACTED, redacted
-from lake.live.proxy.steps import Call
+from lake.live.calls.steps import Call
 
 _HEADERS = re.compile(r"auth|cookie|key|token|secret|passw|credential|signature", re.IGNORECASE)
 _QUERIES = re.compile(r"auth|key|token|secret|passw|credential|sig(?:nature)?$|code$", re.IGNORECASE)

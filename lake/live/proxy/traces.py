@@ -18,9 +18,9 @@ from aiohttp import web
 from lake.errors import UsageError
 from lake.formats.base.secrets import QUOTING, is_secret, redacted
 from lake.formats.otlp.spans import span_id
+from lake.live.calls.shapes import NO_JSON
 from lake.live.frames import Traced
 from lake.live.proxy.replies import RefusedError
-from lake.live.proxy.shapes import NO_JSON
 
 _PROTOBUF, _JSON = "application/x-protobuf", "application/json"
 _SIGNALS = {

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lake.live.proxy.keys import Address
+from lake.live.calls.address import Address
 from lake.live.proxy.rollouts import Rollout
 
 

@@ -13,8 +13,8 @@ from yarl import URL
 
 from lake.errors import UsageError
 from lake.formats.base.secrets import redacted
+from lake.live.calls.shapes import NO_JSON
 from lake.live.proxy.engine import Engine, engine_of
-from lake.live.proxy.shapes import NO_JSON
 
 _HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer")

@@ -23,10 +23,10 @@ import msgspec
 from lake.formats.chat.calls import step_of
 from lake.formats.chat.chat_completions import Completion
 from lake.formats.chat.messages import Message, checked, is_assistant, text_of
+from lake.live.calls.address import Address
+from lake.live.calls.prefixes import Heads, Known, Match, Prefixes, Prompt, Run, as_bytes, instructions_of
+from lake.live.calls.shapes import CHAT, COMPLETIONS, Asked, conversation_of
 from lake.live.frames import Step
-from lake.live.proxy.keys import Address
-from lake.live.proxy.prefixes import Heads, Known, Match, Prefixes, Prompt, Run, as_bytes, instructions_of
-from lake.live.proxy.shapes import CHAT, COMPLETIONS, Asked, conversation_of
 from lake.records import EpisodeRecord, SpanRecord, StepRecord, TokensRecord
 
 _ID_BYTES = len(as_bytes([0]))
@@ -59,6 +59,11 @@ class Call(msgspec.Struct, kw_only=True):
     defaults: dict[str, float | int] = {}
     """How the engine samples where the request does not say: fields of `TokensRecord`."""
     extra: dict[str, Any] = {}
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """How it was sampled, as far as somebody said: fields of `TokensRecord`."""
+        return self.defaults | {name: value for name, value in self.asked.sampling().items() if value is not None}
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -250,7 +255,7 @@ def tokens_of(call: Call, answer: Completion, prompt: Prompt, prefixes: Prefixes
         logprobs_mode=call.logprobs_mode if answer.logprobs is not None else None,
         engine=call.engine,
         policy_version=call.policy_version,
-        **call.defaults | {name: value for name, value in call.asked.sampling().items() if value is not None},
+        **call.sampling,
     )
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from lake.formats.chat.messages import INSTRUCTIONS, Message, is_assistant, text_of
-from lake.live.proxy.shapes import Asked
+from lake.live.calls.shapes import Asked
 
 _BYTES = 16
 _ENCODE = msgspec.json.Encoder(order="deterministic").encode

@@ -12,9 +12,9 @@ import msgspec
 from lake.formats.base.rows import WRONG, ShapeError, explained
 from lake.formats.chat.chat_completions import Completion
 from lake.formats.chat.messages import checked
+from lake.live.calls.shapes import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Asked, answered, asked
+from lake.live.calls.streams import gathering
 from lake.live.frames import plain, said
-from lake.live.proxy.shapes import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Asked, answered, asked
-from lake.live.proxy.streams import gathering
 
 _OF_CLIENTS = ("extra_body", "extra_headers", "extra_query", "timeout")
 """Arguments that are no part of a body."""

@@ -12,7 +12,7 @@ import msgspec
 
 from lake.formats.base.rows import ShapeError
 from lake.formats.chat.chat_completions import Stream
-from lake.live.proxy.shapes import CHAT, COMPLETIONS, MESSAGES, NO_JSON, RESPONSES
+from lake.live.calls.shapes import CHAT, COMPLETIONS, MESSAGES, NO_JSON, RESPONSES
 
 DONE = "[DONE]"
 _END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
