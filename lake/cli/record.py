@@ -45,7 +45,7 @@ _MB = 1 << 20
     type=click.Choice(["auto", "always", "never"]),
     default="auto",
     show_default=True,
-    help="Ask the engine for token ids and log-probabilities; auto: where it is known to answer (vLLM).",
+    help="Ask the engine for token ids and log-probabilities; auto: where it is known to answer (vLLM, SGLang).",
 )
 @click.option(
     "--logprobs-mode",

@@ -1,7 +1,8 @@
 """What an engine says of how it samples, so that tokens are recorded with what the request leaves to it.
 
 vLLM says it at `/server_info` when it runs with `VLLM_SERVER_DEV_MODE=1`. Where its defaults come from a model's
-generation_config.json it does not say which they are; with `--generation-config vllm` they are neutral.
+generation_config.json it does not say which they are; with `--generation-config vllm` they are neutral. SGLang is known
+by who owns its models.
 """
 
 from typing import Any
@@ -45,3 +46,17 @@ def engine_of(info: Any) -> Engine:
     defaults = _NEUTRAL if model.generation_config == "vllm" else {}
     sampling = defaults | {key: given[key] for key in _NEUTRAL if key in given}
     return Engine(logprobs_mode=_MODES.get(model.logprobs_mode or ""), sampling=sampling)
+
+
+def owner_of(models: Any) -> str | None:
+    """The engine that owns the models of `GET /v1/models`, where it is one that tells token ids."""
+    listed = models.get("data") if isinstance(models, dict) else None
+    owners = {model.get("owned_by") for model in listed or () if isinstance(model, dict)}
+    return "sglang" if owners == {"sglang"} else None
+
+
+def told_version(answer: Any) -> str | None:
+    """The version of the weights that an answer says it was sampled with (SGLang: `metadata.weight_version`)."""
+    said = answer.get("metadata") if isinstance(answer, dict) else None
+    version = said.get("weight_version") if isinstance(said, dict) else None
+    return version if isinstance(version, str) else None

@@ -22,6 +22,7 @@ from lake.live.calls.shapes import NO_JSON, Asked, answered, asked
 from lake.live.calls.steps import Call
 from lake.live.calls.streams import Event, Events, gathering
 from lake.live.proxy.asking import Added, answers_tokens, asking, sent_with, stripped
+from lake.live.proxy.engine import told_version
 from lake.live.proxy.replies import ClientLeftError, broken, send
 from lake.live.proxy.secrets import Secrets
 from lake.live.proxy.upstream import Upstream, passed_on, policy_version
@@ -127,7 +128,7 @@ class Passage:
         except Exception as error:
             self._extra["request_not_read"] = _why(error)
         if self._settings.asks == "always" or (self._settings.asks == "auto" and answers_tokens(self._engine)):
-            more = asking(self._api, body)
+            more = asking(self._api, body, self._engine)
             if more:
                 self._body, self._added = sent_with(self._body, body, more), Added(more)
 
@@ -149,7 +150,7 @@ class Passage:
             return web.Response(status=found.status, body=data, headers=_headers(found))
         await self._finish(body)
         if self._added:
-            data = msgspec.json.encode(stripped(body, self._added))
+            data = msgspec.json.encode(stripped(body, self._added, self._engine))
         return web.Response(status=found.status, body=data, headers=_headers(found))
 
     async def _pass_stream(self, found: aiohttp.ClientResponse, gathered: Any) -> web.StreamResponse:
@@ -180,7 +181,7 @@ class Passage:
         return response
 
     def _stripped(self, event: Event) -> bytes:
-        data = stripped(event.data, self._added)
+        data = stripped(event.data, self._added, self._engine)
         if data is None and event.data is not None:
             return b""
         return event.raw if data == event.data else event.with_data(data)
@@ -205,7 +206,7 @@ class Passage:
         after = await self._upstream.version_now()
         if self._before != after:
             self._extra["weight_versions"] = [self._before, after]
-        version = policy_version(after) if self._before == after else None
+        version = policy_version(after or told_version(body)) if self._before == after else None
         self._add(answer, policy_version=version)
 
     # ------------------------------------------------------------ records

@@ -14,7 +14,7 @@ from yarl import URL
 from lake.errors import UsageError
 from lake.formats.base.secrets import redacted
 from lake.live.calls.shapes import NO_JSON
-from lake.live.proxy.engine import Engine, engine_of
+from lake.live.proxy.engine import Engine, engine_of, owner_of
 
 _HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer")
@@ -73,7 +73,7 @@ class Upstream:
         )
 
     async def name(self) -> str | None:
-        """The engine and its version, `vllm 0.32.0`; None if it does not say."""
+        """The engine, and its version if it says it: `vllm 0.32.0`, `sglang`; None if it says neither."""
         if self._name is not None or time.monotonic() < self._not_before:
             return self._name
         async with self._asking:
@@ -85,6 +85,10 @@ class Upstream:
                     _, info = await self._get("/server_info?config_format=json")
                     self.engine = engine_of(info)
                     self._name = f"vllm {said['version']}"
+                elif is_there:
+                    self._has_versions = False
+                    _, models = await self._get("/v1/models")
+                    self._name = owner_of(models)
                 # Last: calls that come meanwhile wait, and are not taken for calls of an upstream that says nothing.
                 self._not_before = time.monotonic() + (_KNOWN_SECONDS if is_there else _ABSENT_SECONDS)
         return self._name
