@@ -269,3 +269,13 @@ def test_no_key_of_an_attribute_comes_into_a_frame() -> None:
 def test_frames_of_traces_keep_their_form() -> None:
     frame = Traced(trace_id="ab", document={"resourceSpans": []})
     assert decode(encode(b"k" * 16, 3, frame)) == frame
+
+
+def test_many_spans_are_recorded_in_pieces_that_keep_nobody_waiting() -> None:
+    ids = [f"{number:016x}" for number in range(1, 1202)]
+    spans = [{"traceId": f"{AGENT:032x}", "spanId": own, "name": "s", "startTimeUnixNano": "1"} for own in ids]
+    document = {"resourceSpans": [{"resource": {"attributes": []}, "scopeSpans": [{"scope": {}, "spans": spans}]}]}
+    found = [traced for traced, _ in received("/v1/traces", JSON, json.dumps(document).encode())]
+    parts = [frame.document["resourceSpans"][0]["scopeSpans"][0]["spans"] for frame in found]
+    assert max(map(len, parts)) <= 500
+    assert [span["spanId"] for part in parts for span in part] == ids

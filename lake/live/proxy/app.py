@@ -90,6 +90,8 @@ class Proxy:
         self._has_room, self._sync, self._refuses = has_room, sync, refuses
         self._held = 0
         """Bytes of the bodies of requests that are under way."""
+        self._unpacking = asyncio.Semaphore(2)
+        """Spans take ten times their room once they are unpacked."""
         self._is_stopping = False
         self._has_warned = False
 
@@ -219,9 +221,11 @@ class Proxy:
         """Spans are taken whole, or the exporter is told to send them again."""
         if not self._has_room(self._held):
             raise RefusedError(503, _NO_ROOM)
-        found = await asyncio.to_thread(received, path, request.content_type, body)
+        async with self._unpacking:
+            found = await asyncio.to_thread(received, path, request.content_type, body)
         for traced, is_over in found:
             self._book.receive(address, traced, datetime.now(UTC), is_over=is_over)
+            await asyncio.sleep(0)  # others first: an exporter may send a million spans at once
         if not await asyncio.to_thread(self._sync):
             raise RefusedError(503, _NO_ROOM)
         return acknowledged(request.content_type)

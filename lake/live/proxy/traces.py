@@ -28,6 +28,8 @@ _SIGNALS = {
     "/v1/logs": ("resourceLogs", "scopeLogs", "logRecords"),
 }
 """Path -> keys under which a request holds its resources, their scopes, and what it is about."""
+_IN_A_FRAME = 500
+"""Spans."""
 PATHS = frozenset((*_SIGNALS, "/v1/metrics"))
 
 
@@ -46,10 +48,12 @@ def received(path: str, content_type: str, body: bytes) -> list[tuple[Traced, bo
         raise UsageError(f"the body is no OTLP JSON: {error}") from error
     if not isinstance(document, dict):
         raise UsageError(f"the body is {type(document).__name__}; valid: an object with {_SIGNALS[path][0]}")
-    return [
-        (Traced(trace_id=trace_id, document={_SIGNALS[path][0]: parts}), is_over)
-        for trace_id, (parts, is_over) in _by_trace(document, *_SIGNALS[path]).items()
-    ]
+    resources, scopes, items = _SIGNALS[path]
+    found = []
+    for trace_id, (parts, is_over) in _by_trace(document, resources, scopes, items).items():
+        for part in _pieces(parts, scopes, items):
+            found.append((Traced(trace_id=trace_id, document={resources: part}), is_over))
+    return found
 
 
 def acknowledged(content_type: str) -> web.Response:
@@ -127,6 +131,15 @@ def _by_trace(
         of_resource[-1][items].append(item)
         found[trace_id] = parts, is_over or is_root
     return found
+
+
+def _pieces(resources: list[dict[str, Any]], scopes: str, items: str) -> Iterator[list[dict[str, Any]]]:
+    """The same in pieces of so many spans that to record one keeps nobody waiting."""
+    for resource in resources:
+        for scope in resource[scopes]:
+            for start in range(0, len(scope[items]), _IN_A_FRAME):
+                part = scope | {items: scope[items][start : start + _IN_A_FRAME]}
+                yield [resource | {scopes: [part]}]
 
 
 def _walked(document: dict[str, Any], *keys: str) -> Iterator[tuple[dict[str, Any], dict[str, Any], Any]]:
