@@ -1,4 +1,4 @@
-"""Where spools lie on a machine, and who may make or take one."""
+"""Where a lake and its spools lie: whether a lake can be there at all, and who may make or take a spool."""
 
 import contextlib
 import fcntl
@@ -7,9 +7,47 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from lake import ids
+from lake.errors import LakeAccessError
+from lake.storage.addresses import parse
+from lake.tables import EPISODES, TABLES
 
 LOCK = "lock"
 """Held on the file of this name: in a spool by the process that it belongs to, in a root by who makes or adopts one."""
+
+
+def check_place(uri: str | Path) -> None:
+    """Refuse a place where no lake can be, before anything is recorded for it.
+
+    The local folder of a lake that is to be made is made now, empty: no other look at it is as sure. A bucket is not
+    asked, for one that cannot be reached now may be reached later; only its address is looked at.
+
+    Args:
+        uri: the lake's folder or address.
+
+    Raises:
+        UsageError: an address that is none.
+        LakeAccessError: a file, a path below one, a folder of something else, or one that cannot be made or written.
+    """
+    folder = parse(uri).folder
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        names = {path.name for path in folder.iterdir()}
+    except FileExistsError as error:
+        msg = f"{folder} is a file, and a lake is a folder; choose another one for the lake"
+        raise LakeAccessError(msg) from error
+    except OSError as error:
+        msg = f"{folder}: {error.strerror or error}; choose another folder for the lake, or change its permissions"
+        raise LakeAccessError(msg) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise LakeAccessError(f"{folder}: no permission to write here; choose another folder for the lake")
+    if EPISODES.name in names or names <= TABLES.keys():
+        return
+    from lake.storage.migrations import OWN_FOLDER
+
+    if not names <= TABLES.keys() | {OWN_FOLDER}:
+        raise LakeAccessError(f"{folder} is not a lake and not empty; name a new or an empty folder for the lake")
 
 
 def root_of(lake_uri: str, part: str) -> Path:
