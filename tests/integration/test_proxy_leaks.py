@@ -33,6 +33,7 @@ HEADERS = {
     "Ocp-Apim-Subscription-Key": "subscription-key-0123",
 }
 QUERY = "?key=query-key-01234567&api-key=query-api-key-0123&sig=signature-01234567"
+ISSUED = "sk-of-another-client-0123"
 BODY = {
     "api_key": "body-api-key-0123",
     "extra_headers": {"X-Whatever": "extra-header-0123"},
@@ -48,6 +49,7 @@ MCP = {
 }
 SECRETS = [
     TOKEN,
+    ISSUED,
     PASSWORD,
     BASIC_PASSWORD,
     "sk-authorization-0123456789",
@@ -127,6 +129,9 @@ def test_no_key_that_an_agent_or_its_upstream_sends_is_kept(tmp_path: Path) -> N
                 name = {"X-Session-ID": HEADERS["x-api-key"]} | HEADERS | ours
                 status, _, said = at.ask("POST", path, b"{}", **name)
                 assert (status, b"is a key" in said) == (400, True)
+            end = {"error": f"failed with {HEADERS['api-key']}", "stop_reason": f"no access: {ISSUED}"}
+            end["scores"] = [{"scorer": "judge", "value": None, "reason": ISSUED, "error": HEADERS["x-api-key"]}]
+            assert at.ask("POST", "/ep/policy-1/v1/end", json.dumps(end).encode(), **HEADERS | ours)[0] == 200
             at.ask("POST", "/v1/traces", b'{"no": "otlp"', **HEADERS | ours | {"Content-Type": "application/json"})
             with at.connect() as raw:
                 raw.sendall(b"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer sk-authorization-0123456789\x00\r\n\r\n")

@@ -181,8 +181,7 @@ class Proxy:
         if self._refuses and not self._has_room(self._held):
             raise RefusedError(503, _NO_ROOM)
         own = msgspec.structs.replace(address, parent=None)
-        query = request.raw_path.partition("?")[2]
-        secrets = Secrets([*request.headers.items(), *self._upstream.headers.items()], query)
+        secrets = self._secrets(request)
         if secrets.stand_in(str(address)):
             raise RefusedError(400, "a name of the rollout is a key that the request sends, and names are recorded")
 
@@ -210,6 +209,11 @@ class Proxy:
                 is_stopping=lambda: self._is_stopping,
             )
             return await passage.run()
+
+    def _secrets(self, request: web.Request) -> Secrets:
+        """The keys that a request brings, and the upstream's."""
+        query = request.raw_path.partition("?")[2]
+        return Secrets([*request.headers.items(), *self._upstream.headers.items()], query)
 
     def _warn(self) -> None:
         """Say while the agent can still be changed what training would refuse, once."""
@@ -263,6 +267,7 @@ class Proxy:
         deadline = time.monotonic() + _SETTLING_SECONDS
         while own.is_named and self._book.under_way.of(own) and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
+        ending = ending.hidden(self._secrets(request).hidden_in)
         return web.json_response(self._book.end(own, ending, datetime.now(UTC)))
 
 

@@ -1,6 +1,7 @@
 """An episode that is open in the proxy, and what is said of it when it ends."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -30,6 +31,19 @@ class Ending(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     final_observation: list[Message] | None = None
     response_id: str | None = None
     """An answer of the episode, where no path and no header names it."""
+
+    def hidden(self, hide: Callable[[str], str]) -> "Ending":
+        """It with what is said of errors and reasons, which quote exceptions, passed through `hide`."""
+        said = {name: getattr(self, name) for name in ("stop_reason", "error")}
+        scores = [
+            msgspec.structs.replace(
+                score, reason=score.reason and hide(score.reason), error=score.error and hide(score.error)
+            )
+            for score in self.scores
+        ]
+        return msgspec.structs.replace(
+            self, scores=scores, **{name: text and hide(text) for name, text in said.items()}
+        )
 
     def check(self, steps: int) -> None:
         """Raise UsageError for what cannot be said of an episode of so many steps."""
