@@ -16,6 +16,7 @@ from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
 from lake.read.text_table import counted
 from lake.write.rows import inlined
+from lake.write.unseen import not_text
 
 Row = dict[str, Any]
 _CUT_CHARACTERS = 600
@@ -31,7 +32,7 @@ _OPTIONS = {"run_id": "--run", "task_id": "--task", "rollout_index": "--rollout"
 _LISTED = 5
 _STEPS = """
     SELECT step_index, state_role, state, reasoning, action, tool_calls, reward, is_action_valid, is_active, trainable,
-           is_copied_context, state_is_error, policy_version, finish_reason
+           is_copied_context, state_is_error, policy_version, finish_reason, context
     FROM steps WHERE episode_id = $episode ORDER BY step_index
 """
 _ADVANTAGES = """
@@ -133,7 +134,8 @@ def gather(lake: Snapshot, episode_id: int, wanted: str | None = None) -> Row:
         not cover the episode, outdated: what changed since it was computed, others: the other series that
         cover the episode; None if there is no credit at all), scores
         and annotations of the episode, and steps: a list of rows with the step, its return_to_go, a_episode, a_step,
-        advantage, flags (NULL without credit), scores and annotations.
+        advantage, flags (NULL without credit), scores, annotations and not_text (the types of the parts of what it saw
+        that are no text, such as image_url).
 
     Raises:
         UsageError: no such credit.
@@ -143,12 +145,16 @@ def gather(lake: Snapshot, episode_id: int, wanted: str | None = None) -> Row:
     credit, advantages = _credited(lake, episode_id, wanted)
     scores, annotations = lake.sql(_SCORES, asked).to_dicts(), lake.sql(_ANNOTATIONS, asked).to_dicts()
     unknown: Row = dict.fromkeys(("return_to_go", "a_episode", "a_step", "advantage", "flags"))
+    rows = inlined(lake, lake.sql(_STEPS, asked), ("tool_calls", "context")).to_dicts()
     steps = [
-        step
+        {name: value for name, value in step.items() if name != "context"}
         | (advantages.get(step["step_index"]) or unknown)
         | {"scores": _of(scores, step["step_index"]), "annotations": _of(annotations, step["step_index"])}
-        for step in inlined(lake, lake.sql(_STEPS, asked), ("tool_calls",)).to_dicts()
+        | {"not_text": not_text(_parsed(step["context"]))}
+        for step in rows
     ]
+    if steps:
+        steps[0]["not_text"] = not_text(_parsed(episode["initial_messages"])) + steps[0]["not_text"]
     return {
         "episode": episode,
         "credit": credit,
@@ -203,6 +209,8 @@ def lines(gathered: Row, *, full: bool = False) -> Iterator[tuple[str, str]]:
         yield "bold cyan", _step_head(step, is_credited=credit is not None)
         role = f"state ({step['state_role']})" if step["state_role"] else "state"
         yield from _block(role, step["state"], full=full)
+        for kind in step["not_text"]:
+            yield "dim", _one_line(f"    [{kind}]")
         yield from _block("reasoning", step["reasoning"], full=full, style="italic")
         yield from _block("action", step["action"], full=full, style="green")
         for call in tool_calls(step["tool_calls"]):

@@ -1,0 +1,48 @@
+"""Tokens of an image are placeholders: from it on, steps are not trained on, and the row says why."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import lake
+from lake.read.show import gather, lines
+from lake.records import EpisodeRecord, StepRecord, TokensRecord
+from lake.write.unseen import marked
+
+TEXT = {"role": "user", "content": [{"type": "text", "text": "what is it?"}, {"type": "input_text", "text": "say"}]}
+IMAGE = {"role": "user", "content": [TEXT["content"][0], {"type": "image_url", "image_url": {"url": "data:,x"}}]}  # type: ignore[index]
+TOKENS = TokensRecord(context_ids=[1], action_ids=[2])
+
+
+def steps(*given: dict[str, Any]) -> list[StepRecord]:
+    return [StepRecord(**{"state": "what is it?", "action": "a cat", "tokens": TOKENS, **fields}) for fields in given]
+
+
+def marks(*given: dict[str, Any], first: Any = TEXT) -> list[bool]:
+    return [
+        step.trainable for step in marked(EpisodeRecord(task_id="t", initial_messages=[first], steps=steps(*given)))
+    ]
+
+
+def test_from_the_first_image_on_no_step_with_tokens_is_trained_on() -> None:
+    assert marks({}, {"context": [TEXT]}, {}) == [True, True, True]
+    assert marks({}, {"context": [TEXT, IMAGE]}, {"context": [TEXT]}) == [True, False, False]
+    assert marks({}, {}, first=IMAGE) == [False, False]
+    assert marks({"extra": {"content": [{"type": "input_audio"}]}}, {}) == [False, False]
+    assert marks({"tokens": None}, {}, first=IMAGE) == [True, False], "rendering refuses the first"
+
+
+def test_a_record_is_the_same_episode_as_before_and_its_rows_say_why(tmp_path: Path) -> None:
+    record = EpisodeRecord(task_id="t", run_id="r", initial_messages=[IMAGE], steps=steps({"extra": {"id": "x"}}))
+    lk = lake.open(tmp_path / "lake", create=True)
+    lk.append([record])
+    assert record.steps[0].trainable
+    (row,) = lk.sql("SELECT trainable, extra FROM steps").to_dicts()
+    assert not row["trainable"]
+    assert json.loads(row["extra"]) == {
+        "not_trainable": "a message holds a part of type 'image_url', for which its tokens are placeholders",
+        "id": "x",
+    }
+    assert lk.append([record]).present == 1
+    shown = [line for _, line in lines(gather(lk.snapshot(), lk.sql("SELECT episode_id FROM episodes").item()))]
+    assert "    [image_url]" in shown
