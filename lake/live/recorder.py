@@ -17,6 +17,7 @@ A process that was forked from this one records too; what it has recorded is del
 
 import atexit
 import concurrent.futures.thread  # noqa: F401 - see `_close_all`
+import logging
 import os
 import secrets
 import threading
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 _OWN = frozenset(("task_id", "run_id", "steps", "spans", "scores", "source_format"))
 _OF_EPISODES = frozenset(EpisodeRecord.__struct_fields__) - _OWN
 _FULL_DISK_SECONDS = 3.0
+_log = logging.getLogger("trajlake")
 _recorders: "weakref.WeakSet[Recorder]" = weakref.WeakSet()
 
 
@@ -60,6 +62,8 @@ class Stats(msgspec.Struct, kw_only=True):
     """Episodes that are in the table `rejects`, with the reason."""
     left_out: int
     """Episodes without a step, unfinished ones that were not wanted, and those that did not fit into the spool."""
+    steps_left_out: int
+    """Steps that were left without an action and without tool calls."""
     troubles: int
     """Calls that could not be taken as they were meant; the log says what to do."""
     spool_bytes: int
@@ -206,6 +210,7 @@ class Recorder:
             aborted=0 if done is None else done.aborted,
             rejected=0 if done is None else done.rejected,
             left_out=counts.lost + (0 if done is None else done.left_out),
+            steps_left_out=counts.undecided,
             troubles=counts.troubles,
             spool_bytes=self._sink.spool.size,
             problem=self._sink.spool.problem or (None if done is None else done.problem),
@@ -225,6 +230,8 @@ class Recorder:
             return True
         self._is_closed = True
         _recorders.discard(self)
+        if undecided := self._sink.counts.undecided:
+            _log.warning("%d steps without an action and without tool calls were left out", undecided)
         spool = self._sink.spool
         # A disk that was full is tried once more, for what is only in memory is lost with this process.
         is_synced = spool.sync(timeout if spool.problem is None else min(timeout, _FULL_DISK_SECONDS))

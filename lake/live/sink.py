@@ -34,6 +34,8 @@ class Counts(msgspec.Struct):
     finished: int = 0
     lost: int = 0
     """Episodes that are left out because there was no room for a frame of theirs."""
+    undecided: int = 0
+    """Steps that were left without an action and without tool calls: they are not recorded."""
     troubles: int = 0
     """Calls that could not be taken as they were meant; the log says what to do."""
 

@@ -31,7 +31,10 @@ _NONE: Sequence[int] = ()
 
 
 class LiveStep(Context):
-    """One decision; a context, sync or async. It is recorded when the context is left, with what was decided."""
+    """One decision; a context, sync or async. It is recorded when the context is left, with what was decided.
+
+    Left with tool calls and no other action, these are what was decided.
+    """
 
     def __init__(
         self,
@@ -51,6 +54,8 @@ class LiveStep(Context):
         self._call: Call | None = None
         self._tokens: TokensRecord | None = None
         self._tools: list[ToolCall] = []
+        self._decided: float | None = None
+        """When its first tool was called, before it was said what was decided."""
         self._began, self._started_at = time.monotonic(), episode._now()
         self._is_done = False
 
@@ -142,6 +147,8 @@ class LiveStep(Context):
             call_id: which of the action's tool calls it is; the first of its name that is left unless given.
         """
         call = ToolCall(self._episode, self.index, name, arguments, call_id or self._free_id(name))
+        if self._call is None and not self._tools:
+            self._decided = time.monotonic()
         self._tools.append(call)
         return call
 
@@ -179,7 +186,7 @@ class LiveStep(Context):
             asked=asked,
             answer=answer,
             started_at=self._started_at,
-            latency=time.monotonic() - self._began,
+            latency=(self._decided or time.monotonic()) - self._began,
             policy_version=version if isinstance(version, int) else None,
             extra=extra,
             **fields,
@@ -199,21 +206,24 @@ class LiveStep(Context):
 
     @guarded()
     def _leave(self, error: BaseException | None) -> None:
-        if self._is_done:
-            return
-        self._is_done = True
-        call = self._call
-        if call is None and error is not None and self._request is not None:
-            call = self._made_call(api_of(self._request), None, error=told(error))
-        if call is None:
-            if error is None:
-                raise UsageError(
-                    "a step without an action is not recorded; call `step.answer(response)` or `step.action(text)` in "
-                    "its context"
-                )
-            return
         episode = self._episode
         with episode._lock:
+            if self._is_done:
+                return
+            if self._call is None and self._tools:
+                self.action(tool_calls=self._tool_calls())
+            self._is_done = True
+            call = self._call
+            if call is None and error is not None and self._request is not None:
+                call = self._made_call(api_of(self._request), None, error=told(error))
+            if call is None:
+                self._sink.count("undecided")
+                if error is None:
+                    raise UsageError(
+                        "a step without an action and without tool calls is not recorded; call `step.answer(response)` "
+                        "or `step.action(text)` in its context"
+                    )
+                return
             if call.answer is None:
                 episode._put_failed(call)
                 return

@@ -147,6 +147,21 @@ def test_tool_calls_answer_those_that_the_model_made_in_their_order(make: Make, 
     assert [m["content"] for m in msgspec.json.decode(context)] == ["id-0: look", "id-2: look", "id-1: go"]
 
 
+def test_tool_calls_without_another_action_are_the_action(make: Make, tmp_path: Path) -> None:
+    with make() as recorder, recorder.episode("t") as episode:
+        with episode.step(context=[user("Where?")]) as step, step.tool_call("search", {"q": "x"}) as call:
+            call.result("found")
+        with episode.step(request={"model": "m", "messages": [user("And now?")]}) as asked:
+            asked.tool_call("open", {"id": 1}).result("opened")
+        assert recorder.stats().steps_left_out == 0
+    made = '[{"id":"%s","type":"function","function":{"name":"%s","arguments":%s}}]'
+    assert rows(tmp_path, "SELECT state, action, tool_calls FROM steps ORDER BY step_index") == [
+        ("Where?", "", made % ("call-0-0", "search", '{"q":"x"}')),
+        ("And now?", "", made % ("call-1-0", "open", '{"id":1}')),
+    ]
+    assert rows(tmp_path, "SELECT name, step_index FROM spans ORDER BY span_id") == [("search", 0), ("open", 1)]
+
+
 def test_tokens_keep_what_they_extend_when_a_failed_step_is_left_out(make: Make, tmp_path: Path) -> None:
     with make() as recorder, recorder.episode("t") as episode:
         with episode.step(state="a") as first:
@@ -327,8 +342,9 @@ def test_what_is_told_is_told_once(make: Make, caplog: pytest.LogCaptureFixture)
         for _ in range(5):
             with recorder.episode("t") as episode, episode.step(state="s"):
                 pass
-        assert recorder.stats().troubles == 5
+        assert (recorder.stats().troubles, recorder.stats().steps_left_out) == (5, 5)
     assert caplog.text.count("a step without an action") == 1
+    assert "5 steps without an action and without tool calls were left out" in caplog.text
 
 
 def test_options_that_cannot_be_meant_are_refused_before_the_agent_runs(tmp_path: Path) -> None:
