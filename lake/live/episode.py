@@ -37,6 +37,8 @@ from lake.live.sink import Sink, guarded, told
 from lake.live.steps import LiveStep, ToolCall, is_value, messages, number
 from lake.records import EpisodeRecord, Json, ScoreRecord, SpanRecord, as_str, episode_id
 
+_NEVER_LEFT = "never_left"
+"""`stop_reason` of episodes that were open when their recorder was closed."""
 _OF_ENDS = frozenset(End.__struct_fields__) - {"ended_at"}
 
 
@@ -51,7 +53,10 @@ class Episode(Context):
         self._frames, self._steps, self._tools = itertools.count(), itertools.count(), itertools.count()
         self._end = End()
         self._is_begun = self._is_ended = self._is_lost = False
+        self._why_ended = "the episode has ended"
         self._last_step: LiveStep | None = None
+        self._open_steps: dict[int, LiveStep] = {}
+        """Steps that were not left yet, by their index."""
         self._calls = Prefixes()
         """Where prompts may go on from."""
         self._recorded: int | None = None
@@ -62,6 +67,7 @@ class Episode(Context):
         record.started_at = record.started_at or self._now()
         self.record = record
         """What is known of it from its beginning: until the first thing is recorded, of its first call too."""
+        sink.open[self._key] = self
 
     @property
     def id(self) -> str:
@@ -98,7 +104,7 @@ class Episode(Context):
         if messages is not None:
             request = {"messages": messages, **(request or {})}
         step = LiveStep(self, next(self._steps), _kept(request), _kept(context), state, fields)
-        self._last_step = step
+        self._last_step = self._open_steps[step.index] = step
         return step
 
     @guarded(OFF)
@@ -198,10 +204,32 @@ class Episode(Context):
         self._failed_calls += 1
         self._unanswered = call
 
+    def _stop(self, timeout: float) -> bool:
+        """End it as it stands, for nobody does so any more; whether it was open, and could be had within `timeout` s.
+
+        It may go on in another thread: what that one says from now on is told, and not recorded.
+        """
+        if not self._lock.acquire(timeout=timeout):
+            return False
+        try:
+            if self._is_ended:
+                return False
+            self._why_ended = "the recorder was closed before the episode was left"
+            if self._end.status == "completed":
+                self._end.status = "aborted"
+            self._end.stop_reason = self._end.stop_reason or _NEVER_LEFT
+            self._finish()
+        finally:
+            self._lock.release()
+        return True
+
+    @guarded()
     def _finish(self) -> None:
         with self._lock:
             if self._is_ended:
                 return
+            for step in list(self._open_steps.values()):
+                step._leave(None)
             if self._recorded is None and self._unanswered is not None:
                 failed = self._unanswered
                 self._put(unanswered_step(failed.asked.messages, failed.asked.model, failed.started_at))
@@ -220,6 +248,7 @@ class Episode(Context):
                     f"values of an episode's end are of the wrong type and went to `extra`: {list(wrong)}"
                 )
             self._is_ended = True
+            self._sink.open.pop(self._key, None)
         if not self._is_lost:
             self._sink.count("finished")
             self._sink.on_finished()
@@ -228,7 +257,7 @@ class Episode(Context):
         """Hand a frame on, in the order of the calls. Raises FrameError, UsageError: the episode has ended."""
         with self._lock:
             if self._is_ended:
-                raise UsageError("the episode has ended; judgements that come later are added with `Lake.add_scores`")
+                raise UsageError(f"{self._why_ended}; judgements that come later are added with `Lake.add_scores`")
             if not self._is_begun:
                 self._is_begun = True
                 self._hand_on(Begin(episode=self.record))

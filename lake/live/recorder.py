@@ -21,6 +21,7 @@ import logging
 import os
 import secrets
 import threading
+import time
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 _OWN = frozenset(("task_id", "run_id", "steps", "spans", "scores", "source_format"))
 _OF_EPISODES = frozenset(EpisodeRecord.__struct_fields__) - _OWN
 _FULL_DISK_SECONDS = 3.0
+_TASKS_TOLD = 5
 _log = logging.getLogger("trajlake")
 _recorders: "weakref.WeakSet[Recorder]" = weakref.WeakSet()
 
@@ -224,14 +226,16 @@ class Recorder:
     def close(self, timeout: float = CLOSING_SECONDS) -> bool:
         """Deliver what is finished and end; whether nothing is left in the spool.
 
+        Episodes that were never left are told, and end as they stand: `aborted`, with the `stop_reason` `never_left`.
         A lake that cannot be reached does not hold the agent up: what is left is delivered by the next recorder.
         """
         if self._is_closed:
             return True
         self._is_closed = True
         _recorders.discard(self)
+        self._stop_open(timeout)
         if undecided := self._sink.counts.undecided:
-            _log.warning("%d steps without an action and without tool calls were left out", undecided)
+            _log.warning("steps that were left out, without an action and without tool calls: %d", undecided)
         spool = self._sink.spool
         # A disk that was full is tried once more, for what is only in memory is lost with this process.
         is_synced = spool.sync(timeout if spool.problem is None else min(timeout, _FULL_DISK_SECONDS))
@@ -239,6 +243,24 @@ class Recorder:
         if not spool.close(remove=is_empty):
             self._sink.tell(f"{spool.held_bytes:,} bytes of episodes were lost: the disk of the spool takes nothing")
         return is_empty
+
+    def _stop_open(self, timeout: float) -> None:
+        """End the episodes that nobody has left, and say which they were."""
+        end = time.monotonic() + timeout
+        tasks = []
+        for episode in list(self._sink.open.values()):
+            left = max(end - time.monotonic(), 0.0)
+            self._sink.wait = min(self._sink.wait, left)
+            if episode._stop(left):
+                tasks.append(episode.record.task_id)
+        if tasks:
+            named = ", ".join(map(repr, tasks[:_TASKS_TOLD])) + (", ..." if len(tasks) > _TASKS_TOLD else "")
+            _log.warning(
+                "episodes that were never left: %d (of task %s); they are recorded as they stood (aborted, "
+                "never_left). Use `with recorder.episode(...)`, or call `episode.end()`",
+                len(tasks),
+                named,
+            )
 
     def __enter__(self) -> Self:
         return self

@@ -8,7 +8,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
@@ -17,6 +17,9 @@ from lake.formats.base.secrets import redacted
 from lake.live.frames import Frame, Lost, encode
 from lake.live.spool import Spool, SpoolFullError
 from lake.records import as_str
+
+if TYPE_CHECKING:
+    from lake.live.episode import Episode
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 SYNC_SECONDS = 1.0
@@ -53,15 +56,17 @@ class Sink:
         self.counts = Counts()
         self.is_left = False
         """This process was forked from the one that the spool belongs to."""
+        self.open: dict[bytes, Episode] = {}
+        """Episodes that have not ended, by their keys."""
         self.on_finished: Callable[[], None] = lambda: None
-        self._wait, self._is_durable = wait, is_durable
+        self.wait, self._is_durable = wait, is_durable
         self._lock = threading.Lock()
         self._told: set[str] = set()
 
     @property
     def must_wait(self) -> bool:
         """Whether the next frame may have to wait for room: not to be done in an event loop."""
-        return self.spool.is_busy or (self._wait > 0 and not self.spool.is_roomy)
+        return self.spool.is_busy or (self.wait > 0 and not self.spool.is_roomy)
 
     def count(self, name: str) -> None:
         """Count something; see `Counts`."""
@@ -77,7 +82,7 @@ class Sink:
             )
             return True
         try:
-            self.spool.append(payload, wait=self._wait)
+            self.spool.append(payload, wait=self.wait)
         except SpoolFullError as error:
             self.count("lost")
             self.tell(f'an episode is left out: {error}. Give a larger `max_bytes`, or on_full="block"')

@@ -274,9 +274,9 @@ class Spool:
         self._lock_file = -1
 
     def _has_room(self, size: int) -> bool:
-        # A frame that is longer than the buffer is taken beside what little there is.
+        # A frame that is longer than the buffer is taken beside what little there is. Nobody waits for a closed spool.
         is_buffered = self.held_bytes + min(size, self._buffer_bytes // 2) <= self._buffer_bytes
-        return is_buffered and self.size + size <= self._max_bytes and size <= LARGEST_PAYLOAD
+        return self._is_closing or (is_buffered and self.size + size <= self._max_bytes and size <= LARGEST_PAYLOAD)
 
     def _wait_for_room(self, size: int, seconds: float) -> bool:
         can_ever_fit = size + HEADER_BYTES <= min(self._max_bytes, LARGEST_PAYLOAD)

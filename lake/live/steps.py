@@ -170,7 +170,9 @@ class LiveStep(Context):
         self._began = time.monotonic()
 
     def _made_call(self, api: str, answer: Completion | None, **fields: Any) -> Call:
-        """The call of a model that this step is."""
+        """The call of a model that this step is. Raises UsageError: it has been left."""
+        if self._is_done:
+            raise UsageError("the step has been left, or its episode has ended: what was decided is told before that")
         asked, extra = Asked(messages=[]), {}
         if self._request is not None:
             try:
@@ -212,10 +214,11 @@ class LiveStep(Context):
                 return
             if self._call is None and self._tools:
                 self.action(tool_calls=self._tool_calls())
-            self._is_done = True
             call = self._call
             if call is None and error is not None and self._request is not None:
                 call = self._made_call(api_of(self._request), None, error=told(error))
+            self._is_done = True
+            episode._open_steps.pop(self.index, None)
             if call is None:
                 self._sink.count("undecided")
                 if error is None:
@@ -295,7 +298,7 @@ class LiveStep(Context):
         step.tokens = self._tokens or step.tokens
         given = self._fields.pop("extra", {})
         extra: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {"extra": given}
-        for name, value in self._fields.items():
+        for name, value in list(self._fields.items()):
             if is_value(name, value, _OF_STEPS):
                 setattr(step, name, value)
             else:

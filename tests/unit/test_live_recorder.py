@@ -344,7 +344,7 @@ def test_what_is_told_is_told_once(make: Make, caplog: pytest.LogCaptureFixture)
                 pass
         assert (recorder.stats().troubles, recorder.stats().steps_left_out) == (5, 5)
     assert caplog.text.count("a step without an action") == 1
-    assert "5 steps without an action and without tool calls were left out" in caplog.text
+    assert "steps that were left out, without an action and without tool calls: 5" in caplog.text
 
 
 def test_options_that_cannot_be_meant_are_refused_before_the_agent_runs(tmp_path: Path) -> None:
@@ -381,6 +381,18 @@ def test_a_full_spool_can_hold_the_agent_until_there_is_room(make: Make, tmp_pat
             agent(recorder, steps=10)
         assert recorder.stats().left_out == 0
     assert rows(tmp_path, "SELECT count(*), min(num_steps) FROM episodes") == [(20, 10)]
+
+
+def test_closing_frees_an_agent_that_waits_for_room(make: Make, tmp_path: Path) -> None:
+    recorder = make(max_bytes=20_000, on_full="block")
+    (tmp_path / "lake").rename(tmp_path / "away")
+    waiting = threading.Thread(target=lambda: [agent(recorder, steps=10) for _ in range(20)], daemon=True)
+    waiting.start()
+    while recorder._sink.spool.is_roomy and waiting.is_alive():
+        waiting.join(0.01)
+    assert not recorder.close(0.1)
+    waiting.join(30)
+    assert not waiting.is_alive()
 
 
 # ---------------------------------------------------------------- 3. off
@@ -487,14 +499,81 @@ def test_a_forked_child_records_and_its_parent_delivers(make: Make, tmp_path: Pa
 def test_a_program_that_ends_without_closing_its_recorder_delivers(tmp_path: Path) -> None:
     program = (
         "import sys, lake; recorder = lake.recorder(sys.argv[1] + '/lake', run='r', spool=sys.argv[1] + '/spool')\n"
-        "with recorder.episode('t') as episode, episode.step(state='s') as step: step.action('a')"
+        "with recorder.episode('t') as episode, episode.step(state='s') as step: step.action('a')\n"
+        "recorder.episode('u').step(state='s').action('a')"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, env=environment(), check=False
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert rows(tmp_path, "SELECT task_id FROM episodes") == [("t",)]
+    assert done.returncode == 0
+    (said,) = done.stderr.splitlines()
+    assert "never left: 1 (of task 'u')" in said
+    found = rows(tmp_path, "SELECT task_id, stop_reason FROM episodes ORDER BY 1")
+    assert found == [("t", None), ("u", "never_left")]
     assert [path.name for path in (tmp_path / "spool").iterdir()] == ["lock"]
+
+
+def test_episodes_that_were_never_left_end_as_they_stand_when_the_recorder_is_closed(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = make()
+    left = recorder.episode("with an open step")
+    with left.step(context=[user("a")]) as step:
+        step.action("b")
+    left.step(context=[user("c")]).action("d")
+    left.step(context=[user("e")])
+    left.reward(1.0)
+    left.score("judge", 0.5)
+    recorder.episode("nothing in it")
+    agent(recorder, "left")
+    assert recorder.close()
+    left.reward(2.0)
+    left.end()
+    assert "never left: 2 (of task 'with an open step', 'nothing in it')" in caplog.text
+    assert "the recorder was closed before the episode was left" in caplog.text
+    assert (recorder.stats().steps_left_out, recorder.stats().left_out) == (1, 1)
+    query = "SELECT task_id, status, stop_reason, env_return, num_steps FROM episodes ORDER BY 1"
+    assert rows(tmp_path, query) == [
+        ("left", "completed", None, None, 1),
+        ("with an open step", "aborted", "never_left", 1.0, 2),
+    ]
+    assert rows(tmp_path, "SELECT scorer, value FROM scores") == [("judge", 0.5)]
+
+
+def test_closing_beside_agents_that_go_on_raises_into_none_and_loses_no_finished_step(
+    make: Make, tmp_path: Path
+) -> None:
+    recorder, raised, done = make(), [], [0] * 4
+    started, stopped = threading.Barrier(5), threading.Event()
+
+    def run(number: int) -> None:
+        try:
+            episode = recorder.episode(f"t{number}")
+            while not stopped.is_set():
+                with episode.step(state="s", cost=1.0) as step:
+                    step.action("a", model="m")
+                    step.tool_call("look").result("seen")
+                if not recorder._sink.open:
+                    break
+                done[number] += 1
+                if done[number] == 5:
+                    started.wait(30)
+            episode.end()
+        except Exception as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    started.wait(30)
+    assert recorder.close()
+    stopped.set()
+    for thread in threads:
+        thread.join(30)
+    assert raised == []
+    found = rows(tmp_path, "SELECT status, num_steps FROM episodes ORDER BY task_id")
+    assert [status for status, _ in found] == ["aborted"] * 4
+    assert all(steps >= 5 for _, steps in found)
 
 
 def test_conflicts_are_rejects_with_the_reason_and_told(
