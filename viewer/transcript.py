@@ -223,7 +223,7 @@ def _title(row: Row) -> None:
         if not row["is_active"]:
             badge("inactive", explanation="Padding after the end: takes part in nothing.")
         if not row["trainable"]:
-            badge("not trained", explanation="Another policy took this decision, or what it saw is not known from its tokens.")
+            badge("not trained", explanation="Another policy decided, or tokens do not say what it saw.")
         if row["is_copied_context"]:
             badge("copied context", explanation="Repeated from an earlier episode: never trained on.")
 
