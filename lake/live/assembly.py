@@ -7,10 +7,13 @@ Spans that were received are the episode where nothing else says its steps, read
 (`lake.formats.otlp`). Where its calls were recorded too, they are rows of its spans.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
+from lake import ids
 from lake.formats.chat.messages import Message, decision
 from lake.live.frames import (
     SOURCE_FORMAT,
@@ -26,8 +29,10 @@ from lake.live.frames import (
     Tool,
     Traced,
     Whole,
+    plain,
 )
-from lake.records import EpisodeRecord, Json, Reject, SpanRecord, StepRecord
+from lake.records import EpisodeRecord, Json, Reject, ScoreRecord, SpanRecord, StepRecord
+from lake.tables import RELATIONS, STATUSES
 
 
 def assembled(frames: Iterable[Frame]) -> list[EpisodeRecord | Reject]:
@@ -119,9 +124,15 @@ def _judge(record: EpisodeRecord, frames: Sequence[Frame], place: Mapping[int, i
         elif reward.step_index in place:
             record.steps[place[reward.step_index]].reward = reward.value
     scores = {(f.score.scorer, f.score.step_index): f.score for f in frames if isinstance(f, Score)}
+    stray = []
     for score in scores.values():
-        score.step_index = None if score.step_index is None else place.get(score.step_index)
-    record.scores = [*record.scores, *scores.values()]
+        if score.step_index is None or score.step_index in place:
+            score.step_index = None if score.step_index is None else place[score.step_index]
+            record.scores.append(score)
+        else:
+            stray.append(msgspec.to_builtins(score))  # of a call that failed, say: it is not the episode's
+    if stray:
+        record.extra = (record.extra or {}) | {"scores_of_no_step": stray}
 
 
 def _renumber_prefix(step: StepRecord, place: Mapping[int, int]) -> None:
@@ -154,7 +165,7 @@ def _observe(steps: Sequence[Step], tools: Sequence[Tool], end: End) -> set[int]
     used: set[int] = set()
     for place, frame in enumerate(steps):
         if not frame.saw_results:
-            said = {m.get("tool_call_id") for m in [*frame.step.context, *(frame.initial_messages or ())]}
+            said = [m.get("tool_call_id") for m in [*frame.step.context, *(frame.initial_messages or ())]]
             used |= {tool.number for tool in tools if tool.call_id is not None and tool.call_id in said}
             continue
         since = [tool for tool in tools if tool.number not in used and _is_before(tool, frame.index)]
@@ -227,3 +238,35 @@ def _close(record: EpisodeRecord, end: End) -> None:
             setattr(record, name, value)
     if end.extra:
         record.extra = (record.extra or {}) | end.extra
+    if wrong := _taken_out(record):
+        extra = record.extra or {}
+        record.extra = extra | {"not_taken": (extra.get("not_taken") or {}) | wrong}
+
+
+def _taken_out(record: EpisodeRecord) -> dict[str, Json]:
+    """What would make the writer refuse the whole episode and is no part of what the agent did; it is taken out."""
+    wrong: dict[str, Json] = {}
+    valid: dict[str, Callable[[Any], bool]] = {
+        "status": lambda value: value in STATUSES,
+        "relation": lambda value: value in RELATIONS,
+        "parent_episode_id": ids.is_text,
+        "root_episode_id": ids.is_text,
+        "cost": math.isfinite,
+        "env_return": math.isfinite,
+        "final_value_estimate": math.isfinite,
+    }
+    for name, is_valid in valid.items():
+        value = getattr(record, name)
+        if value is not None and not is_valid(value):
+            wrong[name] = plain(value)
+            setattr(record, name, "completed" if name == "status" else None)
+    bad = [score for score in record.scores if not _is_score(score)]
+    if bad:
+        wrong["scores"] = [plain(score) for score in bad]
+        record.scores = [score for score in record.scores if _is_score(score)]
+    return wrong
+
+
+def _is_score(score: ScoreRecord) -> bool:
+    """Whether the writer takes it."""
+    return bool(score.scorer.strip()) and "@" not in score.scorer and math.isfinite(score.value or 0.0)

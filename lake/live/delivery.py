@@ -16,6 +16,7 @@ import msgspec
 
 from lake.errors import LakeAccessError, TrajlakeError
 from lake.live.assembly import assembled
+from lake.live.bell import Bell
 from lake.live.frames import SOURCE_FORMAT, End, Frame, FrameError, Lost
 from lake.live.log import EpisodeLog
 from lake.live.spool import Spool
@@ -87,7 +88,7 @@ class Delivery:
         self._root, self._unfinished = root, unfinished
         self._adopted: list[EpisodeLog] = []
         self._batch_seconds, self._batch_episodes = batch_seconds, batch_episodes
-        self._wake, self._is_closing = threading.Event(), False
+        self._bell, self._is_closing = Bell(), False
         self._turn = threading.Condition()
         self._asked = self._answered = 0
         """Calls of `flush`, and how many of them have been served."""
@@ -100,14 +101,14 @@ class Delivery:
 
     def wake(self) -> None:
         """Deliver now: enough is finished."""
-        self._wake.set()
+        self._bell.ring()
 
     def flush(self, timeout: float | None = None) -> bool:
         """Deliver what is in the spool and finished; whether that succeeded within `timeout` seconds."""
         with self._turn:
             self._asked += 1
             asked = self._asked
-            self._wake.set()
+            self._bell.ring()
             self._turn.wait_for(lambda: self._answered >= asked or not self._thread.is_alive(), timeout)
             return self._answered >= asked and self.counts.problem is None
 
@@ -117,13 +118,14 @@ class Delivery:
         A lake that cannot be reached is tried once: what is left is delivered at the next start.
         """
         self._is_closing = True
-        self._wake.set()
+        self._bell.ring()
         self._thread.join(timeout)
         if self._thread.is_alive():
             return False
         for log in self._adopted:
             log.spool.close()
-        return not self._own.finished and not self._own.open
+        # What could not be read is not known to be delivered.
+        return self.counts.problem is None and not self._own.finished and not self._own.open
 
     def _run(self) -> None:
         """What the thread does."""
@@ -143,8 +145,7 @@ class Delivery:
             if is_last:
                 return
             pause = 0.0 if problem is None else min(max(2 * pause, _SHORTEST_PAUSE), _LONGEST_PAUSE)
-            self._wake.wait(max(pause, self._batch_seconds))
-            self._wake.clear()
+            self._bell.wait(max(pause, self._batch_seconds))
 
     def _adopt(self) -> None:
         """Take over what dead processes left: those before this one, and its own forked children."""
@@ -274,6 +275,9 @@ class Delivery:
 
 def _assembled(log: EpisodeLog, key: bytes) -> list[EpisodeRecord | Reject]:
     """What a finished episode is. Raises TrajlakeError, OSError: the spool cannot be read."""
+    if missing := log.missing(key):
+        message = f"{missing} of its frames are missing: the disk damaged the spool that held them"
+        return [_reject(message, shown(log.payloads(key)))]
     try:
         return assembled(log.frames(key))
     except (TrajlakeError, OSError, MemoryError):

@@ -265,7 +265,7 @@ class Episode(Context):
 
     def _hand_on(self, frame: Frame) -> None:
         if not self._is_lost:
-            self._is_lost = not self._sink.take(self._key, next(self._frames), frame)
+            self._is_lost = not self._sink.take(self._key, self._frames, frame)
 
     def _now(self) -> datetime:
         """The time by the clock as it was at the beginning: one that is set meanwhile reorders nothing."""

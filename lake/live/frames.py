@@ -8,6 +8,7 @@ process died, is told by its number. No frame repeats what another one of its ep
 import contextlib
 import secrets
 import struct
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -168,8 +169,14 @@ def new_key() -> bytes:
     return secrets.token_bytes(KEY_BYTES)
 
 
-def encode(key: bytes, number: int, frame: Frame) -> bytes:
+def encode(key: bytes, number: int | Iterator[int], frame: Frame) -> bytes:
     """A frame as the payload of a spool.
+
+    Args:
+        key: the episode's.
+        number: in its episode, or the numbers that are left: one is taken if the frame is right, so that a number that
+            is missing in a spool is a frame that was lost.
+        frame: what was said.
 
     Values that JSON has no form for become what they say of themselves (`model_dump`, `tolist`), else their text.
 
@@ -188,7 +195,7 @@ def encode(key: bytes, number: int, frame: Frame) -> bytes:
         _DECODERS[kind].decode(body)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise FrameError(str(error)) from error
-    return HEAD.pack(kind, key, number) + body
+    return HEAD.pack(kind, key, number if isinstance(number, int) else next(number)) + body
 
 
 def head(payload: bytes) -> tuple[int, bytes, int]:

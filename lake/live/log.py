@@ -88,6 +88,11 @@ class EpisodeLog:
         """Whether an episode's first frame is there."""
         return 0 in self._episodes[key].places
 
+    def missing(self, key: bytes) -> int:
+        """How many frames before an episode's last one are not there: the disk damaged what held them."""
+        places = self._episodes[key].places
+        return max(places) + 1 - len(places)
+
     def append_last(self, frames: Mapping[bytes, Frame]) -> bool:
         """Give episodes their last frame; whether it is on the disk. Raises SpoolFullError."""
         for key, frame in frames.items():

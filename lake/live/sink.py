@@ -7,7 +7,7 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
@@ -60,7 +60,7 @@ class Sink:
         """Episodes that have not ended, by their keys."""
         self.on_finished: Callable[[], None] = lambda: None
         self.wait, self._is_durable = wait, is_durable
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may record in the middle of a record
         self._told: set[str] = set()
 
     @property
@@ -73,7 +73,7 @@ class Sink:
         with self._lock:
             setattr(self.counts, name, getattr(self.counts, name) + 1)
 
-    def take(self, key: bytes, number: int, frame: Frame) -> bool:
+    def take(self, key: bytes, number: int | Iterator[int], frame: Frame) -> bool:
         """Append a frame; False if there is no room and its episode is lost. Raises FrameError."""
         payload = encode(key, number, frame)
         if self.is_left:

@@ -10,6 +10,7 @@ from its beginning only, so a later frame that speaks of an earlier one outlives
 """
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Self
 
 from lake.errors import LakeAccessError, TrajlakeError
+from lake.live.bell import Bell
 from lake.live.places import LOCK, turn
 from lake.live.segments import (
     FRAME_BYTES,
@@ -82,7 +84,7 @@ class Spool:
         """Of the segment that is written; None if the next frame begins one."""
         self._header = b""
         self._state = threading.Condition()
-        self._wake, self._hurry = threading.Event(), threading.Event()
+        self._bell = Bell()
         self._pending: list[bytes] = []
         self.held_bytes = 0
         """Of frames that are in memory, those that are being written among them."""
@@ -200,7 +202,7 @@ class Spool:
                 self._thread = threading.Thread(target=self._run, name="trajlake-spool", daemon=True)
                 self._thread.start()
         if is_first:
-            self._wake.set()
+            self._bell.ring()
 
     def sync(self, timeout: float | None = None, *, unless_refused: bool = False) -> bool:
         """Wait until what was appended before is on the disk; False if that took longer than `timeout` seconds.
@@ -211,7 +213,7 @@ class Spool:
         """
         with self._state:
             goal = self._appended
-            self._hurry.set()
+            self._bell.ring(is_urgent=True)
             self._state.wait_for(lambda: self._synced >= goal or (unless_refused and self.problem is not None), timeout)
             return self._synced >= goal
 
@@ -251,8 +253,7 @@ class Spool:
         """
         with self._state:
             self._is_closing = True
-            self._wake.set()
-            self._hurry.set()
+            self._bell.ring(is_urgent=True)
             self._state.notify_all()
         if self._thread is not None:
             self._thread.join(timeout)
@@ -309,11 +310,8 @@ class Spool:
         """What the writing thread does."""
         pause, limit = GROUP_SECONDS, self._segment_bytes
         while True:
-            self._wake.wait()
-            self._hurry.wait(pause)
+            self._bell.gather(pause)
             with self._state:
-                self._wake.clear()
-                self._hurry.clear()
                 batch = self._next_batch(limit)
                 is_closing = self._is_closing
             if not batch:
@@ -332,7 +330,7 @@ class Spool:
             else:
                 pause, limit = GROUP_SECONDS, self._segment_bytes
             if self._pending or self._is_closing:
-                self._wake.set()
+                self._bell.ring()
 
     def _next_batch(self, limit: int) -> list[bytes]:
         """The frames that are written together: the first one, and more up to about `limit` bytes."""
@@ -349,6 +347,8 @@ class Spool:
         data = framed(batch, self._header, start)
         write(file, data, start)
         _sync_data(file)
+        if not os.fstat(file).st_nlink:
+            raise FileNotFoundError(errno.ENOENT, "its files were deleted while it was in use", str(self.folder))
         with self._state:
             self._ends[self._number] = start + len(data)
             del self._pending[: len(batch)]

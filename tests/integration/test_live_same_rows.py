@@ -148,8 +148,15 @@ def posted(url: str, body: dict[str, Any]) -> Any:
     return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
+def engine_of_both() -> Engine:
+    """In process nobody can ask the engine how it samples."""
+    engine = Engine()
+    engine.says_sampling = False
+    return engine
+
+
 def through_the_proxy(agent: Agent, folder: Path) -> dict[str, Any]:
-    with engine_server(Engine()) as engine, proxy(engine, folder, "--run", "agent") as at:
+    with engine_server(engine_of_both()) as engine, proxy(engine, folder, "--run", "agent") as at:
         agent(lambda api, body: posted(f"{at.base}/ep/door-1{PATHS[api]}", body))
         at.post("/ep/door-1/v1/end", {"reward": 0.5})
         at.end()
@@ -159,7 +166,7 @@ def through_the_proxy(agent: Agent, folder: Path) -> dict[str, Any]:
 def in_process(agent: Agent, folder: Path) -> dict[str, Any]:
     """The engine is asked for tokens as the proxy asks it."""
     with (
-        engine_server(Engine()) as engine,
+        engine_server(engine_of_both()) as engine,
         lake.recorder(folder / "lake", run="agent", spool=folder / "spool") as recorder,
         recorder.episode("door-1", rollout_index=0) as episode,
     ):

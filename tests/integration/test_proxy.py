@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 import lake
 from testkit.engine_server import engine_server
-from testkit.proxy_process import Proxy, proxy
+from testkit.proxy_process import Proxy, command, proxy
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
 SECRET = "sk-do-not-store-1234567890"
@@ -65,6 +67,8 @@ def test_a_killed_proxy_goes_on_with_the_episode(tmp_path: Path) -> None:
         with proxy(engine, tmp_path) as at:
             turn(at, path, messages, stream=True)
             at.post("/ep/door-1/v1/end", {"reward": 1.0})
+            at.end(signal.SIGKILL)
+        with proxy(engine, tmp_path) as at:
             at.end()
             found = lake.open(at.lake).sql("SELECT num_steps, env_return, status FROM episodes").to_dicts()
             prefixes = (
@@ -72,6 +76,30 @@ def test_a_killed_proxy_goes_on_with_the_episode(tmp_path: Path) -> None:
             )
     assert found == [{"num_steps": 2, "env_return": 1.0, "status": "completed"}]
     assert [row["p"] for row in prefixes] == [None, 0]
+
+
+def test_a_start_that_fails_leaves_what_a_killed_proxy_left_as_it_is(tmp_path: Path) -> None:
+    path = "/ep/door-1/v1/chat/completions"
+    with engine_server() as engine:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        own = ("--port", str(port))
+        with proxy(engine, tmp_path, *own) as at:
+            messages = turn(at, path, [{"role": "user", "content": "find the key"}], stream=False)
+            while not any(SPOOLED in f.read_bytes() for f in tmp_path.rglob("*.frames")):
+                os.sched_yield()
+            at.end(signal.SIGKILL)
+        with socket.create_server(("127.0.0.1", port)):
+            refused = subprocess.run(
+                command(engine, tmp_path, *own), check=False, capture_output=True, text=True, timeout=60
+            )
+        assert (refused.returncode, "choose another --port" in refused.stderr) == (2, True), refused.stderr
+        with proxy(engine, tmp_path, *own) as at:
+            turn(at, path, messages, stream=False)
+            at.post("/ep/door-1/v1/end", {"reward": 1.0})
+            at.end()
+    found = lake.open(at.lake).sql("SELECT num_steps, env_return, status FROM episodes").rows()
+    assert found == [(2, 1.0, "completed")]
 
 
 SPOOLED = b"cmpl-0"

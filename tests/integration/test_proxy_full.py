@@ -97,8 +97,9 @@ def test_a_disk_that_fills_refuses_calls_and_loses_none_that_it_let_go(tmp_path:
         for number in range(60):
             if big(at, number, 1_000_000) != 200:
                 break
-            assert ended(at, number) == 200
             taken.append(number)
+            if ended(at, number) != 200:
+                break  # it is in memory, and the agent is told that it is not yet on the disk
         assert 5 < len(taken) < 60
         assert b"no room to record" in at.ask("POST", CHAT, b'{"messages": []}')[2]
         grow(small, "256m")

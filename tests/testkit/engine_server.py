@@ -143,6 +143,8 @@ class Engine:
         """Clients that left before their answer was whole."""
         self.port = 0
         self.weight_version = "7"
+        self.says_sampling = True
+        """How it samples where a request does not say, as in vLLM's developer mode."""
         self.asked: list[str] = []
         """Models of all calls that arrived."""
         self.tried: set[str] = set()
@@ -157,6 +159,7 @@ class Engine:
         app = web.Application(client_max_size=1 << 30)
         app.router.add_get("/version", self._version)
         app.router.add_get("/weight_info", self._weights)
+        app.router.add_get("/server_info", self._info)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
@@ -167,6 +170,12 @@ class Engine:
 
     async def _version(self, _: web.Request) -> web.Response:
         return web.json_response({"version": "0.32.0"})
+
+    async def _info(self, _: web.Request) -> web.Response:
+        if not self.says_sampling:
+            return _error(404)
+        model = {"logprobs_mode": "processed_logprobs", "generation_config": "vllm", "override_generation_config": {}}
+        return web.json_response({"vllm_config": {"model_config": model}})
 
     async def _weights(self, _: web.Request) -> web.Response:
         return web.json_response({"weight_version": self.weight_version})

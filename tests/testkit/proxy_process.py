@@ -18,6 +18,12 @@ from testkit.processes import environment
 MAIN = "from lake.cli import main; main()"
 
 
+def command(engine: Engine, folder: Path, *options: str) -> list[str]:
+    """What starts a proxy whose lake and spool are below a folder; the later of two options counts."""
+    ours = ["--upstream", engine.url, "--lake", str(folder / "lake"), "--port", "0", "--spool", str(folder / "spool")]
+    return [sys.executable, "-c", MAIN, "record", *ours, *options]
+
+
 class Proxy:
     """A proxy in a process of its own.
 
@@ -29,11 +35,13 @@ class Proxy:
 
     def __init__(self, engine: Engine, folder: Path, *options: str, **variables: str) -> None:
         self.lake, self.log = str(folder / "lake"), folder / "log"
-        command = [sys.executable, "-c", MAIN, "record", "--upstream", engine.url, "--lake", self.lake, "--port", "0"]
-        command += ["--spool", str(folder / "spool"), *options]
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment(**variables)
+                command(engine, folder, *options),
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=environment(**variables),
             )
         assert self.process.stdout is not None
         words = self.process.stdout.readline().split()

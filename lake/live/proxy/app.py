@@ -37,6 +37,7 @@ END_PATH = "/v1/end"
 _SETTLING_SECONDS = 5.0
 """How long the end of an episode waits for its calls that are under way."""
 _NO_ROOM = "there is no room to record: the lake cannot be reached, or the disk is full; try again"
+_NOT_KEPT = "the end is in memory, and the disk of the spool does not take it at the moment; it is tried again"
 _NO_TEMPERATURE = (
     "calls do not say their temperature, nor does the engine, so losses with ratios (ppo, grpo, ...) will refuse their "
     "tokens; set `temperature` in the agent, or start vLLM with VLLM_SERVER_DEV_MODE=1 and --generation-config vllm"
@@ -268,7 +269,10 @@ class Proxy:
         while own.is_named and self._book.under_way.of(own) and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
         ending = ending.hidden(self._secrets(request).hidden_in)
-        return web.json_response(self._book.end(own, ending, datetime.now(UTC)))
+        told = self._book.end(own, ending, datetime.now(UTC))
+        if not await asyncio.to_thread(self._sync):
+            raise RefusedError(503, _NOT_KEPT)
+        return web.json_response(told)
 
 
 def _is_local(origin: str) -> bool:

@@ -6,7 +6,6 @@ episodes are delivered, its open ones are read back, and calls join them as befo
 
 import asyncio
 import logging
-import os
 import resource
 import signal
 import socket
@@ -20,7 +19,7 @@ import msgspec
 from aiohttp import web
 
 import lake
-from lake.errors import UsageError
+from lake.errors import TrajlakeError, UsageError
 from lake.live.delivery import Deliveries, Delivery
 from lake.live.frames import Frame, encode
 from lake.live.log import EpisodeLog
@@ -93,7 +92,9 @@ def serve(options: Options, *, ready: Callable[[str], None]) -> Outcome:
     """
     base_of(options.upstream)
     # Of this port alone: what another proxy left open is its own to go on with.
-    root = options.spool or root_of(options.lake_uri, f"proxy-{options.port}")
+    own = f"proxy-{options.port}"
+    root = root_of(options.lake_uri, own) if options.spool is None else options.spool / own
+    listener = _listening(options)
     spool = Spool.create(root, max_bytes=options.spool_bytes)
 
     def emit(key: bytes, number: int, frame: Frame, is_reserved: bool) -> None:
@@ -109,7 +110,7 @@ def serve(options: Options, *, ready: Callable[[str], None]) -> Outcome:
     )
     try:
         delivery.start()
-        asyncio.run(_run(options, spool, book, ready))
+        asyncio.run(_run(options, listener, spool, book, ready))
     finally:
         book.stop(datetime.now(UTC))
         spool.sync(10.0)
@@ -127,18 +128,30 @@ def resume(root: Path, spool: Spool, book: Book) -> None:
         try:
             log = EpisodeLog(old)
             log.refresh()
-            opened = [key for key in log.open if log.is_begun(key)]
+            opened = [key for key in log.open if log.is_begun(key) and not log.missing(key)]
             if opened:
                 log.copy(opened, spool)
                 for key in opened:
                     book.resume(key, log.frames(key))
                 log.let_go(opened)
-        except (OSError, ValueError) as error:
+        except (TrajlakeError, OSError, ValueError, LookupError) as error:
             _log.warning("open episodes of %s cannot be read back: %s", old.folder, error)
         old.close()
 
 
-async def _run(options: Options, spool: Spool, book: Book, ready: Callable[[str], None]) -> None:
+def _listening(options: Options) -> socket.socket:
+    """A socket that listens, before anything that an earlier process left is touched. Raises UsageError."""
+    try:
+        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        return socket.create_server((options.host, options.port), family=family, backlog=_WAITING)
+    except OSError as error:
+        msg = f"{options.host}:{options.port}: {error.strerror or error}; choose another --port or --host"
+        raise UsageError(msg) from error
+
+
+async def _run(
+    options: Options, listener: socket.socket, spool: Spool, book: Book, ready: Callable[[str], None]
+) -> None:
     def has_room(size: int) -> bool:
         # What a full disk does not take gathers in memory.
         return spool.size + size + _RESERVE <= options.spool_bytes and spool.held_bytes <= BUFFER_BYTES // 2
@@ -169,18 +182,10 @@ async def _run(options: Options, spool: Spool, book: Book, ready: Callable[[str]
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
-        try:
-            server = await loop.create_server(
-                gate, options.host, options.port, backlog=_ACCEPTED_AT_ONCE, reuse_address=True
-            )
-            for listener in server.sockets:
-                with socket.socket(fileno=os.dup(listener.fileno())) as same:
-                    same.listen(_WAITING)
-        except OSError as error:
-            msg = f"{options.host}:{options.port}: {error.strerror or error}; choose another --port or --host"
-            raise UsageError(msg) from error
-        address = server.sockets[0].getsockname()
-        host = f"[{address[0]}]" if server.sockets[0].family == socket.AF_INET6 else address[0]
+        server = await loop.create_server(gate, sock=listener, backlog=_ACCEPTED_AT_ONCE)
+        listener.listen(_WAITING)
+        address = listener.getsockname()
+        host = f"[{address[0]}]" if listener.family == socket.AF_INET6 else address[0]
         ready(f"http://{host}:{address[1]}/v1")
         try:
             while not stop.is_set():

@@ -28,6 +28,8 @@ _SIGNALS = {
     "/v1/logs": ("resourceLogs", "scopeLogs", "logRecords"),
 }
 """Path -> keys under which a request holds its resources, their scopes, and what it is about."""
+_TRACES = 10_000
+"""Of a request: each is an episode."""
 _IN_A_FRAME = 500
 """Spans."""
 PATHS = frozenset((*_SIGNALS, "/v1/metrics"))
@@ -50,7 +52,10 @@ def received(path: str, content_type: str, body: bytes) -> list[tuple[Traced, bo
         raise UsageError(f"the body is {type(document).__name__}; valid: an object with {_SIGNALS[path][0]}")
     resources, scopes, items = _SIGNALS[path]
     found = []
-    for trace_id, (parts, is_over) in _by_trace(document, resources, scopes, items).items():
+    traces = _by_trace(document, resources, scopes, items)
+    if len(traces) > _TRACES:
+        raise RefusedError(413, f"the request has spans of {len(traces):,} traces; send {_TRACES:,} at a time at most")
+    for trace_id, (parts, is_over) in traces.items():
         for part in _pieces(parts, scopes, items):
             found.append((Traced(trace_id=trace_id, document={resources: part}), is_over))
     return found
