@@ -114,7 +114,7 @@ def record(
         limits=Limits(max_body=max_body * _MB, max_bodies=max(512, 2 * max_body) * _MB),
         **same,  # under the names that they have there
     )
-    _tell(serve(options, ready=lambda url: _greet(url, options.lake_uri)))
+    _tell(serve(options, ready=lambda url: _greet(url, options.lake_uri), say=lambda text: click.echo(cell(text))))
 
 
 def _check(host: str, token: str | None, max_body: int, spool_size: int) -> None:
@@ -151,5 +151,7 @@ def _tell(outcome: "Outcome") -> None:
     if not outcome.is_all:
         why = lake_counts.problem or "it took too long"
         click.echo(
-            f"not all of it is in the lake ({cell(why)}); the next `trajlake record` delivers the rest", err=True
+            f"not all of it is in the lake ({cell(why)}); the rest is kept in {outcome.root}: once the lake can be "
+            "written, the next `trajlake record` with the same --lake, --port and --spool delivers it",
+            err=True,
         )

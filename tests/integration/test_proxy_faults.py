@@ -38,7 +38,8 @@ FAULTS: dict[str, tuple[str, bool, str]] = {
 
 
 def body(model: str, *, stream: bool = False, text: str = "find the key") -> dict[str, Any]:
-    return {"model": model, "messages": [{"role": "user", "content": text}], "stream": stream}
+    messages = [{"role": "user", "content": text}]
+    return {"model": model, "messages": messages, "stream": stream, "temperature": 1.0}
 
 
 def answer_of(text: str) -> str:
@@ -109,11 +110,15 @@ def test_an_engine_that_is_away_is_told_and_is_found_again(tmp_path: Path) -> No
     with proxy(engine, tmp_path) as at:
         status, _, said = at.ask("POST", path, json.dumps(body("policy")).encode())
         assert (status, json.loads(said)["error"]["type"]) == (502, "trajlake_proxy")
+        away = f"nothing answers at {engine.url.removesuffix('/v1')} (connection refused); is the engine running, and "
+        assert json.loads(said)["error"]["message"] == f"{away}is --upstream right?"
         assert at.ask("GET", "/v1/models")[0] == 502
+        assert at.log.read_text().splitlines() == [f"upstream: {away}is --upstream right?"], "once an outage"
         with engine_server(engine):
             text = answer_of(at.post(path, body("policy")))
+        assert at.log.read_text().splitlines()[1:] == [f"upstream: {engine.url.removesuffix('/v1')} answers again"]
         assert at.ask("POST", "/ep/other/v1/chat/completions", json.dumps(body("policy")).encode())[0] == 502
-        at.end()
+        assert f"upstream: {away}" in at.end()
     found = lake.open(at.lake)
     episodes = found.sql("SELECT task_id, status, num_steps FROM episodes ORDER BY 1").to_dicts()
     assert episodes == [
@@ -123,7 +128,7 @@ def test_an_engine_that_is_away_is_told_and_is_found_again(tmp_path: Path) -> No
     assert [row["action"] for row in found.sql(STEPS).to_dicts()] == [text, ""]
     trainable = found.sql("SELECT task_id, trainable FROM steps JOIN episodes USING (episode_id) ORDER BY 1").to_dicts()
     assert [row["trainable"] for row in trainable] == [True, False]
-    assert [row["error"].partition(":")[0] for row in found.sql(SPANS).to_dicts()] == ["the upstream failed"] * 2
+    assert [row["error"].partition(";")[0] for row in found.sql(SPANS).to_dicts()] == [away.partition(";")[0]] * 2
 
 
 def test_a_client_that_leaves_ends_its_call_and_disturbs_no_other(tmp_path: Path) -> None:

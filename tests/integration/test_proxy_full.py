@@ -33,6 +33,18 @@ def numbers(uri: str) -> list[int]:
     return sorted(int(name) for name in lake.open(uri).sql("SELECT task_id FROM episodes")["task_id"])
 
 
+def unmount(folder: Path) -> None:
+    """Take the lake away from a proxy that runs."""
+    (folder / "lake").rename(folder / "away")
+    (folder / "lake").write_text("nothing is mounted here")
+
+
+def mount(folder: Path) -> None:
+    """Give it back."""
+    (folder / "lake").unlink()
+    (folder / "away").rename(folder / "lake")
+
+
 def eventually(check: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not check():
@@ -42,10 +54,9 @@ def eventually(check: Callable[[], bool], seconds: float = 60.0) -> None:
 
 def test_a_full_spool_refuses_calls_and_takes_them_again_when_it_is_delivered(tmp_path: Path) -> None:
     empty_lake(tmp_path / "lake")
-    (tmp_path / "lake").rename(tmp_path / "away")
-    (tmp_path / "lake").write_text("nothing is mounted here")
     taken = []
     with engine_server() as engine, proxy(engine, tmp_path, "--max-body", "1", "--spool-size", "8") as at:
+        unmount(tmp_path)
         for number in range(20):
             status = big(at, number, 500_000)
             if status == 200:
@@ -56,8 +67,7 @@ def test_a_full_spool_refuses_calls_and_takes_them_again_when_it_is_delivered(tm
         status, _, answer = at.ask("POST", CHAT, b'{"model": "policy", "messages": []}')
         assert (status, b"no room to record" in answer, len(engine.asked)) == (503, True, arrived)
         assert at.ask("GET", "/v1/models")[0] == 200
-        (tmp_path / "lake").unlink()
-        (tmp_path / "away").rename(tmp_path / "lake")
+        mount(tmp_path)
         eventually(lambda: big(at, 20, 500_000) == 200)
         at.end()
     assert numbers(at.lake) == [*taken, 20]
@@ -65,17 +75,15 @@ def test_a_full_spool_refuses_calls_and_takes_them_again_when_it_is_delivered(tm
 
 def test_a_full_spool_that_drops_lets_calls_go_on_and_leaves_out_whole_episodes(tmp_path: Path) -> None:
     empty_lake(tmp_path / "lake")
-    (tmp_path / "lake").rename(tmp_path / "away")
-    (tmp_path / "lake").write_text("nothing is mounted here")
     with (
         engine_server() as engine,
         proxy(engine, tmp_path, "--max-body", "1", "--spool-size", "8", "--on-full", "drop") as at,
     ):
+        unmount(tmp_path)
         for number in range(6):
             assert [big(at, number, 250_000 + turn) for turn in range(3)] == [200] * 3
             assert ended(at, number) == 200
-        (tmp_path / "lake").unlink()
-        (tmp_path / "away").rename(tmp_path / "lake")
+        mount(tmp_path)
         at.end()
         log = at.log.read_text()
     ((steps, kept),) = lake.open(at.lake).sql("SELECT num_steps, count(*) FROM episodes GROUP BY ALL").rows()
@@ -86,14 +94,13 @@ def test_a_full_spool_that_drops_lets_calls_go_on_and_leaves_out_whole_episodes(
 
 def test_a_disk_that_fills_refuses_calls_and_loses_none_that_it_let_go(tmp_path: Path) -> None:
     empty_lake(tmp_path / "lake")
-    (tmp_path / "lake").rename(tmp_path / "away")
-    (tmp_path / "lake").write_text("nothing is mounted here")
     taken = []
     with (
         engine_server() as engine,
         disk(tmp_path / "disk", "2m") as small,
         proxy(engine, tmp_path, "--spool", str(small / "spool"), "--spool-size", "256") as at,
     ):
+        unmount(tmp_path)
         for number in range(60):
             if big(at, number, 1_000_000) != 200:
                 break
@@ -103,8 +110,7 @@ def test_a_disk_that_fills_refuses_calls_and_loses_none_that_it_let_go(tmp_path:
         assert 5 < len(taken) < 60
         assert b"no room to record" in at.ask("POST", CHAT, b'{"messages": []}')[2]
         grow(small, "256m")
-        (tmp_path / "lake").unlink()
-        (tmp_path / "away").rename(tmp_path / "lake")
+        mount(tmp_path)
         eventually(lambda: big(at, 60, 1000) == 200)
         at.end()
         assert "No space left on device" in at.log.read_text()

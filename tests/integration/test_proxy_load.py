@@ -30,7 +30,8 @@ async def calls_at_once(at: Proxy, count: int) -> dict[str, str]:
 
         async def call(number: int) -> tuple[str, str]:
             question = f"question {number}"
-            body = {"model": "slow-10", "messages": [{"role": "user", "content": question}], "stream": number % 2 == 1}
+            messages = [{"role": "user", "content": question}]
+            body = {"model": "slow-10", "messages": messages, "stream": number % 2 == 1, "temperature": 1.0}
             async with session.post(f"{at.base}/ep/task-{number % TASKS}{CHAT}", json=body) as response:
                 assert response.status == 200
                 return question, said(await response.text())

@@ -30,7 +30,7 @@ from lake.live.proxy.keys import NAME_LIMIT, TOKEN_HEADER, addressed
 from lake.live.proxy.replies import ClientLeftError, RefusedError, broken, refusal, send
 from lake.live.proxy.rollouts import Ending
 from lake.live.proxy.secrets import Secrets
-from lake.live.proxy.traces import PATHS, acknowledged, received
+from lake.live.proxy.traces import PATHS, acknowledged, received, refuse_misplaced
 from lake.live.proxy.upstream import Upstream, passed_on
 
 END_PATH = "/v1/end"
@@ -110,7 +110,9 @@ class Proxy:
         body = bytearray()
         try:
             self._check_client(request)
-            address, path = addressed(request.raw_path.partition("?")[0], request.headers)
+            full = request.raw_path.partition("?")[0]
+            address, path = addressed(full, request.headers)
+            refuse_misplaced(path, f"http://{request.host[:NAME_LIMIT]}{full.removesuffix(path)}")
             await self._read(request, body)
             with self._gate.busy(request.protocol):
                 return await self._answer_body(request, address, path, bytes(body))
@@ -241,6 +243,7 @@ class Proxy:
         try:
             query = request.raw_path.partition("?")[2]
             async with self._upstream.request(request.method, path, query, request.headers, body or None) as found:
+                self._upstream.outages.answered()
                 without = frozenset(("content-encoding",))
                 headers = passed_on(found.headers.items(), without=without)
                 response = web.StreamResponse(status=found.status, headers=headers)
@@ -251,10 +254,9 @@ class Proxy:
                 return response
         except ClientLeftError:
             return response or web.Response()
-        except TimeoutError as error:
-            return broken(request, response, 504, f"the upstream was silent for too long: {error or 'time-out'}")
         except (aiohttp.ClientError, OSError) as error:
-            return broken(request, response, 502, f"the upstream failed: {type(error).__name__}: {error}")
+            status = 504 if isinstance(error, TimeoutError) else 502
+            return broken(request, response, status, self._upstream.outages.failed(error))
 
     async def _end(self, request: web.Request, address: Address, body: bytes) -> web.Response:
         if request.method != "POST":

@@ -23,6 +23,7 @@ from lake.live.calls.steps import Call
 from lake.live.calls.streams import Event, Events, gathering
 from lake.live.proxy.asking import Added, answers_tokens, asking, sent_with, stripped
 from lake.live.proxy.engine import told_version
+from lake.live.proxy.outages import AnswerTooLongError
 from lake.live.proxy.replies import ClientLeftError, broken, send
 from lake.live.proxy.secrets import Secrets
 from lake.live.proxy.upstream import Upstream, passed_on, policy_version
@@ -30,7 +31,7 @@ from lake.live.proxy.upstream import Upstream, passed_on, policy_version
 _SHOWN = 2000
 """Characters of an error's text that are recorded."""
 _DECODE = msgspec.json.Decoder().decode
-_UNREACHED = (aiohttp.ClientError, OSError)
+_UNREACHED = (aiohttp.ClientError, OSError)  # time-outs among them
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +98,7 @@ class Passage:
             query = self._request.raw_path.partition("?")[2]
             sent = self._upstream.request("POST", self._path, query, self._request.headers, self._body)
             async with sent as found:
+                self._upstream.outages.answered()
                 if found.status >= 300:
                     return await self._pass_refusal(found)
                 if found.content_type == "text/event-stream":
@@ -108,10 +110,9 @@ class Passage:
         except asyncio.CancelledError:
             self._leave(gathered)
             raise
-        except TimeoutError as error:
-            return self._give_up(504, f"the upstream was silent for too long: {error or 'time-out'}", gathered)
         except _UNREACHED as error:
-            return self._give_up(502, f"the upstream failed: {type(error).__name__}: {error}", gathered)
+            status = 504 if isinstance(error, TimeoutError) else 502
+            return self._give_up(status, self._upstream.outages.failed(error), gathered)
 
     def _read_request(self) -> None:
         """Take the request apart, and ask for more than it does."""
@@ -266,12 +267,12 @@ class Passage:
         )
 
     async def _read(self, found: aiohttp.ClientResponse) -> bytes:
-        """A whole body. Raises ClientPayloadError: it is too long."""
+        """A whole body. Raises AnswerTooLongError: it is too long."""
         data = bytearray()
         async for piece in found.content.iter_any():
             data += piece
             if len(data) > self._settings.max_answer:
-                raise aiohttp.ClientPayloadError(f"the answer is longer than {self._settings.max_answer:,} bytes")
+                raise AnswerTooLongError(f"the answer is longer than {self._settings.max_answer:,} bytes")
         return bytes(data)
 
 

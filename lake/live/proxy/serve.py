@@ -23,7 +23,7 @@ from lake.errors import TrajlakeError, UsageError
 from lake.live.delivery import Deliveries, Delivery
 from lake.live.frames import Frame, encode
 from lake.live.log import EpisodeLog
-from lake.live.places import root_of
+from lake.live.places import check_place, root_of
 from lake.live.proxy.app import Limits, Proxy
 from lake.live.proxy.book import Book, Counts
 from lake.live.proxy.connections import Gate
@@ -77,20 +77,24 @@ class Outcome(msgspec.Struct):
     delivered: Deliveries
     is_all: bool
     """Nothing is left in the spool."""
+    root: Path
+    """Folder of the spool."""
 
 
-def serve(options: Options, *, ready: Callable[[str], None]) -> Outcome:
+def serve(options: Options, *, ready: Callable[[str], None], say: Callable[[str], None]) -> Outcome:
     """Run a proxy until SIGINT or SIGTERM.
 
     Args:
         options: how.
         ready: called with its base URL once it listens.
+        say: called with what the upstream is, once that is known.
 
     Raises:
-        UsageError: an address that cannot be listened on, or an upstream that is none.
-        LakeAccessError: the folder for the spool cannot be made.
+        UsageError: an address that cannot be listened on, an upstream that is none, or an address that no lake has.
+        LakeAccessError: the folder for the spool cannot be made, or no lake can be in its place.
     """
     base_of(options.upstream)
+    check_place(options.lake_uri)
     # Of this port alone: what another proxy left open is its own to go on with.
     own = f"proxy-{options.port}"
     root = root_of(options.lake_uri, own) if options.spool is None else options.spool / own
@@ -110,13 +114,13 @@ def serve(options: Options, *, ready: Callable[[str], None]) -> Outcome:
     )
     try:
         delivery.start()
-        asyncio.run(_run(options, listener, spool, book, ready))
+        asyncio.run(_run(options, listener, spool, book, ready, say))
     finally:
         book.stop(datetime.now(UTC))
         spool.sync(10.0)
         is_all = delivery.close()
         spool.close(remove=is_all)
-    return Outcome(book.counts, delivery.counts, is_all)
+    return Outcome(book.counts, delivery.counts, is_all, root)
 
 
 def resume(root: Path, spool: Spool, book: Book) -> None:
@@ -150,7 +154,12 @@ def _listening(options: Options) -> socket.socket:
 
 
 async def _run(
-    options: Options, listener: socket.socket, spool: Spool, book: Book, ready: Callable[[str], None]
+    options: Options,
+    listener: socket.socket,
+    spool: Spool,
+    book: Book,
+    ready: Callable[[str], None],
+    say: Callable[[str], None],
 ) -> None:
     def has_room(size: int) -> bool:
         # What a full disk does not take gathers in memory.
@@ -163,8 +172,9 @@ async def _run(
         connector=connector, cookie_jar=jar, skip_auto_headers=skipped, trust_env=False, read_bufsize=_READ_BYTES
     ) as session:
         gate = Gate(_room_for_files(options.max_connections))
+        upstream = Upstream(options.upstream, session, timeout=options.timeout)
         proxy = Proxy(
-            Upstream(options.upstream, session, timeout=options.timeout),
+            upstream,
             book,
             settings=options.settings,
             limits=options.limits,
@@ -187,14 +197,20 @@ async def _run(
         address = listener.getsockname()
         host = f"[{address[0]}]" if listener.family == socket.AF_INET6 else address[0]
         ready(f"http://{host}:{address[1]}/v1")
+        asking = asyncio.create_task(_introduce(upstream, options.settings.asks, say))
         try:
             while not stop.is_set():
                 with suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), _SWEEP_SECONDS)
                 book.expire(datetime.now(UTC), options.idle)
         finally:
+            asking.cancel()
             server.close()
             await runner.cleanup()
+
+
+async def _introduce(upstream: Upstream, asks: str, say: Callable[[str], None]) -> None:
+    say(await upstream.described(asks))
 
 
 def _room_for_files(wanted: int) -> int:

@@ -35,6 +35,24 @@ _IN_A_FRAME = 500
 PATHS = frozenset((*_SIGNALS, "/v1/metrics"))
 
 
+def refuse_misplaced(path: str, address: str) -> None:
+    """Keep what an exporter sends to a path of another depth from the upstream, which may be a vendor.
+
+    Args:
+        path: from the first `/v1` on.
+        address: what stands before it.
+
+    Raises:
+        RefusedError: the path ends as an exporter's does, and is none.
+    """
+    if path not in PATHS and path.rstrip("/").endswith(tuple(PATHS)):
+        raise RefusedError(
+            404,
+            f"{path} takes no spans; exporters add /v1/traces to their endpoint themselves, so set "
+            f"OTEL_EXPORTER_OTLP_ENDPOINT={address}",
+        )
+
+
 def received(path: str, content_type: str, body: bytes) -> list[tuple[Traced, bool]]:
     """What an exporter sent, by trace, and whether the root of the trace is among it.
 

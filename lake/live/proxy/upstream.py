@@ -14,7 +14,9 @@ from yarl import URL
 from lake.errors import UsageError
 from lake.formats.base.secrets import redacted
 from lake.live.calls.shapes import NO_JSON
+from lake.live.proxy.asking import answers_tokens
 from lake.live.proxy.engine import Engine, engine_of, owner_of
+from lake.live.proxy.outages import Outages, unreached
 
 _HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer")
@@ -26,6 +28,8 @@ _PROBE_SECONDS = 5.0
 _PROBE_BYTES = 1 << 20
 _KNOWN_SECONDS, _ABSENT_SECONDS = 600.0, 5.0
 """After how long an upstream that did not say what it is, or was not there, is asked again."""
+_ENDPOINTS = ("chat/completions", "completions", "responses", "messages", "models", "embeddings")
+"""What clients put behind a base URL."""
 _LATELY_SECONDS = 0.01
 """For how long the version of the weights counts as that before a call; calls that end meanwhile ask for it anyway."""
 
@@ -42,6 +46,7 @@ class Upstream:
 
     def __init__(self, url: str, session: aiohttp.ClientSession, *, timeout: float) -> None:
         self._base, self.headers = base_of(url)
+        self.outages = Outages(self._base)
         self._session = session
         self._timeout = aiohttp.ClientTimeout(total=None, connect=30, sock_read=timeout)
         self._probe = aiohttp.ClientTimeout(total=_PROBE_SECONDS)
@@ -52,6 +57,8 @@ class Upstream:
         """What it says of how it samples, once `name` was asked for."""
         self._has_versions = True
         self._version: str | None = None
+        self._unreached: str | None = None
+        """Why nobody answered the last small question."""
         self._told = 0.0
         """When it told its version."""
         self._checking: asyncio.Task[str | None] | None = None
@@ -93,6 +100,17 @@ class Upstream:
                 self._not_before = time.monotonic() + (_KNOWN_SECONDS if is_there else _ABSENT_SECONDS)
         return self._name
 
+    async def described(self, asks: str) -> str:
+        """What answers, and whether its tokens are recorded, for people; `asks`: as `forward.Settings` has it."""
+        name = await self.name()
+        if name is None and self._unreached is not None:
+            return f"upstream: {self._unreached}"
+        if asks == "auto":
+            told = "tokens are recorded" if answers_tokens(name) else "calls are recorded as text"
+        else:
+            told = f"tokens are {'always' if asks == 'always' else 'not'} asked for"
+        return f"upstream: {name or 'does not say what it is'}; {told}"
+
     async def version_before(self) -> str | None:
         """Of its weights, told before a call that departs now; None if it does not say."""
         is_recent = time.monotonic() - self._told < _LATELY_SECONDS
@@ -119,6 +137,7 @@ class Upstream:
 
     async def _get(self, path: str) -> tuple[bool, Any]:
         """Whether anybody answers a small question, and what; None if it is no JSON."""
+        self._unreached = None
         try:
             sent = self._session.get(
                 f"{self._base}{path}", headers=self.headers, timeout=self._probe, allow_redirects=False
@@ -132,7 +151,8 @@ class Upstream:
                 return True, msgspec.json.decode(data) if response.status == 200 else None
         except NO_JSON:
             return True, None
-        except (aiohttp.ClientError, TimeoutError, OSError):
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self._unreached = unreached(error, self._base) or f"{self._base} does not answer in time"
             return False, None
 
 
@@ -148,14 +168,18 @@ def base_of(url: str) -> tuple[str, dict[str, str]]:
         raise _no_base(url, f": {error}") from error
     if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query_string or parsed.fragment:
         raise _no_base(url)
+    path = parsed.path.rstrip("/")
+    if (end := next((f"/{name}" for name in _ENDPOINTS if path.endswith(f"/{name}")), None)) is not None:
+        base = parsed.with_path(path.removesuffix(end) or "/v1").with_user(None)
+        raise _no_base(url, ", an endpoint and no base URL", str(base))
     headers = {}
     if parsed.user is not None:
         headers["Authorization"] = aiohttp.encode_basic_auth(parsed.user, parsed.password or "")
     return str(parsed.with_user(None)).rstrip("/").removesuffix("/v1").rstrip("/"), headers
 
 
-def _no_base(url: str, why: str = "") -> UsageError:
-    return UsageError(redacted(f"--upstream is {url!r}{why}; valid: http://127.0.0.1:8000/v1, for example"))
+def _no_base(url: str, why: str = "", valid: str = "http://127.0.0.1:8000/v1, for example") -> UsageError:
+    return UsageError(redacted(f"--upstream is {url!r}{why}; valid: {valid}"))
 
 
 def passed_on(headers: Iterable[tuple[str, str]], *, without: frozenset[str] = frozenset()) -> CIMultiDict[str]:
