@@ -34,6 +34,7 @@ NAME_LIMIT = 256
 TOKEN_HEADER = "X-Trajlake-Token"
 """The proxy's own token, which is no part of an address."""
 _INT32 = (1 << 31) - 1
+_LIKE_A_NUMBER = re.compile(r"[+-]?\d+")
 _HEADER = "x-trajlake-"
 _HEADERS = ("run", "task", "rollout", "attempt", "agent", "group", "parent")
 _PLACES = r"(?:/(?:ep|run|task|rollout|attempt)/[^/]+)*"
@@ -83,6 +84,8 @@ def _address(said: Mapping[str, str], *, collection_round: int | None) -> Addres
         )
     rollout, attempt = said.get("rollout"), said.get("attempt")
     number = None if rollout is None else _number(rollout)
+    if rollout is not None and number is None and _LIKE_A_NUMBER.fullmatch(rollout):
+        raise UsageError(f"the rollout is {rollout!r}; valid: a number from 0 to {_INT32}, or a name with letters")
     return Address(
         run=said.get("run"),
         task=said.get("task"),
