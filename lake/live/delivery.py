@@ -253,18 +253,24 @@ class Delivery:
             return
         self.counts.new += counts.new
         self.counts.present += counts.present
-        self.counts.rejected += counts.rejected
         if counts.first_reject is not None:
-            self._tell(f"an episode is in `rejects`: {counts.first_reject.message}")
+            self._count_rejects(counts.rejected, counts.first_reject.message)
 
     def _put_aside(self, lake: "Lake", rejects: Sequence[Reject]) -> None:
         """Episodes that cannot be recorded go to `rejects`."""
         with lake.job(kind="record") as job:
             job.reject(rejects, _PLACE, SOURCE_FORMAT)
             job.counts["rows_dropped"] = len(rejects)
-        self.counts.rejected += len(rejects)
         for reject in rejects:
-            self._tell(f"an episode is in `rejects`: {reject.message}")
+            self._count_rejects(1, reject.message)
+
+    def _count_rejects(self, new: int, message: str) -> None:
+        """Say in the log how many there are: at the first one, at ten, a hundred, ..."""
+        before = self.counts.rejected
+        self.counts.rejected += new
+        if len(str(self.counts.rejected)) > len(str(before)) or not before:
+            are = "episode is" if self.counts.rejected == 1 else "episodes are"
+            _log.warning("%d %s in `rejects` so far: %s", self.counts.rejected, are, message)
 
     def _tell(self, message: str) -> None:
         """Say something in the log, once."""

@@ -591,6 +591,19 @@ def test_conflicts_are_rejects_with_the_reason_and_told(
     ]
 
 
+def test_how_many_rejects_there_are_is_told_at_each_power_of_ten(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with make() as recorder:
+        for batch in (range(1), range(1, 3), range(3, 13), range(13, 15)):
+            for number in batch:
+                with recorder.episode("t", rollout_index=0) as episode, episode.step(state="s") as step:
+                    step.action(str(number))
+            recorder.flush(30)
+    told = [record.message.partition(": ")[0] for record in caplog.records if "rejects" in record.message]
+    assert told == ["2 episodes are in `rejects` so far", "12 episodes are in `rejects` so far"]
+
+
 def test_an_episode_that_breaks_the_writer_is_a_reject_and_the_others_are_there(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
