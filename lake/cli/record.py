@@ -97,8 +97,9 @@ def record(
 
     Calls are joined to episodes by their base URL (http://.../ep/KEY/v1, http://.../run/R/task/T/rollout/N/v1), by
     headers (X-Trajlake-Task, -Rollout, -Run, ...; X-Session-ID), else by the conversation that they go on with. POST
-    {"reward": 1.0} to .../v1/end ends an episode; else it ends when it is idle, or with the proxy. Killed, the proxy
-    goes on where it was at the next start.
+    {"reward": 1.0} to .../v1/end ends an episode, and a rollout with a number takes no calls after that; else it ends
+    when it is idle, or with the proxy, and calls that come later continue it in another episode. Killed, the proxy goes
+    on where it was at the next start.
     """
     _check(host, token, max_body, spool_size)
     from lake.live.proxy.app import Limits
@@ -141,6 +142,11 @@ def _tell(outcome: "Outcome") -> None:
         f"{counted(lake_counts.new, 'episode')} new, {lake_counts.present} already present, "
         f"{lake_counts.rejected} rejected"
     )
+    if calls.stopped:
+        click.echo(
+            f"{counted(calls.stopped, 'open episode')} ended with the proxy (`stop_reason` is proxy_stopped); calls "
+            "that come later begin new ones, under the same names as continuations"
+        )
     if calls.dropped or calls.unreadable:
         click.echo(f"{calls.dropped} episodes found no room and {calls.unreadable} calls could not be read", err=True)
     if calls.crowded_out:

@@ -102,5 +102,39 @@ def test_a_start_that_fails_leaves_what_a_killed_proxy_left_as_it_is(tmp_path: P
     assert found == [(2, 1.0, "completed")]
 
 
+def test_after_ctrl_c_a_rollout_goes_on_as_a_continuation_and_one_that_was_ended_takes_nothing(tmp_path: Path) -> None:
+    cut, ended = "/run/r/task/cut/rollout/3/v1", "/run/r/task/ended/rollout/3/v1"
+    call = {"model": "policy", "messages": [{"role": "user", "content": "find the key"}]}
+    with engine_server() as engine:
+        with proxy(engine, tmp_path) as at:
+            for path in (cut, ended):
+                at.post(f"{path}/chat/completions", call)
+            told = at.post(f"{ended}/end", {"reward": 0.0})
+            assert "1 open episode ended with the proxy" in at.end()
+        with proxy(engine, tmp_path) as at:
+            assert at.post(f"{ended}/end", {"reward": 0.0}) == told
+            spans = json.dumps({"resourceSpans": []}).encode()
+            for path, body in (("chat/completions", json.dumps(call).encode()), ("traces", spans), ("end", b"{}")):
+                headers = {"Content-Type": "application/json"}
+                status, answered, said = at.ask("POST", f"{ended}/{path}", body, **headers)
+                assert (status, answered["x-should-retry"]) == (409, "false")
+                assert (
+                    f"rollout 3 of task ended in run r has ended, as episode {json.loads(told)['episode_id']}"
+                    in (json.loads(said)["error"]["message"])
+                )
+            at.post(f"{cut}/chat/completions", call)
+            at.post(f"{cut}/end", {"reward": 1.0})
+            assert "0 rejected" in at.end()
+    assert len(engine.calls) == 3
+    found = lake.open(at.lake).sql(
+        "SELECT task_id, env_return, stop_reason, relation FROM episodes ORDER BY task_id, relation NULLS FIRST"
+    )
+    assert [tuple(row.values()) for row in found.to_dicts()] == [
+        ("cut", None, "proxy_stopped", None),
+        ("cut", 1.0, None, "continuation"),
+        ("ended", 0.0, None, None),
+    ]
+
+
 SPOOLED = b"cmpl-0"
 """Id of the first answer."""

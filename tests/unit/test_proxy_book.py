@@ -412,8 +412,10 @@ def test_failing_calls_are_bounded_too() -> None:
 
 def test_what_is_said_of_an_end_is_checked() -> None:
     recording = Recording()
-    with pytest.raises(UsageError, match="names no open rollout"):
+    with pytest.raises(UsageError, match=r"no call has come under the name of task door in run live \(0 episodes"):
         recording.book.end(NAMED, Ending(), START)
+    with pytest.raises(UsageError, match=r"no `response_id` of an open episode \(0 are open\)"):
+        recording.book.end(NOBODY, Ending(response_id="a4"), START)
     recording.book.add(chat(NAMED, [USER], answer_of("push")))
     for ending, reason in (
         (Ending(status="done"), "valid: completed"),

@@ -28,7 +28,7 @@ from lake.live.proxy.connections import Gate
 from lake.live.proxy.forward import Passage, Settings
 from lake.live.proxy.keys import NAME_LIMIT, TOKEN_HEADER, addressed
 from lake.live.proxy.replies import ClientLeftError, RefusedError, broken, refusal, send
-from lake.live.proxy.rollouts import Ending
+from lake.live.proxy.rollouts import EndedError, Ending
 from lake.live.proxy.secrets import Secrets
 from lake.live.proxy.traces import PATHS, acknowledged, received, refuse_misplaced
 from lake.live.proxy.upstream import Upstream, passed_on
@@ -118,6 +118,8 @@ class Proxy:
                 return await self._answer_body(request, address, path, bytes(body))
         except RefusedError as error:
             return error.response()
+        except EndedError as error:
+            return refusal(409, str(error))
         except UsageError as error:
             return refusal(400, str(error))
         except Exception as error:
@@ -184,6 +186,7 @@ class Proxy:
         if self._refuses and not self._has_room(self._held):
             raise RefusedError(503, _NO_ROOM)
         own = msgspec.structs.replace(address, parent=None)
+        self._book.check(own)
         secrets = self._secrets(request)
         if secrets.stand_in(str(address)):
             raise RefusedError(400, "a name of the rollout is a key that the request sends, and names are recorded")
@@ -228,6 +231,7 @@ class Proxy:
         """Spans are taken whole, or the exporter is told to send them again."""
         if not self._has_room(self._held):
             raise RefusedError(503, _NO_ROOM)
+        self._book.check(msgspec.structs.replace(address, parent=None))
         async with self._unpacking:
             found = await asyncio.to_thread(received, path, request.content_type, body)
         for traced, is_over in found:

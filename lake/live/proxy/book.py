@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -46,6 +47,8 @@ from lake.live.frames import (
     Traced,
     new_key,
 )
+from lake.live.proxy.counts import Counts
+from lake.live.proxy.ends import Ends
 from lake.live.proxy.rollouts import Ending, Rollout
 from lake.live.proxy.under_way import UnderWay
 from lake.live.spool import SpoolFullError
@@ -56,26 +59,8 @@ MOST_HELD = 200_000
 """Open episodes and their steps, together."""
 SETTLING_SECONDS = 10.0
 """How long a trace whose root has ended waits for spans of other processes and batches: they are sent every 5 s."""
-REMEMBERED = 10_000
-"""Addresses of ended episodes, so that what comes after is told from a new rollout."""
 Emit = Callable[[bytes, int, Frame, bool], None]
 """Takes a frame: key, number, frame, whether it is taken even where there is no room. Raises SpoolFullError."""
-
-
-class Counts(msgspec.Struct):
-    """What became of calls so far."""
-
-    calls: int = 0
-    steps: int = 0
-    failed: int = 0
-    episodes: int = 0
-    ended: int = 0
-    crowded_out: int = 0
-    """Episodes that ended because too many were open."""
-    dropped: int = 0
-    """Episodes that were left out because the spool was full."""
-    unreadable: int = 0
-    """Calls that went through and could not be recorded; the log says why."""
 
 
 class Book:
@@ -85,10 +70,14 @@ class Book:
         emit: where frames go.
         run: of calls that name none.
         most_held: how many open episodes and steps of them there may be, together.
+        ended: file of the rollouts that have ended; None keeps them in memory.
     """
 
-    def __init__(self, emit: Emit, *, run: str = DEFAULT_RUN, most_held: int = MOST_HELD) -> None:
+    def __init__(
+        self, emit: Emit, *, run: str = DEFAULT_RUN, most_held: int = MOST_HELD, ended: Path | None = None
+    ) -> None:
         self.counts = Counts()
+        self.ends = Ends(run, ended)
         self._emit, self._run, self._most_held = emit, run, most_held
         self._open: dict[bytes, Rollout] = {}
         """The one that was silent for longest first."""
@@ -102,9 +91,13 @@ class Book:
         self._waiting: dict[tuple[Address, bytes], bytes] = {}
         """First prompts that failed, by their hash, and the unnamed episodes that they began."""
         self.under_way = UnderWay()
-        self._ended: dict[Address, str] = {}
 
     # ------------------------------------------------------------ calls
+
+    def check(self, address: Address) -> None:
+        """Raise EndedError for an address whose calls and spans are not taken any more."""
+        if address not in self._named:
+            self.ends.check(address)
 
     def add(self, call: Call) -> None:
         """Record a call."""
@@ -132,6 +125,7 @@ class Book:
             rollout = self._begin(address, address.task or found.trace_id, is_trace=not own.is_named, started_at=at)
         self._touch(rollout)
         rollout.is_settling |= is_over and not own.is_named
+        rollout.count_spans(found)
         self._take(rollout, found)
         self._make_room()
 
@@ -157,7 +151,7 @@ class Book:
         """Begin an episode; `is_trace`: its task is a trace of its own, as in files of traces."""
         key, own = new_key(), msgspec.structs.replace(address, parent=None)
         number = 0 if is_trace else int.from_bytes(key[:4], "little") >> 1
-        after = self._ended.get(own)
+        after = self.ends.before(own) if own.is_named else None
         record = EpisodeRecord(
             task_id=task_id,
             steps=[],
@@ -210,7 +204,7 @@ class Book:
                 named = rollout
         if named is not None:
             return self._text_id(named.record)
-        if (ended := self._ended.get(address)) is not None or address.rollout is None:
+        if (ended := self.ends.before(address)) is not None or address.rollout is None:
             return ended
         record = EpisodeRecord(
             task_id=address.task or "",
@@ -261,18 +255,21 @@ class Book:
     # ------------------------------------------------------------ ends
 
     def end(self, address: Address, ending: Ending, at: datetime) -> dict[str, Any]:
-        """End an episode, and say which it was.
+        """End an episode, and say which it was. The same end of a named rollout once more is answered as it was.
 
         Raises:
+            EndedError: it has ended, and something else was said of it.
             UsageError: there is no such episode, or its steps and rewards are not as many.
         """
         rollout = self._named.get(address)
         if rollout is None and ending.response_id is not None and not address.is_named:
             known = self._prefixes.get(address, Prefixes()).by_name(ending.response_id)
             rollout = self._open.get(known.owner) if known else None
+        if rollout is None and address.is_named:
+            return self.ends.again(address, ending, len(self._open))
         if rollout is None:
-            named = "names no rollout and no `response_id`" if not address.is_named else "names no open rollout"
-            raise UsageError(f"the call {named} ({len(self._open)} are open); valid: .../ep/KEY/v1/end, for example")
+            found = f"no rollout, and no `response_id` of an open episode ({len(self._open)} are open)"
+            raise UsageError(f"the call names {found}; valid: .../ep/KEY/v1/end, for example")
         ending.check(rollout.steps)
         for index, value in enumerate(ending.step_rewards):
             if value is not None:
@@ -283,15 +280,13 @@ class Book:
             self._take(rollout, Score(score=score))
         said = {name: getattr(ending, name) for name in ("status", "terminated", "stop_reason", "error")}
         more = {"ground_truth": ending.ground_truth, "final_observation": ending.final_observation}
-        self._finish(rollout, End(ended_at=at, **said, **more))
         record = rollout.record
-        return {
-            "run_id": record.run_id,
-            "task_id": record.task_id,
-            "rollout_index": record.rollout_index,
-            "episode_id": self._text_id(record),
-            "steps": rollout.steps,
-        }
+        reply = {name: getattr(record, name) for name in ("run_id", "task_id", "rollout_index")} | rollout.counted()
+        reply["episode_id"] = self._text_id(record)
+        self._finish(rollout, End(ended_at=at, **said, **more))
+        if address.is_named:
+            self.ends.add(address, reply["episode_id"], ending, reply)
+        return reply
 
     def expire(self, at: datetime, idle: float) -> None:
         """End the episodes of which no call was heard for `idle` seconds."""
@@ -309,6 +304,7 @@ class Book:
         """End all episodes: agents cannot go on without the proxy."""
         for rollout in list(self._open.values()):
             self._give_up(rollout, at, "proxy_stopped")
+            self.counts.stopped += 1
 
     def _make_room(self) -> None:
         """End episodes that were silent for longest while too much is held."""
@@ -324,9 +320,11 @@ class Book:
     def _give_up(self, rollout: Rollout, at: datetime, reason: str) -> None:
         """End an episode whose end nobody told."""
         status = "completed" if rollout.problem is None else "failed"
-        self._finish(rollout, End(ended_at=at, stop_reason=reason, status=status, error=rollout.problem), remember=True)
+        self._finish(rollout, End(ended_at=at, stop_reason=reason, status=status, error=rollout.problem))
+        if rollout.address.is_named:
+            self.ends.add(rollout.address, self._text_id(rollout.record))
 
-    def _finish(self, rollout: Rollout, end: End, *, remember: bool = False) -> None:
+    def _finish(self, rollout: Rollout, end: End) -> None:
         if not rollout.steps and rollout.failed:
             begun = rollout.record
             self._take(rollout, unanswered_step(begun.initial_messages or [], begun.policy, begun.started_at))
@@ -336,12 +334,6 @@ class Book:
         self._take(rollout, end, is_reserved=True)
         self.counts.ended += 1
         self._forget(rollout)
-        # A named rollout that goes on is a continuation: its number is taken.
-        if rollout.address.is_named and (remember or rollout.address.rollout is not None):
-            self._ended.pop(rollout.address, None)
-            self._ended[rollout.address] = self._text_id(rollout.record)
-            if len(self._ended) > REMEMBERED:
-                del self._ended[next(iter(self._ended))]
 
     def _forget(self, rollout: Rollout) -> None:
         del self._open[rollout.key]
@@ -378,6 +370,8 @@ class Book:
                 self._keep(rollout, known_step(rollout.key, frame, prefixes), prefixes)
             elif isinstance(frame, Span):
                 rollout.count_failed(frame)
+            elif isinstance(frame, Traced):
+                rollout.count_spans(frame)
         self._wait(rollout)
 
     def _take(self, rollout: Rollout, frame: Frame, *, is_reserved: bool = False) -> bool:

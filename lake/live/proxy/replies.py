@@ -33,7 +33,9 @@ def error_body(status: int, message: str) -> dict[str, Any]:
 
 def refusal(status: int, message: str) -> web.Response:
     """An error as a response."""
-    return web.json_response(error_body(status, message), status=status)
+    # The client libraries of both APIs would send what is in conflict twice more.
+    headers = {"x-should-retry": "false"} if status == 409 else None
+    return web.json_response(error_body(status, message), status=status, headers=headers)
 
 
 def broken(request: web.Request, begun: web.StreamResponse | None, status: int, message: str) -> web.StreamResponse:

@@ -10,9 +10,13 @@ from lake.errors import UsageError
 from lake.formats.chat.messages import Message
 from lake.live.calls.address import Address
 from lake.live.calls.prefixes import Heads
-from lake.live.frames import Span
+from lake.live.frames import Span, Traced
 from lake.records import EpisodeRecord, ScoreRecord
 from lake.tables import STATUSES
+
+
+class EndedError(UsageError):
+    """The rollout has ended: no more calls and spans of it are taken, nor another end."""
 
 
 class Ending(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -64,6 +68,8 @@ class Rollout:
         self.steps = 0
         self.failed = 0
         """Calls."""
+        self.spans: int | None = None
+        """That an exporter sent; None if none did."""
         self.problem: str | None = None
         """Why its last call failed; None if that was answered."""
         self.trace_id: str | None = None
@@ -82,6 +88,17 @@ class Rollout:
         """A call failed."""
         self.failed += 1
         self.problem = span.span.error
+
+    def count_spans(self, found: Traced) -> None:
+        """An exporter sent something."""
+        scopes = [scope for resource in found.document.get("resourceSpans", ()) for scope in resource["scopeSpans"]]
+        self.spans = (self.spans or 0) + sum(len(scope["spans"]) for scope in scopes)
+
+    def counted(self) -> dict[str, int]:
+        """What of it will be in the lake, as far as that is known: which spans are steps is found when it is read."""
+        steps = self.steps or int(self.failed > 0)  # of calls that were never answered, one step is recorded
+        spans = {} if self.spans is None else {"spans": self.spans}
+        return spans if spans and not steps else {"steps": steps} | spans
 
     @property
     def first_prompt(self) -> bytes | None:

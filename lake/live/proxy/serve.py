@@ -25,8 +25,10 @@ from lake.live.frames import Frame, encode
 from lake.live.log import EpisodeLog
 from lake.live.places import check_place, root_of
 from lake.live.proxy.app import Limits, Proxy
-from lake.live.proxy.book import Book, Counts
+from lake.live.proxy.book import Book
 from lake.live.proxy.connections import Gate
+from lake.live.proxy.counts import Counts
+from lake.live.proxy.ends import FILE
 from lake.live.proxy.forward import Settings
 from lake.live.proxy.upstream import Upstream, base_of
 from lake.live.sink import SYNC_SECONDS
@@ -104,7 +106,7 @@ def serve(options: Options, *, ready: Callable[[str], None], say: Callable[[str]
     def emit(key: bytes, number: int, frame: Frame, is_reserved: bool) -> None:
         spool.append(encode(key, number, frame), is_reserved=is_reserved)
 
-    book = Book(emit, run=options.run)
+    book = Book(emit, run=options.run, ended=root / FILE)
     resume(root, spool, book)
     delivery = Delivery(
         lambda: lake.open(options.lake_uri, create=True),
@@ -117,6 +119,7 @@ def serve(options: Options, *, ready: Callable[[str], None], say: Callable[[str]
         asyncio.run(_run(options, listener, spool, book, ready, say))
     finally:
         book.stop(datetime.now(UTC))
+        book.ends.save()
         spool.sync(10.0)
         is_all = delivery.close()
         spool.close(remove=is_all)
@@ -203,6 +206,7 @@ async def _run(
                 with suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), _SWEEP_SECONDS)
                 book.expire(datetime.now(UTC), options.idle)
+                await asyncio.to_thread(book.ends.save)
         finally:
             asking.cancel()
             server.close()

@@ -1,0 +1,205 @@
+"""What comes under the name of a rollout that has ended: refused, gone on with, or answered as before; restarts too."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from lake import ids
+from lake.errors import UsageError
+from lake.live.calls.address import Address
+from lake.live.frames import Traced
+from lake.live.proxy.ends import FILE, Ends
+from lake.live.proxy.rollouts import EndedError, Ending
+from lake.records import episode_id
+from testkit.agent_calls import START, Recording, answer_of, chat
+
+THIRD = Address(run="r", task="door", rollout=3)
+KEY = Address(task="door")
+USER = {"role": "user", "content": "open the door"}
+
+
+def recording_in(folder: Path) -> Recording:
+    """A proxy that is started in a folder."""
+    return Recording(ended=folder / FILE)
+
+
+def stopped(recording: Recording) -> None:
+    recording.book.stop(START)
+    recording.book.ends.save()
+
+
+def call(recording: Recording, address: Address, number: int = 0) -> None:
+    recording.book.check(address)
+    recording.book.add(chat(address, [USER], answer_of("push"), number=number))
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_numbered_rollout_that_its_agent_ended_takes_no_more_calls(tmp_path: Path, is_restarted: bool) -> None:
+    recording = recording_in(tmp_path)
+    call(recording, THIRD)
+    ended = recording.book.end(THIRD, Ending(reward=1.0), START)
+    if is_restarted:
+        stopped(recording)
+        recording = recording_in(tmp_path)
+    with pytest.raises(EndedError) as found:
+        call(recording, THIRD)
+    assert str(found.value) == (
+        f"rollout 3 of task door in run r has ended, as episode {ended['episode_id']}; name another run, rollout or "
+        "attempt"
+    )
+    for other in (
+        Address(run="r", task="door", rollout=4),
+        Address(run="r", task="door", rollout=3, attempt=1),
+        Address(run="s", task="door", rollout=3),
+        Address(run="r", task="door", rollout=3, agent="critic"),
+    ):
+        call(recording, other)
+    with pytest.raises(EndedError):
+        recording.book.check(Address(run="r", task="door", rollout=3, attempt=0, split="train"))
+
+
+def test_a_name_without_a_run_is_of_the_run_of_the_proxy() -> None:
+    recording = Recording(run="r")
+    call(recording, Address(task="door", rollout=3))
+    recording.book.end(Address(task="door", rollout=3), Ending(), START)
+    with pytest.raises(EndedError):
+        call(recording, THIRD)
+
+
+def test_a_call_that_was_under_way_when_its_rollout_ended_is_kept_as_a_continuation() -> None:
+    recording = Recording()
+    call(recording, THIRD)
+    ended = recording.book.end(THIRD, Ending(), START)
+    recording.book.add(chat(THIRD, [USER], answer_of("late"), number=1))
+    first, second = recording.records()
+    assert (second.relation, second.parent_episode_id) == ("continuation", ended["episode_id"])
+    assert second.rollout_index != first.rollout_index
+
+
+def test_a_name_without_a_number_begins_a_sibling() -> None:
+    recording = Recording()
+    for number in range(2):
+        call(recording, KEY, number)
+        recording.book.end(KEY, Ending(reward=float(number)), START)
+    first, second = recording.records()
+    assert first.rollout_index != second.rollout_index
+    assert (first.relation, second.relation) == (None, None)
+
+
+@pytest.mark.parametrize("address", [THIRD, KEY])
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_what_the_proxy_ended_is_gone_on_with(tmp_path: Path, address: Address, is_restarted: bool) -> None:
+    before = recording = recording_in(tmp_path)
+    call(recording, address)
+    stopped(recording)
+    assert recording.book.counts.stopped == 1
+    if is_restarted:
+        recording = recording_in(tmp_path)
+    with pytest.raises(EndedError, match=r"was ended by the proxy, as episode .*add_scores"):
+        recording.book.end(address, Ending(reward=1.0), START)
+    call(recording, address, 1)
+    ended = recording.book.end(address, Ending(reward=1.0), START)
+    first, second = before.records()[0], recording.records()[-1]
+    assert (first.stop_reason, first.env_return) == ("proxy_stopped", None)
+    assert (second.relation, second.env_return, ended["steps"]) == ("continuation", 1.0, 1)
+    assert second.parent_episode_id == ids.to_text(episode_id(first, first.run_id or "live"))
+    assert second.rollout_index != first.rollout_index
+
+
+@pytest.mark.parametrize("address", [THIRD, KEY])
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_the_same_end_again_is_answered_the_same_and_another_one_refused(
+    tmp_path: Path, address: Address, is_restarted: bool
+) -> None:
+    recording = recording_in(tmp_path)
+    call(recording, address)
+    first = recording.book.end(address, Ending(reward=1.0), START)
+    frames = sum(map(len, recording.frames.values()))
+    if is_restarted:
+        stopped(recording)
+        recording = recording_in(tmp_path)
+    assert recording.book.end(address, Ending(reward=1.0), START) == first
+    with pytest.raises(EndedError, match=f"has ended, as episode {first['episode_id']}; .*add_scores"):
+        recording.book.end(address, Ending(reward=0.0), START)
+    assert sum(map(len, recording.frames.values())) == (0 if is_restarted else frames), "nothing was recorded"
+
+
+def test_an_end_tells_the_steps_that_are_recorded() -> None:
+    recording = Recording()
+    recording.book.add(chat(KEY, [USER], number=0, error="HTTP 500"))
+    recording.book.add(chat(KEY, [USER], number=1, error="HTTP 500"))
+    ended = recording.book.end(KEY, Ending(), START)
+    assert ended["steps"] == len(recording.records()[0].steps) == 1
+
+
+def test_an_end_of_spans_tells_how_many_came_across_a_kill() -> None:
+    recording = Recording()
+    spans = Traced(trace_id="t", document={"resourceSpans": [{"scopeSpans": [{"spans": [{}, {}]}, {"spans": [{}]}]}]})
+    recording.book.receive(THIRD, spans, START, is_over=False)
+    recording = recording.resumed()
+    logs = Traced(trace_id="t", document={"resourceLogs": [{"scopeLogs": [{"logRecords": [{}]}]}]})
+    recording.book.receive(THIRD, logs, START, is_over=False)
+    ended = recording.book.end(THIRD, Ending(), START)
+    assert (ended["spans"], "steps" in ended) == (3, False)
+
+
+# ------------------------------------------------------------ the file
+
+
+def ends_of(file: Path, *, most: int = 3) -> Ends:
+    return Ends("live", file, most=most)
+
+
+def known(ends: Ends) -> list[int]:
+    return [number for number in range(30) if ends.before(Address(task="t", rollout=number)) is not None]
+
+
+def add(ends: Ends, number: int) -> None:
+    ends.add(Address(task="t", rollout=number), f"id{number}", Ending(), {})
+    ends.save()
+
+
+def test_the_file_is_bounded_and_its_owners_alone(tmp_path: Path) -> None:
+    file = tmp_path / FILE
+    ends = ends_of(file)
+    most = 0
+    for number in range(20):
+        add(ends, number)
+        most = max(most, len(file.read_bytes().splitlines()))
+    assert known(ends) == [17, 18, 19]
+    assert most <= 7
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert known(ends_of(file)) == [17, 18, 19]
+    assert len(file.read_bytes().splitlines()) == 3, "compacted"
+
+
+@pytest.mark.parametrize(
+    "junk", [b'{"name": "proxy:ta', b"\xff\xfe\n", b"[]\n", b'{"name": 1}\n', b"\0" * 99, b"[" * 9999]
+)
+def test_lines_that_cannot_be_read_are_skipped(tmp_path: Path, junk: bytes) -> None:
+    file = tmp_path / FILE
+    add(ends_of(file), 1)
+    file.write_bytes(junk.rstrip(b"\n") + b"\n" + file.read_bytes() + junk)
+    ends = ends_of(file)
+    assert known(ends) == [1]
+    add(ends, 2)
+    assert known(ends_of(file)) == [1, 2]
+
+
+def test_a_file_that_cannot_be_written_disturbs_nothing_and_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / FILE).mkdir()
+    ends = ends_of(tmp_path / FILE)
+    add(ends, 1)
+    add(ends, 2)
+    assert known(ends) == [1, 2]
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "the names of ended rollouts cannot be kept for the next start"
+    ]
+
+
+def test_what_is_said_of_an_unknown_rollout_names_it() -> None:
+    with pytest.raises(UsageError, match=r"attempt 2 of rollout 3 of task door in run r .*\(5 episodes are open\)"):
+        Ends("live").again(Address(run="r", task="door", rollout=3, attempt=2), Ending(), 5)
