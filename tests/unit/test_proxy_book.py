@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lake.errors import UsageError
 from lake.live.calls.address import Address
-from lake.live.calls.shapes import MESSAGES, RESPONSES
+from lake.live.calls.shapes import COMPLETIONS, MESSAGES, RESPONSES
 from lake.live.calls.steps import Call
 from lake.live.proxy import book as books
 from lake.live.proxy.rollouts import Ending
@@ -434,3 +434,22 @@ def test_an_unnamed_episode_is_ended_by_an_answer_of_it() -> None:
     recording.book.add(chat(NOBODY, [USER], answer_of("push"), number=4))
     ended = recording.book.end(NOBODY, Ending(response_id="a4", reward=1.0), START)
     assert ended["steps"] == 1
+
+
+def test_a_text_that_was_answered_with_nothing_is_no_beginning_of_others() -> None:
+    recording = Recording()
+    for number, text in enumerate(["", " 2.", " two"]):
+        choice = {"index": 0, "text": text, "finish_reason": "stop"}
+        body = {"model": "policy", "prompt": "Q: 1+1? A:"}
+        recording.book.add(told(COMPLETIONS, NOBODY, body, {"id": f"a{number}", "choices": [choice]}, number=number))
+    for number, (prompt, text) in enumerate([("", ""), ("Q: 2+2?", " 4")], 3):
+        choice = {"index": 0, "text": text, "finish_reason": "stop"}
+        body = {"model": "policy", "prompt": prompt}
+        recording.book.add(told(COMPLETIONS, NOBODY, body, {"id": f"a{number}", "choices": [choice]}, number=number))
+    assert [[step.action for step in record.steps] for record in recording.records()] == [
+        [""],
+        [" 2."],
+        [" two"],
+        [""],
+        [" 4"],
+    ]

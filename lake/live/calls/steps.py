@@ -154,7 +154,8 @@ def _samples(owner: bytes, frame: Step, before: Known | None, prefixes: Prefixes
     found = []
     for choice, message in enumerate([first, *(other["message"] or _SILENCE for other in extra.get("choices", ()))]):
         text = None
-        if extra.get("api") == COMPLETIONS and step.state is not None:
+        # Every prompt of the same text would go on from one that was answered with nothing.
+        if extra.get("api") == COMPLETIONS and step.state is not None and message.get("content"):
             new = "".join(text_of(part.get("content")) for part in (*since, message))
             text = Run.of(as_bytes(new), before.text if before else None)
         found.append(
