@@ -155,7 +155,7 @@ class Episode(Context):
                 self._end.extra = (self._end.extra or {}) | {name: said}
                 valid = ", ".join(sorted(_OF_ENDS))
                 self._sink.trouble(
-                    f"Episode.update takes no such `{name}`, so it went to `extra`; valid: {valid}, finite"
+                    f"Episode.update takes no such `{name}`, so it went to `extra`; valid: {valid}; numbers are finite"
                 )
 
     @guarded()

@@ -24,7 +24,7 @@ def recorder(uri: str | Path, *, run: str, enabled: bool | None = None, **option
 
     Raises:
         UsageError: options that are not valid.
-        LakeAccessError: the folder for the spool cannot be made.
+        LakeAccessError: the lake's folder, or that of the spool, cannot be made or written.
     """
     if enabled is None:
         enabled = os.environ.get("TRAJLAKE_RECORD", "").strip().lower() not in _WORDS_FOR_OFF

@@ -34,8 +34,8 @@ from lake.live.delivery import BATCH_EPISODES, BATCH_SECONDS, CLOSING_SECONDS, D
 from lake.live.episode import Episode
 from lake.live.frames import SOURCE_FORMAT, Begin, FrameError, Refused, Whole, encode, fitted, new_key, plain
 from lake.live.off import OFF
-from lake.live.places import root_of
-from lake.live.sink import Sink, guarded
+from lake.live.places import check_place, root_of
+from lake.live.sink import CLOSED, Sink, guarded
 from lake.live.spool import MAX_BYTES, Spool
 from lake.records import EpisodeRecord, Reject, excerpt
 
@@ -77,7 +77,8 @@ class Recorder:
     """Records episodes into a lake; a context that delivers what is left when it is left. Thread-safe.
 
     Args:
-        uri: the lake's folder or address; it is made if it is missing.
+        uri: the lake's folder or address; it is made if it is missing. A bucket is first asked when there is something
+            to deliver.
         run: the run of the episodes.
         on_full: what becomes of an episode when the spool has no room: `drop` leaves it out and counts it, `block` lets
             the agent wait.
@@ -92,7 +93,7 @@ class Recorder:
 
     Raises:
         UsageError: options that are not valid.
-        LakeAccessError: the folder for the spool cannot be made.
+        LakeAccessError: the lake's folder, or that of the spool, cannot be made or written.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Recorder:
         _check(run, on_full, unfinished, defaults)
         self.run = run
         self._uri, self._storage_options = str(uri), storage_options
+        check_place(self._uri)
         self._root = root_of(self._uri, "recorder") if spool is None else Path(spool)
         self._max_bytes, self._defaults = max_bytes, defaults
         self._wait = threading.TIMEOUT_MAX if on_full == "block" else 0.0
@@ -128,7 +130,6 @@ class Recorder:
         )
         self._batch_episodes, self._unsent = batch_episodes, 0
         self._sink.on_finished = self._finished
-        self._is_closed = False
         self._delivery.start()
         _recorders.add(self)
 
@@ -150,6 +151,7 @@ class Recorder:
                 a higher `attempt`: it is a conflict otherwise.
             fields: further ones of `lake.EpisodeRecord`: seed, attempt, collection_round, environment, tools, ...
         """
+        self._require_open()
         if parent is not None:
             own = parent.id if isinstance(parent, Episode) else parent
             root = parent.record.root_episode_id if isinstance(parent, Episode) else None
@@ -181,6 +183,7 @@ class Recorder:
     @guarded()
     def record(self, record: EpisodeRecord) -> None:
         """Take a finished episode, durably like the others; the recorder's defaults are for what it does not say."""
+        self._require_open()
         self._sink.count("begun")
         given = {"run_id": self.run} | self._defaults
         unsaid = {name: value for name, value in given.items() if getattr(record, name) is None}
@@ -190,8 +193,14 @@ class Recorder:
     @guarded()
     def reject(self, reject: Reject) -> None:
         """Take what is no episode, and why, durably like the others; it goes to the table `rejects`."""
+        self._require_open()
         texts = {"message": redacted(reject.message), "raw": excerpt(redacted(reject.raw))}
         self._take(Refused(reject=msgspec.structs.replace(reject, run_id=reject.run_id or self.run, **texts)))
+
+    def _require_open(self) -> None:
+        """Raise UsageError if it is closed."""
+        if self._sink.is_closed:
+            raise UsageError(f"the recorder is closed and takes nothing more. {CLOSED}")
 
     def _take(self, frame: Whole | Refused) -> bool:
         """Take what is finished in one frame; whether there was room for it."""
@@ -229,9 +238,9 @@ class Recorder:
         Episodes that were never left are told, and end as they stand: `aborted`, with the `stop_reason` `never_left`.
         A lake that cannot be reached does not hold the agent up: what is left is delivered by the next recorder.
         """
-        if self._is_closed:
+        if self._sink.is_closed:
             return True
-        self._is_closed = True
+        self._sink.is_closed = True
         _recorders.discard(self)
         self._stop_open(timeout)
         if undecided := self._sink.counts.undecided:
@@ -242,6 +251,15 @@ class Recorder:
         is_empty = self._delivery is not None and self._delivery.close(timeout) and is_synced
         if not spool.close(remove=is_empty):
             self._sink.tell(f"{spool.held_bytes:,} bytes of episodes were lost: the disk of the spool takes nothing")
+        if not is_empty and self._delivery is not None:
+            problem = self.stats().problem or "it was not done in time"
+            _log.warning(
+                "episodes are left in %s, for they could not be delivered: %s. The next recorder of this lake and "
+                "spool on this machine delivers them: lake.recorder(%r, ...)",
+                self._root,
+                problem,
+                self._uri,
+            )
         return is_empty
 
     def _stop_open(self, timeout: float) -> None:

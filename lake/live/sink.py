@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _F = TypeVar("_F", bound=Callable[..., Any])
 SYNC_SECONDS = 1.0
 """How long the end of an episode waits for the disk."""
+CLOSED = "Close a recorder when its agents are done, or make another one"
+"""What to do about episodes that come too late."""
 _TOLD_AT_MOST = 100
 _ERROR_LENGTH = 4000
 """Characters of an exception that are kept."""
@@ -56,6 +58,8 @@ class Sink:
         self.counts = Counts()
         self.is_left = False
         """This process was forked from the one that the spool belongs to."""
+        self.is_closed = False
+        """Its recorder is closed."""
         self.open: dict[bytes, Episode] = {}
         """Episodes that have not ended, by their keys."""
         self.on_finished: Callable[[], None] = lambda: None
@@ -85,7 +89,8 @@ class Sink:
             self.spool.append(payload, wait=self.wait)
         except SpoolFullError as error:
             self.count("lost")
-            self.tell(f'an episode is left out: {error}. Give a larger `max_bytes`, or on_full="block"')
+            room = 'Give a larger `max_bytes`, or on_full="block"'
+            self.tell(f"an episode is left out: {error}. {CLOSED if self.is_closed else room}")
             # A spool that is closed takes nothing: whoever adopts it sees that the episode was not finished.
             with contextlib.suppress(SpoolFullError):
                 self.spool.append(encode(key, number, Lost(reason="full")), is_reserved=True)

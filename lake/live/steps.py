@@ -303,8 +303,8 @@ class LiveStep(Context):
                 setattr(step, name, value)
             else:
                 extra[name] = as_str(value) if name in _OF_STEPS else value
-                valid = ", ".join(sorted(_OF_STEPS))
-                self._sink.trouble(f"a step takes no such `{name}`, so it went to its `extra`; valid: {valid}, finite")
+                valid = f"valid: {', '.join(sorted(_OF_STEPS))}; numbers are finite"
+                self._sink.trouble(f"a step takes no such `{name}`, so it went to its `extra`; {valid}")
         if error is not None:
             extra["error"] = told(error)
         if extra:
@@ -355,8 +355,8 @@ def is_value(name: str, value: Any, names: Container[str]) -> bool:
 
 
 def number(value: Any) -> float:
-    """A finite number. Raises ValueError, TypeError: a reward of NaN would have its whole episode rejected."""
-    found = float(value)
+    """A finite number. Raises ValueError, TypeError: text is none, and NaN would have its whole episode rejected."""
+    found = math.nan if isinstance(value, str | bytes | bytearray) else float(value)
     if not math.isfinite(found):
         raise ValueError(f"{value!r} was given; valid: a finite number")
     return found

@@ -325,6 +325,7 @@ def test_wrong_use_never_raises_is_counted_and_loses_nothing_else(
         troubles = recorder.stats().troubles
     assert troubles >= 10
     assert "the episode has ended" in caplog.text
+    assert "value_estimate; numbers are finite" in caplog.text
     assert "call `step.answer(response)` or `step.action(text)`" in caplog.text
     assert "no `colour`" in caplog.text or "['colour']" in caplog.text
     found = rows(tmp_path, "SELECT env_return, num_steps, seed, extra FROM episodes")
@@ -347,6 +348,32 @@ def test_what_is_told_is_told_once(make: Make, caplog: pytest.LogCaptureFixture)
     assert "steps that were left out, without an action and without tool calls: 5" in caplog.text
 
 
+def test_what_is_begun_after_the_end_is_refused_with_the_right_advice(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = make()
+    recorder.close()
+    agent(recorder)
+    recorder.record(EpisodeRecord(task_id="t", steps=[StepRecord(state="s", action="a")], source_format="live"))
+    assert recorder.stats().troubles == 2
+    assert "Recorder.episode: the recorder is closed" in caplog.text
+    assert "Recorder.record: the recorder is closed" in caplog.text
+    assert "max_bytes" not in caplog.text
+
+
+def test_text_is_no_reward_and_leaves_what_was_given_before(make: Make, tmp_path: Path) -> None:
+    with make() as recorder:
+        with recorder.episode("t") as episode, episode.step(state="s") as step:
+            step.action("a")
+            step.reward("0.5")
+            episode.reward(0.25)
+            episode.reward("1.0")
+            episode.score("judge", "1")
+        assert recorder.stats().troubles == 3
+    assert rows(tmp_path, "SELECT env_return, reward FROM episodes JOIN steps USING (episode_id)") == [(0.25, None)]
+    assert rows(tmp_path, "SELECT count(*) FROM scores") == [(0,)]
+
+
 def test_options_that_cannot_be_meant_are_refused_before_the_agent_runs(tmp_path: Path) -> None:
     for options, words in (
         ({"run": " "}, "`run` is ' '"),
@@ -357,6 +384,9 @@ def test_options_that_cannot_be_meant_are_refused_before_the_agent_runs(tmp_path
         with pytest.raises(UsageError, match=words):
             lake.recorder(tmp_path, **options)
     (tmp_path / "file").write_text("")
+    with pytest.raises(LakeAccessError, match="is a file, and a lake is a folder"):
+        lake.recorder(tmp_path / "file", run="r", spool=tmp_path / "spool")
+    assert not (tmp_path / "spool").exists()
     with pytest.raises(LakeAccessError, match="name another folder for the spool"):
         lake.recorder(tmp_path / "lake", run="r", spool=tmp_path / "file")
 
@@ -386,10 +416,11 @@ def test_a_full_spool_can_hold_the_agent_until_there_is_room(make: Make, tmp_pat
 def test_closing_frees_an_agent_that_waits_for_room(make: Make, tmp_path: Path) -> None:
     recorder = make(max_bytes=20_000, on_full="block")
     (tmp_path / "lake").rename(tmp_path / "away")
+    (tmp_path / "lake").write_text("nothing can be delivered")
     waiting = threading.Thread(target=lambda: [agent(recorder, steps=10) for _ in range(20)], daemon=True)
     waiting.start()
-    while recorder._sink.spool.is_roomy and waiting.is_alive():
-        waiting.join(0.01)
+    waiting.join(0.5)
+    assert waiting.is_alive()
     assert not recorder.close(0.1)
     waiting.join(30)
     assert not waiting.is_alive()
@@ -674,11 +705,15 @@ def test_a_lake_that_goes_away_is_tried_again_and_not_made_anew(
 def test_an_agent_is_not_held_up_by_a_lake_that_cannot_be_reached(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "lake").write_text("a file, where a lake is meant to be")
     recorder = lake.recorder(tmp_path / "lake", run="r", spool=tmp_path / "spool")
+    (tmp_path / "lake").rmdir()
+    (tmp_path / "lake").write_text("a file, where the lake is meant to be")
     agent(recorder)
     assert not recorder.close(30)
     assert "is a file, and a lake is a folder" in caplog.text
+    left = caplog.messages[-1]
+    assert f"episodes are left in {tmp_path / 'spool'}" in left
+    assert "The next recorder of this lake" in left
     (tmp_path / "lake").unlink()
     with lake.recorder(tmp_path / "lake", run="r", spool=tmp_path / "spool"):
         pass

@@ -13,7 +13,7 @@ from lake.live.calls.shapes import COMPLETIONS, MESSAGES, RESPONSES
 from lake.live.calls.steps import Call
 from lake.live.proxy import book as books
 from lake.live.proxy.rollouts import Ending
-from lake.records import EpisodeRecord
+from lake.records import EpisodeRecord, ScoreRecord
 from testkit.agent_calls import (
     START,
     Message,
@@ -420,6 +420,7 @@ def test_what_is_said_of_an_end_is_checked() -> None:
     for ending, reason in (
         (Ending(status="done"), "valid: completed"),
         (Ending(step_rewards=[1.0, 2.0]), "2 entries"),
+        (Ending(scores=[ScoreRecord(scorer="judge", value=value) for value in (0.0, 1.0)]), "'judge' more than once"),
     ):
         with pytest.raises(UsageError, match=reason):
             recording.book.end(NAMED, ending, START)

@@ -1,6 +1,7 @@
 """An episode that is open in the proxy, and what is said of it when it ends."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +56,11 @@ class Ending(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             raise UsageError(f"`status` is {self.status!r}; valid: {', '.join(STATUSES)}")
         if len(self.step_rewards) > steps:
             raise UsageError(f"`step_rewards` has {len(self.step_rewards)} entries; the episode has {steps} steps")
+        scorers = Counter((score.scorer, score.step_index) for score in self.scores)
+        if twice := [scorer for (scorer, _), count in scorers.items() if count > 1]:
+            raise UsageError(
+                f"`scores` has scorer {twice[0]!r} more than once for the same step or episode; valid: once"
+            )
         if bad := [score.step_index for score in self.scores if (score.step_index or 0) >= max(steps, 1)]:
             raise UsageError(f"`scores` names step {bad[0]}; the episode has {steps} steps, counted from 0")
 
