@@ -358,11 +358,11 @@ def test_an_unnamed_episode_ends_when_it_is_idle_however_busy_others_are(monkeyp
     clock, recording = Clock(monkeypatch), Recording()
     recording.book.add(chat(NOBODY, [USER], answer_of("push")))
     clock.now += 5
-    with recording.book.under_way.call(NOBODY):
+    with recording.book.under_way.call(recording.book.own(NOBODY)):
         clock.now += 6
         recording.book.expire(START, 10.0)
         assert recording.book.counts.ended == 0, "the call under way may be the next one of this episode"
-    with recording.book.under_way.call(NOBODY):
+    with recording.book.under_way.call(recording.book.own(NOBODY)):
         recording.book.expire(START, 10.0)
         assert recording.book.counts.ended == 1, "this one came when it was idle for long"
 
@@ -371,7 +371,7 @@ def test_a_named_episode_with_a_call_under_way_is_not_idle(monkeypatch: pytest.M
     clock, recording = Clock(monkeypatch), Recording()
     recording.book.add(chat(NAMED, [USER], answer_of("push")))
     clock.now += 100
-    with recording.book.under_way.call(NAMED):
+    with recording.book.under_way.call(recording.book.own(NAMED)):
         recording.book.expire(START, 10.0)
         assert recording.book.counts.ended == 0
     recording.book.expire(START, 10.0)
@@ -454,3 +454,19 @@ def test_a_text_that_was_answered_with_nothing_is_no_beginning_of_others() -> No
         [""],
         [" 4"],
     ]
+
+
+def test_names_of_one_row_of_the_lake_are_one_rollout() -> None:
+    recording, spelled = (
+        Recording(),
+        [
+            Address(task="t", rollout=1),
+            Address(task="t", rollout=1, attempt=0),
+            Address(task="t", rollout=1, run="live"),
+            Address(task="t", rollout=1, split="train"),
+        ],
+    )
+    for number, address in enumerate(spelled):
+        recording.book.add(chat(address, [{"role": "user", "content": f"{number}"}], answer_of("a"), number=number))
+    (record,) = recording.records()
+    assert len(record.steps) == 4

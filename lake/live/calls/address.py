@@ -24,6 +24,10 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it says which rollout it is; else the prompt of the call has to."""
         return self.task is not None
 
+    def of_rollout(self, run: str) -> "Address":
+        """The same for all addresses of one row of the lake; `run` is that of those that name none."""
+        return msgspec.structs.replace(self, run=self.run or run, attempt=self.attempt or 0, split=None, parent=None)
+
     @property
     def uri(self) -> str:
         """It as `source_uri`, from which `of_uri` reads it back; the parent is left out."""

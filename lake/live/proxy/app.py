@@ -185,7 +185,7 @@ class Proxy:
     async def _record(self, request: web.Request, address: Address, path: str, body: bytes) -> web.StreamResponse:
         if self._refuses and not self._has_room(self._held):
             raise RefusedError(503, _NO_ROOM)
-        own = msgspec.structs.replace(address, parent=None)
+        own = self._book.own(address)
         self._book.check(own)
         secrets = self._secrets(request)
         if secrets.stand_in(str(address)):
@@ -231,7 +231,7 @@ class Proxy:
         """Spans are taken whole, or the exporter is told to send them again."""
         if not self._has_room(self._held):
             raise RefusedError(503, _NO_ROOM)
-        self._book.check(msgspec.structs.replace(address, parent=None))
+        self._book.check(address)
         async with self._unpacking:
             found = await asyncio.to_thread(received, path, request.content_type, body)
         for traced, is_over in found:
@@ -270,7 +270,7 @@ class Proxy:
         except NO_JSON as error:
             valid = ", ".join(Ending.__struct_fields__)
             raise UsageError(f"the end of an episode: {error}; valid: an object with any of {valid}") from error
-        own = msgspec.structs.replace(address, parent=None)
+        own = self._book.own(address)
         deadline = time.monotonic() + _SETTLING_SECONDS
         while own.is_named and self._book.under_way.of(own) and time.monotonic() < deadline:
             await asyncio.sleep(0.02)

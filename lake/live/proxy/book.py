@@ -96,13 +96,17 @@ class Book:
 
     def check(self, address: Address) -> None:
         """Raise EndedError for an address whose calls and spans are not taken any more."""
-        if address not in self._named:
+        if self.own(address) not in self._named:
             self.ends.check(address)
+
+    def own(self, address: Address) -> Address:
+        """The address by which a rollout is known here."""
+        return address.of_rollout(self._run)
 
     def add(self, call: Call) -> None:
         """Record a call."""
         self.counts.calls += 1
-        address = msgspec.structs.replace(call.address, parent=None)
+        address = self.own(call.address)
         prefixes = self._prefixes.setdefault(address, Prefixes())
         answer = call.answer
         if answer is not None and answer.message is None and not answer.action_ids:
@@ -119,7 +123,7 @@ class Book:
 
     def receive(self, address: Address, found: Traced, at: datetime, *, is_over: bool) -> None:
         """Record spans that were received; `is_over`: the root of their trace is among them."""
-        own = msgspec.structs.replace(address, parent=None)
+        own = self.own(address)
         rollout = self._named.get(own) if own.is_named else self._traced.get((own, found.trace_id))
         if rollout is None:
             rollout = self._begin(address, address.task or found.trace_id, is_trace=not own.is_named, started_at=at)
@@ -149,7 +153,7 @@ class Book:
 
     def _begin(self, address: Address, task_id: str, *, is_trace: bool = False, **fields: Any) -> Rollout:
         """Begin an episode; `is_trace`: its task is a trace of its own, as in files of traces."""
-        key, own = new_key(), msgspec.structs.replace(address, parent=None)
+        key, own = new_key(), self.own(address)
         number = 0 if is_trace else int.from_bytes(key[:4], "little") >> 1
         after = self.ends.before(own) if own.is_named else None
         record = EpisodeRecord(
@@ -163,12 +167,12 @@ class Book:
             split=address.split,
             source_format=SOURCE_FORMAT,
             source_version="proxy",
-            source_uri=own.uri,
+            source_uri=msgspec.structs.replace(address, parent=None).uri,
             parent_episode_id=after,
             relation="continuation" if after else None,
             **fields,
         )
-        if address.parent is not None and address.parent != own and not after:
+        if address.parent is not None and self.own(address.parent) != own and not after:
             self._name_parent(record, address.parent)
         rollout = Rollout(key, own, record)
         rollout.trace_id = task_id if is_trace else None
@@ -198,6 +202,7 @@ class Book:
 
     def _id_of(self, address: Address) -> str | None:
         """The id of an episode that calls name; a name leaves out the agent."""
+        address = self.own(address)
         named = self._named.get(address)
         for known, rollout in () if named else self._named.items():
             if known.task == address.task and msgspec.structs.replace(known, agent=None) == address:
@@ -261,6 +266,7 @@ class Book:
             EndedError: it has ended, and something else was said of it.
             UsageError: there is no such episode, or its steps and rewards are not as many.
         """
+        address = self.own(address)
         rollout = self._named.get(address)
         if rollout is None and ending.response_id is not None and not address.is_named:
             known = self._prefixes.get(address, Prefixes()).by_name(ending.response_id)
@@ -359,6 +365,7 @@ class Book:
         address = Address()
         with suppress(ValueError):
             address = Address.of_uri(record.source_uri or "")
+        address = address.of_rollout(record.run_id or self._run)
         rollout = Rollout(key, address, record)
         rollout.frames = len(found)
         if not address.is_named and any(isinstance(frame, Traced) for frame in found):

@@ -124,8 +124,7 @@ class Ends:
 
     def _name(self, address: Address) -> str:
         """The same for all addresses whose rollout is the same row of the lake."""
-        run, attempt = address.run or self._run, address.attempt or 0
-        return msgspec.structs.replace(address, run=run, attempt=attempt, split=None, parent=None).uri
+        return address.of_rollout(self._run).uri
 
     def _told(self, address: Address) -> str:
         rollout = "task" if address.rollout is None else f"rollout {address.rollout} of task"
