@@ -279,3 +279,19 @@ def test_many_spans_are_recorded_in_pieces_that_keep_nobody_waiting() -> None:
     parts = [frame.document["resourceSpans"][0]["scopeSpans"][0]["spans"] for frame in found]
     assert max(map(len, parts)) <= 500
     assert [span["spanId"] for part in parts for span in part] == ids
+
+
+def test_traces_that_nobody_ends_crowd_out_each_other_and_no_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lake.live.proxy.book.MOST_TRACES", 3)
+    desk = Desk()
+    chats = [span for span in SPANS if span.name == "chat"]
+    desk.send(chats, Address(task="t"))
+    for number in range(1, 6):
+        desk.book.receive(
+            Address(), Traced(trace_id=f"{number:032x}", document={"resourceSpans": []}), NOW, is_over=False
+        )
+    assert desk.book.counts.crowded_out == 2
+    desk.book.end(Address(task="t"), Ending(reward=1.0), NOW)
+    (record,) = desk.finished()
+    assert isinstance(record, EpisodeRecord)
+    assert record.env_return == 1.0

@@ -57,6 +57,8 @@ from lake.records import EpisodeRecord, episode_id
 DEFAULT_RUN = "live"
 MOST_HELD = 200_000
 """Open episodes and their steps, together."""
+MOST_TRACES = 10_000
+"""Open ones that name no rollout: services that write many crowd out each other."""
 SETTLING_SECONDS = 10.0
 """How long a trace whose root has ended waits for spans of other processes and batches: they are sent every 5 s."""
 Emit = Callable[[bytes, int, Frame, bool], None]
@@ -314,12 +316,11 @@ class Book:
 
     def _make_room(self) -> None:
         """End episodes that were silent for longest while too much is held."""
-        while self._held > self._most_held:
-            oldest = next(iter(self._open.values()))
+        while (are_traces := len(self._traced) > MOST_TRACES) or self._held > self._most_held:
+            crowd = self._traced.values() if are_traces else self._open.values()
+            oldest = next(iter(crowd))
             # A call that names no rollout may belong to any; the worst that comes of it is another episode.
-            is_idle = (
-                one for one in self._open.values() if not (one.address.is_named and self.under_way.of(one.address))
-            )
+            is_idle = (one for one in crowd if not (one.address.is_named and self.under_way.of(one.address)))
             self.counts.crowded_out += 1
             self._give_up(next(is_idle, oldest), datetime.now(UTC), "crowded_out")
 
