@@ -16,6 +16,7 @@ from lake.formats.base.json_faults import Rewriter, not_a_number, repeated_key
 from lake.formats.base.lines import is_cut, read_lines, reject
 from lake.formats.base.look import Look
 from lake.formats.base.source import Input
+from lake.formats.base.unseen import marked
 from lake.records import EpisodeRecord, Reject, check
 
 NAME = "jsonl"
@@ -73,6 +74,7 @@ class Lines:
         problem = repeated_key(text) if may_repeat else None
         if problem := problem or check(record, is_plain=is_plain):
             return reject(number, line, "invalid", problem)
+        record.steps = marked(record)
         return number, record
 
 

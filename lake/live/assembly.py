@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from lake import ids
+from lake.formats.base.unseen import marked
 from lake.formats.chat.messages import Message, decision
 from lake.live.frames import (
     SOURCE_FORMAT,
@@ -113,6 +114,7 @@ def assemble(frames: Iterable[Frame]) -> EpisodeRecord:
         span.step_index = None if span.step_index is None else place.get(span.step_index)
     _judge(record, found, place)
     _close(record, end)
+    record.steps = marked(record)
     return record
 
 

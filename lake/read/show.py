@@ -11,12 +11,12 @@ import polars as pl
 
 from lake import ids
 from lake.errors import UsageError
+from lake.formats.base.unseen import not_text
 from lake.judgements.credit import covering, current_series, find_credit, outdated
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
 from lake.read.text_table import counted
 from lake.write.rows import inlined
-from lake.write.unseen import not_text
 
 Row = dict[str, Any]
 _CUT_CHARACTERS = 600

@@ -26,7 +26,6 @@ from lake.read.snapshot import Snapshot
 from lake.records import EpisodeRecord, Identity, SpanRecord, StepRecord, TokensRecord, identify
 from lake.tables import BLOBS, EPISODES, SPANS, STEPS, TABLES, TOKENS
 from lake.tables.columns import Column, Table, Type
-from lake.write.unseen import marked
 
 LIMIT = 64 << 10
 """Bytes of UTF-8 that stay in a row."""
@@ -184,7 +183,7 @@ def steps_frame(records: Sequence[EpisodeRecord], identities: Sequence[Identity]
     columns: dict[str, list[Any]] = {name: [] for name in ("episode_id", "step_index", "group_id", "run_id")}
     for record, identity in zip(records, identities, strict=True):
         n = len(record.steps)
-        steps_S += marked(record)
+        steps_S += record.steps
         columns["episode_id"] += [identity.episode_id] * n
         columns["group_id"] += [identity.group_id] * n
         columns["run_id"] += [record.run_id] * n

@@ -142,13 +142,13 @@ def test_a_spool_that_alone_fills_its_disk_makes_room_by_delivering(tmp_path: Pa
 
 
 def test_what_was_recorded_while_the_lake_was_away_is_delivered_by_the_next_process(tmp_path: Path) -> None:
-    """Killed while its lake is away: another one, started when it is back, finds all."""
+    """Killed while its lake cannot be opened: another one, started when it can, finds all."""
     empty_lake(tmp_path / "lake")
-    (tmp_path / "lake").rename(tmp_path / "away")
-    (tmp_path / "lake").write_text("nothing is mounted here")
+    newest = max((tmp_path / "lake" / "episodes" / "_delta_log").glob("*.json"))
+    damage = newest.with_name(f"{int(newest.stem) + 1:020}.json")
+    damage.write_text("no commit")
     finished = killed_after(tmp_path, 0.5, first=0)
-    (tmp_path / "lake").unlink()
-    (tmp_path / "away").rename(tmp_path / "lake")
+    damage.unlink()
     with lake.recorder(tmp_path / "lake", run="agent", spool=tmp_path / "spool"):
         pass
     assert finished

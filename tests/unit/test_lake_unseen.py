@@ -4,10 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from click.testing import CliRunner
+
 import lake
+from lake.cli import trajlake
+from lake.formats.base.unseen import marked
 from lake.read.show import gather, lines
 from lake.records import EpisodeRecord, StepRecord, TokensRecord
-from lake.write.unseen import marked
 
 TEXT = {"role": "user", "content": [{"type": "text", "text": "what is it?"}, {"type": "input_text", "text": "say"}]}
 IMAGE = {"role": "user", "content": [TEXT["content"][0], {"type": "image_url", "image_url": {"url": "data:,x"}}]}  # type: ignore[index]
@@ -32,17 +35,20 @@ def test_from_the_first_image_on_no_step_with_tokens_is_trained_on() -> None:
     assert marks({"tokens": None}, {}, first=IMAGE) == [True, False], "rendering refuses the first"
 
 
-def test_a_record_is_the_same_episode_as_before_and_its_rows_say_why(tmp_path: Path) -> None:
-    record = EpisodeRecord(task_id="t", run_id="r", initial_messages=[IMAGE], steps=steps({"extra": {"id": "x"}}))
+def test_what_is_read_is_marked_says_why_and_leaves_as_the_same_episode(tmp_path: Path) -> None:
+    tokens = {"context_ids": [1], "action_ids": [2]}
+    step = {"state": "what is it?", "action": "a cat", "tokens": tokens, "extra": {"id": "x"}}
+    (tmp_path / "a.jsonl").write_text(json.dumps({"task_id": "t", "initial_messages": [IMAGE], "steps": [step]}))
     lk = lake.open(tmp_path / "lake", create=True)
-    lk.append([record])
-    assert record.steps[0].trainable
+    lk.ingest(tmp_path / "a.jsonl", run_id="r")
     (row,) = lk.sql("SELECT trainable, extra FROM steps").to_dicts()
     assert not row["trainable"]
     assert json.loads(row["extra"]) == {
         "not_trainable": "a message holds a part of type 'image_url', for which its tokens are placeholders",
         "id": "x",
     }
-    assert lk.append([record]).present == 1
+    done = CliRunner().invoke(trajlake, ["export", "--lake", str(tmp_path / "lake"), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    assert lk.ingest(tmp_path / "out", run_id="r").present == 1
     shown = [line for _, line in lines(gather(lk.snapshot(), lk.sql("SELECT episode_id FROM episodes").item()))]
     assert "    [image_url]" in shown

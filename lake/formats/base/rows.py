@@ -21,6 +21,7 @@ from lake.formats.base.json_faults import Rewriter, not_a_number, repeated_key
 from lake.formats.base.lines import LINE_LIMIT, is_cut, read_lines, reject
 from lake.formats.base.look import look_or_other
 from lake.formats.base.source import Input, Source
+from lake.formats.base.unseen import marked
 from lake.records import EpisodeRecord, Reject, StepRecord, check, excerpt, identify
 
 Item = tuple[int, EpisodeRecord] | Reject
@@ -80,6 +81,7 @@ def finished(record: EpisodeRecord, name: str) -> str | None:
 
 def _finished(record: EpisodeRecord, name: str, *, is_plain: bool) -> str | None:
     record.source_format = name
+    record.steps = marked(record)
     if not record.steps and (record.env_return is not None or record.scores):
         # Only its outcome is known: it counts among its siblings, and nothing of it is trained on.
         record.steps = [StepRecord(state=None, action="", trainable=False)]

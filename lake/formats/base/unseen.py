@@ -21,7 +21,7 @@ _TEXTS = frozenset(("text", "input_text", "output_text", "summary_text", "refusa
 
 
 def marked(record: EpisodeRecord) -> list[StepRecord]:
-    """The steps of a record as they are stored; those that tokens do not determine are marked."""
+    """The steps of a record that was read or recorded; those that tokens do not determine are marked."""
     if all(step.tokens is None for step in record.steps):
         return record.steps
     found, kinds = [], not_text(record.initial_messages or ())
