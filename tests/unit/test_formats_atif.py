@@ -98,11 +98,13 @@ def test_a_real_trial_gives_rewards_tokens_and_its_sub_agent() -> None:
     assert [tokens.context_ids for tokens in with_tokens] == [[1, 2, 3], [6]], "the second prompt extends the first"
     assert (helper.relation, helper.parent_step_index, helper.parent_episode_id) == ("subagent", 0, text_id(main))
     assert [(step.is_copied_context, step.trainable) for step in main.steps] == [
-        (False, True),
+        (False, False),
         (True, False),
         (False, False),
-        (False, True),
+        (False, False),
     ]
+    sounds = ["'audio'" in (step.extra or {}).get("not_trainable", "") for step in main.steps]
+    assert sounds == [True, False, False, True], "what it was asked holds one, for which tokens are placeholders"
     assert [(step.extra or {}).get("llm_call_count") for step in main.steps] == [None, None, 0, 2]
     assert "rollout_details" not in (main.extra or {}), "a repetition of the steps' own tokens"
 
