@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,9 +73,16 @@ class Proxy:
         return socket.create_connection(("127.0.0.1", self.port), timeout=60)
 
     def end(self, number: int = signal.SIGINT) -> str:
-        """End it; what it printed."""
+        """End it; what it printed behind its first line."""
         self.process.send_signal(number)
-        return self.process.communicate(timeout=120)[0]
+        patience = threading.Timer(120, self.process.kill)
+        patience.start()
+        assert self.process.stdout is not None
+        with self.process.stdout as pipe:
+            printed = pipe.read()  # `communicate` loses what came together with the first line
+        self.process.wait()
+        patience.cancel()
+        return str(printed)
 
 
 @contextmanager
