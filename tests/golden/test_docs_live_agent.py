@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 import lake
 from lake.cli import trajlake
+from lake.errors import NotALakeError
 from testkit.engine_server import engine_server
 from testkit.lakes import build_lake
 from testkit.model_server import ModelEngine
@@ -37,9 +38,16 @@ def play(at: Proxy, run: str) -> None:
     Path("agent.py").write_text(program.replace("http://127.0.0.1:8484", at.base))
     subprocess.run([sys.executable, "agent.py", run], check=True, timeout=300)
     deadline = time.monotonic() + 60
-    counted = f"SELECT count(*) FROM episodes WHERE run_id = '{run}'"
-    while lake.open(at.lake).sql(counted).item() < EPISODES and time.monotonic() < deadline:
+    while recorded(at.lake, run) < EPISODES and time.monotonic() < deadline:
         time.sleep(0.2)
+
+
+def recorded(uri: str, run: str) -> int:
+    """Episodes of a run, 0 while the proxy still makes its lake."""
+    try:
+        return int(lake.open(uri).sql("SELECT count(*) FROM episodes WHERE run_id = ?", [run]).item())
+    except NotALakeError:
+        return 0
 
 
 def done(command: list[str]) -> str:
