@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 
 from lake import ids
 from lake.records import EpisodeRecord, StepRecord
-from pipelines.collect.environments import Environment, Outcome
+from pipelines.collect.environments.games import Answer, TextGame
 from pipelines.collect.policies import Decision, Message, Policy, PolicyCard, Turn
 
 
@@ -37,8 +37,8 @@ class _Rollout:
     """A rollout under way: the environment, its last answer, and the steps so far."""
 
     start: Start
-    environment: Environment
-    outcome: Outcome
+    environment: TextGame
+    outcome: Answer
     task_id: str
     initial_messages: list[Message]
     steps: list[StepRecord] = field(default_factory=list)
@@ -70,7 +70,7 @@ class _Rollout:
         self.outcome = after
 
 
-def play(environments_E: Sequence[Environment], starts_E: Sequence[Start], policy: Policy) -> list[EpisodeRecord]:
+def play(environments_E: Sequence[TextGame], starts_E: Sequence[Start], policy: Policy) -> list[EpisodeRecord]:
     """Play one rollout per environment to its end: records in order, without the facts of their run and group."""
     card = policy.card
     session = policy.start([start.rollout_seed for start in starts_E])
@@ -84,13 +84,13 @@ def play(environments_E: Sequence[Environment], starts_E: Sequence[Start], polic
     return [_record(rollout, card) for rollout in rollouts_E]
 
 
-def _begin(environment: Environment, start: Start) -> _Rollout:
+def _begin(environment: TextGame, start: Start) -> _Rollout:
     outcome = environment.reset(start.seed)
     task_id = f"{environment.name}/{ids.to_text(outcome.info.initial_world_hash)}"
     return _Rollout(start, environment, outcome, task_id, _messages(outcome))
 
 
-def _messages(outcome: Outcome) -> list[Message]:
+def _messages(outcome: Answer) -> list[Message]:
     return [{"role": "user", "content": outcome.observation}]
 
 
@@ -129,7 +129,7 @@ class GroupConfig(BaseModel, frozen=True, extra="forbid"):
     """Rollouts played side by side, at least one whole group. Bounds memory; does not change what is sampled."""
 
 
-def distinct_seeds(make_environment: Callable[[], Environment], first: int, count: int) -> list[int]:
+def distinct_seeds(make_environment: Callable[[], TextGame], first: int, count: int) -> list[int]:
     """The first `count` seeds from `first` on whose initial worlds all differ.
 
     A start's world is its task, and a round holds a task once: the same world drawn by two seeds would be one group.
@@ -144,7 +144,7 @@ def distinct_seeds(make_environment: Callable[[], Environment], first: int, coun
 
 
 def collect_groups(
-    make_environment: Callable[[], Environment],
+    make_environment: Callable[[], TextGame],
     policy: Policy,
     seeds_P: Sequence[int],
     *,

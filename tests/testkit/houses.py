@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from pipelines.collect.environments import Outcome
+from pipelines.collect.environments.games import Answer
 from pipelines.collect.environments.house import House, HouseConfig, Split, World, draw_world
 from pipelines.collect.policies import Decision, PolicyCard, Session, Turn
 
@@ -22,7 +22,7 @@ def solution(world: World) -> list[str]:
     ]
 
 
-def walk(house: House, seed: int, actions: Sequence[str]) -> list[Outcome]:
+def walk(house: House, seed: int, actions: Sequence[str]) -> list[Answer]:
     """The outcomes of a start and of actions, up to the end of the episode."""
     outcomes = [house.reset(seed)]
     for action in actions:

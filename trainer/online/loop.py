@@ -22,7 +22,7 @@ from lake.lake import Lake
 from lake.records import EpisodeRecord
 from lake.write.jobs import Job
 from pipelines.collect import GroupConfig, collect_groups, distinct_seeds
-from pipelines.collect.environments import Environment
+from pipelines.collect.environments.games import TextGame
 from pipelines.collect.policies.transformers_policy import SamplingConfig, TransformersPolicy
 from pipelines.credit import CreditSummary, GiGPO
 from pipelines.credit.compare import shuffle_advantages
@@ -105,7 +105,7 @@ class Player:
         self.model.load_state_dict(trained.state_dict())
 
 
-MakeEnvironment = Callable[[], Environment]
+MakeEnvironment = Callable[[], TextGame]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,54 +1,94 @@
-"""Text environments: the protocol. An environment is a small state machine that speaks text.
+"""Environments: the protocol that every environment is played by.
 
-`reset(seed)` draws a start, the same one for the same seed in every process; `step(action)` answers an action. What a
-learner must not see (which actions would be admitted, the hash of the start) travels in `Info`, beside the text. The
-conversation a policy sees is one user message per observation.
+An environment speaks in chat messages. `reset(task)` opens an episode and gives the messages that its policy is shown
+first; `step(action)` takes the assistant's message, tool calls included, and gives what the policy is shown next. That
+the task is over (`terminated`: success or failure) and that a limit was reached (`truncated`) are told apart, because
+credit is not the same after them. What nobody rewarded is None, not 0.
+
+Equal tasks open in equal messages, in every process: rollouts of one task are siblings, and their rewards are compared.
+The manager refuses a group whose members begin differently.
+
+To write one, `trajlake template environment FILE` makes a file to begin with; `--env FILE:make` plays it. Methods are
+coroutines. An environment that blocks is wrapped by `in_thread`, so that thousands of others go on meanwhile.
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from lake.records import Json
+from pipelines.collect.policies import Message
 
 
-@dataclass(frozen=True, slots=True)
-class Info:
-    """Facts beside the observation, for the collector and for scripted policies."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Where an episode begins. Siblings share it."""
 
-    admissible: tuple[str, ...]
-    """Actions that would have an effect now, sorted; empty once the episode is over."""
-    is_well_formed: bool = True
-    """The last action was a sentence of the environment's grammar."""
-    is_admissible: bool = True
-    """The last action had an effect. A well-formed action can be inadmissible: a locked door, a thing out of reach."""
-    terminated: bool = False
-    """The environment ended the episode (success or failure), as opposed to the horizon."""
-    initial_world_hash: int = 0
-    """Hash of the whole initial world, hidden parts included: what held-out splits are disjoint by."""
+    seed: int = 0
+    """Decides what the environment draws; stored as `episodes.seed`, and part of the group's key."""
+    name: str | None = None
+    """`episodes.task_id`; None: the environment names it in its first outcome."""
+    messages: list[Message] = field(default_factory=list)
+    """The prompt, where the task is one."""
+    ground_truth: Json = None
+    """What a reward function may compare with; stored with the episode, never shown to the policy."""
+    data: dict[str, Json] = field(default_factory=dict)
+    """Whatever else the row of a file of tasks says."""
 
 
-class Outcome(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
     """What an environment answers."""
 
-    observation: str
-    """What the policy sees; the anchor state of its next decision."""
-    reward: float
-    """Reward of the action that led here; 0.0 from `reset`."""
-    done: bool
-    """No further action is taken: the environment ended the episode or the horizon is reached."""
-    info: Info
+    messages: list[Message]
+    """What the policy is shown next, without anything it has seen or said before; after the end, what came last."""
+    reward: float | None = None
+    """Of the action that led here; None if nothing rewarded it, and from `reset`."""
+    terminated: bool = False
+    """The environment ended the episode: success or failure."""
+    truncated: bool = False
+    """A limit of the environment ended it: the horizon, a time."""
+    tools: list[dict[str, Any]] | None = None
+    """From `reset`: schemas of the functions that the policy may call, as in an OpenAI request."""
+    task_id: str | None = None
+    """From `reset`: the name of the start, where the task has none."""
+    ground_truth: Json = None
+    """From `reset`: where the environment knows it and the task does not."""
+    is_action_valid: bool | None = None
+    """Whether the last action was well-formed; None if the environment does not say."""
+    is_error: bool | None = None
+    """The messages say that the last action did not work."""
+    admissible: tuple[str, ...] = ()
+    """Actions that would have an effect now, for scripted policies; a model never sees them."""
+    extra: dict[str, Json] | None = None
+    """What else is worth keeping of the last action: `steps.extra`; from `reset`: `episodes.extra`."""
+
+    @property
+    def done(self) -> bool:
+        """No further action is taken."""
+        return self.terminated or self.truncated
 
 
 class Environment(Protocol):
-    """A text environment. Instances are cheap: every rollout gets its own."""
+    """An environment. Every rollout gets an instance of its own."""
 
-    name: str
-    """Name and variant, for `episodes.environment`."""
-    split: str
-    """The split its starts are drawn from, for `episodes.split`."""
-
-    def reset(self, seed: int) -> Outcome:
-        """Draw a start. Equal seeds give equal starts, in every process."""
+    @property
+    def name(self) -> str:
+        """Name and variant: `episodes.environment`."""
         ...
 
-    def step(self, action: str) -> Outcome:
-        """Take an action; malformed and inadmissible ones are answered. RuntimeError if no episode is running."""
+    @property
+    def split(self) -> str | None:
+        """The split that its tasks are drawn from: `episodes.split`."""
+        ...
+
+    async def reset(self, task: Task) -> Outcome:
+        """Begin the task. Equal tasks begin in equal messages, in every process."""
+        ...
+
+    async def step(self, action: Message) -> Outcome:
+        """Take the assistant's message; whatever is wrong with it is answered, not raised."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of what the episode holds: processes, connections. Called once, also after an error."""
         ...

@@ -25,7 +25,7 @@ from enum import StrEnum
 from pydantic import BaseModel, Field
 
 from lake import ids
-from pipelines.collect.environments import Info, Outcome
+from pipelines.collect.environments.games import Answer, Info
 from pipelines.collect.policies import Decision, PolicyCard, Session, Turn
 
 ROOM_NAMES = ("attic", "cellar", "garden", "hall", "kitchen", "study")
@@ -154,13 +154,13 @@ class House:
         self.split = self.config.split.value
         self._game: _Game | None = None
 
-    def reset(self, seed: int) -> Outcome:
+    def reset(self, seed: int) -> Answer:
         """Draw the world of the seed. The observation opens with the task."""
         world = draw_world(seed, self.config.rooms, self.config.split)
         self._game = _Game(world)
         return self._answer(self._game, f"Bring the treasure to the {world.goal}. {self._game.view()}")
 
-    def step(self, action: str) -> Outcome:
+    def step(self, action: str) -> Answer:
         """Take an action; RuntimeError if no episode is running."""
         game = self._game
         if game is None or self._is_over(game):
@@ -179,7 +179,7 @@ class House:
 
     def _answer(
         self, game: "_Game", observation: str, is_well_formed: bool = True, is_admissible: bool = True
-    ) -> Outcome:
+    ) -> Answer:
         done = self._is_over(game)
         info = Info(
             admissible=() if done else game.admissible(),
@@ -188,7 +188,7 @@ class House:
             terminated=game.is_won(),
             initial_world_hash=game.world_hash,
         )
-        return Outcome(observation, float(game.is_won()), done, info)
+        return Answer(observation, float(game.is_won()), done, info)
 
 
 class _Game:

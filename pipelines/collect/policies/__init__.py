@@ -1,8 +1,13 @@
-"""Policies: the batched protocol, conversational and free of any environment.
+"""Policies: who decides, free of any environment. There are two protocols, for two ways to run a model.
 
-A policy starts a session over many rollouts at once and is then asked, turn by turn, for the decisions of those that
-still run. It gets only what was added since its last decision, so a policy with a cache never reads a token twice.
-Randomness is per rollout: a rollout's decisions depend on its own seed and not on which others share the batch.
+`Policy` is batched, for a model in this process: it starts a session over many rollouts at once and is then asked, turn
+by turn, for the decisions of those that still run.
+
+`Speaker` is for thousands of rollouts in flight, each at its own pace, before engines that batch by themselves: a
+rollout opens a conversation and awaits its decisions.
+
+Either way a policy gets only what was added since its last decision, so one with a cache never reads a token twice, and
+randomness is per rollout: its decisions depend on its own seed and not on which others run beside it.
 """
 
 from collections.abc import Sequence
@@ -38,6 +43,22 @@ class Decision:
     """stop: the policy ended its action. length: it was cut off."""
     tokens: TokensRecord | None = None
     """Exact tokens and behaviour log-probabilities, where the policy has any."""
+    reasoning: str | None = None
+    """What it thought aloud, where that is kept apart from the action."""
+    tool_calls: list[dict[str, Any]] | None = None
+    """Calls of functions that the action makes, as in an OpenAI message."""
+    model: str | None = None
+    """The model that answered, where that is not the policy's name."""
+    policy_version: int | None = None
+    """Version of the weights that sampled its first token, where that is not the card's."""
+    extra: dict[str, Any] | None = None
+    """What else is worth keeping: `steps.extra`."""
+
+    @property
+    def message(self) -> Message:
+        """The action as the assistant's message."""
+        calls = {"tool_calls": self.tool_calls} if self.tool_calls else {}
+        return {"role": "assistant", "content": self.action, **calls}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,4 +94,47 @@ class Policy(Protocol):
 
     def start(self, seeds_E: Sequence[int]) -> Session:
         """Open a session of one rollout per seed. Equal seeds give equal decisions."""
+        ...
+
+
+class Conversation(Protocol):
+    """One rollout's side of a policy."""
+
+    async def decide(self, messages: Sequence[Message]) -> Decision:
+        """Decide, given the messages that were added since the last decision.
+
+        Raises:
+            EngineError: the engine failed, after as many tries as the policy makes.
+            ContextFullError: the conversation has grown beyond what the model takes.
+        """
+        ...
+
+    def resume(self, turns: Sequence[tuple[Sequence[Message], Decision]]) -> None:
+        """Go on after these turns, which were taken before: by another process, or under other weights.
+
+        `tokens` of a decision are those that were sampled then; a policy that keeps tokens continues exactly these.
+        """
+        ...
+
+
+class Speaker(Protocol):
+    """A policy that converses with many rollouts at once, each at its own pace."""
+
+    @property
+    def card(self) -> PolicyCard:
+        """Facts to store with the episodes. `version` is None where each decision says its own."""
+        ...
+
+    def open(self, seed: int, *, key: str, tools: Sequence[dict[str, Any]] | None = None) -> Conversation:
+        """Begin a conversation.
+
+        Args:
+            seed: of its randomness. Equal seeds give equal decisions, where the engine is deterministic.
+            key: names the rollout: calls of one go to the same engine, whose cache holds its prefix.
+            tools: schemas of the functions that may be called.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections."""
         ...

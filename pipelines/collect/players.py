@@ -1,0 +1,88 @@
+"""Players: the protocol of whatever plays one rollout, and what the manager says and hears of it.
+
+There are two kinds: an environment with a policy (`play_environment.py`), and an agent before an endpoint (`agents/`).
+The manager (`manager/`) owns how many run at once, their time-outs, attempts, and what is left of them when the process
+dies; a player knows one rollout only.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from lake.errors import TrajlakeError
+from lake.records import EpisodeRecord, StepRecord
+from pipelines.collect.environments import Task
+from pipelines.collect.policies import Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """Which rollout is to be played."""
+
+    run_id: str
+    task: Task
+    rollout_index: int
+    """Number among the siblings."""
+    attempt: int = 0
+    """How often it was tried before."""
+    collection_round: int = 0
+    expected_group_size: int = 1
+    seed: int = 0
+    """Of the policy's randomness: every rollout and attempt has its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a rollout ended, by the names of `EpisodeRecord`."""
+
+    status: str = "completed"
+    """completed, truncated, aborted, failed."""
+    terminated: bool | None = None
+    stop_reason: str | None = None
+    error: str | None = None
+    env_return: float | None = None
+    final_observation: list[Message] | None = None
+    num_steps: int = 0
+    completion_tokens: int | None = None
+
+
+class RolloutLog(Protocol):
+    """Where a player writes what happens, durably, as it happens."""
+
+    @property
+    def steps(self) -> list[StepRecord]:
+        """Steps that are there already: of a rollout that was carried over, or that a kill interrupted."""
+        ...
+
+    def begin(self, record: EpisodeRecord) -> None:
+        """The episode as it begins, without steps. A rollout that goes on says the same again.
+
+        Raises:
+            StartError: a sibling began in other messages.
+        """
+        ...
+
+    def step(self, record: StepRecord) -> None:
+        """A decision was taken, and this came of it."""
+        ...
+
+
+class Player(Protocol):
+    """Whatever plays rollouts, many at once."""
+
+    async def play(self, rollout: Rollout, log: RolloutLog) -> Ending:
+        """Play one rollout to its end; a failure of the environment or the agent is an ending, too.
+
+        Cancelled, it leaves nothing running: the environment is closed, the agent's address takes no more calls.
+
+        Raises:
+            EngineError: of engines that are gone for good; the rollout is tried again by the manager.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let go of engines, proxies and connections."""
+        ...
+
+
+class StartError(TrajlakeError, ValueError):
+    """Siblings begin differently, so their rewards cannot be compared."""
