@@ -61,13 +61,22 @@ class RolloutLog(Protocol):
         """
         ...
 
-    def step(self, record: StepRecord) -> None:
-        """A decision was taken, and this came of it."""
+    async def step(self, record: StepRecord) -> None:
+        """A decision was taken, and this came of it. Waits while the disk has no room."""
         ...
 
 
 class Player(Protocol):
-    """Whatever plays rollouts, many at once."""
+    """Whatever plays rollouts, many at once. Made outside of an event loop; used in one."""
+
+    @property
+    def is_recorder(self) -> bool:
+        """It records its rollouts itself (the proxy does an agent's), and writes to no log."""
+        ...
+
+    async def settle(self) -> None:
+        """Have all that ended in the lake, also what an earlier process left; before it is asked what is there."""
+        ...
 
     async def play(self, rollout: Rollout, log: RolloutLog) -> Ending:
         """Play one rollout to its end; a failure of the environment or the agent is an ending, too.
@@ -77,6 +86,10 @@ class Player(Protocol):
         Raises:
             EngineError: of engines that are gone for good; the rollout is tried again by the manager.
         """
+        ...
+
+    def figures(self) -> dict[str, float]:
+        """Counts so far, by name: calls, retries, tokens, drifted; and what is so now: `in_flight`, `slots`."""
         ...
 
     async def close(self) -> None:
