@@ -103,10 +103,11 @@ class Engine(Protocol):
         """Sample; as many generations as `request.samples`. One try: the pool owns retries. Raises EngineError."""
         ...
 
-    async def logprobs(self, ids: Sequence[int]) -> list[float]:
+    async def logprobs(self, ids: Sequence[int], *, adapter: str | None = None) -> list[float]:
         """Log-probabilities of each of `ids` but the first, given those before it, in nats at temperature 1.
 
-        What the trainer's own numbers are compared with after its weights were pushed. Raises EngineError.
+        What the trainer's own numbers are compared with after its weights were pushed. `adapter` is as in a request.
+        Raises EngineError.
         """
         ...
 
