@@ -45,6 +45,8 @@ class Request:
     sampling: Sampling
     seed: int | None = None
     """Of the sampling; None: the engine draws one."""
+    stop_ids: Sequence[int] = ()
+    """Tokens that end an answer beside the model's own end token: the marker that a chat template ends turns by."""
     samples: int = 1
     """How many answers to the one prompt."""
     schema: dict[str, Any] | None = None

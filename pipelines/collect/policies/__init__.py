@@ -100,8 +100,12 @@ class Policy(Protocol):
 class Conversation(Protocol):
     """One rollout's side of a policy."""
 
-    async def decide(self, messages: Sequence[Message]) -> Decision:
+    async def decide(self, messages: Sequence[Message], *, admissible: Sequence[str] = ()) -> Decision:
         """Decide, given the messages that were added since the last decision.
+
+        Args:
+            messages: what is new.
+            admissible: actions that would have an effect: for scripted policies. A model never sees them.
 
         Raises:
             EngineError: the engine failed, after as many tries as the policy makes.
@@ -116,6 +120,10 @@ class Conversation(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """The rollout has ended, however it did: nothing more is asked. Policies that batch wait for it no longer."""
+        ...
+
 
 class Speaker(Protocol):
     """A policy that converses with many rollouts at once, each at its own pace."""
@@ -123,6 +131,11 @@ class Speaker(Protocol):
     @property
     def card(self) -> PolicyCard:
         """Facts to store with the episodes. `version` is None where each decision says its own."""
+        ...
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What it noticed so far, over all conversations, by name: for the summary of a collection."""
         ...
 
     def open(self, seed: int, *, key: str, tools: Sequence[dict[str, Any]] | None = None) -> Conversation:
