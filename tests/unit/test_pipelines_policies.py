@@ -10,9 +10,9 @@ from lake.errors import DataRefusedError
 from lake.records import EpisodeRecord
 from pipelines.collect.environments.house import House, HouseConfig, HouseScript, vocabulary
 from pipelines.collect.policies import Decision, Message, PolicyCard, Turn
+from pipelines.collect.policies.rendering import ContextRenderer
 from pipelines.collect.policies.transformers_policy import (
     CachedBatch,
-    ContextRenderer,
     SamplingConfig,
     TransformersPolicy,
     sample,

@@ -7,24 +7,17 @@ same distribution).
 Rollouts advance in lock-step on a shared key-value cache: each call feeds only new tokens, as one left-padded chunk;
 rows that have ended are cut out. The cache has holes where shorter chunks were padded: the attention mask covers them
 and positions count real tokens only, so every row sees the sequence that a plain forward pass over its tokens sees.
-
-Tokens are append-only: what was sampled is kept, and only what the chat template writes after it is tokenised. Decoding
-and encoding a conversation again is not the identity, and templates that rewrite earlier turns would make every turn a
-sequence of its own.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 from pydantic import BaseModel, Field
 
-from lake import ids
-from lake.errors import DataRefusedError
 from lake.records import TokensRecord
-from pipelines.collect.policies import Decision, Message, PolicyCard, Session, Turn
+from pipelines.collect.policies import Decision, PolicyCard, Session, Turn
+from pipelines.collect.policies.rendering import ContextRenderer
 
 if TYPE_CHECKING:
     import torch
@@ -79,39 +72,6 @@ class CachedBatch:
         return logits_BV
 
 
-_PROBE: list[Message] = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
-
-
-class ContextRenderer:
-    """Renders new messages with a tokenizer's chat template."""
-
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
-        self._tokenizer = tokenizer
-        self._context = lru_cache(maxsize=1 << 16)(self._render)
-
-    def context(self, messages: Sequence[Message], is_first: bool) -> list[int]:
-        """Token ids that the new messages and the generation prompt add; DataRefusedError if the template rewrites."""
-        return list(self._context(msgspec.json.encode(messages, order="deterministic"), is_first))
-
-    def _render(self, encoded: bytes, is_first: bool) -> tuple[int, ...]:
-        messages: list[Message] = msgspec.json.decode(encoded)
-        text = self._text(messages if is_first else [*_PROBE, *messages])
-        if not is_first:
-            generated = self._text(_PROBE[:1]) + self._tokenizer.eos_token
-            if not text.startswith(generated):
-                msg = (
-                    f"the chat template of `{self._tokenizer.name_or_path}` does not continue a generated turn: after "
-                    f"an empty answer it renders {text!r}, which does not start with {generated!r}; "
-                    "use a template that leaves earlier turns as they were generated"
-                )
-                raise DataRefusedError(msg)
-            text = text[len(generated) :]
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
-
-    def _text(self, messages: list[Message]) -> str:
-        return str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
-
-
 class SamplingConfig(BaseModel, frozen=True, extra="forbid"):
     """How actions are sampled. There is no top-p or top-k: truncation would bias the ratios of the trainer."""
 
@@ -155,7 +115,7 @@ class TransformersPolicy:
             name=self.name,
             version=self.version,
             sampling=self.sampling.record() | {"max_action_tokens": self.sampling.max_action_tokens},
-            tokenizer=ids.to_text(ids.text_hash(self.tokenizer.backend_tokenizer.to_str())),
+            tokenizer=self.renderer.identity(),
             chat_template=str(self.tokenizer.chat_template),
         )
 

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from lake.errors import DataRefusedError
+from lake.formats.chat.templates import with_objects
 
 Message = dict[str, Any]
 CUT = ("length", "max_tokens")
@@ -97,7 +98,7 @@ def _tidy(message: Message, place: str) -> Message:
     tidy |= {key: _text(tidy[key], f"{place} ({tidy.get('role')})") for key in _TEXTS if key in tidy}
     calls = tidy.get("tool_calls")
     if isinstance(calls, list):
-        tidy["tool_calls"] = [_tidy_call(call) for call in calls]
+        tidy["tool_calls"] = [with_objects(call) for call in calls]
     return tidy
 
 
@@ -112,22 +113,6 @@ def _text(content: Any, place: str) -> str:
             raise UnrenderableError("content_not_text", f"{place}: {what}")
         texts.append(text)
     return "\n".join(texts)
-
-
-def _tidy_call(call: Any) -> Any:
-    """A tool call with its arguments as an object, where they are JSON text of one."""
-    if not isinstance(call, dict):
-        return call
-    if isinstance(call.get("function"), dict):
-        return call | {"function": _tidy_call(call["function"])}
-    arguments = call.get("arguments")
-    if not isinstance(arguments, str):
-        return call
-    try:
-        decoded = msgspec.json.decode(arguments)
-    except msgspec.DecodeError:
-        return call
-    return call | {"arguments": decoded} if isinstance(decoded, dict) else call
 
 
 def _collect(value: Any, found: list[str]) -> None:
